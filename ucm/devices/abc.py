@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What a device promises to the pipeline.
+
+Threading: ``register`` and ``lease`` run on the engine's thread; ``gather`` and
+``scatter`` on copy threads, possibly several at once; ``Fence`` methods anywhere.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ucm.blocks import BlockId, GroupId, RowId
+from ucm.layout import KVLayout
+from ucm.plan import HostSlots
+
+__all__ = ["Device", "EventRef", "Fence"]
+
+
+class EventRef(Protocol):
+    """An event that the engine owns and lends: the part of torch's events we use."""
+
+    def query(self) -> bool:
+        """Return whether the recorded work is done."""
+
+    def synchronize(self) -> None:
+        """Block the thread until the recorded work is done."""
+
+
+class Fence(ABC):
+    """An event that we own; the only thing we ever wait for."""
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Return whether all work before the fence is done. Never blocks."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> bool:
+        """Block the thread up to *timeout* seconds; return whether it is done."""
+
+
+class Device(ABC):
+    """Moves bytes between the engine's paged blocks and host slots."""
+
+    is_synchronous: bool
+    """Whether ``gather`` and ``scatter`` return only after the bytes have moved."""
+
+    @abstractmethod
+    def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
+        """
+        Take the engine's KV cache, once, before any other call.
+
+        Args:
+            layout: Groups and rows.
+            kv_caches: Layer name to the engine's tensor. Borrowed for the engine's
+                lifetime; must not be reallocated.
+
+        Raises:
+            LayoutError: A tensor does not lie as the layout says; names the layer.
+        """
+
+    @abstractmethod
+    def lease(self, event: EventRef | None = None) -> Fence:
+        """
+        Return a fence behind everything the engine has submitted so far.
+
+        Args:
+            event: Borrowed for the duration of the call only.
+
+        Raises:
+            EventNotRecordedError: *event* proves nothing.
+        """
+
+    @abstractmethod
+    def gather(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        block_ids: Sequence[BlockId],
+        slots: HostSlots,
+    ) -> Fence:
+        """
+        Copy pages of blocks into their slots.
+
+        Args:
+            group_id: Decides where each row lies within a slot.
+            row_ids: The rows to copy; of the group.
+            block_ids: ``[n]`` blocks in the engine's pool.
+            slots: ``[n]`` slots, aligned with *block_ids*.
+
+        Returns:
+            Passes when the source may be overwritten and the slots are readable.
+        """
+
+    @abstractmethod
+    def scatter(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        slots: HostSlots,
+        block_ids: Sequence[BlockId],
+    ) -> Fence:
+        """Copy slots into pages; the mirror of ``gather``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the engine's tensors. Idempotent; no copy may be under way."""

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Every exception that ``ucm`` raises.
+
+- UCMError
+    - ConfigError (ValueError): a setting is wrong; names key, value and remedy
+    - LayoutError (ValueError): a KV cache that cannot be mapped safely
+    - KeyFormatError (ValueError): bytes that are no block key of ours
+    - MessageError (ValueError): a step message of another version or shape
+    - StoreError
+        - BlockNotFoundError (LookupError): never committed, or evicted since
+        - BlockCorruptError: stored bytes are not the bytes that were saved
+        - StoreFullError: no slot could be freed
+        - StoreUnavailableError: the store did not answer; may be retried
+        - LeaseExpiredError: a lease was used after it ended
+    - DeviceError
+        - EventNotRecordedError: an event that proves nothing yet
+        - DeviceTimeoutError (TimeoutError): a fence did not pass in time
+    - PipelineError
+        - PipelineClosedError: work was offered after close
+        - StageFailedError: a stage raised; carries stage and transfer id
+        - WorkerDiedError: the thread that did the work is gone
+    - LedgerError: a hold was taken or released twice; a bug of ours
+
+Expected ends (a miss, a refused save) are values and not in this list.
+"""
+
+
+class UCMError(Exception):
+    """Base of all errors raised by ``ucm``."""
+
+
+class ConfigError(UCMError, ValueError):
+    """
+    A setting that cannot be used.
+
+    Args:
+        key: Dotted name of the setting, such as ``store.path``.
+        value: What was given.
+        problem: Why it cannot be used.
+        remedy: What to do about it.
+    """
+
+    def __init__(self, key: str, value: object, problem: str, remedy: str) -> None:
+        super().__init__(f"{key}={value!r}: {problem}. {remedy}")
+        self.key = key
+        self.value = value
+        self.remedy = remedy
+
+
+class LayoutError(UCMError, ValueError):
+    """A KV cache layout that cannot be mapped safely."""
+
+
+class KeyFormatError(UCMError, ValueError):
+    """Bytes that are not a block key of this schema."""
+
+
+class MessageError(UCMError, ValueError):
+    """A step message that was written by another version or is damaged."""
+
+
+class StoreError(UCMError):
+    """Base of all errors of a store."""
+
+
+class BlockNotFoundError(StoreError, LookupError):
+    """
+    The block was never committed, or was evicted since the lookup.
+
+    Args:
+        key: The packed key that is gone.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(f"no committed block for key {key.hex()}")
+        self.key = key
+
+
+class BlockCorruptError(StoreError):
+    """
+    The stored bytes are not the bytes that were saved.
+
+    Args:
+        key: The packed key whose bytes are wrong.
+        problem: Which check failed.
+    """
+
+    def __init__(self, key: bytes, problem: str) -> None:
+        super().__init__(f"block {key.hex()} is corrupt: {problem}")
+        self.key = key
+
+
+class StoreFullError(StoreError):
+    """No slot is free and none could be evicted."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store did not answer; the call may be retried."""
+
+
+class LeaseExpiredError(StoreError):
+    """A lease was used after it was committed, discarded or taken away."""
+
+
+class DeviceError(UCMError):
+    """Base of all errors of a device."""
+
+
+class EventNotRecordedError(DeviceError):
+    """An event was offered as proof but was never recorded in this step."""
+
+
+class DeviceTimeoutError(DeviceError, TimeoutError):
+    """A fence did not pass before its deadline."""
+
+
+class PipelineError(UCMError):
+    """Base of all errors of the pipeline."""
+
+
+class PipelineClosedError(PipelineError):
+    """Work was offered to a pipeline that no longer takes any."""
+
+
+class StageFailedError(PipelineError):
+    """
+    A stage raised; the cause is chained.
+
+    Args:
+        stage: Name of the stage.
+        transfer_id: The ticket that was in it.
+    """
+
+    def __init__(self, stage: str, transfer_id: int) -> None:
+        super().__init__(f"stage {stage} failed for transfer {transfer_id}")
+        self.stage = stage
+        self.transfer_id = transfer_id
+
+
+class WorkerDiedError(PipelineError):
+    """The loop or copy thread that held the work has ended."""
+
+
+class LedgerError(UCMError):
+    """A hold was taken twice, or released by a rank that does not hold it."""

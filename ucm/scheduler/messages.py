@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What scheduler and workers tell each other, once per engine step.
+
+``StepPlan`` goes from the scheduler to every worker, ``StepReport`` back from each
+rank. Both have an explicit encoding (MessagePack of typed records behind a version
+byte), so that nothing is unpickled, a message of another version is refused by name,
+and its size is bounded: plans carry block ids and block hashes, never tokens or
+tensors.
+"""
+
+import enum
+from typing import Final, TypeVar
+
+import attrs
+import msgspec
+
+from ucm.errors import MessageError
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "MESSAGE_VERSION",
+    "Deferral",
+    "Failure",
+    "SpanOrder",
+    "StepPlan",
+    "StepReport",
+    "TransferKind",
+    "decode_plan",
+    "decode_report",
+    "encode",
+]
+
+MESSAGE_VERSION: Final = 1
+MAX_MESSAGE_BYTES: Final = 8 << 20
+
+
+class TransferKind(enum.IntEnum):
+    """Which way the bytes go."""
+
+    SAVE = 0
+    LOAD = 1
+
+
+@attrs.frozen(kw_only=True)
+class SpanOrder:
+    """
+    One ticket that every rank is to carry out on its own shard.
+
+    Args:
+        transfer_id: Unique within the scheduler process; the same on all ranks.
+        kind: Save or load.
+        request_id: Whose blocks.
+        generation: Which life of the request; ids are used again.
+        group_id: KV cache group.
+        block_ids: ``[n]`` blocks in the engine's pool.
+        hashes: ``n`` block hashes of equal length, back to back.
+    """
+
+    transfer_id: int
+    kind: TransferKind
+    request_id: str
+    generation: int
+    group_id: int
+    block_ids: tuple[int, ...]
+    hashes: bytes
+
+    def __attrs_post_init__(self) -> None:
+        if not self.block_ids or len(self.hashes) % len(self.block_ids):
+            raise MessageError(
+                f"transfer {self.transfer_id}: {len(self.hashes)} bytes of hashes for "
+                f"{len(self.block_ids)} blocks"
+            )
+
+    def split_hashes(self) -> list[bytes]:
+        """Return one hash per block."""
+        size = len(self.hashes) // len(self.block_ids)
+        return [self.hashes[at : at + size] for at in range(0, len(self.hashes), size)]
+
+
+@attrs.frozen(kw_only=True)
+class Deferral:
+    """A finished request whose blocks the engine holds until every rank reports it."""
+
+    request_id: str
+    generation: int
+
+
+@attrs.frozen(kw_only=True)
+class StepPlan:
+    """
+    The orders of one engine step.
+
+    Args:
+        step: Counts up by one per plan; a worker that sees one twice acts once.
+        loads: Tickets to load; all tickets of a request come in one plan.
+        saves: Tickets to save once this step's forward pass has run.
+        fences: Save tickets whose blocks this step overwrites: their device reads
+            must be over before the forward pass.
+        deferred: Requests that finished since the last plan and wait for release.
+    """
+
+    step: int
+    loads: tuple[SpanOrder, ...] = ()
+    saves: tuple[SpanOrder, ...] = ()
+    fences: tuple[int, ...] = ()
+    deferred: tuple[Deferral, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a worker has nothing to do for it."""
+        return not (self.loads or self.saves or self.fences or self.deferred)
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """
+    A load that did not succeed; its request is recomputed.
+
+    Args:
+        transfer_id: The ticket.
+        request_id: Whose.
+        generation: Which life.
+        group_id: Group of the ticket.
+        bad_hash: The block hash that failed; empty when no single block is to blame.
+        reason: A short fixed word, such as ``corrupt`` or ``deadline``.
+    """
+
+    transfer_id: int
+    request_id: str
+    generation: int
+    group_id: int
+    bad_hash: bytes
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class StepReport:
+    """
+    What one rank has to tell since its last report.
+
+    Args:
+        rank: The reporting rank.
+        released: Save tickets whose source blocks may be overwritten.
+        quarantined: Save tickets whose device read never ended; not released.
+        settled_saves: Save tickets that came to their end, stored or not.
+        loads_done: Load tickets that came to their end, failed ones included.
+        failures: Details of failed loads.
+        healthy: False once the worker's runtime has failed; the scheduler then plans
+            nothing any more.
+    """
+
+    rank: int
+    released: tuple[int, ...] = ()
+    quarantined: tuple[int, ...] = ()
+    settled_saves: tuple[int, ...] = ()
+    loads_done: tuple[int, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    healthy: bool = True
+
+
+_Message = TypeVar("_Message", StepPlan, StepReport)
+_ENCODER = msgspec.msgpack.Encoder()
+_VERSION_BYTE = bytes([MESSAGE_VERSION])
+
+
+def encode(message: StepPlan | StepReport) -> bytes:
+    """
+    Return the message's bytes.
+
+    Raises:
+        MessageError: It is longer than ``MAX_MESSAGE_BYTES``; the sender must plan
+            less per step.
+    """
+    data = _VERSION_BYTE + _ENCODER.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageError(f"{len(data)} bytes are more than {MAX_MESSAGE_BYTES}")
+    return data
+
+
+def decode_plan(data: bytes) -> StepPlan:
+    """
+    Read a plan.
+
+    Raises:
+        MessageError: Another version, too long, or damaged.
+    """
+    return _decode(data, _PLAN_DECODER)
+
+
+def decode_report(data: bytes) -> StepReport:
+    """
+    Read a report.
+
+    Raises:
+        MessageError: Another version, too long, or damaged.
+    """
+    return _decode(data, _REPORT_DECODER)
+
+
+_PLAN_DECODER = msgspec.msgpack.Decoder(StepPlan)
+_REPORT_DECODER = msgspec.msgpack.Decoder(StepReport)
+
+
+def _decode(data: bytes, decoder: "msgspec.msgpack.Decoder[_Message]") -> _Message:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageError(f"{len(data)} bytes are more than {MAX_MESSAGE_BYTES}")
+    if data[:1] != _VERSION_BYTE:
+        raise MessageError(
+            f"message version {data[:1].hex() or 'none'} is not {MESSAGE_VERSION}; "
+            "scheduler and workers run different releases of ucm"
+        )
+    try:
+        return decoder.decode(memoryview(data)[1:])
+    except msgspec.MsgspecError as exc:
+        raise MessageError(f"damaged message: {exc}") from exc

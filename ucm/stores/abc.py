@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What a store of KV blocks promises.
+
+All verbs are plain blocking calls. They run on the runtime's copy threads, never on
+the event loop and never on the engine's thread; only ``match``, ``contains`` and
+``touch`` are also called from the scheduler's thread and must answer within
+microseconds per key or give up. A store may be used by several threads at once.
+Neighbouring stages can therefore run as one worker call, and a store whose client is
+asynchronous bridges inside its own implementation.
+
+A block is visible to ``match`` and ``read`` only after ``WriteLease.commit``, and only
+with the bytes that were in the lease's slots when ``seal`` ran over them. Leaving a
+lease in any other way leaves nothing behind.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import attrs
+
+from ucm.blocks import KeySpace, PackedKey
+from ucm.plan import HostSlots
+
+__all__ = [
+    "ReadLease",
+    "Store",
+    "StoreCapabilities",
+    "StoreStats",
+    "WriteLease",
+]
+
+
+@attrs.frozen(kw_only=True)
+class StoreCapabilities:
+    """What a store can do, as a value; nobody needs to ask by trying."""
+
+    durable: bool
+    """Committed blocks outlive the process."""
+    shared: bool
+    """Other processes of the node see committed blocks."""
+    native_buffers: bool
+    """Leases expose the final place of the bytes: sealing copies nothing."""
+    max_block_bytes: int
+    """Largest block that fits a slot."""
+
+
+@attrs.frozen(kw_only=True)
+class StoreStats:
+    """Occupancy, in blocks, and totals since this process opened the store."""
+
+    capacity_blocks: int
+    committed_blocks: int
+    reserved_blocks: int
+    evicted_blocks_total: int
+
+
+class WriteLease(ABC):
+    """
+    Slots that one writer fills and then publishes all at once.
+
+    Used as a context manager: leaving without ``commit`` discards. Owned by one ticket;
+    not safe for two threads at once.
+    """
+
+    keys: tuple[PackedKey, ...]
+    """The keys granted, in the order asked; those already stored are left out."""
+    positions: tuple[int, ...]
+    """Index of each granted key in the sequence that was asked for."""
+    slots: HostSlots
+    """Where the bytes go; one slot per granted key."""
+
+    @abstractmethod
+    def seal(self, start: int, stop: int) -> None:
+        """
+        Take the bytes of granted blocks ``start`` to ``stop`` as final.
+
+        Computes their checksums, and moves the bytes where the store does not offer
+        native buffers. Each block must be sealed once before ``commit``.
+
+        Raises:
+            StoreUnavailableError: The store did not answer.
+        """
+
+    @abstractmethod
+    def commit(self) -> int:
+        """
+        Publish every granted block in one step and end the lease.
+
+        Returns:
+            Blocks that became visible. A block that another writer committed in the
+            meantime is not counted; its slot is given back.
+
+        Raises:
+            LeaseExpiredError: The lease has ended, or the store took it back.
+            StoreUnavailableError: Nothing became visible.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Give the slots back. Does nothing on a lease that has ended."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.discard()
+
+
+class ReadLease(ABC):
+    """
+    Committed blocks that one reader copies out.
+
+    Optimistic: a store may recycle a slot while it is read. The order is ``verify``,
+    copy, ``recheck``; only after ``recheck`` are the copied bytes known to be the
+    block's.
+    """
+
+    keys: tuple[PackedKey, ...]
+    slots: HostSlots
+
+    @abstractmethod
+    def verify(self, start: int, stop: int) -> None:
+        """
+        Compare the bytes of blocks ``start`` to ``stop`` with their checksums.
+
+        Raises:
+            BlockCorruptError: Length or checksum is wrong.
+            StoreUnavailableError: The store did not answer.
+        """
+
+    @abstractmethod
+    def recheck(self) -> None:
+        """
+        Make sure that no slot was recycled since the lease was opened.
+
+        Raises:
+            BlockNotFoundError: One was; what was copied from it is garbage.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the lease. Does nothing on a lease that has ended."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Store(ABC):
+    """Keeps blocks by packed key. See the module's text for threads and promises."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> StoreCapabilities:
+        """What this store can do; constant while it is open."""
+
+    @abstractmethod
+    def match(self, keys: Sequence[PackedKey]) -> int:
+        """Return how many keys from the start are committed. No side effect."""
+
+    @abstractmethod
+    def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Return for each key whether it is committed. No side effect."""
+
+    @abstractmethod
+    def touch(self, keys: Sequence[PackedKey]) -> None:
+        """Mark blocks as used just now; unknown keys are passed over."""
+
+    @abstractmethod
+    def reserve(self, keys: Sequence[PackedKey], block_bytes: int) -> WriteLease:
+        """
+        Lease one slot for each key that is neither stored nor being written.
+
+        Evicts least recently used blocks where no slot is free. When fewer slots can
+        be had than keys need one, as many as there are go to the first keys.
+
+        Args:
+            keys: Distinct packed keys.
+            block_bytes: Bytes of each block.
+
+        Returns:
+            A lease over the granted keys; possibly over none, when all are stored.
+
+        Raises:
+            StoreFullError: No slot at all could be had.
+            StoreUnavailableError: The store did not answer.
+            ValueError: *block_bytes* is more than ``max_block_bytes`` or below 1.
+        """
+
+    @abstractmethod
+    def read(self, keys: Sequence[PackedKey]) -> ReadLease:
+        """
+        Open committed blocks for reading, all of them or none.
+
+        Raises:
+            BlockNotFoundError: A key is not committed.
+            StoreUnavailableError: The store did not answer.
+        """
+
+    @abstractmethod
+    def forget(self, keys: Sequence[PackedKey]) -> int:
+        """Make committed blocks invisible and free their slots; return how many."""
+
+    @abstractmethod
+    def clear(self, prefix: bytes) -> int:
+        """Forget every committed block whose packed key starts with *prefix*."""
+
+    @abstractmethod
+    def describe(self, keyspace: KeySpace) -> None:
+        """Keep the text of a key space beside the blocks, for ``keyspaces``."""
+
+    @abstractmethod
+    def keyspaces(self) -> dict[bytes, KeySpace]:
+        """Return every key space described in this store, by digest."""
+
+    @abstractmethod
+    def stats(self) -> StoreStats:
+        """Return occupancy and totals."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """
+        End all leases of this object and let go of its resources.
+
+        Idempotent. Committed blocks stay where the store is durable. Any later verb
+        raises ``StoreUnavailableError``.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
