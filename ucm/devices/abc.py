@@ -90,6 +90,10 @@ class Device(ABC):
 
         Returns:
             Passes when the source may be overwritten and the slots are readable.
+
+        Raises:
+            DeviceError: A block id is out of range, or the copy failed. Nothing
+                touches source or slots any more when this is raised.
         """
 
     @abstractmethod

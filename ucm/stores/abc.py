@@ -69,6 +69,8 @@ class WriteLease(ABC):
     """The keys granted, in the order asked; those already stored are left out."""
     positions: tuple[int, ...]
     """Index of each granted key in the sequence that was asked for."""
+    num_stored: int
+    """Keys asked for that are stored, or being written by another lease."""
     slots: HostSlots
     """Where the bytes go; one slot per granted key."""
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The key space of a vLLM engine: what its block hashes do not say.
+
+vLLM's hashes cover tokens, LoRA, images and cache salt, and neither model nor weights
+nor layout. Both halves of a connector derive the same key space from the same
+configuration, without talking to each other.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ucm.blocks import KeySpace
+from ucm.config import python_hash_seed
+from ucm.errors import ConfigError
+from ucm.integration.vllm.compat import engine_name
+from ucm.layout import KVLayout
+
+__all__ = ["check_hash_algorithm", "keyspace_of", "weights_digest"]
+
+_SAMPLE_BYTES = 64 << 10
+_SAMPLES = 16
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
+_PORTABLE_ALGORITHMS = ("sha256", "sha256_cbor")
+
+
+def check_hash_algorithm(algorithm: str) -> None:
+    """
+    Refuse block hashes that differ from process to process.
+
+    Raises:
+        ConfigError: Names the setting to change.
+    """
+    if algorithm not in _PORTABLE_ALGORITHMS and not python_hash_seed():
+        raise ConfigError(
+            "prefix_caching_hash_algo",
+            algorithm,
+            "its block hashes are random per process, so nothing would ever be found "
+            "after a restart",
+            "Use --prefix-caching-hash-algo sha256, or set PYTHONHASHSEED to one "
+            "value for all processes.",
+        )
+
+
+def weights_digest(model_dir: Path) -> str:
+    """
+    Return a digest of a model directory that is the same in every copy of it.
+
+    Takes the configuration whole and of each weight file its name, its size and
+    samples spread over it; reads at most a megabyte per file.
+    """
+    digest = hashlib.sha256()
+    config = model_dir / "config.json"
+    if config.is_file():
+        digest.update(config.read_bytes())
+    for path in sorted(model_dir.iterdir()):
+        if path.suffix not in _WEIGHT_SUFFIXES:
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            step = max(_SAMPLE_BYTES, size // _SAMPLES)
+            for at in range(0, size, step):
+                file.seek(at)
+                digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(0, size - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def keyspace_of(
+    vllm_config: Any,  # noqa: ANN401 - vLLM's VllmConfig
+    layout: KVLayout,
+    weights_revision: str,
+) -> KeySpace:
+    """
+    Return the engine's key space.
+
+    Args:
+        vllm_config: As both halves of a connector are given it.
+        layout: From the same engine.
+        weights_revision: The operator's name for the weights; empty to derive it.
+    """
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    parallel = vllm_config.parallel_config
+    shape = {
+        "tp": parallel.tensor_parallel_size,
+        "pp": parallel.pipeline_parallel_size,
+        "dcp": getattr(parallel, "decode_context_parallel_size", 1),
+        "pcp": getattr(parallel, "prefill_context_parallel_size", 1),
+    }
+    return KeySpace(
+        model=Path(model.model).name,
+        weights=_weights(model, weights_revision),
+        kv_dtype=f"{cache.cache_dtype}/{model.dtype}/{model.quantization}",
+        layout=layout.fingerprint(),
+        block_tokens=layout.hash_block_tokens,
+        parallel=",".join(f"{name}={size}" for name, size in shape.items()),
+        hash_algorithm=f"{cache.prefix_caching_hash_algo}/{python_hash_seed()}",
+        engine=engine_name(vllm_config.device_config.device_type),
+    )
+
+
+def _weights(model: Any, revision: str) -> str:  # noqa: ANN401 - vLLM's ModelConfig
+    """Name weights and effective configuration, overrides included."""
+    settings = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
+    config = hashlib.sha256(settings.encode()).hexdigest()[:16]
+    return f"{revision or _weights_name(model)}/{config}"
+
+
+def _weights_name(model: Any) -> str:  # noqa: ANN401 - vLLM's ModelConfig
+    path = Path(model.model)
+    if path.is_dir():
+        return weights_digest(path)
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model.model, "config.json", revision=model.revision)
+    if isinstance(cached, str):
+        return weights_digest(Path(cached).parent)
+    raise ConfigError(
+        "weights_revision",
+        "",
+        f"the weights of {model.model} cannot be told apart from other revisions: no "
+        "directory holds them",
+        "Set kv_connector_extra_config.weights_revision to a name of this revision.",
+    )

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The scheduler's half of the connector: vLLM's words into ours and back.
+
+Threading: all of it runs on the engine's scheduler thread. Nothing here waits; the
+store is asked only through its index.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ucm.blocks import ShardId, keyspace_prefix
+from ucm.errors import StoreError
+from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
+from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.stats import UCMStats, stats_of
+from ucm.metrics import Counters
+from ucm.scheduler.adapter import SchedulerAdapter
+from ucm.scheduler.messages import decode_report, encode
+from ucm.scheduler.requests import Disposition, ScheduledRequest, StepFacts
+from ucm.tracing import PREFIX_MATCHED
+
+__all__ = ["SchedulerHalf"]
+
+_MAX_STEP_BLOCKS = 16384
+
+
+class SchedulerHalf:
+    """
+    Looks prefixes up, orders loads and saves, and holds blocks.
+
+    Args:
+        setup: What both halves agree on.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._log = setup.open_log("scheduler")
+        self._counters = Counters()
+        self._store = setup.open_store(index_only=True)
+        self._adapter = SchedulerAdapter(
+            setup.layout,
+            self._store,
+            keyspace_digest=setup.keyspace.digest,
+            num_ranks=setup.num_ranks,
+            shards=[ShardId(rank) for rank in range(setup.num_ranks)],
+            span_blocks=setup.span_blocks,
+            max_step_blocks=_MAX_STEP_BLOCKS,
+            full_hits=True,
+        )
+        self._requests: dict[str, Any] = {}
+        self._local_tokens: dict[str, int] = {}
+        self._store.describe(setup.keyspace)
+
+    def compare_ranks(self, handshakes: Iterable[RankHandshake]) -> None:
+        """
+        Make sure that every rank stores under the keys that are looked up here.
+
+        Raises:
+            LayoutError: A rank derived another key space; nothing would be found.
+        """
+        for handshake in handshakes:
+            self._setup.check_digest(handshake.keyspace_digest)
+
+    def match(self, request: Any, computed_tokens: int) -> tuple[int, bool]:  # noqa: ANN401 - vLLM's Request
+        """Return how many tokens can be loaded beyond those computed, and how."""
+        match = self._adapter.match_prefix(
+            request.request_id,
+            request.num_tokens,
+            request.block_hashes,
+            computed_tokens,
+        )
+        self._local_tokens[request.request_id] = computed_tokens
+        return match.tokens, match.tokens > 0
+
+    def allocated(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        tables: Sequence[Sequence[int]],
+        external_tokens: int,
+    ) -> None:
+        """Order the load that the engine has decided on."""
+        request_id = request.request_id
+        self._requests[request_id] = request
+        computed = self._local_tokens.pop(request_id, 0)
+        if not external_tokens:
+            return
+        self._adapter.blocks_allocated(
+            request_id,
+            tables,
+            request.block_hashes,
+            computed_tokens=computed,
+            external_tokens=external_tokens,
+        )
+        self._counters.add("ucm_matched_tokens_total", external_tokens)
+        self._log.info(
+            PREFIX_MATCHED,
+            request_id=request_id,
+            computed_tokens=computed,
+            external_tokens=external_tokens,
+        )
+
+    def plan(self, output: Any) -> PlanEnvelope:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Return this step's orders; does not touch *output*."""
+        facts = StepFacts(
+            scheduled=tuple(self._scheduled(output)),
+            preempted=frozenset(output.preempted_req_ids or ()),
+        )
+        plan = self._adapter.plan_step(facts)
+        self._counters.set("ucm_held_blocks", self._adapter.counts()["held_blocks"])
+        return PlanEnvelope(encode(plan))
+
+    def _scheduled(self, output: Any) -> Iterable[ScheduledRequest]:  # noqa: ANN401 - vLLM's SchedulerOutput
+        resolve = output.kv_connector_block_state.get_block_ids
+        for new in output.scheduled_new_reqs:
+            yield self._facts(
+                output, new.req_id, new.num_computed_tokens, new.block_ids, is_new=True
+            )
+        cached = output.scheduled_cached_reqs
+        nothing: tuple[Sequence[int], ...] = ((),) * len(self._setup.layout.groups)
+        for at, request_id in enumerate(cached.req_ids):
+            resumed = request_id in cached.resumed_req_ids
+            yield self._facts(
+                output,
+                request_id,
+                cached.num_computed_tokens[at],
+                (resolve(request_id) if resumed else cached.new_block_ids[at])
+                or nothing,
+                is_new=resumed,
+            )
+
+    def _facts(
+        self,
+        output: Any,  # noqa: ANN401 - vLLM's SchedulerOutput
+        request_id: str,
+        computed_tokens: int,
+        new_block_ids: Sequence[Sequence[int]],
+        *,
+        is_new: bool,
+    ) -> ScheduledRequest:
+        return ScheduledRequest(
+            request_id=request_id,
+            computed_tokens=computed_tokens,
+            scheduled_tokens=output.num_scheduled_tokens[request_id],
+            hashes=self._requests[request_id].block_hashes,
+            tables=output.kv_connector_block_state.get_block_ids(request_id),
+            new_block_ids=new_block_ids,
+            is_new=is_new,
+        )
+
+    def apply(self, output: Any) -> None:  # noqa: ANN401 - vLLM's KVConnectorOutput
+        """Take note of what the workers report."""
+        envelope = output.kv_connector_worker_meta
+        if isinstance(envelope, ReportEnvelope):
+            for payload in envelope.payloads:
+                self._adapter.apply_report(decode_report(payload))
+        self._adapter.loads_finished(output.finished_recving or ())
+        self._adapter.deferral_ended(output.finished_sending or ())
+
+    def finished(self, request_id: str) -> bool:
+        """Return whether the engine must keep a finished request's blocks for us."""
+        self._requests.pop(request_id, None)
+        self._local_tokens.pop(request_id, None)
+        return self._adapter.request_finished(request_id) is Disposition.DEFER
+
+    def reset_cache(self) -> bool:
+        """Forget every stored block of this engine's key space."""
+        self._adapter.reset()
+        try:
+            self._store.clear(keyspace_prefix(self._setup.keyspace.digest))
+        except StoreError as exc:
+            self._log.error("store.clear_failed", error=repr(exc))
+            return False
+        return True
+
+    def stats(self) -> UCMStats | None:
+        """Return what is new since the last call."""
+        return stats_of(self._counters)
+
+    def counts(self) -> dict[str, int]:
+        """Return the size of every per-request container; all zero when idle."""
+        return {
+            "requests": len(self._requests),
+            "local_tokens": len(self._local_tokens),
+            **self._adapter.counts(),
+        }
+
+    def close(self) -> None:
+        """Let go of the store. Idempotent."""
+        self._store.close()

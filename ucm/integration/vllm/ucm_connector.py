@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+``UCMConnector``: the class that vLLM, and the wrapper of vllm-ascend, are given.
+
+Module path and class name are a public contract. The class forwards each hook to the
+scheduler's or the worker's half and decides nothing.
+
+vLLM calls, per step: on the scheduler ``build_connector_meta``; on the worker
+``handle_preemptions``, ``bind_connector_metadata``, the forward pass,
+``start_load_kv``, ``wait_for_save``, ``get_transfer_results``,
+``build_connector_worker_meta``; on the scheduler ``request_finished*`` and then
+``update_connector_output``. Nothing here depends on that order within a step.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.logger import init_logger
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake
+from ucm.integration.vllm.scheduler import SchedulerHalf
+from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.stats import UCMPromMetrics, UCMStats
+from ucm.integration.vllm.worker import WorkerHalf
+
+__all__ = ["INHERITED_ON_PURPOSE", "UCMConnector"]
+
+logger = init_logger("vllm.ucm")
+
+INHERITED_ON_PURPOSE = {
+    "role": "the base keeps it",
+    "get_loaded_kv_cache_group_ids": "the default names the groups found by hash: ours",
+    "supports_divergent_local_hybrid_hits": "recurrent groups are refused at start-up",
+    "bind_kv_cache_manager": "the base binds it; we ask the step's own block state",
+    "bind_gpu_block_pool": "blocks are held by delayed free, not by pool references",
+    "get_mem_pool_context": "the engine's own allocation is mapped as it is",
+    "finish_forward": "saves are ordered by the fence of wait_for_save",
+    "reset_capture_state": "nothing of ours is captured in a graph",
+    "get_required_kvcache_layout": "every layout that can be mapped is taken",
+    "register_finished_partial_tail": "whole blocks only",
+    "has_pending_block_frees": "delayed frees are as short as a copy",
+    "has_pending_push_work": "nothing is pushed to other engines",
+    "set_xfer_handshake_metadata_pp_aware": "pipeline stages are refused at start-up",
+}
+"""Hooks of the base that are left as they are, each with the reason."""
+
+
+class UCMConnector(KVConnectorBase_V1, SupportsHMA):
+    """
+    Saves and loads vLLM's KV cache through ``ucm``.
+
+    Args:
+        vllm_config: The engine's configuration, with ``kv_transfer_config``.
+        role: Which half is wanted.
+        kv_cache_config: The engine's KV cache. Wrappers of older engines pass none;
+            the connector then does nothing and says so.
+
+    Raises:
+        ConfigError: A setting cannot be used; names key, value and remedy.
+        LayoutError: The model's KV cache cannot be mapped.
+        ValueError: There is no ``kv_transfer_config``.
+    """
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(
+        self,
+        vllm_config: Any,  # noqa: ANN401 - vLLM's VllmConfig
+        role: KVConnectorRole,
+        kv_cache_config: Any = None,  # noqa: ANN401 - vLLM's KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        if kv_cache_config is None:
+            logger.warning(
+                "UCMConnector was built without kv_cache_config, by a wrapper for an "
+                "older engine: it saves and loads nothing. Pass kv_cache_config."
+            )
+            return
+        setup = Setup.of(vllm_config, kv_cache_config)
+        if role is KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerHalf(setup)
+        else:
+            rank = vllm_config.parallel_config.rank
+            device = vllm_config.device_config.device_type
+            self._worker = WorkerHalf(setup, rank, device)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a dropped save is a later miss, never a request to be repeated."""
+        return False
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Return False: whole blocks move outside the forward pass."""
+        return False
+
+    # Worker.
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Take the engine's KV cache and start the runtime."""
+        if self._worker is not None:
+            self._worker.register(kv_caches)
+
+    def set_host_xfer_buffer_ops(self, copy_operation: Any) -> None:  # noqa: ANN401
+        """Ignore the engine's copy routine; the device layer has its own."""
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Before the forward pass: fence the blocks that it overwrites."""
+        if self._worker is not None:
+            self._worker.fence(kv_connector_metadata)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Take this step's plan."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            self._worker.bind(connector_metadata)
+
+    def clear_connector_metadata(self) -> None:
+        """Forget this step's plan."""
+        super().clear_connector_metadata()
+        if self._worker is not None:
+            self._worker.clear()
+
+    def has_connector_metadata(self) -> bool:
+        """Return whether a plan is bound."""
+        return super().has_connector_metadata()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Submit this step's loads; returns at once."""
+        if self._worker is not None:
+            self._worker.start_loads()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Return at once: the engine parks requests until their loads are over."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: Any,  # noqa: ANN401 - the layer's tensor
+        attn_metadata: Any,  # noqa: ANN401 - the back end's metadata
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Do nothing: whole blocks are saved after the forward pass."""
+
+    def wait_for_save(self) -> None:
+        """Submit this step's saves; returns at once."""
+        if self._worker is not None:
+            self._worker.submit_saves()
+
+    def get_finished(
+        self,
+        finished_req_ids: set[str],
+    ) -> tuple[set[str] | None, set[str] | None]:
+        """Return requests whose saves are released, and those whose loads are over."""
+        results = self.get_transfer_results(finished_req_ids)
+        return results.finished_sending or None, results.finished_recving or None
+
+    def get_transfer_results(
+        self,
+        finished_req_ids: set[str],
+    ) -> KVConnectorTransferResults:
+        """Return the same together with failed loads, each request once."""
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        sent, received, failed = self._worker.finished()
+        return KVConnectorTransferResults(
+            finished_sending=sent, finished_recving=received, failed_recving=failed
+        )
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return nothing: failures are told by request, which fits every layout."""
+        return set()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Return this rank's report."""
+        return None if self._worker is None else self._worker.report()
+
+    def get_kv_connector_kv_cache_events(self) -> None:
+        """Return no events: the engine's own cover its cache."""
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Return what this rank stores under."""
+        return None if self._worker is None else self._worker.handshake()
+
+    # Scheduler.
+
+    def on_new_request(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
+        """Do nothing: a request is known once it has blocks."""
+
+    def get_num_new_matched_tokens(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        num_computed_tokens: int,
+    ) -> tuple[int | None, bool]:
+        """Return how many tokens can be loaded beyond those computed."""
+        if self._scheduler is None:
+            return 0, False
+        return self._scheduler.match(request, num_computed_tokens)
+
+    def get_external_cache_hit_sources(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        num_external_tokens: int,
+    ) -> dict[CacheHitSource, int]:
+        """Say that hits come from this host."""
+        return super().get_external_cache_hit_sources(request, num_external_tokens)
+
+    def update_state_after_alloc(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        blocks: Any,  # noqa: ANN401 - vLLM's KVCacheBlocks
+        num_external_tokens: int,
+    ) -> None:
+        """Order the load that the engine has decided on."""
+        if self._scheduler is not None:
+            self._scheduler.allocated(
+                request, blocks.get_block_ids(), num_external_tokens
+            )
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ANN401
+        """Return this step's plan; does not touch *scheduler_output*."""
+        if self._scheduler is None:
+            return PlanEnvelope(b"")
+        return self._scheduler.plan(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:  # noqa: ANN401
+        """Take note of what the workers report."""
+        if self._scheduler is not None:
+            self._scheduler.apply(connector_output)
+
+    def request_finished(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        block_ids: list[int],
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Return whether the engine must keep the request's blocks for us."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        block_ids: tuple[list[int], ...],
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Return whether the engine must keep the request's blocks for us."""
+        if self._scheduler is None:
+            return False, None
+        return self._scheduler.finished(request.request_id), None
+
+    def take_events(self) -> Iterable[Any]:
+        """Return no events: the engine's own cover its cache."""
+        return ()
+
+    def get_finished_count(self) -> int | None:
+        """Return None: every rank reports every request."""
+        return None
+
+    def set_xfer_handshake_metadata(
+        self, metadata: dict[int, KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Make sure that ranks store under the keys that are looked up here."""
+        if self._scheduler is not None:
+            self._scheduler.compare_ranks(
+                one for one in metadata.values() if isinstance(one, RankHandshake)
+            )
+
+    def reset_cache(self) -> bool | None:
+        """Forget every stored block of this engine."""
+        return None if self._scheduler is None else self._scheduler.reset_cache()
+
+    # Both.
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Return what is new since the last call."""
+        half = self._worker or self._scheduler
+        return None if half is None else half.stats()
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        """Return a stats object around *data*; an empty one for None."""
+        return UCMStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,  # noqa: ANN401 - vLLM's VllmConfig
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> UCMPromMetrics:
+        """Register the connector's metrics once."""
+        return UCMPromMetrics(
+            vllm_config, metric_types, labelnames, per_engine_labelvalues
+        )
+
+    def shutdown(self) -> None:
+        """Drain, then end all threads and let go of the store. Idempotent."""
+        for half in (self._worker, self._scheduler):
+            if half is not None:
+                half.close()

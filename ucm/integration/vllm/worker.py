@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The worker's half of the connector: carries out plans on one rank.
+
+Threading: all of it runs on the engine's worker thread, which meets the loop only in
+``Runtime``. Each plan is carried out once, however often a hook is called with it: the
+step number decides.
+"""
+
+from collections.abc import Mapping
+
+import attrs
+
+from ucm.blocks import (
+    BlockHash,
+    BlockId,
+    BlockKey,
+    BlockSpan,
+    GroupId,
+    KeyPacker,
+    RequestId,
+    ShardId,
+    TransferId,
+)
+from ucm.devices.cpu import CPUDevice
+from ucm.errors import ConfigError, DeviceError
+from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
+from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.stats import UCMStats, stats_of
+from ucm.metrics import Counters
+from ucm.pipeline.pipeline import Notice, NoticeKind
+from ucm.pipeline.tickets import Direction, OutcomeKind, Ticket
+from ucm.runtime import Order, Runtime
+from ucm.scheduler.messages import (
+    Failure,
+    SpanOrder,
+    StepPlan,
+    StepReport,
+    TransferKind,
+    encode,
+)
+
+__all__ = ["WorkerHalf"]
+
+_DIRECTIONS = {TransferKind.SAVE: Direction.SAVE, TransferKind.LOAD: Direction.LOAD}
+
+
+@attrs.define
+class _Load:
+    """A request that waits for its tickets."""
+
+    waiting: set[TransferId]
+    failed: bool = False
+
+
+@attrs.define
+class _Outbox:
+    """What the next report will say."""
+
+    released: list[int] = attrs.Factory(list)
+    quarantined: list[int] = attrs.Factory(list)
+    settled_saves: list[int] = attrs.Factory(list)
+    loads_done: list[int] = attrs.Factory(list)
+    failures: list[Failure] = attrs.Factory(list)
+    told_unhealthy: bool = False
+
+    def take(self, rank: int, *, healthy: bool) -> StepReport | None:
+        """Return a report and start afresh; None when there is nothing to tell."""
+        lists = (
+            self.released,
+            self.quarantined,
+            self.settled_saves,
+            self.loads_done,
+            self.failures,
+        )
+        if not any(lists) and (healthy or self.told_unhealthy):
+            return None
+        report = StepReport(
+            rank=rank,
+            released=tuple(self.released),
+            quarantined=tuple(self.quarantined),
+            settled_saves=tuple(self.settled_saves),
+            loads_done=tuple(self.loads_done),
+            failures=tuple(self.failures),
+            healthy=healthy,
+        )
+        for one in lists:
+            one.clear()
+        self.told_unhealthy = not healthy
+        return report
+
+
+class WorkerHalf:
+    """
+    Loads and saves one rank's shard.
+
+    Args:
+        setup: What both halves agree on.
+        rank: This worker's rank; also its shard.
+        device_type: The engine's device, such as ``cpu``.
+    """
+
+    def __init__(self, setup: Setup, rank: int, device_type: str) -> None:
+        self._setup = setup
+        self._rank = rank
+        if device_type != "cpu":
+            raise ConfigError(
+                "device", device_type, "no device of this type is known", "Use cpu."
+            )
+        self._log = setup.open_log(f"worker-{rank}").bind(rank=rank)
+        self._counters = Counters()
+        self._counters.set("ucm_healthy", 1)
+        self._packers = {
+            group.group_id: KeyPacker(
+                setup.keyspace.digest, group.group_id, ShardId(rank)
+            )
+            for group in setup.layout.groups
+        }
+        self._device = CPUDevice(setup.num_blocks)
+        self._runtime: Runtime | None = None
+        self._plan: StepPlan | None = None
+        self._fenced_step = self._loaded_step = self._saved_step = 0
+        self._reading: dict[tuple[str, int], set[TransferId]] = {}
+        self._loads: dict[str, _Load] = {}
+        self._deferred: dict[str, int] = {}
+        self._outbox = _Outbox()
+
+    def register(self, kv_caches: Mapping[str, object]) -> None:
+        """
+        Take the engine's KV cache and start the runtime.
+
+        Raises:
+            LayoutError: A tensor does not lie as the configuration says.
+            ConfigError: The store cannot be opened.
+        """
+        layers = {
+            layer
+            for group in self._setup.layout.groups
+            for row in group.rows
+            for layer in row.layer_names
+        }
+        # Layers that borrow another layer's KV come without memory of their own.
+        own = {name: cache for name, cache in kv_caches.items() if name in layers}
+        self._device.register(self._setup.layout, own)
+        store = self._setup.open_store(index_only=False)
+        self._runtime = Runtime(
+            store,
+            self._device,
+            config=self._setup.config,
+            counters=self._counters,
+            log=self._log,
+        )
+        self._runtime.start()
+
+    def handshake(self) -> RankHandshake:
+        """Return what the scheduler compares with its own."""
+        return RankHandshake(self._setup.keyspace.digest)
+
+    def fence(self, metadata: object) -> None:
+        """Before the forward pass: see that no save reads blocks it overwrites."""
+        plan = plan_in(metadata)
+        if plan.step == self._fenced_step:
+            return
+        self._fenced_step = plan.step
+        if self._runtime is not None and plan.fences:
+            self._runtime.fence(plan.fences)
+
+    def bind(self, metadata: object) -> None:
+        """Take this step's plan."""
+        self._plan = plan_in(metadata)
+
+    def clear(self) -> None:
+        """Forget this step's plan."""
+        self._plan = None
+
+    def start_loads(self) -> None:
+        """Submit the plan's loads. Never blocks."""
+        plan = self._plan
+        if plan is None or plan.step == self._loaded_step:
+            return
+        self._loaded_step = plan.step
+        for order in plan.loads:
+            load = self._loads.setdefault(order.request_id, _Load(set()))
+            load.waiting.add(TransferId(order.transfer_id))
+        self._submit(plan.loads)
+
+    def submit_saves(self) -> None:
+        """After the forward pass: submit the plan's saves. Never blocks."""
+        plan = self._plan
+        if plan is None or plan.step == self._saved_step:
+            return
+        self._saved_step = plan.step
+        for order in plan.saves:
+            key = (order.request_id, order.generation)
+            self._reading.setdefault(key, set()).add(TransferId(order.transfer_id))
+        self._submit(plan.saves)
+        for deferral in plan.deferred:
+            self._deferred[deferral.request_id] = deferral.generation
+
+    def finished(self) -> tuple[set[str], set[str], set[str]]:
+        """
+        Return the requests that are through: saves released, loads over, loads failed.
+
+        A failed load is in both of the latter. Each is told once.
+        """
+        self._poll()
+        sent = {
+            request_id
+            for request_id, generation in self._deferred.items()
+            if (request_id, generation) not in self._reading
+        }
+        for request_id in sent:
+            del self._deferred[request_id]
+        received = {name for name, load in self._loads.items() if not load.waiting}
+        failed = {name for name in received if self._loads.pop(name).failed}
+        return sent, received, failed
+
+    def report(self) -> ReportEnvelope | None:
+        """Return what happened since the last report; None when nothing did."""
+        self._poll()
+        healthy = self._runtime is None or not self._runtime.failure
+        report = self._outbox.take(self._rank, healthy=healthy)
+        return None if report is None else ReportEnvelope((encode(report),))
+
+    def stats(self) -> UCMStats | None:
+        """Return what is new since the last call."""
+        return stats_of(self._counters)
+
+    def counts(self) -> dict[str, int]:
+        """Return the size of every per-request container; all zero when idle."""
+        return {
+            "reading": len(self._reading),
+            "loads": len(self._loads),
+            "deferred": len(self._deferred),
+            "open": 0 if self._runtime is None else self._runtime.num_open,
+        }
+
+    def close(self) -> None:
+        """Drain, then end all threads. Idempotent."""
+        if self._runtime is not None:
+            self._runtime.close()
+
+    def _submit(self, orders: tuple[SpanOrder, ...]) -> None:
+        if not orders:
+            return
+        if self._runtime is None:
+            raise DeviceError("orders came before register_kv_caches")
+        fence = self._device.lease(None)
+        self._runtime.submit(map(self._order, orders), fence)
+
+    def _order(self, order: SpanOrder) -> Order:
+        group = self._setup.layout.group(GroupId(order.group_id))
+        keys = self._packers[group.group_id].pack(order.split_hashes())
+        return Order(
+            transfer_id=TransferId(order.transfer_id),
+            direction=_DIRECTIONS[order.kind],
+            request_id=RequestId(order.request_id),
+            generation=order.generation,
+            span=BlockSpan(
+                group.group_id,
+                tuple(BlockId(block_id) for block_id in order.block_ids),
+                tuple(keys),
+            ),
+            row_ids=tuple(row.row_id for row in group.rows),
+            block_bytes=group.block_bytes,
+        )
+
+    def _poll(self) -> None:
+        if self._runtime is None:
+            return
+        for notice in self._runtime.poll():
+            if notice.ticket.direction is Direction.SAVE:
+                self._save_noticed(notice)
+            else:
+                self._load_noticed(notice)
+
+    def _save_noticed(self, notice: Notice) -> None:
+        ticket = notice.ticket
+        if notice.kind is NoticeKind.SETTLED:
+            self._outbox.settled_saves.append(ticket.transfer_id)
+            return
+        if notice.kind is NoticeKind.QUARANTINED:
+            self._outbox.quarantined.append(ticket.transfer_id)
+            return
+        self._outbox.released.append(ticket.transfer_id)
+        key = (ticket.request_id, ticket.generation)
+        reading = self._reading.get(key, set())
+        reading.discard(ticket.transfer_id)
+        if not reading:
+            self._reading.pop(key, None)
+
+    def _load_noticed(self, notice: Notice) -> None:
+        """A load is over when it is settled and nothing writes its blocks any more."""
+        ticket, outcome = notice.ticket, notice.outcome
+        load = self._loads.get(ticket.request_id)
+        if outcome is not None and outcome.kind is not OutcomeKind.COMMITTED:
+            self._outbox.failures.append(
+                _failure(ticket, outcome.bad_key, outcome.reason)
+            )
+            if load is not None:
+                load.failed = True
+        if ticket.outcome is None or not ticket.guard.is_released:
+            return
+        if load is not None and ticket.transfer_id in load.waiting:
+            load.waiting.discard(ticket.transfer_id)
+            self._outbox.loads_done.append(ticket.transfer_id)
+
+
+def _failure(ticket: Ticket, bad_key: bytes, reason: str) -> Failure:
+    """Blame the block that failed, or the span's first when none is known."""
+    key = BlockKey.unpack(bad_key or ticket.span.keys[0])
+    return Failure(
+        transfer_id=ticket.transfer_id,
+        request_id=ticket.request_id,
+        generation=ticket.generation,
+        group_id=ticket.span.group_id,
+        bad_hash=BlockHash(key.block_hash),
+        reason=reason,
+    )

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Every metric's name, kind, labels and help, and the counters behind them.
+
+Exporters live in the doors. Names are frozen by a test. Blocks and bytes obey one law
+at all times, per direction::
+
+    offered = committed + skipped + refused + failed + cancelled + in flight
+
+Threading: ``Counters`` may be used from any thread; one lock covers it.
+"""
+
+import enum
+import threading
+from collections.abc import Mapping
+
+import attrs
+
+__all__ = ["METRICS", "Counters", "Metric", "MetricKind", "sample_key", "split_key"]
+
+_MAX_OBSERVATIONS = 1024
+
+
+class MetricKind(enum.Enum):
+    """How a metric is aggregated."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@attrs.frozen
+class Metric:
+    """One metric as exported, without the engine's prefix."""
+
+    name: str
+    kind: MetricKind
+    labels: tuple[str, ...]
+    help: str
+
+
+_BY_OUTCOME = ("direction", "outcome", "reason")
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "ucm_offered_blocks_total",
+            MetricKind.COUNTER,
+            ("direction",),
+            "Blocks that were to be saved or loaded.",
+        ),
+        Metric(
+            "ucm_offered_bytes_total",
+            MetricKind.COUNTER,
+            ("direction",),
+            "Bytes that were to be saved or loaded.",
+        ),
+        Metric(
+            "ucm_settled_blocks_total",
+            MetricKind.COUNTER,
+            _BY_OUTCOME,
+            "Blocks by how they ended: committed, skipped, refused, failed, cancelled.",
+        ),
+        Metric(
+            "ucm_settled_bytes_total",
+            MetricKind.COUNTER,
+            _BY_OUTCOME,
+            "Bytes by how they ended.",
+        ),
+        Metric(
+            "ucm_saved_blocks_total",
+            MetricKind.COUNTER,
+            (),
+            "Blocks that became visible in the store.",
+        ),
+        Metric(
+            "ucm_loaded_blocks_total",
+            MetricKind.COUNTER,
+            (),
+            "Blocks that were verified and copied into the engine.",
+        ),
+        Metric(
+            "ucm_load_failures_total",
+            MetricKind.COUNTER,
+            ("reason",),
+            "Loads that ended in a recompute.",
+        ),
+        Metric(
+            "ucm_matched_tokens_total",
+            MetricKind.COUNTER,
+            (),
+            "Prompt tokens the engine was given instead of computing them.",
+        ),
+        Metric(
+            "ucm_held_blocks",
+            MetricKind.GAUGE,
+            (),
+            "Blocks that the engine may not reuse yet because a save reads them.",
+        ),
+        Metric(
+            "ucm_quarantined_holds_total",
+            MetricKind.COUNTER,
+            (),
+            "Holds whose device copy never ended; their blocks stay out of use.",
+        ),
+        Metric(
+            "ucm_healthy",
+            MetricKind.GAUGE,
+            (),
+            "1 while saves and loads are served, 0 in bypass.",
+        ),
+        Metric(
+            "ucm_fence_wait_seconds",
+            MetricKind.HISTOGRAM,
+            (),
+            "Time the engine waited for saves that still read blocks it reused.",
+        ),
+        Metric(
+            "ucm_save_duration_seconds",
+            MetricKind.HISTOGRAM,
+            (),
+            "From a save's admission to its end.",
+        ),
+        Metric(
+            "ucm_load_duration_seconds",
+            MetricKind.HISTOGRAM,
+            (),
+            "From a load's admission to its end.",
+        ),
+        Metric(
+            "ucm_hold_duration_seconds",
+            MetricKind.HISTOGRAM,
+            (),
+            "From a save's admission to the release of its source blocks.",
+        ),
+    )
+}
+
+
+def sample_key(name: str, labels: Mapping[str, str]) -> str:
+    """Return one text for a metric and its label values, in declared label order."""
+    return "|".join((name, *(labels[label] for label in METRICS[name].labels)))
+
+
+def split_key(key: str) -> tuple[str, dict[str, str]]:
+    """Undo ``sample_key``."""
+    name, *values = key.split("|")
+    return name, dict(zip(METRICS[name].labels, values, strict=True))
+
+
+class Counters:
+    """
+    Totals since the start, and what was observed since the last ``take``.
+
+    Only declared names are taken (KeyError otherwise, a bug of ours).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: dict[str, float] = {}
+        self._gauges: dict[str, float] = {}
+        self._fresh: dict[str, float] = {}
+        self._observed: dict[str, list[float]] = {}
+
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        """Count *amount* more."""
+        if not amount:
+            return
+        key = sample_key(name, labels)
+        with self._lock:
+            self._totals[key] = self._totals.get(key, 0) + amount
+            self._fresh[key] = self._fresh.get(key, 0) + amount
+
+    def set(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        key = sample_key(name, {})
+        with self._lock:
+            self._gauges[key] = value
+
+    def observe(self, name: str, value: float) -> None:
+        """Add one observation; beyond a bound the oldest of an interval are lost."""
+        key = sample_key(name, {})
+        with self._lock:
+            values = self._observed.setdefault(key, [])
+            values.append(value)
+            del values[:-_MAX_OBSERVATIONS]
+
+    def total(self, name: str, **labels: str) -> float:
+        """Return the sum of a counter over all label values that match *labels*."""
+        with self._lock:
+            items = list(self._totals.items())
+        return sum(
+            value
+            for key, value in items
+            if key.split("|", 1)[0] == name
+            and labels.items() <= split_key(key)[1].items()
+        )
+
+    def take(self) -> dict[str, dict[str, object]]:
+        """
+        Return and forget what is new: counter deltas, gauges, observations.
+
+        Empty when nothing happened since the last call, apart from gauges that are
+        told only together with something new.
+        """
+        with self._lock:
+            if not self._fresh and not self._observed:
+                return {}
+            taken: dict[str, dict[str, object]] = {
+                "counters": dict(self._fresh),
+                "gauges": dict(self._gauges),
+                "histograms": dict(self._observed),
+            }
+            self._fresh.clear()
+            self._observed = {}
+        return taken

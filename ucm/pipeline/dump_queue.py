@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The explicit queue in front of the pipeline.
+
+Bounded by tickets and by bytes. ``offer`` never blocks: a full queue refuses with a
+reason, and a refused save is a later miss. ``take_nowait`` picks fairly: lanes take
+turns, so that one huge request cannot starve others, and loads go before saves.
+
+Threading: ``offer`` and ``promote`` run on the engine's thread, ``take_nowait`` on the
+loop, ``close`` on either; one short lock covers the queue.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from ucm.pipeline.tickets import Admission, Direction, Item, LaneKey
+
+__all__ = ["DumpQueue"]
+
+
+class DumpQueue:
+    """
+    Items that were accepted and wait for their lane.
+
+    Args:
+        max_tickets: Most items that may wait.
+        max_nbytes: Most bytes that may wait.
+    """
+
+    def __init__(self, *, max_tickets: int, max_nbytes: int) -> None:
+        self._max_tickets = max_tickets
+        self._max_nbytes = max_nbytes
+        self._lock = threading.Lock()
+        self._lanes: dict[Direction, OrderedDict[LaneKey, deque[Item]]] = {
+            direction: OrderedDict() for direction in Direction
+        }
+        self._tickets = 0
+        self._nbytes = 0
+        self._closed: Admission | None = None
+
+    @property
+    def num_tickets(self) -> int:
+        """Items that wait."""
+        return self._tickets
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that wait."""
+        return self._nbytes
+
+    def has_waiting(self, direction: Direction) -> bool:
+        """Return whether any item of a direction waits."""
+        return bool(self._lanes[direction])
+
+    def offer(self, item: Item) -> Admission:
+        """Take an item in, or refuse it with the reason. Never blocks."""
+        ticket = item.ticket
+        with self._lock:
+            if self._closed is not None:
+                return self._closed
+            if self._tickets >= self._max_tickets:
+                return Admission.QUEUE_TICKETS
+            if self._nbytes + ticket.nbytes > self._max_nbytes and self._tickets:
+                return Admission.QUEUE_BYTES
+            lanes = self._lanes[ticket.direction]
+            lanes.setdefault(ticket.lane_key, deque()).append(item)
+            self._tickets += 1
+            self._nbytes += ticket.nbytes
+        return Admission.ACCEPTED
+
+    def promote(self, key: LaneKey) -> None:
+        """Let a lane take its turn first."""
+        with self._lock:
+            lanes = self._lanes[key[0]]
+            if key in lanes:
+                lanes.move_to_end(key, last=False)
+
+    def take_nowait(
+        self, direction: Direction, has_room: Callable[[LaneKey], bool]
+    ) -> Item | None:
+        """
+        Take the oldest item of the next lane that has room; None when there is none.
+
+        Args:
+            direction: Saves are held back while a load waits.
+            has_room: Whether a lane can take one more item.
+        """
+        with self._lock:
+            if direction is Direction.SAVE and self._lanes[Direction.LOAD]:
+                return None
+            lanes = self._lanes[direction]
+            key = next((key for key in lanes if has_room(key)), None)
+            if key is None:
+                return None
+            waiting = lanes.pop(key)
+            item = waiting.popleft()
+            if waiting:
+                lanes[key] = waiting  # to the end: the others' turn
+            self._tickets -= 1
+            self._nbytes -= item.ticket.nbytes
+            return item
+
+    def sweep(self, is_over: Callable[[Item], bool]) -> list[Item]:
+        """Take out every waiting item for which *is_over* holds."""
+        over: list[Item] = []
+        with self._lock:
+            for lanes in self._lanes.values():
+                for key, waiting in list(lanes.items()):
+                    kept: deque[Item] = deque()
+                    for item in waiting:
+                        (over if is_over(item) else kept).append(item)
+                    if kept:
+                        lanes[key] = kept
+                    else:
+                        del lanes[key]
+            self._tickets -= len(over)
+            self._nbytes -= sum(item.ticket.nbytes for item in over)
+        return over
+
+    def close(self, reason: Admission = Admission.CLOSED) -> list[Item]:
+        """Refuse all offers from now on and give back what still waits."""
+        with self._lock:
+            if self._closed is None:
+                self._closed = reason
+            left = [
+                item
+                for lanes in self._lanes.values()
+                for waiting in lanes.values()
+                for item in waiting
+            ]
+            for lanes in self._lanes.values():
+                lanes.clear()
+            self._tickets = self._nbytes = 0
+        return left

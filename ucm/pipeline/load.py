@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The load chain: event wait → fetch → scatter → publish.
+
+``EventWait`` lets the item pass when its destination may be overwritten. ``Fetch``
+opens the blocks in the store and verifies their checksums; ``Scatter`` copies slots
+into device pages; ``Publish`` makes sure that the device is done and that no slot was
+recycled meanwhile. Any doubt fails the whole ticket, and the engine recomputes.
+"""
+
+import attrs
+
+from ucm.blocks import RowId
+from ucm.devices.abc import Device, Fence
+from ucm.errors import BlockCorruptError, DeviceTimeoutError
+from ucm.pipeline.save import (
+    EventWait,
+    Finished,
+    Queued,
+    Ready,
+    release_when_whole,
+)
+from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
+from ucm.pipeline.tickets import Outcome, OutcomeKind, TicketOverError
+from ucm.pipeline.waiting import fence_passed
+from ucm.stores.abc import ReadLease, Store
+
+__all__ = [
+    "Fetch",
+    "Fetched",
+    "Publish",
+    "Scatter",
+    "ScatterWait",
+    "Scattered",
+    "load_chain",
+]
+
+
+@attrs.frozen
+class Fetched(Carrier):
+    """Verified blocks in host slots."""
+
+    row_ids: tuple[RowId, ...]
+    lease: ReadLease
+
+
+@attrs.frozen
+class Scattered(Carrier):
+    """Blocks on their way into device pages."""
+
+    lease: ReadLease
+    fence: Fence
+
+
+class Fetch(CopyStage[Ready, Fetched]):
+    """Opens and verifies blocks."""
+
+    name = "fetch"
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def run(self, given: Ready) -> Fetched:
+        """Verify with the first rows; a corrupt block is forgotten at once."""
+        ticket = given.ticket
+        lease = ticket.read_lease
+        if lease is None:
+            lease = self._store.read(ticket.span.keys)
+            ticket.own(lease)
+            try:
+                lease.verify(0, len(lease.keys))
+            except BlockCorruptError:
+                self._store.forget(ticket.span.keys)
+                raise
+            ticket.read_lease = lease
+        return Fetched(ticket, given.row_ids, lease)
+
+
+class Scatter(CopyStage[Fetched, Scattered]):
+    """Copies slots into pages."""
+
+    name = "scatter"
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def run(self, given: Fetched) -> Scattered:
+        """Start the copy unless the destination was taken back."""
+        ticket = given.ticket
+        if not ticket.guard.begin():
+            raise TicketOverError(ticket.guard.revoked)
+        whole = False
+        try:
+            fence = self._device.scatter(
+                ticket.span.group_id,
+                given.row_ids,
+                given.lease.slots,
+                ticket.span.block_ids,
+            )
+            whole = True
+        finally:
+            if not whole:
+                ticket.guard.end()
+        ticket.rows_left.difference_update(given.row_ids)
+        release_when_whole(ticket, fence)
+        return Scattered(ticket, given.lease, fence)
+
+
+class ScatterWait(LoopStage[Scattered, Scattered]):
+    """Waits for the device's fence behind the copy; runs also on a settled ticket."""
+
+    name = "scatter_wait"
+
+    async def run(self, given: Scattered) -> Scattered:
+        """Let go of the destination with the last row."""
+        await fence_passed(given.fence)
+        release_when_whole(given.ticket, given.fence)
+        return given
+
+
+class Publish(CopyStage[Scattered, Finished]):
+    """Tells whether what landed is the block."""
+
+    name = "publish"
+
+    def run(self, given: Scattered) -> Finished:
+        """Recheck the slots once every row is there."""
+        ticket = given.ticket
+        if not given.fence.is_done():
+            raise DeviceTimeoutError("blocks were to be published before their copy")
+        if ticket.rows_left:
+            return Finished(ticket, None)
+        if ticket.guard.torn:
+            raise TicketOverError(ticket.guard.torn)
+        given.lease.recheck()
+        given.lease.close()
+        return Finished(
+            ticket, Outcome(OutcomeKind.COMMITTED, committed=len(ticket.span))
+        )
+
+
+def load_chain(store: Store, device: Device) -> Chain[Queued, Finished]:
+    """Return the load chain for a device: fused where it is synchronous."""
+    fetched = Chain.start(EventWait()).then(Fetch(store))
+    scattered = fetched.then(Scatter(device))
+    if not device.is_synchronous:
+        scattered = scattered.then(ScatterWait())
+    return scattered.then(Publish())

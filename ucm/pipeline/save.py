@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The save chain: event wait → gather → transfer → commit.
+
+``EventWait`` lets the item pass when its bytes are written. ``Gather`` copies device
+pages straight into the store's slots; with the last row the source is released.
+``Transfer`` seals the slots: checksums, and the bytes on their way where the store has
+no slots of its own. ``Commit`` publishes. On a synchronous device the last three run as
+one worker call; otherwise ``GatherWait`` waits for the device's fence between them. A
+copy that has begun is always waited for, also when its ticket is over.
+"""
+
+import time
+
+import attrs
+
+from ucm.blocks import RowId
+from ucm.devices.abc import Device, Fence
+from ucm.errors import DeviceTimeoutError, StoreFullError
+from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
+from ucm.pipeline.tickets import Item, Outcome, OutcomeKind, Ticket, TicketOverError
+from ucm.pipeline.waiting import fence_passed
+from ucm.stores.abc import Store, WriteLease
+
+__all__ = [
+    "Commit",
+    "EventWait",
+    "Finished",
+    "Gather",
+    "GatherWait",
+    "Gathered",
+    "Queued",
+    "Ready",
+    "Sealed",
+    "Transfer",
+    "release_when_whole",
+    "save_chain",
+]
+
+
+@attrs.frozen
+class Queued(Carrier):
+    """An item as taken from the queue."""
+
+    item: Item
+
+
+@attrs.frozen
+class Ready(Carrier):
+    """Rows whose fence has passed."""
+
+    row_ids: tuple[RowId, ...]
+
+
+@attrs.frozen
+class Gathered(Carrier):
+    """Rows on their way into the slots, and the fence behind the copy."""
+
+    fence: Fence
+
+
+@attrs.frozen
+class Sealed(Carrier):
+    """A ticket whose slots are final, or one that still waits for rows."""
+
+
+@attrs.frozen
+class Finished(Carrier):
+    """The ticket's end; ``outcome`` is None while rows are missing."""
+
+    outcome: Outcome | None
+
+
+def release_when_whole(ticket: Ticket, fence: Fence) -> None:
+    """End the ticket's hold on its blocks once the last row's copy is over."""
+    if not ticket.rows_left and fence.is_done():
+        ticket.guard.end()
+
+
+class EventWait(LoopStage[Queued, Ready]):
+    """Waits for the item's fence."""
+
+    name = "event_wait"
+
+    async def run(self, given: Queued) -> Ready:
+        """Return when the fence has passed."""
+        await fence_passed(given.item.fence)
+        return Ready(given.ticket, given.item.row_ids)
+
+
+class Gather(CopyStage[Ready, Gathered]):
+    """Copies pages into slots that the store leases."""
+
+    name = "gather"
+
+    def __init__(self, store: Store, device: Device) -> None:
+        self._store = store
+        self._device = device
+
+    def run(self, given: Ready) -> Gathered:
+        """Lease slots with the first rows, then copy this item's rows."""
+        ticket = given.ticket
+        lease = ticket.write_lease
+        if lease is None:
+            keys = ticket.span.keys
+            lease = self._store.reserve(keys, ticket.block_bytes)
+            ticket.own(lease)
+            ticket.write_lease = lease
+        block_ids = ticket.span.block_ids
+        if len(lease.positions) < len(block_ids):
+            block_ids = tuple(block_ids[at] for at in lease.positions)
+        if not ticket.guard.begin():
+            raise TicketOverError(ticket.guard.revoked)
+        whole = False
+        try:
+            fence = self._device.gather(
+                ticket.span.group_id, given.row_ids, block_ids, lease.slots
+            )
+            whole = True
+        finally:
+            if not whole:
+                ticket.guard.end()
+        ticket.rows_left.difference_update(given.row_ids)
+        release_when_whole(ticket, fence)
+        return Gathered(ticket, fence)
+
+
+class GatherWait(LoopStage[Gathered, Gathered]):
+    """Waits for the device's fence behind the copy; runs also on a settled ticket."""
+
+    name = "gather_wait"
+
+    async def run(self, given: Gathered) -> Gathered:
+        """Release the source with the last row."""
+        await fence_passed(given.fence)
+        release_when_whole(given.ticket, given.fence)
+        return given
+
+
+class Transfer(CopyStage[Gathered, Sealed]):
+    """Makes the slots' bytes final."""
+
+    name = "transfer"
+
+    def run(self, given: Gathered) -> Sealed:
+        """Seal all blocks once every row is there."""
+        ticket = given.ticket
+        if not given.fence.is_done():
+            raise DeviceTimeoutError("slots were to be sealed before their copy ended")
+        if not ticket.rows_left:
+            lease = _lease(ticket)
+            lease.seal(0, len(lease.keys))
+        return Sealed(ticket)
+
+
+class Commit(CopyStage[Sealed, Finished]):
+    """Publishes the blocks."""
+
+    name = "commit"
+
+    def run(self, given: Sealed) -> Finished:
+        """Commit once every row is there and none was overwritten meanwhile."""
+        ticket = given.ticket
+        if ticket.rows_left:
+            return Finished(ticket, None)
+        if ticket.guard.torn:
+            raise TicketOverError(ticket.guard.torn)
+        lease = _lease(ticket)
+        if time.monotonic() > ticket.deadline:
+            raise TicketOverError("deadline")
+        committed = lease.commit()
+        stored = lease.num_stored + len(lease.keys) - committed
+        full = len(ticket.span) - committed - stored
+        if full:
+            kind, reason = OutcomeKind.REFUSED, "store_full"
+        elif committed:
+            kind, reason = OutcomeKind.COMMITTED, ""
+        else:
+            kind, reason = OutcomeKind.SKIPPED, "stored"
+        return Finished(
+            ticket, Outcome(kind, reason, committed=committed, skipped=stored)
+        )
+
+
+def _lease(ticket: Ticket) -> WriteLease:
+    if ticket.write_lease is None:
+        raise StoreFullError(f"transfer {ticket.transfer_id} has no slots")
+    return ticket.write_lease
+
+
+def save_chain(store: Store, device: Device) -> Chain[Queued, Finished]:
+    """Return the save chain for a device: fused where it is synchronous."""
+    gathered = Chain.start(EventWait()).then(Gather(store, device))
+    if not device.is_synchronous:
+        gathered = gathered.then(GatherWait())
+    return gathered.then(Transfer()).then(Commit())

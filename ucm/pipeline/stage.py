@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Stages and the typed chain that joins them.
+
+A stage turns one value into the next; the types of the values carry the order, so a
+chain that leaves one out does not type-check. ``LoopStage`` waits on the event loop and
+must not block it; ``CopyStage`` blocks a copy thread. Neighbouring copy stages have no
+wait between them and run as one worker call, a *segment*: separate types with separate
+tests and trace marks, one hop.
+"""
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from ucm.pipeline.tickets import Ticket, TicketOverError
+from ucm.tracing import STAGE_FINISHED, STAGE_STARTED
+
+__all__ = ["Carrier", "Chain", "CopyStage", "LoopStage", "Segment", "Stage"]
+
+
+@attrs.frozen
+class Carrier:
+    """Base of the values that travel: each belongs to one ticket."""
+
+    ticket: Ticket
+
+
+In = TypeVar("In", bound=Carrier)
+Mid = TypeVar("Mid", bound=Carrier)
+Out = TypeVar("Out", bound=Carrier)
+
+
+class Stage(ABC, Generic[In, Out]):
+    """One step of a chain."""
+
+    name: str
+    """Fixed word for traces and errors."""
+
+
+class LoopStage(Stage[In, Out]):
+    """A stage that waits on the event loop."""
+
+    @abstractmethod
+    async def run(self, given: In) -> Out:
+        """Do the step. Cancelled at the ticket's deadline."""
+
+
+class CopyStage(Stage[In, Out]):
+    """A stage that runs on a copy thread; it may block."""
+
+    @abstractmethod
+    def run(self, given: In) -> Out:
+        """Do the step."""
+
+
+@attrs.frozen
+class Segment:
+    """Stages that run without a hop between them: one loop stage, or copy stages."""
+
+    stages: tuple[Stage[Any, Any], ...]
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it runs on a copy thread."""
+        return isinstance(self.stages[0], CopyStage)
+
+    def run_copy(self, given: Carrier) -> Carrier:
+        """
+        Run all copy stages on the calling copy thread.
+
+        Raises:
+            TicketOverError: The ticket was settled before or between stages.
+        """
+        ticket = given.ticket
+        with ticket.working():
+            for stage in self.stages:
+                if not isinstance(stage, CopyStage) or ticket.outcome is not None:
+                    raise TicketOverError(f"transfer {ticket.transfer_id} is settled")
+                with _traced(stage.name, ticket):
+                    given = stage.run(given)
+        return given
+
+    async def run_loop(self, given: Carrier) -> Carrier:
+        """Run the one loop stage."""
+        (stage,) = self.stages
+        if not isinstance(stage, LoopStage):
+            raise TypeError(f"{stage.name} is no loop stage")
+        with _traced(stage.name, given.ticket):
+            done: Carrier = await stage.run(given)
+        return done
+
+
+@contextlib.contextmanager
+def _traced(stage: str, ticket: Ticket) -> Iterator[None]:
+    ticket.stage = stage
+    ticket.log.debug(STAGE_STARTED, stage=stage)
+    started = time.monotonic()
+    yield
+    elapsed = time.monotonic() - started
+    ticket.stage_seconds[stage] = ticket.stage_seconds.get(stage, 0.0) + elapsed
+    ticket.log.debug(STAGE_FINISHED, stage=stage, elapsed_s=elapsed)
+
+
+@attrs.frozen
+class Chain(Generic[In, Out]):
+    """Stages in order; ``Chain.start(a).then(b)`` type-checks that b takes a's value."""
+
+    stages: tuple[Stage[Any, Any], ...]
+
+    @classmethod
+    def start(cls, stage: Stage[In, Out]) -> "Chain[In, Out]":
+        """Return a chain of one stage."""
+        return cls((stage,))
+
+    def then(self, stage: Stage[Out, Mid]) -> "Chain[In, Mid]":
+        """Return this chain with one more stage at its end."""
+        return Chain((*self.stages, stage))
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the stages grouped so that neighbouring copy stages share a call."""
+        groups: list[list[Stage[Any, Any]]] = []
+        for stage in self.stages:
+            fuse = groups and isinstance(stage, CopyStage)
+            if fuse and isinstance(groups[-1][-1], CopyStage):
+                groups[-1].append(stage)
+            else:
+                groups.append([stage])
+        return tuple(Segment(tuple(group)) for group in groups)

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Tickets: one admitted save or load of one span, and who may touch its blocks.
+
+States of a ``BlockGuard``, which stands between copy threads and the engine::
+
+    FREE ──begin──▶ COPYING ──end──▶ RELEASED
+      └──revoke──────────────────────▶ RELEASED (revoked: nothing was or will be copied)
+
+``revoke`` on COPYING does not stop the copy; it marks the guard *torn*: the engine may
+overwrite the blocks meanwhile, so what was copied must never be committed.
+
+Threading: guards are used from engine, loop and copy threads under their own lock.
+A ticket's other fields belong to the loop until a copy job runs on it, and to that job
+while it runs; ``settle`` may be called from any thread, once.
+"""
+
+import contextlib
+import enum
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
+from ucm.devices.abc import Fence
+from ucm.errors import PipelineError
+from ucm.stores.abc import ReadLease, WriteLease
+from ucm.tracing import Log
+
+__all__ = [
+    "Admission",
+    "BlockGuard",
+    "Direction",
+    "Item",
+    "LaneKey",
+    "Outcome",
+    "OutcomeKind",
+    "Ticket",
+    "TicketOverError",
+]
+
+
+class Direction(enum.Enum):
+    """Which way a ticket moves bytes."""
+
+    SAVE = "save"
+    LOAD = "load"
+
+
+class Admission(enum.Enum):
+    """What became of an offer; anything but ACCEPTED is a refusal with its reason."""
+
+    ACCEPTED = "accepted"
+    QUEUE_TICKETS = "queue_tickets"
+    QUEUE_BYTES = "queue_bytes"
+    CLOSED = "closed"
+    FAILED = "failed"
+
+
+class OutcomeKind(enum.Enum):
+    """How blocks end."""
+
+    COMMITTED = "committed"
+    SKIPPED = "skipped"
+    REFUSED = "refused"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@attrs.frozen
+class Outcome:
+    """
+    The last word on a ticket.
+
+    Args:
+        kind: How the ticket as a whole ended; blocks that are neither committed nor
+            skipped ended this way.
+        reason: A short fixed word; empty for a plain success.
+        committed: Blocks that were stored, or loaded.
+        skipped: Blocks that needed no work because the store has them.
+        bad_key: For a failed load, the packed key to blame; otherwise empty.
+        error: Text of the exception behind a failure.
+    """
+
+    kind: OutcomeKind
+    reason: str = ""
+    committed: int = attrs.field(default=0, kw_only=True)
+    skipped: int = attrs.field(default=0, kw_only=True)
+    bad_key: bytes = attrs.field(default=b"", kw_only=True)
+    error: str = attrs.field(default="", kw_only=True)
+
+
+LaneKey = tuple[Direction, RequestId, int]
+"""Direction, request and its life: what shares one lane."""
+
+
+class TicketOverError(PipelineError):
+    """A stage came too late: the ticket was settled, or its blocks were taken back."""
+
+
+class BlockGuard:
+    """
+    Who may touch a ticket's blocks in the engine's pool.
+
+    Args:
+        on_release: Called once, on the thread that releases, when the blocks are free
+            of us. Must not block.
+    """
+
+    __slots__ = ("_changed", "_on_release", "_state", "revoked", "torn")
+
+    def __init__(self, on_release: Callable[[], None]) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._on_release = on_release
+        self._state = "free"
+        self.revoked = ""
+        self.torn = ""
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the engine may reuse the blocks."""
+        return self._state == "released"
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a copy touches the blocks right now."""
+        return self._state == "copying"
+
+    def begin(self) -> bool:
+        """Ask to touch the blocks; False when they were taken back."""
+        with self._changed:
+            if self._state == "free":
+                self._state = "copying"
+            return self._state == "copying"
+
+    def end(self) -> None:
+        """Tell that no copy will touch the blocks any more. Idempotent."""
+        self._release("")
+
+    def revoke(self, reason: str) -> bool:
+        """
+        Take the blocks back without waiting.
+
+        Returns:
+            True when nothing touches them; False while a copy does, which is then
+            marked torn.
+        """
+        with self._changed:
+            if self._state == "copying":
+                self.torn = self.torn or reason
+                return False
+        self._release(reason)
+        return True
+
+    def wait_released(self, timeout: float) -> bool:
+        """Block the thread up to *timeout* seconds; return whether it is released."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._state == "released", timeout)
+
+    def _release(self, reason: str) -> None:
+        with self._changed:
+            if self._state == "released":
+                return
+            self._state = "released"
+            self.revoked = reason
+            self._changed.notify_all()
+        self._on_release()
+
+
+class Ticket:
+    """
+    One admitted save or load of one span.
+
+    Args:
+        transfer_id: Its number, the same on all ranks.
+        direction: Save or load.
+        request_id: Whose blocks.
+        generation: Which life of the request.
+        span: Blocks and keys.
+        row_ids: Rows that must arrive before the span is whole; items bring them.
+        block_bytes: Bytes of one block over all rows.
+        deadline: Latest end, on the clock of ``time.monotonic``.
+        on_release: See ``BlockGuard``.
+        log: Carries the ticket's ids on every event.
+    """
+
+    __slots__ = (
+        "_active_jobs",
+        "_lock",
+        "_resources",
+        "_settled",
+        "accepted_at",
+        "block_bytes",
+        "deadline",
+        "direction",
+        "generation",
+        "guard",
+        "log",
+        "outcome",
+        "owns_resources",
+        "read_lease",
+        "released_at",
+        "request_id",
+        "rows_left",
+        "span",
+        "stage",
+        "stage_seconds",
+        "transfer_id",
+        "write_lease",
+    )
+
+    def __init__(
+        self,
+        *,
+        transfer_id: TransferId,
+        direction: Direction,
+        request_id: RequestId,
+        generation: int,
+        span: BlockSpan,
+        row_ids: tuple[RowId, ...],
+        block_bytes: int,
+        deadline: float,
+        on_release: Callable[["Ticket"], None],
+        log: Log,
+    ) -> None:
+        self.transfer_id = transfer_id
+        self.direction = direction
+        self.request_id = request_id
+        self.generation = generation
+        self.span = span
+        self.rows_left = set(row_ids)
+        self.block_bytes = block_bytes
+        self.accepted_at = time.monotonic()
+        self.released_at = 0.0
+        self.deadline = deadline
+        self.log = log
+        self.stage = "queue"
+        self.stage_seconds: dict[str, float] = {}
+        self.outcome: Outcome | None = None
+        self.owns_resources = False
+        self.write_lease: WriteLease | None = None
+        self.read_lease: ReadLease | None = None
+        self._lock = threading.Lock()
+        self._settled = threading.Event()
+        self._active_jobs = 0
+        self._resources = contextlib.ExitStack()
+
+        def released() -> None:
+            self.released_at = time.monotonic()
+            on_release(self)
+
+        self.guard = BlockGuard(released)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its blocks."""
+        return self.block_bytes * len(self.span)
+
+    @property
+    def lane_key(self) -> LaneKey:
+        """The lane it travels in."""
+        return (self.direction, self.request_id, self.generation)
+
+    def own(self, resource: contextlib.AbstractContextManager[object]) -> None:
+        """Tie a resource to the ticket; ``unwind`` leaves it exactly once."""
+        self._resources.enter_context(resource)
+        self.owns_resources = True
+
+    def settle(self, outcome: Outcome) -> bool:
+        """Give the last word; False when it was given before."""
+        with self._lock:
+            if self.outcome is not None:
+                return False
+            self.outcome = outcome
+        self._settled.set()
+        return True
+
+    def wait_settled(self, timeout: float) -> bool:
+        """Block the thread up to *timeout* seconds; return whether it is settled."""
+        return self._settled.wait(timeout)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """
+        Mark a copy job as running on this ticket, so that resources outlive it.
+
+        A job that raises unwinds the ticket's resources on its own thread.
+
+        Raises:
+            TicketOverError: The ticket is settled; the job must not start.
+        """
+        with self._lock:
+            if self.outcome is not None:
+                raise TicketOverError(f"transfer {self.transfer_id} is settled")
+            self._active_jobs += 1
+        whole = False
+        try:
+            yield
+            whole = True
+        finally:
+            with self._lock:
+                self._active_jobs -= 1
+            if not whole or self.outcome is not None:
+                self.unwind()
+
+    def unwind(self) -> None:
+        """Leave all resources unless a job still uses them. May block: copy threads."""
+        with self._lock:
+            if self._active_jobs:
+                return
+            resources = self._resources.pop_all()
+            self.owns_resources = False
+        resources.close()
+
+
+@attrs.frozen
+class Item:
+    """
+    Some rows of a ticket, as they become ready; a whole-block ticket is one item.
+
+    Args:
+        ticket: The ticket.
+        row_ids: The rows this item brings.
+        fence: Passes when the rows are written (save) or may be overwritten (load).
+    """
+
+    ticket: Ticket
+    row_ids: tuple[RowId, ...]
+    fence: Fence

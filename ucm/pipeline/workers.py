@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Dedicated copy threads, and how the loop hands work to them.
+
+Threading: ``run`` and ``post`` are called on the loop thread; jobs run one after the
+other on the copy thread. Results travel back in batches: one ``call_soon_threadsafe``
+per burst of finished jobs. When the thread ends for any reason other than ``stop``, all
+its jobs fail with ``WorkerDiedError`` and ``on_death`` is called once, on the copy
+thread.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from ucm.errors import WorkerDiedError
+
+__all__ = ["CopyThread"]
+
+_A = TypeVar("_A")
+_R = TypeVar("_R")
+
+
+class _Job(Generic[_A, _R]):
+    """One call and where its result goes; ``future`` is None for ``post``."""
+
+    __slots__ = ("argument", "error", "function", "future", "result")
+
+    def __init__(
+        self,
+        function: Callable[[_A], _R],
+        argument: _A,
+        future: "asyncio.Future[_R] | None",
+    ) -> None:
+        self.function = function
+        self.argument = argument
+        self.future = future
+        self.result: _R | None = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """Call the function; its exception travels to whoever awaits the job."""
+        try:
+            self.result = self.function(self.argument)
+        except Exception as exc:  # noqa: BLE001 - carried to the awaiting lane, which reports it
+            self.error = exc
+
+    def deliver(self) -> None:
+        """Complete the future, on the loop; a cancelled one wants nothing."""
+        if self.future is None or self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)  # type: ignore[arg-type]
+
+
+class CopyThread:
+    """
+    One thread that runs jobs in order.
+
+    Args:
+        name: Thread name, seen in debuggers and logs.
+        loop: The loop that awaits results.
+        on_death: Called on the dying thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        on_death: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self._loop = loop
+        self._on_death = on_death
+        self._jobs: SimpleQueue[_Job[object, object] | None] = SimpleQueue()
+        self._finished: deque[_Job[object, object]] = deque()
+        self._wake_pending = False
+        self._dead = ""
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end behind the jobs it has. Never blocks."""
+        self._jobs.put(None)
+
+    def join(self, timeout: float) -> bool:
+        """Block up to *timeout* seconds; return whether the thread has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def run(self, function: Callable[[_A], _R], argument: _A) -> "asyncio.Future[_R]":
+        """
+        Queue *function* for the thread and return the future of its result.
+
+        The future fails with ``WorkerDiedError`` when the thread has ended. Shield it
+        where a cancelled wait must not lose the result.
+        """
+        future: asyncio.Future[_R] = self._loop.create_future()
+        if self._dead:
+            future.set_exception(WorkerDiedError(self._dead))
+        else:
+            self._jobs.put(_Job(function, argument, future))  # type: ignore[arg-type]
+        return future
+
+    def post(self, function: Callable[[_A], _R], argument: _A) -> None:
+        """Run *function* on the thread; nobody waits for it."""
+        self._jobs.put(_Job(function, argument, None))  # type: ignore[arg-type]
+
+    def _main(self) -> None:
+        clean = False
+        job: _Job[object, object] | None = None
+        try:
+            while (job := self._jobs.get()) is not None:
+                job.run()
+                self._hand_back(job)
+            clean = True
+        finally:
+            if not clean:
+                self._dead = f"copy thread {self.name} has died"
+                self._fail_jobs(job)
+                self._on_death(self._dead)
+
+    def _fail_jobs(self, current: "_Job[object, object] | None") -> None:
+        jobs = [] if current is None else [current]
+        while not self._jobs.empty():
+            waiting = self._jobs.get_nowait()
+            if waiting is not None:
+                jobs.append(waiting)
+        for job in jobs:
+            job.error = WorkerDiedError(self._dead)
+            self._hand_back(job)
+
+    def _hand_back(self, job: "_Job[object, object]") -> None:
+        self._finished.append(job)
+        if not self._wake_pending:
+            self._wake_pending = True
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._wake_pending = False
+        while self._finished:
+            self._finished.popleft().deliver()

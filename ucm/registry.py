@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name to class for stores and devices, through entry points and only on demand."""
+
+from importlib.metadata import entry_points
+
+from ucm.errors import ConfigError
+
+__all__ = ["load_class"]
+
+
+def load_class(group: str, name: str, key: str) -> type:
+    """
+    Import and return a registered class.
+
+    Args:
+        group: Entry point group, ``ucm.stores`` or ``ucm.devices``.
+        name: The name asked for.
+        key: Setting that asked for it, for the error.
+
+    Raises:
+        ConfigError: Nobody registered the name, or its packages are not installed.
+    """
+    found = entry_points(group=group)
+    known = sorted({point.name for point in found})
+    for point in found:
+        if point.name != name:
+            continue
+        try:
+            loaded = point.load()
+        except ImportError as exc:
+            raise ConfigError(
+                key, name, f"cannot be imported ({exc})", f"Install ucm[{name}]."
+            ) from exc
+        if not isinstance(loaded, type):
+            raise ConfigError(key, name, "is not a class", "Mend its entry point.")
+        return loaded
+    raise ConfigError(key, name, "unknown name", f"Registered: {known}.")

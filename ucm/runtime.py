@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The one place where the engine's thread meets the loop.
+
+One loop thread per process runs the pipeline; copy threads do what blocks. The
+engine's thread calls ``submit`` once per step (one wake-up of the loop, never a wait),
+``poll`` for what has happened, and ``fence`` when it is about to reuse blocks that a
+save may still read.
+
+Threading: all public methods belong to the engine's thread. ``_open`` maps the tickets
+that have no outcome yet; the engine's thread adds, and removes on ``poll``. ``_failure``
+is set once, from any thread. When the loop or a copy thread dies, ``_fail`` settles
+everything that is open, later offers are refused, and ``failure`` says why; nothing ever
+waits for a dead thread.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import anyio
+import attrs
+
+from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
+from ucm.config import UCMConfig
+from ucm.devices.abc import Device, Fence
+from ucm.errors import PipelineClosedError
+from ucm.mailbox import Mailbox
+from ucm.metrics import Counters
+from ucm.pipeline.pipeline import Notice, NoticeKind, Pipeline, Recorder
+from ucm.pipeline.tickets import (
+    Admission,
+    Direction,
+    Item,
+    Outcome,
+    OutcomeKind,
+    Ticket,
+)
+from ucm.stores.abc import Store
+from ucm.tracing import RUNTIME_CLOSED, RUNTIME_FAILED, RUNTIME_STARTED, Log
+
+__all__ = ["Order", "Runtime"]
+
+_START_TIMEOUT_S = 10.0
+
+
+@attrs.frozen(kw_only=True)
+class Order:
+    """
+    What the engine's thread asks for: one ticket.
+
+    Args:
+        transfer_id: Unique within this runtime.
+        direction: Save or load.
+        request_id: Whose blocks.
+        generation: Which life of the request.
+        span: Blocks and keys.
+        row_ids: Rows of the span's group.
+        block_bytes: Bytes of one block over these rows.
+    """
+
+    transfer_id: TransferId
+    direction: Direction
+    request_id: RequestId
+    generation: int
+    span: BlockSpan
+    row_ids: tuple[RowId, ...]
+    block_bytes: int
+
+
+class Runtime:
+    """
+    Runs one pipeline on its own thread.
+
+    Args:
+        store: Opened by the caller, closed by ``close``.
+        device: Registered by the caller, closed by ``close``.
+        config: Bounds and deadlines.
+        counters: Where totals go.
+        log: The process's log.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        device: Device,
+        *,
+        config: UCMConfig,
+        counters: Counters,
+        log: Log,
+    ) -> None:
+        self._store = store
+        self._device = device
+        self._timeout = config.timeout
+        self._log = log
+        self._counters = counters
+        self._mailbox: Mailbox[Notice] = Mailbox()
+        self._recorder = Recorder(counters, self._mailbox)
+        self._pipeline = Pipeline(
+            store,
+            device,
+            queue=config.queue,
+            timeout=config.timeout,
+            recorder=self._recorder,
+            on_failure=self._fail,
+        )
+        self._open: dict[TransferId, Ticket] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started = threading.Event()
+        self._failure_lock = threading.Lock()
+        self._failure = ""
+        self._closed = False
+        self._thread = threading.Thread(target=self._main, name="ucm-loop", daemon=True)
+
+    @property
+    def failure(self) -> str:
+        """Why nothing is served any more; empty while all is well."""
+        return self._failure
+
+    @property
+    def num_open(self) -> int:
+        """Tickets whose end ``poll`` has not told yet."""
+        return len(self._open)
+
+    def start(self) -> None:
+        """
+        Start the loop thread; blocks until it serves.
+
+        Raises:
+            PipelineClosedError: The loop did not come up.
+        """
+        self._thread.start()
+        if not self._started.wait(_START_TIMEOUT_S) or self._failure:
+            raise PipelineClosedError(f"the loop did not start: {self._failure}")
+        self._log.info(
+            RUNTIME_STARTED,
+            store=type(self._store).__name__,
+            device=type(self._device).__name__,
+        )
+
+    def submit(self, orders: Iterable[Order], fence: Fence) -> list[Admission]:
+        """
+        Offer tickets; never blocks, wakes the loop once.
+
+        A refused order is settled at once; ``poll`` tells of it like of any other.
+
+        Args:
+            orders: In the order in which they are to be served.
+            fence: Behind everything the engine has done to the blocks so far.
+        """
+        admissions = [self._offer(order, fence) for order in orders]
+        if admissions:
+            self._wake()
+        return admissions
+
+    def poll(self) -> list[Notice]:
+        """Return what has happened since the last call. Never blocks."""
+        if self._started.is_set() and not self._thread.is_alive() and not self._closed:
+            self._fail("the loop thread has died")
+        notices = self._mailbox.drain()
+        for notice in notices:
+            if notice.kind is NoticeKind.SETTLED:
+                self._open.pop(notice.ticket.transfer_id, None)
+        return notices
+
+    def fence(self, transfer_ids: Sequence[int]) -> None:
+        """
+        Make sure that no save is stored with bytes the engine now overwrites.
+
+        Blocks until the named saves have read their blocks, at most the configured
+        time. A save that has not begun by then is dropped; one that is still copying
+        is marked torn and will not be committed. Unknown ids are over already.
+        """
+        tickets = [
+            ticket
+            for transfer_id in transfer_ids
+            if (ticket := self._open.get(TransferId(transfer_id))) is not None
+            and not ticket.guard.is_released
+        ]
+        if not tickets:
+            return
+        started = time.monotonic()
+        for ticket in tickets:
+            self._pipeline.queue.promote(ticket.lane_key)
+        self._wake()
+        for ticket in tickets:
+            left = started + self._timeout.fence - time.monotonic()
+            if self._failure or not ticket.guard.wait_released(max(0.0, left)):
+                ticket.guard.revoke("recycled")
+        self._wake()
+        self._counters.observe("ucm_fence_wait_seconds", time.monotonic() - started)
+
+    def flush(self, timeout: float) -> bool:
+        """Block until all accepted tickets are settled; False after *timeout* seconds."""
+        limit = time.monotonic() + timeout
+        for ticket in list(self._open.values()):
+            left = max(0.0, limit - time.monotonic())
+            if not ticket.wait_settled(left):
+                return False
+        return True
+
+    def close(self) -> None:
+        """
+        Drain for the configured time, cancel the rest, and end all threads.
+
+        Idempotent. Store and device are closed only if no thread uses them any more.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        drained = not self._failure and self.flush(self._timeout.shutdown)
+        abandoned = sum(ticket.outcome is None for ticket in self._open.values())
+        if not drained:
+            self._call_loop(self._cancel_waiting)
+        self._call_loop(self._pipeline.stop)
+        self._thread.join(self._timeout.shutdown)
+        quiet = not self._thread.is_alive()
+        quiet = quiet and self._pipeline.join_threads(self._timeout.shutdown)
+        self._settle_open("closed", OutcomeKind.CANCELLED)
+        if quiet:
+            self._store.close()
+            self._device.close()
+        self._log.info(RUNTIME_CLOSED, abandoned=abandoned, quiet=quiet)
+
+    def _offer(self, order: Order, fence: Fence) -> Admission:
+        save = order.direction is Direction.SAVE
+        limit = self._timeout.save if save else self._timeout.load
+        ticket = Ticket(
+            transfer_id=order.transfer_id,
+            direction=order.direction,
+            request_id=order.request_id,
+            generation=order.generation,
+            span=order.span,
+            row_ids=order.row_ids,
+            block_bytes=order.block_bytes,
+            deadline=time.monotonic() + limit,
+            on_release=self._recorder.released,
+            log=self._log.bind(
+                request_id=order.request_id,
+                transfer_id=order.transfer_id,
+                direction=order.direction.value,
+            ),
+        )
+        self._open[order.transfer_id] = ticket
+        queue = self._pipeline.queue
+        admission = queue.offer(Item(ticket, order.row_ids, fence))
+        self._recorder.offered(ticket, admission, queue)
+        return admission
+
+    def _wake(self) -> None:
+        self._call_loop(self._pipeline.wake)
+
+    def _call_loop(self, function: Callable[[], None]) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        with contextlib.suppress(RuntimeError):  # closed between test and call
+            self._loop.call_soon_threadsafe(function)
+
+    def _cancel_waiting(self) -> None:
+        self._pipeline.cancel_waiting("shutdown")
+
+    def _main(self) -> None:
+        """Run the loop thread; whatever ends it early fails all that is open."""
+        try:
+            anyio.run(self._serve)
+        finally:
+            if not self._closed:
+                self._fail("the loop thread has died")
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._pipeline.run(self._started.set)
+
+    def _fail(self, why: str) -> None:
+        """Fail everything once; called on the thread that noticed."""
+        with self._failure_lock:
+            if self._failure:
+                return
+            self._failure = why
+        self._log.error(RUNTIME_FAILED, error=why)
+        self._counters.set("ucm_healthy", 0)
+        self._pipeline.queue.close(Admission.FAILED)
+        self._settle_open("runtime_failed", OutcomeKind.FAILED)
+
+    def _settle_open(self, reason: str, kind: OutcomeKind) -> None:
+        for ticket in list(self._open.values()):
+            self._recorder.settle(ticket, Outcome(kind, reason))

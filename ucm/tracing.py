@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Event names of the structured log, and how a log is opened.
+
+Names are constants: renaming one is a breaking change for operators. The library never
+configures structlog globally. Where the host has configured it, events go to the
+host's loggers; otherwise to JSON lines on standard error or in a directory of the
+operator's choice.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Final, TextIO
+
+import structlog
+
+from ucm.config import LogConfig
+from ucm.errors import ConfigError
+
+__all__ = [
+    "HOLD_QUARANTINED",
+    "HOLD_RELEASED",
+    "HOLD_TAKEN",
+    "PREFIX_MATCHED",
+    "RUNTIME_CLOSED",
+    "RUNTIME_FAILED",
+    "RUNTIME_STARTED",
+    "SOURCE_RELEASED",
+    "STAGE_FAILED",
+    "STAGE_FINISHED",
+    "STAGE_STARTED",
+    "TICKET_ACCEPTED",
+    "TICKET_REFUSED",
+    "TICKET_SETTLED",
+    "Log",
+    "open_log",
+]
+
+TICKET_ACCEPTED: Final = "ticket.accepted"
+TICKET_REFUSED: Final = "ticket.refused"
+TICKET_SETTLED: Final = "ticket.settled"
+STAGE_STARTED: Final = "stage.started"
+STAGE_FINISHED: Final = "stage.finished"
+STAGE_FAILED: Final = "stage.failed"
+SOURCE_RELEASED: Final = "source.released"
+HOLD_TAKEN: Final = "hold.taken"
+HOLD_RELEASED: Final = "hold.released"
+HOLD_QUARANTINED: Final = "hold.quarantined"
+PREFIX_MATCHED: Final = "prefix.matched"
+RUNTIME_STARTED: Final = "runtime.started"
+RUNTIME_CLOSED: Final = "runtime.closed"
+RUNTIME_FAILED: Final = "runtime.failed"
+
+Log = structlog.typing.FilteringBoundLogger
+"""A structlog logger with the usual level methods."""
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
+
+
+def open_log(config: LogConfig, role: str) -> Log:
+    """
+    Return the log of one process.
+
+    Args:
+        config: Level and directory; both are unused when the host configured structlog.
+        role: Part of the file's name and bound to every event, such as ``worker-0``.
+
+    Raises:
+        ConfigError: The directory cannot be written.
+    """
+    log: Log
+    if structlog.is_configured():
+        log = structlog.get_logger("ucm").bind(role=role)
+        return log
+    log = structlog.wrap_logger(
+        structlog.WriteLogger(_stream(config, role)),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt=None, key="timestamp_s"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.level]),
+    ).bind(role=role)
+    return log
+
+
+def _stream(config: LogConfig, role: str) -> TextIO:
+    if not config.directory or config.level == "off":
+        return sys.stderr
+    path = Path(config.directory) / f"ucm-{role}-{os.getpid()}.jsonl"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as exc:
+        raise ConfigError(
+            "log.directory", config.directory, str(exc), "Name a writable directory."
+        ) from exc
+    return os.fdopen(descriptor, "a", buffering=1)
