@@ -40,6 +40,7 @@ __all__ = [
     "RowId",
     "ShardId",
     "TransferId",
+    "keyspace_prefix",
 ]
 
 BlockId = NewType("BlockId", int)

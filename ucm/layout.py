@@ -11,6 +11,7 @@ back.
 
 import enum
 import hashlib
+import json
 import math
 
 import attrs
@@ -45,7 +46,7 @@ class RowLayout:
 
     row_id: RowId
     page_bytes: int = attrs.field(validator=attrs.validators.gt(0))
-    layer_names: tuple[str, ...]
+    layer_names: tuple[str, ...] = attrs.field(validator=attrs.validators.min_len(1))
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +65,9 @@ class GroupLayout:
     group_id: GroupId
     kind: GroupKind
     block_tokens: int = attrs.field(validator=attrs.validators.gt(0))
-    window_tokens: int | None = None
+    window_tokens: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.gt(0))
+    )
     rows: tuple[RowLayout, ...]
 
     def __attrs_post_init__(self) -> None:
@@ -99,7 +102,7 @@ class GroupLayout:
         if self.window_tokens is None:
             return range(stop)
         first_token = max(0, prefix_tokens - (self.window_tokens - 1))
-        return range(min(first_token // self.block_tokens, stop), stop)
+        return range(first_token // self.block_tokens, stop)
 
 
 @attrs.frozen(kw_only=True)
@@ -157,6 +160,9 @@ class KVLayout:
     def __attrs_post_init__(self) -> None:
         if not self.groups:
             raise LayoutError("a layout needs at least one group")
+        ids = [group.group_id for group in self.groups]
+        if len(set(ids)) != len(ids):
+            raise LayoutError(f"group ids {ids} are not distinct")
         pages: dict[RowId, int] = {}
         seen: set[str] = set()
         for group in self.groups:
@@ -220,17 +226,19 @@ class KVLayout:
 
     def fingerprint(self) -> str:
         """Return a digest over everything that decides the bytes of stored blocks."""
-        lines = [
-            f"schema {_FINGERPRINT_SCHEMA}",
-            f"engine_tag {self.engine_tag}",
-            f"hash_block_tokens {self.hash_block_tokens}",
+        described = [
+            _FINGERPRINT_SCHEMA,
+            self.engine_tag,
+            self.hash_block_tokens,
+            [
+                [
+                    group.group_id,
+                    group.kind.value,
+                    group.block_tokens,
+                    group.window_tokens,
+                    [[r.row_id, r.page_bytes, r.layer_names] for r in group.rows],
+                ]
+                for group in self.groups
+            ],
         ]
-        for group in self.groups:
-            lines.append(
-                f"group {group.group_id} {group.kind.value} {group.block_tokens} "
-                f"{group.window_tokens}"
-            )
-            for row in group.rows:
-                layers = " ".join(row.layer_names)
-                lines.append(f"row {row.row_id} {row.page_bytes} {layers}")
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()

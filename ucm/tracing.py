@@ -61,7 +61,7 @@ _LEVELS = {
     "info": logging.INFO,
     "warning": logging.WARNING,
     "error": logging.ERROR,
-    "off": logging.CRITICAL + 1,
+    "off": logging.CRITICAL,  # nothing of ours is that loud
 }
 
 

@@ -40,7 +40,13 @@ class Fence(ABC):
 
 
 class Device(ABC):
-    """Moves bytes between the engine's paged blocks and host slots."""
+    """
+    Moves bytes between the engine's paged blocks and host slots.
+
+    Every method raises ``DeviceError`` for an unknown group, row, block or slot, and
+    before ``register`` or after ``close``; ``ValueError`` when aligned arguments differ
+    in length. Both are bugs of the caller, found before any byte moves.
+    """
 
     is_synchronous: bool
     """Whether ``gather`` and ``scatter`` return only after the bytes have moved."""

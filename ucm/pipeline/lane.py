@@ -11,6 +11,7 @@ caught: the lane turns it into the ticket's outcome and goes on with the next it
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -106,7 +107,7 @@ class RequestLane:
     async def run(self) -> None:
         """Serve until closed and empty."""
         receive = self._receive
-        async with anyio.create_task_group() as group:
+        async with self._send, anyio.create_task_group() as group:
             for segment in self._segments[:-1]:
                 send, following = anyio.create_memory_object_stream[Carrier](1)
                 group.start_soon(self._serve, segment, receive, send)
@@ -119,7 +120,7 @@ class RequestLane:
         receive: MemoryObjectReceiveStream[Carrier],
         send: MemoryObjectSendStream[Carrier] | None,
     ) -> None:
-        with receive:
+        with receive, send or contextlib.nullcontext():
             async for carrier in receive:
                 done = await self._step(segment, carrier)
                 if done is not None and send is not None:
@@ -129,8 +130,6 @@ class RequestLane:
                     self._settle(done.ticket, done.outcome)
                 self.num_items -= 1
                 self._on_left(self)
-        if send is not None:
-            send.close()
 
     async def _step(self, segment: Segment, carrier: Carrier) -> Carrier | None:
         """Run one segment on one item; None when its ticket has ended."""

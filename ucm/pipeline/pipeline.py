@@ -315,6 +315,9 @@ class Pipeline:
             self._copy[ticket.direction].post(Ticket.unwind, ticket)
 
     def _quarantine(self, ticket: Ticket) -> None:
+        if not ticket.guard.quarantine():
+            self._settle(ticket, Outcome(OutcomeKind.CANCELLED, "deadline"))
+            return
         self.recorder.quarantined(ticket)
         self._settle(ticket, Outcome(OutcomeKind.FAILED, "stuck"))
         self._on_failure(f"a device copy of transfer {ticket.transfer_id} is stuck")

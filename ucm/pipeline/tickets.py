@@ -4,8 +4,9 @@ Tickets: one admitted save or load of one span, and who may touch its blocks.
 
 States of a ``BlockGuard``, which stands between copy threads and the engine::
 
-    FREE ──begin──▶ COPYING ──end──▶ RELEASED
-      └──revoke──────────────────────▶ RELEASED (revoked: nothing was or will be copied)
+    FREE ──begin──▶ COPYING ──end────────▶ RELEASED
+      │                └──quarantine──▶ QUARANTINED (the copy never ended in time)
+      └──revoke────────────────────────▶ RELEASED (nothing was or will be copied)
 
 ``revoke`` on COPYING does not stop the copy; it marks the guard *torn*: the engine may
 overwrite the blocks meanwhile, so what was copied must never be committed.
@@ -100,6 +101,13 @@ class TicketOverError(PipelineError):
     """A stage came too late: the ticket was settled, or its blocks were taken back."""
 
 
+class _Guarded(enum.Enum):
+    FREE = "free"
+    COPYING = "copying"
+    RELEASED = "released"
+    QUARANTINED = "quarantined"
+
+
 class BlockGuard:
     """
     Who may touch a ticket's blocks in the engine's pool.
@@ -114,30 +122,34 @@ class BlockGuard:
     def __init__(self, on_release: Callable[[], None]) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._on_release = on_release
-        self._state = "free"
+        self._state = _Guarded.FREE
         self.revoked = ""
         self.torn = ""
 
     @property
     def is_released(self) -> bool:
         """Whether the engine may reuse the blocks."""
-        return self._state == "released"
+        return self._state is _Guarded.RELEASED
 
     @property
     def is_copying(self) -> bool:
         """Whether a copy touches the blocks right now."""
-        return self._state == "copying"
+        return self._state is _Guarded.COPYING
 
     def begin(self) -> bool:
         """Ask to touch the blocks; False when they were taken back."""
         with self._changed:
-            if self._state == "free":
-                self._state = "copying"
-            return self._state == "copying"
+            if self._state is _Guarded.FREE:
+                self._state = _Guarded.COPYING
+            return self._state is _Guarded.COPYING
 
     def end(self) -> None:
         """Tell that no copy will touch the blocks any more. Idempotent."""
-        self._release("")
+        with self._changed:
+            if self._state in (_Guarded.RELEASED, _Guarded.QUARANTINED):
+                return
+            self._mark_released("")
+        self._on_release()
 
     def revoke(self, reason: str) -> bool:
         """
@@ -148,25 +160,35 @@ class BlockGuard:
             marked torn.
         """
         with self._changed:
-            if self._state == "copying":
+            if self._state in (_Guarded.COPYING, _Guarded.QUARANTINED):
                 self.torn = self.torn or reason
                 return False
-        self._release(reason)
+            if self._state is _Guarded.RELEASED:
+                return True
+            self._mark_released(reason)
+        self._on_release()
+        return True
+
+    def quarantine(self) -> bool:
+        """Give a copy up that does not end; False when none is under way."""
+        with self._changed:
+            if self._state is not _Guarded.COPYING:
+                return False
+            self._state = _Guarded.QUARANTINED
+            self._changed.notify_all()
         return True
 
     def wait_released(self, timeout: float) -> bool:
         """Block the thread up to *timeout* seconds; return whether it is released."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._state == "released", timeout)
+            return self._changed.wait_for(
+                lambda: self._state is _Guarded.RELEASED, timeout
+            )
 
-    def _release(self, reason: str) -> None:
-        with self._changed:
-            if self._state == "released":
-                return
-            self._state = "released"
-            self.revoked = reason
-            self._changed.notify_all()
-        self._on_release()
+    def _mark_released(self, reason: str) -> None:
+        self._state = _Guarded.RELEASED
+        self.revoked = reason
+        self._changed.notify_all()
 
 
 class Ticket:

@@ -6,8 +6,9 @@ Threading: all of it runs on the engine's scheduler thread. Nothing here waits; 
 store is asked only through its index.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
 
 from ucm.blocks import ShardId, keyspace_prefix
 from ucm.errors import StoreError
@@ -23,6 +24,33 @@ from ucm.tracing import PREFIX_MATCHED
 __all__ = ["SchedulerHalf"]
 
 _MAX_STEP_BLOCKS = 16384
+
+
+class _Tables(Sequence[Sequence[int]]):
+    """A request's block tables, resolved only if somebody looks at them."""
+
+    def __init__(self, resolve: Callable[[str], Any], request_id: str) -> None:
+        self._resolve = resolve
+        self._request_id = request_id
+
+    @functools.cached_property
+    def _tables(self) -> Sequence[Sequence[int]]:
+        tables: Sequence[Sequence[int]] = self._resolve(self._request_id)
+        return tables
+
+    @overload
+    def __getitem__(self, index: int) -> Sequence[int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sequence[int]]: ...
+
+    def __getitem__(
+        self, index: int | slice
+    ) -> Sequence[int] | Sequence[Sequence[int]]:
+        return self._tables[index]
+
+    def __len__(self) -> int:
+        return len(self._tables)
 
 
 class SchedulerHalf:
@@ -143,7 +171,7 @@ class SchedulerHalf:
             computed_tokens=computed_tokens,
             scheduled_tokens=output.num_scheduled_tokens[request_id],
             hashes=self._requests[request_id].block_hashes,
-            tables=output.kv_connector_block_state.get_block_ids(request_id),
+            tables=_Tables(output.kv_connector_block_state.get_block_ids, request_id),
             new_block_ids=new_block_ids,
             is_new=is_new,
         )

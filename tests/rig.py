@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small engine's memory, a store and a runtime around it, for tests."""
+
+import contextlib
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+import structlog
+import torch
+
+from ucm.blocks import BlockId, BlockSpan, GroupId, KeyPacker, PackedKey, RowId
+from ucm.blocks import RequestId, ShardId, TransferId
+from ucm.config import UCMConfig
+from ucm.devices.abc import Device
+from ucm.devices.cpu import CPUDevice
+from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
+from ucm.metrics import Counters
+from ucm.pipeline.pipeline import Notice, NoticeKind
+from ucm.pipeline.tickets import Direction, Outcome
+from ucm.runtime import Order, Runtime
+from ucm.stores.abc import Store
+from ucm.stores.memory import MemoryStore
+from ucm.testing.faults import FaultDevice, FaultPlan, FaultStore
+
+NUM_BLOCKS = 64
+NUM_ROWS = 3
+PAGE_BYTES = 512
+LAYERS = tuple(f"layer.{row}" for row in range(NUM_ROWS))
+LAYOUT = KVLayout(
+    groups=(
+        GroupLayout(
+            group_id=GroupId(0),
+            kind=GroupKind.FULL,
+            block_tokens=16,
+            rows=tuple(
+                RowLayout(row_id=RowId(row), page_bytes=PAGE_BYTES, layer_names=(name,))
+                for row, name in enumerate(LAYERS)
+            ),
+        ),
+    ),
+    hash_block_tokens=16,
+    engine_tag="test",
+)
+BLOCK_BYTES = LAYOUT.max_block_bytes
+KEYSPACE_DIGEST = bytes(range(16))
+_PACKER = KeyPacker(KEYSPACE_DIGEST, GroupId(0), ShardId(0))
+
+
+def keys_of(*numbers: int) -> tuple[PackedKey, ...]:
+    """Return the packed keys of content numbers."""
+    return tuple(_PACKER.pack(number.to_bytes(32, "big") for number in numbers))
+
+
+def order(
+    transfer_id: int,
+    direction: Direction,
+    contents: range,
+    blocks: range,
+    request: str = "r",
+) -> Order:
+    """Return an order for *contents* in engine blocks *blocks*."""
+    return Order(
+        transfer_id=TransferId(transfer_id),
+        direction=direction,
+        request_id=RequestId(request),
+        generation=1,
+        span=BlockSpan(
+            GroupId(0), tuple(BlockId(at) for at in blocks), keys_of(*contents)
+        ),
+        row_ids=tuple(RowId(row) for row in range(NUM_ROWS)),
+        block_bytes=BLOCK_BYTES,
+    )
+
+
+def null_log() -> structlog.typing.FilteringBoundLogger:
+    """Return a log that keeps nothing."""
+    log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+        structlog.ReturnLogger(),
+        processors=[lambda _, __, event: str(event)],
+        wrapper_class=structlog.make_filtering_bound_logger(0),
+    )
+    return log
+
+
+@attrs.define
+class Rig:
+    """Everything a pipeline test needs to look at."""
+
+    runtime: Runtime
+    store: Store
+    device: Device
+    memory: torch.Tensor
+    counters: Counters
+    plan: FaultPlan
+    notices: list[Notice] = attrs.Factory(list)
+
+    def submit(self, *orders: Order) -> list[str]:
+        """Submit and return the admissions' words."""
+        fence = self.device.lease(None)
+        return [one.value for one in self.runtime.submit(orders, fence)]
+
+    def settle(self, timeout: float = 5.0) -> dict[int, Outcome]:
+        """Wait until all is settled and return the outcomes by transfer id."""
+        assert self.runtime.flush(timeout)
+        return self.outcomes()
+
+    def poll(self) -> list[Notice]:
+        """Take new notices and remember them."""
+        new = self.runtime.poll()
+        self.notices.extend(new)
+        return new
+
+    def outcomes(self) -> dict[int, Outcome]:
+        """Return all outcomes told so far."""
+        self.poll()
+        return {
+            notice.ticket.transfer_id: notice.outcome
+            for notice in self.notices
+            if notice.outcome is not None
+        }
+
+    def told(self, kind: NoticeKind) -> list[int]:
+        """Return the transfer ids of all notices of a kind so far."""
+        self.poll()
+        return [n.ticket.transfer_id for n in self.notices if n.kind is kind]
+
+    def content(self, blocks: range) -> bytes:
+        """Return the bytes of engine blocks, row by row."""
+        return self.memory[:, blocks.start : blocks.stop].contiguous().numpy().tobytes()
+
+    def fill(self, blocks: range, seed: int) -> bytes:
+        """Write random bytes into engine blocks and return them."""
+        rng = np.random.default_rng(seed)
+        shape = (NUM_ROWS, len(blocks), PAGE_BYTES)
+        data = rng.integers(0, 256, shape, dtype=np.uint8)
+        self.memory[:, blocks.start : blocks.stop] = torch.from_numpy(data)
+        return self.content(blocks)
+
+
+@contextlib.contextmanager
+def running(
+    config: dict[str, object] | None = None,
+    plan: FaultPlan | None = None,
+    capacity_blocks: int = 256,
+) -> Iterator[Rig]:
+    """Run a rig; closes it at the end and checks that nothing is left."""
+    memory = torch.zeros((NUM_ROWS, NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
+    plan = plan or FaultPlan()
+    inner = MemoryStore(capacity_blocks=capacity_blocks, block_bytes=BLOCK_BYTES)
+    cpu = CPUDevice(NUM_BLOCKS)
+    cpu.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
+    store, device = FaultStore(inner, plan), FaultDevice(cpu, plan)
+    counters = Counters()
+    runtime = Runtime(
+        store,
+        device,
+        config=UCMConfig.from_mapping(config or {}),
+        counters=counters,
+        log=null_log(),
+    )
+    runtime.start()
+    try:
+        yield Rig(runtime, inner, device, memory, counters, plan)
+    finally:
+        runtime.close()

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+A small engine with workers, to drive the adapter the way a real one does.
+
+It keeps what every block of its pool really holds: a request must find its whole needed
+prefix whenever it runs. Fences and deferrals are compared with the tickets that the
+workers have in hand.
+"""
+
+from collections import deque
+
+import attrs
+
+from tests.scheduler.model import hashes_of, make_adapter
+from tests.scheduler.workers import Content, Ticket, Workers
+from ucm.layout import GroupLayout, KVLayout
+from ucm.scheduler.messages import SpanOrder, TransferKind
+from ucm.scheduler.requests import Disposition, ScheduledRequest, StepFacts
+
+
+@attrs.define
+class Request:
+    """What the engine knows of a request."""
+
+    request_id: str
+    family: str
+    num_tokens: int
+    state: str = "waiting"
+    life: int = 0
+    computed: int = 0
+    tables: list[list[int]] = attrs.Factory(list)
+    unseen: list[list[int]] = attrs.Factory(list)
+    is_new: bool = True
+    generation: int = 0
+    failed: bool = False
+
+
+class Host(Workers):
+    """The engine's scheduler, its block pool and its workers."""
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        num_blocks: int,
+        num_ranks: int = 2,
+        loads_in_step: bool = False,
+        max_step_blocks: int = 1000,
+    ) -> None:
+        super().__init__(num_ranks)
+        self.layout = layout
+        self.adapter = make_adapter(
+            layout,
+            self.index,
+            num_ranks=num_ranks,
+            shards=num_ranks,
+            span_blocks=3,
+            max_step_blocks=max_step_blocks,
+            full_hits=not loads_in_step,
+        )
+        self.num_blocks = num_blocks
+        self.loads_in_step = loads_in_step
+        self.free = deque(range(1, num_blocks + 1))
+        self.requests: dict[str, Request] = {}
+        self.told: dict[tuple[str, str], set[int]] = {}
+        self.generations: dict[int, tuple[str, int]] = {}
+        self.lives = 0
+
+    # The engine.
+
+    def add(self, request_id: str, family: str, num_tokens: int) -> None:
+        """Take a request whose id is free."""
+        self.requests[request_id] = Request(request_id, family, num_tokens)
+
+    def step(self, *, admit: list[str], preempt: list[str], chunk: int) -> None:
+        """Schedule, plan and run one step."""
+        preempted: set[str] = set()
+        batch: list[tuple[Request, int]] = []
+        for request_id in preempt:
+            self._preempt(self.requests[request_id], preempted)
+        for request in list(self.requests.values()):
+            if request.state == "running":
+                self._schedule(request, chunk, batch, preempted)
+        for request_id in sorted(set(admit) - preempted):
+            self._admit(self.requests[request_id], chunk, batch, preempted)
+        facts = StepFacts(
+            scheduled=tuple(self._facts_of(*each) for each in batch),
+            preempted=frozenset(preempted),
+        )
+        self._run(facts, batch)
+
+    def finish(self, request_id: str) -> None:
+        """End a request in whatever state it is."""
+        request = self.requests[request_id]
+        expected = Disposition.FREE_NOW
+        if any(
+            ticket.to_release and ticket.order.request_id == request_id
+            for ticket in self.tickets.values()
+            if ticket.order.kind is TransferKind.SAVE and ticket.life == request.life
+        ):
+            expected = Disposition.DEFER
+        answer = self.adapter.request_finished(request_id)
+        assert expected is answer
+        assert answer is self.adapter.request_finished(request_id)
+        self.count(answer.value)
+        if answer is Disposition.DEFER:
+            assert request.state == "running"
+            request.state = "deferred"
+        elif request.state == "loading":
+            request.state = "ended_loading"
+        else:
+            self._free(request)
+            del self.requests[request_id]
+
+    def _admit(
+        self,
+        request: Request,
+        chunk: int,
+        batch: list[tuple[Request, int]],
+        preempted: set[str],
+    ) -> None:
+        if request.state == "loaded":
+            self.adapter.blocks_allocated(
+                request.request_id,
+                request.tables,
+                self._hashes(request),
+                computed_tokens=request.computed,
+                external_tokens=0,
+            )
+        else:
+            request.is_new = True
+            found = self._match(request)
+            if found or not request.failed:
+                # After a failed load the same life goes on without one.
+                self.lives += 1
+                request.life = self.lives
+            needed = found
+            if not found or self.loads_in_step:
+                needed += min(chunk, request.num_tokens - found)
+            if not self._allocate(request, needed):
+                self._free(request)
+                return
+            self._slide(request, found)
+            self.adapter.blocks_allocated(
+                request.request_id,
+                request.tables,
+                self._hashes(request),
+                computed_tokens=0,
+                external_tokens=found,
+            )
+            request.failed = False
+            if found:
+                self.count("load")
+                request.computed = found
+                request.state = "loading"
+                if not self.loads_in_step:
+                    return
+        request.state = "running"
+        self._schedule(request, chunk, batch, preempted)
+
+    def _match(self, request: Request) -> int:
+        asked = (request.request_id, request.num_tokens, self._hashes(request), 0)
+        before = self.adapter.counts()
+        found = self.adapter.match_prefix(*asked)
+        assert found == self.adapter.match_prefix(*asked)
+        assert before == self.adapter.counts()
+        return found.tokens
+
+    def _schedule(
+        self,
+        request: Request,
+        chunk: int,
+        batch: list[tuple[Request, int]],
+        preempted: set[str],
+    ) -> None:
+        count = min(chunk, request.num_tokens - request.computed)
+        self._slide(request, request.computed)
+        if self._allocate(request, request.computed + count):
+            batch.append((request, count))
+        elif request.is_new:
+            request.state = "loaded"
+        else:
+            self._preempt(request, preempted)
+
+    def _facts_of(self, request: Request, count: int) -> ScheduledRequest:
+        new, request.unseen = request.unseen, [[] for _ in self.layout.groups]
+        if request.is_new:
+            new = [list(table) for table in request.tables]
+        is_new, request.is_new = request.is_new, False
+        return ScheduledRequest(
+            request_id=request.request_id,
+            computed_tokens=request.computed,
+            scheduled_tokens=count,
+            hashes=self._hashes(request),
+            tables=[list(table) for table in request.tables],
+            new_block_ids=new,
+            is_new=is_new,
+        )
+
+    def _hashes(self, request: Request) -> list[bytes]:
+        size = self.layout.hash_block_tokens
+        return hashes_of(request.family, request.num_tokens // size)
+
+    def _allocate(self, request: Request, tokens: int) -> bool:
+        if not request.tables:
+            request.tables = [[] for _ in self.layout.groups]
+            request.unseen = [[] for _ in self.layout.groups]
+        for at, group in enumerate(self.layout.groups):
+            while len(request.tables[at]) * group.block_tokens < tokens:
+                if not self.free:
+                    return False
+                block_id = self.free.popleft()
+                request.tables[at].append(block_id)
+                request.unseen[at].append(block_id)
+        return True
+
+    def _slide(self, request: Request, computed: int) -> None:
+        """Give back the blocks that the next token's window does not reach."""
+        for at, group in enumerate(self.layout.groups):
+            for i in range(self._first_needed(group, computed)):
+                if request.tables[at][i]:
+                    self.free.append(request.tables[at][i])
+                    request.tables[at][i] = 0
+                    self.count("recycled")
+
+    def _preempt(self, request: Request, preempted: set[str]) -> None:
+        self.count("preempted")
+        preempted.add(request.request_id)
+        self._free(request)
+        self.lives += 1
+        request.life = self.lives
+        request.state = "waiting"
+
+    def _free(self, request: Request) -> None:
+        for table in request.tables:
+            self.free.extend(block_id for block_id in reversed(table) if block_id)
+        request.tables, request.unseen, request.computed = [], [], 0
+
+    # One step of the workers.
+
+    def _run(self, facts: StepFacts, batch: list[tuple[Request, int]]) -> None:
+        held = {
+            transfer_id
+            for transfer_id, ticket in self.tickets.items()
+            if ticket.order.kind is TransferKind.SAVE and ticket.to_release
+        }
+        plan = self.adapter.plan_step(facts)
+        self.adapter.validate()
+        written = self._written(facts, plan.loads)
+        expected = {
+            transfer_id
+            for transfer_id in held
+            if written.intersection(self.tickets[transfer_id].order.block_ids)
+        }
+        assert expected == set(plan.fences)
+        for transfer_id in plan.fences:
+            self.count("fenced")
+            for rank in list(self.tickets[transfer_id].to_read):
+                self.read(rank, transfer_id)
+        self._accept(plan.loads)
+        if self.loads_in_step:
+            for order in plan.loads:
+                self.load_everywhere(order)
+        for request, count in batch:
+            self._forward(request, count)
+        self._accept(plan.saves)
+        for each in plan.deferred:
+            assert self.requests[each.request_id].state == "deferred"
+            for worker in self.ranks:
+                worker.deferred.add((each.request_id, each.generation))
+        if self.loads_in_step and plan.loads:
+            for rank in range(len(self.ranks)):
+                self.report(rank)
+
+    def _written(self, facts: StepFacts, loads: tuple[SpanOrder, ...]) -> set[int]:
+        """Return the blocks that get new content in this step."""
+        written = {block_id for order in loads for block_id in order.block_ids}
+        for each in facts.scheduled:
+            for at, group in enumerate(self.layout.groups):
+                shared = (
+                    each.computed_tokens // group.block_tokens if each.is_new else 0
+                )
+                new = set(each.new_block_ids[at])
+                written |= new.difference(each.tables[at][:shared])
+        return written
+
+    def _accept(self, orders: tuple[SpanOrder, ...]) -> None:
+        for order in orders:
+            life = self.requests[order.request_id].life
+            owner = self.generations.setdefault(
+                order.generation, (order.request_id, life)
+            )
+            assert (order.request_id, life) == owner
+            assert order.transfer_id not in self.tickets
+            assert 0 not in order.block_ids
+            assert 3 >= len(order.block_ids)
+            everyone = set(range(len(self.ranks)))
+            self.tickets[order.transfer_id] = Ticket(
+                order, life, set(everyone), set(everyone), set(everyone)
+            )
+            if order.kind is TransferKind.LOAD:
+                self.requests[order.request_id].generation = order.generation
+                for rank in self.ranks:
+                    rank.loading.setdefault(order.request_id, set()).add(
+                        order.transfer_id
+                    )
+
+    def _forward(self, request: Request, count: int) -> None:
+        end = request.computed + count
+        is_clean = self._prefix_is_clean(request)
+        assert is_clean or self.loads_in_step
+        hashes = self._hashes(request)
+        for at, group in enumerate(self.layout.groups):
+            size = group.block_tokens
+            for i in range(request.computed // size, -(-end // size)):
+                content: Content = None
+                if is_clean and (i + 1) * size <= end:
+                    content = (at, hashes[self.layout.hash_index(group, i)])
+                self.content[request.tables[at][i]] = content
+        request.computed = end
+        request.num_tokens = max(request.num_tokens, end + 1)
+
+    def _prefix_is_clean(self, request: Request) -> bool:
+        hashes = self._hashes(request)
+        for at, group in enumerate(self.layout.groups):
+            for i in range(
+                self._first_needed(group, request.computed),
+                request.computed // group.block_tokens,
+            ):
+                name = self.layout.hash_index(group, i)
+                if self.content[request.tables[at][i]] != (at, hashes[name]):
+                    return False
+        return True
+
+    def _first_needed(self, group: GroupLayout, computed: int) -> int:
+        if group.window_tokens is None:
+            return 0
+        return max(0, computed - group.window_tokens + 1) // group.block_tokens
+
+    # What the workers report.
+
+    def report(self, number: int) -> None:
+        """Send what a rank has to tell, and then what the engine makes of it."""
+        self.adapter.apply_report(self.take_report(number))
+        for request_id in self.take_received(number):
+            if self._all_told("receiving", request_id, number):
+                self.adapter.loads_finished({request_id})
+                self._received(self.requests[request_id])
+        for request_id in self.take_sent(number):
+            if self._all_told("sending", request_id, number):
+                assert self.requests[request_id].state == "deferred"
+                self._free(self.requests.pop(request_id))
+                self.adapter.deferral_ended({request_id})
+        self.adapter.validate()
+
+    def _all_told(self, direction: str, request_id: str, rank: int) -> bool:
+        told = self.told.setdefault((direction, request_id), set())
+        assert rank not in told
+        told.add(rank)
+        if len(told) < len(self.ranks):
+            return False
+        del self.told[direction, request_id]
+        return True
+
+    def _received(self, request: Request) -> None:
+        request.failed = request.generation in self.failed
+        if self.loads_in_step:
+            if request.failed and request.state == "running":
+                # Everything from the first bad block on is computed again.
+                request.computed = 0
+            return
+        assert request.state in {"loading", "ended_loading"}
+        if request.state == "ended_loading":
+            self._free(request)
+            del self.requests[request.request_id]
+        elif request.failed:
+            self._free(request)
+            request.state = "waiting"
+        else:
+            request.state = "loaded"
+            if request.computed == request.num_tokens:
+                self.count("full_hit")
+                request.computed -= 1
+
+    def drain(self) -> None:
+        """End all requests and let the workers come to rest."""
+        for request_id, request in list(self.requests.items()):
+            if request.state in {"waiting", "loading", "loaded", "running"}:
+                self.finish(request_id)
+        for _ in range(3):
+            self.step(admit=[], preempt=[], chunk=1)
+            for rank in range(len(self.ranks)):
+                while self.work(rank, 0):
+                    pass
+                self.report(rank)
+        assert {} == self.requests
+        assert {} == self.tickets
+        assert set(range(1, self.num_blocks + 1)) == set(self.free)
+        assert self.num_blocks == len(self.free)
+        assert self.adapter.is_idle, self.adapter.counts()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter under a small engine that does what it likes."""
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+
+from tests.scheduler.host import Host
+from tests.scheduler.model import make_layout
+
+HYBRID = ((4, None), (8, 10), (8, 5))
+NAMES = [f"r{at}" for at in range(6)]
+
+
+def _act(host: Host, dice: random.Random) -> None:
+    """Do one random thing."""
+    by_state = {
+        state: [name for name, each in host.requests.items() if each.state == state]
+        for state in ("waiting", "loading", "loaded", "running", "deferred")
+    }
+    what = dice.random()
+    if what < 0.12:
+        unused = [name for name in NAMES if name not in host.requests]
+        if unused:
+            # Lengths that end with a block are likely, so that whole prompts hit.
+            length = dice.choice([dice.randint(3, 60), 8 * dice.randint(1, 2)])
+            host.add(dice.choice(unused), dice.choice("abc"), length)
+    elif what < 0.5:
+        ready = by_state["waiting"] + by_state["loaded"]
+        running = by_state["running"]
+        host.step(
+            admit=[name for name in ready if dice.random() < 0.7],
+            preempt=[name for name in running if dice.random() < 0.1],
+            chunk=dice.choice([1, 3, 8, 24]),
+        )
+    elif what < 0.78:
+        host.work(
+            dice.randrange(len(host.ranks)),
+            dice.randrange(100),
+            stored=dice.random() < 0.9,
+        )
+    elif what < 0.9:
+        host.report(dice.randrange(len(host.ranks)))
+    elif what < 0.97:
+        alive = [name for state in by_state for name in by_state[state]]
+        alive = [name for name in alive if name not in by_state["deferred"]]
+        if alive:
+            host.finish(dice.choice(alive))
+    elif what < 0.975:
+        host.fail_next_load = dice.choice(["corrupt", "deadline"])
+    elif what < 0.976:
+        host.adapter.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("groups", "loads_in_step", "max_step_blocks", "acts"),
+    [
+        pytest.param(HYBRID, False, 1000, 10_000, id="hybrid"),
+        pytest.param(HYBRID, False, 2, 4000, id="hybrid-few-blocks-a-step"),
+        pytest.param(((4, None),), True, 1000, 4000, id="loads-in-step"),
+        pytest.param(((4, 9),), False, 1000, 10_000, id="windows-only"),
+    ],
+)
+def test_random_acts_leave_nothing_behind(
+    groups: tuple[tuple[int, int | None], ...],
+    loads_in_step: bool,
+    max_step_blocks: int,
+    acts: int,
+) -> None:
+    """S1-15: After thousands of acts of every kind no container has anything left.
+
+    No save read a block that was not its own any more, and every kind of act happened.
+    """
+    dice = random.Random(7)
+    host = Host(
+        make_layout(*groups),
+        num_blocks=60,
+        loads_in_step=loads_in_step,
+        max_step_blocks=max_step_blocks,
+    )
+    for _ in range(acts):
+        _act(host, dice)
+    host.drain()
+    assert 0 == host.adapter.stray_reports
+    kinds = {"load", "fenced", "preempted", "defer", "free_now", "corrupt", "deadline"}
+    if max_step_blocks > 2 and len(groups) > 1:
+        kinds |= {"recycled", "full_hit"}
+    assert kinds <= set(host.seen), host.seen
+
+
+class HostMachine(RuleBasedStateMachine):
+    """A random engine, shrunk to the shortest run that breaks something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = Host(make_layout(*HYBRID), num_blocks=40)
+
+    def _in(self, *states: str) -> list[str]:
+        return [
+            name for name, each in self.host.requests.items() if each.state in states
+        ]
+
+    @precondition(lambda self: len(self.host.requests) < len(NAMES))
+    @rule(family=st.sampled_from("ab"), num_tokens=st.integers(3, 40))
+    def add(self, family: str, num_tokens: int) -> None:
+        """Let a request come in."""
+        name = next(name for name in NAMES if name not in self.host.requests)
+        self.host.add(name, family, num_tokens)
+
+    @rule(data=st.data(), chunk=st.sampled_from([1, 3, 8, 24]))
+    def step(self, data: st.DataObject, chunk: int) -> None:
+        """Run one engine step."""
+        admit = data.draw(st.sets(st.sampled_from(NAMES)), label="admit")
+        preempt = data.draw(st.sets(st.sampled_from(NAMES)), label="preempt")
+        self.host.step(
+            admit=[each for each in self._in("waiting", "loaded") if each in admit],
+            preempt=[each for each in self._in("running") if each in preempt],
+            chunk=chunk,
+        )
+
+    @rule(rank=st.integers(0, 1), pick=st.integers(0, 9), stored=st.booleans())
+    def work(self, rank: int, pick: int, stored: bool) -> None:
+        """Let a worker do one thing."""
+        self.host.work(rank, pick, stored=stored)
+
+    @rule(rank=st.integers(0, 1))
+    def report(self, rank: int) -> None:
+        """Let a worker report."""
+        self.host.report(rank)
+
+    @rule(reason=st.sampled_from(["corrupt", "deadline"]))
+    def fail(self, reason: str) -> None:
+        """Plan the failure of the next load."""
+        self.host.fail_next_load = reason
+
+    @precondition(lambda self: self._in("waiting", "loading", "loaded", "running"))
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        """End or abort a request."""
+        alive = self._in("waiting", "loading", "loaded", "running")
+        self.host.finish(data.draw(st.sampled_from(alive)))
+
+    @invariant()
+    def holds(self) -> None:
+        """Check the adapter's own invariants."""
+        self.host.adapter.validate()
+
+    def teardown(self) -> None:
+        """Bring everything to an end; nothing may be left."""
+        self.host.drain()
+
+
+class TestHostMachine(HostMachine.TestCase):
+    """S1-15, S1-16, S1-22: No order of acts breaks a fence, a deferral or a hold."""
+
+    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+pytest.mark.slow(TestHostMachine)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is loaded, and what follows when a load fails."""
+
+import pytest
+
+from tests.scheduler.model import (
+    HASHES,
+    HYBRID,
+    SetIndex,
+    facts,
+    failure_of,
+    load,
+    loaded,
+    make_adapter,
+    prefill,
+    saved,
+    saved_blocks,
+    scheduled,
+)
+from ucm.errors import LayoutError
+from ucm.scheduler.adapter import SchedulerAdapter
+from ucm.scheduler.matching import MatchReason, PrefixMatch
+from ucm.scheduler.messages import StepPlan, StepReport
+from ucm.scheduler.requests import Disposition, StepFacts
+
+
+class TestLoads:
+    def test_only_external_tokens_decide(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """H-07: Nothing is loaded without external tokens, whatever was matched."""
+        index.put(0, HASHES[:2])
+        assert 8 == adapter.match_prefix("r", 9, HASHES[:2], 0).tokens
+        adapter.blocks_allocated(
+            "r", [[1, 2]], HASHES[:2], computed_tokens=0, external_tokens=0
+        )
+        assert StepPlan(step=1) == adapter.plan_step(StepFacts())
+        assert [] == index.touched
+
+    def test_load_leaves_out_what_is_computed_and_is_touched(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """S3-08: Only blocks beyond the computed ones are loaded, and kept from LRU."""
+        (order,) = load(adapter, "r", [1, 2, 3], computed=4)
+        assert (2, 3) == order.block_ids
+        assert HASHES[1:3] == order.split_hashes()
+        assert 2 == len(index.touched)
+
+    def test_second_call_with_zero_keeps_theload(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """H-07: The call after a load, with 0, changes nothing."""
+        for external in (4, 0):
+            adapter.blocks_allocated(
+                "r", [[1]], HASHES[:1], computed_tokens=0, external_tokens=external
+            )
+        assert 1 == len(adapter.plan_step(StepFacts()).loads)
+
+    def test_window_group_loads_its_window_without_null_blocks(
+        self, index: SetIndex
+    ) -> None:
+        """Blocks that no attention reaches, and null blocks, are not loaded."""
+        adapter = make_adapter(HYBRID, index)
+        adapter.blocks_allocated(
+            "r",
+            [[1, 2, 3, 4, 5, 6], [0, 0, 7]],
+            HASHES[:6],
+            computed_tokens=0,
+            external_tokens=24,
+        )
+        plan = adapter.plan_step(StepFacts())
+        blocks = {order.group_id: order.block_ids for order in plan.loads}
+        assert {0: (1, 2, 3, 4, 5, 6), 1: (7,)} == blocks
+        adapter.validate()
+
+    def test_load_into_no_block_is_refused(self, adapter: SchedulerAdapter) -> None:
+        """A load that no ticket would ever end raises instead of hanging."""
+        with pytest.raises(LayoutError, match="no block to load them into"):
+            load(adapter, "r", [0, 0])
+
+    def test_loaded_blocks_are_not_saved_again(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """What came from the store is there, and only the rest is saved."""
+        orders = load(adapter, "r", [1, 2])
+        adapter.apply_report(loaded(*orders))
+        adapter.loads_finished({"r"})
+        asked = index.asked
+        request = scheduled("r", HASHES[:3], [[1, 2, 3]], 8, 4, is_new=True)
+        assert {0: [3]} == saved_blocks(adapter.plan_step(facts(request)))
+        assert asked == index.asked
+
+    def test_whole_prompt_hit_saves_nothing(self, adapter: SchedulerAdapter) -> None:
+        """H-08: The block of the one token that is computed again is stored already."""
+        adapter.apply_report(loaded(*load(adapter, "r", [1, 2])))
+        request = scheduled("r", HASHES[:2], [[1, 2]], 7, 1, is_new=True)
+        assert adapter.plan_step(facts(request)).is_empty
+
+    def test_blocks_on_top_of_an_open_load_wait(self, on_two: SchedulerAdapter) -> None:
+        """Nothing is saved that was computed on a prefix which may yet fail."""
+        (order,) = load(on_two, "r", [1])
+        first = scheduled("r", HASHES[:2], [[1, 2]], 4, 4, is_new=True)
+        assert () == on_two.plan_step(facts(first)).saves
+        on_two.apply_report(loaded(order, rank=0))
+        sharer = scheduled("s", HASHES[:2], [[1, 3]], 4, 4, is_new=True)
+        assert () == on_two.plan_step(facts(sharer)).saves
+        on_two.apply_report(loaded(order, rank=1))
+        later = [
+            scheduled("r", HASHES[:2], [[1, 2]], 8, 1),
+            scheduled("s", HASHES[:2], [[1, 3]], 8, 1),
+        ]
+        # The sharer looks its prefix up, and the block that both have is saved once.
+        assert {0: [2, 1]} == saved_blocks(on_two.plan_step(facts(*later)))
+
+    def test_aborted_load_ends_without_a_deferral(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """H-02: A request that ends while it loads is reported for the load only."""
+        adapter.blocks_allocated(
+            "r", [[1]], HASHES[:1], computed_tokens=0, external_tokens=4
+        )
+        assert Disposition.FREE_NOW is adapter.request_finished("r")
+        plan = adapter.plan_step(StepFacts())
+        assert (1, ()) == (len(plan.loads), plan.deferred)
+        assert not adapter.is_idle
+        adapter.loads_finished({"r"})
+        assert adapter.is_idle
+
+
+class TestFailures:
+    def test_failed_block_is_a_miss_until_it_is_saved(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """A block whose load failed is not matched again before it was saved anew."""
+        index.put(0, HASHES[:2])
+        (order,) = load(adapter, "r", [1, 2])
+        adapter.apply_report(
+            StepReport(
+                rank=0,
+                loads_done=(order.transfer_id,),
+                failures=(failure_of(order, 1),),
+            )
+        )
+        assert 4 == adapter.match_prefix("r", 12, HASHES[:3], 0).tokens
+        request = scheduled("r", HASHES[:3], [[1, 2, 3]], 0, 12, is_new=True)
+        plan = adapter.plan_step(facts(request))
+        assert {0: [1, 2, 3]} == saved_blocks(plan)
+        adapter.apply_report(saved(*plan.saves))
+        assert 8 == adapter.match_prefix("s", 12, HASHES[:3], 0).tokens
+
+    def test_denied_block_of_a_local_hit_is_saved(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """A denied block does not count as stored when saves are planned."""
+        index.put(0, HASHES[:2])
+        (order,) = load(adapter, "r", [1, 2])
+        adapter.apply_report(StepReport(rank=0, failures=(failure_of(order, 0),)))
+        request = scheduled("s", HASHES[:2], [[3, 4]], 8, 1, is_new=True)
+        assert {0: [3]} == saved_blocks(adapter.plan_step(facts(request)))
+
+    def test_failure_that_names_no_block_ends_all_loads_of_the_life(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """A load that failed for no block's fault is not tried for ever."""
+        index.put(0, HASHES[:2])
+        (order,) = load(adapter, "r", [1, 2])
+        adapter.apply_report(
+            StepReport(
+                rank=0,
+                loads_done=(order.transfer_id,),
+                failures=(failure_of(order, None, "deadline"),),
+            )
+        )
+        expected = PrefixMatch(0, MatchReason.LOAD_FAILED)
+        assert expected == adapter.match_prefix("r", 12, HASHES[:3], 0)
+        assert 8 == adapter.match_prefix("s", 12, HASHES[:3], 0).tokens
+        adapter.plan_step(facts(prefill("r", [1, 2, 3])))
+        adapter.plan_step(facts(preempted=["r"]))
+        assert 8 == adapter.match_prefix("r", 12, HASHES[:3], 0).tokens
+
+    def test_prefix_that_survived_a_failed_load_is_left_alone(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """After a failed load only what is computed anew is saved."""
+        (order,) = load(adapter, "r", [1, 2])
+        asked = index.asked
+        adapter.apply_report(
+            StepReport(
+                rank=0,
+                loads_done=(order.transfer_id,),
+                failures=(failure_of(order, 1),),
+            )
+        )
+        request = scheduled("r", HASHES[:2], [[1, 2]], 4, 4, is_new=True)
+        assert {0: [2]} == saved_blocks(adapter.plan_step(facts(request)))
+        assert asked == index.asked
+
+    def test_failed_load_is_a_failure_for_all_that_share_its_blocks(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """A request that shares blocks of a failed load saves none of its prefix."""
+        (order,) = load(adapter, "r", [1])
+        sharer = scheduled("s", HASHES[:2], [[1, 3]], 4, 4, is_new=True)
+        adapter.plan_step(facts(sharer))
+        failed = failure_of(order, 0)
+        adapter.apply_report(StepReport(rank=0, failures=(failed,)))
+        adapter.apply_report(loaded(order))
+        again = scheduled("s", HASHES[:2], [[1, 3]], 4, 4)
+        assert {0: [3]} == saved_blocks(adapter.plan_step(facts(again)))
+
+    def test_failure_after_the_end_of_its_load_still_counts(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """A failure that comes later than the end of the load is not lost."""
+        (order,) = load(adapter, "r", [1])
+        adapter.apply_report(loaded(order))
+        adapter.apply_report(StepReport(rank=0, failures=(failure_of(order, None),)))
+        reason = adapter.match_prefix("r", 9, HASHES[:2], 0).reason
+        assert MatchReason.LOAD_FAILED is reason
+
+    def test_late_hashes_after_a_failed_load_lose_no_block(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """Blocks that were computed before their hash was known are saved then."""
+        (order,) = load(adapter, "r", [1])
+        adapter.apply_report(StepReport(rank=0, failures=(failure_of(order, 0),)))
+        adapter.apply_report(loaded(order))
+        first = scheduled("r", [], [[1, 2]], 0, 4, is_new=True)
+        assert {} == saved_blocks(adapter.plan_step(facts(first)))
+        later = scheduled("r", HASHES[:2], [[1, 2]], 4, 4)
+        assert {0: [1, 2]} == saved_blocks(adapter.plan_step(facts(later)))
+
+    def test_failure_of_a_former_life_leaves_the_present_one_alone(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """S1-16: A failure that is reported late counts for its own life only."""
+        (late,) = load(adapter, "r", [1])
+        (order,) = load(adapter, "r", [2])
+        adapter.apply_report(StepReport(rank=0, failures=(failure_of(late, None),)))
+        reason = adapter.match_prefix("r", 9, HASHES[:2], 0).reason
+        assert MatchReason.MISS is reason
+        adapter.apply_report(loaded(late, order))
+
+    def test_reset_forgets_what_was_denied_and_keeps_holds(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """A cleared store is believed again, but the device may still read blocks."""
+        adapter.plan_step(facts(prefill("r", [1])))
+        (order,) = load(adapter, "s", [2])
+        adapter.apply_report(StepReport(rank=0, failures=(failure_of(order, 0),)))
+        before = adapter.counts()
+        adapter.reset()
+        assert {**before, "denied_keys": 0} == adapter.counts()
+        assert (1, 1) == (before["denied_keys"], before["holds"])

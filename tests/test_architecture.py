@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules about the shape of the code that no linter knows. Floors: ``lint-imports``."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = sorted((ROOT / "ucm").rglob("*.py"))
+EVERYTHING = [
+    path
+    for folder in ("ucm", "tests", "examples", "benchmarks", "scripts")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+MAX_LINES = 400
+
+BROAD_HANDLERS: dict[str, int] = {}
+"""Supervision points: file to number of handlers that may catch every error."""
+
+HEAVY = {"anyio", "lmdb", "structlog", "torch", "torch_npu", "vllm"}
+"""What ``import ucm`` must not bring in."""
+
+
+def relative(path: Path) -> str:
+    """Return the name of a file as a person would say it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def exported(tree: ast.Module) -> list[str] | None:
+    """Return the value of ``__all__``, or none if the module has none."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == "__all__"
+            for target in node.targets
+        ):
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that the module defines; type variables and loggers are tools."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign) and not is_tool(node.value):
+            yield from (item.id for item in node.targets if isinstance(item, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def is_tool(value: ast.expr) -> bool:
+    """Tell whether a top-level value serves its own module only."""
+    if not isinstance(value, ast.Call):
+        return False
+    name = ast.unparse(value.func).split(".")[-1]
+    return name in {"TypeVar", "get_logger", "init_logger"}
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that the module imports at its top."""
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def names_everything(kind: ast.expr | None) -> bool:
+    """Tell whether a handler of *kind* catches every error."""
+    if kind is None:
+        return True
+    if isinstance(kind, ast.Tuple):
+        return any(names_everything(item) for item in kind.elts)
+    return isinstance(kind, ast.Name) and kind.id in {"Exception", "BaseException"}
+
+
+def broad_handlers(tree: ast.Module) -> int:
+    """Count handlers, and uses of ``suppress``, that catch every error."""
+    found = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            found += names_everything(node.type)
+        elif isinstance(node, ast.Call):
+            callee = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            found += callee == "suppress" and any(map(names_everything, node.args))
+    return found
+
+
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def order(name: str) -> tuple[int, str]:
+    """Sort constants first, then classes, then the rest, as ruff does."""
+    kind = 0 if name.isupper() and len(name) > 1 else 1 if name[0].isupper() else 2
+    return kind, name
+
+
+class TestExports:
+    @pytest.mark.parametrize("path", PACKAGE, ids=relative)
+    def test_all_is_sorted_and_complete(self, path: Path) -> None:
+        """A module with ``__all__`` lists each public name of its own, in order."""
+        tree = parse(path)
+        names = exported(tree)
+        if names is None:
+            return
+        own, borrowed = set(defined(tree)), set(imported(tree))
+        public = own | (borrowed if path.name == "__init__.py" else set())
+        unlisted = {name for name in public if name[0] != "_"} - set(names)
+        assert sorted(names, key=order) == names
+        assert set() == unlisted
+        assert set() == set(names) - own - borrowed
+
+
+class TestSize:
+    @pytest.mark.parametrize("path", EVERYTHING, ids=relative)
+    def test_module_is_not_over_its_cap(self, path: Path) -> None:
+        """A module that wants to grow over the cap is split first."""
+        assert MAX_LINES >= len(path.read_text(encoding="utf-8").splitlines())
+
+
+class TestHandlers:
+    @pytest.mark.parametrize("path", PACKAGE, ids=relative)
+    def test_every_handler_names_its_types(self, path: Path) -> None:
+        """X-13: only a listed supervision point may catch every error."""
+        assert BROAD_HANDLERS.get(relative(path), 0) == broad_handlers(parse(path))
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "try: pass\nexcept: pass",
+            "try: pass\nexcept Exception: pass",
+            "try: pass\nexcept (KeyError, BaseException): pass",
+            "with contextlib.suppress(Exception): pass",
+        ],
+    )
+    def test_scan_sees_each_form_of_a_broad_handler(self, code: str) -> None:
+        """X-13: the scan itself is not blind to any way of catching everything."""
+        assert 1 == broad_handlers(ast.parse(code))
+
+
+class TestImport:
+    @pytest.mark.slow
+    def test_import_brings_in_values_only(self) -> None:
+        """S3-15: ``import ucm`` works alone and imports no engine, device or loop."""
+        code = "import sys, ucm; print(*{name.split('.')[0] for name in sys.modules})"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert set() == HEAVY & set(done.stdout.split())

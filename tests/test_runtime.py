@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime and its pipeline, on real threads, a real store and the CPU device."""
+
+import threading
+
+import pytest
+
+from tests.rig import BLOCK_BYTES, keys_of, order, running
+from ucm.errors import (
+    BlockCorruptError,
+    DeviceError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from ucm.pipeline.pipeline import NoticeKind
+from ucm.pipeline.tickets import Admission, Direction, OutcomeKind
+from ucm.testing.faults import Fault, FaultPlan, Gate, raising
+
+SAVE, LOAD = Direction.SAVE, Direction.LOAD
+SHORT = {"timeout": {"save": 0.05, "load": 0.05, "fence": 0.02, "shutdown": 0.2}}
+
+
+def totals(rig, direction):
+    """Return offered blocks and the sum of all ends."""
+    name = "ucm_settled_blocks_total"
+    offered = rig.counters.total("ucm_offered_blocks_total", direction=direction.value)
+    return offered, rig.counters.total(name, direction=direction.value)
+
+
+class TestSaveAndLoad:
+    def test_saved_blocks_load_into_other_blocks_byte_for_byte(self):
+        """What was saved from some blocks is what a load puts into others."""
+        with running() as rig:
+            saved = rig.fill(range(1, 9), seed=1)
+            rig.submit(order(1, SAVE, range(8), range(1, 9)))
+            assert OutcomeKind.COMMITTED is rig.settle()[1].kind
+            rig.submit(order(2, LOAD, range(8), range(30, 38)))
+            assert 8 == rig.settle()[2].committed
+            assert saved == rig.content(range(30, 38))
+
+    def test_blocks_that_are_stored_are_skipped_with_their_reason(self):
+        """A save of stored blocks copies nothing and is counted as skipped."""
+        with running() as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, SAVE, range(6), range(1, 7)))
+            second = rig.settle()[2]
+            assert (2, 4) == (second.committed, second.skipped)
+            rig.submit(order(3, SAVE, range(6), range(1, 7)))
+            third = rig.settle()[3]
+            assert (OutcomeKind.SKIPPED, "stored") == (third.kind, third.reason)
+
+    def test_source_is_released_before_the_store_is_done(self):
+        """S1-12: blocks go back at the end of the copy, not at the commit."""
+        gate = Gate()
+        with running(plan=FaultPlan(Fault("seal", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert [] == rig.told(NoticeKind.SETTLED)
+            gate.open()
+            assert OutcomeKind.COMMITTED is rig.settle()[1].kind
+
+    def test_every_block_offered_ends_in_exactly_one_way(self):
+        """Offered equals the sum of all ends, in blocks and bytes, over mixed ends."""
+        plan = FaultPlan(Fault("reserve", raising(StoreUnavailableError("x")), nth=2))
+        with running(plan=plan) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, SAVE, range(4, 8), range(5, 9)))
+            rig.submit(order(3, SAVE, range(6), range(1, 7)))
+            rig.submit(order(4, LOAD, range(4), range(20, 24)))
+            rig.submit(order(5, LOAD, range(90, 92), range(24, 26)))
+            rig.settle()
+            assert (14, 14) == totals(rig, SAVE)
+            assert (6, 6) == totals(rig, LOAD)
+            nbytes = rig.counters.total("ucm_settled_bytes_total", direction="save")
+            assert 14 * BLOCK_BYTES == nbytes
+            for kind in (NoticeKind.SETTLED, NoticeKind.RELEASED):
+                assert [1, 2, 3, 4, 5] == sorted(rig.told(kind))
+
+
+class TestFaults:
+    @pytest.mark.parametrize("verb", ["reserve", "gather", "seal", "commit"])
+    @pytest.mark.parametrize(
+        "error",
+        [
+            StoreUnavailableError("x"),
+            DeviceError("x"),
+            ValueError("a bug of a store"),
+            StoreFullError("x"),
+        ],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_failed_save_leaves_nothing_and_releases_its_blocks(self, verb, error):
+        """S1-13, S1-14, S1-25: wherever a save fails, blocks and slots come back,
+        nothing is visible, and the next save works."""
+        with running(plan=FaultPlan(Fault(verb, raising(error)))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            outcome = rig.settle()[1]
+            assert outcome.kind in (OutcomeKind.FAILED, OutcomeKind.REFUSED)
+            assert outcome.reason
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert 0 == rig.store.match(keys_of(*range(4)))
+            rig.submit(order(2, SAVE, range(4), range(1, 5)))
+            assert 4 == rig.settle()[2].committed
+            assert 0 == rig.store.stats().reserved_blocks
+
+    @pytest.mark.parametrize("verb", ["read", "verify", "scatter", "recheck"])
+    def test_failed_load_is_told_and_others_go_on(self, verb):
+        """A load that fails anywhere ends as failed, its blocks come back."""
+        plan = FaultPlan(Fault(verb, raising(StoreUnavailableError("x"))))
+        with running(plan=plan) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, LOAD, range(4), range(20, 24)))
+            rig.submit(order(3, LOAD, range(4), range(30, 34), request="other"))
+            outcomes = rig.settle()
+            assert OutcomeKind.FAILED is outcomes[2].kind
+            assert OutcomeKind.COMMITTED is outcomes[3].kind
+            assert 1 == rig.counters.total(
+                "ucm_load_failures_total", reason="unavailable"
+            )
+
+    def test_corrupt_block_names_its_key_and_is_forgotten(self):
+        """A block that does not verify is a miss from then on, and is blamed."""
+        (key,) = keys_of(2)
+        plan = FaultPlan(Fault("verify", raising(BlockCorruptError(key, "checksum"))))
+        with running(plan=plan) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, LOAD, range(4), range(20, 24)))
+            outcome = rig.settle()[2]
+            assert ("corrupt", key) == (outcome.reason, outcome.bad_key)
+            assert [False] == rig.store.contains([key])
+
+    def test_missing_block_fails_the_load_as_evicted(self):
+        """A block that was evicted since the lookup is a named failure."""
+        with running() as rig:
+            rig.submit(order(1, LOAD, range(4), range(20, 24)))
+            assert "evicted" == rig.settle()[1].reason
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    @pytest.mark.parametrize("verb", ["reserve", "gather", "commit"])
+    def test_death_of_a_copy_thread_fails_everything_and_refuses_more(self, verb):
+        """S2-13: when a copy thread dies, all that waits ends, nothing hangs, and
+        later saves are refused."""
+        with running(plan=FaultPlan(Fault(verb, raising(SystemExit())))) as rig:
+            rig.submit(*(order(n, SAVE, range(n, n + 1), range(1, 2)) for n in (1, 2)))
+            outcomes = rig.settle()
+            assert {OutcomeKind.FAILED} == {one.kind for one in outcomes.values()}
+            assert "died" in rig.runtime.failure
+            assert ["failed"] == rig.submit(order(3, SAVE, range(3, 4), range(1, 2)))
+            assert [1, 2, 3] == sorted(rig.told(NoticeKind.RELEASED))
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_death_of_the_loop_fails_everything_and_refuses_more(self):
+        """When the loop thread dies, what is open ends as failed and poll says so."""
+        gate = Gate()
+        with running(plan=FaultPlan(Fault("reserve", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            loop = rig.runtime._loop
+            loop.call_soon_threadsafe(loop.stop)
+            rig.runtime._thread.join(5)
+            assert OutcomeKind.FAILED is rig.outcomes()[1].kind
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert ["failed"] == rig.submit(order(2, SAVE, range(2), range(1, 3)))
+            gate.open()
+
+
+class TestDeadlines:
+    def test_save_behind_a_hung_store_gives_its_blocks_back(self):
+        """S1-01: a store that hangs costs the save, never the engine's blocks."""
+        gate = Gate()
+        with running(SHORT, FaultPlan(Fault("reserve", gate))) as rig:
+            rig.submit(*(order(n, SAVE, range(n, n + 1), range(1, 2)) for n in (1, 2)))
+            outcomes = rig.settle()
+            assert {"deadline"} == {one.reason for one in outcomes.values()}
+            assert [1, 2] == sorted(rig.told(NoticeKind.RELEASED))
+            gate.open()
+            rig.submit(order(3, SAVE, range(3, 4), range(1, 2)))
+            assert OutcomeKind.COMMITTED is rig.settle()[3].kind
+            assert [False, False, True] == rig.store.contains(keys_of(1, 2, 3))
+            assert 0 == rig.store.stats().reserved_blocks
+
+    def test_save_that_is_still_copying_at_its_deadline_is_never_stored(self):
+        """A copy under way is waited for, its blocks are released when it ended, and
+        what it copied is not committed."""
+        gate = Gate()
+        with running(SHORT, FaultPlan(Fault("gather", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            assert not rig.runtime.flush(0.1)
+            assert [] == rig.told(NoticeKind.RELEASED)
+            gate.open()
+            assert OutcomeKind.CANCELLED is rig.settle()[1].kind
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert 0 == rig.store.match(keys_of(0))
+
+    def test_copy_that_never_ends_is_quarantined_and_never_released(self):
+        """A device copy that overruns every limit keeps its blocks, is reported, and
+        the runtime serves nothing more."""
+        gate = Gate()
+        config = {"timeout": {"save": 0.02, "stuck": 0.02, "shutdown": 0.2}}
+        with running(config, FaultPlan(Fault("gather", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            assert "stuck" == rig.settle()[1].reason
+            assert [1] == rig.told(NoticeKind.QUARANTINED)
+            assert "stuck" in rig.runtime.failure
+            gate.open()
+        assert [] == rig.told(NoticeKind.RELEASED)
+
+    def test_load_behind_a_hung_store_fails_in_time(self):
+        """A load has a deadline: its request is given back for recompute."""
+        gate = Gate()
+        with running(SHORT, FaultPlan(Fault("read", gate))) as rig:
+            rig.submit(order(1, LOAD, range(4), range(20, 24)))
+            assert "deadline" == rig.settle()[1].reason
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            before = rig.content(range(20, 24))
+            gate.open()
+        assert before == rig.content(range(20, 24))
+
+
+class TestFence:
+    def test_fence_waits_for_a_copy_under_way(self):
+        """A fence returns after the copy of its block has ended, and the save counts."""
+        gate = Gate()
+        with running(plan=FaultPlan(Fault("gather", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            threading.Timer(0.02, gate.open).start()
+            rig.runtime.fence([1])
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert 4 == rig.settle()[1].committed
+
+    def test_fenced_save_that_has_not_begun_is_dropped(self):
+        """What still waits when the engine needs the block is dropped and counted."""
+        gate = Gate()
+        with running(SHORT | {}, FaultPlan(Fault("reserve", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            rig.submit(order(2, SAVE, range(4, 8), range(5, 9), request="b"))
+            rig.runtime.fence([2])
+            assert [2] == rig.told(NoticeKind.RELEASED)
+            gate.open()
+            assert OutcomeKind.CANCELLED is rig.settle()[2].kind
+            assert "recycled" == rig.outcomes()[2].reason
+            assert 0 == rig.store.match(keys_of(4))
+
+    def test_torn_copy_is_never_stored(self):
+        """A fence that cannot wait any longer lets the engine go on; the bytes that
+        were being copied are thrown away."""
+        gate = Gate()
+        config = {"timeout": {"fence": 0.01}}
+        with running(config, FaultPlan(Fault("gather", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            rig.runtime.fence([1])
+            rig.fill(range(1, 5), seed=9)
+            gate.open()
+            outcome = rig.settle()[1]
+            assert (OutcomeKind.CANCELLED, "recycled") == (outcome.kind, outcome.reason)
+            assert 0 == rig.store.match(keys_of(0))
+
+    def test_fence_waits_only_for_the_saves_it_names(self):
+        """S1-07, S1-17: another request's slow save neither delays a fence nor is
+        touched by it."""
+        gate = Gate()
+        with running(plan=FaultPlan(Fault("seal", gate, nth=2))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, SAVE, range(4, 8), range(5, 9), request="slow"))
+            gate.wait_reached()
+            rig.runtime.fence([1, 77])
+            assert [1] == rig.told(NoticeKind.SETTLED)
+            gate.open()
+            assert 4 == rig.settle()[2].committed
+
+
+class TestBounds:
+    def test_full_queue_refuses_with_its_reason_and_keeps_nothing(self):
+        """A refused save is counted, its blocks are free at once, and it is a miss."""
+        gate = Gate()
+        config = {"queue": {"tickets": 2, "window": 1}}
+        with running(config, FaultPlan(Fault("reserve", gate))) as rig:
+            rig.submit(order(1, SAVE, range(1), range(1, 2)))
+            gate.wait_reached()
+            words = rig.submit(
+                *(order(n, SAVE, range(n, n + 1), range(n, n + 1)) for n in range(2, 6))
+            )
+            assert ["accepted", "accepted", "queue_tickets", "queue_tickets"] == words
+            assert [4, 5] == rig.told(NoticeKind.RELEASED)
+            gate.open()
+            outcomes = rig.settle()
+            assert OutcomeKind.REFUSED is outcomes[5].kind
+            assert (5, 5) == totals(rig, SAVE)
+
+    def test_queue_is_bounded_by_bytes_too(self):
+        """Waiting bytes never exceed the queue, except for one single large ticket."""
+        gate = Gate()
+        config = {"queue": {"nbytes": 3 * BLOCK_BYTES, "window": 1}}
+        with running(config, FaultPlan(Fault("reserve", gate))) as rig:
+            rig.submit(order(1, SAVE, range(1), range(1, 2)))
+            gate.wait_reached()
+            words = rig.submit(
+                order(2, SAVE, range(2, 4), range(2, 4)),
+                order(3, SAVE, range(4, 6), range(4, 6)),
+            )
+            assert ["accepted", "queue_bytes"] == words
+            gate.open()
+            rig.settle()
+
+    def test_store_without_room_refuses_and_says_so(self):
+        """Blocks that find no slot are refused as store_full, the others are stored."""
+        with running(capacity_blocks=4) as rig:
+            rig.submit(order(1, SAVE, range(6), range(1, 7)))
+            outcome = rig.settle()[1]
+            assert (OutcomeKind.REFUSED, "store_full", 4) == (
+                outcome.kind,
+                outcome.reason,
+                outcome.committed,
+            )
+
+    def test_requests_take_turns(self):
+        """One request with many spans does not starve another: loads and saves of
+        both are through, each request's own in order."""
+        with running({"queue": {"window": 2}}) as rig:
+            many = [
+                order(n, SAVE, range(n, n + 1), range(1, 2), request="huge")
+                for n in range(1, 40)
+            ]
+            rig.submit(*many, order(99, SAVE, range(99, 100), range(2, 3), request="b"))
+            rig.settle()
+            settled = rig.told(NoticeKind.SETTLED)
+            assert settled.index(99) < 10
+            assert sorted(settled) == sorted([*range(1, 40), 99])
+            own = [number for number in settled if number != 99]
+            assert sorted(own) == own
+
+
+class TestClose:
+    def test_close_drains_what_was_accepted(self):
+        """What was accepted before close is stored, and no thread is left."""
+        before = threading.active_count()
+        with running() as rig:
+            rig.submit(
+                *(order(n, SAVE, range(n, n + 1), range(1, 2)) for n in range(20))
+            )
+            rig.runtime.close()
+            assert {OutcomeKind.COMMITTED} == {
+                one.kind for one in rig.outcomes().values()
+            }
+            rig.runtime.close()
+        assert before == threading.active_count()
+
+    def test_close_with_a_hung_store_ends_in_time(self):
+        """S1-27: close waits for its budget only; what is left is cancelled."""
+        gate = Gate()
+        config = {"timeout": {"shutdown": 0.05}}
+        with running(config, FaultPlan(Fault("reserve", gate))) as rig:
+            rig.submit(
+                *(order(n, SAVE, range(n, n + 1), range(1, 2)) for n in range(8))
+            )
+            gate.wait_reached()
+            rig.runtime.close()
+            assert {OutcomeKind.CANCELLED} == {
+                one.kind for one in rig.outcomes().values()
+            }
+            gate.open()
+
+    def test_order_after_close_is_refused(self):
+        """Nothing is taken in after close; the refusal has a reason."""
+        with running() as rig:
+            fence = rig.device.lease(None)
+            rig.runtime.close()
+            (admission,) = rig.runtime.submit(
+                [order(1, SAVE, range(1), range(1, 2))], fence
+            )
+            assert Admission.CLOSED is admission
+            assert OutcomeKind.REFUSED is rig.outcomes()[1].kind

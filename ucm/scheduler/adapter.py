@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The scheduler's half of a connector: facts of the engine in, orders for workers out.
+
+Everything is called on the scheduler's thread and answers at once; there is no clock,
+no I/O of its own and no lock. Per engine step the calls come in this order::
+
+    match_prefix, blocks_allocated      any number, also for requests that never run
+    plan_step                           once
+    request_finished                    for each request that ended
+    apply_report                        once per rank that has something to tell
+    loads_finished, deferral_ended      after the engine was told the same
+
+What must hold:
+
+- Blocks are held from the plan that saves them until every rank has released them. A
+  plan that hands a held block to a new owner, or loads into one, fences the readers.
+- A finished request is deferred only if its own life holds blocks. It has no open
+  load then, because a life saves nothing before its loads have ended well; so no
+  request is ever waited for in both directions, which would crash the engine.
+- What the engine was promised is ordered, also when the worker's runtime has failed
+  in between: it has to report the load as failed, or the request would wait for ever.
+"""
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from ucm.blocks import GroupId, ShardId
+from ucm.errors import LayoutError, LedgerError
+from ucm.layout import GroupLayout, KVLayout
+from ucm.scheduler.holds import HoldLedger
+from ucm.scheduler.matching import BlockIndex, MatchReason, PrefixMatch, PrefixMatcher
+from ucm.scheduler.messages import (
+    Deferral,
+    SpanOrder,
+    StepPlan,
+    StepReport,
+    TransferKind,
+)
+from ucm.scheduler.requests import (
+    NULL_BLOCK,
+    Disposition,
+    Life,
+    Lives,
+    ScheduledRequest,
+    StepFacts,
+)
+from ucm.scheduler.transfers import BlockRef, OpenTransfers, split_at_request
+
+__all__ = ["SchedulerAdapter"]
+
+
+class SchedulerAdapter:
+    """
+    Decides what is loaded, saved, fenced and deferred.
+
+    Args:
+        layout: The engine's groups.
+        index: Which blocks are stored.
+        keyspace_digest: Key space of all keys.
+        num_ranks: Workers that each carry out every order and report on it.
+        shards: Parts of which each stored block consists.
+        span_blocks: By group, the most blocks of one ticket.
+        max_step_blocks: About the most blocks saved, and loaded, in one step.
+        full_hits: Whether a prompt may hit as a whole.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        index: BlockIndex,
+        *,
+        keyspace_digest: bytes,
+        num_ranks: int,
+        shards: Sequence[ShardId],
+        span_blocks: Mapping[GroupId, int],
+        max_step_blocks: int,
+        full_hits: bool,
+    ) -> None:
+        self._layout = layout
+        self._matcher = PrefixMatcher(
+            layout, index, keyspace_digest, shards, full_hits=full_hits
+        )
+        self._ranks = range(num_ranks)
+        self._max_step_blocks = max_step_blocks
+        self._ledger = HoldLedger()
+        self._transfers = OpenTransfers(num_ranks, span_blocks)
+        self._lives = Lives()
+        self._steps = itertools.count(1)
+        self._queued_loads: list[SpanOrder] = []
+        self._new_deferrals: list[Deferral] = []
+        self._deferred: set[str] = set()
+        self._bypass = False
+
+    @property
+    def bypass(self) -> bool:
+        """Whether a worker's runtime has failed, so that nothing new is started."""
+        return self._bypass
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is kept for any request or ticket."""
+        counts = self.counts()
+        return not any(counts[name] for name in counts if name != "denied_keys")
+
+    @property
+    def dropped_blocks(self) -> int:
+        """Complete blocks that were never saved, since the start."""
+        return self._lives.dropped_blocks
+
+    @property
+    def stray_reports(self) -> int:
+        """Reports of tickets that are not open, since the start."""
+        return self._transfers.strays
+
+    # From the engine, while it schedules.
+
+    def match_prefix(
+        self,
+        request_id: str,
+        num_tokens: int,
+        hashes: Sequence[bytes],
+        computed_tokens: int,
+    ) -> PrefixMatch:
+        """
+        Return how many tokens beyond *computed_tokens* can be loaded.
+
+        Has no side effect and may be asked any number of times.
+
+        Args:
+            request_id: Whose prefix.
+            num_tokens: Tokens of the request.
+            hashes: The engine's block hashes.
+            computed_tokens: Tokens that the engine has in its own cache.
+        """
+        if self._bypass:
+            return PrefixMatch(0, MatchReason.BYPASS)
+        life = self._lives.get(request_id)
+        if life is not None and not life.may_load:
+            return PrefixMatch(0, MatchReason.LOAD_FAILED)
+        return self._matcher.match(
+            num_tokens, hashes, computed_tokens, self._transfers.denied
+        )
+
+    def blocks_allocated(
+        self,
+        request_id: str,
+        tables: Sequence[Sequence[int]],
+        hashes: Sequence[bytes],
+        *,
+        computed_tokens: int,
+        external_tokens: int,
+    ) -> None:
+        """
+        Order the load that the engine has decided on.
+
+        Only *external_tokens* decides: an engine may have asked several caches and
+        taken another one's hit, and says 0 again when a load has ended.
+
+        Args:
+            request_id: Whose blocks.
+            tables: ``[groups][blocks]`` the request's block tables.
+            hashes: The engine's block hashes.
+            computed_tokens: Tokens that the engine has in its own cache.
+            external_tokens: Tokens beyond these that it expects to be loaded.
+
+        Raises:
+            LayoutError: The tables have no block to load into; the request would wait
+                for ever.
+        """
+        if external_tokens == 0:
+            return
+        life = self._lives.begin(request_id)
+        total = computed_tokens + external_tokens
+        external = []
+        for group, table in zip(self._layout.groups, tables, strict=True):
+            size = group.block_tokens
+            loaded = range(computed_tokens // size, total // size)
+            external.append(loaded)
+            first = max(loaded.start, group.window_blocks(total).start)
+            blocks = [
+                self._block(group, i, table, hashes)
+                for i in range(first, loaded.stop)
+                if table[i] != NULL_BLOCK
+            ]
+            self._queued_loads += self._transfers.open(
+                TransferKind.LOAD, life.key, group.group_id, blocks
+            )
+            self._matcher.touch(group, [block.block_hash for block in blocks])
+        life.external = tuple(external)
+        life.loads.update(
+            order.transfer_id
+            for order in self._queued_loads
+            if order.generation == life.generation
+        )
+        if not life.loads:
+            raise LayoutError(
+                f"request {request_id}: {external_tokens} external tokens, but no "
+                "block to load them into"
+            )
+
+    def plan_step(self, facts: StepFacts) -> StepPlan:
+        """
+        Return the orders of one step, and forget what was only for this step.
+
+        Every block that a save of the plan reads is held when this returns.
+        """
+        for request_id in facts.preempted:
+            self._lives.preempt(request_id)
+        loads, self._queued_loads = split_at_request(
+            self._queued_loads, self._max_step_blocks
+        )
+        deferred, self._new_deferrals = tuple(self._new_deferrals), []
+        lives = [self._enter(request) for request in facts.scheduled]
+        # Before the saves: these read what this step writes, after it was written.
+        fences = self._fences(facts, loads)
+        return StepPlan(
+            step=next(self._steps),
+            loads=loads,
+            saves=() if self._bypass else tuple(self._saves(facts, lives)),
+            fences=fences,
+            deferred=deferred,
+        )
+
+    # From the workers.
+
+    def apply_report(self, report: StepReport) -> None:
+        """
+        Take note of what one rank reports.
+
+        Unknown tickets are counted and passed over.
+
+        Raises:
+            LedgerError: The rank released a hold twice, or one that it gave up.
+        """
+        for transfer_id in report.released:
+            if self._knows_hold(transfer_id):
+                self._ledger.release(transfer_id, report.rank)
+        for transfer_id in report.quarantined:
+            if self._knows_hold(transfer_id):
+                self._ledger.quarantine(transfer_id, report.rank)
+        for failure in report.failures:
+            if failure.bad_hash:
+                self._transfers.deny(failure.group_id, failure.bad_hash)
+            self._lives.load_failed(failure)
+        self._lives.loads_ended(
+            transfer_id
+            for transfer_id in report.loads_done
+            if self._transfers.end(TransferKind.LOAD, transfer_id, report.rank)
+        )
+        for transfer_id in report.settled_saves:
+            self._transfers.end(TransferKind.SAVE, transfer_id, report.rank)
+        self._bypass |= not report.healthy
+
+    def loads_finished(self, request_ids: Collection[str]) -> None:
+        """Take note that the engine was told that the requests' loads have ended."""
+        self._lives.loads_ended(self._transfers.end_loads_of(request_ids))
+
+    def request_finished(self, request_id: str) -> Disposition:
+        """
+        Return whether the engine may free the blocks of a request that ended.
+
+        Blocks that a load still fills are kept by the engine itself until it is told
+        that the load has ended.
+        """
+        life = self._lives.end(request_id)
+        if life is None:
+            waits = request_id in self._deferred
+            return Disposition.DEFER if waits else Disposition.FREE_NOW
+        if not self._ledger.holds_of(life.key):
+            return Disposition.FREE_NOW
+        self._deferred.add(request_id)
+        self._new_deferrals.append(
+            Deferral(request_id=request_id, generation=life.generation)
+        )
+        return Disposition.DEFER
+
+    def deferral_ended(self, request_ids: Iterable[str]) -> None:
+        """Take note that the engine has freed the blocks of deferred requests."""
+        self._deferred.difference_update(request_ids)
+
+    # Upkeep.
+
+    def reset(self) -> None:
+        """
+        Forget what is known of the store's content, which was cleared.
+
+        Holds and open tickets stay: the device may still read their blocks.
+        """
+        self._transfers.forgive()
+
+    def counts(self) -> dict[str, int]:
+        """Return the size of each container."""
+        return {
+            "lives": len(self._lives),
+            "queued_loads": len(self._queued_loads),
+            "new_deferrals": len(self._new_deferrals),
+            "deferred": len(self._deferred),
+            "holds": self._ledger.num_holds,
+            "held_blocks": self._ledger.held_blocks,
+            "quarantined": self._ledger.quarantined,
+            **self._transfers.counts(),
+        }
+
+    def validate(self) -> None:
+        """
+        Check what must hold between calls; for tests.
+
+        Raises:
+            LedgerError: It does not.
+        """
+        self._ledger.validate()
+        self._transfers.validate()
+        for life in self._lives.loading():
+            if self._ledger.holds_of(life.key):
+                raise LedgerError(f"request {life.request_id} loads and saves at once")
+
+    # Orders.
+
+    def _enter(self, request: ScheduledRequest) -> Life:
+        """Return the life that a scheduled request is in."""
+        life = self._lives.of_scheduled(request)
+        if not life.was_scheduled:
+            life.was_scheduled = True
+            for at in range(len(self._layout.groups)):
+                # Blocks of others that are not loaded yet: an engine that loads while
+                # it computes shares them at once.
+                life.loads |= self._transfers.loads_into(self._prefix(request, at))
+        return life
+
+    def _prefix(self, request: ScheduledRequest, at: int) -> Sequence[int]:
+        """Return the blocks of one group that the step only reads."""
+        size = self._layout.groups[at].block_tokens
+        return request.tables[at][: request.computed_tokens // size]
+
+    def _fences(self, facts: StepFacts, loads: Iterable[SpanOrder]) -> tuple[int, ...]:
+        """Return the saves that read what this step overwrites."""
+        written: set[int] = set()
+        for request in facts.scheduled:
+            for at, new in enumerate(request.new_block_ids):
+                shared = self._prefix(request, at) if request.is_new else ()
+                written.update(set(new).difference(shared))
+        for order in loads:
+            written.update(order.block_ids)
+        return tuple(sorted(self._ledger.readers_of(written)))
+
+    def _saves(self, facts: StepFacts, lives: Iterable[Life]) -> Iterator[SpanOrder]:
+        """Order what became complete, as far as the step has room, and hold it."""
+        room = self._max_step_blocks
+        for request, life in zip(facts.scheduled, lives, strict=True):
+            if life.loads:
+                continue
+            life.advance(self._layout, request, self._stored)
+            for at, group in enumerate(self._layout.groups):
+                blocks = self._take(life, request, at, room)
+                room -= len(blocks)
+                for order in self._transfers.open(
+                    TransferKind.SAVE, life.key, group.group_id, blocks
+                ):
+                    self._ledger.take(
+                        order.transfer_id, life.key, order.block_ids, self._ranks
+                    )
+                    yield order
+
+    def _take(
+        self, life: Life, request: ScheduledRequest, at: int, room: int
+    ) -> list[BlockRef]:
+        """Take at most *room* blocks of one group that nobody saves already."""
+        group, pending = self._layout.groups[at], life.pending[at]
+        blocks: list[BlockRef] = []
+        while pending and len(blocks) < room:
+            block = self._block(
+                group, pending.popleft(), request.tables[at], request.hashes
+            )
+            if block.block_id == NULL_BLOCK:
+                self._lives.dropped_blocks += 1
+            elif not self._transfers.is_saving(group.group_id, block.block_hash):
+                blocks.append(block)
+        return blocks
+
+    def _block(
+        self,
+        group: GroupLayout,
+        index: int,
+        table: Sequence[int],
+        hashes: Sequence[bytes],
+    ) -> BlockRef:
+        return BlockRef(
+            index, table[index], hashes[self._layout.hash_index(group, index)]
+        )
+
+    def _stored(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[bool]:
+        return self._matcher.stored(group, hashes, self._transfers.denied)
+
+    # Reports.
+
+    def _knows_hold(self, transfer_id: int) -> bool:
+        known = self._ledger.is_held(transfer_id)
+        self._transfers.strays += not known
+        return known

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+How much of a request's prefix can be loaded.
+
+A hit over ``L`` tokens needs every block of a ``FULL`` group and the blocks that the
+window ending at ``L`` touches of a ``WINDOW`` group, each on every shard; blocks that
+the engine has computed itself are not asked for. ``FULL`` groups bound ``L`` with one
+``match`` per shard. From there ``WINDOW`` groups walk down: a missing block rules out
+every length whose window contains it, so the walk jumps below the lowest one. Look-ups
+go backwards in batches that double, and are remembered for the call, so that a call
+asks for no block twice.
+
+Asking changes nothing, here or in the store: the engine asks again in every step in
+which a request waits.
+"""
+
+import contextlib
+import enum
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import attrs
+
+from ucm.blocks import KeyPacker, PackedKey, ShardId
+from ucm.errors import LayoutError, StoreUnavailableError
+from ucm.layout import GroupKind, GroupLayout, KVLayout
+
+__all__ = ["BlockIndex", "DeniedKey", "MatchReason", "PrefixMatch", "PrefixMatcher"]
+
+DeniedKey = tuple[int, bytes]
+"""Group id and block hash of a block that must not be loaded."""
+
+
+class BlockIndex(Protocol):
+    """What is asked of a store: which blocks are committed."""
+
+    def match(self, keys: Sequence[PackedKey]) -> int:
+        """Return how many keys from the start are committed. No side effect."""
+        ...
+
+    def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Return for each key whether it is committed. No side effect."""
+        ...
+
+    def touch(self, keys: Sequence[PackedKey]) -> None:
+        """Mark blocks as used just now; unknown keys are passed over."""
+        ...
+
+
+class MatchReason(enum.Enum):
+    """Why a match has the length it has."""
+
+    HIT = "hit"
+    MISS = "miss"
+    """Not even the first block beyond the computed ones can be loaded."""
+    TOO_SHORT = "too_short"
+    """No whole block is left beyond the computed ones."""
+    PARTIAL_BLOCK = "partial_block"
+    """The engine's own hit ends inside a block; a load would overwrite it."""
+    LOAD_FAILED = "load_failed"
+    """A load failed and named no block; another one might fail for ever."""
+    UNAVAILABLE = "unavailable"
+    """The store did not answer."""
+    BYPASS = "bypass"
+    """The worker's runtime has failed; nothing is loaded any more."""
+
+
+@attrs.frozen
+class PrefixMatch:
+    """
+    The answer to one look-up.
+
+    Args:
+        tokens: Tokens to load beyond those that are computed.
+        reason: Why it is not more.
+    """
+
+    tokens: int
+    reason: MatchReason
+
+
+class PrefixMatcher:
+    """
+    Finds the longest prefix whose blocks are all stored.
+
+    Args:
+        layout: Groups and their windows.
+        index: Which blocks are stored.
+        keyspace_digest: Key space of all keys.
+        shards: Parts of which each block consists; all must be there.
+        full_hits: Whether a prompt may hit as a whole. The engine recomputes the last
+            token itself where loads are asynchronous; elsewhere one token must be
+            left to compute. Never done where the window of the last token begins one
+            block before that of the next one: that block is not restored.
+
+    Raises:
+        LayoutError: No group needs any block of a hit.
+    """
+
+    __slots__ = ("_align", "_full_hits", "_index", "_layout", "_packers")
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        index: BlockIndex,
+        keyspace_digest: bytes,
+        shards: Sequence[ShardId],
+        *,
+        full_hits: bool,
+    ) -> None:
+        self._layout = layout
+        self._index = index
+        self._packers = {
+            group.group_id: tuple(
+                KeyPacker(keyspace_digest, group.group_id, shard) for shard in shards
+            )
+            for group in layout.groups
+        }
+        self._align = layout.alignment_tokens
+        if not any(group.window_blocks(self._align) for group in layout.groups):
+            raise LayoutError("a hit would restore no block of any group")
+        self._full_hits = full_hits and all(
+            (group.window_tokens - 1) % group.block_tokens
+            for group in layout.groups
+            if group.window_tokens is not None
+        )
+
+    def match(
+        self,
+        num_tokens: int,
+        hashes: Sequence[bytes],
+        computed_tokens: int,
+        denied: Collection[DeniedKey],
+    ) -> PrefixMatch:
+        """
+        Return how many tokens beyond *computed_tokens* can be loaded.
+
+        Args:
+            num_tokens: Tokens of the request.
+            hashes: The engine's block hashes, as far as it knows them.
+            computed_tokens: Tokens that the engine has already.
+            denied: Blocks that count as missing whatever the store says.
+        """
+        if computed_tokens % self._align:
+            return PrefixMatch(0, MatchReason.PARTIAL_BLOCK)
+        limit = min(
+            num_tokens if self._full_hits else num_tokens - 1,
+            len(hashes) * self._layout.hash_block_tokens,
+        )
+        top = limit // self._align * self._align
+        if top <= computed_tokens:
+            return PrefixMatch(0, MatchReason.TOO_SHORT)
+        try:
+            top = self._bound_full(top, hashes, computed_tokens, denied)
+            top = self._walk_windows(top, hashes, computed_tokens, denied)
+        except StoreUnavailableError:
+            return PrefixMatch(0, MatchReason.UNAVAILABLE)
+        if top <= computed_tokens:
+            return PrefixMatch(0, MatchReason.MISS)
+        return PrefixMatch(top - computed_tokens, MatchReason.HIT)
+
+    def stored(
+        self,
+        group: GroupLayout,
+        hashes: Sequence[bytes],
+        denied: Collection[DeniedKey],
+    ) -> list[bool]:
+        """
+        Return for each block whether all its shards are stored and not denied.
+
+        A store that does not answer has all: saving to it would fail as well.
+        """
+        try:
+            return self._present(group, hashes, denied)
+        except StoreUnavailableError:
+            return [True] * len(hashes)
+
+    def touch(self, group: GroupLayout, hashes: Sequence[bytes]) -> None:
+        """Mark blocks as used just now, so that they outlive their load."""
+        keys = [
+            key
+            for packer in self._packers[group.group_id]
+            for key in packer.pack(hashes)
+        ]
+        with contextlib.suppress(StoreUnavailableError):
+            self._index.touch(keys)
+
+    def _bound_full(
+        self,
+        top: int,
+        hashes: Sequence[bytes],
+        computed_tokens: int,
+        denied: Collection[DeniedKey],
+    ) -> int:
+        """Return the longest length up to *top* that every full group allows."""
+        for group in self._layout.groups:
+            if group.kind is not GroupKind.FULL:
+                continue
+            floor = computed_tokens // group.block_tokens
+            for packer in self._packers[group.group_id]:
+                wanted = self._hashes(group, hashes, floor, top // group.block_tokens)
+                if denied:
+                    wanted = _before_first(denied, group, wanted)
+                found = self._index.match(packer.pack(wanted))
+                top = (floor + found) * group.block_tokens
+                top -= top % self._align
+                if top <= computed_tokens:
+                    return top
+        return top
+
+    def _walk_windows(
+        self,
+        top: int,
+        hashes: Sequence[bytes],
+        computed_tokens: int,
+        denied: Collection[DeniedKey],
+    ) -> int:
+        """Return the longest length up to *top* that every window group allows."""
+
+        def missing_of(group: GroupLayout) -> _Missing:
+            def look_up(start: int, stop: int) -> list[bool]:
+                wanted = self._hashes(group, hashes, start, stop)
+                return self._present(group, wanted, denied)
+
+            size = group.block_tokens
+            return _Missing(look_up, computed_tokens // size, top // size)
+
+        windows = [
+            (group, missing_of(group))
+            for group in self._layout.groups
+            if group.kind is GroupKind.WINDOW
+        ]
+        while top > computed_tokens:
+            for group, missing in windows:
+                lowest = missing.lowest_in(group.window_blocks(top))
+                if lowest is not None:
+                    top = lowest * group.block_tokens // self._align * self._align
+                    break
+            else:
+                break
+        return top
+
+    def _present(
+        self,
+        group: GroupLayout,
+        hashes: Sequence[bytes],
+        denied: Collection[DeniedKey],
+    ) -> list[bool]:
+        present = [(group.group_id, each) not in denied for each in hashes]
+        for packer in self._packers[group.group_id]:
+            found = self._index.contains(packer.pack(hashes))
+            present = [a and b for a, b in zip(present, found, strict=True)]
+        return present
+
+    def _hashes(
+        self, group: GroupLayout, hashes: Sequence[bytes], start: int, stop: int
+    ) -> Sequence[bytes]:
+        """Return the hashes of the group's blocks *start* to *stop*."""
+        at = self._layout.hash_index
+        step = group.block_tokens // self._layout.hash_block_tokens
+        return hashes[at(group, start) : at(group, stop - 1) + 1 : step]
+
+
+class _Missing:
+    """
+    The missing blocks of one window group, looked up backwards as needed.
+
+    Args:
+        look_up: Tells of blocks ``start`` to ``stop`` whether they are there.
+        floor: Blocks below it are computed and never asked for.
+        stop: First block that no candidate needs.
+    """
+
+    __slots__ = ("_floor", "_known_from", "_look_up", "_missing", "_stop")
+
+    def __init__(
+        self, look_up: Callable[[int, int], list[bool]], floor: int, stop: int
+    ) -> None:
+        self._look_up = look_up
+        self._floor = floor
+        self._stop = stop
+        self._known_from = stop
+        self._missing: list[int] = []
+
+    def lowest_in(self, blocks: range) -> int | None:
+        """Return the lowest missing block of a range, if there is one."""
+        first = max(blocks.start, self._floor)
+        if first < self._known_from:
+            doubled = 2 * self._known_from - self._stop
+            start = max(min(first, doubled), self._floor)
+            found = self._look_up(start, self._known_from)
+            self._missing[:0] = [
+                start + at for at, is_there in enumerate(found) if not is_there
+            ]
+            self._known_from = start
+        at = bisect_left(self._missing, first)
+        if at < len(self._missing) and self._missing[at] < blocks.stop:
+            return self._missing[at]
+        return None
+
+
+def _before_first(
+    denied: Collection[DeniedKey], group: GroupLayout, hashes: Sequence[bytes]
+) -> Sequence[bytes]:
+    """Return the hashes before the first denied one."""
+    for at, block_hash in enumerate(hashes):
+        if (group.group_id, block_hash) in denied:
+            return hashes[:at]
+    return hashes

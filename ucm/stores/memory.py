@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Blocks in the memory of this process; the model that other stores are tested against.
+
+Threading. One lock guards all bookkeeping; bytes are checksummed outside it.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from ucm.blocks import KeySpace, PackedKey
+from ucm.errors import (
+    BlockCorruptError,
+    BlockNotFoundError,
+    ConfigError,
+    LeaseExpiredError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from ucm.plan import HostSlots
+from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
+
+__all__ = ["MemoryStore"]
+
+
+@attrs.frozen
+class _Entry:
+    """A committed block. Identity tells one commit of a key from another."""
+
+    slot: int
+    nbytes: int
+    checksum: int
+
+
+def _digest(slots: HostSlots, position: int, key: PackedKey) -> int:
+    # Seeded with the key: the right bytes under the wrong key do not verify.
+    return xxh3_64_intdigest(slots.block(position).data, xxh3_64_intdigest(key))
+
+
+class _MemoryWriteLease(WriteLease):
+    def __init__(
+        self,
+        store: "MemoryStore",
+        keys: tuple[PackedKey, ...],
+        positions: tuple[int, ...],
+        num_stored: int,
+        slots: HostSlots,
+    ) -> None:
+        self.keys = keys
+        self.positions = positions
+        self.num_stored = num_stored
+        self.slots = slots
+        self.checksums: list[int | None] = [None] * len(keys)
+        self.has_ended = False
+        self._store = store
+
+    def seal(self, start: int, stop: int) -> None:
+        self._store.check_lease(self)
+        for position in range(start, stop):
+            self.checksums[position] = _digest(
+                self.slots, position, self.keys[position]
+            )
+
+    def commit(self) -> int:
+        return self._store.publish(self)
+
+    def discard(self) -> None:
+        self._store.give_back(self)
+
+
+class _MemoryReadLease(ReadLease):
+    def __init__(
+        self,
+        store: "MemoryStore",
+        keys: tuple[PackedKey, ...],
+        entries: list[_Entry],
+        slots: HostSlots,
+    ) -> None:
+        self.keys = keys
+        self.slots = slots
+        self._store = store
+        self._entries = entries
+        self._has_ended = False
+
+    def verify(self, start: int, stop: int) -> None:
+        self._check()
+        for position in range(start, stop):
+            key, entry = self.keys[position], self._entries[position]
+            if entry.nbytes != self.slots.block_bytes:
+                raise BlockCorruptError(
+                    key,
+                    f"it has {entry.nbytes} bytes, the first of its lease "
+                    f"{self.slots.block_bytes}",
+                )
+            found = _digest(self.slots, position, key)
+            if found != entry.checksum:
+                raise BlockCorruptError(
+                    key, f"checksum {found:016x} is not {entry.checksum:016x}"
+                )
+
+    def recheck(self) -> None:
+        self._check()
+        self._store.check_entries(self.keys, self._entries)
+
+    def close(self) -> None:
+        self._has_ended = True
+
+    def _check(self) -> None:
+        if self._has_ended:
+            raise LeaseExpiredError("the read lease has ended")
+        self._store.check_open()
+
+
+class MemoryStore(Store):
+    """
+    A fixed pool of slots, evicted least recently used first.
+
+    Within one call the first keys count as the most recent: later blocks of a prefix
+    are of no use without the earlier ones.
+
+    Args:
+        capacity_blocks: Number of slots.
+        block_bytes: Bytes of one slot, the largest block.
+
+    Raises:
+        ConfigError: One of the two is below 1.
+    """
+
+    def __init__(self, capacity_blocks: int, block_bytes: int) -> None:
+        for key, value in (
+            ("store.capacity_blocks", capacity_blocks),
+            ("store.block_bytes", block_bytes),
+        ):
+            if value < 1:
+                raise ConfigError(key, value, "nothing fits", "Give at least 1.")
+        self._pool = np.empty((capacity_blocks, block_bytes), dtype=np.uint8)
+        self._pool.fill(0)  # touches every page now rather than in the first saves
+        self._entries: OrderedDict[PackedKey, _Entry] = OrderedDict()  # oldest first
+        self._writing: set[PackedKey] = set()
+        self._free = list(reversed(range(capacity_blocks)))
+        self._keyspaces: dict[bytes, KeySpace] = {}
+        self._num_evicted = 0
+        self._is_open = True
+        self._lock = threading.Lock()
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """What this store can do."""
+        return StoreCapabilities(
+            durable=False,
+            shared=False,
+            native_buffers=True,
+            max_block_bytes=self._pool.shape[1],
+        )
+
+    def match(self, keys: Sequence[PackedKey]) -> int:
+        """Return how many keys from the start are committed."""
+        with self._using():
+            for position, key in enumerate(keys):
+                if key not in self._entries:
+                    return position
+            return len(keys)
+
+    def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Return for each key whether it is committed."""
+        with self._using():
+            return [key in self._entries for key in keys]
+
+    def touch(self, keys: Sequence[PackedKey]) -> None:
+        """Mark blocks as used just now, the first of them last."""
+        with self._using():
+            self._touch(keys)
+
+    def reserve(self, keys: Sequence[PackedKey], block_bytes: int) -> WriteLease:
+        """Lease one slot for each new key; see ``Store``."""
+        if not 1 <= block_bytes <= self._pool.shape[1]:
+            raise ValueError(
+                f"blocks of {block_bytes} bytes for slots of {self._pool.shape[1]}"
+            )
+        if len(set(keys)) != len(keys):
+            raise ValueError("the keys of a reservation must be distinct")
+        with self._using():
+            wanted = [
+                position
+                for position, key in enumerate(keys)
+                if key not in self._entries and key not in self._writing
+            ]
+            while len(self._free) < len(wanted) and self._entries:
+                _, evicted = self._entries.popitem(last=False)
+                self._free.append(evicted.slot)
+                self._num_evicted += 1
+            if wanted and not self._free:
+                raise StoreFullError("every slot is being written")
+            granted = wanted[: len(self._free)]
+            slots = sorted(self._free.pop() for _ in granted)
+            lease = _MemoryWriteLease(
+                self,
+                tuple(keys[position] for position in granted),
+                tuple(granted),
+                len(keys) - len(wanted),
+                HostSlots(self._pool, np.array(slots, dtype=np.int64), block_bytes),
+            )
+            self._writing.update(lease.keys)
+            return lease
+
+    def read(self, keys: Sequence[PackedKey]) -> ReadLease:
+        """Open committed blocks for reading; see ``Store``."""
+        with self._using():
+            for key in keys:
+                if key not in self._entries:
+                    raise BlockNotFoundError(key)
+            self._touch(keys)
+            entries = [self._entries[key] for key in keys]
+            block_bytes = entries[0].nbytes if entries else self._pool.shape[1]
+            rows = np.array([entry.slot for entry in entries], dtype=np.int64)
+            slots = HostSlots(self._pool, rows, block_bytes)
+            return _MemoryReadLease(self, tuple(keys), entries, slots)
+
+    def forget(self, keys: Sequence[PackedKey]) -> int:
+        """Make committed blocks invisible and free their slots; return how many."""
+        with self._using():
+            return self._forget(keys)
+
+    def clear(self, prefix: bytes) -> int:
+        """Forget every committed block whose packed key starts with *prefix*."""
+        with self._using():
+            return self._forget([k for k in self._entries if k.startswith(prefix)])
+
+    def describe(self, keyspace: KeySpace) -> None:
+        """Keep the text of a key space, for ``keyspaces``."""
+        with self._using():
+            self._keyspaces[keyspace.digest] = keyspace
+
+    def keyspaces(self) -> dict[bytes, KeySpace]:
+        """Return every key space described in this store, by digest."""
+        with self._using():
+            return dict(self._keyspaces)
+
+    def stats(self) -> StoreStats:
+        """Return occupancy and totals."""
+        with self._using():
+            return StoreStats(
+                capacity_blocks=len(self._pool),
+                committed_blocks=len(self._entries),
+                reserved_blocks=len(self._writing),
+                evicted_blocks_total=self._num_evicted,
+            )
+
+    def close(self) -> None:
+        """End all leases and forget everything. Idempotent."""
+        with self._lock:
+            self._is_open = False
+            self._entries.clear()
+            self._writing.clear()
+            self._pool = self._pool[:0]  # the memory goes with the last lease
+
+    # -- what the leases call ----------------------------------------------------
+
+    def check_open(self) -> None:
+        """Make sure that the store was not closed."""
+        with self._using():
+            pass
+
+    def check_lease(self, lease: _MemoryWriteLease) -> None:
+        """Make sure that a write lease goes on."""
+        with self._lock:
+            self._check_lease(lease)
+
+    def publish(self, lease: _MemoryWriteLease) -> int:
+        """Make the blocks of a lease visible and end it."""
+        with self._lock:
+            self._check_lease(lease)
+            entries = {}
+            for key, slot, checksum in zip(
+                lease.keys, lease.slots.slots.tolist(), lease.checksums, strict=True
+            ):
+                if checksum is None:
+                    raise ValueError(f"block {key.hex()} was not sealed")
+                entries[key] = _Entry(slot, lease.slots.block_bytes, checksum)
+            self._writing.difference_update(lease.keys)
+            for key in reversed(lease.keys):
+                self._entries[key] = entries[key]
+            lease.has_ended = True
+            return len(entries)
+
+    def give_back(self, lease: _MemoryWriteLease) -> None:
+        """Free the slots of a lease that goes on."""
+        with self._lock:
+            if not lease.has_ended and self._is_open:
+                self._writing.difference_update(lease.keys)
+                self._free.extend(reversed(lease.slots.slots.tolist()))
+            lease.has_ended = True
+
+    def check_entries(
+        self, keys: Sequence[PackedKey], entries: Sequence[_Entry]
+    ) -> None:
+        """Make sure that keys still mean these commits."""
+        with self._using():
+            for key, entry in zip(keys, entries, strict=True):
+                if self._entries.get(key) is not entry:
+                    raise BlockNotFoundError(key)
+
+    # -- under the lock ----------------------------------------------------------
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._lock:
+            if not self._is_open:
+                raise StoreUnavailableError("the store is closed")
+            yield
+
+    def _check_lease(self, lease: _MemoryWriteLease) -> None:
+        if lease.has_ended or not self._is_open:
+            raise LeaseExpiredError("the write lease has ended")
+
+    def _touch(self, keys: Sequence[PackedKey]) -> None:
+        for key in reversed(keys):
+            if key in self._entries:
+                self._entries.move_to_end(key)
+
+    def _forget(self, keys: Sequence[PackedKey]) -> int:
+        gone = [self._entries.pop(key) for key in keys if key in self._entries]
+        self._free.extend(entry.slot for entry in reversed(gone))
+        return len(gone)

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The default store: one slab of slots, shared by all processes of a node."""
+
+from ucm.stores.slab._store import SlabStore
+
+__all__ = ["SlabStore"]

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether an index agrees with itself. For tests and for people; changes nothing."""
+
+import numpy as np
+
+from ucm.stores.slab._chains import KeyBatch, unpack_key
+from ucm.stores.slab._index import SlotIndex
+from ucm.stores.slab._layout import SlotState, Word
+
+__all__ = ["audit"]
+
+
+def audit(index: SlotIndex) -> list[str]:
+    """Return what is wrong with *index*, one sentence each."""
+    with index.locked():
+        return [
+            problem
+            for problem in (
+                *_check_counts(index),
+                *_check_free(index),
+                *_check_keys(index),
+            )
+            if problem
+        ]
+
+
+def _check_counts(index: SlotIndex) -> list[str]:
+    counted = np.bincount(index.state, minlength=3)
+    words = (Word.NUM_FREE, Word.NUM_RESERVED, Word.NUM_COMMITTED)
+    return [
+        f"{word.name} is {index.header[word]}, counted are {counted[state]}"
+        for state, word in zip(SlotState, words, strict=True)
+        if index.header[word] != counted[state]
+    ]
+
+
+def _check_free(index: SlotIndex) -> list[str]:
+    stacked = np.sort(index.free[: int(index.header[Word.NUM_FREE])])
+    free = np.flatnonzero(index.state == SlotState.FREE)
+    if np.array_equal(stacked, free):
+        return []
+    return [f"the free stack holds {stacked}, free are {free}"]
+
+
+def _check_keys(index: SlotIndex) -> list[str]:
+    used = np.flatnonzero(index.state != SlotState.FREE)
+    keys = [unpack_key(index.chains.words[slot]) for slot in used]
+    problems = [] if len(set(keys)) == len(keys) else ["a key has two slots"]
+    batch = KeyBatch.of(keys, index.seed)
+    if not np.array_equal(batch.hashes, index.chains.hashes[used]):
+        problems.append("a record's hash is not the hash of its key")
+    if not np.array_equal(index.chains.find(batch), used):
+        problems.append("a key is not found in its slot")
+    linked = len(used)
+    slot = index.chains.heads[index.chains.heads >= 0]
+    length = 0
+    while len(slot) and length <= linked:
+        length += len(slot)
+        slot = index.chains.nexts[slot]
+        slot = slot[slot >= 0]
+    if length != linked:
+        problems.append(f"{length} slots are linked, {linked} are used")
+    return problems

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Leases over a slab's slots: the bytes are written and read where they stay.
+
+A block's checksum is xxh3 over its bytes, seeded with the hash of its key: the right
+bytes under the wrong key do not verify.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from ucm.blocks import PackedKey
+from ucm.errors import (
+    BlockCorruptError,
+    BlockNotFoundError,
+    LeaseExpiredError,
+    StoreUnavailableError,
+)
+from ucm.plan import HostSlots
+from ucm.stores.abc import ReadLease, WriteLease
+from ucm.stores.slab._chains import KeyBatch
+from ucm.stores.slab._layout import Grant, Sighting
+from ucm.stores.slab._opened import OpenedSlab
+
+__all__ = ["SlabReadLease", "SlabWriteLease"]
+
+
+def _digest(slots: HostSlots, position: int, seed: int) -> int:
+    return xxh3_64_intdigest(slots.block(position).data, seed)
+
+
+class SlabWriteLease(WriteLease):
+    """
+    Reserved slots of a slab.
+
+    Args:
+        slab: Where they are.
+        keys: All keys that were asked for.
+        batch: The same, packed.
+        grant: What was granted.
+        slots: The same, as memory.
+        on_end: Called once, when the lease ends.
+    """
+
+    def __init__(
+        self,
+        slab: OpenedSlab,
+        keys: tuple[PackedKey, ...],
+        batch: KeyBatch,
+        grant: Grant,
+        slots: HostSlots,
+        on_end: Callable[["SlabWriteLease"], None],
+    ) -> None:
+        self.positions = tuple(grant.positions.tolist())
+        self.keys = tuple(keys[position] for position in self.positions)
+        self.num_stored = grant.num_stored
+        self.slots = slots
+        self._slab = slab
+        self._grant = grant
+        self._seeds: list[int] = batch.hashes[grant.positions].tolist()
+        self._checksums: list[int | None] = [None] * len(self.keys)
+        self._on_end = on_end
+        self._has_ended = False
+
+    def seal(self, start: int, stop: int) -> None:
+        """Take the bytes of granted blocks as final; see ``WriteLease``."""
+        self._check()
+        for position in range(start, stop):
+            self._checksums[position] = _digest(
+                self.slots, position, self._seeds[position]
+            )
+
+    def commit(self) -> int:
+        """
+        Publish every granted block in one step; see ``WriteLease``.
+
+        Raises:
+            ValueError: A block was not sealed; the lease goes on.
+        """
+        self._check()
+        if None in self._checksums:
+            raise ValueError(f"block {self._checksums.index(None)} was not sealed")
+        if self.keys:
+            checksums = np.array(self._checksums, dtype=np.uint64)
+            self._slab.sync_data()
+            try:
+                self._slab.index.publish(self._grant, checksums, self._slab.owner_id)
+            except LeaseExpiredError:
+                self.discard()
+                raise
+            self._end()
+            try:
+                self._slab.sync_index()
+            except StoreUnavailableError:
+                self._slab.index.forget(self._slab.index.batch(self.keys))
+                raise
+        self._end()
+        return len(self.keys)
+
+    def discard(self) -> None:
+        """Give the slots back. Does nothing on a lease that has ended."""
+        if self._has_ended:
+            return
+        if self.keys and self._slab.is_open:
+            self._slab.check()
+            self._slab.index.discard(self._grant, self._slab.owner_id)
+        self._end()
+
+    def _check(self) -> None:
+        if self._has_ended:
+            raise LeaseExpiredError("the write lease has ended")
+        self._slab.check()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._on_end(self)
+
+
+class SlabReadLease(ReadLease):
+    """
+    Committed slots of a slab, watched but not held.
+
+    Args:
+        slab: Where they are.
+        keys: The blocks.
+        batch: The same, packed.
+        sighting: What the index said of them.
+        slots: The same, as memory.
+    """
+
+    def __init__(
+        self,
+        slab: OpenedSlab,
+        keys: tuple[PackedKey, ...],
+        batch: KeyBatch,
+        sighting: Sighting,
+        slots: HostSlots,
+    ) -> None:
+        self.keys = keys
+        self.slots = slots
+        self._slab = slab
+        self._sighting = sighting
+        self._seeds: list[int] = batch.hashes.tolist()
+        self._checksums: list[int] = sighting.checksums.tolist()
+        self._nbytes: list[int] = sighting.nbytes.tolist()
+        self._has_ended = False
+
+    def verify(self, start: int, stop: int) -> None:
+        """Compare blocks with their checksums; see ``ReadLease``."""
+        self._check()
+        for position in range(start, stop):
+            if self._nbytes[position] != self.slots.block_bytes:
+                raise BlockCorruptError(
+                    self.keys[position],
+                    f"it has {self._nbytes[position]} bytes, the first of its lease "
+                    f"{self.slots.block_bytes}",
+                )
+            found = _digest(self.slots, position, self._seeds[position])
+            if found != self._checksums[position]:
+                raise BlockCorruptError(
+                    self.keys[position],
+                    f"checksum {found:016x} is not {self._checksums[position]:016x}",
+                )
+
+    def recheck(self) -> None:
+        """Make sure that no slot was recycled; see ``ReadLease``."""
+        self._check()
+        current: npt.NDArray[np.bool_] = self._slab.index.is_current(
+            self._sighting.slots, self._sighting.generations
+        )
+        if not current.all():
+            raise BlockNotFoundError(self.keys[int(np.argmin(current))])
+
+    def close(self) -> None:
+        """End the lease. Does nothing on a lease that has ended."""
+        self._has_ended = True
+
+    def _check(self) -> None:
+        if self._has_ended:
+            raise LeaseExpiredError("the read lease has ended")
+        self._slab.check()

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The slab store's verbs.
+
+Threading. Every verb may be called from any thread. Those that only look (``match``,
+``contains``, ``touch``, ``read``) take no lock; those that change the index hold its
+lock for the length of one change. The set of open leases is guarded by a lock of its
+own.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import msgspec
+import numpy as np
+
+from ucm.blocks import KeySpace, PackedKey
+from ucm.config import Durability, StoreConfig
+from ucm.errors import (
+    BlockNotFoundError,
+    KeyFormatError,
+    StoreError,
+    StoreUnavailableError,
+)
+from ucm.plan import HostSlots
+from ucm.stores.abc import Store, StoreCapabilities, StoreStats
+from ucm.stores.slab._audit import audit
+from ucm.stores.slab._files import KEYSPACES, Geometry, write_whole
+from ucm.stores.slab._layout import Word
+from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease
+from ucm.stores.slab._opened import OpenedSlab
+
+__all__ = ["SlabStore"]
+
+_MATCH_STEP = 1024  # a first miss ends the match: do not look far beyond it
+
+
+class SlabStore(Store):
+    """
+    Blocks in fixed slots of one preallocated file that all processes of a node share.
+
+    In ``/dev/shm`` the slots are memory, elsewhere they are the page cache of a disk.
+    There is no server: each process that opens the directory joins, and may die at
+    any moment without harm to the others.
+
+    Args:
+        path: The slab's directory; made if its parent exists.
+        capacity_bytes: Of all slots together, for the whole node.
+        block_bytes: The largest block to be stored.
+        index_only: Do not map the slots; ``reserve`` and ``read`` are refused.
+        durability: What committed blocks survive.
+        open_timeout: Seconds to wait at most for others that create the slab.
+        lock_timeout: Seconds to wait at most for others that change the index.
+
+    Raises:
+        ConfigError: ``store.path``, ``store.capacity``, ``store.block_bytes`` or
+            ``store.durability`` cannot be used; says why and what to do.
+        StoreUnavailableError: Others held a lock for too long.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        capacity_bytes: int,
+        block_bytes: int,
+        index_only: bool = False,
+        durability: Durability = Durability.PROCESS,
+        open_timeout: float = 120.0,
+        lock_timeout: float = 5.0,
+    ) -> None:
+        geometry = Geometry.fit(capacity_bytes, block_bytes)
+        self._slab = OpenedSlab(
+            Path(path),
+            geometry,
+            durability,
+            index_only=index_only,
+            open_timeout=open_timeout,
+            lock_timeout=lock_timeout,
+        )
+        self._capabilities = StoreCapabilities(
+            durable=True,
+            shared=True,
+            native_buffers=True,
+            max_block_bytes=geometry.slot_bytes,
+        )
+        self._evicted_before = int(self._slab.index.header[Word.NUM_EVICTED])
+        self._leases: set[SlabWriteLease] = set()
+        self._leases_lock = threading.Lock()
+
+    @classmethod
+    def open_configured(
+        cls, config: StoreConfig, *, block_bytes: int, index_only: bool
+    ) -> "SlabStore":
+        """
+        Open the slab that a configuration names.
+
+        A process that only asks the index gives up on its lock within a moment: the
+        scheduler must not wait for a process that was stopped.
+        """
+        return cls(
+            path=config.path,
+            capacity_bytes=config.capacity,
+            block_bytes=block_bytes,
+            index_only=index_only,
+            durability=config.durability,
+            lock_timeout=0.05 if index_only else 5.0,
+        )
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """What this store can do; constant while it is open."""
+        return self._capabilities
+
+    def match(self, keys: Sequence[PackedKey]) -> int:
+        """Return how many keys from the start are committed; takes no lock."""
+        self._slab.check()
+        index = self._slab.index
+        for start in range(0, len(keys), _MATCH_STEP):
+            step = keys[start : start + _MATCH_STEP]
+            committed = index.are_committed(index.batch(step))
+            if not committed.all():
+                return start + int(np.argmin(committed))
+        return len(keys)
+
+    def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Return for each key whether it is committed; takes no lock."""
+        self._slab.check()
+        index = self._slab.index
+        return [bool(known) for known in index.are_committed(index.batch(keys))]
+
+    def touch(self, keys: Sequence[PackedKey]) -> None:
+        """Mark blocks as used just now, the first of them last; takes no lock."""
+        self._slab.check()
+        index = self._slab.index
+        seen = index.look_up(index.batch(keys))
+        index.touch(seen.slots[seen.committed])
+
+    def reserve(self, keys: Sequence[PackedKey], block_bytes: int) -> SlabWriteLease:
+        """Lease one slot for each new key; see ``Store``."""
+        slab = self._slab
+        slab.check()
+        if slab.pool is None:
+            raise ValueError("this store was opened for its index only")
+        if not 1 <= block_bytes <= self._capabilities.max_block_bytes:
+            raise ValueError(
+                f"blocks of {block_bytes} bytes for slots of "
+                f"{self._capabilities.max_block_bytes}"
+            )
+        if len(set(keys)) != len(keys):
+            raise ValueError("the keys of a reservation must be distinct")
+        batch = slab.index.batch(keys)
+        grant = slab.index.reserve(batch, block_bytes, slab.owner_id)
+        slots = HostSlots(slab.pool, grant.slots, block_bytes)
+        lease = SlabWriteLease(slab, tuple(keys), batch, grant, slots, self._forget)
+        with self._leases_lock:
+            self._leases.add(lease)
+        return lease
+
+    def read(self, keys: Sequence[PackedKey]) -> SlabReadLease:
+        """Open committed blocks for reading; see ``Store``. Takes no lock."""
+        slab = self._slab
+        slab.check()
+        if slab.pool is None:
+            raise ValueError("this store was opened for its index only")
+        batch = slab.index.batch(keys)
+        seen = slab.index.look_up(batch)
+        if not seen.committed.all():
+            raise BlockNotFoundError(keys[int(np.argmin(seen.committed))])
+        slab.index.touch(seen.slots)
+        block_bytes = int(seen.nbytes[0]) if len(keys) else slab.geometry.slot_bytes
+        slots = HostSlots(slab.pool, seen.slots, block_bytes)
+        return SlabReadLease(slab, tuple(keys), batch, seen, slots)
+
+    def forget(self, keys: Sequence[PackedKey]) -> int:
+        """Make committed blocks invisible and free their slots; return how many."""
+        self._slab.check()
+        count = self._slab.index.forget(self._slab.index.batch(keys))
+        self._slab.sync_index()
+        return count
+
+    def clear(self, prefix: bytes) -> int:
+        """Forget every committed block whose packed key starts with *prefix*."""
+        self._slab.check()
+        count = self._slab.index.clear(prefix)
+        self._slab.sync_index()
+        return count
+
+    def describe(self, keyspace: KeySpace) -> None:
+        """Keep the text of a key space beside the blocks, for ``keyspaces``."""
+        self._slab.check()
+        name = f"{keyspace.digest.hex()}.json"
+        try:
+            write_whole(
+                self._slab.root / KEYSPACES / name,
+                msgspec.json.encode(attrs.asdict(keyspace)),
+            )
+        except OSError as exc:
+            raise StoreUnavailableError(f"{name} cannot be written: {exc}") from exc
+
+    def keyspaces(self) -> dict[bytes, KeySpace]:
+        """
+        Return every key space described in this store, by digest.
+
+        Raises:
+            StoreError: A file is damaged, or named after another key space.
+            StoreUnavailableError: A file cannot be read.
+        """
+        self._slab.check()
+        found = {}
+        for path in (self._slab.root / KEYSPACES).glob("*.json"):
+            try:
+                keyspace = msgspec.json.decode(path.read_bytes(), type=KeySpace)
+            except OSError as exc:
+                raise StoreUnavailableError(f"{path} cannot be read: {exc}") from exc
+            except (msgspec.DecodeError, KeyFormatError) as exc:
+                raise StoreError(f"{path} is no key space; remove it: {exc}") from exc
+            if keyspace.digest.hex() != path.stem:
+                raise StoreError(f"{path} is named after another one; remove it")
+            found[keyspace.digest] = keyspace
+        return found
+
+    def stats(self) -> StoreStats:
+        """Return occupancy and totals, both for the whole node."""
+        self._slab.check()
+        header = self._slab.index.header
+        return StoreStats(
+            capacity_blocks=self._slab.geometry.num_slots,
+            committed_blocks=int(header[Word.NUM_COMMITTED]),
+            reserved_blocks=int(header[Word.NUM_RESERVED]),
+            evicted_blocks_total=int(header[Word.NUM_EVICTED]) - self._evicted_before,
+        )
+
+    def audit(self) -> list[str]:
+        """
+        Check that records, chains, free stack and counts agree.
+
+        Returns:
+            What is wrong, one sentence each; nothing is changed.
+        """
+        self._slab.check()
+        return audit(self._slab.index)
+
+    def close(self) -> None:
+        """End all leases and leave the slab; committed blocks stay. Idempotent."""
+        self._slab.close()  # frees whatever we had reserved
+        with self._leases_lock:
+            leases = list(self._leases)
+        for lease in leases:
+            lease.discard()
+
+    def _forget(self, lease: SlabWriteLease) -> None:
+        with self._leases_lock:
+            self._leases.discard(lease)

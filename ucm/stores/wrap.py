@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store around a store; the base of everything that adds to one."""
+
+from collections.abc import Sequence
+
+from ucm.blocks import KeySpace, PackedKey
+from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
+
+__all__ = ["WrapperStore"]
+
+
+class WrapperStore(Store):
+    """
+    Forwards every verb; subclasses override what they change.
+
+    Args:
+        inner: The store to wrap; closed with the wrapper.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """What the inner store can do."""
+        return self.inner.capabilities
+
+    def match(self, keys: Sequence[PackedKey]) -> int:
+        """Forward."""
+        return self.inner.match(keys)
+
+    def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Forward."""
+        return self.inner.contains(keys)
+
+    def touch(self, keys: Sequence[PackedKey]) -> None:
+        """Forward."""
+        self.inner.touch(keys)
+
+    def reserve(self, keys: Sequence[PackedKey], block_bytes: int) -> WriteLease:
+        """Forward."""
+        return self.inner.reserve(keys, block_bytes)
+
+    def read(self, keys: Sequence[PackedKey]) -> ReadLease:
+        """Forward."""
+        return self.inner.read(keys)
+
+    def forget(self, keys: Sequence[PackedKey]) -> int:
+        """Forward."""
+        return self.inner.forget(keys)
+
+    def clear(self, prefix: bytes) -> int:
+        """Forward."""
+        return self.inner.clear(prefix)
+
+    def describe(self, keyspace: KeySpace) -> None:
+        """Forward."""
+        self.inner.describe(keyspace)
+
+    def keyspaces(self) -> dict[bytes, KeySpace]:
+        """Forward."""
+        return self.inner.keyspaces()
+
+    def stats(self) -> StoreStats:
+        """Forward."""
+        return self.inner.stats()
+
+    def close(self) -> None:
+        """Forward."""
+        self.inner.close()

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What every store must pass: derive a class from ``StoreContract`` and run it by pytest.
+
+An author says how a store is made and gives two bypasses, which reach the bytes
+without the store's own verbs: a store that writes and reads the same wrong place
+would otherwise agree with itself.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ucm.blocks import PackedKey, keyspace_prefix
+from ucm.errors import (
+    BlockCorruptError,
+    BlockNotFoundError,
+    LeaseExpiredError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from ucm.stores.abc import Store
+from ucm.testing.store_blocks import (
+    BLOCK_BYTES,
+    fill,
+    load,
+    make_keys,
+    make_keyspace,
+    payload,
+    save,
+)
+
+__all__ = ["StoreContract"]
+
+_NUM_BLOCKS = 8
+
+
+class StoreContract(ABC):
+    """The promises of ``ucm.stores.abc.Store`` as tests; 8 blocks of 96 bytes."""
+
+    @abstractmethod
+    def make_store(self, directory: Path, num_blocks: int) -> Store:
+        """Return a new store with room for exactly *num_blocks*."""
+
+    @abstractmethod
+    def get_raw(self, store: Store, key: PackedKey) -> bytes | None:
+        """Return the stored bytes of a key, None if the store has none."""
+
+    @abstractmethod
+    def put_raw(self, store: Store, key: PackedKey, data: bytes) -> None:
+        """Overwrite the stored bytes of a committed key and nothing else."""
+
+    def reopen(self, directory: Path, num_blocks: int) -> Store | None:
+        """Return the store that was closed, opened again; None if it is not durable."""
+        return None
+
+    def audit(self, store: Store) -> list[str]:
+        """Return what is wrong inside an open store."""
+        return []
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        """Give each test an empty store of 8 blocks and audit it afterwards."""
+        with self.make_store(tmp_path / "store", _NUM_BLOCKS) as store:
+            yield store
+            try:
+                store.stats()
+            except StoreUnavailableError:
+                return  # the test closed it
+            assert self.audit(store) == []
+
+    # -- visibility --------------------------------------------------------------
+
+    def test_uncommitted_blocks_are_invisible(self, store: Store) -> None:
+        """A block is seen by no verb before its lease is committed."""
+        keys = make_keys(2)
+        with store.reserve(keys, BLOCK_BYTES) as lease:
+            fill(lease)
+            assert store.match(keys) == 0
+            assert store.contains(keys) == [False, False]
+            with pytest.raises(BlockNotFoundError):
+                store.read(keys)
+            assert lease.commit() == 2
+        assert store.match(keys) == 2
+        assert [payload(key) for key in keys] == load(store, keys)
+
+    def test_committed_bytes_are_found_by_the_bypass(self, store: Store) -> None:
+        """What was written to the lease's slots is what the store has kept."""
+        keys = make_keys(3)
+        save(store, keys)
+        for key in keys:
+            assert self.get_raw(store, key) == payload(key)
+        assert self.get_raw(store, make_keys(1, first=9)[0]) is None
+
+    @pytest.mark.parametrize("way", ["discard", "scope", "error"])
+    def test_lease_left_open_leaves_nothing(self, store: Store, way: str) -> None:
+        """A failed save leaves nothing visible and every slot free (S4-31, X-01)."""
+        keys = make_keys(_NUM_BLOCKS)
+        lease = store.reserve(keys, BLOCK_BYTES)
+        fill(lease)
+        if way == "discard":
+            lease.discard()
+        elif way == "scope":
+            with lease:
+                pass
+        else:
+            with pytest.raises(ZeroDivisionError), lease:
+                raise ZeroDivisionError
+        assert store.contains(keys) == [False] * _NUM_BLOCKS
+        assert all(self.get_raw(store, key) is None for key in keys)
+        assert save(store, keys) == _NUM_BLOCKS
+
+    def test_one_unsealed_block_holds_back_all(self, store: Store) -> None:
+        """For each block of a lease: unless it is sealed, none is visible (X-01)."""
+        keys = make_keys(3)
+        for missing in range(3):
+            with store.reserve(keys, BLOCK_BYTES) as lease:
+                for position in range(3):
+                    if position != missing:
+                        lease.seal(position, position + 1)
+                with pytest.raises(ValueError, match="sealed"):
+                    lease.commit()
+            assert store.contains(keys) == [False] * 3
+
+    def test_match_stops_at_the_first_gap(self, store: Store) -> None:
+        """Only blocks from the start without a gap count as matched."""
+        keys = make_keys(4)
+        save(store, [keys[0], keys[1], keys[3]])
+        assert store.match(keys) == 2
+        assert store.match(keys[2:]) == 0
+        assert store.match([]) == 0
+        assert store.contains(keys) == [True, True, False, True]
+
+    # -- leases ------------------------------------------------------------------
+
+    def test_second_commit_is_refused(self, store: Store) -> None:
+        """A lease commits once, also one that was granted nothing."""
+        for _ in range(2):
+            lease = store.reserve(make_keys(1), BLOCK_BYTES)
+            fill(lease)
+            lease.commit()
+            with pytest.raises(LeaseExpiredError):
+                lease.commit()
+            with pytest.raises(LeaseExpiredError):
+                lease.seal(0, 1)
+        assert store.match(make_keys(1)) == 1
+
+    def test_second_discard_does_nothing(self, store: Store) -> None:
+        """A lease gives its slots back once, even when they serve another since."""
+        keys = make_keys(_NUM_BLOCKS)
+        first = store.reserve(keys, BLOCK_BYTES)
+        first.discard()
+        with store.reserve(keys, BLOCK_BYTES) as second:
+            first.discard()
+            with pytest.raises(LeaseExpiredError):
+                first.commit()
+            fill(second)
+            assert second.commit() == _NUM_BLOCKS
+            second.discard()
+        assert store.match(keys) == _NUM_BLOCKS
+
+    def test_stored_keys_are_not_granted_again(self, store: Store) -> None:
+        """A reservation leaves out what is stored and says which it granted."""
+        keys = make_keys(4)
+        save(store, [keys[0], keys[2]])
+        with store.reserve(keys, BLOCK_BYTES) as lease:
+            assert lease.keys == (keys[1], keys[3])
+            assert (lease.positions, lease.num_stored) == ((1, 3), 2)
+            assert len(lease.slots) == 2
+        with store.reserve([keys[0]], BLOCK_BYTES) as lease:
+            assert (lease.keys, lease.commit()) == ((), 0)
+
+    def test_keys_being_written_are_not_granted_again(self, store: Store) -> None:
+        """Two writers never hold a slot for one key at the same time (X-02)."""
+        keys = make_keys(2)
+        with store.reserve(keys[:1], BLOCK_BYTES) as first:
+            with store.reserve(keys, BLOCK_BYTES) as second:
+                assert (second.keys, second.num_stored) == ((keys[1],), 1)
+            fill(first)
+            assert first.commit() == 1
+        with store.reserve(keys, BLOCK_BYTES) as third:
+            assert third.keys == (keys[1],)
+
+    def test_threads_that_write_one_key_store_it_once(self, store: Store) -> None:
+        """Of many threads that save the same keys, one commits each key."""
+        keys = make_keys(4)
+        counts: list[int] = []
+        start = threading.Barrier(4)
+
+        def write() -> None:
+            start.wait(10)
+            counts.append(save(store, keys))
+
+        threads = [threading.Thread(target=write) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert sum(counts) == 4
+        assert [payload(key) for key in keys] == load(store, keys)
+
+    def test_capabilities_tell_the_truth(self, store: Store) -> None:
+        """A block of the largest size is stored, one byte more or none is refused."""
+        largest = store.capabilities.max_block_bytes
+        keys = make_keys(1)
+        assert save(store, keys, largest) == 1
+        assert [payload(keys[0], largest)] == load(store, keys)
+        for wrong in (largest + 1, 0):
+            with pytest.raises(ValueError, match="bytes"):
+                store.reserve(make_keys(1, first=1), wrong)
+
+    def test_equal_keys_in_one_reservation_are_refused(self, store: Store) -> None:
+        """The keys of a reservation are distinct."""
+        with pytest.raises(ValueError, match="distinct"):
+            store.reserve(make_keys(1) * 2, BLOCK_BYTES)
+
+    # -- wrong bytes -------------------------------------------------------------
+
+    def test_missing_key_refuses_the_whole_read(self, store: Store) -> None:
+        """A read opens all blocks or none, and names the one that is missing."""
+        keys = make_keys(3)
+        save(store, keys[:2])
+        with pytest.raises(BlockNotFoundError) as caught:
+            store.read(keys)
+        assert caught.value.key == keys[2]
+
+    @pytest.mark.parametrize("position", [0, BLOCK_BYTES // 2, BLOCK_BYTES - 1])
+    def test_flipped_bit_is_corrupt(self, store: Store, position: int) -> None:
+        """A single wrong bit anywhere in a block is noticed before it is used."""
+        keys = make_keys(2)
+        save(store, keys)
+        wrong = bytearray(payload(keys[1]))
+        wrong[position] ^= 1
+        self.put_raw(store, keys[1], bytes(wrong))
+        with store.read(keys) as lease:
+            lease.verify(0, 1)
+            with pytest.raises(BlockCorruptError) as caught:
+                lease.verify(0, 2)
+        assert caught.value.key == keys[1]
+
+    def test_foreign_block_is_corrupt(self, store: Store) -> None:
+        """The whole bytes of another key are no valid bytes of this one."""
+        keys = make_keys(2)
+        save(store, keys)
+        self.put_raw(store, keys[0], payload(keys[1]))
+        with store.read(keys[:1]) as lease, pytest.raises(BlockCorruptError):
+            lease.verify(0, 1)
+
+    def test_block_of_another_size_is_corrupt(self, store: Store) -> None:
+        """A lease over blocks of two sizes verifies only those of the first's."""
+        keys = make_keys(2)
+        save(store, keys[:1])
+        save(store, keys[1:], BLOCK_BYTES // 2)
+        with store.read(keys) as lease:
+            lease.verify(0, 1)
+            with pytest.raises(BlockCorruptError, match="bytes"):
+                lease.verify(1, 2)
+
+    @pytest.mark.parametrize("how", ["forgotten", "evicted", "rewritten"])
+    def test_slot_recycled_while_read_is_noticed(self, store: Store, how: str) -> None:
+        """A reader whose slot went to another save does not believe its copy."""
+        keys = make_keys(1)
+        save(store, keys)
+        with store.read(keys) as lease:
+            lease.verify(0, 1)
+            lease.recheck()
+            if how == "evicted":
+                save(store, make_keys(_NUM_BLOCKS, first=1))
+            else:
+                store.forget(keys)
+                if how == "rewritten":
+                    save(store, keys)
+            with pytest.raises(BlockNotFoundError):
+                lease.recheck()
+
+    # -- room --------------------------------------------------------------------
+
+    def test_least_recently_used_block_is_evicted(self, store: Store) -> None:
+        """Over capacity the block goes that was not saved, read or touched (S2-05)."""
+        keys = make_keys(_NUM_BLOCKS)
+        for key in keys:
+            save(store, [key])
+        store.touch([keys[0]])
+        load(store, [keys[1]])
+        store.touch(make_keys(1, first=100))
+        save(store, make_keys(2, first=20))
+        assert store.contains(keys) == [True, True, False, False] + [True] * 4
+        stats = store.stats()
+        assert (stats.evicted_blocks_total, stats.committed_blocks) == (2, 8)
+
+    def test_end_of_a_prefix_goes_before_its_start(self, store: Store) -> None:
+        """Of blocks used in one call the later are evicted first."""
+        keys = make_keys(_NUM_BLOCKS)
+        save(store, keys)
+        save(store, make_keys(3, first=20))
+        assert store.match(keys) == _NUM_BLOCKS - 3
+
+    def test_slot_being_written_is_never_evicted(self, store: Store) -> None:
+        """Room is made from committed blocks only (S2-05); none left means full."""
+        first, second = make_keys(5), make_keys(5, first=20)
+        with store.reserve(first, BLOCK_BYTES) as lease:
+            with store.reserve(second, BLOCK_BYTES) as short:
+                assert (short.keys, short.num_stored) == (tuple(second[:3]), 0)
+                assert store.stats().reserved_blocks == _NUM_BLOCKS
+                with pytest.raises(StoreFullError):
+                    store.reserve(make_keys(1, first=40), BLOCK_BYTES)
+                fill(short)
+                short.commit()
+            save(store, make_keys(3, first=60))
+            assert store.contains(second) == [False] * 5
+            fill(lease)
+            assert lease.commit() == 5
+        assert [payload(key) for key in first] == load(store, first)
+
+    def test_forget_frees_committed_blocks_only(self, store: Store) -> None:
+        """Forgetting takes what is stored, not what is unknown or being written."""
+        keys = make_keys(4)
+        save(store, keys[:3])
+        with store.reserve(keys[3:], BLOCK_BYTES) as lease:
+            assert store.forget([keys[1], keys[3], *make_keys(1, first=9)]) == 1
+            fill(lease)
+            lease.commit()
+        assert store.contains(keys) == [True, False, True, True]
+        assert store.stats().committed_blocks == 3
+
+    def test_clear_forgets_one_key_space(self, store: Store) -> None:
+        """Clearing by prefix leaves the blocks of other key spaces."""
+        other = make_keyspace("other")
+        mine, theirs = make_keys(2), make_keys(2, keyspace=other)
+        save(store, mine)
+        save(store, theirs)
+        assert store.clear(keyspace_prefix(other.digest)) == 2
+        assert store.match(mine) == 2
+        assert store.match(theirs) == 0
+        assert store.clear(b"") == 2
+
+    def test_key_spaces_round_trip(self, store: Store) -> None:
+        """A described key space is told back whole, twice described as once."""
+        spaces = [make_keyspace("a/b"), make_keyspace("ü")]
+        for space in [*spaces, spaces[0]]:
+            store.describe(space)
+        assert store.keyspaces() == {space.digest: space for space in spaces}
+
+    # -- the end -----------------------------------------------------------------
+
+    def test_close_ends_open_leases(self, store: Store) -> None:
+        """After close a lease does nothing more and may be left in peace."""
+        keys = make_keys(2)
+        save(store, keys[:1])
+        with store.reserve(keys[1:], BLOCK_BYTES) as write, store.read(keys[:1]) as got:
+            store.close()
+            for use in (lambda: write.seal(0, 1), write.commit, got.recheck):
+                with pytest.raises(StoreError):
+                    use()
+
+    def test_verbs_after_close_say_so(self, store: Store) -> None:
+        """Every verb of a closed store raises, and closing again does nothing."""
+        keys = make_keys(1)
+        store.close()
+        store.close()
+        for verb in (
+            lambda: store.match(keys),
+            lambda: store.contains(keys),
+            lambda: store.touch(keys),
+            lambda: store.reserve(keys, BLOCK_BYTES),
+            lambda: store.read(keys),
+            lambda: store.forget(keys),
+            lambda: store.clear(b""),
+            lambda: store.describe(make_keyspace()),
+            store.keyspaces,
+            store.stats,
+        ):
+            with pytest.raises(StoreUnavailableError):
+                verb()
+
+    def test_durable_store_keeps_committed_blocks(self, tmp_path: Path) -> None:
+        """A store that calls itself durable has all its blocks after a restart."""
+        keys = make_keys(3)
+        store = self.make_store(tmp_path / "store", _NUM_BLOCKS)
+        save(store, keys[:2])
+        store.describe(make_keyspace())
+        lease = store.reserve(keys[2:], BLOCK_BYTES)
+        fill(lease)
+        durable = store.capabilities.durable
+        store.close()
+        again = self.reopen(tmp_path / "store", _NUM_BLOCKS)
+        assert durable == (again is not None)
+        if again is not None:
+            with again:
+                assert [payload(key) for key in keys[:2]] == load(again, keys[:2])
+                assert again.match(keys) == 2
+                assert list(again.keyspaces().values()) == [make_keyspace()]
+                assert self.audit(again) == []
