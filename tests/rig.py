@@ -9,8 +9,17 @@ import numpy as np
 import structlog
 import torch
 
-from ucm.blocks import BlockId, BlockSpan, GroupId, KeyPacker, PackedKey, RowId
-from ucm.blocks import RequestId, ShardId, TransferId
+from ucm.blocks import (
+    BlockId,
+    BlockSpan,
+    GroupId,
+    KeyPacker,
+    PackedKey,
+    RequestId,
+    RowId,
+    ShardId,
+    TransferId,
+)
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice

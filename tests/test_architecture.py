@@ -18,7 +18,10 @@ EVERYTHING = [
 ]
 MAX_LINES = 400
 
-BROAD_HANDLERS: dict[str, int] = {}
+BROAD_HANDLERS: dict[str, int] = {
+    "ucm/pipeline/lane.py": 1,  # turns any stage's error into its ticket's outcome
+    "ucm/pipeline/workers.py": 1,  # carries a job's error to the lane that awaits it
+}
 """Supervision points: file to number of handlers that may catch every error."""
 
 HEAVY = {"anyio", "lmdb", "structlog", "torch", "torch_npu", "vllm"}

@@ -210,6 +210,7 @@ class Runtime:
         if self._closed:
             return
         self._closed = True
+        self._pipeline.queue.refuse(Admission.CLOSED)
         drained = not self._failure and self.flush(self._timeout.shutdown)
         abandoned = sum(ticket.outcome is None for ticket in self._open.values())
         if not drained:

@@ -118,11 +118,16 @@ class DumpQueue:
             self._nbytes -= sum(item.ticket.nbytes for item in over)
         return over
 
-    def close(self, reason: Admission = Admission.CLOSED) -> list[Item]:
-        """Refuse all offers from now on and give back what still waits."""
+    def refuse(self, reason: Admission) -> None:
+        """Refuse all offers from now on; what waits goes on. The first reason stays."""
         with self._lock:
             if self._closed is None:
                 self._closed = reason
+
+    def close(self, reason: Admission = Admission.CLOSED) -> list[Item]:
+        """Refuse all offers from now on and give back what still waits."""
+        self.refuse(reason)
+        with self._lock:
             left = [
                 item
                 for lanes in self._lanes.values()

@@ -23,7 +23,7 @@ from ucm.errors import LedgerError
 from ucm.scheduler.matching import DeniedKey
 from ucm.scheduler.messages import SpanOrder, TransferKind
 
-__all__ = ["MAX_DENIED_KEYS", "BlockRef", "OpenTransfers"]
+__all__ = ["MAX_DENIED_KEYS", "BlockRef", "OpenTransfers", "split_at_request"]
 
 MAX_DENIED_KEYS: Final = 65536
 

@@ -20,7 +20,7 @@ from ucm.plan import HostSlots
 from ucm.stores.abc import ReadLease, Store, WriteLease
 from ucm.stores.wrap import WrapperStore
 
-__all__ = ["Fault", "FaultDevice", "FaultPlan", "FaultStore", "Gate"]
+__all__ = ["Fault", "FaultDevice", "FaultPlan", "FaultStore", "Gate", "raising"]
 
 _GATE_TIMEOUT_S = 10.0
 

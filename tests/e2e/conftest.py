@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marks for every test that drives the real engine, and its models."""
+
+import importlib
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import models
+
+with warnings.catch_warnings():
+    # The engine and its libraries warn while they are imported, which is no test's
+    # business; later imports find the modules there.
+    warnings.simplefilter("ignore")
+    importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+
+HERE = Path(__file__).parent
+ENGINE_WARNINGS = ("ignore::DeprecationWarning", "ignore::FutureWarning")
+"""The engine and its libraries warn about each other; ours stay errors elsewhere."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies in this directory: engine, slow, and with time for a start."""
+    for item in items:
+        if not item.path.is_relative_to(HERE):
+            continue
+        item.add_marker(pytest.mark.engine)
+        item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))
+        for warning in ENGINE_WARNINGS:
+            item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(scope="session")
+def llama() -> Path:
+    """Full attention, one KV cache group."""
+    return models.make_model(models.LLAMA)
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Sliding windows beside full attention, three KV cache groups."""
+    return models.make_model(models.GEMMA3)
+
+
+@pytest.fixture(scope="session")
+def deepseek() -> Path:
+    """Multi-head latent attention."""
+    return models.make_model(models.DEEPSEEK)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Small models with random weights, made on demand and kept by recipe.
+
+Nothing is downloaded. The weights have a gain above one, so that attention is sharp
+and greedy output depends on the whole KV cache: a wrong block changes the tokens.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+__all__ = ["DEEPSEEK", "GEMMA3", "LLAMA", "LLAMA_DEMO", "Recipe", "make_model"]
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "models"
+SCHEMA = 2
+"""Grows when the way of drawing weights changes; models are then made anew."""
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """All that decides the bytes of a model."""
+
+    name: str
+    config_class: str
+    config: dict[str, Any]
+    dtype: str = "float32"
+    gain: float = 1.6
+    seed: int = 7
+
+    def digest(self) -> str:
+        """Return the short hash that names the model's directory."""
+        text = json.dumps([SCHEMA, attrs.asdict(self)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+LLAMA = Recipe(
+    name="llama",
+    config_class="LlamaConfig",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 8192,
+    },
+)
+"""Full attention with grouped queries: one KV cache group."""
+
+GEMMA3 = Recipe(
+    name="gemma3",
+    config_class="Gemma3TextConfig",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "max_position_embeddings": 8192,
+    },
+)
+"""Sliding window and full attention: several groups that share storage."""
+
+DEEPSEEK = Recipe(
+    name="deepseek",
+    config_class="DeepseekV2Config",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 64,
+        "max_position_embeddings": 8192,
+        # Plain rope is computed wrongly by the engine's CPU kernels for this
+        # architecture, with or without a connector.
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 2048,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
+)
+"""Multi-head latent attention with a mixture of experts: one latent per token."""
+
+LLAMA_DEMO = Recipe(
+    name="llama-demo",
+    config_class="LlamaConfig",
+    config={
+        "vocab_size": 8192,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 16384,
+    },
+    dtype="bfloat16",
+)
+"""Large enough that the prefill of a few thousand tokens takes seconds."""
+
+
+def make_model(recipe: Recipe, cache: Path = CACHE) -> Path:
+    """
+    Return the directory of the model, making it first if it is not there.
+
+    Safe to call from several processes at once: a model appears whole.
+    """
+    target = cache / f"{recipe.name}-{recipe.digest()}"
+    if target.is_dir():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{recipe.name}-", dir=cache))
+    try:
+        _write_weights(recipe, draft)
+        _write_tokenizer(recipe.config["vocab_size"], draft)
+        draft.chmod(0o755)
+        try:
+            os.rename(draft, target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def _write_weights(recipe: Recipe, target: Path) -> None:
+    """Draw each matrix with ``gain / sqrt(fan_in)`` and save config and weights."""
+    import torch
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    config = getattr(transformers, recipe.config_class)(
+        **recipe.config,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    dtype = getattr(torch, recipe.dtype)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            if weight.dim() < 2:
+                continue
+            embeds = "embed_tokens" in name
+            std = 1.0 if embeds else recipe.gain / weight.shape[-1] ** 0.5
+            drawn = torch.randn(weight.shape, generator=generator) * std
+            weight.copy_(drawn.to(dtype))
+    model.save_pretrained(target, safe_serialization=True)
+
+
+def _write_tokenizer(vocab_size: int, target: Path) -> None:
+    """Save a tokenizer that splits at white space; the words are t3, t4 and so on."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<s>", "</s>"]
+    words = special + [f"t{index}" for index in range(len(special), vocab_size)]
+    vocab = {word: index for index, word in enumerate(words)}
+    raw = Tokenizer(models.WordLevel(vocab=vocab, unk_token="<pad>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<pad>",
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    tokenizer.save_pretrained(target)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real engine as a server: ``vllm serve`` on a loopback port."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.e2e.engine import process_group
+
+__all__ = ["Server", "serve"]
+
+
+@attrs.frozen(kw_only=True)
+class Server:
+    """A running ``vllm serve``."""
+
+    url: str
+    model: str
+    pid: int
+    log: Path
+
+    def post(self, path: str, **body: object) -> Any:
+        """Send JSON and return the JSON of the answer, or none if it is empty."""
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            text = response.read()
+        return json.loads(text) if text else None
+
+    def complete(self, prompt: Sequence[int], max_tokens: int, **more: object) -> Any:
+        """Return the greedy completion of token ids, as the API gives it."""
+        return self.post(
+            "/v1/completions",
+            model=self.model,
+            prompt=list(prompt),
+            max_tokens=max_tokens,
+            temperature=0,
+            ignore_eos=True,
+            **more,
+        )
+
+    def counter(self, name: str) -> int:
+        """Return a counter from ``/metrics``, summed over its labels."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+            text = response.read().decode()
+        name = name.removesuffix("_total") + "_total"
+        return sum(
+            int(sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name
+        )
+
+
+@contextmanager
+def serve(
+    model: Path,
+    *options: str,
+    log: Path,
+    kv_transfer_config: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
+    ready_timeout: float = 150.0,
+    grace: float = 20.0,
+) -> Iterator[Server]:
+    """
+    Run ``vllm serve`` on a free loopback port for the length of the block.
+
+    Args:
+        model: Directory made by ``tests.e2e.models.make_model``.
+        options: Further command line options.
+        log: Takes stdout and stderr of the server.
+        kv_transfer_config: As for ``--kv-transfer-config``; none: no connector.
+        env: Added to the environment.
+        ready_timeout: Seconds until the server must answer.
+        grace: Seconds between SIGTERM and SIGKILL at the end.
+
+    Raises:
+        AssertionError: The server ended early; carries the end of its log.
+        TimeoutError: It did not get ready in time; likewise.
+    """
+    port = _free_port()
+    command = [
+        *(str(Path(sys.executable).with_name("vllm")), "serve", str(model)),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"),
+        *("--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "16"),
+        "--enable-prompt-tokens-details",
+        *options,
+    ]
+    if kv_transfer_config is not None:
+        command += ["--kv-transfer-config", json.dumps(dict(kv_transfer_config))]
+    settings = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
+    with (
+        log.open("w") as output,
+        process_group(
+            command,
+            env=settings | dict(env or {}),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        server = Server(
+            url=f"http://127.0.0.1:{port}",
+            model=str(model),
+            pid=process.pid,
+            log=log,
+        )
+        _await_ready(server, process, ready_timeout)
+        try:
+            yield server
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):  # then the group is killed
+                process.wait(grace)
+
+
+def _await_ready(
+    server: Server, process: subprocess.Popen[str], timeout: float
+) -> None:
+    """Ask for the server's health until it answers, it ends, or time is over."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            with urllib.request.urlopen(f"{server.url}/health", timeout=5):
+                return
+        except (urllib.error.URLError, TimeoutError):
+            tail = server.log.read_text(errors="replace")[-6000:]
+            assert process.poll() is None, f"the server ended:\n{tail}"
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not ready after {timeout} s:\n{tail}") from None
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+
+
+def _free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

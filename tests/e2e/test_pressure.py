@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine under pressure: tiny pools, slow stores, many requests, aborts."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.connector import (
+    LOADED,
+    SAVED,
+    plant,
+    prompt,
+    quiesced,
+    traced,
+    ucm_config,
+)
+from tests.e2e.engine import (
+    await_counter,
+    counter,
+    drain,
+    generate,
+    in_process_engine,
+    reset_prefix_cache,
+)
+from ucm.errors import StoreUnavailableError
+from ucm.testing.faults import Fault, FaultPlan, Gate, raising
+
+SHARED = prompt(10, 256)
+MIXED = [
+    [*SHARED[: 32 * (n % 9)], *prompt(100 + n, 60 + 17 * (n % 7))] for n in range(32)
+]
+
+
+def slowly(seconds: float) -> Callable[[], None]:
+    """Return an act that takes a while, as a slow medium does."""
+    never = threading.Event()
+
+    def act() -> None:
+        never.wait(seconds)
+
+    return act
+
+
+def plain(model: Path, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """Return what the engine says without a connector, with room for all."""
+    with in_process_engine(model, block_size=32) as llm:
+        return generate(llm, prompts, tokens).token_ids
+
+
+class TestManyRequests:
+    def test_32_concurrent_requests_with_shared_prefixes_are_exact(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """Shared and distinct prefixes, cold and loaded, give the plain engine's
+        tokens; S1-15: afterwards no container of either half keeps anything."""
+        expected = plain(llama, MIXED, 24)
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(
+            llama, kv_transfer_config=config, block_size=32, max_num_seqs=32
+        ) as llm:
+            cold = generate(llm, MIXED, 24)
+            await_counter(llm, SAVED, 60)
+            reset_prefix_cache(llm)
+            warm = generate(llm, MIXED, 24)
+            assert counter(llm, LOADED) > 60
+            assert {} == quiesced(llm)
+        assert expected == cold.token_ids == warm.token_ids
+        assert warm.external_tokens > 2000
+
+
+class TestSmallPool:
+    def test_preemption_under_a_tiny_pool_is_exact(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S1-07: requests are preempted while a slow store still holds their saves;
+        what they resume from and what is stored stays right."""
+        prompts = [prompt(200 + n, 150) for n in range(6)]
+        expected = plain(llama, prompts, 100)
+        plant(monkeypatch, FaultPlan(Fault("reserve", slowly(0.02), nth=0)))
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(
+            llama,
+            kv_transfer_config=config,
+            block_size=32,
+            num_blocks=24,
+            max_num_seqs=6,
+            max_model_len=256,
+        ) as llm:
+            core = llm.llm_engine.engine_core.engine_core
+            preempted: set[str] = set()
+            inner = core.scheduler._preempt_request
+
+            def preempt(request, *args, **kwargs):
+                preempted.add(request.request_id)
+                return inner(request, *args, **kwargs)
+
+            monkeypatch.setattr(core.scheduler, "_preempt_request", preempt)
+            cold = generate(llm, prompts, 100)
+            reset_prefix_cache(llm)
+            warm = generate(llm, prompts, 100)
+            assert preempted
+            assert counter(llm, LOADED) > 0
+            assert {} == quiesced(llm)
+        assert expected == cold.token_ids == warm.token_ids
+
+    @pytest.mark.parametrize("verb", ["reserve", "seal", "gather"])
+    def test_recycled_window_blocks_stay_exact_with_a_slow_store(
+        self,
+        gemma3: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        verb: str,
+    ) -> None:
+        """S1-09: a sliding window recycles blocks inside running requests while slow
+        saves still wait for them; neither output nor stored bytes suffer."""
+        prompts = [prompt(300 + n, 180 + 40 * n) for n in range(5)]
+        expected = plain(gemma3, prompts, 60)
+        plan = FaultPlan(Fault(verb, slowly(0.03), nth=0))
+        plant(monkeypatch, plan)
+        config = ucm_config(tmp_path / "slab", timeout={"fence": 0.01})
+        with in_process_engine(
+            gemma3,
+            kv_transfer_config=config,
+            block_size=32,
+            num_blocks=40,
+            max_num_seqs=5,
+            max_model_len=512,
+            max_num_batched_tokens=64,
+            enable_chunked_prefill=True,
+        ) as llm:
+            with traced(llm) as trace:
+                cold = generate(llm, prompts, 60)
+            fenced = sum(
+                bool(_plan(call.arguments[0]).fences)
+                for call in trace
+                if call.hook == "handle_preemptions"
+            )
+            reset_prefix_cache(llm)
+            warm = generate(llm, prompts, 60)
+            assert counter(llm, LOADED) > 0
+            assert {} == quiesced(llm)
+        assert fenced > 0
+        assert expected == cold.token_ids == warm.token_ids
+
+
+def _plan(metadata):
+    from ucm.integration.vllm.messages import plan_in
+
+    return plan_in(metadata)
+
+
+class TestSlowAndBrokenStores:
+    def test_step_never_waits_for_a_hung_store(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S1-01, S1-05: while the store hangs the request ends, its blocks are given
+        back and the engine's cache can be emptied; the save counts once it is over."""
+        gate = Gate()
+        plant(monkeypatch, FaultPlan(Fault("seal", gate)))
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(llama, kv_transfer_config=config) as llm:
+            generate(llm, [prompt(400, 300)], 4)
+            gate.wait_reached()
+            reset_prefix_cache(llm)
+            assert 0 == counter(llm, SAVED)
+            gate.open()
+            assert 2 == await_counter(llm, SAVED, 2)
+
+    def test_store_that_fails_costs_saves_and_nothing_else(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S1-25: every save fails; the tokens are right, the blocks come back, the
+        failures are counted and nothing is visible."""
+        broken = FaultPlan(
+            Fault("commit", raising(StoreUnavailableError("gone")), nth=0)
+        )
+        plant(monkeypatch, broken)
+        prompts = [prompt(500, 300)]
+        expected = plain(llama, prompts, 8)
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(llama, kv_transfer_config=config) as llm:
+            cold = generate(llm, prompts, 8)
+            reset_prefix_cache(llm)
+            again = generate(llm, prompts, 8)
+            assert 0 == counter(llm, SAVED)
+            assert 0 == again.external_tokens
+            assert {} == quiesced(llm)
+        assert expected == cold.token_ids == again.token_ids
+
+
+class TestAbort:
+    def test_abort_at_any_point_leaves_nothing_behind(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """H-02, S1-28: requests that are aborted before their first step, while they
+        load, and while their saves run, free all their blocks, each told once."""
+        from vllm import SamplingParams
+
+        plan = FaultPlan(Fault("read", slowly(0.05), nth=0))
+        plant(monkeypatch, plan)
+        config = ucm_config(tmp_path / "slab")
+        sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+        ids = {"prompt_token_ids": prompt(600, 300)}
+        with in_process_engine(
+            llama, kv_transfer_config=config, skip_tokenizer_init=True
+        ) as llm:
+            expected = generate(llm, [ids["prompt_token_ids"]], 8)
+            await_counter(llm, SAVED, 2)
+            engine = llm.llm_engine
+            with traced(llm) as trace:
+                for steps in range(8):
+                    reset_prefix_cache(llm)
+                    name = f"abort-{steps}"
+                    engine.add_request(name, ids, sampling)
+                    for _ in range(steps):
+                        engine.step()
+                    engine.abort_request([name])
+                    drain(llm)
+            told = [
+                name
+                for call in trace
+                if call.hook == "get_transfer_results"
+                for name in (
+                    *call.result.finished_sending,
+                    *call.result.finished_recving,
+                )
+            ]
+            assert sorted(set(told)) == sorted(told)
+            reset_prefix_cache(llm)
+            assert {} == quiesced(llm)
+            again = generate(llm, [ids["prompt_token_ids"]], 8)
+        assert expected.token_ids == again.token_ids
+        assert 256 == again.external_tokens

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved prefixes come back token-exact, and a store that lies costs only time."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.connector import (
+    FAILURES,
+    LOADED,
+    SAVED,
+    corrupt,
+    prompt,
+    quiesced,
+    ucm_config,
+)
+from tests.e2e.engine import (
+    await_counter,
+    counter,
+    generate,
+    in_process_engine,
+    reset_prefix_cache,
+)
+
+PROMPTS = [prompt(1, 700), prompt(2, 555), [*prompt(1, 400), *prompt(3, 200)]]
+TOKENS = 12
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3", "deepseek"])
+def model(request: pytest.FixtureRequest) -> Path:
+    """Each kind of KV cache that the door can map."""
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[int]]:
+    """What the engine says without any connector."""
+    with in_process_engine(model) as llm:
+        return generate(llm, PROMPTS, TOKENS).token_ids
+
+
+class TestExactness:
+    def test_cold_warm_and_restarted_give_the_same_tokens(
+        self, model: Path, expected: list[list[int]], tmp_path: Path
+    ) -> None:
+        """S4-34: with the engine's cache emptied, and in a new engine, the prefix is
+        loaded rather than computed, and the tokens are those of the plain engine."""
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(model, kv_transfer_config=config) as llm:
+            cold = generate(llm, PROMPTS, TOKENS)
+            saved = await_counter(llm, SAVED, 10)
+            reset_prefix_cache(llm)
+            warm = generate(llm, PROMPTS, TOKENS)
+            loaded = counter(llm, LOADED)
+            assert {} == quiesced(llm)
+        with in_process_engine(model, kv_transfer_config=config) as llm:
+            restarted = generate(llm, PROMPTS, TOKENS)
+            loaded_again = await_counter(llm, LOADED, 1)
+        assert expected == cold.token_ids == warm.token_ids == restarted.token_ids
+        assert 0 == cold.external_tokens
+        assert warm.external_tokens > 1200
+        assert restarted.external_tokens > 1200
+        assert min(saved, loaded, loaded_again) > 0
+
+    def test_corrupted_store_is_recomputed_with_the_right_tokens(
+        self, model: Path, expected: list[list[int]], tmp_path: Path
+    ) -> None:
+        """H-05: blocks that do not verify fail their load, the engine recomputes, and
+        what was wrong is a miss until it is stored anew."""
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(model, kv_transfer_config=config) as llm:
+            generate(llm, PROMPTS, TOKENS)
+            await_counter(llm, SAVED, 10)
+            corrupt(tmp_path / "slab")
+            reset_prefix_cache(llm)
+            recomputed = generate(llm, PROMPTS, TOKENS)
+            failures = await_counter(llm, FAILURES, 1)
+            assert {} == quiesced(llm)
+            reset_prefix_cache(llm)
+            again = generate(llm, PROMPTS, TOKENS)
+            loaded = await_counter(llm, LOADED, 1)
+        assert expected == recomputed.token_ids == again.token_ids
+        assert failures >= 1
+        assert loaded > 0
+
+    def test_chunked_prefill_and_small_blocks_are_exact(
+        self, model: Path, expected: list[list[int]], tmp_path: Path
+    ) -> None:
+        """Blocks that fill up in the middle of a chunk are saved and come back."""
+        config = ucm_config(tmp_path / "slab", queue={"span_bytes": "64KiB"})
+        small: dict[str, Any] = {
+            "max_num_batched_tokens": 200,
+            "enable_chunked_prefill": True,
+            "kv_transfer_config": config,
+            "max_num_seqs": 4,
+        }
+        if model.name.startswith("deepseek"):
+            del small["max_num_batched_tokens"], small["enable_chunked_prefill"]
+        else:
+            small["block_size"] = 32
+        with in_process_engine(model, **small) as llm:
+            cold = generate(llm, PROMPTS, TOKENS)
+            reset_prefix_cache(llm)
+            warm = generate(llm, PROMPTS, TOKENS)
+        assert expected == cold.token_ids == warm.token_ids
+        assert warm.external_tokens > 1500
+
+
+class TestEdges:
+    def test_prompt_shorter_than_a_block_passes_untouched(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """There is nothing to save or load, and nothing goes wrong."""
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(llama, kv_transfer_config=config) as llm:
+            cold = generate(llm, [prompt(4, 20)], 8)
+            reset_prefix_cache(llm)
+            warm = generate(llm, [prompt(4, 20)], 8)
+            assert 0 == counter(llm, SAVED)
+        assert cold.token_ids == warm.token_ids
+        assert 0 == warm.external_tokens
+
+    @pytest.mark.parametrize("name", ["llama", "gemma3"])
+    def test_prompt_that_hits_completely_is_exact(
+        self, name: str, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> None:
+        """H-08: all blocks of a prompt may hit; the engine computes its last token."""
+        whole = prompt(5, 512)
+        config = ucm_config(tmp_path / "slab")
+        path = request.getfixturevalue(name)
+        with in_process_engine(path, kv_transfer_config=config) as llm:
+            cold = generate(llm, [whole], 8)
+            reset_prefix_cache(llm)
+            warm = generate(llm, [whole], 8)
+        assert cold.token_ids == warm.token_ids
+        assert 512 == warm.external_tokens
+
+    def test_engine_cache_off_still_hits_the_store(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """Without the engine's own prefix cache every repeat is served by ucm."""
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(
+            llama, kv_transfer_config=config, enable_prefix_caching=False
+        ) as llm:
+            cold = generate(llm, [PROMPTS[0]], 8)
+            await_counter(llm, SAVED, 5)
+            warm = generate(llm, [PROMPTS[0]], 8)
+        assert cold.token_ids == warm.token_ids
+        assert 640 == warm.external_tokens
+
+    def test_cache_salt_keeps_tenants_apart(self, llama: Path, tmp_path: Path) -> None:
+        """The same tokens under another salt are not found."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=4, detokenize=False)
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(llama, kv_transfer_config=config) as llm:
+            for salt, hits in (("a", 0), ("b", 0), ("a", 640)):
+                reset_prefix_cache(llm)
+                before = counter(llm, "vllm:external_prefix_cache_hits")
+                llm.generate(
+                    {"prompt_token_ids": PROMPTS[0], "cache_salt": salt},
+                    sampling,
+                    use_tqdm=False,
+                )
+                after = counter(llm, "vllm:external_prefix_cache_hits")
+                assert hits == after - before
+
+    def test_blocks_lost_by_the_store_are_saved_again(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """A prefix that the engine still has but the store lost is stored anew."""
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(llama, kv_transfer_config=config) as llm:
+            generate(llm, [PROMPTS[0]], 4)
+            saved = await_counter(llm, SAVED, 5)
+            scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+            assert scheduler.connector.reset_cache()
+            generate(llm, [PROMPTS[0]], 4)
+            assert saved + 5 == await_counter(llm, SAVED, saved + 5)
+            reset_prefix_cache(llm)
+            assert 640 == generate(llm, [PROMPTS[0]], 4).external_tokens
+
+    def test_reset_of_the_connector_forgets_what_was_stored(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """After a reset of both caches nothing is found."""
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(llama, kv_transfer_config=config) as llm:
+            cold = generate(llm, [PROMPTS[0]], 4)
+            await_counter(llm, SAVED, 5)
+            reset_prefix_cache(llm, reset_external=True)
+            again = generate(llm, [PROMPTS[0]], 4)
+        assert cold.token_ids == again.token_ids
+        assert 0 == again.external_tokens

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slab store passes the contract, survives restarts and refuses what is wrong."""
+
+import errno
+import os
+import types
+from pathlib import Path
+
+import pytest
+
+from tests.stores.slab_kit import SLOT_BYTES, RawSlab, die, open_slab
+from ucm.blocks import PackedKey
+from ucm.config import Durability, StoreConfig
+from ucm.errors import (
+    KeyFormatError,
+    StoreUnavailableError,
+)
+from ucm.stores.abc import Store
+from ucm.stores.slab import SlabStore, _index, _opened
+from ucm.testing.store_blocks import (
+    BLOCK_BYTES,
+    fill,
+    load,
+    make_keys,
+    payload,
+    save,
+)
+from ucm.testing.store_contract import StoreContract
+
+
+class TestSlabStore(StoreContract):
+    """The contract, on whatever file system temporary files live (S3-12)."""
+
+    def make_store(self, directory: Path, num_blocks: int) -> Store:
+        """Make a slab in that directory."""
+        return open_slab(directory, num_blocks)
+
+    def reopen(self, directory: Path, num_blocks: int) -> Store | None:
+        """Open the slab that is there."""
+        assert (directory / "slab.json").exists()
+        return open_slab(directory, num_blocks)
+
+    def get_raw(self, store: Store, key: PackedKey) -> bytes | None:
+        """Read the files."""
+        return RawSlab(store._slab.root).get(key)
+
+    def put_raw(self, store: Store, key: PackedKey, data: bytes) -> None:
+        """Write the data file."""
+        RawSlab(store._slab.root).put(key, data)
+
+    def audit(self, store: Store) -> list[str]:
+        """Compare records, chains, free stack and counts."""
+        return store.audit()
+
+
+class TestSlabStoreInMemory(TestSlabStore):
+    """The contract in DRAM (S3-12)."""
+
+    @pytest.fixture
+    def tmp_path(self, tmp_path_factory):
+        """Use a file system that is made of memory."""
+        base = Path(f"/dev/shm/ucm-test-{os.getpid()}")
+        base.mkdir(0o700)
+        yield base
+        for path in sorted(base.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        base.rmdir()
+
+
+class TestSlabStoreOnPower(TestSlabStore):
+    """The contract with every commit flushed to the disk."""
+
+    def make_store(self, directory: Path, num_blocks: int) -> Store:
+        """Make a slab that survives a power cut."""
+        return open_slab(directory, num_blocks, durability=Durability.POWER)
+
+    def reopen(self, directory: Path, num_blocks: int) -> Store | None:
+        """Open the slab that is there."""
+        return open_slab(directory, num_blocks, durability=Durability.POWER)
+
+
+class TestSharing:
+    def test_openers_of_one_process_share_blocks(self, tmp_path):
+        """A scheduler and a worker in one process see the same blocks."""
+        keys = make_keys(3)
+        with (
+            open_slab(tmp_path / "s") as worker,
+            open_slab(tmp_path / "s", index_only=True) as scheduler,
+        ):
+            save(worker, keys)
+            assert scheduler.match(keys) == 3
+            scheduler.touch(keys)
+            assert scheduler.forget(keys[2:]) == 1
+            assert worker.match(keys) == 2
+            assert scheduler.stats() == worker.stats()
+            for refused in (
+                lambda: scheduler.read(keys[:1]),
+                lambda: scheduler.reserve(keys, BLOCK_BYTES),
+            ):
+                with pytest.raises(ValueError, match="index only"):
+                    refused()
+            assert worker.audit() == []
+
+    def test_touch_by_one_opener_saves_from_eviction_by_another(self, tmp_path):
+        """Uses are counted over all openers (S2-05)."""
+        keys = make_keys(8)
+        with (
+            open_slab(tmp_path / "s") as worker,
+            open_slab(tmp_path / "s", index_only=True) as scheduler,
+        ):
+            for key in keys:
+                save(worker, [key])
+            save(worker, make_keys(1, first=20))  # lists the oldest
+            scheduler.touch(keys[1:3])
+            save(worker, make_keys(2, first=30))
+            assert (
+                worker.contains(keys) == [False, True, True, False, False] + [True] * 3
+            )
+
+    def test_settings_open_the_same_slab(self, tmp_path):
+        """The store that the settings name is made as they say."""
+        config = StoreConfig(path=str(tmp_path / "s"), capacity=5 * SLOT_BYTES)
+        with SlabStore.open_configured(
+            config, block_bytes=BLOCK_BYTES, index_only=False
+        ) as store:
+            assert store.stats().capacity_blocks == 5
+            assert store.capabilities.max_block_bytes == SLOT_BYTES
+
+    def test_many_keys_of_many_lengths_are_told_apart(self, tmp_path):
+        """Long chains, mixed key lengths and zero bytes find the right slot."""
+        keys = [PackedKey(bytes(n)) for n in range(1, 86)]
+        keys += make_keys(415)
+        with open_slab(tmp_path / "s", 500) as store:
+            assert save(store, keys) == 500
+            assert [payload(key) for key in keys] == load(store, keys)
+            assert store.forget(keys[::2]) == 250
+            assert store.contains(keys) == [False, True] * 250
+            assert store.clear(b"\0" * 80) == 3
+            assert store.clear(b"\0" * 88) == 0
+            assert store.audit() == []
+            with pytest.raises(KeyFormatError):
+                store.match([PackedKey(bytes(86))])
+
+    def test_slots_of_a_lease_are_neighbours(self, tmp_path):
+        """A span's slots lie side by side, in a new slab and when it is full."""
+        with open_slab(tmp_path / "s", 64) as store:
+            for start in range(0, 192, 16):
+                with store.reserve(make_keys(16, first=start), BLOCK_BYTES) as lease:
+                    first = int(lease.slots.slots[0])
+                    assert list(range(first, first + 16)) == lease.slots.slots.tolist()
+                    fill(lease)
+                    lease.commit()
+
+
+class TestRestart:
+    def reboot(self, monkeypatch, tmp_path):
+        """Pretend that the machine was started again."""
+        boot_id = tmp_path / "boot_id"
+        boot_id.write_text("01234567-89ab-cdef-0123-456789abcdef\n")
+        monkeypatch.setattr(_opened, "_BOOT_ID", boot_id)
+
+    def test_killed_user_loses_no_block(self, tmp_path):
+        """What was committed before a kill is there at the next start."""
+        keys = make_keys(4)
+        store = open_slab(tmp_path / "s")
+        save(store, keys)
+        store.reserve(make_keys(2, first=9), BLOCK_BYTES)
+        die(store)
+        with open_slab(tmp_path / "s") as again:
+            assert [payload(key) for key in keys] == load(again, keys)
+            assert again.stats().reserved_blocks == 0
+            assert ["2.lock"] == [p.name for p in (tmp_path / "s/owners").iterdir()]
+            assert again.audit() == []
+
+    def test_clean_slab_survives_a_reboot(self, tmp_path, monkeypatch):
+        """After an orderly end all blocks and their order of use come back."""
+        keys = make_keys(8)
+        with open_slab(tmp_path / "s") as store:
+            for key in keys:
+                save(store, [key])
+            store.touch(keys[:1])
+        self.reboot(monkeypatch, tmp_path)
+        began_anew = types.SimpleNamespace(monotonic_ns=lambda: 0)
+        monkeypatch.setattr(_index, "time", began_anew)
+        with open_slab(tmp_path / "s") as again:
+            assert again.match(keys) == 8
+            again.touch(keys[1:2])
+            save(again, make_keys(1, first=20))
+            assert again.contains(keys) == [True, True, False] + [True] * 5
+
+    def test_unsynced_slab_is_empty_after_a_crash_of_the_machine(
+        self, tmp_path, monkeypatch
+    ):
+        """An index that was never flushed is not believed after a reboot."""
+        store = open_slab(tmp_path / "s")
+        save(store, make_keys(4))
+        die(store)
+        self.reboot(monkeypatch, tmp_path)
+        with open_slab(tmp_path / "s") as again:
+            assert again.match(make_keys(4)) == 0
+            assert again.audit() == []
+            assert save(again, make_keys(8)) == 8
+
+    def test_power_slab_keeps_whole_records_after_a_crash_of_the_machine(
+        self, tmp_path, monkeypatch
+    ):
+        """With every commit flushed, blocks survive; torn records do not."""
+        keys = make_keys(4)
+        power = {"durability": Durability.POWER}
+        store = open_slab(tmp_path / "s", **power)
+        save(store, keys)
+        store.reserve(make_keys(1, first=9), BLOCK_BYTES)
+        die(store)
+        raw = RawSlab(tmp_path / "s")
+        raw.records["key"][raw.slot_of(keys[3])][5] ^= 1
+        self.reboot(monkeypatch, tmp_path)
+        with open_slab(tmp_path / "s", **power) as again:
+            assert [True] * 3 + [False] == again.contains(keys)
+            assert [payload(key) for key in keys[:3]] == load(again, keys[:3])
+            assert again.stats().reserved_blocks == 0
+            assert again.audit() == []
+
+    def test_commit_that_cannot_be_flushed_publishes_nothing(
+        self, tmp_path, monkeypatch
+    ):
+        """When the disk refuses the flush, the blocks are not visible (S4-31)."""
+
+        def fail(fd):
+            if next(fails):
+                raise OSError(errno.EIO, "gone")
+
+        for outcome in ([True], [False, True]):  # of the data, of the index
+            with (
+                open_slab(tmp_path / "s", durability=Durability.POWER) as store,
+                store.reserve(make_keys(2), BLOCK_BYTES) as lease,
+            ):
+                fill(lease)
+                fails = iter(outcome)
+                with monkeypatch.context() as patch:
+                    patch.setattr(os, "fsync", fail)
+                    with pytest.raises(StoreUnavailableError):
+                        lease.commit()
+                assert store.contains(make_keys(2)) == [False, False]
+                assert store.audit() == []
+
+    def test_half_made_slab_is_made_again(self, tmp_path):
+        """A creator that died before the manifest leaves nothing in the way (X-12)."""
+        open_slab(tmp_path / "s").close()
+        (tmp_path / "s/slab.json").unlink()
+        (tmp_path / "s/slab.json.x.tmp").write_text("{")
+        with open_slab(tmp_path / "s", 3) as store:
+            assert store.stats().capacity_blocks == 3
+            assert not list((tmp_path / "s").glob("*.tmp"))
+
+    def test_half_done_change_is_put_right_by_the_next(self, tmp_path):
+        """Derived data that a death left wrong is rebuilt from the records."""
+        with open_slab(tmp_path / "s") as store:
+            save(store, make_keys(4))
+            index = store._slab.index
+            index.header[2] |= 1  # the version: somebody died
+            index.chains.heads[:] = -1
+            index.free[:] = 0
+            index.header[5:8] = 0
+            assert store.match(make_keys(4)) == 4
+            assert store.audit() == []
+
+    def test_directory_removed_meanwhile_does_not_come_back(self, tmp_path):
+        """Closing a slab whose directory is gone makes no new one."""
+        store = open_slab(tmp_path / "s")
+        (tmp_path / "s").rename(tmp_path / "gone")
+        store.close()
+        assert not (tmp_path / "s").exists()

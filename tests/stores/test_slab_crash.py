@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A death at every single line of the index, one after the other."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+
+from tests.stores.slab_kit import die, open_slab
+from ucm.errors import LeaseExpiredError
+from ucm.stores.slab import SlabStore
+from ucm.stores.slab._layout import SlotState, Word
+from ucm.testing.store_blocks import BLOCK_BYTES, fill, load, make_keys, payload, save
+
+pytestmark = pytest.mark.slow
+OLD, NEW = make_keys(3), make_keys(4, first=10)
+WATCHED = ("_index.py", "_chains.py", "_oldest.py")
+
+
+class Death(BaseException):
+    """Stands for the end of the process; nothing may catch it."""
+
+
+def run_until(line: int, action: Callable[[], None]) -> int:
+    """
+    Run *action* and die before the *line*-th line of the index that it executes.
+
+    The locks go as the kernel lets them go; nothing else is cleaned up, since what a
+    process had written to shared memory stays written.
+
+    Returns:
+        Lines executed; less than *line* if the action came to its end.
+    """
+    executed = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> object:
+        nonlocal executed
+        if not frame.f_code.co_filename.endswith(WATCHED):
+            return None
+        if event == "line":
+            executed += 1
+            if executed == line:
+                raise Death
+        return trace
+
+    before = sys.gettrace()  # coverage watches as well
+    sys.settrace(trace)
+    try:
+        action()
+    except Death:
+        pass
+    finally:
+        sys.settrace(before)
+    return executed
+
+
+def evicting_save(store: SlabStore) -> None:
+    """Save four blocks into five slots, three of which are in use."""
+    lease = store.reserve(NEW, BLOCK_BYTES)
+    fill(lease)
+    lease.commit()
+
+
+def discard(store: SlabStore) -> None:
+    """Reserve and give back."""
+    store.reserve(NEW[:2], BLOCK_BYTES).discard()
+
+
+def forget(store: SlabStore) -> None:
+    """Forget two of the three."""
+    store.forget(OLD[1:])
+
+
+@pytest.mark.parametrize("action", [evicting_save, discard, forget])
+def test_death_at_any_line_leaves_a_whole_slab(tmp_path, action):
+    """
+    Wherever a writer dies, its lease is visible whole or not at all (S4-31, X-01).
+
+    What was committed before stays right, nothing stays reserved, and the index agrees
+    with itself.
+    """
+    line = 0
+    died = True
+    outcomes = set()
+    while died:
+        line += 1
+        path = tmp_path / str(line)
+        witness = open_slab(path, 5)
+        store = open_slab(path, 5)
+        save(store, OLD)
+        died = run_until(line, lambda store=store: action(store)) == line
+        die(store)
+        visible = witness.contains(NEW)
+        outcomes.add(visible[0])
+        assert visible in ([False] * 4, [True] * 4)
+        left = [
+            key for key, there in zip(OLD, witness.contains(OLD), strict=True) if there
+        ]
+        assert OLD[: len(left)] == left
+        assert [payload(key) for key in left] == load(witness, left)
+        if visible[0]:
+            assert [payload(key) for key in NEW] == load(witness, NEW)
+        assert witness.audit() == []
+        with witness.reserve(NEW, BLOCK_BYTES) as lease:
+            assert len(lease.keys) == (0 if visible[0] else 4)
+        with open_slab(path, 5) as late:
+            assert late.stats().reserved_blocks == 0
+            assert late.audit() == []
+        witness.close()
+    assert line > 20
+    assert outcomes == ({False, True} if action is evicting_save else {False})
+
+
+@pytest.mark.parametrize("num_flipped", range(5))
+def test_publication_that_had_begun_is_completed(tmp_path, num_flipped):
+    """A death among the state changes of one publication still shows all of it."""
+    store = open_slab(tmp_path / "s", 5)
+    lease = store.reserve(NEW, BLOCK_BYTES)
+    fill(lease)
+    index = store._slab.index
+    other = store.reserve(OLD[:1], BLOCK_BYTES)
+    slots = lease.slots.slots
+    index.header[Word.VERSION] |= 1
+    index.records["checksum"][slots] = lease._checksums
+    index.header[Word.PUBLISHING] = index.generation[slots[0]]
+    index.state[slots[:num_flipped]] = SlotState.COMMITTED
+    die(store)
+    with open_slab(tmp_path / "s", 5) as again:
+        assert [payload(key) for key in NEW] == load(again, NEW)
+        assert again.contains(other.keys) == [False]
+        assert again.audit() == []
+
+
+def test_lease_that_was_taken_back_is_refused(tmp_path):
+    """A writer whose slots were given away publishes none of its blocks (S4-31)."""
+    with open_slab(tmp_path / "s", 5) as store:
+        lease = store.reserve(NEW, BLOCK_BYTES)
+        fill(lease)
+        with store._slab.index.locked():
+            store._slab.index.reclaim([store._slab.owner_id])
+        assert save(store, NEW[1:2]) == 1
+        with pytest.raises(LeaseExpiredError):
+            lease.commit()
+        assert store.contains(NEW) == [False, True, False, False]
+        assert [payload(NEW[1])] == load(store, NEW[1:2])
+        assert store.audit() == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda i: i.header.__setitem__(Word.NUM_FREE, 1), "NUM_FREE"),
+        (lambda i: i.free.__setitem__(0, 0), "free stack"),
+        (lambda i: i.chains.words.__setitem__(0, i.chains.words[1]), "two slots"),
+        (lambda i: i.chains.hashes.__setitem__(0, 7), "hash"),
+        (lambda i: i.chains.heads.__setitem__(slice(None), -1), "not found"),
+        (lambda i: i.chains.nexts.__setitem__(slice(0, 3), 3), "linked"),
+    ],
+)
+def test_audit_notices_damage(tmp_path, damage, told):
+    """The audit that other tests rely on sees each kind of disagreement."""
+    with open_slab(tmp_path / "s", 5) as store:
+        save(store, OLD)
+        damage(store._slab.index)
+        assert told in " ".join(store.audit())
+        store._slab.index.header[Word.VERSION] |= 1  # let the end find it in order

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slab does what the memory store does, step by step."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.stores.slab_kit import die, open_slab
+from ucm.errors import BlockNotFoundError, StoreFullError
+from ucm.stores.abc import Store, WriteLease
+from ucm.stores.memory import MemoryStore
+from ucm.testing.store_blocks import BLOCK_BYTES, fill, load, make_keys, payload
+
+EVERY = make_keys(9)
+NUM_BLOCKS = 4
+some_keys = st.lists(st.sampled_from(EVERY), min_size=1, max_size=5, unique=True)
+
+
+def reserve(store: Store, keys: list) -> WriteLease | None:
+    """Return a filled lease, None if the store is full."""
+    try:
+        lease = store.reserve(keys, BLOCK_BYTES)
+    except StoreFullError:
+        return None
+    fill(lease)
+    return lease
+
+
+def read(store: Store, keys: list) -> list[bytes] | bytes:
+    """Return the blocks, or the key that is missing."""
+    try:
+        return load(store, keys)
+    except BlockNotFoundError as exc:
+        return exc.key
+
+
+class SlabAgainstMemory(RuleBasedStateMachine):
+    """Both stores get the same calls and must answer alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.home = tempfile.TemporaryDirectory(prefix="ucm-test-")
+        self.path = Path(self.home.name) / "s"
+        self.model = MemoryStore(NUM_BLOCKS, BLOCK_BYTES)
+        self.slab = open_slab(self.path, NUM_BLOCKS)
+        self.other = open_slab(self.path, NUM_BLOCKS)
+        self.leases: list[tuple[WriteLease, WriteLease]] = []
+
+    @rule(keys=some_keys)
+    def reserve(self, keys: list) -> None:
+        """Hold a lease for later."""
+        ours, theirs = reserve(self.model, keys), reserve(self.slab, keys)
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert ours.keys == theirs.keys
+            assert ours.positions == theirs.positions
+            self.leases.append((ours, theirs))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), commits=st.booleans())
+    def end(self, data: st.DataObject, commits: bool) -> None:
+        """Commit or discard one of the leases."""
+        number = data.draw(st.integers(0, len(self.leases) - 1))
+        ours, theirs = self.leases.pop(number)
+        if commits:
+            assert ours.commit() == theirs.commit()
+        else:
+            ours.discard()
+            theirs.discard()
+
+    @rule(keys=some_keys)
+    def save(self, keys: list) -> None:
+        """Reserve and commit at once."""
+        before = len(self.leases)
+        self.reserve(keys)
+        if len(self.leases) > before:
+            for lease in self.leases.pop():
+                lease.commit()
+
+    @rule(keys=some_keys)
+    def read(self, keys: list) -> None:
+        """Read all or learn which is missing."""
+        assert read(self.model, keys) == read(self.slab, keys)
+
+    @rule(keys=some_keys)
+    def touch(self, keys: list) -> None:
+        """Use blocks, through the other opener."""
+        self.model.touch(keys)
+        self.other.touch(keys)
+
+    @rule(keys=some_keys)
+    def forget(self, keys: list) -> None:
+        """Forget blocks."""
+        assert self.model.forget(keys) == self.slab.forget(keys)
+
+    @rule(keys=some_keys)
+    def evict_from_elsewhere(self, keys: list) -> None:
+        """Save through the other opener, which keeps its own list of the oldest."""
+        self.slab, self.other = self.other, self.slab
+        self.save(keys)
+
+    @rule(killed=st.booleans())
+    def restart(self, killed: bool) -> None:
+        """End all users, in order or not, and begin again; leases are gone."""
+        for store in (self.slab, self.other):
+            if killed:
+                die(store)
+            else:
+                store.close()
+        self.slab = open_slab(self.path, NUM_BLOCKS)
+        self.other = open_slab(self.path, NUM_BLOCKS)
+        while self.leases:
+            self.leases.pop()[0].discard()
+
+    @invariant()
+    def agree(self) -> None:
+        """Both show the same blocks, bytes and counts; the slab is sound."""
+        assert self.model.contains(EVERY) == self.slab.contains(EVERY)
+        assert self.model.match(EVERY) == self.other.match(EVERY)
+        ours, theirs = self.model.stats(), self.slab.stats()
+        assert ours.committed_blocks == theirs.committed_blocks
+        assert ours.reserved_blocks == theirs.reserved_blocks
+        assert self.slab.audit() == []
+
+    def teardown(self) -> None:
+        """Read every block that is left."""
+        for key, there in zip(EVERY, self.slab.contains(EVERY), strict=True):
+            if there:
+                assert [payload(key)] == load(self.slab, [key])
+        self.slab.close()
+        self.other.close()
+        self.home.cleanup()
+
+
+@pytest.mark.slow
+class TestSlabAgainstMemory(SlabAgainstMemory.TestCase):
+    """Whatever is called in whatever order, the slab answers as the model (S2-05)."""
+
+    settings = settings(
+        max_examples=40,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
