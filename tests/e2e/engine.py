@@ -103,6 +103,7 @@ def in_process_engine(
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(multiprocess))
     from vllm import LLM
     from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     arguments: dict[str, Any] = {
@@ -134,6 +135,7 @@ def in_process_engine(
                 # Once and now: the finalizer would shut down again when the object
                 # is collected, and take a later engine's process groups with it.
                 core._finalizer()
+        ensure_kv_transfer_shutdown()  # an engine that failed to start leaves it
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()

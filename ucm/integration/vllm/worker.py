@@ -98,6 +98,9 @@ class WorkerHalf:
         setup: What both halves agree on.
         rank: This worker's rank; also its shard.
         device_type: The engine's device, such as ``cpu``.
+
+    Raises:
+        ConfigError: The device is unknown, or the store cannot be opened.
     """
 
     def __init__(self, setup: Setup, rank: int, device_type: str) -> None:
@@ -117,6 +120,7 @@ class WorkerHalf:
             for group in setup.layout.groups
         }
         self._device = CPUDevice(setup.num_blocks)
+        self._store = setup.open_store(index_only=False)
         self._runtime: Runtime | None = None
         self._plan: StepPlan | None = None
         self._fenced_step = self._loaded_step = self._saved_step = 0
@@ -131,7 +135,6 @@ class WorkerHalf:
 
         Raises:
             LayoutError: A tensor does not lie as the configuration says.
-            ConfigError: The store cannot be opened.
         """
         layers = {
             layer
@@ -142,9 +145,8 @@ class WorkerHalf:
         # Layers that borrow another layer's KV come without memory of their own.
         own = {name: cache for name, cache in kv_caches.items() if name in layers}
         self._device.register(self._setup.layout, own)
-        store = self._setup.open_store(index_only=False)
         self._runtime = Runtime(
-            store,
+            self._store,
             self._device,
             config=self._setup.config,
             counters=self._counters,
@@ -237,7 +239,9 @@ class WorkerHalf:
 
     def close(self) -> None:
         """Drain, then end all threads. Idempotent."""
-        if self._runtime is not None:
+        if self._runtime is None:
+            self._store.close()
+        else:
             self._runtime.close()
 
     def _submit(self, orders: tuple[SpanOrder, ...]) -> None:

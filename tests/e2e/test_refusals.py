@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot work is refused when the engine starts, with key, value and remedy."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm
+
+from tests.e2e import models
+from tests.e2e.connector import ucm_config
+from tests.e2e.engine import in_process_engine
+from ucm.errors import ConfigError, LayoutError, UCMError
+from ucm.stores.slab import SlabStore
+
+
+def start(model: Path, config: dict[str, Any], **overrides: object) -> None:
+    """Start an engine, which is expected to fail."""
+    with in_process_engine(model, kv_transfer_config=config, **overrides):
+        pytest.fail("the engine started")
+
+
+def change(config: dict[str, Any], **extra: object) -> dict[str, Any]:
+    """Return a configuration with other extra settings."""
+    merged = config["kv_connector_extra_config"] | extra
+    return config | {"kv_connector_extra_config": merged}
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("extra", "named"),
+        [
+            ({"stroe": {}}, r"stroe=.*unknown key.*Did you mean store"),
+            ({"store": {"capacity": True}}, r"store\.capacity=True.*not a size"),
+            ({"queue": {"window": "4"}}, r"queue\.window='4'.*str is not int"),
+            ({"timeout": {"load": 0}}, r"timeout\.load=0.*at least"),
+            ({"store": {"type": "redisk"}}, r"store\.type='redisk'.*Registered"),
+            ({"store": {"type": "memory"}}, r"store\.type='memory'.*not shared"),
+        ],
+        ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+    )
+    def test_wrong_setting_stops_the_start(
+        self, llama: Path, tmp_path: Path, extra: dict[str, Any], named: str
+    ) -> None:
+        """X-09: an unknown, ill-typed or out of range key is named with its remedy."""
+        with pytest.raises(ConfigError, match=named):
+            start(llama, change(ucm_config(tmp_path / "slab"), **extra))
+
+    def test_random_block_hashes_are_refused(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Hashes that differ per process would never hit: the setting is named."""
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        config = ucm_config(tmp_path / "slab")
+        with pytest.raises(ConfigError, match=r"prefix_caching_hash_algo.*PYTHONHASH"):
+            start(llama, config, prefix_caching_hash_algo="xxhash")
+
+    def test_engine_of_another_version_is_refused(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An engine whose hooks are not known is named with those that are."""
+        monkeypatch.setattr(vllm, "__version__", "0.99.1")
+        with pytest.raises(ConfigError, match=r"vllm='0\.99\.1'.*0\.32"):
+            start(llama, ucm_config(tmp_path / "slab"))
+
+
+class TestStore:
+    @pytest.mark.parametrize(
+        ("spoil", "named"),
+        [
+            (lambda path: path.write_text(""), r"store\.path.*slab"),
+            (
+                lambda path: shutil.rmtree(path.parent),
+                r"store\.path.*does not exist",
+            ),
+            (
+                lambda path: (path.mkdir(), path.chmod(0o777)),
+                r"store\.path.*others may write",
+            ),
+        ],
+        ids=["a file", "no parent", "open to all"],
+    )
+    def test_unusable_path_is_refused(
+        self,
+        llama: Path,
+        tmp_path: Path,
+        spoil: Callable[[Path], object],
+        named: str,
+    ) -> None:
+        """A path that is no directory of ours is named with what is wrong."""
+        slab = tmp_path / "place" / "slab"
+        slab.parent.mkdir()
+        spoil(slab)
+        with pytest.raises(ConfigError, match=named):
+            start(llama, ucm_config(slab))
+
+    @pytest.mark.parametrize("place", ["shm", "disk"])
+    def test_capacity_beyond_the_file_system_is_refused(
+        self, llama: Path, tmp_path: Path, place: str
+    ) -> None:
+        """X-12: the arithmetic is told before anything is allocated, and nothing is
+        left behind; for /dev/shm and for a disk."""
+        slab = Path("/dev/shm/ucm-test-too-large") if place == "shm" else tmp_path / "s"
+        with pytest.raises(ConfigError, match=r"store\.capacity.*needed.*free"):
+            start(llama, ucm_config(slab, capacity="40TiB"))
+        assert not slab.exists()
+
+    def test_capacity_below_one_block_is_refused(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """A slab that holds no block is named with the size of one."""
+        with pytest.raises(ConfigError, match=r"store\.capacity"):
+            start(llama, ucm_config(tmp_path / "slab", capacity=1000))
+
+    def test_slab_of_another_layout_is_refused(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """A slab cut for other blocks is left alone; the remedy is another path."""
+        path = tmp_path / "slab"
+        SlabStore(path=str(path), capacity_bytes=1 << 20, block_bytes=4096).close()
+        with pytest.raises(ConfigError, match=r"store\.path.*slot"):
+            start(llama, ucm_config(path, capacity="1MiB"))
+
+    def test_slab_of_another_schema_is_refused(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """A slab that another release wrote is left alone, and named."""
+        path = tmp_path / "slab"
+        SlabStore(path=str(path), capacity_bytes=1 << 20, block_bytes=4096).close()
+        manifest = path / "slab.json"
+        manifest.write_text(manifest.read_text().replace('"schema":1', '"schema":99'))
+        with pytest.raises(ConfigError, match=r"store\.path.*(schema|version)"):
+            start(llama, ucm_config(path, capacity="1MiB"))
+
+
+class TestModels:
+    def test_model_with_recurrent_state_is_refused(self, tmp_path: Path) -> None:
+        """A KV cache that cannot be restored safely is named by group and kind."""
+        recipe = models.Recipe(
+            name="mamba2",
+            config_class="Mamba2Config",
+            config={
+                "vocab_size": 512,
+                "hidden_size": 64,
+                "state_size": 16,
+                "num_hidden_layers": 2,
+                "num_heads": 4,
+                "head_dim": 32,
+                "n_groups": 1,
+                "expand": 2,
+            },
+        )
+        model = models.make_model(recipe)
+        with pytest.raises(UCMError) as raised:
+            start(model, ucm_config(tmp_path / "slab"), enable_prefix_caching=False)
+        assert isinstance(raised.value, LayoutError)
+        assert "MambaSpec" in str(raised.value)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm serve`` with the connector: answers over HTTP, numbers on ``/metrics``."""
+
+import time
+from pathlib import Path
+
+from tests.e2e.connector import LOADED, SAVED, prompt, ucm_config
+from tests.e2e.server import Server, serve
+
+PROMPT = prompt(800, 400)
+
+
+def await_saved(server: Server, at_least: int) -> int:
+    """Ask for the counter until it is there; saves end behind their request."""
+    deadline = time.monotonic() + 30.0
+    while (saved := server.counter(SAVED)) < at_least:
+        assert time.monotonic() < deadline, f"only {saved} blocks saved"
+        server.complete([3, 4, 5], 1)
+    return saved
+
+
+class TestServe:
+    def test_prefix_is_reused_over_http_and_over_a_restart(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """A server answers the same with a loaded prefix, reports it in usage and on
+        /metrics, and so does its successor over the same slab."""
+        config = ucm_config(tmp_path / "slab")
+        options = ("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager")
+        options += ("--enable-prompt-tokens-details", "--kv-cache-memory-bytes")
+        options += (str(64 << 20), "--shutdown-timeout", "10")
+        environment = {"VLLM_SERVER_DEV_MODE": "1"}
+        texts, cached = [], []
+        for life in ("first", "second"):
+            with serve(
+                llama,
+                *options,
+                log=tmp_path / f"{life}.log",
+                kv_transfer_config=config,
+                env=environment,
+            ) as server:
+                for _ in range(2):
+                    answer = server.complete(PROMPT, 8)
+                    texts.append(answer["choices"][0]["text"])
+                    details = answer["usage"]["prompt_tokens_details"] or {}
+                    cached.append(details.get("cached_tokens") or 0)
+                    if life == "first":
+                        assert 3 == await_saved(server, 3)
+                    server.post("/reset_prefix_cache")
+                loaded = server.counter(LOADED)
+            assert {"first": 3, "second": 6}[life] == loaded
+        assert 1 == len(set(texts))
+        assert [0, 384, 384, 384] == cached
