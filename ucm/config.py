@@ -9,6 +9,7 @@ process environment.
 
 import difflib
 import enum
+import math
 import os
 import re
 import types
@@ -214,8 +215,9 @@ def _read_value(
             f"Give a {hint.__name__}.",
         )
     least = metadata["least"]
-    if least is not None and typing.cast(float, value) < least:
-        raise ConfigError(key, value, "too small", f"Give at least {least}.")
+    if least is not None and not least <= typing.cast(float, value) < math.inf:
+        remedy = f"Give a finite number of at least {least}."
+        raise ConfigError(key, value, "out of range", remedy)
     return float(typing.cast(float, value)) if hint is float else value
 
 

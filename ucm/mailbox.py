@@ -2,11 +2,14 @@
 """
 Messages from loop and copy threads to the engine's thread.
 
-Threading: ``put`` from any thread, ``drain`` from the engine's thread only. A deque's
-``append`` and ``popleft`` are atomic, so there is no lock and neither side ever waits.
+Threading: ``put`` from any thread, ``drain`` and ``wait`` from the engine's thread only.
+A deque's ``append`` and ``popleft`` are atomic, so that there is no lock around it. The
+flag is raised behind each message and lowered before messages are taken: a message may
+leave it raised without need, never lowered.
 Bounded by the tickets that were accepted: each causes at most two messages.
 """
 
+import threading
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -20,17 +23,24 @@ class Mailbox(Generic[_M]):
 
     def __init__(self) -> None:
         self._messages: deque[_M] = deque()
+        self._filled = threading.Event()
 
     def put(self, message: _M) -> None:
         """Leave a message. Never blocks."""
         self._messages.append(message)
+        self._filled.set()
 
     def drain(self) -> list[_M]:
         """Take out all messages in the order they were put. Never blocks."""
+        self._filled.clear()
         taken = []
         while self._messages:
             taken.append(self._messages.popleft())
         return taken
+
+    def wait(self, timeout: float) -> bool:
+        """Block the thread up to *timeout* seconds; return whether there is a message."""
+        return self._filled.wait(timeout)
 
     def __len__(self) -> int:
         return len(self._messages)

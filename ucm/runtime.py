@@ -165,6 +165,16 @@ class Runtime:
                 self._open.pop(notice.ticket.transfer_id, None)
         return notices
 
+    def wait_for_notice(self, timeout: float) -> None:
+        """
+        Block until there is something to poll, at most *timeout* seconds.
+
+        For an engine that has nothing to compute before a load is over: a thread that
+        spins takes the interpreter away from the threads it waits for.
+        """
+        if self._open and not self._failure:
+            self._mailbox.wait(timeout)
+
     def fence(self, transfer_ids: Sequence[int]) -> None:
         """
         Make sure that no save is stored with bytes the engine now overwrites.

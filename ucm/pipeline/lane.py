@@ -144,32 +144,34 @@ class RequestLane:
             outcome = Outcome(OutcomeKind.REFUSED, "store_full", error=str(exc))
         except Exception as exc:  # noqa: BLE001 - any stage's error ends its ticket, not the lane
             outcome = self._failed(ticket, exc)
+        if ticket.guard.is_copying and not segment.is_copy:
+            self._quarantine(ticket)  # nobody can tell any more when the copy ends
         self._settle(ticket, outcome)
         return None
 
     async def _run_to_deadline(
         self, segment: Segment, carrier: Carrier
     ) -> Carrier | None:
+        """
+        Run one segment, and a begun copy on beyond the ticket's deadline.
+
+        Until the copy is over its blocks cannot be given back; one that overruns
+        ``stuck_after`` too is quarantined.
+        """
         ticket = carrier.ticket
-        left = max(0.0, ticket.deadline - time.monotonic())
-        if not segment.is_copy:
-            with anyio.move_on_after(left):
-                return await segment.run_loop(carrier)
-            raise self._deadline_error(ticket)
-        job = self._copy.run(segment.run_copy, carrier)
-        with anyio.move_on_after(left):
-            return await asyncio.shield(job)
+        job = self._copy.run(segment.run_copy, carrier) if segment.is_copy else None
+
+        async def through() -> Carrier:
+            return await (asyncio.shield(job) if job else segment.run_loop(carrier))
+
+        with anyio.move_on_after(max(0.0, ticket.deadline - time.monotonic())):
+            return await through()
         if ticket.guard.revoke("deadline"):
             raise TicketOverError("deadline")
         with anyio.move_on_after(self._stuck_after):
-            return await asyncio.shield(job)
+            return await through()
         self._quarantine(ticket)
         return None
-
-    def _deadline_error(self, ticket: Ticket) -> TicketOverError:
-        if not ticket.guard.revoke("deadline"):
-            self._quarantine(ticket)
-        return TicketOverError("deadline")
 
     def _failed(self, ticket: Ticket, exc: Exception) -> Outcome:
         """Turn a stage's error into an outcome, with the block to blame if known."""

@@ -14,7 +14,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from ucm.errors import WorkerDiedError
@@ -105,15 +105,17 @@ class CopyThread:
         where a cancelled wait must not lose the result.
         """
         future: asyncio.Future[_R] = self._loop.create_future()
-        if self._dead:
-            future.set_exception(WorkerDiedError(self._dead))
-        else:
-            self._jobs.put(_Job(function, argument, future))  # type: ignore[arg-type]
+        self._put(_Job(function, argument, future))
         return future
 
     def post(self, function: Callable[[_A], _R], argument: _A) -> None:
         """Run *function* on the thread; nobody waits for it."""
-        self._jobs.put(_Job(function, argument, None))  # type: ignore[arg-type]
+        self._put(_Job(function, argument, None))
+
+    def _put(self, job: "_Job[_A, _R]") -> None:
+        self._jobs.put(job)  # type: ignore[arg-type]
+        if self._dead:  # perhaps since just now, behind the dying thread's last look
+            self._fail_jobs(None)
 
     def _main(self) -> None:
         clean = False
@@ -131,10 +133,11 @@ class CopyThread:
 
     def _fail_jobs(self, current: "_Job[object, object] | None") -> None:
         jobs = [] if current is None else [current]
-        while not self._jobs.empty():
-            waiting = self._jobs.get_nowait()
-            if waiting is not None:
-                jobs.append(waiting)
+        with contextlib.suppress(Empty):
+            while True:
+                waiting = self._jobs.get_nowait()
+                if waiting is not None:
+                    jobs.append(waiting)
         for job in jobs:
             job.error = WorkerDiedError(self._dead)
             self._hand_back(job)

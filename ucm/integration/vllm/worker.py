@@ -42,6 +42,7 @@ from ucm.scheduler.messages import (
 
 __all__ = ["WorkerHalf"]
 
+_IDLE_WAIT_S = 0.002
 _DIRECTIONS = {TransferKind.SAVE: Direction.SAVE, TransferKind.LOAD: Direction.LOAD}
 
 
@@ -128,6 +129,7 @@ class WorkerHalf:
         self._loads: dict[str, _Load] = {}
         self._deferred: dict[str, int] = {}
         self._outbox = _Outbox()
+        self._is_idle = False
 
     def register(self, kv_caches: Mapping[str, object]) -> None:
         """
@@ -175,12 +177,18 @@ class WorkerHalf:
         """Forget this step's plan."""
         self._plan = None
 
-    def start_loads(self) -> None:
-        """Submit the plan's loads. Never blocks."""
+    def start_loads(self, *, is_idle: bool) -> None:
+        """
+        Submit the plan's loads. Never blocks.
+
+        Args:
+            is_idle: This step computes nothing; ``finished`` may then wait a moment.
+        """
         plan = self._plan
         if plan is None or plan.step == self._loaded_step:
             return
         self._loaded_step = plan.step
+        self._is_idle = is_idle
         for order in plan.loads:
             load = self._loads.setdefault(order.request_id, _Load(set()))
             load.waiting.add(TransferId(order.transfer_id))
@@ -203,8 +211,11 @@ class WorkerHalf:
         """
         Return the requests that are through: saves released, loads over, loads failed.
 
-        A failed load is in both of the latter. Each is told once.
+        A failed load is in both of the latter. Each is told once. In a step that
+        computes nothing, waits up to 2 ms for loads that are under way.
         """
+        if self._is_idle and self._loads and self._runtime is not None:
+            self._runtime.wait_for_notice(_IDLE_WAIT_S)
         self._poll()
         sent = {
             request_id
