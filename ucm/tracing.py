@@ -27,10 +27,13 @@ __all__ = [
     "RUNTIME_CLOSED",
     "RUNTIME_FAILED",
     "RUNTIME_STARTED",
+    "SETTING_UNSAFE",
     "SOURCE_RELEASED",
     "STAGE_FAILED",
     "STAGE_FINISHED",
     "STAGE_STARTED",
+    "STORE_CLEAR_FAILED",
+    "STORE_DESCRIBE_FAILED",
     "TICKET_ACCEPTED",
     "TICKET_REFUSED",
     "TICKET_SETTLED",
@@ -52,6 +55,9 @@ PREFIX_MATCHED: Final = "prefix.matched"
 RUNTIME_STARTED: Final = "runtime.started"
 RUNTIME_CLOSED: Final = "runtime.closed"
 RUNTIME_FAILED: Final = "runtime.failed"
+STORE_CLEAR_FAILED: Final = "store.clear_failed"
+STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
+SETTING_UNSAFE: Final = "setting.unsafe"
 
 Log = structlog.typing.FilteringBoundLogger
 """A structlog logger with the usual level methods."""

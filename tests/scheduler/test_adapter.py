@@ -4,6 +4,7 @@
 import pytest
 
 from tests.scheduler.model import (
+    DIGEST,
     HASHES,
     ONE_FULL,
     SetIndex,
@@ -28,8 +29,12 @@ from ucm.scheduler.requests import Disposition, StepFacts
 class TestPlans:
     def test_empty_facts_give_an_empty_plan(self, adapter: SchedulerAdapter) -> None:
         """S1-24: A step without any facts orders nothing and counts up."""
-        assert StepPlan(step=1) == adapter.plan_step(StepFacts())
-        assert StepPlan(step=2) == adapter.plan_step(StepFacts())
+        assert StepPlan(keyspace_digest=DIGEST, step=1) == adapter.plan_step(
+            StepFacts()
+        )
+        assert StepPlan(keyspace_digest=DIGEST, step=2) == adapter.plan_step(
+            StepFacts()
+        )
 
     def test_second_plan_without_news_is_empty(self, index: SetIndex) -> None:
         """S3-06: A plan resets what was for its step and leaves the facts alone."""
@@ -43,7 +48,7 @@ class TestPlans:
         assert (1, 1) == (len(plan.loads), len(plan.saves))
         assert told == facts(prefill("r", [1, 2]))
         again = facts(scheduled("r", HASHES[:2], [[1, 2]], 8, 1))
-        assert StepPlan(step=2) == adapter.plan_step(again)
+        assert StepPlan(keyspace_digest=DIGEST, step=2) == adapter.plan_step(again)
 
     def test_transfer_ids_are_never_used_again(self, adapter: SchedulerAdapter) -> None:
         """Every ticket has a number of its own, also after the first ones ended."""

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 
 from tests.scheduler.host import Host
-from tests.scheduler.model import make_layout
+from tests.scheduler.model import DIGEST, make_layout
 
 HYBRID = ((4, None), (8, 10), (8, 5))
 NAMES = [f"r{at}" for at in range(6)]
@@ -57,7 +57,7 @@ def _act(host: Host, dice: random.Random) -> None:
     elif what < 0.975:
         host.fail_next_load = dice.choice(["corrupt", "deadline"])
     elif what < 0.976:
-        host.adapter.reset()
+        host.adapter.reset(DIGEST)
 
 
 @pytest.mark.slow

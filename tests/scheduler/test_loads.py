@@ -4,6 +4,7 @@
 import pytest
 
 from tests.scheduler.model import (
+    DIGEST,
     HASHES,
     HYBRID,
     SetIndex,
@@ -34,7 +35,9 @@ class TestLoads:
         adapter.blocks_allocated(
             "r", [[1, 2]], HASHES[:2], computed_tokens=0, external_tokens=0
         )
-        assert StepPlan(step=1) == adapter.plan_step(StepFacts())
+        assert StepPlan(keyspace_digest=DIGEST, step=1) == adapter.plan_step(
+            StepFacts()
+        )
         assert [] == index.touched
 
     def test_load_leaves_out_what_is_computed_and_is_touched(
@@ -249,6 +252,22 @@ class TestFailures:
         (order,) = load(adapter, "s", [2])
         adapter.apply_report(StepReport(rank=0, failures=(failure_of(order, 0),)))
         before = adapter.counts()
-        adapter.reset()
+        adapter.reset(bytes(16))
         assert {**before, "denied_keys": 0} == adapter.counts()
         assert (1, 1) == (before["denied_keys"], before["holds"])
+
+    def test_reset_finds_nothing_from_before_and_saves_nothing_of_it(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """After a reset the keys are others: what was stored is a miss, and a request
+        that computed on what was before saves nothing more."""
+        index.put(0, HASHES[:2])
+        adapter.plan_step(facts(prefill("r", [1])))
+        assert 8 == adapter.match_prefix("s", 9, HASHES[:2], 0).tokens
+        adapter.reset(bytes(16))
+        assert 0 == adapter.match_prefix("s", 9, HASHES[:2], 0).tokens
+        goes_on = scheduled("r", HASHES[:2], [[1, 2]], 4, 4, new=[[2]])
+        other = scheduled("t", HASHES[8:10], [[3, 4]], 0, 8, is_new=True)
+        plan = adapter.plan_step(facts(goes_on, other))
+        assert bytes(16) == plan.keyspace_digest
+        assert ["t"] == [order.request_id for order in plan.saves]

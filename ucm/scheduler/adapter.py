@@ -135,8 +135,7 @@ class SchedulerAdapter:
         """
         if self._bypass:
             return PrefixMatch(0, MatchReason.BYPASS)
-        life = self._lives.get(request_id)
-        if life is not None and not life.may_load:
+        if (life := self._lives.get(request_id)) is not None and not life.may_load:
             return PrefixMatch(0, MatchReason.LOAD_FAILED)
         return self._matcher.match(
             num_tokens, hashes, computed_tokens, self._transfers.denied
@@ -216,6 +215,7 @@ class SchedulerAdapter:
         fences = self._fences(facts, loads)
         return StepPlan(
             step=next(self._steps),
+            keyspace_digest=self._matcher.keyspace_digest,
             loads=loads,
             saves=() if self._bypass else tuple(self._saves(facts, lives)),
             fences=fences,
@@ -281,13 +281,15 @@ class SchedulerAdapter:
 
     # Upkeep.
 
-    def reset(self) -> None:
+    def reset(self, keyspace_digest: bytes) -> None:
         """
-        Forget what is known of the store's content, which was cleared.
+        Go on under another key space, in which nothing is stored yet.
 
-        Holds and open tickets stay: the device may still read their blocks.
+        Holds stay: the device may still read. What was before is never found again.
         """
         self._transfers.forgive()
+        self._lives.stop_saving()
+        self._matcher.rekey(keyspace_digest)
 
     def counts(self) -> dict[str, int]:
         """Return the size of each container."""
@@ -348,7 +350,7 @@ class SchedulerAdapter:
         """Order what became complete, as far as the step has room, and hold it."""
         room = self._max_step_blocks
         for request, life in zip(facts.scheduled, lives, strict=True):
-            if life.loads:
+            if life.loads or not life.may_save:
                 continue
             life.advance(self._layout, request, self._stored)
             for at, group in enumerate(self._layout.groups):
@@ -379,15 +381,9 @@ class SchedulerAdapter:
         return blocks
 
     def _block(
-        self,
-        group: GroupLayout,
-        index: int,
-        table: Sequence[int],
-        hashes: Sequence[bytes],
+        self, group: GroupLayout, at: int, table: Sequence[int], hashes: Sequence[bytes]
     ) -> BlockRef:
-        return BlockRef(
-            index, table[index], hashes[self._layout.hash_index(group, index)]
-        )
+        return BlockRef(at, table[at], hashes[self._layout.hash_index(group, at)])
 
     def _stored(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[bool]:
         return self._matcher.stored(group, hashes, self._transfers.denied)

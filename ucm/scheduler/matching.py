@@ -98,7 +98,15 @@ class PrefixMatcher:
         LayoutError: No group needs any block of a hit.
     """
 
-    __slots__ = ("_align", "_full_hits", "_index", "_layout", "_packers")
+    __slots__ = (
+        "_align",
+        "_full_hits",
+        "_index",
+        "_layout",
+        "_packers",
+        "_shards",
+        "keyspace_digest",
+    )
 
     def __init__(
         self,
@@ -111,12 +119,8 @@ class PrefixMatcher:
     ) -> None:
         self._layout = layout
         self._index = index
-        self._packers = {
-            group.group_id: tuple(
-                KeyPacker(keyspace_digest, group.group_id, shard) for shard in shards
-            )
-            for group in layout.groups
-        }
+        self._shards = tuple(shards)
+        self.rekey(keyspace_digest)
         self._align = layout.alignment_tokens
         if not any(group.window_blocks(self._align) for group in layout.groups):
             raise LayoutError("a hit would restore no block of any group")
@@ -125,6 +129,17 @@ class PrefixMatcher:
             for group in layout.groups
             if group.window_tokens is not None
         )
+
+    def rekey(self, keyspace_digest: bytes) -> None:
+        """Look up under another key space from now on."""
+        self.keyspace_digest = keyspace_digest
+        self._packers = {
+            group.group_id: tuple(
+                KeyPacker(keyspace_digest, group.group_id, shard)
+                for shard in self._shards
+            )
+            for group in self._layout.groups
+        }
 
     def match(
         self,

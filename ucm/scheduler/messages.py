@@ -93,6 +93,7 @@ class StepPlan:
 
     Args:
         step: Counts up by one per plan; a worker that sees one twice acts once.
+        keyspace_digest: Key space of all orders of this plan.
         loads: Tickets to load; all tickets of a request come in one plan.
         saves: Tickets to save once this step's forward pass has run.
         fences: Save tickets whose blocks this step overwrites: their device reads
@@ -101,6 +102,7 @@ class StepPlan:
     """
 
     step: int
+    keyspace_digest: bytes = b""
     loads: tuple[SpanOrder, ...] = ()
     saves: tuple[SpanOrder, ...] = ()
     fences: tuple[int, ...] = ()

@@ -95,6 +95,7 @@ class Life:
         generation: Which.
         was_scheduled: It has run; its blocks are its own.
         may_load: False after a load failed and named no block.
+        may_save: False after the store was reset: its blocks are of the time before.
         loads: Open loads on which the content of its blocks depends.
         external: ``[groups]`` block indexes that came from a load; empty without one.
             Only those that a hit needs hold anything, and these are stored.
@@ -108,6 +109,7 @@ class Life:
     generation: int
     was_scheduled: bool = False
     may_load: bool = True
+    may_save: bool = True
     loads: set[int] = attrs.Factory(set)
     external: tuple[range, ...] = ()
     starts_at_computed: bool = False
@@ -240,6 +242,11 @@ class Lives:
         if life is None or (request.is_new and life.was_scheduled):
             life = self.begin(request.request_id)
         return life
+
+    def stop_saving(self) -> None:
+        """Save nothing more of the present lives."""
+        for life in self._lives.values():
+            life.may_save = False
 
     def loads_ended(self, transfer_ids: Iterable[int]) -> None:
         """Let no life wait for these loads any more."""

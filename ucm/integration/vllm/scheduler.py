@@ -7,8 +7,11 @@ store is asked only through its index.
 """
 
 import functools
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
+
+import attrs
 
 from ucm.blocks import ShardId, keyspace_prefix
 from ucm.errors import StoreError
@@ -19,7 +22,11 @@ from ucm.metrics import Counters
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import decode_report, encode
 from ucm.scheduler.requests import Disposition, ScheduledRequest, StepFacts
-from ucm.tracing import PREFIX_MATCHED
+from ucm.tracing import (
+    PREFIX_MATCHED,
+    STORE_CLEAR_FAILED,
+    STORE_DESCRIBE_FAILED,
+)
 
 __all__ = ["SchedulerHalf"]
 
@@ -78,7 +85,8 @@ class SchedulerHalf:
         )
         self._requests: dict[str, Any] = {}
         self._local_tokens: dict[str, int] = {}
-        self._store.describe(setup.keyspace)
+        self._keyspace = setup.keyspace
+        self._describe()
 
     def compare_ranks(self, handshakes: Iterable[RankHandshake]) -> None:
         """
@@ -192,14 +200,33 @@ class SchedulerHalf:
         return self._adapter.request_finished(request_id) is Disposition.DEFER
 
     def reset_cache(self) -> bool:
-        """Forget every stored block of this engine's key space."""
-        self._adapter.reset()
+        """
+        Forget every stored block of this engine, and go on under new keys.
+
+        An engine whose weights were changed in place is another engine, though its
+        files say otherwise: neither saves that are still on their way nor other
+        engines of the old weights may share keys with it.
+        """
+        cleared = True
         try:
-            self._store.clear(keyspace_prefix(self._setup.keyspace.digest))
+            self._store.clear(keyspace_prefix(self._keyspace.digest))
         except StoreError as exc:
-            self._log.error("store.clear_failed", error=repr(exc))
-            return False
-        return True
+            cleared = False
+            self._log.error(STORE_CLEAR_FAILED, error=repr(exc))
+        self._keyspace = attrs.evolve(
+            self._setup.keyspace,
+            weights=f"{self._setup.keyspace.weights}/reset-{secrets.token_hex(8)}",
+        )
+        self._adapter.reset(self._keyspace.digest)
+        self._describe()
+        return cleared
+
+    def _describe(self) -> None:
+        """Leave the key space's text beside the blocks, for people; best effort."""
+        try:
+            self._store.describe(self._keyspace)
+        except StoreError as exc:
+            self._log.warning(STORE_DESCRIBE_FAILED, error=repr(exc))
 
     def stats(self) -> UCMStats | None:
         """Return what is new since the last call."""

@@ -19,7 +19,7 @@ from ucm.integration.vllm.layout import layout_of
 from ucm.layout import KVLayout
 from ucm.registry import load_class
 from ucm.stores.abc import Store
-from ucm.tracing import Log, open_log
+from ucm.tracing import SETTING_UNSAFE, Log, open_log
 
 __all__ = ["Setup"]
 
@@ -89,7 +89,7 @@ class Setup:
         log = open_log(self.config.log, role)
         if not self.recomputes and role == "scheduler":
             log.warning(
-                "setting.unsafe",
+                SETTING_UNSAFE,
                 key="kv_load_failure_policy",
                 value="fail",
                 remedy="Set kv_load_failure_policy to recompute; a failed load ends "

@@ -114,12 +114,8 @@ class WorkerHalf:
         self._log = setup.open_log(f"worker-{rank}").bind(rank=rank)
         self._counters = Counters()
         self._counters.set("ucm_healthy", 1)
-        self._packers = {
-            group.group_id: KeyPacker(
-                setup.keyspace.digest, group.group_id, ShardId(rank)
-            )
-            for group in setup.layout.groups
-        }
+        self._keyspace_digest = b""
+        self._packers: dict[GroupId, KeyPacker] = {}
         self._device = CPUDevice(setup.num_blocks)
         self._store = setup.open_store(index_only=False)
         self._runtime: Runtime | None = None
@@ -192,7 +188,7 @@ class WorkerHalf:
         for order in plan.loads:
             load = self._loads.setdefault(order.request_id, _Load(set()))
             load.waiting.add(TransferId(order.transfer_id))
-        self._submit(plan.loads)
+        self._submit(plan, plan.loads)
 
     def submit_saves(self) -> None:
         """After the forward pass: submit the plan's saves. Never blocks."""
@@ -203,7 +199,7 @@ class WorkerHalf:
         for order in plan.saves:
             key = (order.request_id, order.generation)
             self._reading.setdefault(key, set()).add(TransferId(order.transfer_id))
-        self._submit(plan.saves)
+        self._submit(plan, plan.saves)
         for deferral in plan.deferred:
             self._deferred[deferral.request_id] = deferral.generation
 
@@ -255,13 +251,25 @@ class WorkerHalf:
         else:
             self._runtime.close()
 
-    def _submit(self, orders: tuple[SpanOrder, ...]) -> None:
+    def _submit(self, plan: StepPlan, orders: tuple[SpanOrder, ...]) -> None:
         if not orders:
             return
         if self._runtime is None:
             raise DeviceError("orders came before register_kv_caches")
         fence = self._device.lease(None)
+        self._rekey(plan.keyspace_digest)
         self._runtime.submit(map(self._order, orders), fence)
+
+    def _rekey(self, keyspace_digest: bytes) -> None:
+        if keyspace_digest == self._keyspace_digest:
+            return
+        self._keyspace_digest = keyspace_digest
+        self._packers = {
+            group.group_id: KeyPacker(
+                keyspace_digest, group.group_id, ShardId(self._rank)
+            )
+            for group in self._setup.layout.groups
+        }
 
     def _order(self, order: SpanOrder) -> Order:
         group = self._setup.layout.group(GroupId(order.group_id))
