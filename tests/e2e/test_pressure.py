@@ -190,6 +190,46 @@ class TestSlowAndBrokenStores:
         assert expected == cold.token_ids == again.token_ids
 
 
+class TestParkedLoads:
+    def test_engine_goes_on_while_a_load_is_under_way(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S3-04: loads run beside the engine; no layer of another request waits for
+        them, and the request itself runs only once all its layers are there."""
+        from vllm import SamplingParams
+
+        gate = Gate()
+        plant(monkeypatch, FaultPlan(Fault("read", gate)))
+        config = ucm_config(tmp_path / "slab")
+        sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        with in_process_engine(
+            llama, kv_transfer_config=config, skip_tokenizer_init=True
+        ) as llm:
+            engine, done = llm.llm_engine, {}
+
+            def step() -> None:
+                for output in engine.step():
+                    if output.finished:
+                        done[output.request_id] = list(output.outputs[0].token_ids)
+
+            cold = generate(llm, [prompt(900, 300)], 8)
+            await_counter(llm, SAVED, 2)
+            reset_prefix_cache(llm)
+            for name, seed in (("parked", 900), ("other", 901)):
+                ids = {"prompt_token_ids": prompt(seed, 300)}
+                engine.add_request(name, ids, sampling)
+            while "other" not in done:
+                step()
+            gate.wait_reached()
+            assert {"other"} == set(done)
+            gate.open()
+            while "parked" not in done:
+                step()
+            drain(llm)
+            assert 2 == counter(llm, LOADED)
+        assert cold.token_ids == [done["parked"]]
+
+
 class TestAbort:
     def test_abort_at_any_point_leaves_nothing_behind(
         self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

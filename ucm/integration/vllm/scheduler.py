@@ -23,6 +23,8 @@ from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import decode_report, encode
 from ucm.scheduler.requests import Disposition, ScheduledRequest, StepFacts
 from ucm.tracing import (
+    HOLD_RELEASED,
+    HOLD_TAKEN,
     PREFIX_MATCHED,
     STORE_CLEAR_FAILED,
     STORE_DESCRIBE_FAILED,
@@ -143,6 +145,14 @@ class SchedulerHalf:
             preempted=frozenset(output.preempted_req_ids or ()),
         )
         plan = self._adapter.plan_step(facts)
+        for order in plan.saves:
+            self._log.debug(
+                HOLD_TAKEN,
+                request_id=order.request_id,
+                hold_id=order.transfer_id,
+                blocks=len(order.block_ids),
+                ranks_left=self._setup.num_ranks,
+            )
         self._counters.set("ucm_held_blocks", self._adapter.counts()["held_blocks"])
         return PlanEnvelope(encode(plan))
 
@@ -189,7 +199,10 @@ class SchedulerHalf:
         envelope = output.kv_connector_worker_meta
         if isinstance(envelope, ReportEnvelope):
             for payload in envelope.payloads:
-                self._adapter.apply_report(decode_report(payload))
+                report = decode_report(payload)
+                self._adapter.apply_report(report)
+                for hold_id in report.released:
+                    self._log.debug(HOLD_RELEASED, hold_id=hold_id, rank=report.rank)
         self._adapter.loads_finished(output.finished_recving or ())
         self._adapter.deferral_ended(output.finished_sending or ())
 
