@@ -8,6 +8,7 @@ import pytest
 from tests.rig import BLOCK_BYTES, keys_of, order, running
 from ucm.errors import (
     BlockCorruptError,
+    BlockNotFoundError,
     DeviceError,
     StoreFullError,
     StoreUnavailableError,
@@ -134,6 +135,32 @@ class TestFaults:
             assert ("corrupt", key) == (outcome.reason, outcome.bad_key)
             assert [False] == rig.store.contains([key])
 
+    def test_slot_recycled_while_it_is_verified_is_no_corruption(self):
+        """Bytes of a slot that was taken meanwhile are a miss; nothing is forgotten."""
+        (key,) = keys_of(2)
+        plan = FaultPlan(
+            Fault("verify", raising(BlockCorruptError(key, "checksum"))),
+            Fault("recheck", raising(BlockNotFoundError(key))),
+        )
+        with running(plan=plan) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, LOAD, range(4), range(20, 24)))
+            assert "evicted" == rig.settle()[2].reason
+            assert 4 == rig.store.match(keys_of(*range(4)))
+
+    def test_only_the_corrupt_block_is_forgotten(self):
+        """A span's other blocks stay, and are found again."""
+        (key,) = keys_of(2)
+        plan = FaultPlan(Fault("verify", raising(BlockCorruptError(key, "checksum"))))
+        with running(plan=plan) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, LOAD, range(4), range(20, 24)))
+            rig.settle()
+            found = rig.store.contains(keys_of(*range(4)))
+            assert [True, True, False, True] == found
+
     def test_missing_block_fails_the_load_as_evicted(self):
         """A block that was evicted since the lookup is a named failure."""
         with running() as rig:
@@ -223,6 +250,23 @@ class TestDeadlines:
             gate.open()
         assert before == rig.content(range(20, 24))
 
+    def test_load_that_lands_after_it_was_given_up_is_told_in_the_end(self):
+        """A load whose copy overruns every limit ends as failed; its blocks are given
+        back when the copy ends after all, so that its request is not kept for ever."""
+        gate = Gate()
+        config = {"timeout": {"load": 0.02, "stuck": 0.02, "shutdown": 2.0}}
+        with running(config, FaultPlan(Fault("scatter", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, LOAD, range(4), range(20, 24)))
+            gate.wait_reached()
+            assert "stuck" == rig.settle()[2].reason
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            gate.open()
+            rig.runtime.close()
+            assert [1, 2] == rig.told(NoticeKind.RELEASED)
+            assert [] == rig.told(NoticeKind.QUARANTINED)
+
 
 class TestFence:
     def test_fence_waits_for_a_copy_under_way(self):
@@ -264,6 +308,22 @@ class TestFence:
             outcome = rig.settle()[1]
             assert (OutcomeKind.CANCELLED, "recycled") == (outcome.kind, outcome.reason)
             assert 0 == rig.store.match(keys_of(0))
+
+    def test_fence_does_not_wait_behind_loads(self):
+        """A save that the engine waits for goes before loads that wait."""
+        gate = Gate()
+        config = {"queue": {"window": 1}}
+        with running(config, FaultPlan(Fault("read", gate))) as rig:
+            rig.submit(order(1, LOAD, range(4), range(20, 24), request="a"))
+            gate.wait_reached()
+            rig.submit(
+                order(2, LOAD, range(4), range(24, 28), request="b"),
+                order(3, SAVE, range(4), range(1, 5), request="c"),
+            )
+            rig.runtime.fence([3])
+            assert 3 in rig.told(NoticeKind.RELEASED)
+            gate.open()
+            assert OutcomeKind.COMMITTED is rig.settle()[3].kind
 
     def test_fence_waits_only_for_the_saves_it_names(self):
         """S1-07, S1-17: another request's slow save neither delays a fence nor is
@@ -310,6 +370,19 @@ class TestBounds:
                 order(3, SAVE, range(4, 6), range(4, 6)),
             )
             assert ["accepted", "queue_bytes"] == words
+            gate.open()
+            rig.settle()
+
+    def test_full_queue_of_saves_refuses_no_load(self):
+        """Loads outrank saves: what the engine waits for is taken in at any time."""
+        gate = Gate()
+        config = {"queue": {"tickets": 1, "nbytes": BLOCK_BYTES, "window": 1}}
+        with running(config, FaultPlan(Fault("reserve", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            rig.submit(order(2, SAVE, range(4, 5), range(5, 6)))
+            loads = [order(n, LOAD, range(4), range(20, 24)) for n in range(3, 9)]
+            assert ["accepted"] * 6 == rig.submit(*loads)
             gate.open()
             rig.settle()
 

@@ -207,7 +207,7 @@ class Runtime:
         limit = time.monotonic() + timeout
         for ticket in list(self._open.values()):
             left = max(0.0, limit - time.monotonic())
-            if not ticket.wait_settled(left):
+            if not ticket.wait_told(left):
                 return False
         return True
 
@@ -291,10 +291,10 @@ class Runtime:
             if self._failure:
                 return
             self._failure = why
-        self._log.error(RUNTIME_FAILED, error=why)
         self._counters.set("ucm_healthy", 0)
         self._pipeline.queue.close(Admission.FAILED)
         self._settle_open("runtime_failed", OutcomeKind.FAILED)
+        self._log.error(RUNTIME_FAILED, error=why)
 
     def _settle_open(self, reason: str, kind: OutcomeKind) -> None:
         for ticket in list(self._open.values()):

@@ -8,11 +8,12 @@ host's loggers; otherwise to JSON lines on standard error or in a directory of t
 operator's choice.
 """
 
+import contextlib
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, TextIO, cast
 
 import structlog
 
@@ -87,7 +88,7 @@ def open_log(config: LogConfig, role: str) -> Log:
         log = structlog.get_logger("ucm").bind(role=role)
         return log
     log = structlog.wrap_logger(
-        structlog.WriteLogger(_stream(config, role)),
+        structlog.WriteLogger(cast(TextIO, _Unbreakable(_stream(config, role)))),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt=None, key="timestamp_s"),
@@ -97,6 +98,28 @@ def open_log(config: LogConfig, role: str) -> Log:
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.level]),
     ).bind(role=role)
     return log
+
+
+class _Unbreakable:
+    """
+    A text stream whose failure is nobody's: lines that cannot be written are lost.
+
+    A full disk or a closed pipe must not stop the engine that the log is about.
+    """
+
+    def __init__(self, inner: TextIO) -> None:
+        self._inner = inner
+
+    def write(self, text: str) -> int:
+        """Write if possible."""
+        with contextlib.suppress(OSError, ValueError):
+            self._inner.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush if possible."""
+        with contextlib.suppress(OSError, ValueError):
+            self._inner.flush()
 
 
 def _stream(config: LogConfig, role: str) -> TextIO:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slab store passes the contract, survives restarts and refuses what is wrong."""
 
+import contextlib
 import errno
 import os
 import types
@@ -17,6 +18,8 @@ from ucm.errors import (
 )
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore, _index, _opened
+from ucm.stores.slab._files import INDEX_LOCK
+from ucm.stores.slab._locks import FileLock
 from ucm.testing.store_blocks import (
     BLOCK_BYTES,
     fill,
@@ -270,3 +273,23 @@ class TestRestart:
         (tmp_path / "s").rename(tmp_path / "gone")
         store.close()
         assert not (tmp_path / "s").exists()
+
+
+class TestOwedSlots:
+    def test_slots_that_could_not_be_given_back_are_given_back_later(
+        self, tmp_path: Path
+    ) -> None:
+        """While another process holds the index a discard cannot be done; it is made
+        up for before the next reservation, and the keys can be written again."""
+        keys = make_keys(3)
+        with open_slab(tmp_path / "s", lock_timeout=0.01) as store:
+            lease = store.reserve(keys, BLOCK_BYTES)
+            other = FileLock(tmp_path / "s" / INDEX_LOCK, 1.0)
+            with contextlib.closing(other), other.held():
+                lease.discard()
+                assert 3 == store.stats().reserved_blocks
+            again = store.reserve(keys, BLOCK_BYTES)
+            assert keys == list(again.keys)
+            again.discard()
+            assert 0 == store.stats().reserved_blocks
+            assert [] == store.audit()

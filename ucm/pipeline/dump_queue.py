@@ -2,9 +2,11 @@
 """
 The explicit queue in front of the pipeline.
 
-Bounded by tickets and by bytes. ``offer`` never blocks: a full queue refuses with a
-reason, and a refused save is a later miss. ``take_nowait`` picks fairly: lanes take
-turns, so that one huge request cannot starve others, and loads go before saves.
+Waiting saves are bounded by tickets and by bytes. ``offer`` never blocks: a full queue
+refuses with a reason, and a refused save is a later miss. Loads are bounded by the
+blocks that the engine has allocated for them and are refused only after close.
+``take_nowait`` picks fairly: lanes take turns, so that one huge request cannot starve
+others, and loads go before saves, except before saves that the engine waits for.
 
 Threading: ``offer`` and ``promote`` run on the engine's thread, ``take_nowait`` on the
 loop, ``close`` on either; one short lock covers the queue.
@@ -24,8 +26,8 @@ class DumpQueue:
     Items that were accepted and wait for their lane.
 
     Args:
-        max_tickets: Most items that may wait.
-        max_nbytes: Most bytes that may wait.
+        max_tickets: Most saves that may wait.
+        max_nbytes: Most bytes of saves that may wait.
     """
 
     def __init__(self, *, max_tickets: int, max_nbytes: int) -> None:
@@ -35,19 +37,20 @@ class DumpQueue:
         self._lanes: dict[Direction, OrderedDict[LaneKey, deque[Item]]] = {
             direction: OrderedDict() for direction in Direction
         }
-        self._tickets = 0
-        self._nbytes = 0
+        self._tickets = dict.fromkeys(Direction, 0)
+        self._nbytes = dict.fromkeys(Direction, 0)
+        self._promoted: set[LaneKey] = set()
         self._closed: Admission | None = None
 
     @property
     def num_tickets(self) -> int:
         """Items that wait."""
-        return self._tickets
+        return sum(self._tickets.values())
 
     @property
     def nbytes(self) -> int:
         """Bytes that wait."""
-        return self._nbytes
+        return sum(self._nbytes.values())
 
     def has_waiting(self, direction: Direction) -> bool:
         """Return whether any item of a direction waits."""
@@ -59,22 +62,25 @@ class DumpQueue:
         with self._lock:
             if self._closed is not None:
                 return self._closed
-            if self._tickets >= self._max_tickets:
-                return Admission.QUEUE_TICKETS
-            if self._nbytes + ticket.nbytes > self._max_nbytes and self._tickets:
-                return Admission.QUEUE_BYTES
+            if ticket.direction is Direction.SAVE:
+                waiting, nbytes = self._tickets[Direction.SAVE], ticket.nbytes
+                if waiting >= self._max_tickets:
+                    return Admission.QUEUE_TICKETS
+                nbytes += self._nbytes[Direction.SAVE]
+                if waiting and nbytes > self._max_nbytes:
+                    return Admission.QUEUE_BYTES
             lanes = self._lanes[ticket.direction]
             lanes.setdefault(ticket.lane_key, deque()).append(item)
-            self._tickets += 1
-            self._nbytes += ticket.nbytes
+            self._count(item, 1)
         return Admission.ACCEPTED
 
     def promote(self, key: LaneKey) -> None:
-        """Let a lane take its turn first."""
+        """Let a lane take its turn first, also before loads: the engine waits for it."""
         with self._lock:
             lanes = self._lanes[key[0]]
             if key in lanes:
                 lanes.move_to_end(key, last=False)
+                self._promoted.add(key)
 
     def take_nowait(
         self, direction: Direction, has_room: Callable[[LaneKey], bool]
@@ -83,22 +89,23 @@ class DumpQueue:
         Take the oldest item of the next lane that has room; None when there is none.
 
         Args:
-            direction: Saves are held back while a load waits.
+            direction: Saves are held back while a load waits, unless promoted.
             has_room: Whether a lane can take one more item.
         """
         with self._lock:
-            if direction is Direction.SAVE and self._lanes[Direction.LOAD]:
-                return None
             lanes = self._lanes[direction]
-            key = next((key for key in lanes if has_room(key)), None)
+            held_back = direction is Direction.SAVE and self._lanes[Direction.LOAD]
+            keys = [key for key in lanes if key in self._promoted or not held_back]
+            key = next(filter(has_room, keys), None)
             if key is None:
                 return None
             waiting = lanes.pop(key)
             item = waiting.popleft()
             if waiting:
                 lanes[key] = waiting  # to the end: the others' turn
-            self._tickets -= 1
-            self._nbytes -= item.ticket.nbytes
+            else:
+                self._promoted.discard(key)
+            self._count(item, -1)
             return item
 
     def sweep(self, is_over: Callable[[Item], bool]) -> list[Item]:
@@ -114,8 +121,9 @@ class DumpQueue:
                         lanes[key] = kept
                     else:
                         del lanes[key]
-            self._tickets -= len(over)
-            self._nbytes -= sum(item.ticket.nbytes for item in over)
+                        self._promoted.discard(key)
+            for item in over:
+                self._count(item, -1)
         return over
 
     def refuse(self, reason: Admission) -> None:
@@ -136,5 +144,12 @@ class DumpQueue:
             ]
             for lanes in self._lanes.values():
                 lanes.clear()
-            self._tickets = self._nbytes = 0
+            self._promoted.clear()
+            for item in left:
+                self._count(item, -1)
         return left
+
+    def _count(self, item: Item, sign: int) -> None:
+        direction = item.ticket.direction
+        self._tickets[direction] += sign
+        self._nbytes[direction] += sign * item.ticket.nbytes

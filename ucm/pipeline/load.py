@@ -8,11 +8,13 @@ into device pages; ``Publish`` makes sure that the device is done and that no sl
 recycled meanwhile. Any doubt fails the whole ticket, and the engine recomputes.
 """
 
+import contextlib
+
 import attrs
 
-from ucm.blocks import RowId
+from ucm.blocks import PackedKey, RowId
 from ucm.devices.abc import Device, Fence
-from ucm.errors import BlockCorruptError, DeviceTimeoutError
+from ucm.errors import BlockCorruptError, DeviceTimeoutError, StoreError
 from ucm.pipeline.save import (
     EventWait,
     Finished,
@@ -69,8 +71,10 @@ class Fetch(CopyStage[Ready, Fetched]):
             ticket.own(lease)
             try:
                 lease.verify(0, len(lease.keys))
-            except BlockCorruptError:
-                self._store.forget(ticket.span.keys)
+            except BlockCorruptError as exc:
+                lease.recheck()  # bytes of a slot that was recycled are not corrupt
+                with contextlib.suppress(StoreError):  # the corruption is the news
+                    self._store.forget([PackedKey(exc.key)])
                 raise
             ticket.read_lease = lease
         return Fetched(ticket, given.row_ids, lease)

@@ -117,24 +117,26 @@ class Recorder:
         held = ticket.released_at - ticket.accepted_at
         if ticket.direction is Direction.SAVE:
             self.counters.observe("ucm_hold_duration_seconds", held)
-        ticket.log.debug(SOURCE_RELEASED, elapsed_s=held)
         self._mailbox.put(Notice(NoticeKind.RELEASED, ticket))
+        ticket.log.debug(SOURCE_RELEASED, elapsed_s=held)
 
     def quarantined(self, ticket: Ticket) -> None:
         """Tell that a device copy never ended."""
+        self._mailbox.put(Notice(NoticeKind.QUARANTINED, ticket))
         self.counters.add("ucm_quarantined_holds_total", 1)
         ticket.log.error(HOLD_QUARANTINED, blocks=len(ticket.span))
-        self._mailbox.put(Notice(NoticeKind.QUARANTINED, ticket))
 
     def settle(self, ticket: Ticket, outcome: Outcome) -> bool:
         """Give a ticket its last word, once; False when it had one."""
         if not ticket.settle(outcome):
             return False
         ticket.guard.revoke(outcome.reason or "settled")
+        # First of all: whatever goes wrong below, the engine must hear of it.
+        self._mailbox.put(Notice(NoticeKind.SETTLED, ticket, outcome))
+        ticket.mark_told()
         self._count(ticket, outcome)
-        seconds = {
-            f"{name}_s": round(spent, 6) for name, spent in ticket.stage_seconds.items()
-        }
+        stages = ticket.stage_seconds.copy()  # a copy job may still add to it
+        seconds = {f"{name}_s": round(spent, 6) for name, spent in stages.items()}
         ticket.log.info(
             TICKET_SETTLED,
             outcome=outcome.kind.value,
@@ -147,7 +149,6 @@ class Recorder:
             total_s=round(time.monotonic() - ticket.accepted_at, 6),
             **seconds,
         )
-        self._mailbox.put(Notice(NoticeKind.SETTLED, ticket, outcome))
         return True
 
     def _count(self, ticket: Ticket, outcome: Outcome) -> None:
@@ -315,10 +316,12 @@ class Pipeline:
             self._copy[ticket.direction].post(Ticket.unwind, ticket)
 
     def _quarantine(self, ticket: Ticket) -> None:
-        if not ticket.guard.quarantine():
-            self._settle(ticket, Outcome(OutcomeKind.CANCELLED, "deadline"))
-            return
-        self.recorder.quarantined(ticket)
+        if ticket.direction is Direction.SAVE:
+            if not ticket.guard.quarantine():
+                self._settle(ticket, Outcome(OutcomeKind.CANCELLED, "deadline"))
+                return
+            self.recorder.quarantined(ticket)
+        # A load stays in its guard: should the copy end after all, its request is told.
         self._settle(ticket, Outcome(OutcomeKind.FAILED, "stuck"))
         self._on_failure(f"a device copy of transfer {ticket.transfer_id} is stuck")
 

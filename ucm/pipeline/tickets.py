@@ -212,7 +212,7 @@ class Ticket:
         "_active_jobs",
         "_lock",
         "_resources",
-        "_settled",
+        "_told",
         "accepted_at",
         "block_bytes",
         "deadline",
@@ -265,7 +265,7 @@ class Ticket:
         self.write_lease: WriteLease | None = None
         self.read_lease: ReadLease | None = None
         self._lock = threading.Lock()
-        self._settled = threading.Event()
+        self._told = threading.Event()
         self._active_jobs = 0
         self._resources = contextlib.ExitStack()
 
@@ -296,12 +296,15 @@ class Ticket:
             if self.outcome is not None:
                 return False
             self.outcome = outcome
-        self._settled.set()
         return True
 
-    def wait_settled(self, timeout: float) -> bool:
-        """Block the thread up to *timeout* seconds; return whether it is settled."""
-        return self._settled.wait(timeout)
+    def mark_told(self) -> None:
+        """Let waiters go: the ticket is settled and the notice of it is on its way."""
+        self._told.set()
+
+    def wait_told(self, timeout: float) -> bool:
+        """Block the thread up to *timeout* seconds; return whether its end was told."""
+        return self._told.wait(timeout)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:

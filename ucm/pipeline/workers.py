@@ -59,6 +59,12 @@ class _Job(Generic[_A, _R]):
             self.future.set_result(self.result)  # type: ignore[arg-type]
 
 
+def _look_at(future: "asyncio.Future[_R]") -> None:
+    """Let asyncio know that an error is seen, also when nobody waits any more."""
+    if not future.cancelled():
+        future.exception()
+
+
 class CopyThread:
     """
     One thread that runs jobs in order.
@@ -105,6 +111,7 @@ class CopyThread:
         where a cancelled wait must not lose the result.
         """
         future: asyncio.Future[_R] = self._loop.create_future()
+        future.add_done_callback(_look_at)
         self._put(_Job(function, argument, future))
         return future
 

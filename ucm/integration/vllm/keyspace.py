@@ -10,7 +10,9 @@ configuration, without talking to each other.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import msgspec
 
 from ucm.blocks import KeySpace
 from ucm.config import python_hash_seed
@@ -20,8 +22,9 @@ from ucm.layout import KVLayout
 
 __all__ = ["check_hash_algorithm", "keyspace_of", "weights_digest"]
 
-_SAMPLE_BYTES = 64 << 10
-_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+_MAX_HEADER_BYTES = 100 << 20
+_HEADER_DECODER = msgspec.json.Decoder(dict[str, dict[str, Any]])
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 _PORTABLE_ALGORITHMS = ("sha256", "sha256_cbor")
 
@@ -48,26 +51,43 @@ def weights_digest(model_dir: Path) -> str:
     """
     Return a digest of a model directory that is the same in every copy of it.
 
-    Takes the configuration whole and of each weight file its name, its size and
-    samples spread over it; reads at most a megabyte per file.
+    Takes the configuration whole. Of a safetensors file it takes name, size, header and
+    beginning, middle and end of each tensor, so that a tensor that was trained further
+    is seen without reading all of it; files of other formats are read whole.
     """
     digest = hashlib.sha256()
-    config = model_dir / "config.json"
-    if config.is_file():
-        digest.update(config.read_bytes())
     for path in sorted(model_dir.iterdir()):
-        if path.suffix not in _WEIGHT_SUFFIXES:
+        if path.name != "config.json" and path.suffix not in _WEIGHT_SUFFIXES:
             continue
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         with path.open("rb") as file:
-            step = max(_SAMPLE_BYTES, size // _SAMPLES)
-            for at in range(0, size, step):
-                file.seek(at)
-                digest.update(file.read(_SAMPLE_BYTES))
-            file.seek(max(0, size - _SAMPLE_BYTES))
-            digest.update(file.read(_SAMPLE_BYTES))
+            if path.suffix != ".safetensors" or not _sample_tensors(digest, file):
+                file.seek(0)
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def _sample_tensors(digest: "hashlib._Hash", file: BinaryIO) -> bool:
+    """
+    Take the header and some of each tensor; False if it is no safetensors file.
+
+    Format: 8 bytes little endian length, JSON header, data.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if length > _MAX_HEADER_BYTES:
+        return False
+    header = file.read(length)
+    try:
+        tensors = _HEADER_DECODER.decode(header)
+    except msgspec.MsgspecError:
+        return False
+    digest.update(header)
+    for name in sorted(tensors):
+        start, stop = tensors[name].get("data_offsets", (0, 0))
+        for at in (start, (start + stop) // 2, stop - _SAMPLE_BYTES):
+            file.seek(8 + length + max(start, at))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return True
 
 
 def keyspace_of(
@@ -104,10 +124,19 @@ def keyspace_of(
 
 
 def _weights(model: Any, revision: str) -> str:  # noqa: ANN401 - vLLM's ModelConfig
-    """Name weights and effective configuration, overrides included."""
-    settings = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
-    config = hashlib.sha256(settings.encode()).hexdigest()[:16]
-    return f"{revision or _weights_name(model)}/{config}"
+    """
+    Name weights, and what the operator overrides in the model's configuration.
+
+    The live configuration object is left out: models write into it while they load,
+    in the workers and not in the scheduler.
+    """
+    overrides = model.hf_overrides
+    if callable(overrides):
+        text = f"{overrides.__module__}.{overrides.__qualname__}"
+    else:
+        text = json.dumps(overrides or {}, sort_keys=True, default=repr)
+    overridden = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{revision or _weights_name(model)}/{overridden}"
 
 
 def _weights_name(model: Any) -> str:  # noqa: ANN401 - vLLM's ModelConfig

@@ -100,9 +100,17 @@ def _group(
 
 
 def _layer_spec(spec: KVCacheSpec, layer: str) -> KVCacheSpec:
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return spec.kv_cache_specs[layer]
-    return spec
+    if not isinstance(spec, UniformTypeKVCacheSpecs):
+        return spec
+    sizes = {one.page_size_bytes for one in spec.kv_cache_specs.values()}
+    if len(sizes) > 1:
+        # vLLM tells its scheduler of the first layer only.
+        raise LayoutError(
+            f"layer {layer} and others of its group have pages of different sizes, "
+            f"{sorted(sizes)} bytes, which ucm does not map yet. Serve this model "
+            "without kv_connector=UCMConnector"
+        )
+    return spec.kv_cache_specs[layer]
 
 
 def _kind(

@@ -14,18 +14,19 @@ from typing import Any, overload
 import attrs
 
 from ucm.blocks import ShardId, keyspace_prefix
-from ucm.errors import StoreError
+from ucm.errors import LedgerError, MessageError, StoreError
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
 from ucm.metrics import Counters
 from ucm.scheduler.adapter import SchedulerAdapter
-from ucm.scheduler.messages import decode_report, encode
+from ucm.scheduler.messages import StepReport, decode_report, encode
 from ucm.scheduler.requests import Disposition, ScheduledRequest, StepFacts
 from ucm.tracing import (
     HOLD_RELEASED,
     HOLD_TAKEN,
     PREFIX_MATCHED,
+    RUNTIME_FAILED,
     STORE_CLEAR_FAILED,
     STORE_DESCRIBE_FAILED,
 )
@@ -199,12 +200,21 @@ class SchedulerHalf:
         envelope = output.kv_connector_worker_meta
         if isinstance(envelope, ReportEnvelope):
             for payload in envelope.payloads:
-                report = decode_report(payload)
-                self._adapter.apply_report(report)
-                for hold_id in report.released:
-                    self._log.debug(HOLD_RELEASED, hold_id=hold_id, rank=report.rank)
+                self._apply_report(payload)
         self._adapter.loads_finished(output.finished_recving or ())
         self._adapter.deferral_ended(output.finished_sending or ())
+
+    def _apply_report(self, payload: bytes) -> None:
+        """Take one rank's report; one that makes no sense ends our work, not theirs."""
+        try:
+            report = decode_report(payload)
+            self._adapter.apply_report(report)
+        except (MessageError, LedgerError) as exc:
+            self._log.error(RUNTIME_FAILED, error=repr(exc))
+            self._adapter.apply_report(StepReport(rank=0, healthy=False))
+            return
+        for hold_id in report.released:
+            self._log.debug(HOLD_RELEASED, hold_id=hold_id, rank=report.rank)
 
     def finished(self, request_id: str) -> bool:
         """Return whether the engine must keep a finished request's blocks for us."""

@@ -24,6 +24,35 @@ from ucm.tracing import SETTING_UNSAFE, Log, open_log
 __all__ = ["Setup"]
 
 
+def _check_ranks(parallel: Any) -> None:  # noqa: ANN401 - vLLM's ParallelConfig
+    """
+    Refuse shapes in which a block is cut in ways that are not mapped.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    for key in (
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+    ):
+        size = getattr(parallel, key, 1)
+        if size > 1:
+            raise ConfigError(
+                key,
+                size,
+                "blocks that are cut over such ranks cannot be stored yet",
+                "Use tensor parallelism, or serve without kv_connector=UCMConnector.",
+            )
+    if parallel.distributed_executor_backend == "external_launcher":
+        raise ConfigError(
+            "distributed_executor_backend",
+            "external_launcher",
+            "its schedulers hear of one rank only",
+            "Use another back end, or serve without kv_connector=UCMConnector.",
+        )
+
+
 @attrs.frozen(kw_only=True)
 class Setup:
     """
@@ -59,13 +88,7 @@ class Setup:
         config = UCMConfig.from_mapping(transfer.kv_connector_extra_config or {})
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
         parallel = vllm_config.parallel_config
-        if parallel.pipeline_parallel_size > 1:
-            raise ConfigError(
-                "pipeline_parallel_size",
-                parallel.pipeline_parallel_size,
-                "blocks that are cut over pipeline stages cannot be stored yet",
-                "Use tensor parallelism, or serve without kv_connector=UCMConnector.",
-            )
+        _check_ranks(parallel)
         layout = layout_of(kv_cache_config)
         return cls(
             config=config,

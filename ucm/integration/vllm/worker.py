@@ -48,9 +48,17 @@ _DIRECTIONS = {TransferKind.SAVE: Direction.SAVE, TransferKind.LOAD: Direction.L
 
 @attrs.define
 class _Load:
-    """A request that waits for its tickets."""
+    """
+    A request that waits for its tickets.
 
-    waiting: set[TransferId]
+    Args:
+        waiting: Tickets whose end the engine has not been told.
+        settled: Of these, tickets whose outcome was noticed.
+        failed: One of the outcomes was no success.
+    """
+
+    waiting: set[TransferId] = attrs.Factory(set)
+    settled: set[TransferId] = attrs.Factory(set)
     failed: bool = False
 
 
@@ -186,7 +194,7 @@ class WorkerHalf:
         self._loaded_step = plan.step
         self._is_idle = is_idle
         for order in plan.loads:
-            load = self._loads.setdefault(order.request_id, _Load(set()))
+            load = self._loads.setdefault(order.request_id, _Load())
             load.waiting.add(TransferId(order.transfer_id))
         self._submit(plan, plan.loads)
 
@@ -313,18 +321,25 @@ class WorkerHalf:
             self._reading.pop(key, None)
 
     def _load_noticed(self, notice: Notice) -> None:
-        """A load is over when it is settled and nothing writes its blocks any more."""
+        """
+        Take note of a load, which is over when nothing writes its blocks any more.
+
+        Only notices count. A ticket's own outcome may be set already while its notice
+        is still on the way; whoever trusted that would take a failure for a success.
+        """
         ticket, outcome = notice.ticket, notice.outcome
         load = self._loads.get(ticket.request_id)
+        if load is not None and outcome is not None:
+            load.settled.add(ticket.transfer_id)
         if outcome is not None and outcome.kind is not OutcomeKind.COMMITTED:
             self._outbox.failures.append(
                 _failure(ticket, outcome.bad_key, outcome.reason)
             )
             if load is not None:
                 load.failed = True
-        if ticket.outcome is None or not ticket.guard.is_released:
+        if load is None or not ticket.guard.is_released:
             return
-        if load is not None and ticket.transfer_id in load.waiting:
+        if ticket.transfer_id in load.settled & load.waiting:
             load.waiting.discard(ticket.transfer_id)
             self._outbox.loads_done.append(ticket.transfer_id)
 

@@ -64,6 +64,7 @@ class SlabWriteLease(WriteLease):
         self._checksums: list[int | None] = [None] * len(self.keys)
         self._on_end = on_end
         self._has_ended = False
+        self.is_owed = False
 
     def seal(self, start: int, stop: int) -> None:
         """Take the bytes of granted blocks as final; see ``WriteLease``."""
@@ -101,12 +102,21 @@ class SlabWriteLease(WriteLease):
         return len(self.keys)
 
     def discard(self) -> None:
-        """Give the slots back. Does nothing on a lease that has ended."""
+        """
+        Give the slots back. Does nothing on a lease that has ended.
+
+        While another process keeps the index locked they are owed: the store gives
+        them back before it reserves again.
+        """
         if self._has_ended:
             return
         if self.keys and self._slab.is_open:
             self._slab.check()
-            self._slab.index.discard(self._grant, self._slab.owner_id)
+            try:
+                self._slab.index.discard(self._grant, self._slab.owner_id)
+            except StoreUnavailableError:
+                self.is_owed = True
+                return
         self._end()
 
     def _check(self) -> None:

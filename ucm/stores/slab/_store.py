@@ -151,6 +151,10 @@ class SlabStore(Store):
             )
         if len(set(keys)) != len(keys):
             raise ValueError("the keys of a reservation must be distinct")
+        with self._leases_lock:
+            owed = [lease for lease in self._leases if lease.is_owed]
+        for lease in owed:
+            lease.discard()
         batch = slab.index.batch(keys)
         grant = slab.index.reserve(batch, block_bytes, slab.owner_id)
         slots = HostSlots(slab.pool, grant.slots, block_bytes)

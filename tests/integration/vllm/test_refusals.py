@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes and weights that must not be mixed up, found before the engine serves."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ucm.errors import ConfigError
+from ucm.integration.vllm.keyspace import weights_digest
+from ucm.integration.vllm.setup import _check_ranks
+
+PLAIN = {
+    "pipeline_parallel_size": 1,
+    "decode_context_parallel_size": 1,
+    "prefill_context_parallel_size": 1,
+    "distributed_executor_backend": "mp",
+}
+
+
+class TestRanks:
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("pipeline_parallel_size", 2),
+            ("decode_context_parallel_size", 2),
+            ("prefill_context_parallel_size", 4),
+            ("distributed_executor_backend", "external_launcher"),
+        ],
+    )
+    def test_shape_that_is_not_mapped_is_refused(self, key: str, value: object) -> None:
+        """The setting is named before any block could be stored wrongly."""
+        _check_ranks(SimpleNamespace(**PLAIN))
+        with pytest.raises(ConfigError, match=f"{key}={value!r}"):
+            _check_ranks(SimpleNamespace(**PLAIN | {key: value}))
+
+
+def write_tensors(path: Path, tensors: dict[str, bytes]) -> None:
+    """Write a safetensors file."""
+    header, at = {}, 0
+    for name, data in tensors.items():
+        header[name] = {
+            "dtype": "U8",
+            "shape": [len(data)],
+            "data_offsets": [at, at + len(data)],
+        }
+        at += len(data)
+    text = json.dumps(header).encode()
+    path.write_bytes(
+        len(text).to_bytes(8, "little") + text + b"".join(tensors.values())
+    )
+
+
+class TestWeights:
+    @pytest.mark.parametrize("trained", range(40))
+    def test_one_tensor_trained_further_is_another_model(
+        self, tmp_path: Path, trained: int
+    ) -> None:
+        """Whichever tensor of a large file differs, the digest does."""
+        tensors = {f"t{n}": bytes([n]) * 100_000 for n in range(40)}
+        write_tensors(tmp_path / "model.safetensors", tensors)
+        before = weights_digest(tmp_path)
+        tensors[f"t{trained}"] = bytes([99]) * 100_000
+        write_tensors(tmp_path / "model.safetensors", tensors)
+        assert before != weights_digest(tmp_path)
+
+    def test_file_without_a_header_is_read_whole(self, tmp_path: Path) -> None:
+        """A damaged or foreign file counts with every byte."""
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(b"\xff" * 9 + bytes(500_000))
+        before = weights_digest(tmp_path)
+        path.write_bytes(b"\xff" * 9 + bytes(250_000) + b"\x01" + bytes(249_999))
+        assert before != weights_digest(tmp_path)

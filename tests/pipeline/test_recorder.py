@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes known of a ticket when the ways of telling it fail."""
+
+import errno
+import io
+
+import pytest
+import structlog
+
+from tests.rig import BLOCK_BYTES, keys_of, null_log
+from ucm import tracing
+from ucm.blocks import BlockId, BlockSpan, GroupId, RequestId, RowId, TransferId
+from ucm.config import LogConfig
+from ucm.mailbox import Mailbox
+from ucm.metrics import Counters
+from ucm.pipeline.pipeline import Notice, NoticeKind, Recorder
+from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind, Ticket
+from ucm.tracing import Log, open_log
+
+
+def a_ticket(recorder: Recorder, log: Log) -> Ticket:
+    """Return a load of one block."""
+    return Ticket(
+        transfer_id=TransferId(1),
+        direction=Direction.LOAD,
+        request_id=RequestId("r"),
+        generation=1,
+        span=BlockSpan(GroupId(0), (BlockId(1),), keys_of(1)),
+        row_ids=(RowId(0),),
+        block_bytes=BLOCK_BYTES,
+        deadline=0.0,
+        on_release=recorder.released,
+        log=log,
+    )
+
+
+class TestRecorder:
+    def test_engine_hears_of_the_end_although_the_log_breaks(self) -> None:
+        """A log that raises costs its line; the notice is on its way already."""
+
+        def broken(*_: object) -> str:
+            raise OSError("no space left")
+
+        log = structlog.wrap_logger(
+            structlog.ReturnLogger(),
+            processors=[broken],
+            wrapper_class=structlog.make_filtering_bound_logger(20),
+        )
+        mailbox: Mailbox[Notice] = Mailbox()
+        recorder = Recorder(Counters(), mailbox)
+        ticket = a_ticket(recorder, log)
+        with pytest.raises(OSError, match="no space left"):
+            recorder.settle(ticket, Outcome(OutcomeKind.FAILED, "evicted"))
+        kinds = [notice.kind for notice in mailbox.drain()]
+        assert [NoticeKind.RELEASED, NoticeKind.SETTLED] == kinds
+        assert ticket.wait_told(0)
+
+    def test_last_word_is_given_once(self) -> None:
+        """A second outcome changes nothing and is told to nobody."""
+        mailbox: Mailbox[Notice] = Mailbox()
+        recorder = Recorder(Counters(), mailbox)
+        ticket = a_ticket(recorder, null_log())
+        assert recorder.settle(ticket, Outcome(OutcomeKind.FAILED, "evicted"))
+        assert not recorder.settle(ticket, Outcome(OutcomeKind.COMMITTED, committed=1))
+        assert 2 == len(mailbox.drain())
+        assert OutcomeKind.FAILED is ticket.outcome.kind
+
+
+class TestLog:
+    def test_full_disk_under_the_log_is_nobodys_problem(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Lines that cannot be written are lost; whoever logs does not notice."""
+
+        class Full(io.StringIO):
+            def write(self, _: str) -> int:
+                raise OSError(errno.ENOSPC, "no space left")
+
+        monkeypatch.setattr(tracing, "_stream", lambda *_: Full())
+        log = open_log(LogConfig(), "test")
+        for _ in range(3):
+            log.info(tracing.TICKET_SETTLED, blocks=1)
