@@ -135,8 +135,8 @@ class CopyThread:
         finally:
             if not clean:
                 self._dead = f"copy thread {self.name} has died"
+                self._on_death(self._dead)  # first: nobody is to offer any more
                 self._fail_jobs(job)
-                self._on_death(self._dead)
 
     def _fail_jobs(self, current: "_Job[object, object] | None") -> None:
         jobs = [] if current is None else [current]

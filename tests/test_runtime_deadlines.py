@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deadlines and fences of the runtime: who waits for what, and for how long."""
+
+import threading
+
+from tests.rig import keys_of, order, running
+from ucm.pipeline.pipeline import NoticeKind
+from ucm.pipeline.tickets import Direction, OutcomeKind
+from ucm.testing.faults import Fault, FaultPlan, Gate
+
+SAVE, LOAD = Direction.SAVE, Direction.LOAD
+SHORT = {"timeout": {"save": 0.05, "load": 0.05, "fence": 0.02, "shutdown": 0.2}}
+
+
+class TestDeadlines:
+    def test_save_behind_a_hung_store_gives_its_blocks_back(self):
+        """S1-01: a store that hangs costs the save, never the engine's blocks."""
+        gate = Gate()
+        with running(SHORT, FaultPlan(Fault("reserve", gate))) as rig:
+            rig.submit(*(order(n, SAVE, range(n, n + 1), range(1, 2)) for n in (1, 2)))
+            outcomes = rig.settle()
+            assert {"deadline"} == {one.reason for one in outcomes.values()}
+            assert [1, 2] == sorted(rig.told(NoticeKind.RELEASED))
+            gate.open()
+            rig.submit(order(3, SAVE, range(3, 4), range(1, 2)))
+            assert OutcomeKind.COMMITTED is rig.settle()[3].kind
+            assert [False, False, True] == rig.store.contains(keys_of(1, 2, 3))
+            assert 0 == rig.store.stats().reserved_blocks
+
+    def test_save_that_is_still_copying_at_its_deadline_is_never_stored(self):
+        """A copy under way is waited for, its blocks are released when it ended, and
+        what it copied is not committed."""
+        gate = Gate()
+        with running(SHORT, FaultPlan(Fault("gather", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            assert not rig.runtime.flush(0.1)
+            assert [] == rig.told(NoticeKind.RELEASED)
+            gate.open()
+            assert OutcomeKind.CANCELLED is rig.settle()[1].kind
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert 0 == rig.store.match(keys_of(0))
+
+    def test_copy_that_never_ends_is_quarantined_and_never_released(self):
+        """A device copy that overruns every limit keeps its blocks, is reported, and
+        the runtime serves nothing more."""
+        gate = Gate()
+        config = {"timeout": {"save": 0.02, "stuck": 0.02, "shutdown": 0.2}}
+        with running(config, FaultPlan(Fault("gather", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            assert "stuck" == rig.settle()[1].reason
+            assert [1] == rig.told(NoticeKind.QUARANTINED)
+            assert "stuck" in rig.runtime.failure
+            gate.open()
+        assert [] == rig.told(NoticeKind.RELEASED)
+
+    def test_load_behind_a_hung_store_fails_in_time(self):
+        """A load has a deadline: its request is given back for recompute."""
+        gate = Gate()
+        with running(SHORT, FaultPlan(Fault("read", gate))) as rig:
+            rig.submit(order(1, LOAD, range(4), range(20, 24)))
+            assert "deadline" == rig.settle()[1].reason
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            before = rig.content(range(20, 24))
+            gate.open()
+        assert before == rig.content(range(20, 24))
+
+    def test_load_that_lands_after_it_was_given_up_is_told_in_the_end(self):
+        """A load whose copy overruns every limit ends as failed; its blocks are given
+        back when the copy ends after all, so that its request is not kept for ever."""
+        gate = Gate()
+        config = {"timeout": {"load": 0.02, "stuck": 0.02, "shutdown": 2.0}}
+        with running(config, FaultPlan(Fault("scatter", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, LOAD, range(4), range(20, 24)))
+            gate.wait_reached()
+            assert "stuck" == rig.settle()[2].reason
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            gate.open()
+            rig.runtime.close()
+            assert [1, 2] == rig.told(NoticeKind.RELEASED)
+            assert [] == rig.told(NoticeKind.QUARANTINED)
+
+
+class TestFence:
+    def test_fence_waits_for_a_copy_under_way(self):
+        """A fence returns after the copy of its block has ended, and the save counts."""
+        gate = Gate()
+        with running(plan=FaultPlan(Fault("gather", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            threading.Timer(0.02, gate.open).start()
+            rig.runtime.fence([1])
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert 4 == rig.settle()[1].committed
+
+    def test_fenced_save_that_has_not_begun_is_dropped(self):
+        """What still waits when the engine needs the block is dropped and counted."""
+        gate = Gate()
+        with running(SHORT | {}, FaultPlan(Fault("reserve", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            rig.submit(order(2, SAVE, range(4, 8), range(5, 9), request="b"))
+            rig.runtime.fence([2])
+            assert [2] == rig.told(NoticeKind.RELEASED)
+            gate.open()
+            assert OutcomeKind.CANCELLED is rig.settle()[2].kind
+            assert "recycled" == rig.outcomes()[2].reason
+            assert 0 == rig.store.match(keys_of(4))
+
+    def test_torn_copy_is_never_stored(self):
+        """A fence that cannot wait any longer lets the engine go on; the bytes that
+        were being copied are thrown away."""
+        gate = Gate()
+        config = {"timeout": {"fence": 0.01}}
+        with running(config, FaultPlan(Fault("gather", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            gate.wait_reached()
+            rig.runtime.fence([1])
+            rig.fill(range(1, 5), seed=9)
+            gate.open()
+            outcome = rig.settle()[1]
+            assert (OutcomeKind.CANCELLED, "recycled") == (outcome.kind, outcome.reason)
+            assert 0 == rig.store.match(keys_of(0))
+
+    def test_fence_does_not_wait_behind_loads(self):
+        """A save that the engine waits for goes before loads that wait."""
+        gate = Gate()
+        config = {"queue": {"window": 1}}
+        with running(config, FaultPlan(Fault("read", gate))) as rig:
+            rig.submit(order(1, LOAD, range(4), range(20, 24), request="a"))
+            gate.wait_reached()
+            rig.submit(
+                order(2, LOAD, range(4), range(24, 28), request="b"),
+                order(3, SAVE, range(4), range(1, 5), request="c"),
+            )
+            rig.runtime.fence([3])
+            assert 3 in rig.told(NoticeKind.RELEASED)
+            gate.open()
+            assert OutcomeKind.COMMITTED is rig.settle()[3].kind
+
+    def test_fence_waits_only_for_the_saves_it_names(self):
+        """S1-07, S1-17: another request's slow save neither delays a fence nor is
+        touched by it."""
+        gate = Gate()
+        with running(plan=FaultPlan(Fault("seal", gate, nth=2))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, SAVE, range(4, 8), range(5, 9), request="slow"))
+            gate.wait_reached()
+            rig.runtime.fence([1, 77])
+            assert [1] == rig.told(NoticeKind.SETTLED)
+            gate.open()
+            assert 4 == rig.settle()[2].committed
