@@ -160,6 +160,7 @@ class Counters:
         self._lock = threading.Lock()
         self._totals: dict[str, float] = {}
         self._gauges: dict[str, float] = {}
+        self._gauge_changed = False
         self._fresh: dict[str, float] = {}
         self._observed: dict[str, list[float]] = {}
 
@@ -176,6 +177,7 @@ class Counters:
         """Set a gauge."""
         key = sample_key(name, {})
         with self._lock:
+            self._gauge_changed |= self._gauges.get(key) != value
             self._gauges[key] = value
 
     def observe(self, name: str, value: float) -> None:
@@ -201,12 +203,12 @@ class Counters:
         """
         Return and forget what is new: counter deltas, gauges, observations.
 
-        Empty when nothing happened since the last call, apart from gauges that are
-        told only together with something new.
+        Empty when nothing happened since the last call.
         """
         with self._lock:
-            if not self._fresh and not self._observed:
+            if not (self._fresh or self._observed or self._gauge_changed):
                 return {}
+            self._gauge_changed = False
             taken: dict[str, dict[str, object]] = {
                 "counters": dict(self._fresh),
                 "gauges": dict(self._gauges),

@@ -4,8 +4,8 @@ The pipeline: queue, lanes and copy threads put together on one event loop.
 
 Threading: ``run`` and everything it calls stay on the loop thread. ``offer`` and
 ``promote`` come from the engine's thread and only touch the queue, which has its own
-lock. Notices for the engine go through the mailbox, in the order *released* (or
-*quarantined*), then *settled*, once each.
+lock. Notices for the engine go through the mailbox, once each: *released* (or
+*quarantined*), and *settled*; while a copy is under way the latter may come first.
 """
 
 import asyncio
@@ -133,8 +133,15 @@ class Recorder:
         ticket.guard.revoke(outcome.reason or "settled")
         # First of all: whatever goes wrong below, the engine must hear of it.
         self._mailbox.put(Notice(NoticeKind.SETTLED, ticket, outcome))
-        ticket.mark_told()
-        self._count(ticket, outcome)
+        try:
+            self._count(ticket, outcome)
+            self._write_line(ticket, outcome)
+        finally:
+            ticket.mark_told()
+        return True
+
+    def _write_line(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Write the one canonical line of a ticket."""
         stages = ticket.stage_seconds.copy()  # a copy job may still add to it
         seconds = {f"{name}_s": round(spent, 6) for name, spent in stages.items()}
         ticket.log.info(
@@ -149,7 +156,6 @@ class Recorder:
             total_s=round(time.monotonic() - ticket.accepted_at, 6),
             **seconds,
         )
-        return True
 
     def _count(self, ticket: Ticket, outcome: Outcome) -> None:
         direction = ticket.direction.value

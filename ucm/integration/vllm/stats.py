@@ -30,7 +30,7 @@ class UCMStats(KVConnectorStats):
         self.data.clear()
 
     def aggregate(self, other: KVConnectorStats) -> "UCMStats":
-        """Add another's numbers: counters and held blocks add up, health is the worst."""
+        """Add another's numbers; of a gauge the lower: health is the worst rank's."""
         mine, theirs = self.data, other.data
         counters = dict(mine.get("counters", {}))
         for key, amount in theirs.get("counters", {}).items():
@@ -66,7 +66,7 @@ class UCMStats(KVConnectorStats):
 
     def is_empty(self) -> bool:
         """Return whether nothing happened."""
-        return not self.data.get("counters") and not self.data.get("histograms")
+        return not any(self.data.values())
 
 
 def stats_of(counters: Counters) -> UCMStats | None:

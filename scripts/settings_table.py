@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the table of settings between the markers of README.md, from ``ucm.config``."""
+
+import enum
+from pathlib import Path
+
+import attrs
+
+from ucm.config import UCMConfig
+
+__all__ = ["ROOT", "render", "rewrite"]
+
+ROOT = Path(__file__).resolve().parents[1]
+_BEGIN, _END = "<!-- settings: begin -->", "<!-- settings: end -->"
+_SHOWN = {"store.path": "`/dev/shm/ucm-<user id>`"}
+"""Defaults that differ from machine to machine, as the table shows them."""
+
+
+def render() -> str:
+    """Return the table: one line per key with its default and help."""
+    lines = ["| key | default | says |", "|---|---|---|"]
+    lines.extend(_lines(UCMConfig(), ""))
+    return "\n".join(lines)
+
+
+def rewrite(text: str) -> str:
+    """
+    Return *text* with the table between its markers made anew.
+
+    Raises:
+        ValueError: A marker is missing.
+    """
+    for marker in (_BEGIN, _END):
+        if marker not in text:
+            raise ValueError(f"no marker {marker!r}")
+    before, rest = text.split(_BEGIN, 1)
+    _, after = rest.split(_END, 1)
+    return f"{before}{_BEGIN}\n{render()}\n{_END}{after}"
+
+
+def _lines(section: attrs.AttrsInstance, prefix: str) -> list[str]:
+    lines: list[str] = []
+    for field in attrs.fields(type(section)):
+        key, value = f"{prefix}{field.name}", getattr(section, field.name)
+        if attrs.has(type(value)):
+            lines.extend(_lines(value, f"{key}."))
+            continue
+        shown = _SHOWN.get(
+            key, _show(value, is_size=field.metadata["read"] is not None)
+        )
+        lines.append(f"| `{key}` | {shown} | {field.metadata['help']} |")
+    return lines
+
+
+def _show(value: object, *, is_size: bool) -> str:
+    """Return a default as a person would write it in JSON."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if is_size and isinstance(value, int):
+        power = max(p for p in range(5) if not value % 1024**p)
+        return f"`{value // 1024**power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}`"
+    return f"`{value}`" if value != "" else "empty"
+
+
+def main() -> None:
+    """Bring README.md up to date."""
+    path = ROOT / "README.md"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(rewrite(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

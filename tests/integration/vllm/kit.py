@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hand-made configurations of an engine, for tests that start none."""
+
+from types import SimpleNamespace
+
+import torch
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+)
+
+NUM_BLOCKS = 10
+SHAPE = {"num_kv_heads": 2, "head_size": 8, "dtype": torch.float16}
+
+
+def full(block_size: int = 16, **options) -> FullAttentionSpec:
+    """Return a full-attention spec; 1024 bytes per page of 16 tokens."""
+    return FullAttentionSpec(block_size, **(SHAPE | options))
+
+
+def window(tokens: int = 24, block_size: int = 16) -> SlidingWindowSpec:
+    """Return a sliding-window spec."""
+    return SlidingWindowSpec(block_size, sliding_window=tokens, **SHAPE)
+
+
+def cache_config(
+    *groups: tuple[list[str], KVCacheSpec],
+    tensors: list[KVCacheTensor] | None = None,
+    **options,
+) -> KVCacheConfig:
+    """
+    Return a cache configuration, by default with all layers in one allocation.
+
+    Args:
+        groups: Layer names and spec of each group.
+        tensors: Placement, where it is not layer behind layer.
+        options: Other fields of vLLM's class.
+    """
+    layers = [name for names, _ in groups for name in names]
+    page = groups[0][1].page_size_bytes
+    behind = KVCacheTensor(
+        size=len(layers) * NUM_BLOCKS * page,
+        layers=layers,
+        layer_stride=NUM_BLOCKS * page,
+        block_stride=page,
+    )
+    return KVCacheConfig(
+        num_blocks=NUM_BLOCKS,
+        kv_cache_tensors=tensors or [behind],
+        kv_cache_groups=[KVCacheGroupSpec(names, spec) for names, spec in groups],
+        **options,
+    )
+
+
+def plain_cache() -> KVCacheConfig:
+    """Return one group of two full-attention layers."""
+    return cache_config((["a", "b"], full()))
+
+
+def engine_config(model_dir: str, **extra: object) -> SimpleNamespace:
+    """Return what the door reads of a ``VllmConfig``; *extra* is ours."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            model=model_dir,
+            dtype=torch.float16,
+            quantization=None,
+            revision=None,
+            hf_overrides={},
+        ),
+        cache_config=SimpleNamespace(
+            cache_dtype="auto", prefix_caching_hash_algo="sha256"
+        ),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            distributed_executor_backend="mp",
+        ),
+        device_config=SimpleNamespace(device_type="cpu"),
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_extra_config=extra, kv_load_failure_policy="recompute"
+        ),
+    )

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both halves of the connector hand in hand, over a slab and without an engine."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.integration.vllm.kit import NUM_BLOCKS, engine_config, plain_cache
+from ucm.errors import ConfigError, DeviceError, LayoutError, MessageError
+from ucm.integration.vllm.messages import RankHandshake, plan_in
+from ucm.integration.vllm.scheduler import SchedulerHalf
+from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.worker import WorkerHalf
+
+PAGE = 1024
+HASHES = [bytes([number]) * 32 for number in range(1, 9)]
+
+
+def request(name, blocks=3):
+    """Return a request of whole blocks; equal prefixes have equal hashes."""
+    return SimpleNamespace(
+        request_id=name, num_tokens=16 * blocks, block_hashes=HASHES[:blocks]
+    )
+
+
+class Engine:
+    """What an engine does with a connector, step by step, for one rank."""
+
+    def __init__(self, setup):
+        self.scheduler = SchedulerHalf(setup)
+        self.worker = WorkerHalf(setup, 0, "cpu")
+        self.memory = torch.zeros((2, NUM_BLOCKS, PAGE), dtype=torch.uint8)
+
+    def register(self):
+        """Hand over the KV cache."""
+        self.worker.register(dict(zip("ab", self.memory, strict=True)))
+
+    def plan(self, new=(), blocks=(), preempted=()):
+        """Return the plan of a step that schedules *new* requests whole."""
+        output = SimpleNamespace(
+            preempted_req_ids=set(preempted),
+            kv_connector_block_state=SimpleNamespace(
+                get_block_ids=lambda _: [list(blocks)]
+            ),
+            scheduled_new_reqs=[
+                SimpleNamespace(
+                    req_id=one.request_id,
+                    num_computed_tokens=0,
+                    block_ids=[list(blocks)],
+                )
+                for one in new
+            ],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[], resumed_req_ids=set(), num_computed_tokens=[]
+            ),
+            num_scheduled_tokens={one.request_id: one.num_tokens for one in new},
+        )
+        return self.scheduler.plan(output)
+
+    def work(self, plan, times=1):
+        """Carry a plan out and wait for its end; return what is finished."""
+        worker = self.worker
+        worker.fence(plan)
+        worker.bind(plan)
+        for _ in range(times):
+            worker.start_loads(is_idle=True)
+            worker.submit_saves()
+        worker.clear()
+        sent, received, failed = worker.finished()
+        while worker.counts()["open"]:
+            worker._runtime.wait_for_notice(5)
+            for told, new in zip(
+                (sent, received, failed), worker.finished(), strict=True
+            ):
+                told |= new
+        self.scheduler.apply(
+            SimpleNamespace(
+                kv_connector_worker_meta=worker.report(),
+                finished_recving=received,
+                finished_sending=sent,
+            )
+        )
+        return sent, received, failed
+
+    def save(self, name="r", blocks=(1, 2, 3)):
+        """Compute a request of three blocks and save it."""
+        one = request(name)
+        self.scheduler.match(one, 0)
+        self.scheduler.allocated(one, [list(blocks)], 0)
+        self.work(self.plan([one], blocks))
+        return self.scheduler.finished(name)
+
+    def load(self, name="s", blocks=(5, 6, 7)):
+        """Load what is stored of a request; return what is finished."""
+        one = request(name)
+        tokens, parked = self.scheduler.match(one, 0)
+        assert (48, True) == (tokens, parked)
+        self.scheduler.allocated(one, [list(blocks)], tokens)
+        return self.work(self.plan())
+
+    def idle(self):
+        """Tell whether no per-request container has anything left."""
+        counts = {**self.scheduler.counts(), **self.worker.counts()}
+        return not any(counts.values())
+
+
+def make_setup(tmp_path, **config):
+    """Return a setup over a small slab."""
+    extra = {"store": {"path": str(tmp_path / "slab"), "capacity": "1MiB"}, **config}
+    model = engine_config(str(tmp_path), weights_revision="r", **extra)
+    return Setup.of(model, plain_cache())
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """Return both halves, with the KV cache registered."""
+    engine = Engine(make_setup(tmp_path))
+    with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
+        engine.register()
+        yield engine
+
+
+class TestTogether:
+    def test_saved_prefix_is_found_and_loaded(self, engine):
+        """What one request computed is loaded for the next, byte for byte, and
+        nothing is left of either."""
+        engine.memory[:, 1:4] = torch.arange(6).reshape(2, 3, 1) + 7
+        assert (0, False) == engine.scheduler.match(request("q"), 0)
+        assert not engine.save()
+        assert (set(), {"s"}, set()) == engine.load()
+        assert torch.equal(engine.memory[:, 1:4], engine.memory[:, 5:8])
+        engine.scheduler.finished("s")
+        engine.scheduler.finished("q")
+        assert engine.idle()
+        engine.worker.close()  # behind it no thread counts any more
+        told = engine.worker.stats().reduce()
+        assert (3, 3) == (
+            told["ucm_saved_blocks_total"],
+            told["ucm_loaded_blocks_total"],
+        )
+        assert 48 == engine.scheduler.stats().reduce()["ucm_matched_tokens_total"]
+        assert engine.worker.stats() is None
+
+    def test_each_plan_is_carried_out_once(self, engine):
+        """S2-08: hooks that are called again with the same plan do nothing more."""
+        one = request("r")
+        engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+        engine.work(engine.plan([one], [1, 2, 3]), times=3)
+        assert 3 == engine.worker._counters.total("ucm_offered_blocks_total")
+
+    def test_failed_load_is_told_as_received_and_failed(self, engine):
+        """S4-15: a load that fails is told once, in both, and blamed in the report."""
+        engine.save()
+        one = request("s")
+        tokens, _ = engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[5, 6, 7]], tokens)
+        plan = engine.plan()
+        engine.worker._store.clear(b"")
+        assert (set(), {"s"}, {"s"}) == engine.work(plan)
+        assert (set(), set(), set()) == engine.worker.finished()
+        assert (0, False) == engine.scheduler.match(request("t"), 0)
+
+    def test_reset_forgets_and_goes_on_under_new_keys(self, engine):
+        """After a reset nothing is found, and what is saved then is found again."""
+        engine.save()
+        assert engine.scheduler.reset_cache()
+        assert (0, False) == engine.scheduler.match(request("q"), 0)
+        engine.save("r2")
+        assert (set(), {"s"}, set()) == engine.load()
+
+    def test_failed_runtime_is_told_once_and_plans_end(self, engine):
+        """S2-13: a worker that serves nothing more says so, and is asked for nothing."""
+        engine.worker._runtime._fail("test")
+        one = request("r")
+        engine.work(engine.plan())
+        engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+        assert plan_in(engine.plan([one], [1, 2, 3])).is_empty
+        assert engine.worker.report() is None
+
+
+class TestStart:
+    def test_unknown_device_is_refused(self, tmp_path):
+        """A device that nobody can copy from stops the start."""
+        with pytest.raises(ConfigError, match="device"):
+            WorkerHalf(make_setup(tmp_path), 0, "tpu")
+
+    def test_ranks_must_agree_with_the_scheduler(self, engine):
+        """A rank of another key space is refused; an equal one passes."""
+        engine.scheduler.compare_ranks([engine.worker.handshake()])
+        with pytest.raises(LayoutError):
+            engine.scheduler.compare_ranks([RankHandshake(bytes(16))])
+
+    def test_foreign_plan_is_refused(self, engine):
+        """S1-10: neither fence nor bind takes another connector's metadata."""
+        for hook in (engine.worker.fence, engine.worker.bind):
+            with pytest.raises(MessageError):
+                hook(object())
+
+    def test_orders_before_the_cache_are_an_error(self, tmp_path):
+        """Orders that come before register_kv_caches name what is missing; without a
+        runtime nothing is finished, and close lets go of the store."""
+        engine = Engine(make_setup(tmp_path))
+        with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
+            one = request("r")
+            engine.scheduler.match(one, 0)
+            engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+            engine.worker.bind(engine.plan([one], [1, 2, 3]))
+            with pytest.raises(DeviceError, match="register_kv_caches"):
+                engine.worker.submit_saves()
+            assert (set(), set(), set()) == engine.worker.finished()
+            assert engine.worker.report() is None

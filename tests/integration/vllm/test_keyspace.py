@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine stores under: equal where bytes may be shared, different elsewhere."""
+
+import json
+import shutil
+from functools import partial
+
+import pytest
+import torch
+import vllm
+
+from tests.integration.vllm.kit import (
+    cache_config,
+    engine_config,
+    full,
+    plain_cache,
+)
+from ucm.errors import ConfigError
+from ucm.integration.vllm.keyspace import (
+    check_hash_algorithm,
+    keyspace_of,
+    weights_digest,
+)
+from ucm.integration.vllm.layout import layout_of
+
+TENSORS = {"a": (0, 1 << 20), "b": (1 << 20, 3 << 20), "c": (3 << 20, (3 << 20) + 8)}
+HEADER = json.dumps(
+    {
+        "__metadata__": {"format": "pt"},
+        **{
+            name: {
+                "dtype": "U8",
+                "shape": [stop - start],
+                "data_offsets": [start, stop],
+            }
+            for name, (start, stop) in TENSORS.items()
+        },
+    }
+).encode()
+DATA = 8 + len(HEADER)
+SAFETENSORS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(TENSORS["c"][1])
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Return a model directory with two weight files and other files beside them."""
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text('{"num_layers": 2}')
+    (path / "README.md").write_text("about")
+    (path / "one.safetensors").write_bytes(SAFETENSORS)
+    (path / "two.bin").write_bytes(b"\1" * 100)
+    (path / "odd.safetensors").write_bytes(b"\1" * 100)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_seed(monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+
+
+def change_byte(path, at):
+    """Change one byte of a file and leave its size."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff")
+
+
+class TestWeightsDigest:
+    def test_copy_in_another_directory_is_equal(self, model, tmp_path):
+        """The same files elsewhere, with other times, have the same digest."""
+        copy = tmp_path / "elsewhere" / "copy"
+        shutil.copytree(model, copy, copy_function=shutil.copyfile)
+        assert weights_digest(model) == weights_digest(copy)
+
+    def test_files_beside_the_weights_do_not_count(self, model):
+        """What decides no byte of the cache may change freely."""
+        before = weights_digest(model)
+        (model / "README.md").write_text("changed")
+        assert before == weights_digest(model)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda path: change_byte(path / "one.safetensors", DATA),
+            lambda path: change_byte(path / "one.safetensors", DATA + (1 << 20) - 1),
+            lambda path: change_byte(path / "one.safetensors", DATA + (2 << 20)),
+            lambda path: change_byte(path / "one.safetensors", DATA + (3 << 20) + 3),
+            lambda path: change_byte(path / "one.safetensors", DATA - 3),
+            lambda path: change_byte(path / "odd.safetensors", 50),
+            lambda path: change_byte(path / "two.bin", 50),
+            lambda path: (path / "two.bin").write_bytes(b"\1" * 101),
+            lambda path: (path / "two.bin").rename(path / "zwei.bin"),
+            lambda path: (path / "two.bin").unlink(),
+            lambda path: (path / "three.bin").write_bytes(b""),
+            lambda path: (path / "config.json").write_text('{"num_layers": 3}'),
+            lambda path: (path / "config.json").unlink(),
+        ],
+        ids=[
+            *("begin-a", "end-a", "middle-b", "small-c", "header", "no-header"),
+            *("other-format", "size", "renamed", "gone", "added"),
+            *("config", "no-config"),
+        ],
+    )
+    def test_changed_weights_are_others(self, model, change):
+        """X-08: a byte at a tensor's beginning, middle or end, a header, a name, a
+        size, a byte of another format or the configuration makes another digest."""
+        before = weights_digest(model)
+        change(model)
+        assert before != weights_digest(model)
+
+
+class TestHashAlgorithm:
+    @pytest.mark.parametrize("name", ["sha256", "sha256_cbor"])
+    def test_portable_algorithm_is_taken(self, name):
+        """Hashes of these are the same in every process."""
+        check_hash_algorithm(name)
+
+    def test_random_hashes_are_refused_with_the_setting_to_change(self):
+        """Hits across processes work or fail loudly at start-up, with the remedy."""
+        with pytest.raises(ConfigError) as caught:
+            check_hash_algorithm("xxhash")
+        assert "prefix_caching_hash_algo" == caught.value.key
+        assert "--prefix-caching-hash-algo sha256" in caught.value.remedy
+        assert "PYTHONHASHSEED" in caught.value.remedy
+
+    def test_hash_seed_makes_any_algorithm_portable(self, monkeypatch):
+        """A seed that is fixed for all processes is enough."""
+        monkeypatch.setenv("PYTHONHASHSEED", "7")
+        check_hash_algorithm("xxhash")
+
+
+def derive(config, cache=None, revision=""):
+    """Return an engine's key space."""
+    return keyspace_of(config, layout_of(cache or plain_cache()), revision)
+
+
+def settings(part, **changes):
+    """Return a change of some fields of one part of an engine's configuration."""
+
+    def change(config):
+        for name, value in changes.items():
+            assert hasattr(getattr(config, part), name)
+            setattr(getattr(config, part), name, value)
+
+    return change
+
+
+CHANGES = {
+    "dtype": (settings("model_config", dtype=torch.bfloat16), "kv_dtype"),
+    "quantization": (settings("model_config", quantization="fp8"), "kv_dtype"),
+    "overrides": (
+        settings("model_config", hf_overrides={"rope_theta": 1}),
+        "weights",
+    ),
+    "override-function": (settings("model_config", hf_overrides=len), "weights"),
+    "cache_dtype": (settings("cache_config", cache_dtype="fp8"), "kv_dtype"),
+    "hash": (
+        settings("cache_config", prefix_caching_hash_algo="sha256_cbor"),
+        "hash_algorithm",
+    ),
+    "tp": (settings("parallel_config", tensor_parallel_size=2), "parallel"),
+    "pp": (settings("parallel_config", pipeline_parallel_size=2), "parallel"),
+    "dcp": (settings("parallel_config", decode_context_parallel_size=2), "parallel"),
+    "pcp": (settings("parallel_config", prefill_context_parallel_size=2), "parallel"),
+    "device": (settings("device_config", device_type="cuda"), "engine"),
+}
+
+
+class TestKeyspace:
+    def test_model_in_another_place_is_equal(self, model, tmp_path):
+        """Where a model lies is not what it is: a copy under the same name shares."""
+        copy = tmp_path / "elsewhere" / "model"
+        shutil.copytree(model, copy)
+        first, second = map(derive, map(engine_config, (str(model), str(copy))))
+        assert {} == first.diff(second)
+        assert first.digest == second.digest
+
+    @pytest.mark.parametrize("name", CHANGES)
+    def test_each_setting_moves_its_field_and_the_digest(self, model, name):
+        """X-08: whatever decides the bytes makes another key space, in its field."""
+        change, field = CHANGES[name]
+        plain, changed = (engine_config(str(model)) for _ in range(2))
+        change(changed)
+        first, second = derive(plain), derive(changed)
+        assert {field} == set(first.diff(second))
+        assert first.digest != second.digest
+
+    def test_cache_shape_moves_the_layout(self, model):
+        """X-08: another block size is another layout and another hash length."""
+        plain = derive(engine_config(str(model)))
+        other = derive(engine_config(str(model)), cache_config((["a", "b"], full(32))))
+        assert {"layout", "block_tokens"} == set(plain.diff(other))
+
+    def test_hash_seed_moves_the_hash_algorithm(self, model, monkeypatch):
+        """X-08: block hashes under another seed are others."""
+        plain = derive(engine_config(str(model)))
+        monkeypatch.setenv("PYTHONHASHSEED", "7")
+        assert {"hash_algorithm"} == set(plain.diff(derive(engine_config(str(model)))))
+
+    def test_engine_release_moves_the_engine(self, model, monkeypatch):
+        """X-08: another minor release may lay out pages in another way."""
+        plain = derive(engine_config(str(model)))
+        monkeypatch.setattr(vllm, "__version__", "0.33.1")
+        assert {"engine"} == set(plain.diff(derive(engine_config(str(model)))))
+
+    def test_changed_weights_move_the_weights(self, model):
+        """X-08: the same name over other weights shares nothing."""
+        plain = derive(engine_config(str(model)))
+        change_byte(model / "one.safetensors", DATA)
+        assert {"weights"} == set(plain.diff(derive(engine_config(str(model)))))
+
+    def test_operators_name_stands_for_the_weights(self, model):
+        """A named revision is not derived from files, but still covers overrides."""
+        named = partial(derive, revision="r1")
+        plain = named(engine_config(str(model)))
+        change_byte(model / "one.safetensors", DATA)
+        assert {} == plain.diff(named(engine_config(str(model))))
+        changed = engine_config(str(model))
+        changed.model_config.hf_overrides = {"rope_theta": 1}
+        assert {"weights"} == set(plain.diff(named(changed)))
+        other = derive(engine_config(str(model)), revision="r2")
+        assert {"weights"} == set(plain.diff(other))
+
+    def test_weights_that_cannot_be_told_apart_are_refused(self, monkeypatch, tmp_path):
+        """A model without files here is refused with the setting that names it."""
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        with pytest.raises(ConfigError) as caught:
+            derive(engine_config("nobody/has-this-model"))
+        assert "weights_revision" == caught.value.key
+
+    def test_model_of_the_hub_is_found_in_its_cache(self, model, monkeypatch):
+        """A model that is given by name is told apart by the files of its snapshot."""
+        monkeypatch.setattr(
+            "huggingface_hub.try_to_load_from_cache",
+            lambda *_, **__: str(model / "config.json"),
+        )
+        by_name = derive(engine_config("somebody/model"))
+        assert {} == by_name.diff(derive(engine_config(str(model))))

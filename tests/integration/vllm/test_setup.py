@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is found wrong before the engine serves its first request."""
+
+import pytest
+import structlog
+import vllm
+
+from tests.integration.vllm.kit import engine_config, plain_cache
+from ucm.errors import ConfigError, LayoutError
+from ucm.integration.vllm.setup import Setup
+from ucm.stores.abc import Store
+
+
+def setup(tmp_path, change=lambda config: None, **extra):
+    """Derive a setup from a plain configuration, changed."""
+    extra = {"weights_revision": "r1", **extra}
+    config = engine_config(str(tmp_path), **extra)
+    change(config)
+    return Setup.of(config, plain_cache())
+
+
+class TestSetup:
+    def test_engine_is_taken_as_it_is(self, tmp_path):
+        """Both halves get layout, ranks and blocks from the engine."""
+        made = setup(tmp_path)
+        assert (1, 10, True) == (made.num_ranks, made.num_blocks, made.recomputes)
+        assert made.keyspace.digest == setup(tmp_path).keyspace.digest
+
+    def test_no_settings_at_all_are_the_defaults(self, tmp_path):
+        """An engine without our settings passes none, not an empty mapping."""
+
+        def unset(config):
+            config.kv_transfer_config.kv_connector_extra_config = None
+
+        assert "slab" == setup(tmp_path, unset).config.store.type
+
+    @pytest.mark.parametrize(
+        ("change", "key"),
+        [
+            (
+                lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2),
+                "pipeline_parallel_size",
+            ),
+            (
+                lambda c: setattr(c.cache_config, "prefix_caching_hash_algo", "xxhash"),
+                "prefix_caching_hash_algo",
+            ),
+            (
+                lambda c: c.kv_transfer_config.kv_connector_extra_config.update(stor=1),
+                "stor",
+            ),
+        ],
+    )
+    def test_unusable_engine_is_refused_by_the_settings_name(
+        self, tmp_path, monkeypatch, change, key
+    ):
+        """X-09: whatever cannot work stops the start with the name to change."""
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        with pytest.raises(ConfigError) as caught:
+            setup(tmp_path, change)
+        assert key == caught.value.key
+
+    def test_unknown_engine_is_refused_first(self, tmp_path, monkeypatch):
+        """Nothing of an engine is read whose release is not known."""
+        monkeypatch.setattr(vllm, "__version__", "0.31.0")
+        with pytest.raises(ConfigError, match="vllm"):
+            Setup.of(None, None)
+
+    def test_span_holds_at_least_one_block(self, tmp_path):
+        """Spans are as large as set, and never smaller than a block."""
+        block = setup(tmp_path).layout.max_block_bytes
+        for nbytes, blocks in ((1, 1), (3 * block, 3), (4 * block - 1, 3)):
+            made = setup(tmp_path, queue={"span_bytes": nbytes})
+            assert {0: blocks} == made.span_blocks
+
+
+class TestStore:
+    def test_store_is_opened_for_the_layouts_blocks(self, tmp_path):
+        """The configured store takes blocks of this engine's size."""
+        made = setup(tmp_path, store={"path": str(tmp_path / "s"), "capacity": "4MiB"})
+        with made.open_store(index_only=False) as store:
+            assert isinstance(store, Store)
+            assert store.capabilities.max_block_bytes >= made.layout.max_block_bytes
+
+    @pytest.mark.parametrize(
+        ("name", "told"), [("memory", "not shared"), ("x", "slab")]
+    )
+    def test_store_that_cannot_serve_is_refused(self, tmp_path, name, told):
+        """X-09: a store that the engine's processes would not share is refused, and so
+        is one that nobody registered."""
+        with pytest.raises(ConfigError, match=told) as caught:
+            setup(tmp_path, store={"type": name}).open_store(index_only=True)
+        assert "store.type" == caught.value.key
+
+
+class TestDigest:
+    def test_rank_of_another_key_space_is_refused(self, tmp_path):
+        """Ranks that would store where nobody looks stop the start."""
+        made = setup(tmp_path)
+        made.check_digest(made.keyspace.digest)
+        with pytest.raises(LayoutError, match="00" * 16):
+            made.check_digest(bytes(16))
+
+
+class TestLog:
+    @pytest.mark.parametrize(
+        ("policy", "role", "warned"),
+        [
+            ("fail", "scheduler", 1),
+            ("fail", "worker-0", 0),
+            ("recompute", "scheduler", 0),
+        ],
+    )
+    def test_policy_that_costs_output_is_warned_of_once(
+        self, tmp_path, policy, role, warned
+    ):
+        """An engine that fails requests on a failed load says so once, in its log."""
+
+        def choose(config):
+            config.kv_transfer_config.kv_load_failure_policy = policy
+
+        made = setup(tmp_path, choose)
+        structlog.configure()
+        try:
+            with structlog.testing.capture_logs() as events:
+                made.open_log(role)
+        finally:
+            structlog.reset_defaults()
+        assert warned == len(events)
+        assert all("kv_load_failure_policy" == event["key"] for event in events)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the pipeline share: tickets, fences and an asynchronous device."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+from tests.rig import BLOCK_BYTES, keys_of, null_log
+from ucm.blocks import (
+    BlockId,
+    BlockSpan,
+    GroupId,
+    RequestId,
+    RowId,
+    TransferId,
+)
+from ucm.devices.abc import Fence
+from ucm.devices.cpu import CPUDevice
+from ucm.devices.events import DoneFence
+from ucm.pipeline.tickets import Direction, Item, Ticket
+from ucm.plan import HostSlots
+
+TIMEOUT = 10.0
+
+
+def make_ticket(
+    transfer_id: int = 1,
+    direction: Direction = Direction.SAVE,
+    request: str = "r",
+    *,
+    num_blocks: int = 1,
+    block_bytes: int = BLOCK_BYTES,
+    row_ids: Sequence[int] = (0,),
+    lasts: float = 60.0,
+    on_release: Callable[[Ticket], None] = lambda _: None,
+) -> Ticket:
+    """Return a ticket that ends in *lasts* seconds."""
+    blocks = range(transfer_id, transfer_id + num_blocks)
+    return Ticket(
+        transfer_id=TransferId(transfer_id),
+        direction=direction,
+        request_id=RequestId(request),
+        generation=1,
+        span=BlockSpan(GroupId(0), tuple(map(BlockId, blocks)), keys_of(*blocks)),
+        row_ids=tuple(map(RowId, row_ids)),
+        block_bytes=block_bytes,
+        deadline=time.monotonic() + lasts,
+        on_release=on_release,
+        log=null_log(),
+    )
+
+
+def make_item(ticket: Ticket) -> Item:
+    """Return the one item of a whole-block ticket, ready to go."""
+    return Item(ticket, tuple(ticket.rows_left), DoneFence())
+
+
+class HandFence(Fence):
+    """
+    A fence that the test opens.
+
+    Args:
+        copy: What happens on the device just before it opens.
+    """
+
+    def __init__(self, copy: Callable[[], object] = lambda: None) -> None:
+        self._copy = copy
+        self._done = threading.Event()
+
+    def open(self) -> None:
+        """Let the device come to this fence."""
+        self._copy()
+        self._done.set()
+
+    def is_done(self) -> bool:
+        """Return whether it was opened."""
+        return self._done.is_set()
+
+    def wait(self, timeout: float) -> bool:
+        """Block until it is opened."""
+        return self._done.wait(timeout)
+
+
+class AsyncDevice(CPUDevice):
+    """
+    A device whose copies happen when their fence is opened.
+
+    Args:
+        num_blocks: Blocks in the engine's pool.
+        on_fence: Called with each new fence; otherwise the test takes them from
+            ``next_fence``.
+    """
+
+    is_synchronous = False
+
+    def __init__(
+        self, num_blocks: int, on_fence: Callable[[HandFence], None] | None = None
+    ) -> None:
+        super().__init__(num_blocks)
+        self._fences: SimpleQueue[HandFence] = SimpleQueue()
+        self._on_fence = on_fence or self._fences.put
+        self.on_copy: Callable[[], None] = lambda: None
+        """Called on the copy thread when a copy has begun."""
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether there is a fence that the test has not taken."""
+        return not self._fences.empty()
+
+    def next_fence(self) -> HandFence:
+        """Block the test until the device was asked for a copy; return its fence."""
+        return self._fences.get(timeout=TIMEOUT)
+
+    def gather(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        block_ids: Sequence[BlockId],
+        slots: HostSlots,
+    ) -> Fence:
+        """Check now, copy when the fence opens."""
+        group, _ = self._check_copy(group_id, block_ids, slots)
+        group.tables(row_ids)
+        copy = super().gather
+        return self._later(lambda: copy(group_id, row_ids, block_ids, slots))
+
+    def scatter(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        slots: HostSlots,
+        block_ids: Sequence[BlockId],
+    ) -> Fence:
+        """Check now, copy when the fence opens."""
+        group, _ = self._check_copy(group_id, block_ids, slots)
+        group.tables(row_ids)
+        copy = super().scatter
+        return self._later(lambda: copy(group_id, row_ids, slots, block_ids))
+
+    def _later(self, copy: Callable[[], object]) -> Fence:
+        fence = HandFence(copy)
+        self.on_copy()
+        self._on_fence(fence)
+        return fence

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole pipeline over a device whose copies end when the test says so."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+import torch
+
+from tests.pipeline.kit import TIMEOUT, AsyncDevice, HandFence
+from tests.rig import (
+    BLOCK_BYTES,
+    LAYERS,
+    LAYOUT,
+    NUM_BLOCKS,
+    NUM_ROWS,
+    PAGE_BYTES,
+    Rig,
+    keys_of,
+    null_log,
+    order,
+)
+from ucm.blocks import TransferId
+from ucm.config import UCMConfig
+from ucm.errors import DeviceError
+from ucm.metrics import Counters
+from ucm.pipeline.pipeline import NoticeKind
+from ucm.pipeline.tickets import Direction, OutcomeKind
+from ucm.runtime import Runtime
+from ucm.stores.memory import MemoryStore
+from ucm.testing.device_contract import DeviceContract
+from ucm.testing.faults import FaultPlan
+
+SAVE, LOAD = Direction.SAVE, Direction.LOAD
+
+
+@pytest.mark.slow
+class TestContract(DeviceContract):
+    """The fake is a device: its copies merely end later, on another thread."""
+
+    def make_device(self, num_blocks):
+        """Return a device that opens its fences by itself."""
+        return AsyncDevice(
+            num_blocks, lambda fence: threading.Thread(target=fence.open).start()
+        )
+
+    def make_memory(self, nbytes):
+        """Return a tensor in host memory."""
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+@contextlib.contextmanager
+def running(config=None):
+    """Run a rig over an asynchronous device."""
+    memory = torch.zeros((NUM_ROWS, NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
+    store, device = MemoryStore(64, BLOCK_BYTES), AsyncDevice(NUM_BLOCKS)
+    device.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
+    counters = Counters()
+    runtime = Runtime(
+        store,
+        device,
+        config=UCMConfig.from_mapping(config or {}),
+        counters=counters,
+        log=null_log(),
+    )
+    runtime.start()
+    try:
+        yield Rig(runtime, store, device, memory, counters, FaultPlan())
+    finally:
+        runtime.close()
+
+
+def save(rig, contents, blocks, number=1):
+    """Save and wait for the end; return the outcome."""
+    rig.submit(order(number, SAVE, contents, blocks))
+    rig.device.next_fence().open()
+    return rig.settle()[number]
+
+
+def begin_late(rig, number, direction, contents, blocks):
+    """Submit an order whose deadline passes while its copy begins; return the fence."""
+
+    def expire():
+        rig.runtime._open[TransferId(number)].deadline = time.monotonic()
+
+    rig.device.on_copy = expire
+    rig.submit(order(number, direction, contents, blocks))
+    fence = rig.device.next_fence()
+    rig.device.on_copy = lambda: None
+    return fence
+
+
+class TestCopies:
+    def test_source_is_released_when_the_fence_opens(self):
+        """S1-12: not the call but the fence ends a save's hold, and what is stored
+        are the bytes at that moment."""
+        with running() as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            fence = rig.device.next_fence()
+            saved = rig.fill(range(1, 5), seed=3)
+            assert [] == rig.told(NoticeKind.RELEASED)
+            assert 0 == rig.store.match(keys_of(0))
+            fence.open()
+            assert 4 == rig.settle()[1].committed
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            rig.submit(order(2, LOAD, range(4), range(30, 34)))
+            rig.device.next_fence().open()
+            assert 4 == rig.settle()[2].committed
+            assert saved == rig.content(range(30, 34))
+
+    def test_load_is_told_behind_its_fence_only(self):
+        """A request is not given blocks that the device still writes."""
+        with running() as rig:
+            save(rig, range(4), range(1, 5))
+            rig.submit(order(2, LOAD, range(4), range(30, 34)))
+            fence = rig.device.next_fence()
+            assert [1] == rig.told(NoticeKind.SETTLED)
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            fence.open()
+            assert OutcomeKind.COMMITTED is rig.settle()[2].kind
+            assert [1, 2] == rig.told(NoticeKind.RELEASED)
+
+    def test_copy_begins_behind_the_engines_fence(self):
+        """Nothing is read before the engine's own work on the blocks is over."""
+        with running() as rig:
+            ready = HandFence()
+            (one,) = [order(1, SAVE, range(4), range(1, 5))]
+            rig.runtime.submit([one], ready)
+            saved = rig.fill(range(1, 5), seed=4)
+            assert not rig.device.was_asked
+            ready.open()
+            rig.device.next_fence().open()
+            assert 4 == rig.settle()[1].committed
+            with rig.store.read(keys_of(*range(4))) as lease:
+                stored = [lease.slots.block(at).tobytes() for at in range(4)]
+            pages = [
+                saved[at : at + PAGE_BYTES] for at in range(0, len(saved), PAGE_BYTES)
+            ]
+            assert [b"".join(pages[at::4]) for at in range(4)] == stored
+
+
+class TestDeadlines:
+    @pytest.mark.parametrize("direction", [SAVE, LOAD])
+    def test_copy_past_its_deadline_is_waited_for_and_does_not_count(self, direction):
+        """S1-26: blocks under a copy come back when its fence opens, not before;
+        nothing of it is committed, and the runtime goes on."""
+        with running() as rig:
+            save(rig, range(8, 12), range(1, 5), number=9)
+            contents = range(4) if direction is SAVE else range(8, 12)
+            fence = begin_late(rig, 1, direction, contents, range(20, 24))
+            assert not rig.runtime.flush(0.02)
+            assert [9] == rig.told(NoticeKind.RELEASED)
+            assert [] == rig.told(NoticeKind.QUARANTINED)
+            fence.open()
+            outcome = rig.settle()[1]
+            assert (OutcomeKind.CANCELLED, "deadline") == (outcome.kind, outcome.reason)
+            assert [9, 1] == rig.told(NoticeKind.RELEASED)
+            assert 0 == rig.store.match(keys_of(0))
+            assert "" == rig.runtime.failure
+            assert 4 == save(rig, range(4), range(1, 5), number=2).committed
+            assert 0 == rig.store.stats().reserved_blocks
+
+    def test_save_whose_fence_never_opens_is_quarantined(self):
+        """A copy that overruns every limit keeps its blocks for good, is reported
+        before its ticket ends, and the runtime serves nothing more."""
+        with running({"timeout": {"stuck": 0.01, "shutdown": 0.1}}) as rig:
+            begin_late(rig, 1, SAVE, range(4), range(20, 24))
+            assert "stuck" == rig.settle()[1].reason
+            assert [1] == rig.told(NoticeKind.QUARANTINED)
+            kinds = [n.kind for n in rig.notices if n.ticket.transfer_id == 1]
+            assert [NoticeKind.QUARANTINED, NoticeKind.SETTLED] == kinds
+            assert "stuck" in rig.runtime.failure
+            assert ["failed"] == rig.submit(order(2, SAVE, range(1), range(1, 2)))
+            assert 1 == rig.counters.total("ucm_quarantined_holds_total")
+        assert 1 not in rig.told(NoticeKind.RELEASED)
+
+    def test_load_whose_fence_never_opens_fails_and_keeps_its_blocks(self):
+        """A load that overruns every limit ends the service; its request is given
+        back only when the device no longer writes its blocks."""
+        with running({"timeout": {"stuck": 0.01, "shutdown": 0.1}}) as rig:
+            save(rig, range(4), range(1, 5), number=9)
+            fence = begin_late(rig, 1, LOAD, range(4), range(20, 24))
+            assert "stuck" == rig.settle()[1].reason
+            assert "stuck" in rig.runtime.failure
+            assert [9] == rig.told(NoticeKind.RELEASED)
+            assert [] == rig.told(NoticeKind.QUARANTINED)
+            fence.open()
+
+    def test_engine_work_that_never_ends_costs_the_save_only(self):
+        """A save whose blocks are never written is dropped before any copy."""
+        with running({"timeout": {"save": 0.02}}) as rig:
+            rig.runtime.submit([order(1, SAVE, range(4), range(1, 5))], HandFence())
+            assert "deadline" == rig.settle()[1].reason
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert not rig.device.was_asked
+
+    def test_copy_whose_fence_fails_is_quarantined(self):
+        """A device that cannot say whether a copy is over keeps the blocks."""
+        with running({"timeout": {"shutdown": 0.2}}) as rig:
+
+            def broken():
+                raise DeviceError("the device is gone")
+
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.device.next_fence().is_done = broken
+            assert OutcomeKind.FAILED is rig.settle()[1].kind
+            assert [1] == rig.told(NoticeKind.QUARANTINED)
+            assert [] == rig.told(NoticeKind.RELEASED)
+
+
+class TestFence:
+    def test_engine_that_cannot_wait_tears_the_save(self):
+        """S1-09: an engine that goes on while the device reads gets its blocks, and
+        what was read is never stored."""
+        with running({"timeout": {"fence": 0.01}}) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            fence = rig.device.next_fence()
+            rig.runtime.fence([1])
+            assert [] == rig.told(NoticeKind.RELEASED)
+            fence.open()
+            outcome = rig.settle()[1]
+            assert (OutcomeKind.CANCELLED, "recycled") == (outcome.kind, outcome.reason)
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert 0 == rig.store.match(keys_of(0))
+
+
+class TestClose:
+    def test_close_under_a_copy_leaves_store_and_device_open(self):
+        """S1-27: close ends in time; what the device still uses stays until the copy
+        is over, and then every thread ends."""
+        with running({"timeout": {"shutdown": 0.02}}) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            fence = rig.device.next_fence()
+            rig.runtime.close()
+            assert OutcomeKind.CANCELLED is rig.outcomes()[1].kind
+            assert [] == rig.told(NoticeKind.RELEASED)
+            assert 4 == rig.store.stats().reserved_blocks
+            fence.open()
+            rig.runtime._thread.join(TIMEOUT)
+            assert rig.runtime._pipeline.join_threads(TIMEOUT)
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert 0 == rig.store.match(keys_of(0))
+            rig.store.close()
+            rig.device.close()

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request's lane: order, depth, and errors that end one ticket only."""
+
+import asyncio
+import contextlib
+
+import anyio
+import pytest
+
+from tests.pipeline.kit import TIMEOUT, HandFence, make_item, make_ticket
+from tests.rig import keys_of
+from ucm.errors import (
+    BlockCorruptError,
+    BlockNotFoundError,
+    DeviceError,
+    DeviceTimeoutError,
+    StoreFullError,
+    StoreUnavailableError,
+    WorkerDiedError,
+)
+from ucm.pipeline.lane import RequestLane
+from ucm.pipeline.save import Finished
+from ucm.pipeline.stage import Chain, CopyStage, LoopStage
+from ucm.pipeline.tickets import Outcome, OutcomeKind, TicketOverError
+from ucm.pipeline.waiting import fence_passed
+from ucm.pipeline.workers import CopyThread
+
+pytestmark = pytest.mark.asyncio
+DONE = Outcome(OutcomeKind.COMMITTED)
+(KEY,) = keys_of(1)
+
+
+class Wait(LoopStage):
+    """Waits for the item's fence."""
+
+    name = "wait"
+
+    async def run(self, given):
+        """Let the item pass with its fence."""
+        await fence_passed(given.item.fence)
+        return given
+
+
+class Work(CopyStage):
+    """Notes the ticket, or raises what the test planned for it."""
+
+    name = "work"
+
+    def __init__(self, plans):
+        self.plans = plans
+
+    def run(self, given):
+        """Raise or finish."""
+        plan = self.plans.get(given.ticket.transfer_id)
+        if plan is not None:
+            raise plan
+        return Finished(given.ticket, DONE)
+
+
+class Lane:
+    """A lane, and all that it told."""
+
+    def __init__(self, copy, plans):
+        self.settled, self.quarantined, self.left = [], [], []
+        chain = Chain.start(Wait()).then(Work(plans))
+        self.lane = RequestLane(
+            make_ticket().lane_key,
+            chain.segments(),
+            copy,
+            depth=2,
+            stuck_after=0.01,
+            settle=self.settle,
+            quarantine=lambda ticket: self.quarantined.append(ticket.transfer_id),
+            on_left=lambda lane: self.left.append(lane.num_items),
+        )
+
+    def settle(self, ticket, outcome):
+        """Note a ticket's end and settle it."""
+        if ticket.settle(outcome):
+            self.settled.append((ticket.transfer_id, outcome))
+
+    def put(self, number, fence=None, **options):
+        """Put an item in; return its ticket."""
+        ticket = make_ticket(number, **options)
+        item = make_item(ticket)
+        if fence is not None:
+            item = type(item)(ticket, item.row_ids, fence)
+        self.lane.put_nowait(item)
+        return ticket
+
+
+@contextlib.asynccontextmanager
+async def serving(plans=None):
+    """Run a lane over a real copy thread; closes it behind the test's items."""
+    copy = CopyThread("ucm-test", asyncio.get_running_loop(), lambda _: None)
+    copy.start()
+    try:
+        with anyio.fail_after(TIMEOUT):
+            async with anyio.create_task_group() as group:
+                lane = Lane(copy, plans or {})
+                group.start_soon(lane.lane.run)
+                yield lane
+                lane.lane.close()
+    finally:
+        copy.stop()
+        assert copy.join(TIMEOUT)
+
+
+class TestOrder:
+    async def test_items_pass_in_order(self):
+        """A second item that is ready first still comes second."""
+        fence = HandFence()
+        async with serving() as lane:
+            lane.put(1, fence)
+            lane.put(2)
+            await anyio.wait_all_tasks_blocked()
+            assert [] == lane.settled
+            fence.open()
+        assert [(1, DONE), (2, DONE)] == lane.settled
+        assert [1, 0] == lane.left
+
+    async def test_lane_is_bounded_by_its_depth(self):
+        """A lane has room until its depth is reached, and again when an item left."""
+        fence = HandFence()
+        async with serving() as lane:
+            assert lane.lane.has_room
+            lane.put(1, fence)
+            assert lane.lane.has_room
+            lane.put(2, fence)
+            assert not lane.lane.has_room
+            with pytest.raises(anyio.WouldBlock):
+                lane.put(3)
+            lane.lane.num_items -= 1
+            fence.open()
+        assert 0 == lane.lane.num_items
+        assert lane.lane.has_room
+
+    async def test_closed_lane_ends_behind_its_items(self):
+        """Closing lets through what is in the lane, then its tasks end."""
+        async with serving() as lane:
+            lane.put(1)
+            lane.lane.close()
+        assert [(1, DONE)] == lane.settled
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("error", "kind", "reason", "bad_key"),
+        [
+            (BlockCorruptError(KEY, "x"), OutcomeKind.FAILED, "corrupt", KEY),
+            (BlockNotFoundError(KEY), OutcomeKind.FAILED, "evicted", KEY),
+            (StoreUnavailableError("x"), OutcomeKind.FAILED, "unavailable", b""),
+            (DeviceTimeoutError("x"), OutcomeKind.FAILED, "device", b""),
+            (WorkerDiedError("x"), OutcomeKind.FAILED, "worker_died", b""),
+            (ValueError("a bug"), OutcomeKind.FAILED, "error", b""),
+            (StoreFullError("x"), OutcomeKind.REFUSED, "store_full", b""),
+            (TicketOverError("recycled"), OutcomeKind.CANCELLED, "recycled", b""),
+            (TicketOverError(), OutcomeKind.CANCELLED, "over", b""),
+        ],
+        ids=lambda one: type(one).__name__ if isinstance(one, Exception) else "",
+    )
+    async def test_error_ends_one_ticket_with_its_reason(
+        self, error, kind, reason, bad_key
+    ):
+        """S4-12: whatever a stage raises ends its ticket under a fixed word, blames
+        the block if one is known, and the lane goes on."""
+        async with serving({1: error}) as lane:
+            lane.put(1)
+            lane.put(2)
+        (_, outcome), second = lane.settled
+        assert (kind, reason, bad_key) == (
+            outcome.kind,
+            outcome.reason,
+            outcome.bad_key,
+        )
+        assert (2, DONE) == second
+
+    async def test_failure_names_stage_transfer_and_cause(self):
+        """The text of a failed outcome says where and why."""
+        async with serving({7: StoreUnavailableError("gone")}) as lane:
+            lane.put(7)
+        ((_, outcome),) = lane.settled
+        assert "stage work failed for transfer 7" in outcome.error
+        assert "StoreUnavailableError('gone')" in outcome.error
+
+    async def test_settled_ticket_is_passed_over(self):
+        """A ticket that ended while it waited runs no further stage."""
+        fence = HandFence()
+        async with serving({1: AssertionError("it ran")}) as lane:
+            ticket = lane.put(1, fence)
+            await anyio.wait_all_tasks_blocked()
+            ticket.settle(Outcome(OutcomeKind.CANCELLED, "shutdown"))
+            fence.open()
+        assert [] == lane.settled
+        assert [0] == lane.left
+
+
+class TestDeadline:
+    async def test_ticket_past_its_deadline_gives_its_blocks_back(self):
+        """An item whose fence does not pass in time is cancelled, nothing is held."""
+        async with serving() as lane:
+            ticket = lane.put(1, HandFence(), lasts=0.01)
+        assert [(1, Outcome(OutcomeKind.CANCELLED, "deadline"))] == lane.settled
+        assert ticket.guard.is_released
+        assert [] == lane.quarantined
+
+    async def test_begun_copy_is_waited_for_beyond_the_deadline(self):
+        """A copy under way is given its own time; its ticket is marked torn."""
+        fence = HandFence()
+        async with serving() as lane:
+            ticket = lane.put(1, fence, lasts=0)
+            lane.lane._stuck_after = TIMEOUT
+            assert ticket.guard.begin()
+            await anyio.wait_all_tasks_blocked()
+            while not ticket.guard.torn:
+                await anyio.lowlevel.checkpoint()
+            assert [] == lane.quarantined
+            fence.open()
+            ticket.guard.end()
+        assert [] == lane.quarantined
+        assert "deadline" == ticket.guard.torn
+
+    async def test_copy_that_overruns_everything_is_quarantined(self):
+        """A copy that ends neither in its ticket's time nor in its own is given up."""
+        async with serving() as lane:
+            assert lane.put(1, HandFence(), lasts=0).guard.begin()
+        assert [1] == lane.quarantined
+
+    async def test_copy_whose_fence_fails_is_quarantined(self):
+        """When nobody can tell any more whether a copy is over, its blocks are not
+        given back."""
+
+        class Broken(HandFence):
+            def is_done(self):
+                raise DeviceError("the device is gone")
+
+        async with serving() as lane:
+            ticket = lane.put(1, Broken())
+            assert ticket.guard.begin()
+        assert [1] == lane.quarantined
+        assert not ticket.guard.is_released
+        assert ["device"] == [outcome.reason for _, outcome in lane.settled]

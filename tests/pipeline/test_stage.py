@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chains, how they are cut into segments, and what a segment does around a stage."""
+
+import asyncio
+import contextlib
+
+import pytest
+import structlog
+
+from tests.pipeline.kit import AsyncDevice, make_ticket
+from tests.rig import BLOCK_BYTES, NUM_BLOCKS
+from ucm.devices.cpu import CPUDevice
+from ucm.pipeline.load import load_chain
+from ucm.pipeline.save import save_chain
+from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage, Segment
+from ucm.pipeline.tickets import Outcome, OutcomeKind, TicketOverError
+from ucm.stores.memory import MemoryStore
+
+OVER = Outcome(OutcomeKind.CANCELLED, "deadline")
+
+
+class Copying(CopyStage[Carrier, Carrier]):
+    """A copy stage that notes its run and does what the test says."""
+
+    def __init__(self, name, ran=None, act=lambda ticket: None):
+        self.name = name
+        self.ran = [] if ran is None else ran
+        self.act = act
+
+    def run(self, given):
+        """Note and act."""
+        self.ran.append(self.name)
+        self.act(given.ticket)
+        return Carrier(given.ticket)
+
+
+class Waiting(LoopStage[Carrier, Carrier]):
+    """A loop stage that turns the loop once."""
+
+    def __init__(self, name):
+        self.name = name
+
+    async def run(self, given):
+        """Turn the loop."""
+        await asyncio.sleep(0)
+        return given
+
+
+def words(chain):
+    """Return the names of a chain's stages, segment by segment."""
+    return [[stage.name for stage in one.stages] for one in chain.segments()]
+
+
+class TestChain:
+    def test_neighbouring_copy_stages_share_a_segment(self):
+        """Copy stages fuse; loop stages stand alone, also next to each other."""
+        chain = Chain.start(Waiting("a")).then(Waiting("b")).then(Copying("c"))
+        chain = chain.then(Copying("d")).then(Waiting("e")).then(Copying("f"))
+        assert [["a"], ["b"], ["c", "d"], ["e"], ["f"]] == words(chain)
+        assert [False, False, True, False, True] == [
+            segment.is_copy for segment in chain.segments()
+        ]
+
+    def test_chain_that_starts_with_copies_fuses_them(self):
+        """The first stage fuses like any other."""
+        assert [["a", "b"]] == words(Chain.start(Copying("a")).then(Copying("b")))
+
+    def test_then_leaves_the_shorter_chain_as_it_was(self):
+        """Chains are values: one can be the start of two others."""
+        start = Chain.start(Copying("a"))
+        start.then(Copying("b"))
+        assert [["a"]] == words(start)
+
+    @pytest.mark.parametrize(
+        ("make", "fused", "cut"),
+        [
+            (
+                save_chain,
+                [["event_wait"], ["gather", "transfer", "commit"]],
+                [["event_wait"], ["gather"], ["gather_wait"], ["transfer", "commit"]],
+            ),
+            (
+                load_chain,
+                [["event_wait"], ["fetch", "scatter", "publish"]],
+                [["event_wait"], ["fetch", "scatter"], ["scatter_wait"], ["publish"]],
+            ),
+        ],
+    )
+    def test_asynchronous_device_gets_a_wait_behind_its_copy(self, make, fused, cut):
+        """A synchronous device needs one hop; another's fence is waited for."""
+        store = MemoryStore(1, BLOCK_BYTES)
+        assert fused == words(make(store, CPUDevice(NUM_BLOCKS)))
+        assert cut == words(make(store, AsyncDevice(NUM_BLOCKS)))
+
+
+class TestRunCopy:
+    def test_stages_run_in_order_and_their_seconds_are_kept(self):
+        """Each stage of a segment runs once, in order, and its time is recorded."""
+        ran, ticket = [], make_ticket()
+        segment = Segment((Copying("a", ran), Copying("b", ran)))
+        assert ticket is segment.run_copy(Carrier(ticket)).ticket
+        assert ["a", "b"] == ran == list(ticket.stage_seconds)
+        assert "b" == ticket.stage
+        assert all(spent >= 0 for spent in ticket.stage_seconds.values())
+
+    def test_stage_that_runs_again_adds_its_seconds(self):
+        """A ticket of several items has one sum per stage."""
+        ticket = make_ticket()
+        ticket.stage_seconds["a"] = 5.0
+        Segment((Copying("a"),)).run_copy(Carrier(ticket))
+        assert 5.0 <= ticket.stage_seconds["a"] < 6.0
+
+    def test_settled_ticket_runs_no_stage(self):
+        """A ticket that is over before its job starts touches nothing."""
+        stage, ticket = Copying("a"), make_ticket()
+        ticket.settle(OVER)
+        with pytest.raises(TicketOverError):
+            Segment((stage,)).run_copy(Carrier(ticket))
+        assert [] == stage.ran
+
+    def test_ticket_settled_between_stages_goes_no_further(self):
+        """A ticket that ends in one stage never reaches the next; what it owns is
+        left once."""
+        left, ran, ticket = [], [], make_ticket()
+
+        def settle(ticket):
+            ticket.own(contextlib.closing(Closable(left)))
+            ticket.settle(OVER)
+
+        segment = Segment((Copying("a", ran, settle), Copying("b", ran)))
+        with pytest.raises(TicketOverError):
+            segment.run_copy(Carrier(ticket))
+        ticket.unwind()
+        assert (["a"], ["closed"]) == (ran, left)
+
+    def test_stage_that_raises_leaves_resources_and_names_itself(self):
+        """The error passes through, the ticket knows the stage, and what it owns is
+        left once."""
+        left, ticket = [], make_ticket()
+
+        def fail(ticket):
+            ticket.own(contextlib.closing(Closable(left)))
+            raise ZeroDivisionError
+
+        segment = Segment((Copying("a"), Copying("b", act=fail), Copying("c")))
+        with pytest.raises(ZeroDivisionError):
+            segment.run_copy(Carrier(ticket))
+        ticket.unwind()
+        assert ("b", ["closed"]) == (ticket.stage, left)
+        assert ["a"] == list(ticket.stage_seconds)
+
+    def test_each_stage_is_traced(self):
+        """A stage's start and end are events with its name, the end with its time."""
+        ticket, capture = make_ticket(), structlog.testing.LogCapture()
+        ticket.log = structlog.wrap_logger(
+            structlog.ReturnLogger(),
+            processors=[capture],
+            wrapper_class=structlog.make_filtering_bound_logger(0),
+        )
+        Segment((Copying("a"),)).run_copy(Carrier(ticket))
+        started, finished = capture.entries
+        assert ("stage.started", "a") == (started["event"], started["stage"])
+        assert ("stage.finished", "a") == (finished["event"], finished["stage"])
+        assert finished["elapsed_s"] == ticket.stage_seconds["a"]
+
+
+class Closable:
+    """Notes that it was closed."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def close(self):
+        """Note it."""
+        self.left.append("closed")
+
+
+class TestRunLoop:
+    def test_loop_stage_runs_and_is_timed(self):
+        """A loop stage turns its value over and its time is recorded."""
+        given = Carrier(make_ticket())
+        segment = Segment((Waiting("a"),))
+        assert given is asyncio.run(segment.run_loop(given))
+        assert ["a"] == list(given.ticket.stage_seconds)
+
+    def test_copy_stage_never_runs_on_the_loop(self):
+        """What may block is refused on the loop, a bug of ours found at once."""
+        stage = Copying("a")
+        with pytest.raises(TypeError, match="no loop stage"):
+            asyncio.run(Segment((stage,)).run_loop(Carrier(make_ticket())))
+        assert [] == stage.ran

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copy threads: order, errors, death and results that nobody wants any more."""
+
+import asyncio
+import contextlib
+import threading
+from queue import SimpleQueue
+
+import pytest
+
+from tests.pipeline.kit import TIMEOUT
+from ucm.errors import WorkerDiedError
+from ucm.pipeline.workers import CopyThread
+from ucm.testing.faults import Gate
+
+pytestmark = pytest.mark.asyncio
+dies = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+
+
+@contextlib.contextmanager
+def copying():
+    """Run a copy thread on this test's loop; gives it and the list of its deaths."""
+    deaths = []
+    thread = CopyThread("ucm-test", asyncio.get_running_loop(), deaths.append)
+    thread.start()
+    try:
+        yield thread, deaths
+    finally:
+        thread.stop()
+        assert thread.join(TIMEOUT)
+
+
+def die(_):
+    """End the thread it runs on."""
+    raise SystemExit
+
+
+async def error_of(future):
+    """Return the exception a future fails with."""
+    with pytest.raises(WorkerDiedError) as caught:
+        await asyncio.wait_for(future, TIMEOUT)
+    return caught.value
+
+
+class TestResults:
+    async def test_jobs_run_in_order_on_the_thread(self):
+        """Jobs run one after the other, on the one thread, and results come back to
+        whoever asked."""
+        ran = []
+
+        def job(number):
+            ran.append((number, threading.current_thread().name))
+            return number * 2
+
+        with copying() as (thread, deaths):
+            futures = [thread.run(job, number) for number in range(20)]
+            assert [2 * n for n in range(20)] == [await one for one in futures]
+        assert [(n, "ucm-test") for n in range(20)] == ran
+        assert [] == deaths
+
+    async def test_results_are_delivered_in_order(self):
+        """Futures complete in the order in which their jobs were queued."""
+        done = []
+        with copying() as (thread, _):
+            futures = [thread.run(int, number) for number in range(20)]
+            for number, future in enumerate(futures):
+                future.add_done_callback(lambda _, number=number: done.append(number))
+            await futures[-1]
+            await asyncio.sleep(0)
+        assert list(range(20)) == done
+
+    async def test_exception_travels_to_its_awaiter(self):
+        """A job's error is raised where it is awaited; the thread goes on."""
+        with copying() as (thread, deaths):
+            failing = thread.run(int, "no number")
+            with pytest.raises(ValueError, match="no number"):
+                await failing
+            assert 7 == await thread.run(int, "7")
+        assert [] == deaths
+
+    async def test_cancelled_await_drops_the_result(self):
+        """A future that was cancelled wants nothing; the next job is served."""
+        gate = Gate()
+        with copying() as (thread, _):
+            dropped = thread.run(lambda _: gate(), None)
+            gate.wait_reached()
+            dropped.cancel()
+            gate.open()
+            assert 1 == await thread.run(int, 1)
+            assert dropped.cancelled()
+
+    async def test_shielded_job_keeps_its_result(self):
+        """A wait that was cancelled around a shield can be taken up again."""
+        gate = Gate()
+        with copying() as (thread, _):
+            job = thread.run(lambda _: gate() or "whole", None)
+            wait = asyncio.ensure_future(asyncio.shield(job))
+            gate.wait_reached()
+            wait.cancel()
+            gate.open()
+            assert "whole" == await job
+
+    async def test_posted_jobs_run_before_the_thread_stops(self):
+        """Nobody waits for a posted job, and stop lets the thread finish what it has."""
+        ran = []
+        with copying() as (thread, _):
+            for number in range(5):
+                thread.post(ran.append, number)
+        assert [0, 1, 2, 3, 4] == ran
+
+    async def test_join_of_a_busy_thread_says_no_in_time(self):
+        """Joining is bounded and tells whether the thread has ended."""
+        gate = Gate()
+        with copying() as (thread, _):
+            thread.post(lambda _: gate(), None)
+            gate.wait_reached()
+            thread.stop()
+            assert not thread.join(0)
+            gate.open()
+
+    @pytest.mark.filterwarnings("error")
+    async def test_results_for_a_loop_that_is_closed_are_dropped(self):
+        """A thread that outlives its loop ends in peace."""
+        gate, loop, deaths = Gate(), asyncio.new_event_loop(), []
+        thread = CopyThread("ucm-late", loop, deaths.append)
+        thread.start()
+        thread.post(lambda _: gate(), None)
+        gate.wait_reached()
+        loop.close()
+        gate.open()
+        thread.stop()
+        assert thread.join(TIMEOUT)
+        assert [] == deaths
+
+
+@dies
+class TestDeath:
+    async def test_death_fails_running_and_queued_jobs_and_is_told_once(self):
+        """S2-13: when the thread dies, each of its jobs fails and it is told once."""
+        gate = Gate()
+        with copying() as (thread, deaths):
+            running = thread.run(lambda _: gate() or die(None), None)
+            gate.wait_reached()
+            queued = [thread.run(int, 1) for _ in range(3)]
+            thread.stop()
+            thread.post(die, None)
+            gate.open()
+            for future in (running, *queued):
+                assert "ucm-test has died" in str(await error_of(future))
+        assert ["copy thread ucm-test has died"] == deaths
+
+    async def test_job_after_death_fails(self):
+        """A dead thread takes no job in silence; a posted one is dropped."""
+        with copying() as (thread, deaths):
+            await error_of(thread.run(die, None))
+            thread.join(TIMEOUT)
+            await error_of(thread.run(int, 1))
+            thread.post(die, None)
+        assert 1 == len(deaths)
+
+    async def test_job_queued_while_the_thread_dies_fails(self):
+        """A job that comes between the thread's last look and its end is not lost."""
+        with copying() as (thread, _):
+
+            class Late(SimpleQueue):
+                def put(self, job):
+                    assert thread.join(TIMEOUT)  # it dies just before the job is in
+                    super().put(job)
+
+            thread.post(die, None)
+            thread._jobs = Late()
+            await error_of(thread.run(int, 1))

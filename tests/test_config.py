@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings tree: what it takes, and how it says what it does not take."""
+
+import os
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+from scripts.settings_table import ROOT, render, rewrite
+from ucm.config import (
+    Durability,
+    LogConfig,
+    QueueConfig,
+    StoreConfig,
+    TimeoutConfig,
+    UCMConfig,
+    default_store_path,
+)
+from ucm.errors import ConfigError
+
+
+def refused(given: object) -> ConfigError:
+    """Return the error that *given* causes."""
+    with pytest.raises(ConfigError) as caught:
+        UCMConfig.from_mapping(given)
+    return caught.value
+
+
+class TestDefaults:
+    def test_nothing_given_is_a_usable_configuration(self):
+        """Without any setting all sections have their documented defaults."""
+        config = UCMConfig.from_mapping({})
+        assert UCMConfig() == config
+        assert ("slab", 4 << 30) == (config.store.type, config.store.capacity)
+        assert Durability.PROCESS is config.store.durability
+        assert f"/dev/shm/ucm-{os.getuid()}" == default_store_path()
+        assert default_store_path() == config.store.path
+
+    @pytest.mark.parametrize(
+        "section", [UCMConfig, StoreConfig, QueueConfig, TimeoutConfig, LogConfig]
+    )
+    def test_every_setting_is_frozen(self, section):
+        """A configuration that was read cannot be changed afterwards."""
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            setattr(section(), attrs.fields(section)[0].name, None)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("given", "seed"), [({}, ""), ({"PYTHONHASHSEED": "7"}, "7")]
+    )
+    def test_hash_seed_is_read_from_the_environment(self, given, seed):
+        """The seed that vLLM mixes into block hashes is told, empty when unset."""
+        code = "from ucm.config import python_hash_seed; print(python_hash_seed())"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert seed == done.stdout.strip()
+
+
+class TestUnknownKeys:
+    @pytest.mark.parametrize(
+        ("given", "key", "hint"),
+        [
+            ({"stor": {}}, "stor", "Did you mean store?"),
+            (
+                {"store": {"capacities": 1}},
+                "store.capacities",
+                "Did you mean store.capacity?",
+            ),
+            ({"timeout": {"loads": 1}}, "timeout.loads", "Did you mean timeout.load?"),
+        ],
+    )
+    def test_close_name_is_suggested(self, given, key, hint):
+        """X-09: an unknown key is an error that names the key and a close match."""
+        error = refused(given)
+        assert key == error.key
+        assert hint in str(error)
+
+    def test_far_name_lists_what_is_known(self):
+        """X-09: a key that resembles nothing gets the list of keys and no guess."""
+        error = refused({"queue": {"zzz": 1}})
+        assert "queue.zzz" == error.key
+        assert "Did you mean" not in str(error)
+        assert "Known: ['nbytes', 'span_bytes', 'tickets', 'window']" in str(error)
+
+    def test_key_that_is_no_text_is_unknown(self):
+        """A mapping may have keys of any type; other than text none is known."""
+        assert "7" == refused({7: 1}).key
+
+
+class TestTypes:
+    @pytest.mark.parametrize(
+        ("given", "key", "told"),
+        [
+            ({"store": {"type": 3}}, "store.type", "int is not str"),
+            ({"store": {"path": None}}, "store.path", "NoneType is not str"),
+            ({"queue": {"tickets": "8"}}, "queue.tickets", "str is not int"),
+            ({"queue": {"tickets": 8.0}}, "queue.tickets", "float is not int"),
+            ({"queue": {"tickets": True}}, "queue.tickets", "bool is not int"),
+            ({"timeout": {"save": True}}, "timeout.save", "bool is not float"),
+            ({"timeout": {"save": "1"}}, "timeout.save", "str is not float"),
+            ({"weights_revision": ["a"]}, "weights_revision", "list is not str"),
+        ],
+    )
+    def test_wrong_type_names_the_key(self, given, key, told):
+        """X-09: a value of another type is refused with key, value and both types."""
+        error = refused(given)
+        assert key == error.key
+        assert told in str(error)
+
+    @pytest.mark.parametrize("given", [None, [], "store", 1])
+    def test_section_that_is_no_mapping_names_its_keys(self, given):
+        """X-09: nothing but a mapping is a section, and the remedy lists its keys."""
+        error = refused({"store": given})
+        assert "store" == error.key
+        assert "['capacity', 'durability', 'path', 'type']" in error.remedy
+        assert "" == refused(given).key
+
+    def test_integer_is_taken_for_seconds(self):
+        """Whole seconds may be written without a point and are kept as a float."""
+        seconds = UCMConfig.from_mapping({"timeout": {"load": 3}}).timeout.load
+        assert (3.0, float) == (seconds, type(seconds))
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("text", "nbytes"),
+        [
+            ("4GiB", 4 << 30),
+            (10, 10),
+            ("10", 10),
+            ("1.5 GiB", 3 << 29),
+            (" 2mb ", 2 << 20),
+            ("7B", 7),
+            ("1KiB", 1024),
+            ("1TB", 1 << 40),
+        ],
+    )
+    def test_size_is_read_in_powers_of_1024(self, text, nbytes):
+        """Sizes are bytes or text with a unit, in any case and with spaces."""
+        config = UCMConfig.from_mapping({"store": {"capacity": text}})
+        assert nbytes == config.store.capacity
+
+    @pytest.mark.parametrize(
+        "text", ["", "GiB", "4 apples", "-1GiB", "1e9", "4GiBs", 1.5, True, None, []]
+    )
+    def test_text_that_is_no_size_is_refused(self, text):
+        """X-09: what is not a size is refused and the remedy shows one."""
+        error = refused({"store": {"capacity": text}})
+        assert "store.capacity" == error.key
+        assert "4GiB" in error.remedy
+
+    @pytest.mark.parametrize(
+        ("section", "name", "value"),
+        [
+            ("store", "capacity", 0),
+            ("store", "capacity", "0.5B"),
+            ("queue", "tickets", 0),
+            ("queue", "nbytes", -1),
+            ("queue", "span_bytes", 0),
+            ("queue", "window", 0),
+            ("timeout", "save", 0),
+            ("timeout", "load", 0.0001),
+            ("timeout", "fence", -0.1),
+            ("timeout", "stuck", 0),
+            ("timeout", "shutdown", -1),
+        ],
+    )
+    def test_value_below_its_least_is_refused(self, section, name, value):
+        """X-09: a value that is too small is refused with the least that will do."""
+        error = refused({section: {name: value}})
+        assert f"{section}.{name}" == error.key
+        assert "at least" in error.remedy
+
+    @pytest.mark.parametrize("name", ["fence", "shutdown"])
+    def test_wait_of_no_time_is_allowed(self, name):
+        """The engine may be told never to wait."""
+        assert 0.0 == getattr(
+            UCMConfig.from_mapping({"timeout": {name: 0}}).timeout, name
+        )
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+    def test_number_of_seconds_that_is_not_finite_is_refused(self, value):
+        """JSON readers let NaN and Infinity pass; a deadline must be a moment."""
+        assert "timeout.shutdown" == refused({"timeout": {"shutdown": value}}).key
+
+    def test_enumerated_value_is_read_by_its_word(self):
+        """An enumerated setting is given as its word."""
+        config = UCMConfig.from_mapping({"store": {"durability": "power"}})
+        assert Durability.POWER is config.store.durability
+
+    @pytest.mark.parametrize("word", ["Power", "", None, 1, ["power"]])
+    def test_unknown_word_lists_the_known_ones(self, word):
+        """X-09: any other word is refused and the known ones are listed."""
+        error = refused({"store": {"durability": word}})
+        assert "store.durability" == error.key
+        assert "['process', 'power']" in error.remedy
+
+    def test_unknown_log_level_lists_the_known_ones(self):
+        """X-09: a level that does not exist is refused by name."""
+        error = refused({"log": {"level": "loud"}})
+        assert "log.level" == error.key
+        assert "'warning'" in error.remedy
+
+
+class TestDocumentation:
+    def test_settings_table_of_the_readme_is_up_to_date(self):
+        """The README lists exactly the settings that exist, with their defaults."""
+        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        assert rewrite(text) == text, "Run: python -m scripts.settings_table"
+
+    def test_every_setting_has_its_line(self):
+        """No section and no key is left out of the table, and none has an empty help."""
+        lines = {
+            line.split("`")[1]: line for line in render().splitlines() if "`" in line
+        }
+        sections = [
+            name
+            for name, field in attrs.fields_dict(UCMConfig).items()
+            if isinstance(field.default, attrs.Factory)
+        ]
+        for section in sections:
+            made = getattr(UCMConfig(), section)
+            for name in attrs.fields_dict(type(made)):
+                assert lines.pop(f"{section}.{name}").rstrip("| ").endswith(".")
+        assert ["weights_revision"] == list(lines)
+
+    def test_text_without_markers_is_refused(self):
+        """A README that lost its markers is noticed instead of left as it is."""
+        with pytest.raises(ValueError, match="settings: begin"):
+            rewrite("# ucm\n")

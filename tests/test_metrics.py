@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metric names are frozen, and counters lose nothing between threads."""
+
+import random
+import threading
+
+import pytest
+
+from ucm.metrics import METRICS, Counters, MetricKind, sample_key, split_key
+
+OUTCOME = ("direction", "outcome", "reason")
+FROZEN = {
+    "ucm_offered_blocks_total": ("counter", ("direction",)),
+    "ucm_offered_bytes_total": ("counter", ("direction",)),
+    "ucm_settled_blocks_total": ("counter", OUTCOME),
+    "ucm_settled_bytes_total": ("counter", OUTCOME),
+    "ucm_saved_blocks_total": ("counter", ()),
+    "ucm_loaded_blocks_total": ("counter", ()),
+    "ucm_load_failures_total": ("counter", ("reason",)),
+    "ucm_matched_tokens_total": ("counter", ()),
+    "ucm_held_blocks": ("gauge", ()),
+    "ucm_quarantined_holds_total": ("counter", ()),
+    "ucm_healthy": ("gauge", ()),
+    "ucm_fence_wait_seconds": ("histogram", ()),
+    "ucm_save_duration_seconds": ("histogram", ()),
+    "ucm_load_duration_seconds": ("histogram", ()),
+    "ucm_hold_duration_seconds": ("histogram", ()),
+}
+
+
+class TestNames:
+    def test_names_kinds_and_labels_are_frozen(self):
+        """A renamed metric breaks operators' dashboards, so it breaks this first."""
+        found = {name: (m.kind.value, m.labels) for name, m in METRICS.items()}
+        assert found == FROZEN
+
+    @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda one: one.name)
+    def test_metric_follows_the_naming_rules(self, metric):
+        """Counters end in _total, times in their unit, and each has a help sentence."""
+        endings = {MetricKind.COUNTER: "_total", MetricKind.HISTOGRAM: "_seconds"}
+        assert metric.name.endswith(endings.get(metric.kind, ""))
+        assert METRICS[metric.name] is metric
+        assert metric.help.endswith(".")
+
+    def test_sample_key_round_trips_in_declared_order(self):
+        """The text of a sample has its labels in declared order, and is read back."""
+        labels = {"reason": "stored", "direction": "save", "outcome": "skipped"}
+        key = sample_key("ucm_settled_blocks_total", labels)
+        assert "ucm_settled_blocks_total|save|skipped|stored" == key
+        assert ("ucm_settled_blocks_total", labels) == split_key(key)
+        assert ("ucm_healthy", {}) == split_key(sample_key("ucm_healthy", {}))
+
+
+class TestCounters:
+    def test_only_declared_names_are_taken(self):
+        """A name that nobody declared is a bug and found at once."""
+        counters = Counters()
+        for use in (
+            lambda: counters.add("ucm_new_total", 1),
+            lambda: counters.set("ucm_new", 1),
+            lambda: counters.observe("ucm_new_seconds", 1),
+            lambda: counters.add("ucm_offered_blocks_total", 1),
+        ):
+            with pytest.raises(KeyError):
+                use()
+        assert {} == counters.take()
+
+    def test_total_sums_over_the_labels_left_out(self):
+        """A total is the sum over all samples that match the labels given."""
+        counters = Counters()
+        for direction, reason, blocks in (
+            ("save", "stored", 1),
+            ("save", "full", 2),
+            ("load", "full", 4),
+        ):
+            counters.add(
+                "ucm_settled_blocks_total",
+                blocks,
+                direction=direction,
+                outcome="x",
+                reason=reason,
+            )
+        total = counters.total
+        assert 7 == total("ucm_settled_blocks_total")
+        assert 3 == total("ucm_settled_blocks_total", direction="save")
+        assert 2 == total("ucm_settled_blocks_total", direction="save", reason="full")
+        assert 0 == total("ucm_settled_bytes_total")
+
+    def test_take_tells_each_thing_once_and_keeps_totals(self):
+        """What was taken is not told again; totals go on, gauges are told again."""
+        counters = Counters()
+        counters.add("ucm_saved_blocks_total", 2)
+        counters.add("ucm_saved_blocks_total", 3)
+        counters.set("ucm_healthy", 1)
+        counters.observe("ucm_save_duration_seconds", 0.5)
+        assert {
+            "counters": {"ucm_saved_blocks_total": 5},
+            "gauges": {"ucm_healthy": 1},
+            "histograms": {"ucm_save_duration_seconds": [0.5]},
+        } == counters.take()
+        assert {} == counters.take()
+        counters.add("ucm_saved_blocks_total", 1)
+        assert {
+            "counters": {"ucm_saved_blocks_total": 1},
+            "gauges": {"ucm_healthy": 1},
+            "histograms": {},
+        } == counters.take()
+        assert 6 == counters.total("ucm_saved_blocks_total")
+
+    def test_taken_numbers_do_not_change_afterwards(self):
+        """What was handed out is the taker's own."""
+        counters = Counters()
+        counters.observe("ucm_save_duration_seconds", 0.5)
+        taken = counters.take()
+        counters.observe("ucm_save_duration_seconds", 1.5)
+        counters.set("ucm_healthy", 0)
+        assert {"ucm_save_duration_seconds": [0.5]} == taken["histograms"]
+        assert {} == taken["gauges"]
+
+    def test_adding_nothing_leaves_no_sample(self):
+        """A sample appears with its first block, not with a zero."""
+        counters = Counters()
+        counters.add("ucm_saved_blocks_total", 0)
+        assert {} == counters.take()
+
+    def test_observations_of_an_interval_are_bounded(self):
+        """Nobody takes for a long time: memory is bounded and the newest are kept."""
+        counters = Counters()
+        for number in range(3000):
+            counters.observe("ucm_save_duration_seconds", number)
+        (kept,) = counters.take()["histograms"].values()
+        assert list(range(3000 - 1024, 3000)) == kept
+
+    def test_threads_that_count_and_take_lose_nothing(self):
+        """Seeded adds on four threads beside a taker: totals and takes are exact."""
+        counters, taken = Counters(), []
+        rng = random.Random(20)
+        plans = [[rng.randrange(1, 9) for _ in range(400)] for _ in range(4)]
+        start, done = threading.Barrier(5), threading.Event()
+
+        def count(plan):
+            start.wait(10)
+            for amount in plan:
+                counters.add("ucm_saved_blocks_total", amount)
+                counters.observe("ucm_fence_wait_seconds", amount)
+
+        def take():
+            start.wait(10)
+            while not done.is_set():
+                taken.append(counters.take())
+
+        threads = [threading.Thread(target=count, args=(plan,)) for plan in plans]
+        taker = threading.Thread(target=take)
+        for thread in (*threads, taker):
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        done.set()
+        taker.join(10)
+        taken.append(counters.take())
+        name, expected = "ucm_saved_blocks_total", sum(map(sum, plans))
+        assert expected == counters.total(name)
+        told = [one for one in taken if one]
+        assert expected == sum(one["counters"].get(name, 0) for one in told)
+
+
+class TestGauges:
+    def test_gauge_is_told_when_it_changes_and_only_then(self) -> None:
+        """Failing while idle is news; being as healthy as before is none."""
+        counters = Counters()
+        counters.set("ucm_healthy", 1)
+        assert {"ucm_healthy": 1} == counters.take()["gauges"]
+        counters.set("ucm_healthy", 1)
+        assert {} == counters.take()
+        counters.set("ucm_healthy", 0)
+        assert {"ucm_healthy": 0} == counters.take()["gauges"]

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Event names are frozen, and a log is opened without touching anybody's settings."""
+
+import json
+import os
+import stat
+
+import pytest
+import structlog
+
+from ucm import tracing
+from ucm.config import LogConfig
+from ucm.errors import ConfigError
+from ucm.tracing import TICKET_SETTLED, open_log
+
+EVENTS = {
+    "HOLD_QUARANTINED": "hold.quarantined",
+    "HOLD_RELEASED": "hold.released",
+    "HOLD_TAKEN": "hold.taken",
+    "PREFIX_MATCHED": "prefix.matched",
+    "RUNTIME_CLOSED": "runtime.closed",
+    "RUNTIME_FAILED": "runtime.failed",
+    "RUNTIME_STARTED": "runtime.started",
+    "SETTING_UNSAFE": "setting.unsafe",
+    "SOURCE_RELEASED": "source.released",
+    "STAGE_FAILED": "stage.failed",
+    "STAGE_FINISHED": "stage.finished",
+    "STAGE_STARTED": "stage.started",
+    "STORE_CLEAR_FAILED": "store.clear_failed",
+    "STORE_DESCRIBE_FAILED": "store.describe_failed",
+    "TICKET_ACCEPTED": "ticket.accepted",
+    "TICKET_REFUSED": "ticket.refused",
+    "TICKET_SETTLED": "ticket.settled",
+}
+
+
+def in_file(directory):
+    """Return the events of the one file in a directory."""
+    (path,) = directory.iterdir()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def _unconfigured():
+    """Give the test structlog as a host leaves it that never configured it."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def opened():
+    """Return ``open_log``; files are closed behind the test, as at a process's end."""
+    logs = []
+
+    def call(config, role="worker-0"):
+        logs.append(open_log(config, role))
+        return logs[-1]
+
+    yield call
+    for log in logs:
+        log._logger._file._inner.close()
+
+
+pytestmark = pytest.mark.usefixtures("_unconfigured")
+
+
+class TestNames:
+    def test_event_names_are_frozen(self):
+        """Renaming an event breaks operators' dashboards, so it breaks this first."""
+        found = {name: getattr(tracing, name) for name in tracing.__all__}
+        assert {name: word for name, word in found.items() if name.isupper()} == EVENTS
+
+
+class TestHostLog:
+    def test_events_go_to_a_configured_host(self, tmp_path):
+        """Where the host configured structlog, its processors see our events and no
+        file is made."""
+        directory = tmp_path / "logs"
+        capture = structlog.testing.LogCapture()
+        structlog.configure(processors=[capture])
+        log = open_log(LogConfig(directory=str(directory)), "worker-0")
+        log.info(TICKET_SETTLED, outcome="committed")
+        assert [
+            {
+                "event": "ticket.settled",
+                "log_level": "info",
+                "outcome": "committed",
+                "role": "worker-0",
+            }
+        ] == capture.entries
+        assert not directory.exists()
+
+    def test_opening_a_log_configures_nothing(self, tmp_path, opened):
+        """A library leaves structlog's global settings to the host."""
+        opened(LogConfig(directory=str(tmp_path))).info(TICKET_SETTLED)
+        assert not structlog.is_configured()
+
+
+class TestFile:
+    def test_events_are_json_lines_in_a_private_file(self, tmp_path, opened):
+        """Without a host's settings each event is one JSON object in a file that
+        only its owner reads, below a directory that is made if need be."""
+        directory = tmp_path / "new" / "logs"
+        before = os.umask(0)
+        try:
+            log = opened(LogConfig(directory=str(directory)))
+        finally:
+            os.umask(before)
+        log.bind(request_id="r").info(TICKET_SETTLED, blocks=3)
+        (path,) = directory.iterdir()
+        assert f"ucm-worker-0-{os.getpid()}.jsonl" == path.name
+        assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+        assert 0o700 == stat.S_IMODE(directory.stat().st_mode)
+        (event,) = in_file(directory)
+        assert event.pop("timestamp_s") > 0
+        assert {
+            "blocks": 3,
+            "event": "ticket.settled",
+            "level": "info",
+            "request_id": "r",
+            "role": "worker-0",
+        } == event
+
+    def test_second_log_of_a_process_appends(self, tmp_path, opened):
+        """Opening the same log again loses nothing that was written."""
+        for number in range(2):
+            config = LogConfig(directory=str(tmp_path))
+            opened(config).info(TICKET_SETTLED, number=number)
+        assert [0, 1] == [event["number"] for event in in_file(tmp_path)]
+
+    def test_exception_is_written_with_its_traceback(self, tmp_path, opened):
+        """An error's text survives in the file."""
+        log = opened(LogConfig(directory=str(tmp_path)))
+        try:
+            raise ZeroDivisionError("nought")
+        except ZeroDivisionError:
+            log.exception(TICKET_SETTLED)
+        (event,) = in_file(tmp_path)
+        assert "ZeroDivisionError: nought" in event["exception"]
+
+    @pytest.mark.parametrize(
+        ("level", "written"),
+        [
+            ("debug", ["debug", "info", "warning", "error"]),
+            ("info", ["info", "warning", "error"]),
+            ("warning", ["warning", "error"]),
+            ("error", ["error"]),
+        ],
+    )
+    def test_level_filters(self, tmp_path, opened, level, written):
+        """Events below the configured level are not written."""
+        config = LogConfig(directory=str(tmp_path), level=level)
+        log = opened(config)
+        for name in ("debug", "info", "warning", "error"):
+            getattr(log, name)(TICKET_SETTLED)
+        assert written == [event["level"] for event in in_file(tmp_path)]
+
+    def test_log_that_is_off_writes_nowhere(self, tmp_path, capsys):
+        """Switched off, there is no file and nothing on standard error."""
+        directory = tmp_path / "logs"
+        config = LogConfig(directory=str(directory), level="off")
+        open_log(config, "worker-0").error(TICKET_SETTLED)
+        assert not directory.exists()
+        assert ("", "") == capsys.readouterr()
+
+    def test_line_that_cannot_be_written_is_lost(self, tmp_path, opened):
+        """A full disk or a closed pipe never stops the engine that is logged."""
+        log = opened(LogConfig(directory=str(tmp_path)))
+        log.info(TICKET_SETTLED)
+        log._logger._file._inner.close()
+        log.info(TICKET_SETTLED)
+        log._logger._file.flush()
+        assert 1 == len(in_file(tmp_path))
+
+    def test_symlink_in_place_of_the_file_is_refused(self, tmp_path):
+        """Nobody can make us append to a file of theirs."""
+        victim = tmp_path / "victim"
+        victim.write_text("mine\n")
+        directory = tmp_path / "logs"
+        directory.mkdir()
+        (directory / f"ucm-worker-0-{os.getpid()}.jsonl").symlink_to(victim)
+        with pytest.raises(ConfigError, match=r"log\.directory"):
+            open_log(LogConfig(directory=str(directory)), "worker-0")
+        assert "mine\n" == victim.read_text()
+
+    def test_directory_that_cannot_be_made_is_refused(self, tmp_path):
+        """A directory below a file is an error that names the setting."""
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError) as caught:
+            open_log(LogConfig(directory=str(tmp_path / "file" / "logs")), "worker-0")
+        assert "log.directory" == caught.value.key
+
+
+class TestStandardError:
+    def test_without_a_directory_events_go_to_standard_error(self, capsys):
+        """Standard output belongs to the program; events are JSON lines beside it."""
+        open_log(LogConfig(), "scheduler").info(TICKET_SETTLED)
+        out, err = capsys.readouterr()
+        assert "" == out
+        assert "ticket.settled" == json.loads(err)["event"]

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A load that scatters what was never verified is no chain."""
+
+from ucm.devices.abc import Device
+from ucm.pipeline.load import Scatter
+from ucm.pipeline.save import EventWait
+from ucm.pipeline.stage import Chain
+
+
+def load(device: Device) -> None:
+    """Leave out ``Fetch``."""
+    Chain.start(EventWait()).then(Scatter(device))  # error: arg-type
