@@ -104,9 +104,11 @@ class StoreConfig:
 class QueueConfig:
     """Bounds of what waits; a full queue refuses a save at once."""
 
-    tickets: int = _field(1024, "Tickets that may wait in a worker's queue.", least=1)
+    tickets: int = _field(
+        1024, "Saves that may wait in a worker's queue; more are refused.", least=1
+    )
     nbytes: int = _field(
-        1 << 30, "Bytes of blocks that may wait in a queue.", read=_size, least=1
+        1 << 30, "Bytes of blocks whose saves may wait.", read=_size, least=1
     )
     span_bytes: int = _field(
         16 << 20, "Bytes that one ticket carries at most.", read=_size, least=1

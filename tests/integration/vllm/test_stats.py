@@ -71,7 +71,7 @@ class TestStats:
         assert {FAILED: 5, f"{TIME}_mean": 1.5} == told
 
     def test_stats_are_empty_until_something_happens(self):
-        """Gauges alone are no news; reset forgets everything."""
+        """A gauge that changed is news as well; reset forgets everything."""
         assert UCMStats().is_empty()
         assert not stats(gauges={"ucm_healthy": 0}).is_empty()
         busy = stats({SAVED: 1})

@@ -185,11 +185,12 @@ class SchedulerHalf:
         *,
         is_new: bool,
     ) -> ScheduledRequest:
+        request = self._requests.get(request_id)
         return ScheduledRequest(
             request_id=request_id,
             computed_tokens=computed_tokens,
             scheduled_tokens=output.num_scheduled_tokens[request_id],
-            hashes=self._requests[request_id].block_hashes,
+            hashes=request.block_hashes if request is not None else (),
             tables=_Tables(output.kv_connector_block_state.get_block_ids, request_id),
             new_block_ids=new_block_ids,
             is_new=is_new,
