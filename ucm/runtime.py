@@ -97,7 +97,8 @@ class Runtime:
         self._log = log
         self._counters = counters
         self._mailbox: Mailbox[Notice] = Mailbox()
-        self._recorder = Recorder(counters, self._mailbox)
+        self._recorder = Recorder(counters, self._mailbox, log)
+        self._changed = threading.Condition(threading.Lock())
         self._pipeline = Pipeline(
             store,
             device,
@@ -150,9 +151,16 @@ class Runtime:
             orders: In the order in which they are to be served.
             fence: Behind everything the engine has done to the blocks so far.
         """
-        admissions = [self._offer(order, fence) for order in orders]
-        if admissions:
+        tickets = [self._ticket(order) for order in orders]
+        self._recorder.offered(tickets)  # before any of them can end
+        queue = self._pipeline.queue
+        admissions = [
+            queue.offer(Item(ticket, ticket.row_ids, fence)) for ticket in tickets
+        ]
+        if tickets:
             self._wake()
+        for ticket, admission in zip(tickets, admissions, strict=True):
+            self._recorder.admitted(ticket, admission, queue)
         return admissions
 
     def poll(self) -> list[Notice]:
@@ -235,7 +243,7 @@ class Runtime:
             self._device.close()
         self._log.info(RUNTIME_CLOSED, abandoned=abandoned, quiet=quiet)
 
-    def _offer(self, order: Order, fence: Fence) -> Admission:
+    def _ticket(self, order: Order) -> Ticket:
         save = order.direction is Direction.SAVE
         limit = self._timeout.save if save else self._timeout.load
         ticket = Ticket(
@@ -248,17 +256,11 @@ class Runtime:
             block_bytes=order.block_bytes,
             deadline=time.monotonic() + limit,
             on_release=self._recorder.released,
-            log=self._log.bind(
-                request_id=order.request_id,
-                transfer_id=order.transfer_id,
-                direction=order.direction.value,
-            ),
+            log=self._log,
+            changed=self._changed,
         )
         self._open[order.transfer_id] = ticket
-        queue = self._pipeline.queue
-        admission = queue.offer(Item(ticket, order.row_ids, fence))
-        self._recorder.offered(ticket, admission, queue)
-        return admission
+        return ticket
 
     def _wake(self) -> None:
         self._call_loop(self._pipeline.wake)

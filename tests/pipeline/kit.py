@@ -20,6 +20,7 @@ from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
 from ucm.pipeline.tickets import Direction, Item, Ticket
 from ucm.plan import HostSlots
+from ucm.tracing import Log
 
 TIMEOUT = 10.0
 
@@ -34,6 +35,7 @@ def make_ticket(
     row_ids: Sequence[int] = (0,),
     lasts: float = 60.0,
     on_release: Callable[[Ticket], None] = lambda _: None,
+    log: Log | None = None,
 ) -> Ticket:
     """Return a ticket that ends in *lasts* seconds."""
     blocks = range(transfer_id, transfer_id + num_blocks)
@@ -47,7 +49,7 @@ def make_ticket(
         block_bytes=block_bytes,
         deadline=time.monotonic() + lasts,
         on_release=on_release,
-        log=null_log(),
+        log=log or null_log(),
     )
 
 

@@ -47,7 +47,7 @@ class TestRecorder:
             wrapper_class=structlog.make_filtering_bound_logger(20),
         )
         mailbox: Mailbox[Notice] = Mailbox()
-        recorder = Recorder(Counters(), mailbox)
+        recorder = Recorder(Counters(), mailbox, null_log())
         ticket = a_ticket(recorder, log)
         with pytest.raises(OSError, match="no space left"):
             recorder.settle(ticket, Outcome(OutcomeKind.FAILED, "evicted"))
@@ -58,7 +58,7 @@ class TestRecorder:
     def test_last_word_is_given_once(self) -> None:
         """A second outcome changes nothing and is told to nobody."""
         mailbox: Mailbox[Notice] = Mailbox()
-        recorder = Recorder(Counters(), mailbox)
+        recorder = Recorder(Counters(), mailbox, null_log())
         ticket = a_ticket(recorder, null_log())
         assert recorder.settle(ticket, Outcome(OutcomeKind.FAILED, "evicted"))
         assert not recorder.settle(ticket, Outcome(OutcomeKind.COMMITTED, committed=1))

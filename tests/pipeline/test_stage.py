@@ -151,12 +151,13 @@ class TestRunCopy:
 
     def test_each_stage_is_traced(self):
         """A stage's start and end are events with its name, the end with its time."""
-        ticket, capture = make_ticket(), structlog.testing.LogCapture()
-        ticket.log = structlog.wrap_logger(
+        capture = structlog.testing.LogCapture()
+        log = structlog.wrap_logger(
             structlog.ReturnLogger(),
             processors=[capture],
             wrapper_class=structlog.make_filtering_bound_logger(0),
         )
+        ticket = make_ticket(log=log)
         Segment((Copying("a"),)).run_copy(Carrier(ticket))
         started, finished = capture.entries
         assert ("stage.started", "a") == (started["event"], started["stage"])

@@ -10,9 +10,10 @@ lock. Notices for the engine go through the mailbox, once each: *released* (or
 
 import asyncio
 import enum
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 import anyio.abc
@@ -43,6 +44,7 @@ from ucm.tracing import (
     TICKET_ACCEPTED,
     TICKET_REFUSED,
     TICKET_SETTLED,
+    Log,
 )
 
 __all__ = ["Notice", "NoticeKind", "Pipeline", "Recorder"]
@@ -82,35 +84,34 @@ class Recorder:
     Used from every thread; its parts are safe for that.
     """
 
-    def __init__(self, counters: Counters, mailbox: Mailbox[Notice]) -> None:
+    def __init__(self, counters: Counters, mailbox: Mailbox[Notice], log: Log) -> None:
         self.counters = counters
         self._mailbox = mailbox
+        self._log = log
 
-    def offered(self, ticket: Ticket, admission: Admission, queue: DumpQueue) -> None:
-        """Count an offer; a refusal is its own end."""
-        direction = ticket.direction.value
-        blocks, nbytes = len(ticket.span), ticket.nbytes
-        add = self.counters.add
-        add("ucm_offered_blocks_total", blocks, direction=direction)
-        add("ucm_offered_bytes_total", nbytes, direction=direction)
-        if admission is Admission.ACCEPTED:
-            ticket.log.debug(
-                TICKET_ACCEPTED,
-                blocks=blocks,
-                nbytes=nbytes,
-                queue_tickets=queue.num_tickets,
-                queue_nbytes=queue.nbytes,
-            )
-            return
-        ticket.log.info(
-            TICKET_REFUSED,
-            blocks=blocks,
-            nbytes=nbytes,
-            queue_tickets=queue.num_tickets,
-            queue_nbytes=queue.nbytes,
-            reason=admission.value,
-        )
-        self.settle(ticket, Outcome(OutcomeKind.REFUSED, admission.value))
+    def offered(self, tickets: Sequence[Ticket]) -> None:
+        """Count what is about to be offered in one go."""
+        for direction in Direction:
+            mine = [ticket for ticket in tickets if ticket.direction is direction]
+            blocks = sum(len(ticket.span) for ticket in mine)
+            nbytes = sum(ticket.nbytes for ticket in mine)
+            name = direction.value
+            self.counters.add("ucm_offered_blocks_total", blocks, direction=name)
+            self.counters.add("ucm_offered_bytes_total", nbytes, direction=name)
+
+    def admitted(self, ticket: Ticket, admission: Admission, queue: DumpQueue) -> None:
+        """Log what became of an offer; a refusal is the ticket's end."""
+        told = {
+            "blocks": len(ticket.span),
+            "nbytes": ticket.nbytes,
+            "queue_tickets": queue.num_tickets,
+            "queue_nbytes": queue.nbytes,
+        }
+        if admission is not Admission.ACCEPTED:
+            ticket.log.info(TICKET_REFUSED, **told, reason=admission.value)
+            self.settle(ticket, Outcome(OutcomeKind.REFUSED, admission.value))
+        elif self._log.is_enabled_for(logging.DEBUG):
+            ticket.log.debug(TICKET_ACCEPTED, **told)
 
     def released(self, ticket: Ticket) -> None:
         """Tell that the engine may reuse the blocks."""

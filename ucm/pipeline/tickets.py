@@ -11,7 +11,9 @@ States of a ``BlockGuard``, which stands between copy threads and the engine::
 ``revoke`` on COPYING does not stop the copy; it marks the guard *torn*: the engine may
 overwrite the blocks meanwhile, so what was copied must never be committed.
 
-Threading: guards are used from engine, loop and copy threads under their own lock.
+Threading: guards are used from engine, loop and copy threads. One lock serves all
+tickets of a runtime: it is held for a few instructions, and a lock of its own would
+cost each ticket more than all the rest of it.
 A ticket's other fields belong to the loop until a copy job runs on it, and to that job
 while it runs; ``settle`` may be called from any thread, once.
 """
@@ -115,12 +117,17 @@ class BlockGuard:
     Args:
         on_release: Called once, on the thread that releases, when the blocks are free
             of us. Must not block.
+        changed: Shared by all guards of a runtime; its own if none is given.
     """
 
     __slots__ = ("_changed", "_on_release", "_state", "revoked", "torn")
 
-    def __init__(self, on_release: Callable[[], None]) -> None:
-        self._changed = threading.Condition(threading.Lock())
+    def __init__(
+        self,
+        on_release: Callable[[], None],
+        changed: threading.Condition | None = None,
+    ) -> None:
+        self._changed = changed or threading.Condition(threading.Lock())
         self._on_release = on_release
         self._state = _Guarded.FREE
         self.revoked = ""
@@ -205,26 +212,29 @@ class Ticket:
         block_bytes: Bytes of one block over all rows.
         deadline: Latest end, on the clock of ``time.monotonic``.
         on_release: See ``BlockGuard``.
-        log: Carries the ticket's ids on every event.
+        log: The process's log; ``log`` of the ticket carries its ids as well.
+        changed: Shared by all tickets of a runtime; its own if none is given.
     """
 
     __slots__ = (
         "_active_jobs",
-        "_lock",
+        "_changed",
+        "_is_told",
+        "_log",
+        "_process_log",
         "_resources",
-        "_told",
         "accepted_at",
         "block_bytes",
         "deadline",
         "direction",
         "generation",
         "guard",
-        "log",
         "outcome",
         "owns_resources",
         "read_lease",
         "released_at",
         "request_id",
+        "row_ids",
         "rows_left",
         "span",
         "stage",
@@ -246,34 +256,48 @@ class Ticket:
         deadline: float,
         on_release: Callable[["Ticket"], None],
         log: Log,
+        changed: threading.Condition | None = None,
     ) -> None:
         self.transfer_id = transfer_id
         self.direction = direction
         self.request_id = request_id
         self.generation = generation
         self.span = span
+        self.row_ids = row_ids
         self.rows_left = set(row_ids)
         self.block_bytes = block_bytes
         self.accepted_at = time.monotonic()
         self.released_at = 0.0
         self.deadline = deadline
-        self.log = log
+        self._process_log = log
+        self._log: Log | None = None
         self.stage = "queue"
         self.stage_seconds: dict[str, float] = {}
         self.outcome: Outcome | None = None
         self.owns_resources = False
         self.write_lease: WriteLease | None = None
         self.read_lease: ReadLease | None = None
-        self._lock = threading.Lock()
-        self._told = threading.Event()
+        self._changed = changed or threading.Condition(threading.Lock())
+        self._is_told = False
         self._active_jobs = 0
-        self._resources = contextlib.ExitStack()
+        self._resources: contextlib.ExitStack | None = None
 
         def released() -> None:
             self.released_at = time.monotonic()
             on_release(self)
 
-        self.guard = BlockGuard(released)
+        self.guard = BlockGuard(released, self._changed)
+
+    @property
+    def log(self) -> Log:
+        """The log with the ticket's ids; bound when it is first used."""
+        if self._log is None:
+            self._log = self._process_log.bind(
+                request_id=self.request_id,
+                transfer_id=self.transfer_id,
+                direction=self.direction.value,
+            )
+        return self._log
 
     @property
     def nbytes(self) -> int:
@@ -287,12 +311,14 @@ class Ticket:
 
     def own(self, resource: contextlib.AbstractContextManager[object]) -> None:
         """Tie a resource to the ticket; ``unwind`` leaves it exactly once."""
+        if self._resources is None:
+            self._resources = contextlib.ExitStack()
         self._resources.enter_context(resource)
         self.owns_resources = True
 
     def settle(self, outcome: Outcome) -> bool:
         """Give the last word; False when it was given before."""
-        with self._lock:
+        with self._changed:
             if self.outcome is not None:
                 return False
             self.outcome = outcome
@@ -300,11 +326,14 @@ class Ticket:
 
     def mark_told(self) -> None:
         """Let waiters go: the ticket is settled and the notice of it is on its way."""
-        self._told.set()
+        with self._changed:
+            self._is_told = True
+            self._changed.notify_all()
 
     def wait_told(self, timeout: float) -> bool:
         """Block the thread up to *timeout* seconds; return whether its end was told."""
-        return self._told.wait(timeout)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_told, timeout)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -316,7 +345,7 @@ class Ticket:
         Raises:
             TicketOverError: The ticket is settled; the job must not start.
         """
-        with self._lock:
+        with self._changed:
             if self.outcome is not None:
                 raise TicketOverError(f"transfer {self.transfer_id} is settled")
             self._active_jobs += 1
@@ -325,19 +354,20 @@ class Ticket:
             yield
             whole = True
         finally:
-            with self._lock:
+            with self._changed:
                 self._active_jobs -= 1
             if not whole or self.outcome is not None:
                 self.unwind()
 
     def unwind(self) -> None:
         """Leave all resources unless a job still uses them. May block: copy threads."""
-        with self._lock:
+        with self._changed:
             if self._active_jobs:
                 return
-            resources = self._resources.pop_all()
+            resources, self._resources = self._resources, None
             self.owns_resources = False
-        resources.close()
+        if resources is not None:
+            resources.close()
 
 
 @attrs.frozen
