@@ -88,8 +88,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, plan: FaultPlan) -> None:
     monkeypatch.setattr(door_setup, "load_class", lambda *_: Planted)
     monkeypatch.setattr(
         door_worker,
-        "CPUDevice",
-        lambda num_blocks: FaultDevice(CPUDevice(num_blocks), plan),
+        "load_class",
+        lambda *_: lambda num_blocks: FaultDevice(CPUDevice(num_blocks), plan),
     )
 
 

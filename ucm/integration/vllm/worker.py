@@ -7,7 +7,7 @@ Threading: all of it runs on the engine's worker thread, which meets the loop on
 step number decides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -22,14 +22,15 @@ from ucm.blocks import (
     ShardId,
     TransferId,
 )
-from ucm.devices.cpu import CPUDevice
-from ucm.errors import ConfigError, DeviceError
+from ucm.devices.abc import Device
+from ucm.errors import DeviceError
 from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
 from ucm.metrics import Counters
 from ucm.pipeline.pipeline import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind, Ticket
+from ucm.registry import load_class
 from ucm.runtime import Order, Runtime
 from ucm.scheduler.messages import (
     Failure,
@@ -115,16 +116,15 @@ class WorkerHalf:
     def __init__(self, setup: Setup, rank: int, device_type: str) -> None:
         self._setup = setup
         self._rank = rank
-        if device_type != "cpu":
-            raise ConfigError(
-                "device", device_type, "no device of this type is known", "Use cpu."
-            )
+        device: Callable[[int], Device] = load_class(
+            "ucm.devices", device_type, "device"
+        )
         self._log = setup.open_log(f"worker-{rank}").bind(rank=rank)
         self._counters = Counters()
         self._counters.set("ucm_healthy", 1)
         self._keyspace_digest = b""
         self._packers: dict[GroupId, KeyPacker] = {}
-        self._device = CPUDevice(setup.num_blocks)
+        self._device = device(setup.num_blocks)
         self._store = setup.open_store(index_only=False)
         self._runtime: Runtime | None = None
         self._plan: StepPlan | None = None
@@ -216,9 +216,10 @@ class WorkerHalf:
         Return the requests that are through: saves released, loads over, loads failed.
 
         A failed load is in both of the latter. Each is told once. In a step that
-        computes nothing, waits up to 2 ms for loads that are under way.
+        computes nothing, waits up to 2 ms for what the engine waits for.
         """
-        if self._is_idle and self._loads and self._runtime is not None:
+        waits = self._is_idle and (self._loads or self._deferred)
+        if waits and self._runtime is not None:
             self._runtime.wait_for_notice(_IDLE_WAIT_S)
         self._poll()
         sent = {
