@@ -190,6 +190,53 @@ class TestSlowAndBrokenStores:
         assert expected == cold.token_ids == again.token_ids
 
 
+class TestDelayedFree:
+    def test_blocks_of_a_finished_request_are_kept_until_its_save_has_read_them(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S1-02, S1-03, S3-10: a request that ends before its save has begun keeps its
+        blocks; they are freed once, after the copy, and the save counts."""
+        from vllm import SamplingParams
+
+        gate = Gate()
+        plant(monkeypatch, FaultPlan(Fault("reserve", gate)))
+        config = ucm_config(tmp_path / "slab")
+        sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        with in_process_engine(
+            llama, kv_transfer_config=config, skip_tokenizer_init=True
+        ) as llm:
+            engine = llm.llm_engine
+            scheduler = engine.engine_core.engine_core.scheduler
+            with traced(llm) as trace:
+                engine.add_request(
+                    "r", {"prompt_token_ids": prompt(950, 300)}, sampling
+                )
+                while engine.has_unfinished_requests():
+                    engine.step()
+                gate.wait_reached()
+                for _ in range(3):
+                    engine.step()
+                assert 1 == len(scheduler.requests)
+                assert not llm.reset_prefix_cache()
+                gate.open()
+                drain(llm)
+            assert 0 == len(scheduler.requests)
+            assert llm.reset_prefix_cache()
+            assert 2 == await_counter(llm, SAVED, 2)
+        kept = [
+            call.result[0]
+            for call in trace
+            if call.hook == "request_finished_all_groups"
+        ]
+        sent = [
+            name
+            for call in trace
+            if call.hook == "get_transfer_results"
+            for name in call.result.finished_sending
+        ]
+        assert ([True], 1) == (kept, len(sent))
+
+
 class TestParkedLoads:
     def test_engine_goes_on_while_a_load_is_under_way(
         self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
