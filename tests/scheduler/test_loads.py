@@ -271,3 +271,18 @@ class TestFailures:
         plan = adapter.plan_step(facts(goes_on, other))
         assert bytes(16) == plan.keyspace_digest
         assert ["t"] == [order.request_id for order in plan.saves]
+
+    def test_denied_block_stays_denied_until_a_save_of_it_is_stored(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """A save that failed is no new copy: the block is a miss until one is."""
+        index.put(0, HASHES[:1])
+        (load_order,) = load(adapter, "s", [2])
+        adapter.apply_report(StepReport(rank=0, failures=(failure_of(load_order),)))
+        adapter.apply_report(loaded(load_order))
+        for ends, tokens in (("unstored_saves", 0), ("settled_saves", 4)):
+            plan = adapter.plan_step(facts(prefill(ends, [7])))
+            (save,) = plan.saves
+            ended = {ends: (save.transfer_id,), "released": (save.transfer_id,)}
+            adapter.apply_report(StepReport(rank=0, **ended))
+            assert tokens == adapter.match_prefix("t", 9, HASHES[:2], 0).tokens

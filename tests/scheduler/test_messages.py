@@ -50,6 +50,7 @@ REPORTS = st.builds(
     released=TUPLES_OF_IDS,
     quarantined=TUPLES_OF_IDS,
     settled_saves=TUPLES_OF_IDS,
+    unstored_saves=TUPLES_OF_IDS,
     loads_done=TUPLES_OF_IDS,
     failures=st.lists(
         st.builds(

@@ -248,8 +248,12 @@ class SchedulerAdapter:
             for transfer_id in report.loads_done
             if self._transfers.end(TransferKind.LOAD, transfer_id, report.rank)
         )
-        for transfer_id in report.settled_saves:
-            self._transfers.end(TransferKind.SAVE, transfer_id, report.rank)
+        saves = ((report.settled_saves, True), (report.unstored_saves, False))
+        for ids, stored in saves:
+            for each in ids:
+                self._transfers.end(
+                    TransferKind.SAVE, each, report.rank, is_stored=stored
+                )
         self._bypass |= not report.healthy
 
     def loads_finished(self, request_ids: Collection[str]) -> None:

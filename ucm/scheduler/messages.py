@@ -145,7 +145,8 @@ class StepReport:
         rank: The reporting rank.
         released: Save tickets whose source blocks may be overwritten.
         quarantined: Save tickets whose device read never ended; not released.
-        settled_saves: Save tickets that came to their end, stored or not.
+        settled_saves: Save tickets whose blocks the store has now.
+        unstored_saves: Save tickets that came to any other end.
         loads_done: Load tickets that came to their end, failed ones included.
         failures: Details of failed loads.
         healthy: False once the worker's runtime has failed; the scheduler then plans
@@ -156,6 +157,7 @@ class StepReport:
     released: tuple[int, ...] = ()
     quarantined: tuple[int, ...] = ()
     settled_saves: tuple[int, ...] = ()
+    unstored_saves: tuple[int, ...] = ()
     loads_done: tuple[int, ...] = ()
     failures: tuple[Failure, ...] = ()
     healthy: bool = True

@@ -48,6 +48,7 @@ class BlockRef:
 class _Open:
     order: SpanOrder
     ranks_left: set[int]
+    is_stored: bool = True
 
 
 class OpenTransfers:
@@ -123,9 +124,17 @@ class OpenTransfers:
             orders.append(order)
         return orders
 
-    def end(self, kind: TransferKind, transfer_id: int, rank: int) -> bool:
+    def end(
+        self, kind: TransferKind, transfer_id: int, rank: int, *, is_stored: bool = True
+    ) -> bool:
         """
         Take note that a ticket came to its end on a rank.
+
+        Args:
+            kind: Of the ticket.
+            transfer_id: Its number.
+            rank: Which.
+            is_stored: Of a save, whether the rank's store has the blocks now.
 
         Returns:
             Whether this was the last rank.
@@ -139,9 +148,10 @@ class OpenTransfers:
             self.strays += 1
             return False
         entry.ranks_left.remove(rank)
+        entry.is_stored &= is_stored
         if entry.ranks_left:
             return False
-        self._close(entry.order)
+        self._close(entry.order, is_stored=entry.is_stored)
         return True
 
     def end_loads_of(self, request_ids: Collection[str]) -> list[int]:
@@ -217,12 +227,13 @@ class OpenTransfers:
             for block_id in order.block_ids:
                 self._filling[block_id] = order.transfer_id
 
-    def _close(self, order: SpanOrder) -> None:
+    def _close(self, order: SpanOrder, *, is_stored: bool = True) -> None:
         del self._open[order.transfer_id]
         if order.kind is TransferKind.SAVE:
             for key in _keys_of(order):
                 self._saving.remove(key)
-                self._denied.pop(key, None)
+                if is_stored:
+                    self._denied.pop(key, None)
         else:
             for block_id in order.block_ids:
                 if self._filling.get(block_id) == order.transfer_id:

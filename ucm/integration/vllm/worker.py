@@ -43,6 +43,7 @@ from ucm.scheduler.messages import (
 
 __all__ = ["WorkerHalf"]
 
+_STORED = (OutcomeKind.COMMITTED, OutcomeKind.SKIPPED)
 _IDLE_WAIT_S = 0.002
 _DIRECTIONS = {TransferKind.SAVE: Direction.SAVE, TransferKind.LOAD: Direction.LOAD}
 
@@ -70,6 +71,7 @@ class _Outbox:
     released: list[int] = attrs.Factory(list)
     quarantined: list[int] = attrs.Factory(list)
     settled_saves: list[int] = attrs.Factory(list)
+    unstored_saves: list[int] = attrs.Factory(list)
     loads_done: list[int] = attrs.Factory(list)
     failures: list[Failure] = attrs.Factory(list)
     told_unhealthy: bool = False
@@ -80,6 +82,7 @@ class _Outbox:
             self.released,
             self.quarantined,
             self.settled_saves,
+            self.unstored_saves,
             self.loads_done,
             self.failures,
         )
@@ -90,6 +93,7 @@ class _Outbox:
             released=tuple(self.released),
             quarantined=tuple(self.quarantined),
             settled_saves=tuple(self.settled_saves),
+            unstored_saves=tuple(self.unstored_saves),
             loads_done=tuple(self.loads_done),
             failures=tuple(self.failures),
             healthy=healthy,
@@ -308,8 +312,11 @@ class WorkerHalf:
 
     def _save_noticed(self, notice: Notice) -> None:
         ticket = notice.ticket
-        if notice.kind is NoticeKind.SETTLED:
-            self._outbox.settled_saves.append(ticket.transfer_id)
+        if notice.outcome is not None:
+            is_stored = notice.outcome.kind in _STORED
+            outbox = self._outbox
+            ids = outbox.settled_saves if is_stored else outbox.unstored_saves
+            ids.append(ticket.transfer_id)
             return
         if notice.kind is NoticeKind.QUARANTINED:
             self._outbox.quarantined.append(ticket.transfer_id)
