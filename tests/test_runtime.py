@@ -123,17 +123,19 @@ class TestFaults:
                 "ucm_load_failures_total", reason="unavailable"
             )
 
-    def test_corrupt_block_names_its_key_and_is_forgotten(self):
-        """A block that does not verify is a miss from then on, and is blamed."""
-        (key,) = keys_of(2)
-        plan = FaultPlan(Fault("verify", raising(BlockCorruptError(key, "checksum"))))
-        with running(plan=plan) as rig:
-            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+    def test_corrupt_blocks_are_blamed_and_forgotten_and_no_others(self):
+        """The first block that does not verify is blamed; all such blocks of the span
+        are misses from then on, so that one failure repairs them, and no other is."""
+        with running() as rig:
+            rig.submit(order(1, SAVE, range(6), range(1, 7)))
             rig.settle()
-            rig.submit(order(2, LOAD, range(4), range(20, 24)))
+            for key in keys_of(2, 4):
+                rig.store._pool[rig.store._entries[key].slot, 7] ^= 1
+            rig.submit(order(2, LOAD, range(6), range(20, 26)))
             outcome = rig.settle()[2]
-            assert ("corrupt", key) == (outcome.reason, outcome.bad_key)
-            assert [False] == rig.store.contains([key])
+            assert ("corrupt", *keys_of(2)) == (outcome.reason, outcome.bad_key)
+            found = rig.store.contains(keys_of(*range(6)))
+            assert [True, True, False, True, False, True] == found
 
     def test_slot_recycled_while_it_is_verified_is_no_corruption(self):
         """Bytes of a slot that was taken meanwhile are a miss; nothing is forgotten."""
@@ -148,18 +150,6 @@ class TestFaults:
             rig.submit(order(2, LOAD, range(4), range(20, 24)))
             assert "evicted" == rig.settle()[2].reason
             assert 4 == rig.store.match(keys_of(*range(4)))
-
-    def test_only_the_corrupt_block_is_forgotten(self):
-        """A span's other blocks stay, and are found again."""
-        (key,) = keys_of(2)
-        plan = FaultPlan(Fault("verify", raising(BlockCorruptError(key, "checksum"))))
-        with running(plan=plan) as rig:
-            rig.submit(order(1, SAVE, range(4), range(1, 5)))
-            rig.settle()
-            rig.submit(order(2, LOAD, range(4), range(20, 24)))
-            rig.settle()
-            found = rig.store.contains(keys_of(*range(4)))
-            assert [True, True, False, True] == found
 
     def test_missing_block_fails_the_load_as_evicted(self):
         """A block that was evicted since the lookup is a named failure."""

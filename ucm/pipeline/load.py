@@ -71,13 +71,29 @@ class Fetch(CopyStage[Ready, Fetched]):
             ticket.own(lease)
             try:
                 lease.verify(0, len(lease.keys))
-            except BlockCorruptError as exc:
+            except BlockCorruptError:
                 lease.recheck()  # bytes of a slot that was recycled are not corrupt
                 with contextlib.suppress(StoreError):  # the corruption is the news
-                    self._store.forget([PackedKey(exc.key)])
+                    self._store.forget(_corrupt_keys(lease))
                 raise
             ticket.read_lease = lease
         return Fetched(ticket, given.row_ids, lease)
+
+
+def _corrupt_keys(lease: ReadLease) -> list[PackedKey]:
+    """
+    Return every block of a span that does not verify.
+
+    Where one is damaged others may be: each left in the store would cost one more load
+    that fails.
+    """
+    corrupt = []
+    for position, key in enumerate(lease.keys):
+        try:
+            lease.verify(position, position + 1)
+        except BlockCorruptError:
+            corrupt.append(key)
+    return corrupt
 
 
 class Scatter(CopyStage[Fetched, Scattered]):
