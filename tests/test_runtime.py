@@ -14,7 +14,7 @@ from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.pipeline.pipeline import NoticeKind
-from ucm.pipeline.tickets import Admission, Direction, OutcomeKind
+from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
@@ -26,6 +26,57 @@ def totals(rig, direction):
     name = "ucm_settled_blocks_total"
     offered = rig.counters.total("ucm_offered_blocks_total", direction=direction.value)
     return offered, rig.counters.total(name, direction=direction.value)
+
+
+class TestSubmit:
+    def test_orders_are_made_off_the_engines_thread(self):
+        """An iterator of orders costs the engine's thread nothing: the loop runs it."""
+        made_on = []
+
+        def make():
+            made_on.append(threading.current_thread().name)
+            yield order(1, SAVE, range(2), range(1, 3))
+
+        with running() as rig:
+            rig.runtime.submit(make(), rig.device.lease(None))
+            while not rig.outcomes():
+                rig.runtime.wait_for_notice(5)
+            assert (["ucm-loop"], 0) == (made_on, rig.runtime.num_open)
+
+    def test_fence_reaches_what_was_just_submitted(self):
+        """S2-12: a fence covers saves of which the loop has not heard yet."""
+        gate = Gate()
+        with running(SHORT, FaultPlan(Fault("reserve", gate))) as rig:
+            rig.submit(order(1, SAVE, range(1), range(1, 2)))
+            gate.wait_reached()
+            rig.runtime._loop.call_soon_threadsafe(gate)  # keeps the loop away
+            second = order(2, SAVE, range(1, 2), range(2, 3), request="b")
+            rig.runtime.submit([second], rig.device.lease(None))
+            rig.runtime.fence([2])
+            assert 2 in rig.told(NoticeKind.RELEASED)
+            gate.open()
+
+    def test_batch_that_cannot_be_made_fails_the_runtime(self):
+        """A caller's bug ends in a told failure, never in a ticket without an end."""
+
+        def make():
+            yield order(2, SAVE, range(2, 3), range(2, 3))
+            raise KeyError("group 7")
+
+        gate = Gate()
+        with running() as rig:
+            rig.submit(order(1, SAVE, range(1), range(1, 2)))
+            rig.settle()
+            rig.runtime._loop.call_soon_threadsafe(
+                gate
+            )  # or the bug dies with the loop
+            with pytest.raises(KeyError, match="group 7"):
+                rig.submit_made(make())
+            gate.open()
+            assert "could not be taken in" in rig.runtime.failure
+            assert {1} == set(rig.outcomes())
+            assert 0 == rig.runtime.num_open
+            assert ["failed"] == rig.submit(order(3, SAVE, range(3), range(1, 4)))
 
 
 class TestSaveAndLoad:
@@ -295,8 +346,5 @@ class TestClose:
         with running() as rig:
             fence = rig.device.lease(None)
             rig.runtime.close()
-            (admission,) = rig.runtime.submit(
-                [order(1, SAVE, range(1), range(1, 2))], fence
-            )
-            assert Admission.CLOSED is admission
-            assert OutcomeKind.REFUSED is rig.outcomes()[1].kind
+            rig.runtime.submit([order(1, SAVE, range(1), range(1, 2))], fence)
+            assert Outcome(OutcomeKind.REFUSED, "closed") == rig.outcomes()[1]

@@ -9,9 +9,10 @@ leave it raised without need, never lowered.
 Bounded by the tickets that were accepted: each causes at most two messages.
 """
 
-import threading
 from collections import deque
 from typing import Generic, TypeVar
+
+from ucm.threads import SYSTEM, Threads
 
 __all__ = ["Mailbox"]
 
@@ -19,11 +20,16 @@ _M = TypeVar("_M")
 
 
 class Mailbox(Generic[_M]):
-    """A one-way box; nothing put in is lost or seen twice."""
+    """
+    A one-way box; nothing put in is lost or seen twice.
 
-    def __init__(self) -> None:
+    Args:
+        threads: Where its event comes from.
+    """
+
+    def __init__(self, threads: Threads = SYSTEM) -> None:
         self._messages: deque[_M] = deque()
-        self._filled = threading.Event()
+        self._filled = threads.event()
 
     def put(self, message: _M) -> None:
         """Leave a message. Never blocks."""

@@ -3,22 +3,24 @@
 The one place where the engine's thread meets the loop.
 
 One loop thread per process runs the pipeline; copy threads do what blocks. The
-engine's thread calls ``submit`` once per step (one wake-up of the loop, never a wait),
-``poll`` for what has happened, and ``fence`` when it is about to reuse blocks that a
-save may still read.
+engine's thread calls ``submit`` once per step (one append and one wake-up of the loop,
+never a wait), ``poll`` for what has happened, and ``fence`` when it is about to reuse
+blocks that a save may still read.
 
-Threading: all public methods belong to the engine's thread. ``_open`` maps the tickets
-that have no outcome yet; the engine's thread adds, and removes on ``poll``. ``_failure``
-is set once, from any thread. When the loop or a copy thread dies, ``_fail`` settles
-everything that is open, later offers are refused, and ``failure`` says why; nothing ever
-waits for a dead thread.
+Threading: all public methods belong to the engine's thread. What it submits waits in
+``_batches`` until ``_take_in`` makes tickets of it, in turn under ``_taking``: as a rule
+on the loop, on the engine's thread where that needs the tickets at once. ``_open`` maps
+the tickets whose end was not told; they are added by ``_take_in`` and removed on
+``poll``. ``_failure`` is set once, from any thread. When the loop or a copy thread dies,
+``_fail`` settles everything that is open, later offers are refused, and ``failure`` says
+why; nothing ever waits for a dead thread.
 """
 
 import asyncio
 import contextlib
-import threading
-import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import anyio
 import attrs
@@ -39,6 +41,7 @@ from ucm.pipeline.tickets import (
     Ticket,
 )
 from ucm.stores.abc import Store
+from ucm.threads import SYSTEM, Threads
 from ucm.tracing import RUNTIME_CLOSED, RUNTIME_FAILED, RUNTIME_STARTED, Log
 
 __all__ = ["Order", "Runtime"]
@@ -70,6 +73,14 @@ class Order:
     block_bytes: int
 
 
+class _Batch(NamedTuple):
+    """What one call of ``submit`` brought."""
+
+    orders: Iterable[Order]
+    fence: Fence
+    submitted_at: float
+
+
 class Runtime:
     """
     Runs one pipeline on its own thread.
@@ -80,6 +91,7 @@ class Runtime:
         config: Bounds and deadlines.
         counters: Where totals go.
         log: The process's log.
+        threads: Where the clock, threads and locks come from.
     """
 
     def __init__(
@@ -90,15 +102,18 @@ class Runtime:
         config: UCMConfig,
         counters: Counters,
         log: Log,
+        threads: Threads = SYSTEM,
     ) -> None:
         self._store = store
         self._device = device
         self._timeout = config.timeout
         self._log = log
         self._counters = counters
-        self._mailbox: Mailbox[Notice] = Mailbox()
+        self._threads = threads
+        self._clock = threads.monotonic
+        self._mailbox: Mailbox[Notice] = Mailbox(threads)
         self._recorder = Recorder(counters, self._mailbox, log)
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threads.condition()
         self._pipeline = Pipeline(
             store,
             device,
@@ -106,14 +121,18 @@ class Runtime:
             timeout=config.timeout,
             recorder=self._recorder,
             on_failure=self._fail,
+            take_in=self._take_in,
+            threads=threads,
         )
+        self._batches: deque[_Batch] = deque()
+        self._taking = threads.lock()
         self._open: dict[TransferId, Ticket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._started = threading.Event()
-        self._failure_lock = threading.Lock()
+        self._started = threads.event()
+        self._failure_lock = threads.lock()
         self._failure = ""
         self._closed = False
-        self._thread = threading.Thread(target=self._main, name="ucm-loop", daemon=True)
+        self._thread = threads.thread(self._main, "ucm-loop")
 
     @property
     def failure(self) -> str:
@@ -122,8 +141,8 @@ class Runtime:
 
     @property
     def num_open(self) -> int:
-        """Tickets whose end ``poll`` has not told yet."""
-        return len(self._open)
+        """Tickets whose end ``poll`` has not told, and batches without tickets yet."""
+        return len(self._open) + len(self._batches)
 
     def start(self) -> None:
         """
@@ -141,32 +160,28 @@ class Runtime:
             device=type(self._device).__name__,
         )
 
-    def submit(self, orders: Iterable[Order], fence: Fence) -> list[Admission]:
+    def submit(self, orders: Iterable[Order], fence: Fence) -> None:
         """
-        Offer tickets; never blocks, wakes the loop once.
+        Ask for tickets; never blocks, wakes the loop once.
 
-        A refused order is settled at once; ``poll`` tells of it like of any other.
+        An order that the queue refuses is settled at once; ``poll`` tells of it like of
+        any other.
 
         Args:
-            orders: In the order in which they are to be served.
+            orders: In the order in which they are to be served. As a rule iterated on
+                the loop, so that an iterator can spare the engine's thread the work of
+                making them; it must not depend on anything that changes meanwhile.
             fence: Behind everything the engine has done to the blocks so far.
         """
-        tickets = [self._ticket(order) for order in orders]
-        self._recorder.offered(tickets)  # before any of them can end
-        queue = self._pipeline.queue
-        admissions = [
-            queue.offer(Item(ticket, ticket.row_ids, fence)) for ticket in tickets
-        ]
-        if tickets:
-            self._wake()
-        for ticket, admission in zip(tickets, admissions, strict=True):
-            self._recorder.admitted(ticket, admission, queue)
-        return admissions
+        self._batches.append(_Batch(orders, fence, self._clock()))
+        self._wake()
 
     def poll(self) -> list[Notice]:
         """Return what has happened since the last call. Never blocks."""
         if self._started.is_set() and not self._thread.is_alive() and not self._closed:
             self._fail("the loop thread has died")
+        if self._failure or self._closed:
+            self._take_in()  # nobody else does
         notices = self._mailbox.drain()
         for notice in notices:
             if notice.kind is NoticeKind.SETTLED:
@@ -180,7 +195,7 @@ class Runtime:
         For an engine that has nothing to compute before a load is over: a thread that
         spins takes the interpreter away from the threads it waits for.
         """
-        if self._open and not self._failure:
+        if self.num_open and not self._failure:
             self._mailbox.wait(timeout)
 
     def fence(self, transfer_ids: Sequence[int]) -> None:
@@ -191,6 +206,9 @@ class Runtime:
         time. A save that has not begun by then is dropped; one that is still copying
         is marked torn and will not be committed. Unknown ids are over already.
         """
+        if not transfer_ids:
+            return
+        self._take_in()
         tickets = [
             ticket
             for transfer_id in transfer_ids
@@ -199,22 +217,23 @@ class Runtime:
         ]
         if not tickets:
             return
-        started = time.monotonic()
+        started = self._clock()
         for ticket in tickets:
             self._pipeline.queue.promote(ticket.lane_key)
         self._wake()
         for ticket in tickets:
-            left = started + self._timeout.fence - time.monotonic()
+            left = started + self._timeout.fence - self._clock()
             if self._failure or not ticket.guard.wait_released(max(0.0, left)):
                 ticket.guard.revoke("recycled")
         self._wake()
-        self._counters.observe("ucm_fence_wait_seconds", time.monotonic() - started)
+        self._counters.observe("ucm_fence_wait_seconds", self._clock() - started)
 
     def flush(self, timeout: float) -> bool:
         """Block until all accepted tickets are settled; False after *timeout* seconds."""
-        limit = time.monotonic() + timeout
+        limit = self._clock() + timeout
+        self._take_in()
         for ticket in list(self._open.values()):
-            left = max(0.0, limit - time.monotonic())
+            left = max(0.0, limit - self._clock())
             if not ticket.wait_told(left):
                 return False
         return True
@@ -227,6 +246,7 @@ class Runtime:
         """
         if self._closed:
             return
+        self._take_in()
         self._closed = True
         self._pipeline.queue.refuse(Admission.CLOSED)
         drained = not self._failure and self.flush(self._timeout.shutdown)
@@ -243,7 +263,39 @@ class Runtime:
             self._device.close()
         self._log.info(RUNTIME_CLOSED, abandoned=abandoned, quiet=quiet)
 
-    def _ticket(self, order: Order) -> Ticket:
+    def _take_in(self) -> None:
+        """
+        Make tickets of what was submitted, and offer them.
+
+        Should an order turn out to be none, a bug of the caller, the runtime fails: the
+        engine would wait for its end for ever.
+        """
+        with self._taking:
+            while self._batches:
+                whole = False
+                try:
+                    self._offer(self._batches[0])
+                    whole = True
+                finally:
+                    self._batches.popleft()
+                    if not whole:
+                        self._fail("a batch of orders could not be taken in")
+
+    def _offer(self, batch: "_Batch") -> None:
+        orders = list(batch.orders)  # should one be none, no ticket was made
+        tickets = [self._ticket(order, batch.submitted_at) for order in orders]
+        self._recorder.offered(tickets)  # before any of them can end
+        queue = self._pipeline.queue
+        for ticket in tickets:
+            admission = queue.admits(ticket)
+            self._recorder.admitted(ticket, admission, queue)  # before it can start
+            if admission is Admission.ACCEPTED:
+                late = queue.offer(Item(ticket, ticket.row_ids, batch.fence))
+                if late is not Admission.ACCEPTED:  # closed in between
+                    outcome = Outcome(OutcomeKind.CANCELLED, late.value)
+                    self._recorder.settle(ticket, outcome)
+
+    def _ticket(self, order: Order, submitted_at: float) -> Ticket:
         save = order.direction is Direction.SAVE
         limit = self._timeout.save if save else self._timeout.load
         ticket = Ticket(
@@ -254,10 +306,12 @@ class Runtime:
             span=order.span,
             row_ids=order.row_ids,
             block_bytes=order.block_bytes,
-            deadline=time.monotonic() + limit,
+            accepted_at=submitted_at,
+            deadline=submitted_at + limit,
             on_release=self._recorder.released,
             log=self._log,
             changed=self._changed,
+            clock=self._clock,
         )
         self._open[order.transfer_id] = ticket
         return ticket
@@ -277,7 +331,10 @@ class Runtime:
     def _main(self) -> None:
         """Run the loop thread; whatever ends it early fails all that is open."""
         try:
-            anyio.run(self._serve)
+            anyio.run(
+                self._serve,
+                backend_options={"loop_factory": self._threads.event_loop},
+            )
         finally:
             if not self._closed:
                 self._fail("the loop thread has died")

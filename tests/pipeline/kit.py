@@ -47,6 +47,7 @@ def make_ticket(
         span=BlockSpan(GroupId(0), tuple(map(BlockId, blocks)), keys_of(*blocks)),
         row_ids=tuple(map(RowId, row_ids)),
         block_bytes=block_bytes,
+        accepted_at=time.monotonic(),
         deadline=time.monotonic() + lasts,
         on_release=on_release,
         log=log or null_log(),

@@ -28,6 +28,7 @@ def a_ticket(recorder: Recorder, log: Log) -> Ticket:
         span=BlockSpan(GroupId(0), (BlockId(1),), keys_of(1)),
         row_ids=(RowId(0),),
         block_bytes=BLOCK_BYTES,
+        accepted_at=0.0,
         deadline=0.0,
         on_release=recorder.released,
         log=log,

@@ -8,15 +8,15 @@ blocks that the engine has allocated for them and are refused only after close.
 ``take_nowait`` picks fairly: lanes take turns, so that one huge request cannot starve
 others, and loads go before saves, except before saves that the engine waits for.
 
-Threading: ``offer`` and ``promote`` run on the engine's thread, ``take_nowait`` on the
-loop, ``close`` on either; one short lock covers the queue.
+Threading: ``offer`` runs on one thread at a time, ``promote`` on the engine's thread,
+``take_nowait`` on the loop, ``close`` on any; one short lock covers the queue.
 """
 
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from ucm.pipeline.tickets import Admission, Direction, Item, LaneKey
+from ucm.pipeline.tickets import Admission, Direction, Item, LaneKey, Ticket
+from ucm.threads import SYSTEM, Threads
 
 __all__ = ["DumpQueue"]
 
@@ -28,12 +28,15 @@ class DumpQueue:
     Args:
         max_tickets: Most saves that may wait.
         max_nbytes: Most bytes of saves that may wait.
+        threads: Where its lock comes from.
     """
 
-    def __init__(self, *, max_tickets: int, max_nbytes: int) -> None:
+    def __init__(
+        self, *, max_tickets: int, max_nbytes: int, threads: Threads = SYSTEM
+    ) -> None:
         self._max_tickets = max_tickets
         self._max_nbytes = max_nbytes
-        self._lock = threading.Lock()
+        self._lock = threads.lock()
         self._lanes: dict[Direction, OrderedDict[LaneKey, deque[Item]]] = {
             direction: OrderedDict() for direction in Direction
         }
@@ -60,18 +63,28 @@ class DumpQueue:
         """Take an item in, or refuse it with the reason. Never blocks."""
         ticket = item.ticket
         with self._lock:
-            if self._closed is not None:
-                return self._closed
-            if ticket.direction is Direction.SAVE:
-                waiting, nbytes = self._tickets[Direction.SAVE], ticket.nbytes
-                if waiting >= self._max_tickets:
-                    return Admission.QUEUE_TICKETS
-                nbytes += self._nbytes[Direction.SAVE]
-                if waiting and nbytes > self._max_nbytes:
-                    return Admission.QUEUE_BYTES
-            lanes = self._lanes[ticket.direction]
-            lanes.setdefault(ticket.lane_key, deque()).append(item)
-            self._count(item, 1)
+            admission = self.admits(ticket)
+            if admission is Admission.ACCEPTED:
+                lanes = self._lanes[ticket.direction]
+                lanes.setdefault(ticket.lane_key, deque()).append(item)
+                self._count(item, 1)
+        return admission
+
+    def admits(self, ticket: Ticket) -> Admission:
+        """
+        Return what an offer would get now.
+
+        Only who offers can make it worse, or a close.
+        """
+        if self._closed is not None:
+            return self._closed
+        if ticket.direction is Direction.SAVE:
+            waiting, nbytes = self._tickets[Direction.SAVE], ticket.nbytes
+            if waiting >= self._max_tickets:
+                return Admission.QUEUE_TICKETS
+            nbytes += self._nbytes[Direction.SAVE]
+            if waiting and nbytes > self._max_nbytes:
+                return Admission.QUEUE_BYTES
         return Admission.ACCEPTED
 
     def promote(self, key: LaneKey) -> None:

@@ -12,7 +12,6 @@ caught: the lane turns it into the ticket's outcome and goes on with the next it
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 
 import anyio
@@ -164,7 +163,7 @@ class RequestLane:
         async def through() -> Carrier:
             return await (asyncio.shield(job) if job else segment.run_loop(carrier))
 
-        with anyio.move_on_after(max(0.0, ticket.deadline - time.monotonic())):
+        with anyio.move_on_after(max(0.0, ticket.deadline - ticket.clock())):
             return await through()
         if ticket.guard.revoke("deadline"):
             raise TicketOverError("deadline")

@@ -12,7 +12,6 @@ import asyncio
 import enum
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 
 import anyio
@@ -38,6 +37,7 @@ from ucm.pipeline.tickets import (
 )
 from ucm.pipeline.workers import CopyThread
 from ucm.stores.abc import Store
+from ucm.threads import SYSTEM, Threads
 from ucm.tracing import (
     HOLD_QUARANTINED,
     SOURCE_RELEASED,
@@ -154,7 +154,7 @@ class Recorder:
             committed=outcome.committed,
             skipped=outcome.skipped,
             nbytes=ticket.nbytes,
-            total_s=round(time.monotonic() - ticket.accepted_at, 6),
+            total_s=round(ticket.clock() - ticket.accepted_at, 6),
             **seconds,
         )
 
@@ -171,7 +171,7 @@ class Recorder:
             labels = {"direction": direction, "outcome": kind, "reason": reason}
             add("ucm_settled_blocks_total", blocks, **labels)
             add("ucm_settled_bytes_total", blocks * ticket.block_bytes, **labels)
-        elapsed = time.monotonic() - ticket.accepted_at
+        elapsed = ticket.clock() - ticket.accepted_at
         if ticket.direction is Direction.SAVE:
             add("ucm_saved_blocks_total", outcome.committed)
             self.counters.observe("ucm_save_duration_seconds", elapsed)
@@ -193,6 +193,8 @@ class Pipeline:
         timeout: Deadlines.
         recorder: Told of everything.
         on_failure: Called once when a copy thread has died or is stuck; any thread.
+        take_in: Called on the loop before the queue is looked at; offers what is new.
+        threads: Where the clock, threads and locks come from.
     """
 
     def __init__(
@@ -204,8 +206,12 @@ class Pipeline:
         timeout: TimeoutConfig,
         recorder: Recorder,
         on_failure: Callable[[str], None],
+        take_in: Callable[[], None],
+        threads: Threads = SYSTEM,
     ) -> None:
-        self.queue = DumpQueue(max_tickets=queue.tickets, max_nbytes=queue.nbytes)
+        self.queue = DumpQueue(
+            max_tickets=queue.tickets, max_nbytes=queue.nbytes, threads=threads
+        )
         self.recorder = recorder
         self._segments = {
             Direction.SAVE: save_chain(store, device).segments(),
@@ -214,6 +220,8 @@ class Pipeline:
         self._window = queue.window
         self._stuck_after = timeout.stuck
         self._on_failure = on_failure
+        self._take_in = take_in
+        self._threads = threads
         self._lanes: dict[LaneKey, RequestLane] = {}
         self._in_flight = dict.fromkeys(Direction, 0)
         self._copy: dict[Direction, CopyThread] = {}
@@ -244,7 +252,9 @@ class Pipeline:
         """Serve until stopped and empty; the loop thread's main task."""
         loop = asyncio.get_running_loop()
         for direction in Direction:
-            thread = CopyThread(f"ucm-{direction.value}", loop, self._on_failure)
+            thread = CopyThread(
+                f"ucm-{direction.value}", loop, self._on_failure, self._threads
+            )
             self._copy[direction] = thread
             thread.start()
         try:
@@ -259,10 +269,10 @@ class Pipeline:
 
     def join_threads(self, timeout: float) -> bool:
         """Block until the copy threads have ended; any thread but the loop's."""
-        limit = time.monotonic() + timeout
+        clock = self._threads.monotonic
+        limit = clock() + timeout
         return all(
-            thread.join(max(0.0, limit - time.monotonic()))
-            for thread in self._copy.values()
+            thread.join(max(0.0, limit - clock())) for thread in self._copy.values()
         )
 
     def _is_empty(self) -> bool:
@@ -271,6 +281,7 @@ class Pipeline:
     async def _serve_queue(self) -> None:
         """Move what can be moved into lanes, then wait for the next reason to look."""
         self._wake.clear()
+        self._take_in()
         for direction in (Direction.LOAD, Direction.SAVE):
             self._fill_lanes(direction)
         if self._stopping and self._is_empty():
@@ -334,7 +345,7 @@ class Pipeline:
 
     def _sweep(self) -> None:
         """Settle waiting tickets that were taken back or are past their deadline."""
-        now = time.monotonic()
+        now = self._threads.monotonic()
 
         def is_over(item: Item) -> bool:
             return item.ticket.guard.is_released or now > item.ticket.deadline
@@ -344,7 +355,7 @@ class Pipeline:
 
     def _settle_if_over(self, item: Item) -> bool:
         ticket = item.ticket
-        if not ticket.guard.is_released and time.monotonic() <= ticket.deadline:
+        if not ticket.guard.is_released and ticket.clock() <= ticket.deadline:
             return ticket.outcome is not None
         ticket.guard.revoke("deadline")
         reason = ticket.guard.revoked or "over"

@@ -10,8 +10,6 @@ one worker call; otherwise ``GatherWait`` waits for the device's fence between t
 copy that has begun is always waited for, also when its ticket is over.
 """
 
-import time
-
 import attrs
 
 from ucm.blocks import RowId
@@ -166,7 +164,7 @@ class Commit(CopyStage[Sealed, Finished]):
         if ticket.guard.torn:
             raise TicketOverError(ticket.guard.torn)
         lease = _lease(ticket)
-        if time.monotonic() > ticket.deadline:
+        if ticket.clock() > ticket.deadline:
             raise TicketOverError("deadline")
         committed = lease.commit()
         stored = lease.num_stored + len(lease.keys) - committed

@@ -10,7 +10,6 @@ tests and trace marks, one hop.
 """
 
 import contextlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
@@ -99,9 +98,9 @@ class Segment:
 def _traced(stage: str, ticket: Ticket) -> Iterator[None]:
     ticket.stage = stage
     ticket.log.debug(STAGE_STARTED, stage=stage)
-    started = time.monotonic()
+    started = ticket.clock()
     yield
-    elapsed = time.monotonic() - started
+    elapsed = ticket.clock() - started
     ticket.stage_seconds[stage] = ticket.stage_seconds.get(stage, 0.0) + elapsed
     ticket.log.debug(STAGE_FINISHED, stage=stage, elapsed_s=elapsed)
 

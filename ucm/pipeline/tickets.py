@@ -20,8 +20,6 @@ while it runs; ``settle`` may be called from any thread, once.
 
 import contextlib
 import enum
-import threading
-import time
 from collections.abc import Callable, Iterator
 
 import attrs
@@ -30,6 +28,7 @@ from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
 from ucm.devices.abc import Fence
 from ucm.errors import PipelineError
 from ucm.stores.abc import ReadLease, WriteLease
+from ucm.threads import SYSTEM, Condition
 from ucm.tracing import Log
 
 __all__ = [
@@ -125,9 +124,9 @@ class BlockGuard:
     def __init__(
         self,
         on_release: Callable[[], None],
-        changed: threading.Condition | None = None,
+        changed: Condition | None = None,
     ) -> None:
-        self._changed = changed or threading.Condition(threading.Lock())
+        self._changed = changed or SYSTEM.condition()
         self._on_release = on_release
         self._state = _Guarded.FREE
         self.revoked = ""
@@ -210,10 +209,12 @@ class Ticket:
         span: Blocks and keys.
         row_ids: Rows that must arrive before the span is whole; items bring them.
         block_bytes: Bytes of one block over all rows.
-        deadline: Latest end, on the clock of ``time.monotonic``.
+        accepted_at: When it was asked for, on *clock*.
+        deadline: Latest end, on *clock*.
         on_release: See ``BlockGuard``.
         log: The process's log; ``log`` of the ticket carries its ids as well.
         changed: Shared by all tickets of a runtime; its own if none is given.
+        clock: In seconds.
     """
 
     __slots__ = (
@@ -225,6 +226,7 @@ class Ticket:
         "_resources",
         "accepted_at",
         "block_bytes",
+        "clock",
         "deadline",
         "direction",
         "generation",
@@ -253,10 +255,12 @@ class Ticket:
         span: BlockSpan,
         row_ids: tuple[RowId, ...],
         block_bytes: int,
+        accepted_at: float,
         deadline: float,
         on_release: Callable[["Ticket"], None],
         log: Log,
-        changed: threading.Condition | None = None,
+        changed: Condition | None = None,
+        clock: Callable[[], float] = SYSTEM.monotonic,
     ) -> None:
         self.transfer_id = transfer_id
         self.direction = direction
@@ -266,7 +270,8 @@ class Ticket:
         self.row_ids = row_ids
         self.rows_left = set(row_ids)
         self.block_bytes = block_bytes
-        self.accepted_at = time.monotonic()
+        self.accepted_at = accepted_at
+        self.clock = clock
         self.released_at = 0.0
         self.deadline = deadline
         self._process_log = log
@@ -277,13 +282,13 @@ class Ticket:
         self.owns_resources = False
         self.write_lease: WriteLease | None = None
         self.read_lease: ReadLease | None = None
-        self._changed = changed or threading.Condition(threading.Lock())
+        self._changed = changed or SYSTEM.condition()
         self._is_told = False
         self._active_jobs = 0
         self._resources: contextlib.ExitStack | None = None
 
         def released() -> None:
-            self.released_at = time.monotonic()
+            self.released_at = clock()
             on_release(self)
 
         self.guard = BlockGuard(released, self._changed)

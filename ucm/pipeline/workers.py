@@ -11,13 +11,13 @@ thread.
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Generic, TypeVar
 
 from ucm.errors import WorkerDiedError
+from ucm.threads import SYSTEM, Queue, Threads
 
 __all__ = ["CopyThread"]
 
@@ -73,6 +73,7 @@ class CopyThread:
         name: Thread name, seen in debuggers and logs.
         loop: The loop that awaits results.
         on_death: Called on the dying thread.
+        threads: Where the thread and its queue come from.
     """
 
     def __init__(
@@ -80,15 +81,16 @@ class CopyThread:
         name: str,
         loop: asyncio.AbstractEventLoop,
         on_death: Callable[[str], None],
+        threads: Threads = SYSTEM,
     ) -> None:
         self.name = name
         self._loop = loop
         self._on_death = on_death
-        self._jobs: SimpleQueue[_Job[object, object] | None] = SimpleQueue()
+        self._jobs: Queue = threads.queue()
         self._finished: deque[_Job[object, object]] = deque()
         self._wake_pending = False
         self._dead = ""
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread = threads.thread(self._main, name)
 
     def start(self) -> None:
         """Start the thread."""
@@ -120,7 +122,7 @@ class CopyThread:
         self._put(_Job(function, argument, None))
 
     def _put(self, job: "_Job[_A, _R]") -> None:
-        self._jobs.put(job)  # type: ignore[arg-type]
+        self._jobs.put(job)
         if self._dead:  # perhaps since just now, behind the dying thread's last look
             self._fail_jobs(None)
 

@@ -7,6 +7,7 @@ Threading: all of it runs on the engine's worker thread, which meets the loop on
 step number decides.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 
 import attrs
@@ -27,6 +28,7 @@ from ucm.errors import DeviceError
 from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
+from ucm.layout import KVLayout
 from ucm.metrics import Counters
 from ucm.pipeline.pipeline import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind, Ticket
@@ -271,7 +273,8 @@ class WorkerHalf:
             raise DeviceError("orders came before register_kv_caches")
         fence = self._device.lease(None)
         self._rekey(plan.keyspace_digest)
-        self._runtime.submit(map(self._order, orders), fence)
+        make = functools.partial(_order, self._setup.layout, self._packers)
+        self._runtime.submit(map(make, orders), fence)
 
     def _rekey(self, keyspace_digest: bytes) -> None:
         if keyspace_digest == self._keyspace_digest:
@@ -283,23 +286,6 @@ class WorkerHalf:
             )
             for group in self._setup.layout.groups
         }
-
-    def _order(self, order: SpanOrder) -> Order:
-        group = self._setup.layout.group(GroupId(order.group_id))
-        keys = self._packers[group.group_id].pack(order.split_hashes())
-        return Order(
-            transfer_id=TransferId(order.transfer_id),
-            direction=_DIRECTIONS[order.kind],
-            request_id=RequestId(order.request_id),
-            generation=order.generation,
-            span=BlockSpan(
-                group.group_id,
-                tuple(BlockId(block_id) for block_id in order.block_ids),
-                tuple(keys),
-            ),
-            row_ids=tuple(row.row_id for row in group.rows),
-            block_bytes=group.block_bytes,
-        )
 
     def _poll(self) -> None:
         if self._runtime is None:
@@ -350,6 +336,27 @@ class WorkerHalf:
         if ticket.transfer_id in load.settled & load.waiting:
             load.waiting.discard(ticket.transfer_id)
             self._outbox.loads_done.append(ticket.transfer_id)
+
+
+def _order(
+    layout: KVLayout, packers: Mapping[GroupId, KeyPacker], order: SpanOrder
+) -> Order:
+    """Turn the scheduler's order into the runtime's; runs on the loop."""
+    group = layout.group(GroupId(order.group_id))
+    keys = packers[group.group_id].pack(order.split_hashes())
+    return Order(
+        transfer_id=TransferId(order.transfer_id),
+        direction=_DIRECTIONS[order.kind],
+        request_id=RequestId(order.request_id),
+        generation=order.generation,
+        span=BlockSpan(
+            group.group_id,
+            tuple(BlockId(block_id) for block_id in order.block_ids),
+            tuple(keys),
+        ),
+        row_ids=tuple(row.row_id for row in group.rows),
+        block_bytes=group.block_bytes,
+    )
 
 
 def _failure(ticket: Ticket, bad_key: bytes, reason: str) -> Failure:

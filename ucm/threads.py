@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Where clocks, threads and what joins them come from.
+
+The machinery asks ``Threads`` for everything that waits or tells the time, so that a
+simulation can put a virtual clock and a seeded scheduler in its place (see
+``ucm.testing.simulation``). ``SYSTEM`` is the process's own; what it returns are the
+plain objects of the standard library.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Protocol
+
+__all__ = ["SYSTEM", "Condition", "Event", "Lock", "Queue", "Thread", "Threads"]
+
+
+class Lock(Protocol):
+    """The part of ``threading.Lock`` that is used."""
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> object: ...
+
+
+class Condition(Lock, Protocol):
+    """The part of ``threading.Condition`` that is used."""
+
+    def wait_for(
+        self, predicate: Callable[[], bool], timeout: float | None = None
+    ) -> bool:
+        """Block up to *timeout* seconds; return what *predicate* says."""
+
+    def notify_all(self) -> None:
+        """Let all waiters look at their predicates."""
+
+
+class Event(Protocol):
+    """The part of ``threading.Event`` that is used."""
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+
+    def set(self) -> None:
+        """Let all waiters go."""
+
+    def clear(self) -> None:
+        """Hold waiters from now on."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block up to *timeout* seconds; return whether it is set."""
+
+
+class Queue(Protocol):
+    """The part of ``queue.SimpleQueue`` that is used."""
+
+    def put(self, item: Any) -> None:  # noqa: ANN401 - holds what the user puts in
+        """Put an item in. Never blocks."""
+
+    def get(self) -> Any:  # noqa: ANN401
+        """Block until there is an item and take it."""
+
+    def get_nowait(self) -> Any:  # noqa: ANN401
+        """Take an item; raises ``queue.Empty`` when there is none."""
+
+
+class Thread(Protocol):
+    """The part of ``threading.Thread`` that is used."""
+
+    def start(self) -> None:
+        """Start."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Block up to *timeout* seconds until it has ended."""
+
+    def is_alive(self) -> bool:
+        """Return whether it was started and has not ended."""
+
+
+class Threads:
+    """The standard library's clock, threads and locks."""
+
+    monotonic: Callable[[], float] = staticmethod(time.monotonic)
+    """Seconds on a clock that never goes back."""
+
+    def lock(self) -> Lock:
+        """Return a new lock."""
+        return threading.Lock()
+
+    def condition(self) -> Condition:
+        """Return a new condition around a lock of its own, which is not reentrant."""
+        return threading.Condition(threading.Lock())
+
+    def event(self) -> Event:
+        """Return a new event that is not set."""
+        return threading.Event()
+
+    def queue(self) -> Queue:
+        """Return a new unbounded queue between threads."""
+        return SimpleQueue()
+
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        """Return a new daemon thread that is not started."""
+        return threading.Thread(target=target, name=name, daemon=True)
+
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return a new event loop for one of the threads."""
+        return asyncio.new_event_loop()
+
+
+SYSTEM = Threads()
+"""The process's own."""
