@@ -6,12 +6,14 @@ Everything that can be wrong with a configuration is found here, before the engi
 serves its first request.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from ucm.blocks import GroupId, KeySpace
 from ucm.config import UCMConfig
+from ucm.devices.abc import Device
 from ucm.errors import ConfigError, LayoutError
 from ucm.integration.vllm.compat import check_version
 from ucm.integration.vllm.keyspace import check_hash_algorithm, keyspace_of
@@ -19,6 +21,7 @@ from ucm.integration.vllm.layout import layout_of
 from ucm.layout import KVLayout
 from ucm.registry import load_class
 from ucm.stores.abc import Store
+from ucm.threads import SYSTEM, Threads
 from ucm.tracing import SETTING_UNSAFE, Log, open_log
 
 __all__ = ["Setup"]
@@ -65,6 +68,7 @@ class Setup:
         num_ranks: Workers that each hold a shard of every block.
         num_blocks: Blocks in the engine's pool.
         recomputes: Whether the engine recomputes after a failed load.
+        threads: Where clocks, threads and locks come from.
     """
 
     config: UCMConfig
@@ -73,6 +77,7 @@ class Setup:
     num_ranks: int
     num_blocks: int
     recomputes: bool
+    threads: Threads = SYSTEM
 
     @classmethod
     def of(cls, vllm_config: Any, kv_cache_config: Any) -> "Setup":  # noqa: ANN401 - vLLM's
@@ -150,6 +155,16 @@ class Setup:
                 "store.type", self.config.store.type, "is no store", "Use slab."
             )
         return store
+
+    def make_device(self, device_type: str) -> Device:
+        """
+        Return the device layer for the engine's device.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        make: Callable[[int], Device] = load_class("ucm.devices", device_type, "device")
+        return make(self.num_blocks)
 
     def check_digest(self, digest: bytes) -> None:
         """

@@ -89,13 +89,17 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
                 "older engine: it saves and loads nothing. Pass kv_cache_config."
             )
             return
-        setup = Setup.of(vllm_config, kv_cache_config)
+        setup = self._make_setup(vllm_config, kv_cache_config)
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerHalf(setup)
         else:
             rank = vllm_config.parallel_config.rank
             device = vllm_config.device_config.device_type
             self._worker = WorkerHalf(setup, rank, device)
+
+    def _make_setup(self, vllm_config: Any, kv_cache_config: Any) -> Setup:  # noqa: ANN401 - vLLM's
+        """Derive what both halves agree on; tests put another store in."""
+        return Setup.of(vllm_config, kv_cache_config)
 
     @property
     def requires_kv_delivery(self) -> bool:

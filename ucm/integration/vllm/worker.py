@@ -8,7 +8,7 @@ step number decides.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import attrs
 
@@ -23,7 +23,6 @@ from ucm.blocks import (
     ShardId,
     TransferId,
 )
-from ucm.devices.abc import Device
 from ucm.errors import DeviceError
 from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
 from ucm.integration.vllm.setup import Setup
@@ -32,7 +31,6 @@ from ucm.layout import KVLayout
 from ucm.metrics import Counters
 from ucm.pipeline.pipeline import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind, Ticket
-from ucm.registry import load_class
 from ucm.runtime import Order, Runtime
 from ucm.scheduler.messages import (
     Failure,
@@ -122,15 +120,12 @@ class WorkerHalf:
     def __init__(self, setup: Setup, rank: int, device_type: str) -> None:
         self._setup = setup
         self._rank = rank
-        device: Callable[[int], Device] = load_class(
-            "ucm.devices", device_type, "device"
-        )
         self._log = setup.open_log(f"worker-{rank}").bind(rank=rank)
         self._counters = Counters()
         self._counters.set("ucm_healthy", 1)
         self._keyspace_digest = b""
         self._packers: dict[GroupId, KeyPacker] = {}
-        self._device = device(setup.num_blocks)
+        self._device = setup.make_device(device_type)
         self._store = setup.open_store(index_only=False)
         self._runtime: Runtime | None = None
         self._plan: StepPlan | None = None
@@ -163,6 +158,7 @@ class WorkerHalf:
             config=self._setup.config,
             counters=self._counters,
             log=self._log,
+            threads=self._setup.threads,
         )
         self._runtime.start()
 
