@@ -3,6 +3,7 @@
 # make demo    cold, warm, restarted and corrupted on the real engine, with a table
 # make test    all checks, then every test with branch coverage
 # make lint    the checks alone        make unit / make e2e   a part of the tests
+# make soak SECONDS=60       simulated runs over random seeds, for as long as you like
 # make clean   remove what the targets above made
 #
 # Each target first brings .venv up to date; that takes a second or less when
@@ -18,6 +19,8 @@ MAKEFLAGS += --no-print-directory
 VENV ?= .venv
 INSTALL_ARGS ?=
 PYTEST_ARGS ?=
+SECONDS ?= 60
+SOAK_ARGS ?=
 BIN := $(VENV)/bin
 
 # The stamps carry the hash of their inputs: a changed pin rebuilds the environment,
@@ -26,7 +29,7 @@ hash = $(shell cat $(1) | sha256sum | cut -c1-16)
 DEPS := $(VENV)/.deps-$(call hash,constraints/*.txt scripts/setup)
 READY := $(VENV)/.ready-$(call hash,constraints/*.txt scripts/setup pyproject.toml)
 
-.PHONY: help setup demo test lint unit e2e clean
+.PHONY: help setup demo test lint unit e2e soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -71,6 +74,9 @@ unit: setup
 
 e2e: setup
 	@$(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
+
+soak: setup
+	@$(BIN)/python -m tests.simulation.soak --seconds $(SECONDS) $(SOAK_ARGS)
 
 clean:
 	rm -rf $(VENV) .cache .demo build *.egg-info .coverage* .hypothesis

@@ -242,7 +242,8 @@ class Runtime:
         """
         Drain for the configured time, cancel the rest, and end all threads.
 
-        Idempotent. Store and device are closed only if no thread uses them any more.
+        Idempotent. Store and device are closed only if no thread uses them any more,
+        and no copy was given up that may still go on.
         """
         if self._closed:
             return
@@ -258,7 +259,7 @@ class Runtime:
         quiet = not self._thread.is_alive()
         quiet = quiet and self._pipeline.join_threads(self._timeout.shutdown)
         self._settle_open("closed", OutcomeKind.CANCELLED)
-        if quiet:
+        if quiet and not self._pipeline.has_quarantined:
             self._store.close()
             self._device.close()
         self._log.info(RUNTIME_CLOSED, abandoned=abandoned, quiet=quiet)

@@ -174,6 +174,8 @@ class TestDeadlines:
             assert ["failed"] == rig.submit(order(2, SAVE, range(1), range(1, 2)))
             assert 1 == rig.counters.total("ucm_quarantined_holds_total")
         assert 1 not in rig.told(NoticeKind.RELEASED)
+        # Nobody else may get slots into which the device still writes.
+        assert 4 == rig.store.stats().reserved_blocks
 
     def test_load_whose_fence_never_opens_fails_and_keeps_its_blocks(self):
         """A load that overruns every limit ends the service; its request is given
@@ -223,6 +225,23 @@ class TestFence:
             assert (OutcomeKind.CANCELLED, "recycled") == (outcome.kind, outcome.reason)
             assert [1] == rig.told(NoticeKind.RELEASED)
             assert 0 == rig.store.match(keys_of(0))
+
+
+class TestFailure:
+    def test_ticket_failed_from_outside_gives_its_slots_back_after_the_copy(self):
+        """S1-14: when the runtime fails under a copy, the slots are kept until the
+        copy is over, and then nothing is leased any more."""
+        with running() as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            fence = rig.device.next_fence()
+            rig.runtime._fail("test")
+            assert OutcomeKind.FAILED is rig.outcomes()[1].kind
+            assert 4 == rig.store.stats().reserved_blocks
+            fence.open()
+            rig.runtime._call_loop(rig.runtime._pipeline.stop)
+            rig.runtime._thread.join(TIMEOUT)
+            assert rig.runtime._pipeline.join_threads(TIMEOUT)
+            assert 0 == rig.store.stats().reserved_blocks
 
 
 class TestClose:

@@ -71,7 +71,7 @@ class Lane:
             stuck_after=0.01,
             settle=self.settle,
             quarantine=lambda ticket: self.quarantined.append(ticket.transfer_id),
-            on_left=lambda lane: self.left.append(lane.num_items),
+            on_left=lambda lane, _: self.left.append(lane.num_items),
         )
 
     def settle(self, ticket, outcome):

@@ -152,12 +152,14 @@ class TestDeath:
         assert ["copy thread ucm-test has died"] == deaths
 
     async def test_job_after_death_fails(self):
-        """A dead thread takes no job in silence; a posted one is dropped."""
+        """A dead thread takes no job in silence; a posted one runs where it is posted."""
         with copying() as (thread, deaths):
             await error_of(thread.run(die, None))
             thread.join(TIMEOUT)
             await error_of(thread.run(int, 1))
-            thread.post(die, None)
+            ran = []
+            thread.post(ran.append, 1)
+            assert [1] == ran
         assert 1 == len(deaths)
 
     async def test_job_queued_while_the_thread_dies_fails(self):

@@ -63,7 +63,7 @@ class RequestLane:
         stuck_after: Seconds that a device copy may overrun its ticket's deadline.
         settle: Called with each ticket that ends.
         quarantine: Called with a ticket whose device copy never ended.
-        on_left: Called after each item that leaves the lane.
+        on_left: Called with the ticket of each item that leaves the lane.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RequestLane:
         stuck_after: float,
         settle: Callable[[Ticket, Outcome], None],
         quarantine: Callable[[Ticket], None],
-        on_left: Callable[["RequestLane"], None],
+        on_left: Callable[["RequestLane", Ticket], None],
     ) -> None:
         self.key = key
         self.num_items = 0
@@ -128,7 +128,7 @@ class RequestLane:
                 if isinstance(done, Finished) and done.outcome is not None:
                     self._settle(done.ticket, done.outcome)
                 self.num_items -= 1
-                self._on_left(self)
+                self._on_left(self, carrier.ticket)
 
     async def _step(self, segment: Segment, carrier: Carrier) -> Carrier | None:
         """Run one segment on one item; None when its ticket has ended."""
@@ -167,7 +167,8 @@ class RequestLane:
             return await through()
         if ticket.guard.revoke("deadline"):
             raise TicketOverError("deadline")
-        with anyio.move_on_after(self._stuck_after):
+        limit = ticket.deadline + self._stuck_after  # for all its segments together
+        with anyio.move_on_after(max(0.0, limit - ticket.clock())):
             return await through()
         self._quarantine(ticket)
         return None

@@ -228,6 +228,8 @@ class Pipeline:
         self._group: anyio.abc.TaskGroup | None = None
         self._wake = asyncio.Event()
         self._stopping = False
+        self.has_quarantined = False
+        """Whether the device may still use slots of the store."""
 
     @property
     def num_in_flight(self) -> int:
@@ -321,8 +323,14 @@ class Pipeline:
             self._group.start_soon(lane.run)
         return lane
 
-    def _left(self, lane: RequestLane) -> None:
-        """Free the window; a lane without items ends."""
+    def _left(self, lane: RequestLane, ticket: Ticket) -> None:
+        """
+        Free the window; a lane without items ends.
+
+        A ticket that was settled from outside, while a copy was waited for, gives its
+        slots back now that nothing writes to them any more.
+        """
+        self._unwind_settled(ticket)
         self._in_flight[lane.key[0]] -= 1
         if not lane.num_items:
             del self._lanes[lane.key]
@@ -330,7 +338,13 @@ class Pipeline:
         self._wake.set()
 
     def _settle(self, ticket: Ticket, outcome: Outcome) -> None:
-        if self.recorder.settle(ticket, outcome) and ticket.owns_resources:
+        if self.recorder.settle(ticket, outcome):
+            self._unwind_settled(ticket)
+
+    def _unwind_settled(self, ticket: Ticket) -> None:
+        """Give slots back, except those into which a copy given up may still write."""
+        over = ticket.outcome is not None and not ticket.guard.is_quarantined
+        if over and ticket.owns_resources:
             self._copy[ticket.direction].post(Ticket.unwind, ticket)
 
     def _quarantine(self, ticket: Ticket) -> None:
@@ -339,6 +353,7 @@ class Pipeline:
                 self._settle(ticket, Outcome(OutcomeKind.CANCELLED, "deadline"))
                 return
             self.recorder.quarantined(ticket)
+        self.has_quarantined = True
         # A load stays in its guard: should the copy end after all, its request is told.
         self._settle(ticket, Outcome(OutcomeKind.FAILED, "stuck"))
         self._on_failure(f"a device copy of transfer {ticket.transfer_id} is stuck")

@@ -142,6 +142,11 @@ class BlockGuard:
         """Whether a copy touches the blocks right now."""
         return self._state is _Guarded.COPYING
 
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether a copy was given up that may still touch blocks and slots."""
+        return self._state is _Guarded.QUARANTINED
+
     def begin(self) -> bool:
         """Ask to touch the blocks; False when they were taken back."""
         with self._changed:

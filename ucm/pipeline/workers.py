@@ -118,7 +118,11 @@ class CopyThread:
         return future
 
     def post(self, function: Callable[[_A], _R], argument: _A) -> None:
-        """Run *function* on the thread; nobody waits for it."""
+        """
+        Run *function* on the thread; nobody waits for it.
+
+        Behind the end of the thread it runs on whichever thread notices.
+        """
         self._put(_Job(function, argument, None))
 
     def _put(self, job: "_Job[_A, _R]") -> None:
@@ -148,8 +152,12 @@ class CopyThread:
                 if waiting is not None:
                     jobs.append(waiting)
         for job in jobs:
-            job.error = WorkerDiedError(self._dead)
-            self._hand_back(job)
+            if job.future is not None:
+                job.error = WorkerDiedError(self._dead)
+                self._hand_back(job)
+        for job in jobs:
+            if job.future is None:
+                job.run()  # cleans up; there is nobody else to do it
 
     def _hand_back(self, job: "_Job[object, object]") -> None:
         self._finished.append(job)

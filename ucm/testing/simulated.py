@@ -63,6 +63,9 @@ class Hub(Protocol):
     ) -> bool:
         """Wait until *is_ready* or for *timeout* seconds."""
 
+    def report(self, what: str) -> None:
+        """Fail the run for something that nobody else is told of."""
+
     def spawn(self, target: Callable[[], None], name: str) -> Actor:
         """Start a simulated thread."""
 
@@ -228,6 +231,10 @@ class _SimLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         return self._simulation.now
+
+    def call_exception_handler(self, context: dict[str, object]) -> None:
+        """Let an error that nobody awaits fail the run."""
+        self._simulation.report(f"{context['message']}: {context.get('exception')!r}")
 
     def _process_events(self, event_list: list[object]) -> None:
         """There are none."""

@@ -78,11 +78,14 @@ class Simulation:
         self._line_modules = frozenset(line_modules)
         self._line_chance = line_chance
 
-    def run(self, main: Callable[[], None]) -> None:
+    def run(self, main: Callable[[], None], *, linger: float = 100.0) -> None:
         """
         Run *main* as the first thread, and all it starts, until *main* returns.
 
-        Threads that are left are ended then.
+        Args:
+            main: The first thread.
+            linger: Virtual seconds that other threads may still take to end; those
+                that are left are ended without a word, as daemon threads are.
 
         Raises:
             SimulationDeadlockError: Nobody can go on.
@@ -95,14 +98,26 @@ class Simulation:
         try:
             while first.alive:
                 self._switch_to(self._pick())
+            self._linger(linger)
+            crashes = self.crashes.copy()
         finally:
             self._end_all()
             sys.settrace(tracer)
             sys.set_asyncgen_hooks(*hooks)
         if first.error is not None:
             raise first.error
-        if self.crashes:
-            raise RuntimeError("; ".join(self.crashes))
+        if crashes:
+            raise RuntimeError("; ".join(crashes))
+
+    def _linger(self, seconds: float) -> None:
+        limit = self.now + seconds
+        while self._actors and self.now < limit:
+            if all(
+                actor.is_ready and actor.deadline is None and not actor.is_ready()
+                for actor in self._actors
+            ):
+                return
+            self._switch_to(self._pick())
 
     def spawn(self, target: Callable[[], None], name: str) -> Actor:
         """Start a simulated thread."""
@@ -148,6 +163,11 @@ class Simulation:
         if self._waits_outside > _MAX_WAITS_OUTSIDE:
             raise greenlet.GreenletExit  # cleans up in a circle
         return is_ready()
+
+    def report(self, what: str) -> None:
+        """Fail the run for something that nobody else is told of."""
+        if self._current is not None:
+            self.crashes.append(f"{self._current.name}: {what}")
 
     def names(self) -> list[str]:
         """Return the names of all threads that have not ended."""

@@ -23,7 +23,7 @@ from ucm.testing.simulation import Simulation
 
 __all__ = ["LateDevice", "Odds", "SeededFaults", "UnreliableStore"]
 
-_HANGS_S = (0.001, 0.3, 15.0, 35.0)
+_HANGS_S = (0.001, 0.3, 15.0, 35.0, 100.0)
 _LATE_S = (0.0, 0.0, 0.0, 0.0005, 0.02)
 _ASKED = frozenset({"match", "contains", "touch", "describe"})
 """Verbs on the scheduler's thread, which no store may hold up."""
@@ -36,15 +36,17 @@ class Odds:
 
     Args:
         fail: Raise what the verb may raise.
-        hang: Wait for up to half a minute, then go on.
+        hang: Wait for up to 100 seconds, then go on.
         die: End the calling thread, as a bug in a store's own code could.
         damage: Flip a byte of a stored block before it is read.
+        hangs_at: The one verb that hangs; empty for each.
     """
 
     fail: float = 0.0
     hang: float = 0.0
     die: float = 0.0
     damage: float = 0.0
+    hangs_at: str = ""
 
 
 class SeededFaults(FaultPlan):
@@ -79,6 +81,8 @@ class SeededFaults(FaultPlan):
         if verb in _ASKED:
             return
         if roll < odds.fail + odds.hang:
+            if odds.hangs_at not in ("", verb):
+                return
             self.done[f"hang {verb}"] += 1
             simulation.sleep(simulation.dice.choice(_HANGS_S))
         elif roll < odds.fail + odds.hang + odds.die:
@@ -242,6 +246,9 @@ class LateDevice(Device):
         simulation = self._simulation
         while (job := self._streams[at].get()) is not None:
             copy, fence = job
+            if simulation.dice.random() < self._faults.odds.hang:
+                self._faults.done["hang stream"] += 1
+                simulation.sleep(simulation.dice.choice(_HANGS_S))
             simulation.sleep(simulation.dice.choice(_LATE_S))
             with contextlib.suppress(DeviceError):  # closed meanwhile
                 copy()

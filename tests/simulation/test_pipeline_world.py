@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline in the simulated world, over a few seeds and over many."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.pipeline_world import PipelineWorld
+
+
+class TestPipelineWorld:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("seed", range(12))
+    def test_nothing_that_must_hold_is_broken(self, seed):
+        """X-05, X-06: whatever fails, hangs, dies or rots, no byte is wrong, every
+        ticket ends once and in time, and no lease, ticket or thread is left."""
+        PipelineWorld(seed, 100).run()
+
+    def test_seed_repeats_a_run(self):
+        """A number is enough to see a run again, to the last act."""
+        runs = [PipelineWorld(5, 40) for _ in range(2)]
+        for run in runs:
+            run.run()
+        first, second = runs
+        assert (first.seen, first.simulation.switches, first.simulation.now) == (
+            second.seen,
+            second.simulation.switches,
+            second.simulation.now,
+        )
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(120)
+    def test_many_seeds_see_all_that_can_happen(self, tmp_path):
+        """S1-15, S2-11: thousands of steps over many seeds meet every outcome and every
+        trouble, and nothing that must hold is broken."""
+        result = tmp_path / "result.json"
+        arguments = ["--seconds", "60", "--most-steps", "24000", "--first", "1000"]
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "tests.simulation.soak",
+                *arguments,
+                "--world",
+                "pipeline",
+                "--json",
+                str(result),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert 0 == done.returncode, done.stdout
+        seen = json.loads(result.read_text())["seen"]
+        for what in (
+            *("save committed", "save skipped", "save refused", "save failed"),
+            *("save cancelled", "load committed", "load failed", "load cancelled"),
+            *("load refused", "fenced", "damage", "failed", "hang gather", "hang read"),
+            *("fail reserve", "fail gather", "fail commit", "fail read"),
+            *("reason recycled", "reason corrupt", "reason evicted", "reason deadline"),
+            *("reason queue_tickets", "reason queue_bytes", "reason store_full"),
+            *("reason runtime_failed", "reason shutdown"),
+        ):
+            assert seen.get(f"pipeline: {what}"), what
