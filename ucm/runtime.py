@@ -43,6 +43,7 @@ from ucm.pipeline.tickets import (
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import RUNTIME_CLOSED, RUNTIME_FAILED, RUNTIME_STARTED, Log
+from ucm.waker import Waker
 
 __all__ = ["Order", "Runtime"]
 
@@ -128,6 +129,7 @@ class Runtime:
         self._taking = threads.lock()
         self._open: dict[TransferId, Ticket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._waker: Waker | None = None
         self._started = threads.event()
         self._failure_lock = threads.lock()
         self._failure = ""
@@ -318,7 +320,8 @@ class Runtime:
         return ticket
 
     def _wake(self) -> None:
-        self._call_loop(self._pipeline.wake)
+        if self._waker is not None:
+            self._waker.wake()
 
     def _call_loop(self, function: Callable[[], None]) -> None:
         if self._loop is None or self._loop.is_closed():
@@ -343,7 +346,11 @@ class Runtime:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await self._pipeline.run(self._started.set)
+        self._waker = self._threads.waker(self._loop, self._pipeline.wake)
+        try:
+            await self._pipeline.run(self._started.set)
+        finally:
+            self._waker.close()
 
     def _fail(self, why: str) -> None:
         """Fail everything once; called on the thread that noticed."""

@@ -9,12 +9,15 @@ plain objects of the standard library.
 """
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol
+
+from ucm.waker import EventfdWaker, LoopWaker, Waker
 
 __all__ = ["SYSTEM", "Condition", "Event", "Lock", "Queue", "Thread", "Threads"]
 
@@ -112,6 +115,14 @@ class Threads:
     def thread(self, target: Callable[[], None], name: str) -> Thread:
         """Return a new daemon thread that is not started."""
         return threading.Thread(target=target, name=name, daemon=True)
+
+    def waker(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]
+    ) -> Waker:
+        """Return what wakes *loop*, which runs on this thread, from other threads."""
+        if hasattr(os, "eventfd"):
+            return EventfdWaker(loop, callback)
+        return LoopWaker(loop, callback)
 
     def event_loop(self) -> asyncio.AbstractEventLoop:
         """Return a new event loop for one of the threads."""

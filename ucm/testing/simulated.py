@@ -17,6 +17,7 @@ from typing import Protocol
 import greenlet
 
 from ucm.threads import Condition, Event, Lock, Queue, Thread, Threads
+from ucm.waker import LoopWaker, Waker
 
 __all__ = ["Actor", "Hub", "SimThreads"]
 
@@ -96,6 +97,12 @@ class SimThreads(Threads):
     def thread(self, target: Callable[[], None], name: str) -> Thread:
         """Return a simulated thread."""
         return _SimThread(self._simulation, target, name)
+
+    def waker(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]
+    ) -> Waker:
+        """Return what wakes a simulated loop."""
+        return LoopWaker(loop, callback)
 
     def event_loop(self) -> asyncio.AbstractEventLoop:
         """Return an event loop whose clock and waits are simulated."""
