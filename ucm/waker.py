@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-How the engine's thread wakes the loop without a pause of its own.
+How another thread wakes the loop without a pause of its own.
 
 ``loop.call_soon_threadsafe`` writes to a socket and gives up the interpreter lock for
 it. The loop, which the write has just woken, then often takes the lock first, and the
 engine's thread waits until the loop has done what it was woken for: milliseconds, in
-the middle of an engine step. ``EventfdWaker`` writes to an eventfd *with* the lock
+the middle of an engine step. A copy thread stands still for as long between two
+spans. ``EventfdWaker`` writes to an eventfd *with* the lock
 held, which costs a microsecond and lets the engine's thread go on; the loop gets its
 turn when the engine's thread waits or computes outside of Python.
 
@@ -89,7 +90,8 @@ class EventfdWaker(Waker):
         with self._lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:
-            self._loop.remove_reader(fd)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.remove_reader(fd)
             os.close(fd)
 
     def _read(self) -> None:

@@ -268,6 +268,7 @@ class Pipeline:
         finally:
             for thread in self._copy.values():
                 thread.stop()
+                thread.close()
 
     def join_threads(self, timeout: float) -> bool:
         """Block until the copy threads have ended; any thread but the loop's."""

@@ -3,8 +3,8 @@
 Dedicated copy threads, and how the loop hands work to them.
 
 Threading: ``run`` and ``post`` are called on the loop thread; jobs run one after the
-other on the copy thread. Results travel back in batches: one ``call_soon_threadsafe``
-per burst of finished jobs. When the thread ends for any reason other than ``stop``, all
+other on the copy thread. Results travel back in batches: one wake-up of the loop per
+burst of finished jobs. When the thread ends for any reason other than ``stop``, all
 its jobs fail with ``WorkerDiedError`` and ``on_death`` is called once, on the copy
 thread.
 """
@@ -85,6 +85,7 @@ class CopyThread:
     ) -> None:
         self.name = name
         self._loop = loop
+        self._waker = threads.waker(loop, self._deliver)
         self._on_death = on_death
         self._jobs: Queue = threads.queue()
         self._finished: deque[_Job[object, object]] = deque()
@@ -99,6 +100,10 @@ class CopyThread:
     def stop(self) -> None:
         """Let the thread end behind the jobs it has. Never blocks."""
         self._jobs.put(None)
+
+    def close(self) -> None:
+        """Deliver nothing any more. On the loop, when nobody awaits a job."""
+        self._waker.close()
 
     def join(self, timeout: float) -> bool:
         """Block up to *timeout* seconds; return whether the thread has ended."""
@@ -163,8 +168,7 @@ class CopyThread:
         self._finished.append(job)
         if not self._wake_pending:
             self._wake_pending = True
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                self._loop.call_soon_threadsafe(self._deliver)
+            self._waker.wake()
 
     def _deliver(self) -> None:
         self._wake_pending = False

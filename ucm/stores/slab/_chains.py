@@ -102,6 +102,8 @@ class Chains:
         """Return the linked slot of each key, ``NO_SLOT`` where there is none."""
         slots = self.heads[self.buckets(batch.hashes)].astype(np.int64)
         found = self._matching(slots, batch.words)
+        if (found == slots).all():  # each found, or its chain empty
+            return found
         asked = np.flatnonzero((found < 0) & (slots >= 0))
         slots = slots[asked]
         for _ in range(len(self.nexts)):  # a chain that changes may seem endless
@@ -126,15 +128,20 @@ class Chains:
         buckets = self.buckets(self.hashes[slots])
         order = np.argsort(buckets, kind="stable")
         slots, buckets = slots[order], buckets[order]
-        changes = buckets[1:] != buckets[:-1]
-        last = np.append(changes, True)
-        first = np.append(True, changes)
-        self.nexts[slots] = np.where(last, self.heads[buckets], np.roll(slots, -1))
+        ends = np.ones(len(slots) + 1, dtype=np.bool_)  # of runs with equal buckets
+        np.not_equal(buckets[1:], buckets[:-1], out=ends[1:-1])
+        following = self.heads[buckets]
+        np.copyto(following[:-1], slots[1:], where=~ends[1:-1], casting="same_kind")
+        self.nexts[slots] = following
+        first = ends[:-1]
         self.heads[buckets[first]] = slots[first]
 
     def unlink(self, slots: npt.NDArray[np.int64]) -> None:
         """Take linked slots, whose state is 0 by now, out of their chains."""
-        buckets = np.unique(self.buckets(self.hashes[slots]))
+        buckets = np.sort(self.buckets(self.hashes[slots]))
+        distinct = np.ones(len(buckets), dtype=np.bool_)
+        np.not_equal(buckets[1:], buckets[:-1], out=distinct[1:])
+        buckets = buckets[distinct]
         previous = np.full(len(buckets), NO_SLOT, dtype=np.int64)
         current = self.heads[buckets].astype(np.int64)
         while len(buckets):
@@ -143,9 +150,12 @@ class Chains:
             at_head = dead & (previous < 0)
             inside = dead & (previous >= 0)
             self.heads[buckets[at_head]] = following[at_head]
-            self.nexts[previous[inside]] = following[inside]
-            previous = np.where(dead, previous, current)
+            if inside.any():
+                self.nexts[previous[inside]] = following[inside]
             more = following >= 0
+            if not more.any():
+                return
+            previous = np.where(dead, previous, current)
             buckets, previous = buckets[more], previous[more]
             current = following[more]
 

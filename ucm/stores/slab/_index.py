@@ -275,7 +275,8 @@ class SlotIndex:
             num_free = int(self.header[Word.NUM_FREE])
             num_popped = min(num_free, len(wanted))
             popped = self.free[num_free - num_popped : num_free]
-            slots = np.sort(np.append(popped, victims)).astype(np.int64)
+            slots = np.concatenate((popped, victims), dtype=np.int64)
+            slots.sort()
             if not len(slots):
                 raise StoreFullError("every slot is being written")
             wanted = wanted[: len(slots)]
