@@ -214,3 +214,18 @@ class TestDumpQueue:
         assert 3 == take(queue, SAVE)
         assert 2 == take(queue, LOAD)
         assert 1 == take(queue, SAVE)
+
+
+def test_deep_queue_is_not_searched_for_each_item():
+    """With thousands of requests waiting, taking one looks at one lane."""
+    queue = DumpQueue(max_tickets=5000, max_nbytes=1 << 40)
+    for number in range(2000):
+        queue.offer(make_item(make_ticket(number, request=f"r{number}")))
+    asked = []
+
+    def has_room(key):
+        asked.append(key)
+        return True
+
+    assert [0, 1, 2] == [take(queue, has_room=has_room) for _ in range(3)]
+    assert 3 == len(asked)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipeline in the simulated world, over a few seeds and over many."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from tests.simulation.pipeline_world import PipelineWorld
+from ucm.pipeline.dump_queue import DumpQueue
 
 
 class TestPipelineWorld:
@@ -64,3 +66,18 @@ class TestPipelineWorld:
             *("reason runtime_failed", "reason shutdown"),
         ):
             assert seen.get(f"pipeline: {what}"), what
+
+    def test_what_waits_is_looked_through_at_intervals_only(self):
+        """However many items come and go, all that waits is swept every 50 ms."""
+        world, sweeps = PipelineWorld(5, 150), []
+        sweep = DumpQueue.sweep
+
+        def counted(queue, is_over):
+            sweeps.append(world.simulation.now)
+            return sweep(queue, is_over)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DumpQueue, "sweep", counted)
+            world.run()
+        assert sweeps
+        assert all(b - a >= 0.05 for a, b in itertools.pairwise(sweeps))

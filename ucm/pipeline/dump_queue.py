@@ -108,8 +108,13 @@ class DumpQueue:
         with self._lock:
             lanes = self._lanes[direction]
             held_back = direction is Direction.SAVE and self._lanes[Direction.LOAD]
-            keys = [key for key in lanes if key in self._promoted or not held_back]
-            key = next(filter(has_room, keys), None)
+            candidates = (
+                filter(self._promoted.__contains__, lanes) if held_back else lanes
+            )
+            if held_back and not self._promoted:
+                return None
+            # The lanes served last are at the end: as a rule the first has room.
+            key = next(filter(has_room, candidates), None)
             if key is None:
                 return None
             waiting = lanes.pop(key)

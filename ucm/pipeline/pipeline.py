@@ -228,6 +228,7 @@ class Pipeline:
         self._group: anyio.abc.TaskGroup | None = None
         self._wake = asyncio.Event()
         self._stopping = False
+        self._next_sweep = 0.0
         self.has_quarantined = False
         """Whether the device may still use slots of the store."""
 
@@ -292,7 +293,10 @@ class Pipeline:
         pause = _SWEEP_S if self.queue.num_tickets else math.inf
         with anyio.move_on_after(pause):
             await self._wake.wait()
-        self._sweep()
+        now = self._threads.monotonic()
+        if now >= self._next_sweep:  # looks at all that waits: not at each wake-up
+            self._next_sweep = now + _SWEEP_S
+            self._sweep()
 
     def _fill_lanes(self, direction: Direction) -> None:
         while self._in_flight[direction] < self._window:

@@ -50,6 +50,8 @@ class Direction(enum.Enum):
     SAVE = "save"
     LOAD = "load"
 
+    __hash__ = object.__hash__  # Enum's own is slow, and lanes are found by it
+
 
 class Admission(enum.Enum):
     """What became of an offer; anything but ACCEPTED is a refusal with its reason."""
