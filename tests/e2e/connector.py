@@ -12,10 +12,10 @@ import attrs
 import pytest
 
 from tests.e2e.engine import connector_config, generate
+from tests.traces import traces_of
 from ucm.config import StoreConfig
 from ucm.devices.cpu import CPUDevice
 from ucm.integration.vllm import setup as door_setup
-from ucm.integration.vllm import worker as door_worker
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore
 from ucm.testing.faults import FaultDevice, FaultPlan, FaultStore
@@ -34,12 +34,12 @@ def prompt(seed: int, length: int, vocabulary: int = 500) -> list[int]:
 def ucm_config(
     store: Path, capacity: str = "64MiB", **settings: object
 ) -> dict[str, Any]:
-    """Return a connector configuration over a slab directory, without its log."""
+    """Return a connector configuration over a slab directory, with its trace beside."""
     config: dict[str, Any] = connector_config(
         type="slab", path=str(store), capacity=capacity
     )
     extra = config["kv_connector_extra_config"]
-    extra["log"] = {"level": "off"}
+    extra["log"] = {"level": "debug", "directory": str(traces_of(store))}
     extra.update(settings)
     return config
 
@@ -87,9 +87,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, plan: FaultPlan) -> None:
 
     monkeypatch.setattr(door_setup, "load_class", lambda *_: Planted)
     monkeypatch.setattr(
-        door_worker,
-        "load_class",
-        lambda *_: lambda num_blocks: FaultDevice(CPUDevice(num_blocks), plan),
+        door_setup.Setup,
+        "make_device",
+        lambda setup, _: FaultDevice(CPUDevice(setup.num_blocks), plan),
     )
 
 

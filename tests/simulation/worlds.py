@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from tests.simulation.connector_world import ConnectorWorld
 from tests.simulation.pipeline_world import PipelineWorld
 
 
@@ -17,4 +18,7 @@ class World(Protocol):
         """Run to the end."""
 
 
-WORLDS: dict[str, Callable[[int, int], World]] = {"pipeline": PipelineWorld}
+WORLDS: dict[str, Callable[[int, int], World]] = {
+    "connector": ConnectorWorld,
+    "pipeline": PipelineWorld,
+}

@@ -23,7 +23,6 @@ from ucm.testing.simulation import Simulation
 
 __all__ = ["LateDevice", "Odds", "SeededFaults", "UnreliableStore"]
 
-_HANGS_S = (0.001, 0.3, 15.0, 35.0, 100.0)
 _LATE_S = (0.0, 0.0, 0.0, 0.0005, 0.02)
 _ASKED = frozenset({"match", "contains", "touch", "describe"})
 """Verbs on the scheduler's thread, which no store may hold up."""
@@ -36,10 +35,11 @@ class Odds:
 
     Args:
         fail: Raise what the verb may raise.
-        hang: Wait for up to 100 seconds, then go on.
+        hang: Wait, then go on.
         die: End the calling thread, as a bug in a store's own code could.
         damage: Flip a byte of a stored block before it is read.
         hangs_at: The one verb that hangs; empty for each.
+        hangs: How long a hang may last, in seconds.
     """
 
     fail: float = 0.0
@@ -47,6 +47,7 @@ class Odds:
     die: float = 0.0
     damage: float = 0.0
     hangs_at: str = ""
+    hangs: tuple[float, ...] = (0.001, 0.3, 15.0, 35.0, 100.0)
 
 
 class SeededFaults(FaultPlan):
@@ -84,7 +85,7 @@ class SeededFaults(FaultPlan):
             if odds.hangs_at not in ("", verb):
                 return
             self.done[f"hang {verb}"] += 1
-            simulation.sleep(simulation.dice.choice(_HANGS_S))
+            simulation.sleep(simulation.dice.choice(odds.hangs))
         elif roll < odds.fail + odds.hang + odds.die:
             self.done[f"die {verb}"] += 1
             raise SystemExit
@@ -248,7 +249,7 @@ class LateDevice(Device):
             copy, fence = job
             if simulation.dice.random() < self._faults.odds.hang:
                 self._faults.done["hang stream"] += 1
-                simulation.sleep(simulation.dice.choice(_HANGS_S))
+                simulation.sleep(simulation.dice.choice(self._faults.odds.hangs))
             simulation.sleep(simulation.dice.choice(_LATE_S))
             with contextlib.suppress(DeviceError):  # closed meanwhile
                 copy()

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The connector's real halves under the fake host, simulated from one seed.
+
+One simulated thread is the engine: it schedules, and runs the hooks of every rank. The
+runtimes of all ranks run beside it, over one store that fails, hangs, dies and rots.
+"""
+
+from collections import Counter
+
+import attrs
+import structlog
+import torch
+
+from tests.integration.vllm.host_kit import SchedulerDoor, WorkerDoor, make_setup
+from tests.testing.host_kit import HYBRID, ONE_FULL, PAGE_BYTES
+from ucm.blocks import PackedKey
+from ucm.devices.abc import Device
+from ucm.devices.cpu import CPUDevice
+from ucm.integration.vllm.scheduler import SchedulerHalf
+from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.worker import WorkerHalf
+from ucm.layout import KVLayout
+from ucm.stores.abc import Store
+from ucm.stores.memory import MemoryStore
+from ucm.testing.faults import FaultDevice, FaultPlan
+from ucm.testing.host import FakeHost, HostSettings, SeededChoices
+from ucm.testing.host import Odds as HostOdds
+from ucm.testing.simulation import Simulation
+from ucm.testing.unreliable import LateDevice, Odds, SeededFaults, UnreliableStore
+from ucm.tracing import Log
+
+_PAUSES_S = (0.0, 0.0, 1e-5, 1e-4, 1e-2, 1.0)
+_SHORT_HANGS_S = (0.001, 0.3, 15.0, 35.0)
+
+
+class _SharedStore(UnreliableStore):
+    """A store that outlives each of the halves that share it."""
+
+    def close(self) -> None:
+        """Leave it open."""
+
+
+@attrs.frozen(kw_only=True)
+class _SimulatedSetup(Setup):
+    """A setup over one store and simulated devices."""
+
+    world: "ConnectorWorld"
+
+    def open_store(self, *, index_only: bool) -> Store:
+        """Return the one store."""
+        return self.world.store
+
+    def make_device(self, device_type: str) -> Device:
+        """Return a device that is late, or one that copies at once."""
+        return self.world.make_device()
+
+    def open_log(self, role: str) -> Log:
+        """Return a log at whose lines others may run."""
+        return self.world.open_log(role)
+
+
+class ConnectorWorld:
+    """
+    One simulated run.
+
+    Args:
+        seed: Decides everything, also what kind of engine it is.
+        steps: Acts of the engine and its users.
+    """
+
+    def __init__(self, seed: int, steps: int) -> None:
+        self.simulation = Simulation(seed)
+        self.dice = self.simulation.dice
+        self.steps = steps
+        self.seen: Counter[str] = Counter()
+
+    def run(self) -> None:
+        """Run to the end; whatever does not hold is an error."""
+        self.simulation.run(self._main)
+
+    def make_device(self) -> Device:
+        """Return a device for one rank."""
+        inner = CPUDevice(self.num_blocks)
+        if self.is_late:
+            return LateDevice(inner, self.faults, self.simulation)
+        return FaultDevice(inner, self.faults)
+
+    def open_log(self, role: str) -> Log:
+        """Return a log that keeps nothing and lets others run."""
+
+        def pause(_: object, __: str, ___: object) -> str:
+            self.simulation.pause()
+            return ""
+
+        log: Log = structlog.wrap_logger(
+            structlog.ReturnLogger(),
+            processors=[pause],
+            wrapper_class=structlog.make_filtering_bound_logger(0),
+        )
+        return log
+
+    def _build(self) -> None:
+        dice, simulation = self.dice, self.simulation
+        self.layout: KVLayout = dice.choice([ONE_FULL, HYBRID])
+        self.num_ranks = dice.choice([1, 2, 3])
+        self.num_blocks = dice.choice([32, 64])
+        self.is_late = dice.random() < 0.5
+        self.faults = SeededFaults(
+            simulation,
+            Odds(
+                fail=dice.choice([0, 0.01, 0.1]),
+                hang=dice.choice([0, 0, 0.01, 0.05]),
+                die=dice.choice([0, 0, 0, 0.0005]),
+                damage=dice.choice([0, 0.1]),
+                hangs_at=dice.choice(["", "gather", "scatter", "commit", "read"]),
+                # Shorter than a copy may take: one that is given up keeps its blocks.
+                hangs=_SHORT_HANGS_S,
+            ),
+        )
+        self.inner = MemoryStore(
+            dice.choice([20, 100, 400]) * self.num_ranks, self.layout.max_block_bytes
+        )
+        self.store = _SharedStore(self.inner, self.faults, self._flip, simulation)
+        plain = make_setup(self.layout, self.num_ranks, self.num_blocks, FaultPlan())
+        config = attrs.evolve(
+            plain.config,
+            queue=attrs.evolve(
+                plain.config.queue,
+                tickets=dice.choice([2, 100]),
+                window=dice.choice([1, 4]),
+            ),
+        )
+        setup = _SimulatedSetup(
+            config=config,
+            layout=self.layout,
+            keyspace=plain.keyspace,
+            num_ranks=self.num_ranks,
+            num_blocks=self.num_blocks,
+            recomputes=True,
+            threads=simulation.threads,
+            world=self,
+        )
+        memories = [
+            torch.zeros(
+                (self.layout.num_rows, self.num_blocks, PAGE_BYTES), dtype=torch.uint8
+            )
+            for _ in range(self.num_ranks)
+        ]
+        self.scheduler = SchedulerHalf(setup)
+        self.workers = [
+            WorkerHalf(setup, rank, "simulated") for rank in range(self.num_ranks)
+        ]
+        for worker, memory in zip(self.workers, memories, strict=True):
+            worker.register(
+                {
+                    name: memory[row.row_id]
+                    for group in self.layout.groups
+                    for row in group.rows
+                    for name in row.layer_names
+                }
+            )
+        self.host = FakeHost(
+            scheduler=SchedulerDoor(self.scheduler),
+            workers=[WorkerDoor(worker) for worker in self.workers],
+            memories=[memory.numpy() for memory in memories],
+            layout=self.layout,
+            choices=SeededChoices(dice),
+            settings=HostSettings(
+                local_cache=dice.random() < 0.5,
+                partial_hits=dice.random() < 0.3,
+                in_flight=dice.choice([1, 2]),
+                odds=HostOdds(
+                    abort=dice.choice([0.01, 0.1]),
+                    preempt=dice.choice([0.01, 0.1]),
+                    reset=dice.choice([0, 0, 0.005]),
+                ),
+            ),
+            containers=self._containers,
+        )
+
+    def _flip(self, key: PackedKey) -> None:
+        entry = self.inner._entries[key]
+        self.inner._pool[entry.slot, self.dice.randrange(entry.nbytes)] ^= 1
+
+    def _containers(self) -> dict[str, int]:
+        counts = Counter(self.scheduler.counts())
+        del counts["denied_keys"]
+        for worker in self.workers:
+            counts.update(worker.counts())
+        return dict(counts)
+
+    def _main(self) -> None:
+        self._build()
+        for _ in range(self.steps):
+            self.host.act()
+            self.simulation.sleep(self.dice.choice(_PAUSES_S))
+        self.host.drain(lambda: self.simulation.sleep(0.3))
+        assert {} == {name: n for name, n in self.host.audit().items() if n}
+        for half in (*self.workers, self.scheduler):
+            half.close()
+        self.simulation.sleep(200.0)  # what hung at the end goes on
+        left = [name for name in self.simulation.names() if name.startswith("ucm")]
+        assert not left, "threads are left"
+        assert not self.inner._writing, "leases are left"
+        self._check_sums()
+        self.inner.close()
+        self.seen.update(self.host.seen)
+        self.seen.update(self.faults.done)
+
+    def _check_sums(self) -> None:
+        for worker in self.workers:
+            for direction in ("save", "load"):
+                total = worker._counters.total
+                offered = total("ucm_offered_blocks_total", direction=direction)
+                settled = total("ucm_settled_blocks_total", direction=direction)
+                assert offered == settled
+            self.seen["runtime failed"] += bool(worker._runtime.failure)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fake host around correct connectors: nothing is wrong, and everything happens."""
+
+from collections import Counter
+
+import pytest
+
+from tests.testing.host_kit import (
+    ALWAYS,
+    BUSY,
+    HYBRID,
+    ONE_FULL,
+    missing,
+    run,
+    tiny_host,
+)
+from tests.testing.tiny_connector import TinyScheduler, WorkerInStep
+from ucm.testing.host import HostSettings, Odds
+
+
+class TestSmallConnector:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("in_flight", [1, 2])
+    @pytest.mark.parametrize("layout", [ONE_FULL, HYBRID], ids=["full", "hybrid"])
+    def test_correct_connector_breaks_no_rule(self, layout, in_flight) -> None:
+        """H-01, H-02, H-06, H-07, H-10: thousands of acts of every kind leave a correct
+        connector unblamed, also when the engine plans a step ahead."""
+        settings = HostSettings(in_flight=in_flight, odds=BUSY)
+        host = tiny_host(layout, settings=settings)
+        run(host, 2500)
+        assert set() == missing(host.seen, ALWAYS)
+        assert (layout is HYBRID) == (host.seen["recycled"] > 0)
+        assert (in_flight == 2) == (host.seen["late_free"] > 0)
+        assert in_flight == 2 or host.seen["resumed_at_once"] > 0
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("layout", [ONE_FULL, HYBRID], ids=["full", "hybrid"])
+    def test_engines_own_cache_is_shared_and_hit(self, layout) -> None:
+        """H-09: hits of the engine's own cache, of whole blocks and within a block, mix
+        with loads."""
+        settings = HostSettings(local_cache=True, partial_hits=True, odds=BUSY)
+        host = tiny_host(layout, settings=settings)
+        run(host, 2500)
+        assert set() == missing(host.seen, {"local_hit", "partial_hit", "forgot"})
+        assert set() == missing(host.seen, ALWAYS)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("recomputes", [True, False])
+    def test_failed_loads_are_recomputed_or_end(self, recomputes) -> None:
+        """H-05: a request whose load failed starts anew, or fails where the engine is
+        told so."""
+        settings = HostSettings(recomputes=recomputes, odds=Odds(reset=0.02))
+        host = tiny_host(HYBRID, settings=settings)
+        run(host, 2500)
+        assert set() == missing(host.seen, {"reset", "load_failed"})
+        assert recomputes == (host.seen["failed"] == 0)
+
+    @pytest.mark.slow
+    def test_loads_within_the_step_may_fail_by_block(self) -> None:
+        """What is computed on top of a block that failed is computed again."""
+        host = tiny_host(ONE_FULL, TinyScheduler, WorkerInStep, in_step=True)
+        run(host, 2500)
+        assert set() == missing(host.seen, {"load_in_step", "blocks_failed"})
+        assert 0 == host.seen["load"]
+
+    def test_same_seed_gives_the_same_run(self) -> None:
+        """A run repeats from its seed, and another seed gives another run."""
+
+        def seen(seed: int) -> Counter[str]:
+            host = tiny_host(HYBRID, seed=seed)
+            run(host, 100)
+            return host.seen
+
+        assert seen(5) == seen(5)
+        assert seen(5) != seen(6)

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+One rank's model runner: calls the hooks of a step in order, and computes.
+
+The order is that of ``KVConnectorModelRunnerMixin`` of vLLM 0.32, with its variants:
+results are asked for before ``wait_for_save`` under speculative decoding, and each hook
+may be called again.
+"""
+
+import pickle  # noqa: TID251 - what the engine does with metadata
+from collections import Counter
+from collections.abc import Callable
+
+import attrs
+
+from ucm.layout import KVLayout
+from ucm.testing.host.choices import Choices
+from ucm.testing.host.content import POISON, Memory, Pages
+from ucm.testing.host.hooks import WorkerHooks
+from ucm.testing.host.requests import KVOutput
+from ucm.testing.host.rules import HostAssertionError, Rule, require
+from ucm.testing.host.settings import HostSettings
+from ucm.testing.host.steps import Step
+
+__all__ = ["FakeRunner", "ForwardContext", "Wrong"]
+
+
+@attrs.frozen
+class ForwardContext:
+    """What a connector is given of a forward pass; nothing is computed if None."""
+
+    attn_metadata: dict[str, object] | None
+
+
+@attrs.frozen
+class Wrong:
+    """Content that was found wrong before a forward pass."""
+
+    error: HostAssertionError
+    block: int
+    reader: str
+
+
+class FakeRunner:
+    """
+    One rank.
+
+    Args:
+        rank: Which.
+        hooks: The connector's side.
+        memory: ``[rows][blocks, page]``.
+        layout: The engine's groups.
+        choices: Take the decisions.
+        settings: The engine.
+        seen: Counts what happens.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        hooks: WorkerHooks,
+        memory: Memory,
+        layout: KVLayout,
+        *,
+        choices: Choices,
+        settings: HostSettings,
+        seen: Counter[str],
+    ) -> None:
+        self.rank = rank
+        self._hooks = hooks
+        self._memory = memory
+        self._layout = layout
+        self._pages = Pages(layout)
+        self._choices = choices
+        self._odds = settings.odds
+        self._seen = seen
+        self._context = ForwardContext(None)
+        self._wrong: list[Wrong] = []
+        for row in range(layout.num_rows):
+            memory[row][:] = POISON
+        self._layers = [
+            (name, memory[row.row_id])
+            for group in layout.groups
+            for row in group.rows
+            for name in row.layer_names
+        ]
+
+    def begin(self, step: Step) -> None:
+        """Do all that comes before the forward pass."""
+        hooks = self._hooks
+        metadata = pickle.loads(step.metadata)  # noqa: S301 - ours
+        first: Callable[..., None] = hooks.handle_preemptions
+        second: Callable[..., None] = hooks.bind_connector_metadata
+        if self._choices.chance("bind first", self._odds.bind_first):
+            self._seen["bound_first"] += 1
+            first, second = second, first
+        self._call(first, metadata)
+        self._call(second, metadata)
+        layers = dict.fromkeys(name for name, _ in self._layers)
+        self._context = ForwardContext(dict(layers) if step.scheduled else None)
+        # From here on the engine may write to what it was handed out.
+        if step.fresh:
+            self._seen["poisoned"] += len(step.fresh)
+            for row in range(self._layout.num_rows):
+                self._memory[row][step.fresh] = POISON
+        if step.output.has_sync_kv_loads:
+            self._call(hooks.start_load_kv, self._context)
+
+    def check(self, step: Step) -> list[Wrong]:
+        """
+        Return what is wrong with the content that the forward pass relies on.
+
+        Args:
+            step: Fills blocks from the engine's own cache first.
+        """
+        self._wrong = []
+        for at, each in enumerate(step.passes):
+            if each.copies:
+                self._pages.write(
+                    self._memory, self.rank, at, each.copies, each.copy_states
+                )
+            if each.reads:
+                self._seen["checked_blocks"] += len(each.reads)
+                found = self._pages.first_wrong(
+                    self._memory, self.rank, at, each.reads, each.read_states
+                )
+                if found is not None:
+                    self._wrong += self._explain(step, at)
+        return self._wrong
+
+    def forward(self, step: Step, tainted: set[str]) -> None:
+        """
+        Compute.
+
+        Args:
+            step: What.
+            tainted: Requests that some rank computes from wrong content.
+        """
+        for at, each in enumerate(step.passes):
+            if each.writes:
+                self._pages.write(
+                    self._memory, self.rank, at, each.writes, each.write_states
+                )
+            bad = [
+                block
+                for block, name in zip(each.writes, each.writers, strict=True)
+                if name in tainted
+            ]
+            if bad:
+                self._pages.poison(self._memory, at, bad)
+        if step.scheduled:
+            for name, memory in self._layers:
+                self._hooks.wait_for_layer_load(name)
+                self._hooks.save_kv_layer(name, memory, self._context.attn_metadata)
+
+    def end(self, step: Step) -> KVOutput:
+        """Do all that comes after the forward pass and return what is told."""
+        hooks = self._hooks
+        if not step.output.has_sync_kv_loads:
+            self._call(hooks.start_load_kv, self._context)
+        early = self._choices.chance("early results", self._odds.early_results)
+        if early:
+            self._seen["results_first"] += 1
+        else:
+            self._call(hooks.wait_for_save)
+        output = self._results(step)
+        if early:
+            self._call(hooks.wait_for_save)
+        self._call(hooks.clear_connector_metadata)
+        for wrong in self._wrong:
+            if wrong.block not in output.invalid_block_ids:
+                raise wrong.error
+        return output
+
+    def check_null_block(self) -> None:
+        """
+        Look whether the null block is as it was.
+
+        Raises:
+            HostAssertionError: Somebody wrote to it.
+        """
+        for row in range(self._layout.num_rows):
+            require(
+                (self._memory[row][0] == POISON).all(),
+                Rule.NULL_BLOCK,
+                "it was written to",
+                rank=self.rank,
+                row=row,
+            )
+
+    def _results(self, step: Step) -> KVOutput:
+        """Ask for results once or more; nothing may be told twice."""
+        hooks = self._hooks
+        output = KVOutput(finished_sending=set(), finished_recving=set())
+        for _ in range(self._times()):
+            found = hooks.get_transfer_results(step.output.finished_req_ids.copy())
+            self._add(output.finished_sending, found.finished_sending)
+            self._add(output.finished_recving, found.finished_recving)
+            self._add(output.failed_recving, found.failed_recving)
+        for _ in range(self._times()):
+            blocks = hooks.get_block_ids_with_load_errors()
+            twice = output.invalid_block_ids & blocks
+            require(not twice, Rule.ERRORS_TWICE, f"{sorted(twice)}", rank=self.rank)
+            output.invalid_block_ids |= blocks
+        for _ in range(self._times()):
+            metadata = hooks.build_connector_worker_meta()
+            if output.kv_connector_worker_meta is None:
+                output.kv_connector_worker_meta = metadata
+            elif metadata is not None:
+                output.kv_connector_worker_meta = (
+                    output.kv_connector_worker_meta.aggregate(metadata)
+                )
+        return output
+
+    def _add(self, told: set[str] | None, new: set[str] | None) -> None:
+        assert told is not None  # made so
+        for name in sorted(new or ()):
+            require(
+                name not in told,
+                Rule.REPORT_TWICE,
+                "twice in a step",
+                request=name,
+                rank=self.rank,
+            )
+            told.add(name)
+
+    def _times(self) -> int:
+        times = 1
+        while times < 3 and self._choices.chance("repeat", self._odds.repeat):
+            self._seen["repeated"] += 1
+            times += 1
+        return times
+
+    def _call(self, hook: Callable[..., object], *args: object) -> None:
+        """Call a hook once or more."""
+        for _ in range(self._times()):
+            hook(*args)
+
+    def _explain(self, step: Step, at: int) -> list[Wrong]:
+        """Name every block of a group that is wrong."""
+        wrong = []
+        each = step.passes[at]
+        for block, state, (name, index) in zip(
+            each.reads, each.read_states, each.readers, strict=True
+        ):
+            found = self._pages.first_wrong(
+                self._memory, self.rank, at, [block], [state]
+            )
+            if found is not None:
+                page = self._memory[found[1]][block]
+                nothing = (page == POISON).all()
+                error = HostAssertionError(
+                    Rule.CONTENT,
+                    "nothing was written" if nothing else f"{bytes(page[:16]).hex()}…",
+                    step=step.number,
+                    request=name,
+                    rank=self.rank,
+                    group=self._layout.groups[at].group_id,
+                    index=index,
+                    block=block,
+                    row=found[1],
+                )
+                wrong.append(Wrong(error, block, name))
+        return wrong
