@@ -31,6 +31,7 @@ from ucm.runtime import Order, Runtime
 from ucm.stores.abc import Store
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice, FaultPlan, FaultStore
+from ucm.testing.lockstep import QueueBounds, Tracer
 
 NUM_BLOCKS = 64
 NUM_ROWS = 3
@@ -102,6 +103,7 @@ class Rig:
     memory: torch.Tensor
     counters: Counters
     plan: FaultPlan
+    tracer: Tracer
     notices: list[Notice] = attrs.Factory(list)
 
     def submit(self, *orders: Order) -> list[str]:
@@ -164,23 +166,46 @@ def running(
     plan: FaultPlan | None = None,
     capacity_blocks: int = 256,
 ) -> Iterator[Rig]:
-    """Run a rig; closes it at the end and checks that nothing is left."""
-    memory = torch.zeros((NUM_ROWS, NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
+    """Run a rig; closes it at the end and checks its trace."""
     plan = plan or FaultPlan()
     inner = MemoryStore(capacity_blocks=capacity_blocks, block_bytes=BLOCK_BYTES)
     cpu = CPUDevice(NUM_BLOCKS)
-    cpu.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
     store, device = FaultStore(inner, plan), FaultDevice(cpu, plan)
-    counters = Counters()
-    runtime = Runtime(
-        store,
-        device,
-        config=UCMConfig.from_mapping(config or {}),
-        counters=counters,
-        log=null_log(),
-    )
+    with running_on(store, device, config) as rig:
+        yield attrs.evolve(rig, store=inner, plan=plan)
+
+
+@contextlib.contextmanager
+def running_on(
+    store: Store, device: Device, config: dict[str, object] | None = None
+) -> Iterator[Rig]:
+    """Run a rig over a store and a device; closes it and checks its trace."""
+    memory = torch.zeros((NUM_ROWS, NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
+    device.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
+    parsed = UCMConfig.from_mapping(config or {})
+    counters, tracer = Counters(), Tracer()
+    runtime = Runtime(store, device, config=parsed, counters=counters, log=tracer.log)
     runtime.start()
     try:
-        yield Rig(runtime, inner, device, memory, counters, plan)
+        yield Rig(runtime, store, device, memory, counters, FaultPlan(), tracer)
     finally:
         runtime.close()
+    check_run(tracer, parsed, counters)
+
+
+def check_run(tracer: Tracer, config: UCMConfig, counters: Counters) -> None:
+    """Check the trace of a closed runtime, and that its counters tell the same."""
+    queue = config.queue
+    summary = tracer.check(bounds=QueueBounds(queue.tickets, queue.nbytes))
+    for direction in ("save", "load"):
+        told = {
+            word: counters.total(
+                "ucm_settled_blocks_total", direction=direction, outcome=word
+            )
+            for word in ("committed", "skipped", "refused", "failed", "cancelled")
+        }
+        told["offered"] = counters.total(
+            "ucm_offered_blocks_total", direction=direction
+        )
+        for word, blocks in told.items():
+            assert blocks == summary.blocks.get((direction, word), 0)

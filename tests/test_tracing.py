@@ -21,6 +21,8 @@ EVENTS = {
     "RUNTIME_CLOSED": "runtime.closed",
     "RUNTIME_FAILED": "runtime.failed",
     "RUNTIME_STARTED": "runtime.started",
+    "SCHEDULER_CLOSED": "scheduler.closed",
+    "SCHEDULER_STARTED": "scheduler.started",
     "SETTING_UNSAFE": "setting.unsafe",
     "SOURCE_RELEASED": "source.released",
     "STAGE_FAILED": "stage.failed",

@@ -28,6 +28,8 @@ __all__ = [
     "RUNTIME_CLOSED",
     "RUNTIME_FAILED",
     "RUNTIME_STARTED",
+    "SCHEDULER_CLOSED",
+    "SCHEDULER_STARTED",
     "SETTING_UNSAFE",
     "SOURCE_RELEASED",
     "STAGE_FAILED",
@@ -56,6 +58,8 @@ PREFIX_MATCHED: Final = "prefix.matched"
 RUNTIME_STARTED: Final = "runtime.started"
 RUNTIME_CLOSED: Final = "runtime.closed"
 RUNTIME_FAILED: Final = "runtime.failed"
+SCHEDULER_STARTED: Final = "scheduler.started"
+SCHEDULER_CLOSED: Final = "scheduler.closed"
 STORE_CLEAR_FAILED: Final = "store.clear_failed"
 STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
 SETTING_UNSAFE: Final = "setting.unsafe"

@@ -3,11 +3,14 @@
 
 import importlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e import models
+from tests.traces import logs_closed, traces_of
+from ucm.testing.lockstep import check_trace, read_traces
 
 with warnings.catch_warnings():
     # The engine and its libraries warn while they are imported, which is no test's
@@ -49,3 +52,23 @@ def gemma3() -> Path:
 def deepseek() -> Path:
     """Multi-head latent attention."""
     return models.make_model(models.DEEPSEEK)
+
+
+@pytest.fixture
+def killed() -> None:
+    """Say that the test kills an engine, so that a trace may end anywhere."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _logs() -> Iterator[None]:
+    """Close the logs of engines in this process."""
+    with logs_closed():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _traced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """Check what every engine of the test has logged."""
+    yield
+    is_whole = "killed" not in request.fixturenames
+    check_trace(read_traces(traces_of(tmp_path / "slab")), is_whole=is_whole)

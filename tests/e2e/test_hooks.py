@@ -28,10 +28,12 @@ from tests.e2e.connector import (
 )
 from tests.e2e.engine import generate, in_process_engine, reset_prefix_cache
 from tests.e2e.test_connector_class import FORWARDED
+from tests.traces import traces_of
 from ucm.errors import MessageError
 from ucm.integration.vllm.messages import PlanEnvelope, plan_in
 from ucm.integration.vllm.ucm_connector import UCMConnector
 from ucm.metrics import METRICS
+from ucm.testing.lockstep import check_trace, read_traces
 
 
 @attrs.frozen
@@ -62,6 +64,7 @@ def recorded(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             generate(llm, prompts[3:], 4)
             quiesced(llm)
         yield Recorded(llm, trace, slab)
+    check_trace(read_traces(traces_of(slab)))
 
 
 class _Wrapper(KVConnectorBase_V1, SupportsHMA):

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.connector import LOADED, SAVED, prompt, ucm_config
 from tests.e2e.engine import (
     ROOT,
@@ -94,6 +96,7 @@ class TestProcesses:
         assert WHOLE == other["external_tokens"] == again.external_tokens
         assert 0 == other["saved"]
 
+    @pytest.mark.usefixtures("killed")
     def test_engine_killed_in_the_middle_of_saves_costs_nothing_stored(
         self, llama: Path, tmp_path: Path
     ) -> None:

@@ -94,7 +94,7 @@ class TestStore:
         slab.parent.mkdir()
         spoil(slab)
         with pytest.raises(ConfigError, match=named):
-            start(llama, ucm_config(slab))
+            start(llama, ucm_config(slab, log={"level": "off"}))
 
     @pytest.mark.parametrize("place", ["shm", "disk"])
     def test_capacity_beyond_the_file_system_is_refused(
@@ -104,7 +104,7 @@ class TestStore:
         left behind; for /dev/shm and for a disk."""
         slab = Path("/dev/shm/ucm-test-too-large") if place == "shm" else tmp_path / "s"
         with pytest.raises(ConfigError, match=r"store\.capacity.*needed.*free"):
-            start(llama, ucm_config(slab, capacity="40TiB"))
+            start(llama, ucm_config(slab, "40TiB", log={"level": "off"}))
         assert not slab.exists()
 
     def test_capacity_below_one_block_is_refused(

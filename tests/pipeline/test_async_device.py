@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole pipeline over a device whose copies end when the test says so."""
 
-import contextlib
 import threading
 import time
 
@@ -11,26 +10,18 @@ import torch
 from tests.pipeline.kit import TIMEOUT, AsyncDevice, HandFence
 from tests.rig import (
     BLOCK_BYTES,
-    LAYERS,
-    LAYOUT,
     NUM_BLOCKS,
-    NUM_ROWS,
     PAGE_BYTES,
-    Rig,
     keys_of,
-    null_log,
     order,
+    running_on,
 )
 from ucm.blocks import TransferId
-from ucm.config import UCMConfig
 from ucm.errors import DeviceError
-from ucm.metrics import Counters
 from ucm.pipeline.pipeline import NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
-from ucm.runtime import Runtime
 from ucm.stores.memory import MemoryStore
 from ucm.testing.device_contract import DeviceContract
-from ucm.testing.faults import FaultPlan
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 
@@ -50,25 +41,9 @@ class TestContract(DeviceContract):
         return torch.zeros(nbytes, dtype=torch.uint8)
 
 
-@contextlib.contextmanager
 def running(config=None):
     """Run a rig over an asynchronous device."""
-    memory = torch.zeros((NUM_ROWS, NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
-    store, device = MemoryStore(64, BLOCK_BYTES), AsyncDevice(NUM_BLOCKS)
-    device.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
-    counters = Counters()
-    runtime = Runtime(
-        store,
-        device,
-        config=UCMConfig.from_mapping(config or {}),
-        counters=counters,
-        log=null_log(),
-    )
-    runtime.start()
-    try:
-        yield Rig(runtime, store, device, memory, counters, FaultPlan())
-    finally:
-        runtime.close()
+    return running_on(MemoryStore(64, BLOCK_BYTES), AsyncDevice(NUM_BLOCKS), config)
 
 
 def save(rig, contents, blocks, number=1):

@@ -9,10 +9,10 @@ runtimes of all ranks run beside it, over one store that fails, hangs, dies and 
 from collections import Counter
 
 import attrs
-import structlog
 import torch
 
 from tests.integration.vllm.host_kit import SchedulerDoor, WorkerDoor, make_setup
+from tests.simulation.traced import traced
 from tests.testing.host_kit import HYBRID, ONE_FULL, PAGE_BYTES
 from ucm.blocks import PackedKey
 from ucm.devices.abc import Device
@@ -26,6 +26,7 @@ from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice, FaultPlan
 from ucm.testing.host import FakeHost, HostSettings, SeededChoices
 from ucm.testing.host import Odds as HostOdds
+from ucm.testing.lockstep import TraceChecker
 from ucm.testing.simulation import Simulation
 from ucm.testing.unreliable import LateDevice, Odds, SeededFaults, UnreliableStore
 from ucm.tracing import Log
@@ -74,6 +75,7 @@ class ConnectorWorld:
         self.dice = self.simulation.dice
         self.steps = steps
         self.seen: Counter[str] = Counter()
+        self.checker = TraceChecker()
 
     def run(self) -> None:
         """Run to the end; whatever does not hold is an error."""
@@ -87,18 +89,8 @@ class ConnectorWorld:
         return FaultDevice(inner, self.faults)
 
     def open_log(self, role: str) -> Log:
-        """Return a log that keeps nothing and lets others run."""
-
-        def pause(_: object, __: str, ___: object) -> str:
-            self.simulation.pause()
-            return ""
-
-        log: Log = structlog.wrap_logger(
-            structlog.ReturnLogger(),
-            processors=[pause],
-            wrapper_class=structlog.make_filtering_bound_logger(0),
-        )
-        return log
+        """Return a log that is checked, and lets others run."""
+        return traced(self.simulation, self.checker, role)
 
     def _build(self) -> None:
         dice, simulation = self.dice, self.simulation
@@ -205,6 +197,7 @@ class ConnectorWorld:
         assert not self.inner._writing, "leases are left"
         self._check_sums()
         self.inner.close()
+        self.checker.finish()
         self.seen.update(self.host.seen)
         self.seen.update(self.faults.done)
 

@@ -8,13 +8,15 @@ any byte that came too early, too late or from somewhere else is seen.
 """
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import numpy as np
-import structlog
 import torch
 
 from tests.rig import keys_of
+from tests.simulation.traced import traced
 from ucm import mailbox, runtime
 from ucm.blocks import (
     BlockId,
@@ -35,9 +37,10 @@ from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.runtime import Order, Runtime
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice
+from ucm.testing.lockstep import QueueBounds, TraceChecker
 from ucm.testing.simulation import Simulation
 from ucm.testing.unreliable import LateDevice, Odds, SeededFaults, UnreliableStore
-from ucm.tracing import TICKET_SETTLED, Log
+from ucm.tracing import TICKET_SETTLED
 
 NUM_BLOCKS = 24
 NUM_KEYS = 40
@@ -157,21 +160,21 @@ class PipelineWorld:
         device.register(LAYOUT, dict(zip(LAYERS, self.memory, strict=True)))
         self.device = device
         self.counters = Counters()
+        queue = {
+            "tickets": dice.choice([1, 3, 100]),
+            "nbytes": dice.choice([BLOCK_BYTES, 8 * BLOCK_BYTES, 1 << 20]),
+            "window": dice.choice([1, 2, 4]),
+        }
+        timeout = {"shutdown": dice.choice([0.0, 1.0, 100.0])}
+        self.checker = TraceChecker(
+            bounds=QueueBounds(tickets=queue["tickets"], nbytes=queue["nbytes"])
+        )
         self.runtime = Runtime(
             store,
             device,
-            config=UCMConfig.from_mapping(
-                {
-                    "queue": {
-                        "tickets": dice.choice([1, 3, 100]),
-                        "nbytes": dice.choice([BLOCK_BYTES, 8 * BLOCK_BYTES, 1 << 20]),
-                        "window": dice.choice([1, 2, 4]),
-                    },
-                    "timeout": {"shutdown": dice.choice([0.0, 1.0, 100.0])},
-                }
-            ),
+            config=UCMConfig.from_mapping({"queue": queue, "timeout": timeout}),
             counters=self.counters,
-            log=self._open_log(),
+            log=traced(simulation, self.checker, "worker-0", self._note_time),
             threads=simulation.threads,
         )
         self.runtime.start()
@@ -199,23 +202,11 @@ class PipelineWorld:
         self._poll()
         self._check_end()
 
-    def _open_log(self) -> Log:
-        """Return a log of which only the time to the last word is kept."""
-
-        def look(_: object, __: str, event: dict[str, object]) -> str:
-            if event["event"] == TICKET_SETTLED:
-                direction = str(event["direction"])
-                after = max(self.settled_after[direction], float(str(event["total_s"])))
-                self.settled_after[direction] = after
-            self.simulation.pause()
-            return ""
-
-        log: Log = structlog.wrap_logger(
-            structlog.ReturnLogger(),
-            processors=[look],
-            wrapper_class=structlog.make_filtering_bound_logger(0),
-        )
-        return log
+    def _note_time(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == TICKET_SETTLED:
+            after = self.settled_after
+            direction = event["direction"]
+            after[direction] = max(after[direction], event["total_s"])
 
     # What the engine does.
 
@@ -352,7 +343,8 @@ class PipelineWorld:
         return any(name.startswith("hang") for name in self.faults.done)
 
     def _check_end(self) -> None:
-        """Every ticket ended once, and the sums are right."""
+        """Every ticket ended once, in the log as well, and the sums are right."""
+        self.checker.finish()
         open_loads = {
             transfer_id: each
             for transfer_id, each in self.transfers.items()

@@ -308,6 +308,7 @@ class Ticket:
                 request_id=self.request_id,
                 transfer_id=self.transfer_id,
                 direction=self.direction.value,
+                generation=self.generation,
             )
         return self._log
 

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from tests.integration.vllm.kit import NUM_BLOCKS, engine_config, plain_cache
+from tests.traces import logs_closed
 from ucm.errors import ConfigError, DeviceError, LayoutError, MessageError
 from ucm.integration.vllm.messages import RankHandshake, plan_in
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.worker import WorkerHalf
+from ucm.scheduler.messages import StepReport, encode
+from ucm.testing.lockstep import check_trace, read_traces
 
 PAGE = 1024
 HASHES = [bytes([number]) * 32 for number in range(1, 9)]
@@ -115,11 +118,16 @@ def make_setup(tmp_path, **config):
 
 @pytest.fixture
 def engine(tmp_path):
-    """Return both halves, with the KV cache registered."""
-    engine = Engine(make_setup(tmp_path))
-    with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
-        engine.register()
-        yield engine
+    """Return both halves, with the KV cache registered; checks their trace."""
+    traces = tmp_path / "traces"
+    log = {"level": "debug", "directory": str(traces)}
+    with logs_closed():
+        engine = Engine(make_setup(tmp_path, log=log))
+        with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
+            engine.register()
+            yield engine
+    summary = check_trace(read_traces(traces))
+    assert 1 == summary.events["scheduler.closed"] == summary.events["runtime.closed"]
 
 
 class TestTogether:
@@ -180,6 +188,22 @@ class TestTogether:
         engine.scheduler.allocated(one, [[1, 2, 3]], 0)
         assert plan_in(engine.plan([one], [1, 2, 3])).is_empty
         assert engine.worker.report() is None
+
+    def test_hold_that_was_given_up_is_told_and_kept(self, engine, tmp_path):
+        """A rank whose copy never ended is in the scheduler's log, which says at its
+        one end what it still holds."""
+        one = request("r")
+        engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+        (save,) = plan_in(engine.plan([one], [1, 2, 3])).saves
+        report = StepReport(rank=0, quarantined=(save.transfer_id,))
+        engine.scheduler._apply_report(encode(report))
+        for _ in range(2):
+            engine.scheduler.close()
+        events = list(read_traces(tmp_path / "traces"))
+        (given_up,) = (each for each in events if each["event"] == "hold.quarantined")
+        assert (save.transfer_id, 0) == (given_up["hold_id"], given_up["rank"])
+        assert [1] == [each["holds"] for each in events if "holds" in each]
 
 
 class TestStart:

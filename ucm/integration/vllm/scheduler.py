@@ -23,10 +23,13 @@ from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import StepReport, decode_report, encode
 from ucm.scheduler.requests import Disposition, ScheduledRequest, StepFacts
 from ucm.tracing import (
+    HOLD_QUARANTINED,
     HOLD_RELEASED,
     HOLD_TAKEN,
     PREFIX_MATCHED,
     RUNTIME_FAILED,
+    SCHEDULER_CLOSED,
+    SCHEDULER_STARTED,
     STORE_CLEAR_FAILED,
     STORE_DESCRIBE_FAILED,
 )
@@ -89,6 +92,8 @@ class SchedulerHalf:
         self._requests: dict[str, Any] = {}
         self._local_tokens: dict[str, int] = {}
         self._keyspace = setup.keyspace
+        self._is_closed = False
+        self._log.info(SCHEDULER_STARTED, store=type(self._store).__name__)
         self._describe()
 
     def compare_ranks(self, handshakes: Iterable[RankHandshake]) -> None:
@@ -216,6 +221,8 @@ class SchedulerHalf:
             return
         for hold_id in report.released:
             self._log.debug(HOLD_RELEASED, hold_id=hold_id, rank=report.rank)
+        for hold_id in report.quarantined:
+            self._log.error(HOLD_QUARANTINED, hold_id=hold_id, rank=report.rank)
 
     def finished(self, request_id: str) -> bool:
         """Return whether the engine must keep a finished request's blocks for us."""
@@ -266,4 +273,8 @@ class SchedulerHalf:
 
     def close(self) -> None:
         """Let go of the store. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._store.close()
+        self._log.info(SCHEDULER_CLOSED, holds=self._adapter.counts()["holds"])
