@@ -4,6 +4,7 @@
 # make test    all checks, then every test with branch coverage
 # make lint    the checks alone        make unit / make e2e   a part of the tests
 # make soak SECONDS=60       simulated runs over random seeds, for as long as you like
+# make mutations             breaks ucm in small ways; tests must notice each of them
 # make clean   remove what the targets above made
 #
 # Each target first brings .venv up to date; that takes a second or less when
@@ -21,6 +22,7 @@ INSTALL_ARGS ?=
 PYTEST_ARGS ?=
 SECONDS ?= 60
 SOAK_ARGS ?=
+MUTATIONS_ARGS ?=
 BIN := $(VENV)/bin
 
 # The stamps carry the hash of their inputs: a changed pin rebuilds the environment,
@@ -29,7 +31,7 @@ hash = $(shell cat $(1) | sha256sum | cut -c1-16)
 DEPS := $(VENV)/.deps-$(call hash,constraints/*.txt scripts/setup)
 READY := $(VENV)/.ready-$(call hash,constraints/*.txt scripts/setup pyproject.toml)
 
-.PHONY: help setup demo test lint unit e2e soak clean
+.PHONY: help setup demo test lint unit e2e soak mutations clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -77,6 +79,9 @@ e2e: setup
 
 soak: setup
 	@$(BIN)/python -m tests.simulation.soak --seconds $(SECONDS) $(SOAK_ARGS)
+
+mutations: setup
+	@$(BIN)/python -m tests.mutations.run $(MUTATIONS_ARGS)
 
 clean:
 	rm -rf $(VENV) .cache .demo build *.egg-info .coverage* .hypothesis

@@ -201,6 +201,16 @@ class TestDumpQueue:
             assert Admission.ACCEPTED is offer(queue, number, direction=LOAD, nbytes=9)
         assert Admission.QUEUE_TICKETS is offer(queue, 9)
 
+    def test_promotion_ends_with_what_waited(self):
+        """A lane that the engine waited for once does not go before loads for ever."""
+        queue = DumpQueue(max_tickets=9, max_nbytes=10)
+        offer(queue, 1, "urgent")
+        queue.promote((SAVE, "urgent", 1))
+        assert 1 == take(queue, SAVE)
+        offer(queue, 2, "urgent")
+        offer(queue, 3, direction=LOAD)
+        assert take(queue, SAVE) is None
+
     def test_save_is_held_back_while_a_load_waits(self):
         """Loads outrank saves, also loads that find no room yet; only a save that the
         engine waits for goes before them."""

@@ -162,6 +162,12 @@ class TestReports:
         assert (plan.saves[0].transfer_id,) == after.fences
         assert ((), 1) == (after.saves, len(after.deferred))
 
+    def test_nothing_is_saved_in_bypass(self, adapter: SchedulerAdapter) -> None:
+        """S2-13: blocks that nobody saves yet are not ordered from a dead worker."""
+        adapter.apply_report(StepReport(rank=0, healthy=False))
+        assert () == adapter.plan_step(facts(prefill("r", [1, 2]))).saves
+        assert 0 == adapter.counts()["holds"]
+
     def test_promised_load_is_ordered_in_bypass(
         self, adapter: SchedulerAdapter
     ) -> None:

@@ -76,6 +76,23 @@ class TestLoads:
         assert {0: (1, 2, 3, 4, 5, 6), 1: (7,)} == blocks
         adapter.validate()
 
+    def test_blocks_before_the_window_are_not_loaded_into(
+        self, index: SetIndex
+    ) -> None:
+        """Where the engine has blocks for the whole prefix, only those that the window
+        touches are loaded: the others need not be stored."""
+        adapter = make_adapter(HYBRID, index)
+        adapter.blocks_allocated(
+            "r",
+            [[1, 2, 3, 4, 5, 6], [7, 8, 9]],
+            HASHES[:6],
+            computed_tokens=0,
+            external_tokens=24,
+        )
+        plan = adapter.plan_step(StepFacts())
+        blocks = {order.group_id: order.block_ids for order in plan.loads}
+        assert {0: (1, 2, 3, 4, 5, 6), 1: (8, 9)} == blocks
+
     def test_load_into_no_block_is_refused(self, adapter: SchedulerAdapter) -> None:
         """A load that no ticket would ever end raises instead of hanging."""
         with pytest.raises(LayoutError, match="no block to load them into"):
@@ -114,6 +131,16 @@ class TestLoads:
         ]
         # The sharer looks its prefix up, and the block that both have is saved once.
         assert {0: [2, 1]} == saved_blocks(on_two.plan_step(facts(*later)))
+
+    def test_load_that_the_engine_was_told_of_holds_back_no_save(
+        self, on_two: SchedulerAdapter
+    ) -> None:
+        """What is computed on a load is saved once the engine goes on, though the
+        reports of its ranks may come later."""
+        load(on_two, "r", [1])
+        on_two.loads_finished({"r"})
+        request = scheduled("r", HASHES[:2], [[1, 2]], 4, 4, is_new=True)
+        assert {0: [2]} == saved_blocks(on_two.plan_step(facts(request)))
 
     def test_aborted_load_ends_without_a_deferral(
         self, adapter: SchedulerAdapter

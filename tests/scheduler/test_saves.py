@@ -48,6 +48,19 @@ class TestSaves:
         for request, expected in steps:
             assert expected == saved_blocks(adapter.plan_step(facts(request)))
 
+    def test_prompt_computed_in_parts_is_saved_in_parts(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """A block whose hash is known before its tokens are computed waits for them."""
+        table = [[1, 2, 3]]
+        steps = [
+            (scheduled("r", HASHES[:3], table, 0, 6, is_new=True), {0: [1]}),
+            (scheduled("r", HASHES[:3], table, 6, 5), {0: [2]}),
+            (scheduled("r", HASHES[:3], table, 11, 1), {0: [3]}),
+        ]
+        for request, expected in steps:
+            assert expected == saved_blocks(adapter.plan_step(facts(request)))
+
     def test_groups_of_other_block_sizes_use_their_own_hash(
         self, index: SetIndex
     ) -> None:

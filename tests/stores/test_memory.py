@@ -10,7 +10,7 @@ from ucm.blocks import PackedKey
 from ucm.errors import ConfigError
 from ucm.stores.abc import Store
 from ucm.stores.memory import MemoryStore
-from ucm.testing.store_blocks import BLOCK_BYTES
+from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
 from ucm.testing.store_contract import StoreContract
 
 
@@ -41,3 +41,20 @@ def test_store_without_room_is_refused(capacity, nbytes, key):
     with pytest.raises(ConfigError) as caught:
         MemoryStore(capacity, nbytes)
     assert key == caught.value.key
+
+
+def test_slot_given_back_twice_is_free_once():
+    """A lease that ended, whichever way, frees no slot that serves others since."""
+    keys = make_keys(4)
+    store = MemoryStore(2, BLOCK_BYTES)
+    lease = store.reserve(keys[:1], BLOCK_BYTES)
+    for _ in range(2):
+        lease.discard()
+    save(store, keys[:2])
+    assert [payload(key) for key in keys[:2]] == load(store, keys[:2])
+    with store.reserve(keys[2:3], BLOCK_BYTES) as lease:
+        lease.seal(0, 1)
+        lease.commit()
+        lease.discard()
+    save(store, keys[3:])
+    assert [False, False, True, True] == store.contains(keys)

@@ -13,6 +13,7 @@ from tests.stores.slab_kit import SLOT_BYTES, RawSlab, die, open_slab
 from ucm.blocks import PackedKey
 from ucm.config import Durability, StoreConfig
 from ucm.errors import (
+    BlockCorruptError,
     KeyFormatError,
     StoreUnavailableError,
 )
@@ -120,6 +121,36 @@ class TestSharing:
                 worker.contains(keys) == [False, True, True, False, False] + [True] * 3
             )
 
+    def test_look_is_repeated_when_the_index_changed_meanwhile(self, tmp_path):
+        """What was seen while another opener changed the index is not believed."""
+        keys = make_keys(2)
+        with open_slab(tmp_path / "s") as reader, open_slab(tmp_path / "s") as writer:
+            save(writer, keys)
+            index = reader._slab.index
+            batch = index.batch(keys)
+            seen = []
+
+            def look():
+                seen.append(index._are_committed(batch))
+                if len(seen) == 1:
+                    writer.forget(keys[:1])
+                return seen[-1]
+
+            assert [False, True] == index.observe(look).tolist()
+            assert [[True, True], [False, True]] == [each.tolist() for each in seen]
+
+    def test_whole_block_under_another_key_is_corrupt(self, tmp_path):
+        """Bytes and checksum that belong together do not verify under a third key."""
+        keys = make_keys(2)
+        with open_slab(tmp_path / "s") as store:
+            save(store, keys)
+            raw = RawSlab(tmp_path / "s")
+            checksums = raw.records["checksum"]
+            checksums[raw.slot_of(keys[0])] = checksums[raw.slot_of(keys[1])]
+            raw.put(keys[0], payload(keys[1]))
+            with store.read(keys) as lease, pytest.raises(BlockCorruptError):
+                lease.verify(0, 1)
+
     def test_settings_open_the_same_slab(self, tmp_path):
         """The store that the settings name is made as they say."""
         config = StoreConfig(path=str(tmp_path / "s"), capacity=5 * SLOT_BYTES)
@@ -203,6 +234,19 @@ class TestRestart:
             assert again.match(make_keys(4)) == 0
             assert again.audit() == []
             assert save(again, make_keys(8)) == 8
+
+    def test_clean_slab_is_empty_after_a_later_crash_of_the_machine(
+        self, tmp_path, monkeypatch
+    ):
+        """An orderly end vouches for nothing that was written since the next start."""
+        with open_slab(tmp_path / "s") as store:
+            save(store, make_keys(2))
+        store = open_slab(tmp_path / "s")
+        save(store, make_keys(2, first=9))
+        die(store)
+        self.reboot(monkeypatch, tmp_path)
+        with open_slab(tmp_path / "s") as again:
+            assert [False] * 4 == again.contains(make_keys(2) + make_keys(2, first=9))
 
     def test_power_slab_keeps_whole_records_after_a_crash_of_the_machine(
         self, tmp_path, monkeypatch

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+import numpy as np
 import pytest
 
 from tests.stores.slab_kit import die, open_slab
@@ -132,6 +133,31 @@ def test_publication_that_had_begun_is_completed(tmp_path, num_flipped):
         assert again.audit() == []
 
 
+class HalfWritten(np.ndarray):
+    """States of which a change reaches the first half only."""
+
+    def __setitem__(self, at, value):
+        """Write half, then die."""
+        super().__setitem__(at[: len(at) // 2], value)
+        raise Death
+
+
+def test_death_amid_the_states_of_a_commit_still_shows_all(tmp_path):
+    """What a commit has begun to show is shown whole by whoever comes next (X-01)."""
+    store = open_slab(tmp_path / "s", 5)
+    lease = store.reserve(NEW, BLOCK_BYTES)
+    fill(lease)
+    index = store._slab.index
+    index.state = index.state.view(HalfWritten)
+    with pytest.raises(Death):
+        lease.commit()
+    assert 2 == np.count_nonzero(index.state == SlotState.COMMITTED)
+    die(store)
+    with open_slab(tmp_path / "s", 5) as again:
+        assert [payload(key) for key in NEW] == load(again, NEW)
+        assert again.audit() == []
+
+
 def test_lease_that_was_taken_back_is_refused(tmp_path):
     """A writer whose slots were given away publishes none of its blocks (S4-31)."""
     with open_slab(tmp_path / "s", 5) as store:
@@ -145,6 +171,23 @@ def test_lease_that_was_taken_back_is_refused(tmp_path):
         assert store.contains(NEW) == [False, True, False, False]
         assert [payload(NEW[1])] == load(store, NEW[1:2])
         assert store.audit() == []
+
+
+def test_lease_does_not_end_with_another_ones_slots(tmp_path):
+    """A lease that lost its slots neither publishes nor frees what has them now."""
+    with open_slab(tmp_path / "s", 4) as store:
+        lost = store.reserve(NEW, BLOCK_BYTES)
+        fill(lost)
+        with store._slab.index.locked():
+            store._slab.index.reclaim([store._slab.owner_id])
+        present = store.reserve(NEW, BLOCK_BYTES)
+        assert set(lost.slots.slots.tolist()) == set(present.slots.slots.tolist())
+        with pytest.raises(LeaseExpiredError):
+            lost.commit()
+        assert store.contains(NEW) == [False] * 4
+        assert store.stats().reserved_blocks == 4
+        fill(present)
+        assert present.commit() == 4
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import fcntl
 import json
 import mmap
 import os
+import stat
 
 import attrs
 import pytest
@@ -111,6 +112,25 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=told) as caught:
             open_slab(tmp_path / "s")
         assert caught.value.key == "store.path"
+
+    def test_nobody_else_may_look_into_a_slab(self, tmp_path):
+        """Files and directories are for this user only, whatever the umask."""
+        before = os.umask(0)
+        try:
+            with open_slab(tmp_path / "s") as store:
+                store.describe(make_keyspace())
+                modes = {
+                    path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode)
+                    for path in (tmp_path / "s", *(tmp_path / "s").rglob("*"))
+                }
+                wanted = {
+                    path: 0o700 if (tmp_path / path).is_dir() else 0o600
+                    for path in modes
+                }
+        finally:
+            os.umask(before)
+        assert len(modes) > 8
+        assert wanted == modes
 
     def test_slots_that_cannot_be_mapped_are_told(self, tmp_path, monkeypatch):
         """Too little address space is an error of the path, and nothing stays held."""

@@ -149,6 +149,7 @@ class Recorder:
             TICKET_SETTLED,
             outcome=outcome.kind.value,
             reason=outcome.reason,
+            torn=ticket.guard.torn,
             error=outcome.error,
             blocks=len(ticket.span),
             committed=outcome.committed,

@@ -105,8 +105,8 @@ class Engine:
 
     def idle(self):
         """Tell whether no per-request container has anything left."""
-        counts = {**self.scheduler.counts(), **self.worker.counts()}
-        return not any(counts.values())
+        counts = (*self.scheduler.counts().values(), *self.worker.counts().values())
+        return not any(counts)
 
 
 def make_setup(tmp_path, **config):

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All mutants, and what one is."""
+
+from pathlib import Path
+
+from tests.mutations.mutant import Mutant, StaleError
+from tests.mutations.of_decisions import DECISIONS
+from tests.mutations.of_doors import DOORS
+from tests.mutations.of_stores import STORES
+from tests.mutations.of_transport import TRANSPORT
+
+__all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
+
+ROOT = Path(__file__).parents[2]
+MUTANTS: tuple[Mutant, ...] = (*DECISIONS, *STORES, *TRANSPORT, *DOORS)

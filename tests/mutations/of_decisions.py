@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of the values and of the scheduler's decisions."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["DECISIONS"]
+
+_ADAPTER = "ucm/scheduler/adapter.py"
+_HOLDS = "ucm/scheduler/holds.py"
+_MATCHING = "ucm/scheduler/matching.py"
+_REQUESTS = "ucm/scheduler/requests.py"
+_TRANSFERS = "ucm/scheduler/transfers.py"
+_ENDS = "tests/scheduler/test_adapter.py::TestEnds"
+_REPORTS = "tests/scheduler/test_adapter.py::TestReports"
+_LEDGER = "tests/scheduler/test_holds.py::TestHoldLedger"
+_LOADS = "tests/scheduler/test_loads.py::TestLoads"
+_FAILURES = "tests/scheduler/test_loads.py::TestFailures"
+_MATCHER = "tests/scheduler/test_matching.py::TestPrefixMatcher"
+_SAVES = "tests/scheduler/test_saves.py::TestSaves"
+_FENCES = "tests/scheduler/test_saves.py::TestFences"
+_OPEN = "tests/scheduler/test_transfers.py::TestOpenTransfers"
+_GROUP = "tests/test_layout.py::TestGroupLayout"
+_GAPS = "tests/mutations/test_gaps.py"
+
+DECISIONS = (
+    # Holds.
+    Mutant(
+        name="rank_forgotten",
+        why="The first rank to release frees blocks that the others still read.",
+        file=_HOLDS,
+        find="if hold.ranks_left or hold.quarantined:",
+        replace="if hold.quarantined:",
+        killers=(f"{_LEDGER}::test_hold_ends_when_the_last_rank_releases",),
+    ),
+    Mutant(
+        name="quarantine_outlived",
+        why="A block whose read never ended is freed by the other ranks' releases.",
+        file=_HOLDS,
+        find="if hold.ranks_left or hold.quarantined:",
+        replace="if hold.ranks_left:",
+        killers=(f"{_LEDGER}::test_quarantined_hold_stays_for_good",),
+    ),
+    Mutant(
+        name="released_at_quarantine",
+        why="The engine overwrites a block into which a copy may still reach.",
+        file=_ADAPTER,
+        find="self._ledger.quarantine(transfer_id, report.rank)",
+        replace="self._ledger.release(transfer_id, report.rank)",
+        killers=(f"{_REPORTS}::test_quarantined_block_is_fenced_for_good",),
+    ),
+    Mutant(
+        name="hold_skipped",
+        why="The engine frees and reuses blocks while a save still reads them.",
+        file=_ADAPTER,
+        find="""\
+                    self._ledger.take(
+                        order.transfer_id, life.key, order.block_ids, self._ranks
+                    )
+""",
+        replace="",
+        killers=(f"{_SAVES}::test_saved_blocks_are_held_when_the_plan_is_out",),
+    ),
+    Mutant(
+        name="hold_released_at_settlement",
+        why="A hold ends with the store's answer and not with the last device read.",
+        file=_ADAPTER,
+        find="for transfer_id in report.released:",
+        replace="for transfer_id in report.settled_saves:",
+        killers=(f"{_REPORTS}::test_rank_that_releases_twice_is_a_bug",),
+    ),
+    # Fences.
+    Mutant(
+        name="no_fence_after_preemption",
+        why="Blocks of a preempted request are overwritten while they are read.",
+        file=_ADAPTER,
+        find="written.update(set(new).difference(shared))",
+        replace="written.update(() if request.is_new else set(new).difference(shared))",
+        killers=(f"{_ENDS}::test_resumed_request_starts_afresh",),
+    ),
+    Mutant(
+        name="no_fence_for_recycled",
+        why="A block that left a window is overwritten while a save reads it.",
+        file=_ADAPTER,
+        find="written.update(set(new).difference(shared))",
+        replace="written.update(set(new).difference(shared) if request.is_new else ())",
+        killers=(f"{_FENCES}::test_recycled_window_block_is_fenced",),
+    ),
+    Mutant(
+        name="no_fence_for_loads",
+        why="A load overwrites a block that a save still reads.",
+        file=_ADAPTER,
+        find="            written.update(order.block_ids)\n",
+        replace="            pass\n",
+        killers=(f"{_FENCES}::test_destination_of_a_load_is_fenced",),
+    ),
+    Mutant(
+        name="shared_prefix_fenced",
+        why="The engine waits for saves of a prefix that it only reads.",
+        file=_ADAPTER,
+        find="written.update(set(new).difference(shared))",
+        replace="written.update(new)",
+        killers=(f"{_FENCES}::test_shared_prefix_is_only_read",),
+    ),
+    # Lives.
+    Mutant(
+        name="life_ignored",
+        why="The holds of a finished request defer another one of the same name.",
+        file=_REQUESTS,
+        find="return self.request_id, self.generation",
+        replace="return self.request_id, 0",
+        killers=(f"{_ENDS}::test_used_again_id_starts_a_new_life",),
+    ),
+    Mutant(
+        name="failure_of_a_former_life",
+        why="A late failure makes a request that loaded well compute all of it again.",
+        file=_REQUESTS,
+        find="life.loads or life.key == key",
+        replace="life.loads or life.request_id == failure.request_id",
+        killers=(
+            f"{_FAILURES}::test_failure_of_a_former_life_leaves_the_present_one_alone",
+        ),
+    ),
+    Mutant(
+        name="resumed_in_the_old_life",
+        why="A request that comes back saves under block ids that it lost.",
+        file=_REQUESTS,
+        find="if life is None or (request.is_new and life.was_scheduled):",
+        replace="if life is None:",
+        killers=(
+            f"{_ENDS}::test_resumption_without_word_of_a_preemption_starts_afresh",
+        ),
+    ),
+    Mutant(
+        name="saved_on_an_open_load",
+        why="What was computed on a prefix that fails to load is stored as good.",
+        file=_ADAPTER,
+        find="if life.loads or not life.may_save:",
+        replace="if not life.may_save:",
+        killers=(f"{_LOADS}::test_blocks_on_top_of_an_open_load_wait",),
+    ),
+    Mutant(
+        name="saved_after_a_reset",
+        why="Blocks of the old weights are stored under the keys of the new ones.",
+        file=_ADAPTER,
+        find="if life.loads or not life.may_save:",
+        replace="if life.loads:",
+        killers=(
+            f"{_FAILURES}::test_reset_finds_nothing_from_before_and_saves_nothing_of_it",
+        ),
+    ),
+    # Deferral.
+    Mutant(
+        name="never_deferred",
+        why="The blocks of a finished request are reused while they are read.",
+        file=_ADAPTER,
+        find="if not self._ledger.holds_of(life.key):",
+        replace="if True:",
+        killers=(f"{_ENDS}::test_deferral_is_answered_and_planned_once",),
+    ),
+    Mutant(
+        name="always_deferred",
+        why="The blocks of every request stay until a report that nobody owes.",
+        file=_ADAPTER,
+        find="if not self._ledger.holds_of(life.key):",
+        replace="if False:",
+        killers=(f"{_ENDS}::test_request_without_holds_is_free_now",),
+    ),
+    Mutant(
+        name="deferral_never_ends",
+        why="An id that is used again is deferred for ever, and its blocks are lost.",
+        file=_ADAPTER,
+        find="self._deferred.difference_update(request_ids)",
+        replace="self._deferred.difference(request_ids)",
+        killers=(f"{_ENDS}::test_deferral_is_answered_and_planned_once",),
+    ),
+    Mutant(
+        name="bypass_forgotten",
+        why="Plans go on to a worker that is dead because it, or another, said hello.",
+        file=_ADAPTER,
+        find="self._bypass |= not report.healthy",
+        replace="self._bypass = not report.healthy",
+        killers=(f"{_REPORTS}::test_failed_runtime_stops_new_work_only",),
+    ),
+    Mutant(
+        name="saved_in_bypass",
+        why="Blocks are held for a worker that will never read nor release them.",
+        file=_ADAPTER,
+        find="saves=() if self._bypass else",
+        replace="saves=() if False else",
+        killers=(f"{_REPORTS}::test_nothing_is_saved_in_bypass",),
+    ),
+    Mutant(
+        name="load_never_over",
+        why="A request whose load was told saves nothing any more.",
+        file=_ADAPTER,
+        find="self._lives.loads_ended(self._transfers.end_loads_of(request_ids))",
+        replace="self._transfers.end_loads_of(request_ids)",
+        killers=(
+            f"{_LOADS}::test_load_that_the_engine_was_told_of_holds_back_no_save",
+        ),
+    ),
+    # Tickets.
+    Mutant(
+        name="saved_twice_at_once",
+        why="Two tickets write one block, and one of them waits for slots in vain.",
+        file=_ADAPTER,
+        find="elif not self._transfers.is_saving(group.group_id, block.block_hash):",
+        replace="else:",
+        killers=(f"{_SAVES}::test_block_that_another_ticket_writes_is_left_to_it",),
+    ),
+    Mutant(
+        name="ended_by_one_rank",
+        why="A load counts as over while other ranks still fill its blocks.",
+        file=_TRANSFERS,
+        find="        if entry.ranks_left:\n            return False\n",
+        replace="",
+        killers=(f"{_OPEN}::test_ticket_ends_when_every_rank_has_said_so_once",),
+    ),
+    Mutant(
+        name="failed_load_not_denied",
+        why="A damaged block is matched, fails and is matched again without end.",
+        file=_ADAPTER,
+        find="self._transfers.deny(failure.group_id, failure.bad_hash)",
+        replace="pass",
+        killers=(f"{_FAILURES}::test_failed_block_is_a_miss_until_it_is_saved",),
+    ),
+    Mutant(
+        name="forgiven_without_a_save",
+        why="A save that failed lets a damaged block be matched again.",
+        file=_TRANSFERS,
+        find="entry.is_stored &= is_stored",
+        replace="entry.is_stored &= True",
+        killers=(
+            f"{_FAILURES}::test_denied_block_stays_denied_until_a_save_of_it_is_stored",
+        ),
+    ),
+    Mutant(
+        name="load_split_over_plans",
+        why="A worker tells of a request when only the first half of it is loaded.",
+        file=_TRANSFERS,
+        find="            and order.generation != orders[at - 1].generation\n",
+        replace="",
+        killers=(f"{_OPEN}::test_loads_of_one_request_are_never_split_over_two_plans",),
+    ),
+    # Hits.
+    Mutant(
+        name="partial_block_hit",
+        why="A load overwrites the part of a block that the engine computed itself.",
+        file=_MATCHING,
+        find="if computed_tokens % self._align:",
+        replace="if False:",
+        killers=(f"{_MATCHER}::test_partial_local_hit_loads_nothing",),
+    ),
+    Mutant(
+        name="nothing_left_to_compute",
+        why="A prompt hits as a whole on an engine that then has no logits to sample.",
+        file=_MATCHING,
+        find="num_tokens if self._full_hits else num_tokens - 1",
+        replace="num_tokens",
+        killers=(f"{_MATCHER}::test_whole_prompt_hits_only_where_allowed",),
+    ),
+    Mutant(
+        name="one_shard_is_enough",
+        why="A hit is promised although one rank's part of it is missing.",
+        file=_MATCHING,
+        find="""\
+            for packer in self._packers[group.group_id]:
+                wanted""",
+        replace="""\
+            for packer in self._packers[group.group_id][:1]:
+                wanted""",
+        killers=(f"{_MATCHER}::test_block_counts_only_with_all_shards",),
+    ),
+    Mutant(
+        name="hit_inside_a_block",
+        why="A hit ends inside a block of another group, which was never stored.",
+        file=_MATCHING,
+        find="                top -= top % self._align\n",
+        replace="",
+        killers=(f"{_MATCHER}::test_match_equals_the_definition",),
+    ),
+    Mutant(
+        name="window_wants_everything",
+        why="A window group's evicted blocks turn every hit into a miss.",
+        file=_MATCHING,
+        find="missing.lowest_in(group.window_blocks(top))",
+        replace="missing.lowest_in(range(top // group.block_tokens))",
+        killers=(f"{_MATCHER}::test_window_group_needs_only_its_last_window",),
+    ),
+    Mutant(
+        name="window_one_block_short",
+        why="Attention reads a block of its window that was never restored.",
+        file="ucm/layout.py",
+        find="return range(first_token // self.block_tokens, stop)",
+        replace="return range(-(-first_token // self.block_tokens), stop)",
+        killers=(f"{_GROUP}::test_window_blocks_hold_every_token_the_next_one_sees",),
+    ),
+    Mutant(
+        name="window_loads_everything",
+        why="A load waits for blocks that no attention reaches and no store has.",
+        file=_ADAPTER,
+        find="first = max(loaded.start, group.window_blocks(total).start)",
+        replace="first = loaded.start",
+        killers=(f"{_LOADS}::test_blocks_before_the_window_are_not_loaded_into",),
+    ),
+    Mutant(
+        name="half_filled_block_saved",
+        why="A block is stored under its hash before its last tokens are computed.",
+        file=_REQUESTS,
+        find="return min(end_tokens, hashed_tokens) // group.block_tokens",
+        replace="return hashed_tokens // group.block_tokens",
+        killers=(f"{_SAVES}::test_prompt_computed_in_parts_is_saved_in_parts",),
+    ),
+    # Keys, messages and settings.
+    Mutant(
+        name="keyspace_field_dropped",
+        why="Engines that differ in one setting load each other's bytes.",
+        file="ucm/blocks.py",
+        find="for field in sorted(attrs.fields_dict(type(self))):",
+        replace="for field in sorted(attrs.fields_dict(type(self)))[1:]:",
+        killers=(
+            "tests/test_blocks.py::TestKeySpace::test_each_field_changes_the_digest",
+        ),
+    ),
+    Mutant(
+        name="keyspace_unprefixed",
+        why="Two key spaces whose texts run together the same way share their bytes.",
+        file="ucm/blocks.py",
+        find='parts.append(struct.pack(">I", len(data)) + data)',
+        replace="parts.append(data)",
+        killers=(
+            f"{_GAPS}::test_name_of_the_next_field_inside_a_value_changes_the_bytes",
+        ),
+    ),
+    Mutant(
+        name="shard_left_out",
+        why="All ranks store under one key, and each loads another one's heads.",
+        file="ucm/blocks.py",
+        find="keyspace_digest, group_id, shard_id, BlockHash(bytes(_MIN_HASH_BYTES))",
+        replace="keyspace_digest, group_id, ShardId(0), BlockHash(bytes(8))",
+        killers=(
+            "tests/test_blocks.py::TestKeyPacker::test_packs_what_block_keys_pack",
+        ),
+    ),
+    Mutant(
+        name="engine_tag_left_out",
+        why="Kernels that order their axes in another way read each other's pages.",
+        file="ucm/layout.py",
+        find="            self.engine_tag,\n",
+        replace="",
+        killers=("tests/test_layout.py::TestFingerprint::test_every_field_changes_it",),
+    ),
+    Mutant(
+        name="version_unchecked",
+        why="A worker of another release reads a plan as something else.",
+        file="ucm/scheduler/messages.py",
+        find="if data[:1] != _VERSION_BYTE:",
+        replace="if not data:",
+        killers=(
+            "tests/scheduler/test_messages.py::test_message_of_other_version_is_refused",
+        ),
+    ),
+    Mutant(
+        name="unknown_setting_taken",
+        why="A misspelt setting is passed over, and its default serves in silence.",
+        file="ucm/config.py",
+        find="""\
+            raise ConfigError(
+                key, value, "unknown key", f"{hint}Known: {sorted(fields)}."
+            )
+""",
+        replace="            continue\n",
+        killers=(
+            "tests/test_config.py::TestUnknownKeys::test_far_name_lists_what_is_known",
+        ),
+    ),
+)

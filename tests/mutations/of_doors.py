@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of the door to vLLM."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["DOORS"]
+
+_WORKER = "ucm/integration/vllm/worker.py"
+_SCHEDULER = "ucm/integration/vllm/scheduler.py"
+_KEYSPACE = "ucm/integration/vllm/keyspace.py"
+_LOADS = "tests/integration/vllm/test_worker.py::TestLoads"
+_TOGETHER = "tests/integration/vllm/test_halves.py::TestTogether"
+_ORDERS = "tests/integration/vllm/test_worker_orders.py"
+_START = "tests/integration/vllm/test_halves.py::TestStart"
+_KEYSPACES = "tests/integration/vllm/test_keyspace.py::TestKeyspace"
+
+DOORS = (
+    Mutant(
+        name="no_fence_in_the_worker",
+        why="The forward pass overwrites blocks that a save still reads.",
+        file=_WORKER,
+        find="            self._runtime.fence(plan.fences)\n",
+        replace="            pass\n",
+        killers=(
+            f"{_ORDERS}::TestBlocks::test_blocks_under_a_save_are_not_overwritten_in_silence",
+        ),
+    ),
+    Mutant(
+        name="plan_saved_twice",
+        why="A hook that is called again saves blocks that may be another's by now.",
+        file=_WORKER,
+        find="if plan is None or plan.step == self._saved_step:",
+        replace="if plan is None:",
+        killers=(f"{_ORDERS}::TestBlocks::test_hooks_called_again_do_nothing_more",),
+    ),
+    Mutant(
+        name="plan_loaded_twice",
+        why="A load overwrites blocks that the engine was told are its own.",
+        file=_WORKER,
+        find="if plan is None or plan.step == self._loaded_step:",
+        replace="if plan is None:",
+        killers=(f"{_ORDERS}::TestBlocks::test_hooks_called_again_do_nothing_more",),
+    ),
+    Mutant(
+        name="failure_not_told",
+        why="The engine computes on blocks that were never loaded.",
+        file=_WORKER,
+        find="if self._loads.pop(name).failed}",
+        replace="if self._loads.pop(name) is None}",
+        killers=(f"{_LOADS}::test_failed_load_is_never_told_as_loaded",),
+    ),
+    Mutant(
+        name="load_told_twice",
+        why="The engine's own assertion on a request that it knows no more ends it.",
+        file=_WORKER,
+        find="if self._loads.pop(name).failed}",
+        replace="if self._loads[name].failed}",
+        killers=(f"{_LOADS}::test_failed_load_is_never_told_as_loaded",),
+    ),
+    Mutant(
+        name="deferral_told_twice",
+        why="The engine frees blocks of a request that it knows no more, and ends.",
+        file=_WORKER,
+        find="            del self._deferred[request_id]\n",
+        replace="            pass\n",
+        killers=(f"{_ORDERS}::TestTold::test_deferred_request_is_told_once",),
+    ),
+    Mutant(
+        name="told_before_all_spans",
+        why="A request runs when the first span of its prefix is there.",
+        file=_WORKER,
+        find="            load.waiting.discard(ticket.transfer_id)\n",
+        replace="            load.waiting.clear()\n",
+        killers=(
+            f"{_ORDERS}::TestTold::test_request_is_told_when_all_its_spans_are_over",
+        ),
+    ),
+    Mutant(
+        name="told_before_the_copy_ends",
+        why="A request runs, or is freed, while the device still writes its blocks.",
+        file=_WORKER,
+        find="if load is None or not ticket.guard.is_released:",
+        replace="if load is None:",
+        killers=(
+            f"{_ORDERS}::TestBlocks::test_stuck_load_is_not_told_before_its_copy_ends",
+        ),
+    ),
+    Mutant(
+        name="freed_under_a_save",
+        why="The blocks of a finished request are reused while a save reads them.",
+        file=_WORKER,
+        find="if (request_id, generation) not in self._reading",
+        replace="if True",
+        killers=(
+            f"{_ORDERS}::TestTold::test_deferred_request_is_not_told_under_a_copy",
+        ),
+    ),
+    Mutant(
+        name="quarantined_told_as_released",
+        why="The engine reuses blocks into which a lost copy may still reach.",
+        file=_WORKER,
+        find="            self._outbox.quarantined.append(ticket.transfer_id)\n            return\n",
+        replace="            pass\n",
+        killers=(f"{_ORDERS}::TestBlocks::test_stuck_save_is_told_as_quarantined",),
+    ),
+    Mutant(
+        name="rank_saves_under_shard_0",
+        why="All ranks write one key, and each loads another one's heads.",
+        file=_WORKER,
+        find="keyspace_digest, group.group_id, ShardId(self._rank)",
+        replace="keyspace_digest, group.group_id, ShardId(0)",
+        killers=(f"{_ORDERS}::TestBlocks::test_rank_saves_under_its_own_shard",),
+    ),
+    Mutant(
+        name="door_never_defers",
+        why="The engine frees the blocks of every request as soon as it ends.",
+        file=_SCHEDULER,
+        find="is Disposition.DEFER",
+        replace="is None",
+        killers=(
+            f"{_ORDERS}::TestHolds::test_finished_request_with_holds_is_deferred_until_told",
+        ),
+    ),
+    Mutant(
+        name="door_forgets_the_end",
+        why="An id that is used again is deferred for ever.",
+        file=_SCHEDULER,
+        find="        self._adapter.deferral_ended(output.finished_sending or ())\n",
+        replace="",
+        killers=(
+            f"{_ORDERS}::TestHolds::test_finished_request_with_holds_is_deferred_until_told",
+        ),
+    ),
+    Mutant(
+        name="preemption_not_passed_on",
+        why="A request that comes back is taken for the one that lost its blocks.",
+        file=_SCHEDULER,
+        find="preempted=frozenset(output.preempted_req_ids or ()),",
+        replace="preempted=frozenset(),",
+        killers=(f"{_ORDERS}::TestHolds::test_preempted_request_defers_nothing",),
+    ),
+    Mutant(
+        name="ranks_not_compared",
+        why="A rank with other settings stores what nobody will ever find.",
+        file=_SCHEDULER,
+        find="            self._setup.check_digest(handshake.keyspace_digest)\n",
+        replace="            pass\n",
+        killers=(f"{_START}::test_ranks_must_agree_with_the_scheduler",),
+    ),
+    Mutant(
+        name="hash_seed_left_out",
+        why="Engines whose block hashes differ share keys that mean other tokens.",
+        file=_KEYSPACE,
+        find='hash_algorithm=f"{cache.prefix_caching_hash_algo}/{python_hash_seed()}"',
+        replace='hash_algorithm=f"{cache.prefix_caching_hash_algo}/"',
+        killers=(f"{_KEYSPACES}::test_hash_seed_moves_the_hash_algorithm",),
+    ),
+)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of the stores and of the devices."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["STORES"]
+
+_MEMORY = "ucm/stores/memory.py"
+_INDEX = "ucm/stores/slab/_index.py"
+_LEASES = "ucm/stores/slab/_leases.py"
+_LOCKS = "ucm/stores/slab/_locks.py"
+_OPENED = "ucm/stores/slab/_opened.py"
+_FILES = "ucm/stores/slab/_files.py"
+_CPU = "ucm/devices/cpu.py"
+_IN_MEMORY = "tests/stores/test_memory.py::TestMemoryStore"
+_SLAB = "tests/stores/test_slab.py::TestSlabStore"
+_SHARING = "tests/stores/test_slab.py::TestSharing"
+_RESTART = "tests/stores/test_slab.py::TestRestart"
+_CRASH = "tests/stores/test_slab_crash.py"
+_PROCESSES = "tests/stores/test_slab_processes.py"
+_REFUSALS = "tests/stores/test_slab_refusals.py::TestRefusals"
+_DEVICE = "tests/devices/test_cpu.py::TestCPUDevice"
+
+STORES = (
+    # What is read.
+    Mutant(
+        name="checksum_not_compared",
+        why="Bytes that rotted in memory or on a disk become the model's context.",
+        file=_LEASES,
+        find="if found != self._checksums[position]:",
+        replace="if False:",
+        killers=(f"{_SLAB}::test_flipped_bit_is_corrupt",),
+    ),
+    Mutant(
+        name="checksum_without_key",
+        why="A block that was written into another one's slot is taken for it.",
+        file=_LEASES,
+        find="return xxh3_64_intdigest(slots.block(position).data, seed)",
+        replace="return xxh3_64_intdigest(slots.block(position).data, 0)",
+        killers=(f"{_SHARING}::test_whole_block_under_another_key_is_corrupt",),
+    ),
+    Mutant(
+        name="generation_not_rechecked",
+        why="A slot that was evicted and filled anew under the copy is believed.",
+        file=_INDEX,
+        find="""\
+        current: npt.NDArray[np.bool_] = (self.state[slots] == SlotState.COMMITTED) & (
+            self.generation[slots] == generations
+        )
+""",
+        replace="        current = self.state[slots] == SlotState.COMMITTED\n",
+        killers=(f"{_SLAB}::test_slot_recycled_while_read_is_noticed",),
+    ),
+    Mutant(
+        name="recheck_by_key_only",
+        why="A block that was forgotten and stored again under the copy is believed.",
+        file=_MEMORY,
+        find="if self._entries.get(key) is not entry:",
+        replace="if key not in self._entries:",
+        killers=(f"{_IN_MEMORY}::test_slot_recycled_while_read_is_noticed",),
+    ),
+    Mutant(
+        name="torn_look",
+        why="A look-up believes what it saw while another process changed the index.",
+        file=_INDEX,
+        find="if self.header[Word.VERSION] == version:",
+        replace="if True:",
+        killers=(
+            f"{_SHARING}::test_look_is_repeated_when_the_index_changed_meanwhile",
+        ),
+    ),
+    # What becomes visible, and when.
+    Mutant(
+        name="visible_when_reserved",
+        why="Look-ups find blocks whose bytes are still being written.",
+        file=_INDEX,
+        find="self.state[slots] = SlotState.RESERVED",
+        replace="self.state[slots] = SlotState.COMMITTED",
+        killers=(f"{_SLAB}::test_uncommitted_blocks_are_invisible",),
+    ),
+    Mutant(
+        name="published_unsealed",
+        why="A block is published before anybody said that its bytes are final.",
+        file=_MEMORY,
+        find='raise ValueError(f"block {key.hex()} was not sealed")',
+        replace="checksum = _digest(lease.slots, lease.keys.index(key), key)",
+        killers=(f"{_IN_MEMORY}::test_one_unsealed_block_holds_back_all",),
+    ),
+    Mutant(
+        name="half_a_publication",
+        why="A death amid a commit leaves half of a lease visible.",
+        file=_INDEX,
+        find="                self.header[Word.PUBLISHING] = grant.generation\n",
+        replace="",
+        killers=(f"{_CRASH}::test_death_amid_the_states_of_a_commit_still_shows_all",),
+    ),
+    Mutant(
+        name="others_published_too",
+        why="After a death the slots that others are writing become visible.",
+        file=_INDEX,
+        find="self.state[reserved & (self.generation == publishing)] = (",
+        replace="self.state[reserved] = (",
+        killers=(f"{_CRASH}::test_publication_that_had_begun_is_completed",),
+    ),
+    Mutant(
+        name="lost_lease_published",
+        why="A writer that was taken for dead publishes a slot of somebody else.",
+        file=_INDEX,
+        find="            & (self.generation[slots] == grant.generation)\n",
+        replace="",
+        killers=(f"{_CRASH}::test_lease_does_not_end_with_another_ones_slots",),
+    ),
+    Mutant(
+        name="data_not_flushed",
+        why="A power loss leaves a committed index over bytes that never arrived.",
+        file=_LEASES,
+        find="            self._slab.sync_data()\n",
+        replace="",
+        killers=(f"{_RESTART}::test_commit_that_cannot_be_flushed_publishes_nothing",),
+    ),
+    # Who may write what.
+    Mutant(
+        name="two_writers_of_a_key",
+        why="Two saves of one block both get slots, and one of them is never freed.",
+        file=_MEMORY,
+        find="if key not in self._entries and key not in self._writing",
+        replace="if key not in self._entries",
+        killers=(f"{_IN_MEMORY}::test_keys_being_written_are_not_granted_again",),
+    ),
+    Mutant(
+        name="discarded_twice",
+        why="A slot is freed under the save that has it by now.",
+        file=_MEMORY,
+        find="if not lease.has_ended and self._is_open:",
+        replace="if self._is_open:",
+        killers=(
+            "tests/stores/test_memory.py::test_slot_given_back_twice_is_free_once",
+        ),
+    ),
+    Mutant(
+        name="used_block_evicted",
+        why="The blocks that everybody uses are evicted by a list that is out of date.",
+        file="ucm/stores/slab/_oldest.py",
+        find="unchanged = (self._stamps[slots] == stamps) & (",
+        replace="unchanged = (",
+        killers=(
+            f"{_SHARING}::test_touch_by_one_opener_saves_from_eviction_by_another",
+        ),
+    ),
+    Mutant(
+        name="lock_not_taken",
+        why="Two processes change the index at once, and chains lose their slots.",
+        file=_LOCKS,
+        find="while not _try_lock(self.file.fileno()):",
+        replace="while False:",
+        killers=(f"{_REFUSALS}::test_lock_held_by_another_is_not_waited_for_for_ever",),
+    ),
+    # Deaths and restarts.
+    Mutant(
+        name="dead_owner_unnoticed",
+        why="What a killed process had reserved is lost until the slab is removed.",
+        file=_LOCKS,
+        find="            return _try_lock(fd)\n",
+        replace="            return False\n",
+        killers=(f"{_RESTART}::test_killed_user_loses_no_block",),
+    ),
+    Mutant(
+        name="living_owner_buried",
+        why="A process loses the slots into which its device is copying.",
+        file=_LOCKS,
+        find="            return _try_lock(fd)\n",
+        replace="            return True\n",
+        killers=(f"{_PROCESSES}::test_writer_killed_before_commit_leaves_nothing",),
+    ),
+    Mutant(
+        name="death_amid_a_change",
+        why="Chains and counts that a death left half done are used as they are.",
+        file=_INDEX,
+        find="            if self.header[Word.VERSION] & 1:\n                self.rebuild()\n",
+        replace="",
+        killers=(f"{_RESTART}::test_half_done_change_is_put_right_by_the_next",),
+    ),
+    Mutant(
+        name="locks_inherited",
+        why="A child of a dead process keeps its slots reserved for ever.",
+        file=_OPENED,
+        find="            self._owners.abandon()\n",
+        replace="",
+        killers=(f"{_PROCESSES}::test_writer_killed_before_commit_leaves_nothing",),
+    ),
+    Mutant(
+        name="unflushed_index_trusted",
+        why="After a power loss blocks are served that never reached the disk.",
+        file=_OPENED,
+        find="                index.empty()\n",
+        replace="                index.distrust()\n",
+        killers=(
+            f"{_RESTART}::test_unsynced_slab_is_empty_after_a_crash_of_the_machine",
+        ),
+    ),
+    Mutant(
+        name="clean_for_ever",
+        why="One orderly end makes every later crash of the machine look like one.",
+        file=_OPENED,
+        find="            index.header[Word.CLEAN] = 0\n",
+        replace="",
+        killers=(
+            f"{_RESTART}::test_clean_slab_is_empty_after_a_later_crash_of_the_machine",
+        ),
+    ),
+    # Who may look.
+    Mutant(
+        name="readable_by_others",
+        why="Any user of the machine reads what people asked the model.",
+        file=_FILES,
+        find="os.O_CLOEXEC, 0o600)",
+        replace="os.O_CLOEXEC, 0o644)",
+        killers=(f"{_REFUSALS}::test_nobody_else_may_look_into_a_slab",),
+    ),
+    Mutant(
+        name="links_followed",
+        why="Another user makes us write blocks into a file of our own.",
+        file=_FILES,
+        find="flags | os.O_NOFOLLOW | os.O_CLOEXEC",
+        replace="flags | os.O_CLOEXEC",
+        killers=(f"{_REFUSALS}::test_unsafe_or_damaged_files_are_refused",),
+    ),
+    # Copies.
+    Mutant(
+        name="block_out_of_range",
+        why="An id beyond the pool copies foreign memory into a stored block.",
+        file=_CPU,
+        find='        _check_range("block", blocks, self._tensors.num_blocks)\n',
+        replace="",
+        killers=(f"{_DEVICE}::test_an_id_out_of_range_is_refused_before_a_byte_moves",),
+    ),
+    Mutant(
+        name="event_never_recorded",
+        why="An event that proves nothing is taken for the end of the forward pass.",
+        file=_CPU,
+        find="if event is not None:",
+        replace="if False:",
+        killers=(f"{_DEVICE}::test_an_event_that_was_never_recorded_is_refused",),
+    ),
+)
