@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Speed of ``CPUDevice.gather`` and ``scatter`` as a ratio of memcpy of the same bytes.
+Speed of ``CPUDevice.gather`` and ``scatter``, spans of 16 MB, against memcpy.
 
-Run ``python benchmarks/gather.py [--json] [--busy]``; it takes about 15 s.
+Run ``python -m benchmarks.gather``; with ``--only busy`` beside a thread that runs
+Python all the time.
 """
 
-import argparse
-import json
-import statistics
+import contextlib
+import functools
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from benchmarks.harness import Figure, Scale, Side, compare, main, ratio, speed
 from ucm.blocks import BlockId, GroupId, RowId
 from ucm.devices.cpu import CPUDevice
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
@@ -36,7 +36,7 @@ class Case(NamedTuple):
     slot_padding: int
 
 
-CASES = [
+SHAPES = [
     Case("2 KB", 2048, 256, "layers", "random", 0),
     Case("4 KB", 4096, 128, "layers", "random", 0),
     Case("16 KB", 16384, 32, "layers", "random", 0),
@@ -65,96 +65,94 @@ def make_tensors(memory: str, num_blocks: int, page: int) -> list[torch.Tensor]:
     return list(flat.view(num_blocks, ROWS, page).unbind(1))
 
 
-def seconds(call: Callable[[int], object]) -> float:
-    """Return the median over spans that share no block."""
-    times = []
-    for number in range(ROUNDS):
-        start = time.perf_counter()
-        call(number)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+@contextlib.contextmanager
+def spinning(busy: bool) -> Iterator[None]:  # noqa: FBT001 - which of two cases
+    """Run Python on another thread meanwhile, as a busy engine thread does."""
+    over = threading.Event()
+
+    def spin() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=spin, daemon=True)
+    if busy:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if busy:
+            thread.join()
 
 
-def run(case: Case, repeats: int) -> dict[str, dict[str, float]]:
-    """Measure one case; memcpy, copy, copy, memcpy in turn."""
-    page, count = case.page_bytes, case.num_blocks
-    num_blocks = count * ROUNDS
-    names = [f"layer{number}" for number in range(ROWS)]
-    rows = tuple(
-        RowLayout(row_id=RowId(number), page_bytes=page, layer_names=(name,))
-        for number, name in enumerate(names)
-    )
-    group = GroupLayout(group_id=GROUP, kind=GroupKind.FULL, block_tokens=16, rows=rows)
-    layout = KVLayout(groups=(group,), hash_block_tokens=16, engine_tag="benchmark")
-    tensors = make_tensors(case.memory, num_blocks, page)
-    device = CPUDevice(num_blocks)
-    device.register(layout, dict(zip(names, tensors, strict=True)))
-    block = group.block_bytes
-    pool = torch.ones(count, block + case.slot_padding, dtype=torch.uint8).numpy()
-    slots = HostSlots(pool, np.arange(count), block)
-    order = np.arange(num_blocks)
-    if case.ids == "random":
-        order = np.random.default_rng(0).permutation(num_blocks)
-    spans = [list(map(BlockId, span)) for span in order.reshape(ROUNDS, count).tolist()]
-    row_ids = [row.row_id for row in rows]
-    source = torch.ones(num_blocks * block, dtype=torch.uint8).numpy()
-    target = torch.ones(count * block, dtype=torch.uint8).numpy()
+class Copies:
+    """The sides of one case; a number picks the span."""
 
-    def memcpy(number: int) -> None:
-        at = number * count * block
-        np.copyto(target, source[at : at + count * block])
-
-    def gather(number: int) -> None:
-        device.gather(GROUP, row_ids, spans[number], slots)
-
-    def scatter(number: int) -> None:
-        device.scatter(GROUP, row_ids, slots, spans[number])
-
-    result = {}
-    for name, call in (("gather", gather), ("scatter", scatter)):
-        ratios, speeds = [], []
-        for _ in range(repeats):
-            before, mine, mine_again, after = map(seconds, (memcpy, call, call, memcpy))
-            ratios.append((before + after) / (mine + mine_again))
-            speeds.append(2 * count * block / (mine + mine_again) / 1e9)
-        result[name] = {
-            "of_memcpy": round(statistics.median(ratios), 2),
-            "min": round(min(ratios), 2),
-            "max": round(max(ratios), 2),
-            "gb_per_s": round(statistics.median(speeds), 1),
-        }
-    device.close()
-    return result
-
-
-def spin() -> None:
-    """Run Python for ever, as a busy engine thread does."""
-    while True:
-        sum(range(1000))
-
-
-def main() -> None:
-    """Run all cases and print them."""
-    parser = argparse.ArgumentParser(description="CPUDevice against memcpy")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument(
-        "--busy", action="store_true", help="beside a thread that runs Python"
-    )
-    args = parser.parse_args()
-    if args.busy:
-        threading.Thread(target=spin, daemon=True).start()
-    results = {case.name: run(case, 3 if args.busy else 9) for case in CASES}
-    if args.json:
-        print(json.dumps({"busy": args.busy, "cases": results}, indent=1))
-        return
-    for name, sides in results.items():
-        told = ", ".join(
-            f"{side} {of['of_memcpy']:.2f} ({of['min']:.2f}-{of['max']:.2f}), "
-            f"{of['gb_per_s']:.1f} GB/s"
-            for side, of in sides.items()
+    def __init__(self, case: Case) -> None:
+        page, count = case.page_bytes, case.num_blocks
+        num_blocks = count * ROUNDS
+        names = [f"layer{number}" for number in range(ROWS)]
+        rows = tuple(
+            RowLayout(row_id=RowId(number), page_bytes=page, layer_names=(name,))
+            for number, name in enumerate(names)
         )
-        print(f"{name:28} {told}")
+        group = GroupLayout(
+            group_id=GROUP, kind=GroupKind.FULL, block_tokens=16, rows=rows
+        )
+        layout = KVLayout(groups=(group,), hash_block_tokens=16, engine_tag="benchmark")
+        tensors = make_tensors(case.memory, num_blocks, page)
+        self._device = CPUDevice(num_blocks)
+        self._device.register(layout, dict(zip(names, tensors, strict=True)))
+        block = group.block_bytes
+        pool = torch.ones(count, block + case.slot_padding, dtype=torch.uint8).numpy()
+        self._slots = HostSlots(pool, np.arange(count), block)
+        order = np.arange(num_blocks)
+        if case.ids == "random":
+            order = np.random.default_rng(0).permutation(num_blocks)
+        spans = order.reshape(ROUNDS, count).tolist()
+        self._spans = [list(map(BlockId, span)) for span in spans]
+        self._row_ids = [row.row_id for row in rows]
+        self.nbytes = count * block
+        self._source = torch.ones(ROUNDS, self.nbytes, dtype=torch.uint8).numpy()
+        self._target = torch.ones(self.nbytes, dtype=torch.uint8).numpy()
+
+    def gather(self, number: int) -> Callable[[], object]:
+        """Copy pages into slots."""
+        span = self._spans[number % ROUNDS]
+        return lambda: self._device.gather(GROUP, self._row_ids, span, self._slots)
+
+    def scatter(self, number: int) -> Callable[[], object]:
+        """Copy slots into pages."""
+        span = self._spans[number % ROUNDS]
+        return lambda: self._device.scatter(GROUP, self._row_ids, self._slots, span)
+
+    def memcpy(self, number: int) -> Callable[[], object]:
+        """Copy as many bytes in one piece."""
+        return lambda: np.copyto(self._target, self._source[number % ROUNDS])
+
+
+def measure(case: Case, busy: bool, scale: Scale) -> Iterator[Figure]:  # noqa: FBT001
+    """Measure one case."""
+    copies = Copies(case)
+    name = f"{case.name}, beside Python" if busy else case.name
+    with spinning(busy):
+        sides: dict[str, Side] = {
+            "gather": copies.gather,
+            "scatter": copies.scatter,
+            "memcpy": copies.memcpy,
+        }
+        times = compare(sides, scale)
+    for verb in ("gather", "scatter"):
+        yield ratio(times, verb, "memcpy", name)
+        yield speed(times, verb, name, copies.nbytes)
+
+
+CASES = {
+    f"{'busy' if busy else 'alone'} {case.name}": functools.partial(measure, case, busy)
+    for busy in (False, True)
+    for case in SHAPES
+}
 
 
 if __name__ == "__main__":
-    main()
+    main("gather", CASES)

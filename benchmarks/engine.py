@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The real engine, without a connector and with several.
+
+Time to the first token of prompts of which nothing, half or all but a short question
+was seen before, and throughput where nothing is ever seen twice. Each side is an engine in
+processes of its own, with a store of its own that is empty at first; sides take turns,
+forwards and backwards, several rounds long. The model has 116 million random weights.
+
+*Own cache* is the engine without a connector, whose hits are in its own memory; the
+others' cache is emptied before each prompt. LMCache takes part if it is installed; it
+brings a server, which runs beside the engine. Run ``python -m benchmarks.engine``.
+"""
+
+import contextlib
+import importlib.util
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import attrs
+
+from benchmarks import engine_side
+from benchmarks.harness import Figure, Note, Scale, Told, main
+from benchmarks.stores import MEMORY
+from tests import conftest as _engine_environment  # noqa: F401  children inherit it
+from tests.e2e.engine import connector_config, process_group, run_function
+
+OURS, ON_DISK = "ucm, slab in DRAM", "ucm, slab on disk"
+PLAIN, EXAMPLE, LMCACHE = "no connector", "ExampleConnector", "LMCache server"
+TIMEOUT_S = 600.0
+
+_Means = dict[str, list[dict[str, float]]]
+"""Side to one record per round: what was measured to its mean in seconds."""
+
+
+@attrs.frozen
+class Side:
+    """
+    One kind of engine.
+
+    Args:
+        parent: Where its store lies.
+        config: Makes the connector's configuration for a store's directory.
+    """
+
+    parent: Path
+    config: Callable[[Path], dict[str, object] | None]
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[dict[str, object] | None]:
+        """Yield the configuration for one process, over an empty store."""
+        with tempfile.TemporaryDirectory(prefix="ucm-engine-", dir=self.parent) as home:
+            yield self.config(Path(home))
+
+
+@attrs.frozen
+class ServedSide(Side):
+    """One whose store is a server of its own."""
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[dict[str, object] | None]:
+        """Run the server meanwhile."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = Path(sys.executable).with_name("lmcache")
+        options = (
+            f"--host 127.0.0.1 --port {port} --http-port {port + 1} --chunk-size 128 "
+            "--l1-size-gb 2 --eviction-policy LRU --disable-observability "
+            "--supported-transfer-mode auto"
+        )
+        with process_group(
+            [str(command), "server", *options.split()],
+            env={"LMCACHE_TRACK_USAGE": "false"},
+        ):
+            _await_port(port)
+            yield {
+                "kv_connector": "LMCacheMPConnector",
+                "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "lmcache.mp.host": "tcp://127.0.0.1",
+                    "lmcache.mp.port": port,
+                },
+            }
+
+
+def _await_port(port: int) -> None:
+    limit = time.monotonic() + 60.0
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+        except OSError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _ours(home: Path) -> dict[str, object]:
+    return connector_config(type="slab", path=str(home / "slab"), capacity="3GiB")
+
+
+def _example(home: Path) -> dict[str, object]:
+    return {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(home)},
+    }
+
+
+def sides(scale: Scale) -> dict[str, Side]:
+    """Return the sides that can take part here."""
+    there = {
+        PLAIN: Side(MEMORY, lambda _: None),
+        OURS: Side(MEMORY, _ours),
+        ON_DISK: Side(scale.directory, _ours),
+        EXAMPLE: Side(MEMORY, _example),
+    }
+    if importlib.util.find_spec("lmcache") is not None:
+        there[LMCACHE] = ServedSide(MEMORY, lambda _: None)
+    return there
+
+
+def absent(case: str) -> Iterator[Note]:
+    """Say which sides are missing."""
+    if importlib.util.find_spec("lmcache") is None:
+        yield Note(case, f"{LMCACHE}: absent, lmcache is not installed; no figure.")
+
+
+def in_turn(
+    scale: Scale,
+    rounds: int,
+    function: Callable[..., dict[str, list[float]]],
+    **arguments: object,
+) -> _Means:
+    """Run all sides in turn, forwards and backwards; return means by round."""
+    there = sides(scale)
+    means: _Means = {name: [] for name in there}
+    for _ in range(rounds):
+        taken: dict[str, list[dict[str, list[float]]]] = {name: [] for name in there}
+        for name in there if scale.is_quick else (*there, *reversed(there)):
+            with there[name].ready() as config:
+                taken[name].append(
+                    run_function(
+                        function,
+                        timeout=TIMEOUT_S,
+                        kv_transfer_config=config,
+                        **arguments,
+                    )
+                )
+        for name, runs in taken.items():
+            medians = [
+                {what: statistics.median(run[what]) for what in run} for run in runs
+            ]
+            means[name].append(
+                {
+                    what: statistics.mean(run[what] for run in medians)
+                    for what in runs[0]
+                }
+            )
+    return means
+
+
+def against(
+    means: _Means, what: str, case: str, bounds: Mapping[tuple[str, str], str]
+) -> Iterator[Figure]:
+    """Return how much longer one side takes than another, for pairs and bounds."""
+    for (one, other), bound in bounds.items():
+        if one in means and other in means:
+            pairs = zip(means[one], means[other], strict=True)
+            values = [a[what] / b[what] for a, b in pairs]
+            text = (
+                f"{one} / {'own cache' if other == PLAIN and what != '0 %' else other}"
+            )
+            yield Figure.over(case, text, "ratio", values, bound)
+
+
+def measure_ttft(tokens: int, rounds: int, scale: Scale) -> Told:
+    """Measure the time to the first token."""
+    recipe = "llama-demo"
+    if scale.is_quick:
+        recipe, tokens, rounds = "llama", tokens // 8, 1
+    means = in_turn(
+        scale,
+        rounds,
+        engine_side.ttft,
+        recipe=recipe,
+        tokens=tokens,
+        repeats=1 if scale.is_quick else 2,
+    )
+    bounds = {
+        "0 %": {(OURS, PLAIN): "", (ON_DISK, PLAIN): "", (EXAMPLE, PLAIN): ""},
+        "50 %": {(OURS, PLAIN): "", (ON_DISK, PLAIN): "", (OURS, EXAMPLE): ""},
+        "100 %": {
+            (OURS, PLAIN): "<= 1.25",
+            (ON_DISK, PLAIN): "<= 1.25",
+            (OURS, EXAMPLE): "<= 1",
+            (OURS, LMCACHE): "<= 1",
+            (EXAMPLE, PLAIN): "",
+        },
+    }
+    for share, pairs in bounds.items():
+        case = f"TTFT, {tokens} tokens, {share} reuse"
+        yield from against(means, share, case, pairs)
+        for name, rounds_of in means.items():
+            values = [1e3 * each[share] for each in rounds_of]
+            yield Figure.over(case, name, "ms", values)
+    case = f"TTFT, {tokens} tokens"
+    yield Note(case, f"{EXAMPLE} finds whole prompts only: it computes all at 50 %.")
+    yield from absent(case)
+
+
+def measure_throughput(scale: Scale) -> Told:
+    """Measure throughput where no prefix is ever seen twice."""
+    quick = scale.is_quick
+    requests, tokens = (4, 256) if quick else (16, 256)
+    means = in_turn(
+        scale,
+        1 if quick else 3,
+        engine_side.throughput,
+        recipe="llama" if quick else "llama-demo",
+        requests=requests,
+        tokens=tokens,
+        repeats=1 if quick else 3,
+    )
+    case = "throughput, no reuse at all"
+    plain = [each["batch"] for each in means[PLAIN]]
+    for name, rounds_of in means.items():
+        taken = [each["batch"] for each in rounds_of]
+        if name != PLAIN:
+            values = [theirs / mine for mine, theirs in zip(taken, plain, strict=True)]
+            target = ">= 0.98" if name in (OURS, ON_DISK) else ""
+            yield Figure.over(case, f"{name} / {PLAIN}", "ratio", values, target)
+        rates = [requests * (tokens + tokens // 8) / spent for spent in taken]
+        yield Figure.over(case, name, "tok/s", rates)
+    yield from absent(case)
+
+
+CASES: dict[str, Callable[[Scale], Told]] = {
+    "throughput": measure_throughput,
+    "ttft 4k": lambda scale: measure_ttft(4096, 3, scale),
+    "ttft 8k": lambda scale: measure_ttft(8192, 2, scale),
+}
+
+
+if __name__ == "__main__":
+    main("engine", CASES)

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What one step costs the engine's threads: 64 requests, 1000 blocks, 32 rows.
+
+Each step saves new blocks, through ``Runtime.submit`` alone (``submit``) and through
+all hooks of the worker's half (``hooks``), while something goes on beside it:
+
+- ``idle``: nothing; each step begins when the one before is over;
+- ``saturated``: steps come faster than they are saved, so that the queue is full;
+- ``busy loop``: the event loop runs Python all the time;
+- ``blocked store``: a store that does not answer;
+- ``disk``: a slab on a disk that is synced with each commit.
+
+Between steps the thread sleeps for 2 ms, as an engine's does while its kernels run.
+``scheduler`` measures the other side of the same step: matching, planning, reports.
+Run ``python -m benchmarks.engine_thread``.
+"""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+
+from benchmarks.harness import Figure, Scale, Told, freeze_garbage, latencies, main
+from benchmarks.memory import (
+    GROUP,
+    log_in,
+    make_device,
+    make_memory,
+    make_order,
+    running,
+)
+from benchmarks.scheduler import measure_scheduler
+from benchmarks.step import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    BLOCKS,
+    DIGEST,
+    PAGE_BYTES,
+    REQUESTS,
+    hashes_of,
+    sizes,
+    spans,
+)
+from ucm.blocks import KeySpace
+from ucm.config import Durability, UCMConfig
+from ucm.devices.abc import Fence
+from ucm.pipeline.tickets import Direction
+from ucm.runtime import Order, Runtime
+from ucm.scheduler.messages import (
+    SpanOrder,
+    StepPlan,
+    TransferKind,
+    encode,
+)
+from ucm.stores.abc import Store
+from ucm.stores.memory import MemoryStore
+from ucm.stores.slab import SlabStore
+from ucm.testing.faults import Fault, FaultPlan, FaultStore
+from ucm.threads import SYSTEM, Threads
+from ucm.tracing import Log
+
+PAUSE_S = 0.002
+TARGETS = ("<= 100", "<= 1")
+
+
+# -- what goes on beside it --------------------------------------------------------
+
+
+class BusyLoop(Threads):
+    """Threads whose event loop runs Python all the time, in pieces of about 1 ms."""
+
+    def __init__(self) -> None:
+        self._is_busy = True
+
+    def calm(self) -> None:
+        """Let the loop rest."""
+        self._is_busy = False
+
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return a loop that is busy from the start."""
+        loop = super().event_loop()
+
+        def spin() -> None:
+            sum(range(50_000))
+            if self._is_busy:
+                loop.call_soon(spin)
+
+        loop.call_soon(spin)
+        return loop
+
+
+@attrs.frozen
+class Beside:
+    """
+    What goes on beside the engine's thread.
+
+    Args:
+        store: Where saves go.
+        threads: Where the runtime's come from.
+        waits: Whether a step begins when the one before is over.
+        release: Called before the runtime is closed.
+    """
+
+    store: Store
+    threads: Threads = SYSTEM
+    waits: bool = False
+    release: Callable[[], None] = lambda: None
+
+
+def _busy(_: Path) -> Beside:
+    threads = BusyLoop()
+    return Beside(_memory(), threads=threads, release=threads.calm)
+
+
+def _blocked(_: Path) -> Beside:
+    opened = threading.Event()
+
+    def stand() -> None:
+        opened.wait()
+
+    store = FaultStore(_memory(), FaultPlan(Fault("reserve", stand, nth=0)))
+    return Beside(store, release=opened.set)
+
+
+def _memory() -> Store:
+    return MemoryStore(4 * BLOCKS, BLOCK_BYTES)
+
+
+def _on_disk(home: Path) -> Beside:
+    store = SlabStore(
+        path=f"{home}/slab",
+        capacity_bytes=4 * BLOCKS * BLOCK_BYTES,
+        block_bytes=BLOCK_BYTES,
+        durability=Durability.POWER,
+    )
+    return Beside(store)
+
+
+CONDITIONS: dict[str, Callable[[Path], Beside]] = {
+    "idle": lambda _: Beside(_memory(), waits=True),
+    "saturated": lambda _: Beside(_memory()),
+    "busy loop": _busy,
+    "blocked store": _blocked,
+    "disk": _on_disk,
+}
+
+
+# -- the worker's side -------------------------------------------------------------
+
+
+def submit(runtime: Runtime, orders: list[Order], fence: Fence) -> None:
+    """Ask for one step's tickets."""
+    runtime.submit(orders, fence)
+
+
+def measure_submit(name: str, scale: Scale) -> Iterator[Figure]:
+    """Measure ``Runtime.submit`` alone."""
+    rounds, steps = sizes(scale)
+    device = make_device(BLOCKS + 1, PAGE_BYTES)
+    with tempfile.TemporaryDirectory(dir=scale.directory) as home:
+        beside = CONDITIONS[name](Path(home))
+        with running(
+            beside.store, device, Path(home), threads=beside.threads
+        ) as runtime:
+            taken: list[list[float]] = []
+            freeze_garbage()
+            for at in rounds:
+                taken.append([])
+                for step in steps:
+                    orders = _orders(at * len(steps) + step)
+                    _pause(beside, runtime)
+                    runtime.poll()
+                    fence = device.lease(None)
+                    start = time.perf_counter()
+                    submit(runtime, orders, fence)
+                    taken[-1].append(time.perf_counter() - start)
+            beside.release()
+    yield from latencies(name, "Runtime.submit", taken, TARGETS)
+
+
+def _orders(step: int) -> list[Order]:
+    return [
+        make_order(
+            step * REQUESTS + at,
+            Direction.SAVE,
+            request,
+            blocks,
+            contents.start,
+            BLOCK_BYTES,
+        )
+        for at, (request, blocks, contents) in enumerate(spans(step))
+    ]
+
+
+def _pause(beside: Beside, runtime: Runtime) -> None:
+    """Let the time of a forward pass go by."""
+    time.sleep(PAUSE_S)
+    if beside.waits and not runtime.flush(10.0):
+        raise TimeoutError("the step before is not over")
+
+
+HOOKS = (
+    "fence, bind",
+    "start_loads",
+    "submit_saves",
+    "finished",
+    "report",
+    "all hooks",
+)
+
+
+def measure_hooks(name: str, scale: Scale) -> Iterator[Figure]:
+    """Measure all hooks of the worker's half, one by one and together."""
+    from ucm.integration.vllm.messages import PlanEnvelope
+
+    rounds, steps = sizes(scale)
+    taken: dict[str, list[list[float]]] = {hook: [] for hook in HOOKS}
+    with contextlib.ExitStack() as stack:
+        home = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(dir=scale.directory))
+        )
+        beside = CONDITIONS[name](home)
+        half = _worker(beside, stack.enter_context(log_in(home)))
+        stack.callback(half.close)
+        stack.callback(beside.release)
+        runtime = half._runtime  # noqa: SLF001 - to wait without polling
+        freeze_garbage()
+        for at in rounds:
+            for each in taken.values():
+                each.append([])
+            for step in steps:
+                envelope = PlanEnvelope(encode(_plan(at * len(steps) + step + 1)))
+                _pause(beside, runtime)
+                clock = time.perf_counter
+                marks = [clock()]
+                half.fence(envelope)
+                half.bind(envelope)
+                marks.append(clock())
+                half.start_loads(is_idle=False)
+                marks.append(clock())
+                half.submit_saves()
+                marks.append(clock())
+                half.finished()
+                half.clear()
+                marks.append(clock())
+                half.report()
+                marks.append(clock())
+                spent = [after - before for before, after in _pairs(marks)]
+                for hook, seconds in zip(HOOKS, [*spent, sum(spent)], strict=True):
+                    taken[hook][-1].append(seconds)
+    for hook in HOOKS:
+        targets = TARGETS if hook == "submit_saves" else ("", "")
+        yield from latencies(name, hook, taken[hook], targets)
+
+
+def _pairs(marks: list[float]) -> Iterator[tuple[float, float]]:
+    return itertools.pairwise(marks)
+
+
+def _plan(step: int) -> StepPlan:
+    saves = tuple(
+        SpanOrder(
+            transfer_id=step * REQUESTS + at,
+            kind=TransferKind.SAVE,
+            request_id=request,
+            generation=step,
+            group_id=GROUP,
+            block_ids=tuple(blocks),
+            hashes=b"".join(hashes_of(contents)),
+        )
+        for at, (request, blocks, contents) in enumerate(spans(step))
+    )
+    return StepPlan(step=step, keyspace_digest=DIGEST, saves=saves)
+
+
+def _worker(beside: Beside, log: Log):  # noqa: ANN202 - the door is imported late
+    from ucm.integration.vllm.setup import Setup
+    from ucm.integration.vllm.worker import WorkerHalf
+
+    @attrs.frozen(kw_only=True)
+    class LocalSetup(Setup):
+        def open_store(self, *, index_only: bool) -> Store:
+            return beside.store
+
+        def open_log(self, role: str) -> Log:
+            return log
+
+    layout, caches = make_memory(BLOCKS + 1, PAGE_BYTES)
+    setup = LocalSetup(
+        config=UCMConfig(),
+        layout=layout,
+        keyspace=KeySpace(
+            model="m",
+            weights="w",
+            kv_dtype="auto",
+            layout=layout.fingerprint(),
+            block_tokens=BLOCK_TOKENS,
+            parallel="tp=1",
+            hash_algorithm="sha256",
+            engine="benchmark",
+        ),
+        num_ranks=1,
+        num_blocks=BLOCKS + 1,
+        recomputes=True,
+        threads=beside.threads,
+    )
+    half = WorkerHalf(setup, 0, "cpu")
+    half.register(caches)
+    return half
+
+
+CASES: dict[str, Callable[[Scale], Told]] = {
+    **{
+        f"submit {name}": functools.partial(measure_submit, name) for name in CONDITIONS
+    },
+    **{f"hooks {name}": functools.partial(measure_hooks, name) for name in CONDITIONS},
+    "scheduler": measure_scheduler,
+}
+
+
+if __name__ == "__main__":
+    main("engine_thread", CASES)

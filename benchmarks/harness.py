@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What all benchmarks share: pairing, figures, the results file and the command line.
+
+Sides are measured in turn, forwards and then backwards (A B B A), so that a machine
+that slows down meanwhile slows all of them. What counts is the ratio of two sides
+within one sample; a figure tells its median, lowest and highest.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from ucm.blocks import GroupId, KeyPacker, PackedKey, ShardId
+
+__all__ = [
+    "Figure",
+    "Note",
+    "Scale",
+    "Side",
+    "Times",
+    "Told",
+    "compare",
+    "freeze_garbage",
+    "latencies",
+    "main",
+    "make_keys",
+    "ratio",
+    "speed",
+]
+
+Side = Callable[[int], Callable[[], object]]
+"""Given a number that is new each time, prepares a call; only the call is timed."""
+Times = Mapping[str, Sequence[float]]
+"""Seconds of each side in each sample."""
+_PACKER = KeyPacker(bytes(16), GroupId(0), ShardId(0))
+_PACKAGES = ("numpy", "torch", "xxhash", "anyio", "msgspec", "attrs")
+
+
+def make_keys(first: int, count: int) -> list[PackedKey]:
+    """Return packed keys of 32-byte hashes that differ for each number."""
+    numbers = range(first, first + count)
+    return _PACKER.pack(number.to_bytes(32, "big") for number in numbers)
+
+
+class Scale(NamedTuple):
+    """How much to measure."""
+
+    samples: int
+    repeats: int
+    is_quick: bool
+    directory: Path
+
+
+class Figure(NamedTuple):
+    """
+    One number of a benchmark.
+
+    ``target`` is empty, or a bound that ``median`` is held against, such as
+    ``>= 0.65``.
+    """
+
+    case: str
+    what: str
+    unit: str
+    median: float
+    low: float
+    high: float
+    target: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Say whether the target is met; empty without one."""
+        if not self.target:
+            return ""
+        sign, bound = self.target.split()
+        met = (
+            self.median >= float(bound) if sign == ">=" else self.median <= float(bound)
+        )
+        return "met" if met else "missed"
+
+    @classmethod
+    def over(
+        cls, case: str, what: str, unit: str, values: Sequence[float], target: str = ""
+    ) -> "Figure":
+        """Return the median, lowest and highest of *values*."""
+        low, high = min(values), max(values)
+        return cls(case, what, unit, statistics.median(values), low, high, target)
+
+
+class Note(NamedTuple):
+    """Something to know about a case that is no number, such as an absent side."""
+
+    case: str
+    text: str
+
+
+Told = Iterator[Figure | Note]
+"""What a case yields."""
+
+
+def compare(sides: Mapping[str, Side], scale: Scale) -> dict[str, list[float]]:
+    """Measure all sides in turn, forwards and backwards, in each sample."""
+    numbers = itertools.count()
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for side in sides.values():  # warms up
+        side(next(numbers))()
+    for _ in range(scale.samples):
+        sums = dict.fromkeys(sides, 0.0)
+        for name in (*sides, *reversed(sides)):
+            sums[name] += statistics.median(
+                _timed(sides[name](next(numbers))) for _ in range(scale.repeats)
+            )
+        for name, spent in sums.items():
+            taken[name].append(spent / 2)
+    return taken
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def ratio(
+    times: Times, ours: str, reference: str, case: str, target: str = ""
+) -> Figure:
+    """Return the speed of one side as a share of another's."""
+    pairs = zip(times[ours], times[reference], strict=True)
+    values = [theirs / mine for mine, theirs in pairs]
+    return Figure.over(case, f"{ours} / {reference}", "ratio", values, target)
+
+
+def speed(times: Times, side: str, case: str, nbytes: int) -> Figure:
+    """Return the speed of one side, for orientation only."""
+    values = [nbytes / spent / 1e9 for spent in times[side]]
+    return Figure.over(case, side, "GB/s", values)
+
+
+def freeze_garbage() -> None:
+    """
+    Let the collector pass over all that is there already, as engines do at start.
+
+    A full collection over an imported engine takes a quarter of a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def latencies(
+    case: str,
+    what: str,
+    rounds: Sequence[Sequence[float]],
+    targets: tuple[str, str] = ("", ""),
+) -> Iterator[Figure]:
+    """
+    Return the median (us) and the 99th percentile (ms) of a call.
+
+    Args:
+        case: What goes on meanwhile.
+        what: Name of the call.
+        rounds: Seconds of each call, in rounds; a figure is taken over the rounds.
+        targets: Of the two.
+    """
+    medians = [statistics.median(taken) * 1e6 for taken in rounds]
+    highest = [sorted(taken)[len(taken) * 99 // 100] * 1e3 for taken in rounds]
+    yield Figure.over(case, f"{what}, median", "us", medians, targets[0])
+    yield Figure.over(case, f"{what}, p99", "ms", highest, targets[1])
+
+
+def _environment() -> dict[str, object]:
+    cpus = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.split(":")[1].strip() for line in cpus if "model name" in line)
+    return {
+        "cpu": next(models, platform.machine()),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "commit": _git("rev-parse", "HEAD"),
+        "modified": bool(_git("status", "--porcelain", "--", "ucm")),
+        "load_before": os.getloadavg(),
+    }
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).parent.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _print(figure: Figure) -> None:
+    numbers = f"{figure.median:10.3f} {figure.low:10.3f} {figure.high:10.3f}"
+    verdict = f"{figure.target} {figure.verdict}".strip()
+    row = f"{figure.case:34} {figure.what:26} {figure.unit:6} {numbers}  {verdict}"
+    print(row.rstrip(), flush=True)
+
+
+def main(
+    name: str,
+    cases: Mapping[str, Callable[[Scale], Told]],
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """
+    Run the cases of one benchmark, print a table and write the results.
+
+    Args:
+        name: Of the benchmark.
+        cases: What to measure; each yields its figures.
+        arguments: Of the command line; the process's own if not given.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--quick", action="store_true", help="fewer samples")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default="/var/tmp",
+        help="on a disk, for what lies there",
+    )
+    given = parser.parse_args(arguments)
+    chosen = {case: run for case, run in cases.items() if given.only in case}
+    if not chosen:
+        parser.error(f"--only {given.only}: the cases are {', '.join(cases)}")
+    samples, repeats = (2, 2) if given.quick else (7, 5)
+    scale = Scale(samples, repeats, given.quick, given.directory)
+    environment = _environment()
+    started = time.monotonic()
+    print(
+        f"{'case':34} {'what':26} {'unit':6}     median        low       high  target"
+    )
+    figures: list[Figure] = []
+    notes: list[Note] = []
+    for run in chosen.values():
+        for told in run(scale):
+            if isinstance(told, Note):
+                notes.append(told)
+                print(f"{told.case:34} {told.text}", flush=True)
+            else:
+                figures.append(told)
+                _print(told)
+    gc.unfreeze()
+    if given.json:
+        results = {
+            "benchmark": name,
+            "is_quick": given.quick,
+            "only": given.only,
+            "environment": environment,
+            "samples": samples,
+            "repeats": repeats,
+            "seconds": round(time.monotonic() - started, 1),
+            "figures": [
+                {**figure._asdict(), "verdict": figure.verdict} for figure in figures
+            ],
+            "notes": [note._asdict() for note in notes],
+        }
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine's memory and a runtime over it, for benchmarks."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import make_keys
+from ucm.blocks import (
+    BlockId,
+    BlockSpan,
+    GroupId,
+    PackedKey,
+    RequestId,
+    RowId,
+    TransferId,
+)
+from ucm.config import LogConfig, UCMConfig
+from ucm.devices.cpu import CPUDevice
+from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
+from ucm.metrics import Counters
+from ucm.pipeline.tickets import Direction
+from ucm.runtime import Order, Runtime
+from ucm.stores.abc import Store
+from ucm.threads import SYSTEM, Threads
+from ucm.tracing import Log, open_log
+
+__all__ = [
+    "GROUP",
+    "ROWS",
+    "ROW_IDS",
+    "log_in",
+    "make_device",
+    "make_memory",
+    "make_order",
+    "running",
+]
+
+ROWS = 32
+GROUP = GroupId(0)
+ROW_IDS = tuple(RowId(row) for row in range(ROWS))
+
+
+def make_memory(
+    num_blocks: int, page_bytes: int, *, block_contiguous: bool = False
+) -> tuple[KVLayout, dict[str, torch.Tensor]]:
+    """Return a layout and touched memory for it, all rows in one tensor."""
+    layers = [f"layer.{row}" for row in range(ROWS)]
+    rows = tuple(
+        RowLayout(row_id=RowId(row), page_bytes=page_bytes, layer_names=(name,))
+        for row, name in enumerate(layers)
+    )
+    group = GroupLayout(group_id=GROUP, kind=GroupKind.FULL, block_tokens=16, rows=rows)
+    layout = KVLayout(groups=(group,), hash_block_tokens=16, engine_tag="benchmark")
+    flat = torch.ones(num_blocks * ROWS * page_bytes, dtype=torch.uint8)
+    if block_contiguous:
+        pages = flat.view(num_blocks, ROWS, page_bytes).unbind(1)
+    else:
+        pages = flat.view(ROWS, num_blocks, page_bytes).unbind(0)
+    return layout, dict(zip(layers, pages, strict=True))
+
+
+def make_device(
+    num_blocks: int, page_bytes: int, *, block_contiguous: bool = False
+) -> CPUDevice:
+    """Return a device over memory of its own."""
+    layout, caches = make_memory(
+        num_blocks, page_bytes, block_contiguous=block_contiguous
+    )
+    device = CPUDevice(num_blocks)
+    device.register(layout, caches)
+    return device
+
+
+def make_order(
+    transfer_id: int,
+    direction: Direction,
+    request: str,
+    block_ids: Sequence[int],
+    keys: Sequence[PackedKey] | int,
+    block_bytes: int,
+) -> Order:
+    """Return an order for all rows; *keys* may be the first number of new ones."""
+    if isinstance(keys, int):
+        keys = make_keys(keys, len(block_ids))
+    return Order(
+        transfer_id=TransferId(transfer_id),
+        direction=direction,
+        request_id=RequestId(request),
+        generation=transfer_id,
+        span=BlockSpan(GROUP, tuple(map(BlockId, block_ids)), tuple(keys)),
+        row_ids=ROW_IDS,
+        block_bytes=block_bytes,
+    )
+
+
+@contextlib.contextmanager
+def log_in(directory: Path) -> Iterator[Log]:
+    """Yield a log as a server has it, into a file that is closed at the end."""
+    with (directory / "log.jsonl").open("a", buffering=1) as file:
+        with contextlib.redirect_stderr(file):
+            log = open_log(LogConfig(), "benchmark")
+        yield log
+
+
+@contextlib.contextmanager
+def running(
+    store: Store,
+    device: CPUDevice,
+    logs: Path,
+    *,
+    config: UCMConfig | None = None,
+    threads: Threads = SYSTEM,
+) -> Iterator[Runtime]:
+    """Run a runtime that logs to *logs*; closes its parts."""
+    with log_in(logs) as log:
+        runtime = Runtime(
+            store,
+            device,
+            config=config or UCMConfig(),
+            counters=Counters(),
+            log=log,
+            threads=threads,
+        )
+        runtime.start()
+        try:
+            yield runtime
+        finally:
+            runtime.close()
