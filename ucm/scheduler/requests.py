@@ -178,7 +178,7 @@ class Life:
                 for i in range(start, complete)
                 if table[i] != NULL_BLOCK and i not in loaded
             ]
-            if first_look:
+            if first_look and computed > start:
                 old = blocks[: bisect_left(blocks, computed)]
                 hashes = [request.hashes[layout.hash_index(group, i)] for i in old]
                 found = stored(group, hashes)

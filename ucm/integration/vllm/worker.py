@@ -129,6 +129,7 @@ class WorkerHalf:
         self._store = setup.open_store(index_only=False)
         self._runtime: Runtime | None = None
         self._plan: StepPlan | None = None
+        self._last: tuple[object, StepPlan] | None = None
         self._fenced_step = self._loaded_step = self._saved_step = 0
         self._reading: dict[tuple[str, int], set[TransferId]] = {}
         self._loads: dict[str, _Load] = {}
@@ -168,7 +169,7 @@ class WorkerHalf:
 
     def fence(self, metadata: object) -> None:
         """Before the forward pass: see that no save reads blocks it overwrites."""
-        plan = plan_in(metadata)
+        plan = self._decoded(metadata)
         if plan.step == self._fenced_step:
             return
         self._fenced_step = plan.step
@@ -177,7 +178,7 @@ class WorkerHalf:
 
     def bind(self, metadata: object) -> None:
         """Take this step's plan."""
-        self._plan = plan_in(metadata)
+        self._plan = self._decoded(metadata)
 
     def clear(self) -> None:
         """Forget this step's plan."""
@@ -261,6 +262,12 @@ class WorkerHalf:
             self._store.close()
         else:
             self._runtime.close()
+
+    def _decoded(self, metadata: object) -> StepPlan:
+        """Return the plan of a step, decoded once for all hooks that are given it."""
+        if self._last is None or self._last[0] is not metadata:
+            self._last = (metadata, plan_in(metadata))
+        return self._last[1]
 
     def _submit(self, plan: StepPlan, orders: tuple[SpanOrder, ...]) -> None:
         if not orders:
