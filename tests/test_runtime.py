@@ -56,6 +56,25 @@ class TestSubmit:
             assert 2 in rig.told(NoticeKind.RELEASED)
             gate.open()
 
+    def test_failure_while_orders_are_taken_in_ends_each_ticket_once(self):
+        """A runtime that fails between two tickets of a batch tells of each in order:
+        its offer, then its end, and nothing of a ticket that was not offered."""
+        with running() as rig:
+            inner, seen = rig.runtime._recorder.admitted, []
+
+            def admitted(*arguments):
+                seen.append(arguments[0].transfer_id)
+                if len(seen) == 2:
+                    rig.runtime._fail("test")
+                inner(*arguments)
+
+            rig.runtime._recorder.admitted = admitted
+            rig.submit(
+                *(order(n, SAVE, range(n, n + 1), range(n, n + 1)) for n in (1, 2, 3))
+            )
+            assert [1, 2, 3] == seen == sorted(rig.outcomes())
+            assert 0 == rig.runtime.num_open
+
     def test_batch_that_cannot_be_made_fails_the_runtime(self):
         """A caller's bug ends in a told failure, never in a ticket without an end."""
 

@@ -290,9 +290,12 @@ class Runtime:
         self._recorder.offered(tickets)  # before any of them can end
         queue = self._pipeline.queue
         for ticket in tickets:
+            # First the log, so that nothing is told of the ticket before; then the
+            # list of what a failure ends; then the queue, which a failure closes first.
             admission = queue.admits(ticket)
-            self._recorder.admitted(ticket, admission, queue)  # before it can start
+            self._recorder.admitted(ticket, admission, queue)
             if admission is Admission.ACCEPTED:
+                self._open[ticket.transfer_id] = ticket
                 late = queue.offer(Item(ticket, ticket.row_ids, batch.fence))
                 if late is not Admission.ACCEPTED:  # closed in between
                     outcome = Outcome(OutcomeKind.CANCELLED, late.value)
@@ -301,7 +304,7 @@ class Runtime:
     def _ticket(self, order: Order, submitted_at: float) -> Ticket:
         save = order.direction is Direction.SAVE
         limit = self._timeout.save if save else self._timeout.load
-        ticket = Ticket(
+        return Ticket(
             transfer_id=order.transfer_id,
             direction=order.direction,
             request_id=order.request_id,
@@ -316,8 +319,6 @@ class Runtime:
             changed=self._changed,
             clock=self._clock,
         )
-        self._open[order.transfer_id] = ticket
-        return ticket
 
     def _wake(self) -> None:
         if self._waker is not None:

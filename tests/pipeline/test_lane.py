@@ -66,7 +66,7 @@ class Lane:
         self.lane = RequestLane(
             make_ticket().lane_key,
             chain.segments(),
-            copy,
+            {"copy": copy},
             depth=2,
             stuck_after=0.01,
             settle=self.settle,

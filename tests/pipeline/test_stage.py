@@ -76,7 +76,7 @@ class TestChain:
         [
             (
                 save_chain,
-                [["event_wait"], ["gather", "transfer", "commit"]],
+                [["event_wait"], ["gather"], ["transfer", "commit"]],
                 [["event_wait"], ["gather"], ["gather_wait"], ["transfer", "commit"]],
             ),
             (
@@ -87,7 +87,7 @@ class TestChain:
         ],
     )
     def test_asynchronous_device_gets_a_wait_behind_its_copy(self, make, fused, cut):
-        """A synchronous device needs one hop; another's fence is waited for."""
+        """Another device's fence is waited for; a store has a thread of its own."""
         store = MemoryStore(1, BLOCK_BYTES)
         assert fused == words(make(store, CPUDevice(NUM_BLOCKS)))
         assert cut == words(make(store, AsyncDevice(NUM_BLOCKS)))

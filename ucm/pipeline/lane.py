@@ -12,7 +12,7 @@ caught: the lane turns it into the ticket's outcome and goes on with the next it
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -58,7 +58,7 @@ class RequestLane:
     Args:
         key: Direction, request and life.
         segments: Of the chain.
-        copy: The copy thread of this direction.
+        copy: The copy threads of this direction, by their segments' worker.
         depth: Items that may be in the lane at once.
         stuck_after: Seconds that a device copy may overrun its ticket's deadline.
         settle: Called with each ticket that ends.
@@ -70,7 +70,7 @@ class RequestLane:
         self,
         key: LaneKey,
         segments: tuple[Segment, ...],
-        copy: CopyThread,
+        copy: Mapping[str, CopyThread],
         *,
         depth: int,
         stuck_after: float,
@@ -158,7 +158,8 @@ class RequestLane:
         ``stuck_after`` too is quarantined.
         """
         ticket = carrier.ticket
-        job = self._copy.run(segment.run_copy, carrier) if segment.is_copy else None
+        copy = self._copy.get(segment.worker)
+        job = copy.run(segment.run_copy, carrier) if copy is not None else None
 
         async def through() -> Carrier:
             return await (asyncio.shield(job) if job else segment.run_loop(carrier))

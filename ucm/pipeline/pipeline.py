@@ -26,6 +26,7 @@ from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.lane import RequestLane
 from ucm.pipeline.load import load_chain
 from ucm.pipeline.save import save_chain
+from ucm.pipeline.stage import CopyStage
 from ucm.pipeline.tickets import (
     Admission,
     Direction,
@@ -225,7 +226,7 @@ class Pipeline:
         self._threads = threads
         self._lanes: dict[LaneKey, RequestLane] = {}
         self._in_flight = dict.fromkeys(Direction, 0)
-        self._copy: dict[Direction, CopyThread] = {}
+        self._copy: dict[Direction, dict[str, CopyThread]] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._wake = asyncio.Event()
         self._stopping = False
@@ -255,11 +256,18 @@ class Pipeline:
     async def run(self, on_started: Callable[[], None]) -> None:
         """Serve until stopped and empty; the loop thread's main task."""
         loop = asyncio.get_running_loop()
-        for direction in Direction:
-            thread = CopyThread(
-                f"ucm-{direction.value}", loop, self._on_failure, self._threads
-            )
-            self._copy[direction] = thread
+        for direction, segments in self._segments.items():
+            workers = {segment.worker for segment in segments if segment.is_copy}
+            self._copy[direction] = {
+                worker: CopyThread(
+                    f"ucm-{direction.value}-{worker}",
+                    loop,
+                    self._on_failure,
+                    self._threads,
+                )
+                for worker in sorted(workers)
+            }
+        for thread in self._copy_threads():
             thread.start()
         try:
             async with anyio.create_task_group() as group:
@@ -268,7 +276,7 @@ class Pipeline:
                 while not (self._stopping and self._is_empty()):
                     await self._serve_queue()
         finally:
-            for thread in self._copy.values():
+            for thread in self._copy_threads():
                 thread.stop()
                 thread.close()
 
@@ -277,8 +285,13 @@ class Pipeline:
         clock = self._threads.monotonic
         limit = clock() + timeout
         return all(
-            thread.join(max(0.0, limit - clock())) for thread in self._copy.values()
+            thread.join(max(0.0, limit - clock())) for thread in self._copy_threads()
         )
+
+    def _copy_threads(self) -> list[CopyThread]:
+        return [
+            thread for threads in self._copy.values() for thread in threads.values()
+        ]
 
     def _is_empty(self) -> bool:
         return not self._lanes and not self.queue.num_tickets
@@ -351,7 +364,9 @@ class Pipeline:
         """Give slots back, except those into which a copy given up may still write."""
         over = ticket.outcome is not None and not ticket.guard.is_quarantined
         if over and ticket.owns_resources:
-            self._copy[ticket.direction].post(Ticket.unwind, ticket)
+            # Where slots are reserved: the next save finds them given back.
+            copy = self._copy[ticket.direction][CopyStage.worker]
+            copy.post(Ticket.unwind, ticket)
 
     def _quarantine(self, ticket: Ticket) -> None:
         if ticket.direction is Direction.SAVE:

@@ -5,9 +5,10 @@ The save chain: event wait → gather → transfer → commit.
 ``EventWait`` lets the item pass when its bytes are written. ``Gather`` copies device
 pages straight into the store's slots; with the last row the source is released.
 ``Transfer`` seals the slots: checksums, and the bytes on their way where the store has
-no slots of its own. ``Commit`` publishes. On a synchronous device the last three run as
-one worker call; otherwise ``GatherWait`` waits for the device's fence between them. A
-copy that has begun is always waited for, also when its ticket is over.
+no slots of its own. ``Commit`` publishes. These two run as one call on a thread of their
+own, so that blocks are held for as long as the copy takes, however slow the store is; on
+an asynchronous device ``GatherWait`` waits for its fence before them. A copy that has
+begun is always waited for, also when its ticket is over.
 """
 
 import attrs
@@ -139,6 +140,7 @@ class Transfer(CopyStage[Gathered, Sealed]):
     """Makes the slots' bytes final."""
 
     name = "transfer"
+    worker = "store"
 
     def run(self, given: Gathered) -> Sealed:
         """Seal all blocks once every row is there."""
@@ -155,6 +157,7 @@ class Commit(CopyStage[Sealed, Finished]):
     """Publishes the blocks."""
 
     name = "commit"
+    worker = "store"
 
     def run(self, given: Sealed) -> Finished:
         """Commit once every row is there and none was overwritten meanwhile."""
@@ -187,7 +190,7 @@ def _lease(ticket: Ticket) -> WriteLease:
 
 
 def save_chain(store: Store, device: Device) -> Chain[Queued, Finished]:
-    """Return the save chain for a device: fused where it is synchronous."""
+    """Return the save chain for a device."""
     gathered = Chain.start(EventWait()).then(Gather(store, device))
     if not device.is_synchronous:
         gathered = gathered.then(GatherWait())

@@ -4,9 +4,9 @@ Stages and the typed chain that joins them.
 
 A stage turns one value into the next; the types of the values carry the order, so a
 chain that leaves one out does not type-check. ``LoopStage`` waits on the event loop and
-must not block it; ``CopyStage`` blocks a copy thread. Neighbouring copy stages have no
-wait between them and run as one worker call, a *segment*: separate types with separate
-tests and trace marks, one hop.
+must not block it; ``CopyStage`` blocks a copy thread. Neighbouring copy stages of one
+worker have no wait between them and run as one worker call, a *segment*: separate types
+with separate tests and trace marks, one hop.
 """
 
 import contextlib
@@ -52,6 +52,9 @@ class LoopStage(Stage[In, Out]):
 class CopyStage(Stage[In, Out]):
     """A stage that runs on a copy thread; it may block."""
 
+    worker: str = "copy"
+    """Which of the direction's copy threads it runs on."""
+
     @abstractmethod
     def run(self, given: In) -> Out:
         """Do the step."""
@@ -67,6 +70,12 @@ class Segment:
     def is_copy(self) -> bool:
         """Whether it runs on a copy thread."""
         return isinstance(self.stages[0], CopyStage)
+
+    @property
+    def worker(self) -> str:
+        """The copy thread it runs on; empty for a loop stage."""
+        stage = self.stages[0]
+        return stage.worker if isinstance(stage, CopyStage) else ""
 
     def run_copy(self, given: Carrier) -> Carrier:
         """
@@ -121,11 +130,15 @@ class Chain(Generic[In, Out]):
         return Chain((*self.stages, stage))
 
     def segments(self) -> tuple[Segment, ...]:
-        """Return the stages grouped so that neighbouring copy stages share a call."""
+        """Return the stages grouped so that neighbours on one thread share a call."""
         groups: list[list[Stage[Any, Any]]] = []
         for stage in self.stages:
-            fuse = groups and isinstance(stage, CopyStage)
-            if fuse and isinstance(groups[-1][-1], CopyStage):
+            last = groups[-1][-1] if groups else None
+            if (
+                isinstance(last, CopyStage)
+                and isinstance(stage, CopyStage)
+                and last.worker == stage.worker
+            ):
                 groups[-1].append(stage)
             else:
                 groups.append([stage])
