@@ -174,3 +174,15 @@ class TestGauges:
         assert {} == counters.take()
         counters.set("ucm_healthy", 0)
         assert {"ucm_healthy": 0} == counters.take()["gauges"]
+
+
+class TestUnits:
+    def test_no_metric_is_a_rate_and_times_are_in_seconds(self):
+        """X-10: rates are left to whoever reads: every total ships as a counter, a hit
+        ratio as its two parts; durations are in seconds, and say so in their names."""
+        for metric in METRICS.values():
+            words = set(metric.name.split("_"))
+            assert not words & {"ratio", "rate", "percent", "per", "ms", "us", "mean"}
+            is_time = bool(words & {"duration", "wait", "seconds"})
+            assert is_time == metric.name.endswith("_seconds"), metric.name
+        assert {"ucm_matched_tokens_total", "ucm_loaded_blocks_total"} <= set(METRICS)

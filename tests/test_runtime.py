@@ -346,7 +346,7 @@ class TestClose:
         assert before == threading.active_count()
 
     def test_close_with_a_hung_store_ends_in_time(self):
-        """S1-27: close waits for its budget only; what is left is cancelled."""
+        """S1-27, S2-18: close waits for its budget only; what is left is cancelled."""
         gate = Gate()
         config = {"timeout": {"shutdown": 0.05}}
         with running(config, FaultPlan(Fault("reserve", gate))) as rig:

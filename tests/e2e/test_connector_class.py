@@ -73,7 +73,7 @@ class TestClass:
         assert list(theirs.parameters) == list(ours.parameters)
 
     def test_importing_ucm_brings_in_nothing_of_an_engine(self) -> None:
-        """S3-11, S3-15: without being asked for, no engine, device or thread comes."""
+        """S3-11, S3-15, S2-17: without being asked for, no engine, device or thread comes."""
         code = (
             "import sys, threading, ucm; "
             "bad = {'torch', 'torch_npu', 'vllm', 'anyio', 'structlog'}; "

@@ -53,7 +53,7 @@ class TestManyRequests:
     def test_32_concurrent_requests_with_shared_prefixes_are_exact(
         self, llama: Path, tmp_path: Path
     ) -> None:
-        """Shared and distinct prefixes, cold and loaded, give the plain engine's
+        """S2-16: shared and distinct prefixes, cold and loaded, give the plain engine's
         tokens; S1-15: afterwards no container of either half keeps anything."""
         expected = plain(llama, MIXED, 24)
         config = ucm_config(tmp_path / "slab")

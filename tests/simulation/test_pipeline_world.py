@@ -7,9 +7,27 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from tests.rig import (
+    BLOCK_BYTES,
+    LAYERS,
+    LAYOUT,
+    NUM_BLOCKS,
+    PAGE_BYTES,
+    null_log,
+    order,
+)
 from tests.simulation.pipeline_world import PipelineWorld
+from ucm.config import UCMConfig
+from ucm.devices.cpu import CPUDevice
+from ucm.metrics import Counters
 from ucm.pipeline.dump_queue import DumpQueue
+from ucm.pipeline.tickets import Direction
+from ucm.runtime import Runtime
+from ucm.stores.memory import MemoryStore
+from ucm.testing.faults import Fault, FaultPlan, FaultStore
+from ucm.testing.simulation import Simulation
 
 
 class TestPipelineWorld:
@@ -81,3 +99,33 @@ class TestPipelineWorld:
             world.run()
         assert sweeps
         assert all(b - a >= 0.05 for a, b in itertools.pairwise(sweeps))
+
+
+def test_save_duration_is_measured_from_submit_to_the_last_word():
+    """S1-23: a commit that takes 7 s is 7 s of the save, however short the hooks are."""
+    simulation, counters = Simulation(3), Counters()
+
+    def main():
+        plan = FaultPlan(Fault("commit", lambda: simulation.sleep(7.0)))
+        device = CPUDevice(NUM_BLOCKS)
+        memory = torch.zeros((len(LAYERS), NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
+        device.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
+        runtime = Runtime(
+            FaultStore(MemoryStore(8, BLOCK_BYTES), plan),
+            device,
+            config=UCMConfig(),
+            counters=counters,
+            log=null_log(),
+            threads=simulation.threads,
+        )
+        runtime.start()
+        start = simulation.now
+        one = order(1, Direction.SAVE, range(4), range(1, 5))
+        runtime.submit([one], device.lease(None))
+        assert simulation.now - start < 1.0
+        assert runtime.flush(20.0)
+        runtime.close()
+
+    simulation.run(main)
+    (duration,) = counters.take()["histograms"]["ucm_save_duration_seconds"]
+    assert 7.0 <= duration < 8.0

@@ -114,7 +114,8 @@ class TestLog:
     def test_policy_that_costs_output_is_warned_of_once(
         self, tmp_path, policy, role, warned
     ):
-        """An engine that fails requests on a failed load says so once, in its log."""
+        """H-13: an engine that fails requests on a failed load says so once, in its
+        log, when it starts."""
 
         def choose(config):
             config.kv_transfer_config.kv_load_failure_policy = policy
