@@ -1,22 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks for every test that drives the real engine, and its models."""
 
-import importlib
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import tests.engine_imports  # noqa: F401 - its import is what counts
 from tests.e2e import models
 from tests.traces import logs_closed, traces_of
 from ucm.testing.lockstep import check_trace, read_traces
-
-with warnings.catch_warnings():
-    # The engine and its libraries warn while they are imported, which is no test's
-    # business; later imports find the modules there.
-    warnings.simplefilter("ignore")
-    importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
 
 HERE = Path(__file__).parent
 ENGINE_WARNINGS = ("ignore::DeprecationWarning", "ignore::FutureWarning")
