@@ -141,6 +141,7 @@ def in_turn(
     **arguments: object,
 ) -> _Means:
     """Run all sides in turn, forwards and backwards; return means by round."""
+    rounds = scale.rounds or rounds
     there = sides(scale)
     means: _Means = {name: [] for name in there}
     for _ in range(rounds):

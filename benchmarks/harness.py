@@ -60,6 +60,8 @@ class Scale(NamedTuple):
     repeats: int
     is_quick: bool
     directory: Path
+    rounds: int = 0
+    """Rounds of engines, each side forwards and backwards; 0: the case's own number."""
 
 
 class Figure(NamedTuple):
@@ -230,6 +232,7 @@ def main(
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--quick", action="store_true", help="fewer samples")
+    parser.add_argument("--rounds", type=int, default=0, help="of engines, if any run")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument(
         "--directory",
@@ -242,7 +245,7 @@ def main(
     if not chosen:
         parser.error(f"--only {given.only}: the cases are {', '.join(cases)}")
     samples, repeats = (2, 2) if given.quick else (7, 5)
-    scale = Scale(samples, repeats, given.quick, given.directory)
+    scale = Scale(samples, repeats, given.quick, given.directory, given.rounds)
     environment = _environment()
     started = time.monotonic()
     print(
