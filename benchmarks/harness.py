@@ -270,6 +270,7 @@ def main(
             "environment": environment,
             "samples": samples,
             "repeats": repeats,
+            "rounds": given.rounds,
             "seconds": round(time.monotonic() - started, 1),
             "figures": [
                 {**figure._asdict(), "verdict": figure.verdict} for figure in figures

@@ -1,87 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host slots and coalesced copy runs."""
+"""Host slots and coalesced copies."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucm.plan import CopyRun, HostSlots, TransferPlan
+from ucm.plan import CopyBatch, HostSlots
+
+_Copy = tuple[int, int, int]
+"""Source address, target address, bytes."""
 
 # Small steps make neighbours, on one side or on both, likely.
-steps = st.lists(st.tuples(st.sampled_from([1, 1, -1, 3]), st.sampled_from([1, 1, 2])))
+copies = st.lists(
+    st.tuples(st.sampled_from([0, 0, 8]), st.sampled_from([0, 0, 8]), st.integers(1, 4))
+)
 
 
-def naive_runs(pairs: list[tuple[int, int]]) -> list[CopyRun]:
+def follow(gaps: list[_Copy]) -> list[_Copy]:
+    """Turn gaps behind the copy before, on both sides, into addresses."""
+    placed: list[_Copy] = []
+    source = target = 100
+    for source_gap, target_gap, nbytes in gaps:
+        placed.append((source + source_gap, target + target_gap, nbytes))
+        source, target = source + source_gap + nbytes, target + target_gap + nbytes
+    return placed
+
+
+def naive_merge(copies: list[_Copy]) -> list[_Copy]:
     """Merge neighbours one pair at a time."""
-    runs: list[CopyRun] = []
-    for block_id, slot in pairs:
-        if runs:
-            last = runs[-1]
-            behind = (last.block_id + last.count, last.slot + last.count)
-            if (block_id, slot) == behind:
-                runs[-1] = CopyRun(last.block_id, last.slot, last.count + 1)
+    merged: list[_Copy] = []
+    for source, target, nbytes in copies:
+        if merged:
+            before, at, size = merged[-1]
+            if (source, target) == (before + size, at + size):
+                merged[-1] = (before, at, size + nbytes)
                 continue
-        runs.append(CopyRun(block_id, slot, 1))
-    return runs
+        merged.append((source, target, nbytes))
+    return merged
 
 
-def coalesce(pairs: list[tuple[int, int]]) -> list[CopyRun]:
-    """Coalesce (block, slot) pairs."""
-    slots = np.array([slot for _, slot in pairs], dtype=np.int64)
-    return list(TransferPlan.coalesce([block for block, _ in pairs], slots).runs)
+def coalesce(copies: list[_Copy]) -> list[_Copy]:
+    """Coalesce copies."""
+    columns = np.array(copies, dtype=np.int64).reshape(-1, 3).T
+    batch = CopyBatch.coalesce(*columns)
+    assert len(batch) == len(batch.sources) == len(batch.targets)
+    return list(
+        zip(
+            batch.sources.tolist(),
+            batch.targets.tolist(),
+            batch.nbytes.tolist(),
+            strict=True,
+        )
+    )
 
 
-class TestTransferPlan:
-    """Runs of blocks that are neighbours on both sides."""
+class TestCopyBatch:
+    """Copies that continue each other on both sides."""
 
-    @given(steps)
-    def test_runs_are_those_of_a_naive_merge(
-        self, moves: list[tuple[int, int]]
-    ) -> None:
-        """S2-03: exactly the neighbours of both sides are merged, in span order."""
-        pairs = [(100, 50)]
-        for block_step, slot_step in moves:
-            pairs.append((pairs[-1][0] + block_step, pairs[-1][1] + slot_step))
-        assert naive_runs(pairs) == coalesce(pairs)
+    @given(copies)
+    def test_copies_are_those_of_a_naive_merge(self, gaps: list[_Copy]) -> None:
+        """S2-03: exactly the neighbours of both sides are merged, in order."""
+        placed = follow(gaps)
+        assert naive_merge(placed) == coalesce(placed)
 
-    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))))
-    def test_runs_cover_every_pair_once_in_order(
-        self, pairs: list[tuple[int, int]]
-    ) -> None:
-        """Unrolling the runs gives back the span."""
-        unrolled = [
-            (run.block_id + at, run.slot + at)
-            for run in coalesce(pairs)
-            for at in range(run.count)
-        ]
-        assert pairs == unrolled
-
-    def test_neighbours_on_both_sides_make_one_run(self) -> None:
-        """S2-03: a span that is contiguous in source and target is one copy."""
-        assert [CopyRun(7, 3, 4)] == coalesce([(7, 3), (8, 4), (9, 5), (10, 6)])
+    def test_neighbours_on_both_sides_make_one_copy(self) -> None:
+        """S2-03: what is contiguous in source and target is one copy, of any sizes."""
+        assert [(70, 30, 9)] == coalesce([(70, 30, 2), (72, 32, 3), (75, 35, 4)])
 
     def test_neighbours_on_one_side_stay_apart(self) -> None:
-        """S2-03: blocks that are contiguous in the source only are not merged."""
-        assert [CopyRun(7, 3, 1), CopyRun(8, 5, 1)] == coalesce([(7, 3), (8, 5)])
+        """S2-03: copies that are contiguous in the source only are not merged."""
+        apart = [(70, 30, 2), (72, 40, 2)]
+        assert apart == coalesce(apart)
 
-    def test_blocks_that_run_backwards_stay_apart(self) -> None:
-        """A run goes upwards on both sides."""
-        assert [CopyRun(8, 4, 1), CopyRun(7, 3, 1)] == coalesce([(8, 4), (7, 3)])
+    def test_copies_that_run_backwards_stay_apart(self) -> None:
+        """A merged copy goes upwards on both sides."""
+        backwards = [(72, 32, 2), (70, 30, 2)]
+        assert backwards == coalesce(backwards)
 
-    def test_nothing_makes_no_run(self) -> None:
-        """An empty span is an empty plan."""
+    def test_nothing_makes_no_copy(self) -> None:
+        """An empty span is an empty batch."""
         assert [] == coalesce([])
 
-    def test_runs_hold_plain_integers(self) -> None:
-        """Runs may be encoded and compared outside numpy."""
-        (run,) = coalesce([(7, 3)])
-        assert [int] * 3 == [type(run.block_id), type(run.slot), type(run.count)]
-
-    def test_a_slot_too_few_is_a_bug_of_the_caller(self) -> None:
-        """Blocks and slots of different number raise with both numbers."""
-        with pytest.raises(ValueError, match="2 blocks for 1 slots"):
-            TransferPlan.coalesce([1, 2], np.array([0]))
+    def test_columns_of_different_length_are_a_bug_of_the_caller(self) -> None:
+        """A target too few raises with all three numbers."""
+        two, one = np.array([1, 2]), np.array([1])
+        with pytest.raises(ValueError, match="2 sources, 1 targets, 2 sizes"):
+            CopyBatch.coalesce(two, one, two)
 
 
 class TestHostSlots:

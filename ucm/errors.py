@@ -15,6 +15,11 @@ Every exception that ``ucm`` raises.
         - LeaseExpiredError: a lease was used after it ended
     - DeviceError
         - EventNotRecordedError: an event that proves nothing yet
+            - EventUnreadableError: what was offered has no native handle
+            - EventStaleError: an event whose record is of an earlier step
+        - ForeignEventError: an event of another device or runtime
+        - GraphCaptureError: a call that no graph may contain
+        - DeviceFailedError: the device has failed, now or before
         - DeviceTimeoutError (TimeoutError): a fence did not pass in time
     - PipelineError
         - PipelineClosedError: work was offered after close
@@ -109,6 +114,26 @@ class DeviceError(UCMError):
 
 class EventNotRecordedError(DeviceError):
     """An event was offered as proof but was never recorded in this step."""
+
+
+class EventUnreadableError(EventNotRecordedError):
+    """What was offered as an event has no native handle that could be read."""
+
+
+class EventStaleError(EventNotRecordedError):
+    """The event was seen in an earlier step, and nothing shows a record since."""
+
+
+class ForeignEventError(DeviceError):
+    """An event of another device, or of another runtime."""
+
+
+class GraphCaptureError(DeviceError):
+    """The calling thread's stream is recording a graph, which this call would break."""
+
+
+class DeviceFailedError(DeviceError):
+    """The device has failed. This stays so until the process ends."""
 
 
 class DeviceTimeoutError(DeviceError, TimeoutError):

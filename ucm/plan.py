@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Which bytes move where: host slots and coalesced copy runs. Pure; moves nothing.
+Which bytes move where: host slots and coalesced copies. Pure; moves nothing.
 
 A span's blocks are scattered over the engine's pool and, less so, over the store's
-slots. Where both sides advance by one, neighbours merge into one run, and a run is
-copied by one call. Planning is vectorised: its cost does not grow with pages.
+slots. Where two copies continue each other on both sides they merge into one. Planning
+is vectorised: a span of thousands of pages costs a few numpy calls.
 """
-
-from collections.abc import Sequence
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CopyRun", "HostSlots", "TransferPlan"]
+__all__ = ["CopyBatch", "HostSlots"]
 
 
 @attrs.frozen(eq=False)
@@ -42,57 +40,50 @@ class HostSlots:
         return view
 
 
-@attrs.frozen
-class CopyRun:
+@attrs.frozen(eq=False)
+class CopyBatch:
     """
-    *count* blocks that lie next to each other on both sides.
+    Copies that are submitted by one call.
 
     Args:
-        block_id: First block in the engine's pool.
-        slot: First row in the host pool.
-        count: How many, at least 1.
+        sources: ``[n]`` int64 addresses.
+        targets: ``[n]`` int64 addresses.
+        nbytes: ``[n]`` int64 sizes, each at least 1.
     """
 
-    block_id: int
-    slot: int
-    count: int
+    sources: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
 
-
-@attrs.frozen
-class TransferPlan:
-    """The copy runs of one span, in span order."""
-
-    runs: tuple[CopyRun, ...]
+    def __len__(self) -> int:
+        return len(self.nbytes)
 
     @classmethod
     def coalesce(
-        cls, block_ids: Sequence[int], slots: npt.NDArray[np.int64]
-    ) -> "TransferPlan":
+        cls,
+        sources: npt.NDArray[np.int64],
+        targets: npt.NDArray[np.int64],
+        nbytes: npt.NDArray[np.int64],
+    ) -> "CopyBatch":
         """
-        Merge neighbours.
+        Merge each copy with the one before it where both sides continue.
 
         Args:
-            block_ids: ``[n]`` blocks of the span.
-            slots: ``[n]`` host rows, aligned.
+            sources: ``[n]`` addresses.
+            targets: ``[n]`` addresses, aligned.
+            nbytes: ``[n]`` sizes, aligned.
 
         Raises:
-            ValueError: The two differ in length; a bug of the caller.
+            ValueError: They differ in length; a bug of the caller.
         """
-        blocks = np.asarray(block_ids, dtype=np.int64)
-        if blocks.shape != slots.shape:
-            raise ValueError(f"{len(blocks)} blocks for {len(slots)} slots")
-        if not len(blocks):
-            return cls(())
-        breaks = np.flatnonzero((np.diff(blocks) != 1) | (np.diff(slots) != 1)) + 1
-        starts = np.concatenate(([0], breaks))
-        counts = np.diff(np.concatenate((starts, [len(blocks)])))
-        return cls(
-            tuple(
-                map(
-                    CopyRun,
-                    blocks[starts].tolist(),
-                    slots[starts].tolist(),
-                    counts.tolist(),
-                )
+        if not sources.shape == targets.shape == nbytes.shape:
+            raise ValueError(
+                f"{len(sources)} sources, {len(targets)} targets, {len(nbytes)} sizes"
             )
+        if not len(nbytes):
+            return cls(sources, targets, nbytes)
+        continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
+            targets[1:] == targets[:-1] + nbytes[:-1]
         )
+        starts = np.flatnonzero(np.concatenate(([True], ~continues)))
+        return cls(sources[starts], targets[starts], np.add.reduceat(nbytes, starts))

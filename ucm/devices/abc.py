@@ -2,13 +2,17 @@
 """
 What a device promises to the pipeline.
 
-Threading: ``register`` and ``lease`` run on the engine's thread; ``gather`` and
-``scatter`` on copy threads, possibly several at once; ``Fence`` methods anywhere.
+Threading: ``register``, ``pin``, ``begin_step``, ``lease`` and ``synchronize`` run on
+the engine's thread; ``gather`` and ``scatter`` on copy threads, possibly several at once;
+``Fence`` methods anywhere.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from ucm.blocks import BlockId, GroupId, RowId
 from ucm.layout import KVLayout
@@ -18,25 +22,47 @@ __all__ = ["Device", "EventRef", "Fence"]
 
 
 class EventRef(Protocol):
-    """An event that the engine owns and lends: the part of torch's events we use."""
+    """An event that the engine owns and lends; torch's, of whatever device."""
 
     def query(self) -> bool:
-        """Return whether the recorded work is done."""
-
-    def synchronize(self) -> None:
-        """Block the thread until the recorded work is done."""
+        """Return whether the recorded work is done; True also if none was recorded."""
 
 
 class Fence(ABC):
-    """An event that we own; the only thing we ever wait for."""
+    """
+    An event that we own; the only thing we ever wait for.
+
+    Once it is done it stays so.
+    """
 
     @abstractmethod
     def is_done(self) -> bool:
-        """Return whether all work before the fence is done. Never blocks."""
+        """
+        Return whether all work before the fence is done. Never blocks.
+
+        Raises:
+            DeviceFailedError: The device has failed: the fence will never pass.
+        """
 
     @abstractmethod
     def wait(self, timeout: float) -> bool:
-        """Block the thread up to *timeout* seconds; return whether it is done."""
+        """
+        Block the thread up to *timeout* seconds; return whether it is done.
+
+        Raises:
+            DeviceFailedError: The device has failed: the fence will never pass.
+        """
+
+    def call_when_over(self, callback: Callable[[], None]) -> bool:
+        """
+        Call *callback* once when the fence has passed or failed, on any thread.
+
+        At once if that was before. The callback is short and raises nothing.
+
+        Returns:
+            False when nobody would call: whoever waits looks at ``is_done`` instead.
+        """
+        return False
 
 
 class Device(ABC):
@@ -66,15 +92,49 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def pin(self, memory: npt.NDArray[np.uint8]) -> None:
+        """
+        Make host memory fast to reach, before the first copy uses it.
+
+        Only a matter of speed: memory that cannot be pinned, or that nobody pinned, is
+        copied all the same.
+
+        Args:
+            memory: ``[num_slots, slot_bytes]`` of a store. Borrowed until ``close``.
+        """
+
+    @abstractmethod
+    def begin_step(self, step: int) -> None:
+        """
+        Say that the engine's next step begins: what was recorded before is stale.
+
+        Args:
+            step: Any number that the step before did not have.
+        """
+
+    @abstractmethod
     def lease(self, event: EventRef | None = None) -> Fence:
         """
         Return a fence behind everything the engine has submitted so far.
 
         Args:
-            event: Borrowed for the duration of the call only.
+            event: Behind this event instead, which the engine has recorded in this
+                step. Borrowed for the duration of the call only.
 
         Raises:
-            EventNotRecordedError: *event* proves nothing.
+            EventNotRecordedError: *event* proves nothing; subclasses say why.
+            ForeignEventError: *event* is another device's.
+            GraphCaptureError: The engine is recording a graph.
+            DeviceFailedError: The device has failed.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """
+        Block until everything that the engine has submitted so far is done.
+
+        Raises:
+            DeviceFailedError: The device has failed.
         """
 
     @abstractmethod

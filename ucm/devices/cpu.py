@@ -245,6 +245,12 @@ class CPUDevice(Device):
         }
         self._tensors = tensors
 
+    def pin(self, memory: _Bytes) -> None:
+        """Do nothing: all memory is the host's."""
+
+    def begin_step(self, step: int) -> None:
+        """Do nothing: no event is ever recorded."""
+
     def lease(self, event: EventRef | None = None) -> Fence:
         """
         Return a fence that has passed.
@@ -260,6 +266,10 @@ class CPUDevice(Device):
                 f"can be recorded"
             )
         return DoneFence()
+
+    def synchronize(self) -> None:
+        """Return at once: the engine's calls return when their work is done."""
+        self._check_open()
 
     def gather(
         self,

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from ucm.blocks import BlockId, GroupId, KeySpace, PackedKey, RowId
 from ucm.devices.abc import Device, EventRef, Fence
@@ -197,9 +199,21 @@ class FaultDevice(Device):
         """Forward."""
         self._inner.register(layout, kv_caches)
 
+    def pin(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Forward."""
+        self._inner.pin(memory)
+
+    def begin_step(self, step: int) -> None:
+        """Forward."""
+        self._inner.begin_step(step)
+
     def lease(self, event: EventRef | None = None) -> Fence:
         """Forward."""
         return self._inner.lease(event)
+
+    def synchronize(self) -> None:
+        """Forward."""
+        self._inner.synchronize()
 
     def gather(
         self,

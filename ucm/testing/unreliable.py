@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from ucm.blocks import BlockId, GroupId, PackedKey, RowId
 from ucm.devices.abc import Device, EventRef, Fence
@@ -200,9 +202,21 @@ class LateDevice(Device):
         for thread in self._threads:
             thread.start()
 
+    def pin(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Forward."""
+        self._inner.pin(memory)
+
+    def begin_step(self, step: int) -> None:
+        """Forward."""
+        self._inner.begin_step(step)
+
     def lease(self, event: EventRef | None = None) -> Fence:
         """Forward: the host computes at once."""
         return self._inner.lease(event)
+
+    def synchronize(self) -> None:
+        """Forward."""
+        self._inner.synchronize()
 
     def gather(
         self,

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What an accelerator's runtime offers, in the few words that ``AcceleratorDevice`` uses.
+
+A driver decides nothing: it forwards to the runtime (CUDA, torch-npu, the simulated one)
+and keeps no books. Which event may be trusted, when a buffer may be used again and what a
+failure means is decided once, above it.
+
+Threading: every thread calls ``bind_thread`` before anything else. Events and streams are
+used by one thread at a time, which the caller sees to; ``is_done`` is called on the
+poller's thread only, for events that nobody records meanwhile.
+
+Errors: ``RuntimeError`` from any verb means that the device has failed. Such an error
+stays (CUDA calls it sticky), and nothing may be assumed about copies under way.
+"""
+
+import enum
+from abc import ABC, abstractmethod
+from typing import Any
+
+from ucm.plan import CopyBatch
+
+__all__ = ["Direction", "Driver", "Event", "Stream"]
+
+Stream = Any
+"""A stream of the runtime; torch's own object where torch has one."""
+Event = Any
+"""An event of the runtime; torch's own object where torch has one."""
+
+
+class Direction(enum.Enum):
+    """Which way bytes go."""
+
+    TO_HOST = "device_to_host"
+    TO_DEVICE = "host_to_device"
+
+
+class Driver(ABC):
+    """
+    One device of one runtime.
+
+    Args:
+        index: Of the device, as the runtime counts.
+    """
+
+    device_type: str
+    """torch's word for where the engine's tensors are: ``cuda``, ``npu``."""
+    captures_waits: bool
+    """
+    Whether a stream that was told to wait for an event waits for the record that was there
+    at the call, whatever the owner records later. CUDA promises it. Where it is not
+    promised, the event stays borrowed until a fence behind the wait has passed.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    @abstractmethod
+    def bind_thread(self) -> None:
+        """Make the device the calling thread's current one."""
+
+    @abstractmethod
+    def is_capturing(self) -> bool:
+        """Return whether the thread's current stream is recording a graph."""
+
+    @abstractmethod
+    def current_stream(self) -> Stream:
+        """Return the stream on which the calling thread submits work."""
+
+    @abstractmethod
+    def make_stream(self) -> Stream:
+        """Return a new stream, of the lowest priority where there are any."""
+
+    @abstractmethod
+    def make_event(self) -> Event:
+        """Return a new event that nobody else knows; one that does not spin."""
+
+    @abstractmethod
+    def record(self, event: Event, stream: Stream) -> None:
+        """Let *event*, one of ours, pass when all work now in *stream* is done."""
+
+    @abstractmethod
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Hold all work submitted to *stream* from now on until *event* has passed."""
+
+    @abstractmethod
+    def is_done(self, event: Event) -> bool:
+        """
+        Return whether *event* has passed. Never blocks.
+
+        True for an event that was never recorded, as torch says: callers know better
+        than to ask.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the thread until all work submitted to the device is done."""
+
+    @abstractmethod
+    def handle(self, event: Event) -> int | None:
+        """
+        Return the native handle of somebody's event; 0 or None before its first record.
+
+        Raises:
+            AttributeError: It is no event of this runtime. Also TypeError, ValueError.
+        """
+
+    @abstractmethod
+    def device_index(self, event: Event) -> int | None:
+        """Return the device of a recorded event; None when the runtime cannot say."""
+
+    @abstractmethod
+    def copy(
+        self,
+        batch: CopyBatch,
+        direction: Direction,
+        stream: Stream,
+        *,
+        is_pinned: bool,
+    ) -> None:
+        """
+        Submit copies between device and host memory to *stream*.
+
+        Args:
+            batch: Addresses; need not outlive the call. Memory must outlive the copies.
+            direction: Of all of them.
+            stream: In whose order they run; among themselves they have none.
+            is_pinned: Whether ``pin`` has taken all host memory of the batch. If not, the
+                call may block until the bytes have moved.
+        """
+
+    @abstractmethod
+    def pin(self, address: int, nbytes: int) -> None:
+        """
+        Lock host memory, so that the device reaches it at link speed.
+
+        Raises:
+            OSError: It cannot be pinned; the message says why. The memory can still be
+                used.
+        """
+
+    @abstractmethod
+    def unpin(self, address: int) -> None:
+        """Undo ``pin``; no copy may be under way."""
+
+    @abstractmethod
+    def numa_node(self) -> int | None:
+        """Return the NUMA node that the device is attached to; None when unknown."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, str]:
+        """Return facts for the log: model, how it copies, driver version."""
