@@ -20,6 +20,7 @@ EVENTS = {
     "PREFIX_MATCHED": "prefix.matched",
     "RUNTIME_CLOSED": "runtime.closed",
     "RUNTIME_FAILED": "runtime.failed",
+    "MEMORY_UNPINNED": "memory.unpinned",
     "RUNTIME_STARTED": "runtime.started",
     "SCHEDULER_CLOSED": "scheduler.closed",
     "SCHEDULER_STARTED": "scheduler.started",

@@ -42,7 +42,13 @@ from ucm.pipeline.tickets import (
 )
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import RUNTIME_CLOSED, RUNTIME_FAILED, RUNTIME_STARTED, Log
+from ucm.tracing import (
+    MEMORY_UNPINNED,
+    RUNTIME_CLOSED,
+    RUNTIME_FAILED,
+    RUNTIME_STARTED,
+    Log,
+)
 from ucm.waker import Waker
 
 __all__ = ["Order", "Runtime"]
@@ -148,11 +154,15 @@ class Runtime:
 
     def start(self) -> None:
         """
-        Start the loop thread; blocks until it serves.
+        Pin the store's memory and start the loop thread; blocks until it serves.
 
         Raises:
             PipelineClosedError: The loop did not come up.
         """
+        for memory in self._store.buffers:
+            problem = self._device.pin(memory)
+            if problem:
+                self._log.warning(MEMORY_UNPINNED, nbytes=memory.nbytes, reason=problem)
         self._thread.start()
         if not self._started.wait(_START_TIMEOUT_S) or self._failure:
             raise PipelineClosedError(f"the loop did not start: {self._failure}")
@@ -160,6 +170,7 @@ class Runtime:
             RUNTIME_STARTED,
             store=type(self._store).__name__,
             device=type(self._device).__name__,
+            **self._device.describe(),
         )
 
     def submit(self, orders: Iterable[Order], fence: Fence) -> None:
@@ -262,8 +273,8 @@ class Runtime:
         quiet = quiet and self._pipeline.join_threads(self._timeout.shutdown)
         self._settle_open("closed", OutcomeKind.CANCELLED)
         if quiet and not self._pipeline.has_quarantined:
+            self._device.close()  # first: it may have pinned memory of the store
             self._store.close()
-            self._device.close()
         self._log.info(RUNTIME_CLOSED, abandoned=abandoned, quiet=quiet)
 
     def _take_in(self) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "HOLD_QUARANTINED",
     "HOLD_RELEASED",
     "HOLD_TAKEN",
+    "MEMORY_UNPINNED",
     "PREFIX_MATCHED",
     "RUNTIME_CLOSED",
     "RUNTIME_FAILED",
@@ -55,6 +56,7 @@ HOLD_TAKEN: Final = "hold.taken"
 HOLD_RELEASED: Final = "hold.released"
 HOLD_QUARANTINED: Final = "hold.quarantined"
 PREFIX_MATCHED: Final = "prefix.matched"
+MEMORY_UNPINNED: Final = "memory.unpinned"
 RUNTIME_STARTED: Final = "runtime.started"
 RUNTIME_CLOSED: Final = "runtime.closed"
 RUNTIME_FAILED: Final = "runtime.failed"

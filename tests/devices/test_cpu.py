@@ -230,8 +230,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("tensor", "problem"),
         [
-            ([torch.zeros(4, 64)], "has a list, not one tensor"),
-            ((torch.zeros(4, 64), torch.zeros(4, 64)), "has a tuple"),
+            ({}, "has a dict, not a tensor"),
+            ((), "no tensor but an empty tuple"),
+            ((torch.zeros(4, 64), "v"), "has a str, not a tensor"),
+            ((torch.zeros(4, 64), torch.zeros(4, 64)), "its 2 tensors have 512 bytes"),
             (torch.zeros(4, 64, device="meta"), "on meta"),
             (torch.zeros(4, 64).to_sparse(), "torch.sparse_coo"),
             (torch.zeros(0, 64), r"is empty: \(0, 64\)"),

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Any
 
 from tests.rig import BLOCK_BYTES, keys_of, null_log
 from ucm.blocks import (
@@ -15,11 +16,12 @@ from ucm.blocks import (
     RowId,
     TransferId,
 )
+from ucm.devices._paged import PagedCopy
 from ucm.devices.abc import Fence
 from ucm.devices.cpu import CPUDevice
+from ucm.devices.driver import Direction as CopyDirection
 from ucm.devices.events import DoneFence
 from ucm.pipeline.tickets import Direction, Item, Ticket
-from ucm.plan import HostSlots
 from ucm.tracing import Log
 
 TIMEOUT = 10.0
@@ -115,31 +117,10 @@ class AsyncDevice(CPUDevice):
         """Block the test until the device was asked for a copy; return its fence."""
         return self._fences.get(timeout=TIMEOUT)
 
-    def gather(
-        self,
-        group_id: GroupId,
-        row_ids: Sequence[RowId],
-        block_ids: Sequence[BlockId],
-        slots: HostSlots,
-    ) -> Fence:
-        """Check now, copy when the fence opens."""
-        group, _ = self._check_copy(group_id, block_ids, slots)
-        group.tables(row_ids)
-        copy = super().gather
-        return self._later(lambda: copy(group_id, row_ids, block_ids, slots))
-
-    def scatter(
-        self,
-        group_id: GroupId,
-        row_ids: Sequence[RowId],
-        slots: HostSlots,
-        block_ids: Sequence[BlockId],
-    ) -> Fence:
-        """Check now, copy when the fence opens."""
-        group, _ = self._check_copy(group_id, block_ids, slots)
-        group.tables(row_ids)
-        copy = super().scatter
-        return self._later(lambda: copy(group_id, row_ids, slots, block_ids))
+    def _copy(self, copy: PagedCopy[Any], direction: CopyDirection) -> Fence:
+        """Copy when the fence opens."""
+        now = super()._copy
+        return self._later(lambda: now(copy, direction))
 
     def _later(self, copy: Callable[[], object]) -> Fence:
         fence = HandFence(copy)

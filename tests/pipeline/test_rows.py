@@ -14,7 +14,15 @@ from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
 from ucm.errors import BlockNotFoundError, DeviceTimeoutError, StoreFullError
 from ucm.pipeline.load import Fetch, Publish, Scatter, Scattered, ScatterWait
-from ucm.pipeline.save import Commit, Gather, Gathered, Ready, Sealed, Transfer
+from ucm.pipeline.save import (
+    Commit,
+    Gather,
+    Gathered,
+    GatherWait,
+    Ready,
+    Sealed,
+    Transfer,
+)
 from ucm.pipeline.tickets import Direction, OutcomeKind, TicketOverError
 from ucm.stores.memory import MemoryStore
 
@@ -52,6 +60,7 @@ def save_rows(store, device, ticket, *parts):
     ends = []
     for rows in parts:
         gathered = Gather(store, device).run(Ready(ticket, rows))
+        gathered = asyncio.run(GatherWait().run(gathered))
         ends.append(Commit().run(Transfer().run(gathered)).outcome)
     return ends
 

@@ -5,8 +5,10 @@ Where the pages of an engine's torch tensors lie, checked against the layout.
 An engine describes each layer by a strided view, and its views differ: one storage
 for all layers or one each, blocks outermost or layers outermost, pages with padding
 behind the payload, groups on the same bytes, blocks cut into smaller ones for the
-kernel. All of them come down to one ``Region`` per group and row: page *b* starts at
-``offset + b * block_stride``. What does not is refused here, before any byte moves.
+kernel, one tensor per layer or a tuple of them (keys and values apart, as on Ascend).
+All of them come down to ``Region`` values, one per group, row and tensor of a layer:
+part *b* of a page starts at ``offset + b * block_stride``. What does not is refused
+here, before any byte moves.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,13 +30,14 @@ class KVTensors:
 
     Args:
         storages: Indexed by ``Region.storage_id``. Keeps the memory alive.
-        regions: Where each row of each group lies. A row that groups share has one
-            region per group; they differ in ``page_bytes`` only.
+        regions: Where each row of each group lies: its parts, which are back to back
+            in a slot. A row that groups share has parts per group; they differ in
+            ``page_bytes`` only.
         num_blocks: Blocks in the engine's pool.
     """
 
     storages: tuple[torch.UntypedStorage, ...]
-    regions: Mapping[tuple[GroupId, RowId], Region]
+    regions: Mapping[tuple[GroupId, RowId], tuple[Region, ...]]
     num_blocks: int
 
 
@@ -43,41 +46,57 @@ def find_regions(
     kv_caches: Mapping[str, object],
     *,
     num_blocks: int | None,
-    device_type: str,
+    device: torch.device,
 ) -> KVTensors:
     """
     Locate every row of every group.
 
     Args:
         layout: Groups and rows.
-        kv_caches: Layer name to tensor; its first dimension counts blocks, or equal
-            parts of blocks.
+        kv_caches: Layer name to tensor, or to a tuple of tensors that together are
+            the layer's page. Their first dimension counts blocks, or equal parts of
+            blocks.
         num_blocks: Blocks in the engine's pool; the shortest first dimension if None.
-        device_type: Where the tensors must be, such as ``cpu``.
+        device: Where the tensors must be; without an index, on any of its type.
 
     Raises:
         LayoutError: A tensor does not lie as the layout says; names the layer.
     """
-    tensors = _check_tensors(layout, kv_caches, device_type)
+    tensors = _check_tensors(layout, kv_caches, device)
     if num_blocks is None:
-        num_blocks = min(tensor.shape[0] for tensor in tensors.values())
+        num_blocks = min(part.shape[0] for parts in tensors.values() for part in parts)
     storages: dict[int, torch.UntypedStorage] = {}
-    regions: dict[tuple[GroupId, RowId], Region] = {}
-    first: dict[RowId, tuple[str, Region]] = {}
+    regions: dict[tuple[GroupId, RowId], tuple[Region, ...]] = {}
+    first: dict[RowId, tuple[str, tuple[Region, ...]]] = {}
     for group_id, row, name in _layers(layout):
-        storage = tensors[name].untyped_storage()
-        storages.setdefault(storage.data_ptr(), storage)
-        storage_id = list(storages).index(storage.data_ptr())
-        region = _find_region(name, row, tensors[name], num_blocks, storage_id)
-        other, place = first.setdefault(row.row_id, (name, region))
-        if _start(place) != _start(region):
+        found = []
+        for tensor in tensors[name]:
+            storage = tensor.untyped_storage()
+            storages.setdefault(storage.data_ptr(), storage)
+            storage_id = list(storages).index(storage.data_ptr())
+            part = row if len(tensors[name]) == 1 else _part_of(row, tensor, num_blocks)
+            found.append(_find_region(name, part, tensor, num_blocks, storage_id))
+        whole = sum(region.page_bytes for region in found)
+        if whole != row.page_bytes:
+            raise LayoutError(
+                f"layer {name!r}: its {len(found)} tensors have {whole} bytes per block "
+                f"and page_bytes={row.page_bytes}"
+            )
+        other, places = first.setdefault(row.row_id, (name, tuple(found)))
+        if list(map(_start, places)) != list(map(_start, found)):
             raise LayoutError(
                 f"layers {other!r} and {name!r} share row {row.row_id} and lie "
-                f"apart: {place} and {region}"
+                f"apart: {places} and {tuple(found)}"
             )
-        regions[group_id, row.row_id] = region
+        regions[group_id, row.row_id] = tuple(found)
     for group in layout.groups:
-        _check_apart([(row, regions[group.group_id, row.row_id]) for row in group.rows])
+        _check_apart(
+            [
+                (row, part)
+                for row in group.rows
+                for part in regions[group.group_id, row.row_id]
+            ]
+        )
     return KVTensors(tuple(storages.values()), regions, num_blocks)
 
 
@@ -89,31 +108,43 @@ def _layers(layout: KVLayout) -> Iterator[tuple[GroupId, RowLayout, str]]:
 
 
 def _check_tensors(
-    layout: KVLayout, kv_caches: Mapping[str, object], device_type: str
-) -> dict[str, torch.Tensor]:
+    layout: KVLayout, kv_caches: Mapping[str, object], device: torch.device
+) -> dict[str, tuple[torch.Tensor, ...]]:
     names = [name for _, _, name in _layers(layout)]
     extra = sorted(set(kv_caches).difference(names))
     if extra:
         raise LayoutError(f"layer {extra[0]!r} is not in the layout")
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, tuple[torch.Tensor, ...]] = {}
     for name in names:
         if name not in kv_caches:
             raise LayoutError(f"layer {name!r} has no tensor")
-        tensor = kv_caches[name]
-        if not isinstance(tensor, torch.Tensor):
-            raise LayoutError(
-                f"layer {name!r} has a {type(tensor).__name__}, not one tensor; this "
-                f"device does not support that"
-            )
-        if tensor.layout is not torch.strided or tensor.device.type != device_type:
-            raise LayoutError(
-                f"layer {name!r} is {tensor.layout} on {tensor.device}, not "
-                f"torch.strided on {device_type}"
-            )
-        if not tensor.dim() or not tensor.numel():
-            raise LayoutError(f"layer {name!r} is empty: {tuple(tensor.shape)}")
-        tensors[name] = tensor
+        given = kv_caches[name]
+        parts = given if isinstance(given, tuple | list) else (given,)
+        if not parts:
+            raise LayoutError(f"layer {name!r} has no tensor but an empty tuple")
+        tensors[name] = tuple(_check_tensor(name, part, device) for part in parts)
     return tensors
+
+
+def _check_tensor(name: str, tensor: object, device: torch.device) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise LayoutError(f"layer {name!r} has a {type(tensor).__name__}, not a tensor")
+    where = tensor.device
+    is_there = where.type == device.type and device.index in (None, where.index)
+    if tensor.layout is not torch.strided or not is_there:
+        raise LayoutError(
+            f"layer {name!r} is {tensor.layout} on {where}, not torch.strided on "
+            f"{device}"
+        )
+    if not tensor.dim() or not tensor.numel():
+        raise LayoutError(f"layer {name!r} is empty: {tuple(tensor.shape)}")
+    return tensor
+
+
+def _part_of(row: RowLayout, tensor: torch.Tensor, num_blocks: int) -> RowLayout:
+    """Return the row as if a block were only its share of one tensor of several."""
+    nbytes = tensor.numel() // num_blocks * tensor.element_size()
+    return attrs.evolve(row, page_bytes=nbytes)
 
 
 def _find_region(

@@ -92,7 +92,7 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def pin(self, memory: npt.NDArray[np.uint8]) -> None:
+    def pin(self, memory: npt.NDArray[np.uint8]) -> str:
         """
         Make host memory fast to reach, before the first copy uses it.
 
@@ -101,7 +101,14 @@ class Device(ABC):
 
         Args:
             memory: ``[num_slots, slot_bytes]`` of a store. Borrowed until ``close``.
+
+        Returns:
+            Why it is not pinned; empty when it is, or need not be.
         """
+
+    def describe(self) -> Mapping[str, str]:
+        """Return facts for the log, such as how bytes are copied."""
+        return {}
 
     @abstractmethod
     def begin_step(self, step: int) -> None:

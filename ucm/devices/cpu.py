@@ -12,27 +12,26 @@ spanned by that array and never touched. Where pages do not lie on a common grid
 array's units overlap, one starting at each byte; numpy can then write pages in one
 copy but read them only through a temporary.
 
-Threading: ``register`` and ``close`` run alone. In between nothing changes, so that
-``gather``, ``scatter`` and ``lease`` need no lock. Two copies at once must not write
-the same page or slot; whoever holds the blocks sees to that.
+Threading: see ``ucm.devices._paged``.
 """
 
 import ctypes
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from ucm.blocks import BlockId, GroupId, RowId
-from ucm.devices._torch import KVTensors, find_regions
-from ucm.devices.abc import Device, EventRef, Fence
+from ucm.blocks import RowId
+from ucm.devices._paged import Int64s, PagedCopy, PagedDevice, Part
+from ucm.devices.abc import EventRef, Fence
+from ucm.devices.driver import Direction
 from ucm.devices.events import DoneFence
-from ucm.errors import DeviceError, EventNotRecordedError
-from ucm.layout import GroupLayout, KVLayout
-from ucm.plan import HostSlots
+from ucm.errors import EventNotRecordedError
 
 __all__ = ["CPUDevice"]
 
@@ -45,7 +44,6 @@ _MAX_UNIT_BYTES = 8 << 10
 _MAX_UNITS = 1 << 18
 """Units of one call: bounds the index list to 2 MB where units are tiny."""
 
-_Int64s = npt.NDArray[np.int64]
 _Bytes = npt.NDArray[np.uint8]
 _Units = npt.NDArray[np.void]
 
@@ -64,21 +62,21 @@ class _Table:
     """
 
     memory: _Units
-    units: _Int64s
-    steps: _Int64s
+    units: Int64s
+    steps: Int64s
     start: int
     stop: int
 
-    def index(self, blocks: _Int64s) -> _Int64s:
+    def index(self, blocks: Int64s) -> Int64s:
         """Return ``[n, k]`` where the units of *blocks* are."""
-        index: _Int64s = blocks[:, None] * self.steps + self.units
+        index: Int64s = blocks[:, None] * self.steps + self.units
         return index
 
     def host(self, pool: _Bytes) -> _Units:
         """Return ``[num_slots, k]`` the table's units in each slot."""
         return pool[:, self.start : self.stop].view(self.memory.dtype)
 
-    def pieces(self, pool: _Bytes, slots: _Int64s) -> list[slice]:
+    def pieces(self, pool: _Bytes, slots: Int64s) -> list[slice]:
         """
         Cut a span into pieces whose host memory is contiguous.
 
@@ -99,12 +97,12 @@ class _Table:
             for part in _cut(start, stop, _MAX_UNITS // len(self.units))
         ]
 
-    def staged(self, slots: _Int64s) -> list[slice]:
+    def staged(self, slots: Int64s) -> list[slice]:
         """Cut a span into parts that are staged one by one."""
         blocks = _STAGED_BYTES // (self.stop - self.start)
         return _cut(0, len(slots), min(blocks, _MAX_UNITS // len(self.units)))
 
-    def gather(self, blocks: _Int64s, pool: _Bytes, slots: _Int64s) -> None:
+    def gather(self, blocks: Int64s, pool: _Bytes, slots: Int64s) -> None:
         """Copy pages into slots."""
         host = self.host(pool)
         on_grid = self.memory.flags.c_contiguous
@@ -121,7 +119,7 @@ class _Table:
                 self.memory.take(index, mode="clip") if on_grid else self.memory[index]
             )
 
-    def scatter(self, blocks: _Int64s, pool: _Bytes, slots: _Int64s) -> None:
+    def scatter(self, blocks: Int64s, pool: _Bytes, slots: Int64s) -> None:
         """Copy slots into pages."""
         host = self.host(pool)
         pieces = self.pieces(pool, slots)
@@ -139,16 +137,11 @@ def _cut(start: int, stop: int, limit: int) -> list[slice]:
     return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
 
 
-def _build_table(
-    tensors: KVTensors, group: GroupLayout, first: int, last: int
-) -> _Table:
-    """Build the table of the group's rows *first* up to, without, *last*."""
+def _build_table(parts: Sequence[Part], num_blocks: int) -> _Table:
+    """Build the table of parts that are neighbours in the slot."""
     extents: list[tuple[int, int, int]] = []  # address of block 0, stride, bytes
-    for row in group.rows[first:last]:
-        region = tensors.regions[group.group_id, row.row_id]
-        storage = tensors.storages[region.storage_id]
-        address = storage.data_ptr() + region.offset
-        stride, nbytes = region.block_stride, region.page_bytes
+    for part in parts:
+        address, stride, nbytes = part.address, part.stride, part.nbytes
         before, before_stride, before_nbytes = extents[-1] if extents else (0, 0, 0)
         if (address, stride) == (before + before_nbytes, before_stride):
             # Neighbours in memory too: one larger extent.
@@ -156,8 +149,7 @@ def _build_table(
         else:
             extents.append((address, stride, nbytes))
     low = min(address for address, _, _ in extents)
-    blocks_behind = tensors.num_blocks - 1
-    high = max(address + blocks_behind * step + n for address, step, n in extents)
+    high = max(address + (num_blocks - 1) * step + n for address, step, n in extents)
     common = math.gcd(*(nbytes for _, _, nbytes in extents))
     unit = next(n for n in range(_MAX_UNIT_BYTES, 0, -1) if not common % n)
     on_grid = not any(
@@ -169,7 +161,6 @@ def _build_table(
         (address - low + np.arange(count) * unit) // grid
         for count, (address, _, _) in zip(counts, extents, strict=True)
     ]
-    offset = group.row_offsets[first]
     return _Table(
         np.ndarray(
             ((high - low - unit) // grid + 1,),
@@ -179,8 +170,8 @@ def _build_table(
         ),
         np.concatenate(units),
         np.repeat([step // grid for _, step, _ in extents], counts),
-        offset,
-        offset + sum(nbytes for _, _, nbytes in extents),
+        parts[0].offset,
+        parts[-1].offset + parts[-1].nbytes,
     )
 
 
@@ -188,21 +179,16 @@ def _build_table(
 class _Group:
     """One group's tables: over all rows together, and row by row."""
 
-    block_bytes: int
     whole: _Table
     rows: Mapping[RowId, _Table]
 
-    def tables(self, row_ids: Sequence[RowId]) -> list[_Table]:
-        unknown = [row_id for row_id in row_ids if row_id not in self.rows]
-        if unknown:
-            raise DeviceError(f"row {unknown[0]} is not of the group")
-        wanted = set(row_ids)
-        if len(wanted) == len(self.rows):
+    def tables(self, copy: "PagedCopy[_Group]") -> list[_Table]:
+        if copy.is_whole:
             return [self.whole]
-        return [self.rows[row_id] for row_id in sorted(wanted)]
+        return [self.rows[row_id] for row_id in copy.row_ids]
 
 
-class CPUDevice(Device):
+class CPUDevice(PagedDevice[_Group]):
     """
     Blocks of an engine that computes on the CPU.
 
@@ -217,36 +203,11 @@ class CPUDevice(Device):
     is_synchronous = True
 
     def __init__(self, num_blocks: int | None = None) -> None:
-        if num_blocks is not None and num_blocks < 1:
-            raise ValueError(f"num_blocks={num_blocks} is not positive")
-        self._num_blocks = num_blocks
-        self._tensors: KVTensors | None = None
-        self._groups: dict[GroupId, _Group] = {}
-        self._is_closed = False
+        super().__init__(torch.device("cpu"), num_blocks)
 
-    def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
-        """Take the engine's KV cache; see ``Device.register``."""
-        self._check_open()
-        if self._tensors is not None:
-            raise DeviceError("a KV cache is registered already")
-        tensors = find_regions(
-            layout, kv_caches, num_blocks=self._num_blocks, device_type="cpu"
-        )
-        self._groups = {
-            group.group_id: _Group(
-                group.block_bytes,
-                _build_table(tensors, group, 0, len(group.rows)),
-                {
-                    row.row_id: _build_table(tensors, group, at, at + 1)
-                    for at, row in enumerate(group.rows)
-                },
-            )
-            for group in layout.groups
-        }
-        self._tensors = tensors
-
-    def pin(self, memory: _Bytes) -> None:
+    def pin(self, memory: _Bytes) -> str:
         """Do nothing: all memory is the host's."""
+        return ""
 
     def begin_step(self, step: int) -> None:
         """Do nothing: no event is ever recorded."""
@@ -271,71 +232,19 @@ class CPUDevice(Device):
         """Return at once: the engine's calls return when their work is done."""
         self._check_open()
 
-    def gather(
-        self,
-        group_id: GroupId,
-        row_ids: Sequence[RowId],
-        block_ids: Sequence[BlockId],
-        slots: HostSlots,
-    ) -> Fence:
-        """
-        Copy pages of blocks into their slots before returning.
+    def _prepare(self, parts: Sequence[Part], num_blocks: int) -> _Group:
+        rows = itertools.groupby(parts, operator.attrgetter("row_id"))
+        return _Group(
+            _build_table(parts, num_blocks),
+            {row_id: _build_table(list(mine), num_blocks) for row_id, mine in rows},
+        )
 
-        Raises:
-            DeviceError: A group, row, block or slot does not exist; nothing moved.
-            ValueError: Blocks and slots do not match; a bug of the caller.
-        """
-        group, blocks = self._check_copy(group_id, block_ids, slots)
-        for table in group.tables(row_ids):
-            table.gather(blocks, slots.pool, slots.slots)
+    def _copy(self, copy: PagedCopy[_Group], direction: Direction) -> Fence:
+        """Copy before returning."""
+        pool, slots = copy.slots.pool, copy.slots.slots
+        for table in copy.group.tables(copy):
+            if direction is Direction.TO_HOST:
+                table.gather(copy.blocks, pool, slots)
+            else:
+                table.scatter(copy.blocks, pool, slots)
         return DoneFence()
-
-    def scatter(
-        self,
-        group_id: GroupId,
-        row_ids: Sequence[RowId],
-        slots: HostSlots,
-        block_ids: Sequence[BlockId],
-    ) -> Fence:
-        """Copy slots into pages before returning; raises as ``gather`` does."""
-        group, blocks = self._check_copy(group_id, block_ids, slots)
-        for table in group.tables(row_ids):
-            table.scatter(blocks, slots.pool, slots.slots)
-        return DoneFence()
-
-    def close(self) -> None:
-        """Let go of the engine's tensors. Idempotent; no copy may be under way."""
-        self._is_closed = True
-        self._groups = {}
-        self._tensors = None
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise DeviceError("the device is closed")
-
-    def _check_copy(
-        self, group_id: GroupId, block_ids: Sequence[BlockId], slots: HostSlots
-    ) -> tuple[_Group, _Int64s]:
-        self._check_open()
-        if self._tensors is None:
-            raise DeviceError("no KV cache is registered")
-        group = self._groups.get(group_id)
-        if group is None:
-            raise DeviceError(f"no group {group_id} is registered")
-        if len(block_ids) != len(slots):
-            raise ValueError(f"{len(block_ids)} blocks for {len(slots)} slots")
-        if slots.block_bytes != group.block_bytes:
-            raise ValueError(
-                f"slots of {slots.block_bytes} bytes for blocks of {group.block_bytes}"
-            )
-        blocks = np.asarray(block_ids, dtype=np.int64)
-        # Numpy takes negative indexes from the end, so that nothing would stop them.
-        _check_range("block", blocks, self._tensors.num_blocks)
-        _check_range("slot", slots.slots, len(slots.pool))
-        return group, blocks
-
-
-def _check_range(what: str, ids: _Int64s, count: int) -> None:
-    wrong = ids[(ids < 0) | (ids >= count)]
-    if len(wrong):
-        raise DeviceError(f"{what} {wrong[0]} is not in 0..{count - 1}")

@@ -122,7 +122,8 @@ class Scatter(CopyStage[Fetched, Scattered]):
             if not whole:
                 ticket.guard.end()
         ticket.rows_left.difference_update(given.row_ids)
-        release_when_whole(ticket, fence)
+        if self._device.is_synchronous:  # for others ``ScatterWait`` waits
+            release_when_whole(ticket, fence)
         return Scattered(ticket, given.lease, fence)
 
 

@@ -120,7 +120,8 @@ class Gather(CopyStage[Ready, Gathered]):
             if not whole:
                 ticket.guard.end()
         ticket.rows_left.difference_update(given.row_ids)
-        release_when_whole(ticket, fence)
+        if self._device.is_synchronous:  # for others ``GatherWait`` waits
+            release_when_whole(ticket, fence)
         return Gathered(ticket, fence)
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the loop waits for a device fence."""
 
+import asyncio
+import contextlib
+
 import anyio
 
 from ucm.devices.abc import Fence
@@ -15,9 +18,22 @@ async def fence_passed(fence: Fence) -> None:
     """
     Return when *fence* has passed; the caller's cancel scope is the deadline.
 
-    Polls at growing intervals. A device with its own poller thread wakes the loop
-    instead, once there is such a device.
+    The fence calls back where it can; otherwise it is looked at, at growing intervals.
+
+    Raises:
+        DeviceError: It never will.
     """
+    if fence.is_done():
+        return
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(over.set)
+
+    if fence.call_when_over(wake):
+        await over.wait()
     pause = _FIRST_POLL_S
     while not fence.is_done():
         await anyio.sleep(pause)

@@ -20,6 +20,8 @@ from types import TracebackType
 from typing import Self
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.plan import HostSlots
@@ -170,6 +172,15 @@ class Store(ABC):
     @abstractmethod
     def capabilities(self) -> StoreCapabilities:
         """What this store can do; constant while it is open."""
+
+    @property
+    def buffers(self) -> tuple[npt.NDArray[np.uint8], ...]:
+        """
+        The host memory that all slots of leases lie in, if it stays the same.
+
+        ``[num_slots, slot_bytes]`` each; a device may pin it until the store is closed.
+        """
+        return ()
 
     @abstractmethod
     def match(self, keys: Sequence[PackedKey]) -> int:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from ucm.blocks import KeySpace, PackedKey
@@ -158,6 +159,11 @@ class MemoryStore(Store):
             native_buffers=True,
             max_block_bytes=self._pool.shape[1],
         )
+
+    @property
+    def buffers(self) -> tuple[npt.NDArray[np.uint8], ...]:
+        """The pool."""
+        return (self._pool,)
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed."""

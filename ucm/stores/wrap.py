@@ -3,6 +3,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from ucm.blocks import KeySpace, PackedKey
 from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
 
@@ -24,6 +27,11 @@ class WrapperStore(Store):
     def capabilities(self) -> StoreCapabilities:
         """What the inner store can do."""
         return self.inner.capabilities
+
+    @property
+    def buffers(self) -> tuple[npt.NDArray[np.uint8], ...]:
+        """The inner store's."""
+        return self.inner.buffers
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Forward."""

@@ -40,6 +40,8 @@ class Arrangement:
         shrink: Bytes by which pages of later groups are shorter.
         parts: Kernel blocks per block, where pages can be cut that way.
         head: Bytes before the first page of a storage.
+        is_split: Layers come as tuples of keys and values where their pages can be
+            halved: the first halves of all blocks, then the second ones.
     """
 
     num_blocks: int
@@ -50,6 +52,7 @@ class Arrangement:
     shrink: int = 0
     parts: int = 1
     head: int = 0
+    is_split: bool = False
 
     @property
     def layout(self) -> KVLayout:
@@ -80,6 +83,16 @@ class Arrangement:
         if self.nesting is Nesting.BLOCKS:
             return 0, self.head + sum(sizes[:row]), sum(sizes)
         return 0, self.head + sum(sizes[:row]) * self.num_blocks, sizes[row]
+
+    def tensors(self, row: int, page_bytes: int) -> list[tuple[int, int, int, int]]:
+        """Return storage, offset, bytes from block to block and bytes of each part."""
+        storage, offset, stride = self.place(row)
+        is_whole = self.shrink or stride % 2 or page_bytes != stride
+        if is_whole or not self.is_split:
+            return [(storage, offset, stride, page_bytes)]
+        half = stride // 2
+        behind = offset + half * self.num_blocks
+        return [(storage, offset, half, half), (storage, behind, half, half)]
 
     @property
     def storage_bytes(self) -> list[int]:
@@ -114,6 +127,7 @@ def arrangements(draw: st.DrawFn) -> Arrangement:
         shrink=draw(st.sampled_from([0, 0, 2])),
         parts=draw(st.integers(1, 2)),
         head=draw(st.sampled_from([0, 5, 64])),
+        is_split=draw(st.booleans()),
     )
 
 
@@ -138,16 +152,20 @@ class Engine:
             for row in group.rows
         }
 
-    def _view(self, row: RowLayout) -> torch.Tensor:
-        storage, offset, stride = self.arrangement.place(row.row_id)
-        parts = self.arrangement.parts
-        if row.page_bytes % parts or stride != row.page_bytes:
-            parts = 1
-        return self.memory[storage].as_strided(
-            (self.arrangement.num_blocks * parts, row.page_bytes // parts),
-            (stride // parts, 1),
-            offset,
-        )
+    def _view(self, row: RowLayout) -> object:
+        views = []
+        tensors = self.arrangement.tensors(row.row_id, row.page_bytes)
+        for storage, offset, stride, nbytes in tensors:
+            parts = self.arrangement.parts
+            if nbytes % parts or stride != nbytes:
+                parts = 1
+            view = self.memory[storage].as_strided(
+                (self.arrangement.num_blocks * parts, nbytes // parts),
+                (stride // parts, 1),
+                offset,
+            )
+            views.append(view)
+        return views[0] if len(views) == 1 else tuple(views)
 
     def fill(self, seed: int) -> list[_Bytes]:
         """Write random bytes everywhere and return a copy of them."""
@@ -174,10 +192,12 @@ class Engine:
         row_ids: Sequence[int],
         block: int,
     ) -> Iterator[tuple[_Bytes, slice]]:
-        """Yield the view of each page in *image* and its place in the slot."""
+        """Yield the view of each page's parts in *image* and their place in the slot."""
         for row, at in zip(group.rows, group.row_offsets, strict=True):
-            if row.row_id in row_ids:
-                storage, offset, stride = self.arrangement.place(row.row_id)
+            if row.row_id not in row_ids:
+                continue
+            tensors = self.arrangement.tensors(row.row_id, row.page_bytes)
+            for storage, offset, stride, nbytes in tensors:
                 start = offset + block * stride
-                page = image[storage][start : start + row.page_bytes]
-                yield page, slice(at, at + row.page_bytes)
+                yield image[storage][start : start + nbytes], slice(at, at + nbytes)
+                at += nbytes

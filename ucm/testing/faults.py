@@ -199,9 +199,9 @@ class FaultDevice(Device):
         """Forward."""
         self._inner.register(layout, kv_caches)
 
-    def pin(self, memory: npt.NDArray[np.uint8]) -> None:
+    def pin(self, memory: npt.NDArray[np.uint8]) -> str:
         """Forward."""
-        self._inner.pin(memory)
+        return self._inner.pin(memory)
 
     def begin_step(self, step: int) -> None:
         """Forward."""

@@ -202,9 +202,9 @@ class LateDevice(Device):
         for thread in self._threads:
             thread.start()
 
-    def pin(self, memory: npt.NDArray[np.uint8]) -> None:
+    def pin(self, memory: npt.NDArray[np.uint8]) -> str:
         """Forward."""
-        self._inner.pin(memory)
+        return self._inner.pin(memory)
 
     def begin_step(self, step: int) -> None:
         """Forward."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import attrs
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.config import Durability, StoreConfig
@@ -27,7 +28,7 @@ from ucm.errors import (
 from ucm.plan import HostSlots
 from ucm.stores.abc import Store, StoreCapabilities, StoreStats
 from ucm.stores.slab._audit import audit
-from ucm.stores.slab._files import KEYSPACES, Geometry, write_whole
+from ucm.stores.slab._files import KEYSPACES, Geometry, is_in_memory, write_whole
 from ucm.stores.slab._layout import Word
 from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease
 from ucm.stores.slab._opened import OpenedSlab
@@ -113,6 +114,13 @@ class SlabStore(Store):
     def capabilities(self) -> StoreCapabilities:
         """What this store can do; constant while it is open."""
         return self._capabilities
+
+    @property
+    def buffers(self) -> tuple[npt.NDArray[np.uint8], ...]:
+        """The slots, where they are memory; those of a disk are not to be locked."""
+        if self._slab.pool is None or not is_in_memory(self._slab.root):
+            return ()
+        return (self._slab.pool,)
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed; takes no lock."""

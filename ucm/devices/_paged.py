@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What all devices check before a byte moves.
+
+A device that copies pages of torch tensors derives from ``PagedDevice`` and says what
+it makes of a group at registration, and how it copies.
+
+Threading: ``register`` and ``close`` run alone. In between nothing changes here, so that
+``gather`` and ``scatter`` need no lock. Two copies at once must not write the same page
+or slot; whoever holds the blocks sees to that.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ucm.blocks import BlockId, GroupId, RowId
+from ucm.devices._torch import KVTensors, find_regions
+from ucm.devices.abc import Device, Fence
+from ucm.devices.driver import Direction
+from ucm.errors import DeviceError
+from ucm.layout import GroupLayout, KVLayout
+from ucm.plan import HostSlots
+
+__all__ = ["Int64s", "PagedCopy", "PagedDevice", "Part"]
+
+Int64s = npt.NDArray[np.int64]
+G = TypeVar("G")
+_Prepared = TypeVar("_Prepared")
+
+
+@attrs.frozen
+class Part:
+    """
+    One part of a group's page: all of a row, or one tensor's share of it.
+
+    Args:
+        row_id: The row.
+        address: Of the part of block 0.
+        stride: Bytes from one block's part to the next.
+        nbytes: Of the part.
+        offset: Where it starts within a slot.
+    """
+
+    row_id: RowId
+    address: int
+    stride: int
+    nbytes: int
+    offset: int
+
+
+@attrs.frozen(eq=False)
+class PagedCopy(Generic[_Prepared]):
+    """
+    One copy that was checked.
+
+    Args:
+        group: What the device has prepared for the group.
+        row_ids: Rows to copy, ascending.
+        is_whole: These are all rows of the group.
+        blocks: ``[n]`` in the engine's pool, in range.
+        slots: ``[n]``, in range.
+    """
+
+    group: _Prepared
+    row_ids: tuple[RowId, ...]
+    is_whole: bool
+    blocks: Int64s
+    slots: HostSlots
+
+
+@attrs.frozen(eq=False)
+class _Group(Generic[_Prepared]):
+    layout: GroupLayout
+    row_ids: frozenset[RowId]
+    prepared: _Prepared
+
+
+class PagedDevice(Device, Generic[G]):
+    """
+    The checks of ``Device``, once for all.
+
+    Args:
+        torch_device: Where the engine's tensors must be.
+        num_blocks: Blocks in the engine's pool. Needed where tensors count smaller
+            blocks of the kernel; otherwise their first dimension says it.
+    """
+
+    def __init__(self, torch_device: torch.device, num_blocks: int | None) -> None:
+        if num_blocks is not None and num_blocks < 1:
+            raise ValueError(f"num_blocks={num_blocks} is not positive")
+        self._torch_device = torch_device
+        self._num_blocks = num_blocks
+        self._tensors: KVTensors | None = None
+        self._groups: dict[GroupId, _Group[G]] = {}
+        self._is_closed = False
+
+    @abstractmethod
+    def _prepare(self, parts: Sequence[Part], num_blocks: int) -> G:
+        """Return what copies of a group need."""
+
+    @abstractmethod
+    def _copy(self, copy: PagedCopy[G], direction: Direction) -> Fence:
+        """Copy pages into slots or back."""
+
+    def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
+        """Take the engine's KV cache; see ``Device.register``."""
+        self._check_open()
+        if self._tensors is not None:
+            raise DeviceError("a KV cache is registered already")
+        tensors = find_regions(
+            layout, kv_caches, num_blocks=self._num_blocks, device=self._torch_device
+        )
+        self._groups = {
+            group.group_id: _Group(
+                group,
+                frozenset(row.row_id for row in group.rows),
+                self._prepare(_parts(tensors, group), tensors.num_blocks),
+            )
+            for group in layout.groups
+        }
+        self._tensors = tensors
+
+    def gather(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        block_ids: Sequence[BlockId],
+        slots: HostSlots,
+    ) -> Fence:
+        """
+        Copy pages of blocks into their slots; see ``Device.gather``.
+
+        Raises:
+            DeviceError: A group, row, block or slot does not exist; nothing moved.
+            ValueError: Blocks and slots do not match; a bug of the caller.
+        """
+        copy = self._check_copy(group_id, row_ids, block_ids, slots)
+        return self._copy(copy, Direction.TO_HOST)
+
+    def scatter(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        slots: HostSlots,
+        block_ids: Sequence[BlockId],
+    ) -> Fence:
+        """Copy slots into pages; raises as ``gather`` does."""
+        copy = self._check_copy(group_id, row_ids, block_ids, slots)
+        return self._copy(copy, Direction.TO_DEVICE)
+
+    def close(self) -> None:
+        """Let go of the engine's tensors. Idempotent; no copy may be under way."""
+        self._is_closed = True
+        self._groups = {}
+        self._tensors = None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise DeviceError("the device is closed")
+
+    def _check_copy(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        block_ids: Sequence[BlockId],
+        slots: HostSlots,
+    ) -> PagedCopy[G]:
+        self._check_open()
+        if self._tensors is None:
+            raise DeviceError("no KV cache is registered")
+        group = self._groups.get(group_id)
+        if group is None:
+            raise DeviceError(f"no group {group_id} is registered")
+        unknown = [row_id for row_id in row_ids if row_id not in group.row_ids]
+        if unknown:
+            raise DeviceError(f"row {unknown[0]} is not of group {group_id}")
+        if len(block_ids) != len(slots):
+            raise ValueError(f"{len(block_ids)} blocks for {len(slots)} slots")
+        if slots.block_bytes != group.layout.block_bytes:
+            raise ValueError(
+                f"slots of {slots.block_bytes} bytes for blocks of "
+                f"{group.layout.block_bytes}"
+            )
+        blocks = np.asarray(block_ids, dtype=np.int64)
+        # Numpy takes negative indexes from the end, so that nothing would stop them.
+        _check_range("block", blocks, self._tensors.num_blocks)
+        _check_range("slot", slots.slots, len(slots.pool))
+        wanted = sorted(set(row_ids))
+        is_whole = len(wanted) == len(group.row_ids)
+        return PagedCopy(group.prepared, tuple(wanted), is_whole, blocks, slots)
+
+
+def _parts(tensors: KVTensors, group: GroupLayout) -> list[Part]:
+    """Return the group's parts in the slot's order."""
+    parts = []
+    offset = 0
+    for row in group.rows:
+        for region in tensors.regions[group.group_id, row.row_id]:
+            start = tensors.storages[region.storage_id].data_ptr() + region.offset
+            nbytes = region.page_bytes
+            parts.append(Part(row.row_id, start, region.block_stride, nbytes, offset))
+            offset += nbytes
+    return parts
+
+
+def _check_range(what: str, ids: Int64s, count: int) -> None:
+    wrong = ids[(ids < 0) | (ids >= count)]
+    if len(wrong):
+        raise DeviceError(f"{what} {wrong[0]} is not in 0..{count - 1}")

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Blocks in the memory of an accelerator, whatever its runtime.
+
+*Lease.* The engine's thread submits work and runs ahead of the device. A fence is an
+event of ours, recorded either on the engine's current stream, or on a *relay* stream
+that waits for an event which the engine lends. Nobody waits for anything there.
+
+*Copies.* Each direction has a stream of its own, of low priority, so that loads do not
+stand behind saves nor the engine behind either. One call submits all pages of a span,
+neighbours merged, straight between blocks and slots; an event of ours behind them is the
+fence. How many copies are under way at once is bounded by whoever asks for them: the
+pipeline's window.
+
+*Failure.* An error of the runtime stays: the device has failed from then on, each call
+raises ``DeviceFailedError`` and no fence passes any more. What a copy under way still
+does nobody knows, so neither its blocks nor its slots are given back by the device.
+
+Threading: see ``ucm.devices.abc``. One lock per direction makes a copy and its event one
+step. Only the poller's thread asks whether events have passed.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ucm.devices._paged import Int64s, PagedCopy, PagedDevice, Part
+from ucm.devices.abc import EventRef, Fence
+from ucm.devices.driver import Direction, Driver, Stream
+from ucm.devices.events import DoneFence, EventBook, FailedFence
+from ucm.devices.poller import EventPoller
+from ucm.errors import DeviceError, DeviceFailedError, GraphCaptureError
+from ucm.layout import KVLayout
+from ucm.plan import CopyBatch
+from ucm.threads import SYSTEM, Lock, Threads
+
+__all__ = ["AcceleratorDevice"]
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+@attrs.frozen(eq=False)
+class _Pages:
+    """
+    Where the pages of a group are.
+
+    Args:
+        rows: ``[k]`` row of each part.
+        starts: ``[k]`` address of block 0's part.
+        strides: ``[k]`` bytes from block to block.
+        nbytes: ``[k]`` bytes of the part.
+        offsets: ``[k]`` where the part is in a slot.
+    """
+
+    rows: Int64s
+    starts: Int64s
+    strides: Int64s
+    nbytes: Int64s
+    offsets: Int64s
+
+    def batch(self, copy: "PagedCopy[_Pages]", direction: Direction) -> CopyBatch:
+        """Return the copies of a span, neighbours merged."""
+        chosen = slice(None) if copy.is_whole else np.isin(self.rows, copy.row_ids)
+        slots = copy.slots
+        blocks = copy.blocks[:, None]
+        pages = self.starts[chosen] + blocks * self.strides[chosen]
+        first = slots.pool.ctypes.data + slots.slots * slots.pool.strides[0]
+        places = first[:, None] + self.offsets[chosen]
+        nbytes = np.broadcast_to(self.nbytes[chosen], pages.shape).ravel()
+        if direction is Direction.TO_HOST:
+            return CopyBatch.coalesce(pages.ravel(), places.ravel(), nbytes)
+        return CopyBatch.coalesce(places.ravel(), pages.ravel(), nbytes)
+
+
+@attrs.frozen(eq=False)
+class _Lane:
+    """A direction's stream, and the lock that makes copy and event one step."""
+
+    stream: Stream
+    lock: Lock
+
+
+class AcceleratorDevice(PagedDevice[_Pages]):
+    """
+    One accelerator, through its driver.
+
+    Args:
+        driver: Of the device.
+        num_blocks: Blocks in the engine's pool. Needed where tensors count smaller
+            blocks of the kernel; otherwise their first dimension says it.
+        threads: Where threads and locks come from.
+    """
+
+    is_synchronous = False
+
+    def __init__(
+        self,
+        driver: Driver,
+        num_blocks: int | None = None,
+        threads: Threads = SYSTEM,
+    ) -> None:
+        name = driver.device_type
+        if name != "cpu":  # where the simulated one is; torch gives it no number
+            name = f"{name}:{driver.index}"
+        super().__init__(torch.device(name), num_blocks)
+        self._driver = driver
+        self._threads = threads
+        self.events = EventBook(driver, threads)
+        self._poller = EventPoller(
+            driver,
+            self.events.recycle,
+            self._mark_failed,
+            f"ucm-{driver.device_type}-{driver.index}-events",
+            threads,
+        )
+        self._bound = threading.local()
+        self._lanes: dict[Direction, _Lane] = {}
+        self._relay: Stream = None
+        self._pinned: dict[int, int] = {}
+        self._failure: DeviceError | None = None
+
+    def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
+        """Take the engine's KV cache, and start the poller."""
+        super().register(layout, kv_caches)
+        with self._runtime():
+            self._relay = self._driver.make_stream()
+            for direction in Direction:
+                stream = self._driver.make_stream()
+                self._lanes[direction] = _Lane(stream, self._threads.lock())
+        self._poller.start()
+
+    def describe(self) -> Mapping[str, str]:
+        """Return facts for the log."""
+        return self._driver.describe()
+
+    def pin(self, memory: npt.NDArray[np.uint8]) -> str:
+        """Lock a store's memory; see ``Device.pin``."""
+        with self._runtime():
+            try:
+                self._driver.pin(memory.ctypes.data, memory.nbytes)
+            except OSError as exc:
+                return str(exc)
+        self._pinned[memory.ctypes.data] = memory.nbytes
+        return ""
+
+    def begin_step(self, step: int) -> None:
+        """Make events that were seen before stale."""
+        self.events.begin_step(step)
+
+    def lease(self, event: EventRef | None = None) -> Fence:
+        """
+        Return a fence behind the engine's work, or behind its event.
+
+        Raises:
+            DeviceError: No event could be recorded; nothing proves anything.
+        """
+        with self._runtime():
+            if self._driver.is_capturing():
+                raise GraphCaptureError(
+                    "no fence can be taken while a graph is recorded"
+                )
+            stream = self._driver.current_stream() if event is None else self._relay
+        if event is None:
+            return self._fence_on(stream)
+        loan = self.events.borrow(event)
+        fence: Fence | None = None
+        try:
+            with self._runtime():
+                loan.hold_back(stream)
+            fence = self._fence_on(stream)
+        finally:
+            if fence is None or self._driver.captures_waits:
+                loan.release()
+        fence.call_when_over(loan.release)
+        return fence
+
+    def synchronize(self) -> None:
+        """Block until the device has done all that was submitted."""
+        with self._runtime():
+            if self._driver.is_capturing():
+                raise GraphCaptureError(
+                    "nothing is waited for while a graph is recorded"
+                )
+            self._driver.synchronize()
+
+    def close(self) -> None:
+        """
+        End the poller, then let go of events, streams and memory.
+
+        Idempotent. Should the poller's thread not end, nothing is let go of.
+        """
+        if self._is_closed:
+            return
+        super().close()
+        if not self._poller.close(_CLOSE_TIMEOUT_S):
+            return
+        self.events.close()
+        self._lanes.clear()
+        self._relay = None
+        if self._failure is None:
+            with contextlib.suppress(RuntimeError):  # the process may be ending
+                self._driver.bind_thread()
+                for address in self._pinned:
+                    self._driver.unpin(address)
+        self._pinned.clear()
+
+    def _prepare(self, parts: Sequence[Part], num_blocks: int) -> _Pages:
+        columns = zip(
+            *((p.row_id, p.address, p.stride, p.nbytes, p.offset) for p in parts),
+            strict=True,
+        )
+        return _Pages(*(np.array(column, dtype=np.int64) for column in columns))
+
+    def _copy(self, copy: PagedCopy[_Pages], direction: Direction) -> Fence:
+        """Submit a span's copies to the direction's stream."""
+        if not len(copy.blocks) or not copy.row_ids:
+            return DoneFence()
+        batch = copy.group.batch(copy, direction)
+        lane = self._lanes[direction]
+        is_pinned = self._is_pinned(copy.slots.pool)
+        with self._runtime(), lane.lock:
+            try:
+                self._driver.copy(batch, direction, lane.stream, is_pinned=is_pinned)
+            except RuntimeError as exc:
+                # Part of it may be under way: no error, or the caller would give
+                # blocks and slots back.
+                return FailedFence(self._fail(exc))
+            try:
+                return self._fence_on(lane.stream)
+            except DeviceFailedError as exc:
+                return FailedFence(exc)
+            except DeviceError:  # no event to be had: wait for all instead
+                return self._synchronized()
+
+    def _synchronized(self) -> Fence:
+        try:
+            self._driver.synchronize()
+        except RuntimeError as exc:
+            return FailedFence(self._fail(exc))
+        return DoneFence()
+
+    def _fence_on(self, stream: Stream) -> Fence:
+        """
+        Record an event of ours on *stream* and have it watched.
+
+        Raises:
+            DeviceError: It could not be recorded; the event is gone.
+        """
+        self._check_alive()
+        try:
+            own = self.events.record(stream)
+        except RuntimeError as exc:
+            raise DeviceError(f"no event could be recorded: {exc}") from exc
+        return self._poller.watch(stream, own)
+
+    def _is_pinned(self, pool: npt.NDArray[np.uint8]) -> bool:
+        start = pool.ctypes.data
+        return any(
+            address <= start and start + pool.nbytes <= address + nbytes
+            for address, nbytes in self._pinned.items()
+        )
+
+    @contextlib.contextmanager
+    def _runtime(self) -> Iterator[None]:
+        """Call the driver on this thread; what it raises is the device's failure."""
+        self._check_open()
+        self._check_alive()
+        try:
+            if not getattr(self._bound, "is_bound", False):
+                self._driver.bind_thread()
+                self._bound.is_bound = True
+            yield
+        except RuntimeError as exc:
+            raise self._fail(exc) from exc
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, exc: RuntimeError) -> DeviceError:
+        """Mark the device as failed, for good; return the error to raise."""
+        error = DeviceFailedError(f"the device has failed: {exc}")
+        self._mark_failed(error)
+        self._poller.fail(error)
+        return self._failure or error
+
+    def _mark_failed(self, error: DeviceError) -> None:
+        if self._failure is None:
+            self._failure = error

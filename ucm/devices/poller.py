@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The one thread of a device that asks whether events have passed.
+
+Events on one stream pass in order, so only the oldest of each stream is asked for.
+Everybody else looks at a flag, waits for a condition or is called back: no other thread
+calls the driver for that, and none spins. Between two looks the thread pauses, 50 us at
+first and up to a millisecond while nothing passes; without events it sleeps.
+
+When the driver raises, or the thread ends for any other reason, all fences fail: nobody
+can tell any more when they pass.
+
+Threading: ``watch`` and the fences may be used from any thread; events are recycled and
+call-backs called on the poller's.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ucm.devices.abc import Fence
+from ucm.devices.driver import Driver, Event, Stream
+from ucm.errors import DeviceError, DeviceFailedError
+from ucm.threads import SYSTEM, Condition, Threads
+
+__all__ = ["EventFence", "EventPoller"]
+
+_FIRST_PAUSE_S = 50e-6
+_LAST_PAUSE_S = 1e-3
+
+
+class EventFence(Fence):
+    """
+    A fence behind an event of ours.
+
+    Args:
+        changed: The poller's.
+    """
+
+    __slots__ = ("_callbacks", "_changed", "_error", "_is_over")
+
+    def __init__(self, changed: Condition) -> None:
+        self._changed = changed
+        self._is_over = False
+        self._error: DeviceError | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    def is_done(self) -> bool:
+        """Return whether the poller has seen the event pass."""
+        if self._error is not None:
+            raise self._error
+        return self._is_over
+
+    def wait(self, timeout: float) -> bool:
+        """Block the thread up to *timeout* seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over, timeout)
+        return self.is_done()
+
+    def call_when_over(self, callback: Callable[[], None]) -> bool:
+        """Call on the poller's thread; at once if it is over."""
+        with self._changed:
+            if not self._is_over:
+                self._callbacks.append(callback)
+                return True
+        callback()
+        return True
+
+    def end(self, error: DeviceError | None) -> list[Callable[[], None]]:
+        """Mark as over, with the condition held; return whom to call without it."""
+        self._error = error
+        self._is_over = True
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks
+
+
+class _Watched(NamedTuple):
+    event: Event
+    fence: EventFence
+
+
+class EventPoller:
+    """
+    Watches events.
+
+    Args:
+        driver: Of their device.
+        recycle: Called with each event that has passed.
+        on_failure: Called once, on the poller's thread, when the device has failed.
+        name: Of the thread.
+        threads: Where the thread and its condition come from.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        recycle: Callable[[Event], None],
+        on_failure: Callable[[DeviceError], None],
+        name: str,
+        threads: Threads = SYSTEM,
+    ) -> None:
+        self._driver = driver
+        self._recycle = recycle
+        self._on_failure = on_failure
+        self._changed = threads.condition()
+        self._streams: dict[Stream, deque[_Watched]] = {}
+        self._error: DeviceError | None = None
+        self._thread = threads.thread(self._main, name)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def watch(self, stream: Stream, event: Event) -> EventFence:
+        """
+        Return the fence behind *event*, which was just recorded on *stream*.
+
+        Calls for one stream come in the order of the records.
+        """
+        fence = EventFence(self._changed)
+        with self._changed:
+            if self._error is None:
+                self._streams.setdefault(stream, deque()).append(_Watched(event, fence))
+                self._changed.notify_all()
+            else:
+                fence.end(self._error)
+        return fence
+
+    def fail(self, error: DeviceError) -> None:
+        """Let all fences fail, those to come as well. The first error stays."""
+        with self._changed:
+            if self._error is not None:
+                return
+            self._error = error
+            watched = [each for queue in self._streams.values() for each in queue]
+            self._streams.clear()
+            callbacks = [call for each in watched for call in each.fence.end(error)]
+            self._changed.notify_all()
+        for call in callbacks:
+            call()
+
+    def close(self, timeout: float) -> bool:
+        """Fail what is left and end the thread; False if it has not ended in time."""
+        self.fail(DeviceError("the device is closed"))
+        if not self._thread.is_alive():
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        error = "the poller has ended"
+        try:
+            self._driver.bind_thread()
+            self._poll()
+        except RuntimeError as exc:
+            error = str(exc)
+        finally:
+            if self._error is None:
+                failure = DeviceFailedError(f"the device has failed: {error}")
+                self._on_failure(failure)
+                self.fail(failure)
+
+    def _poll(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work)
+                if self._error is not None:
+                    return
+                heads = {stream: queue[0] for stream, queue in self._streams.items()}
+            passed = [
+                stream
+                for stream, head in heads.items()
+                if self._driver.is_done(head.event)
+            ]
+            if passed:
+                self._pass(passed)
+                pause = _FIRST_PAUSE_S
+                continue
+            with self._changed:
+                self._changed.wait_for(lambda: self._error is not None, pause)
+            pause = min(pause * 2, _LAST_PAUSE_S)
+
+    def _has_work(self) -> bool:
+        return bool(self._streams) or self._error is not None
+
+    def _pass(self, streams: list[Stream]) -> None:
+        """Let the oldest fence of each stream go."""
+        callbacks: list[Callable[[], None]] = []
+        events: list[Event] = []
+        with self._changed:
+            for stream in streams:
+                queue = self._streams.get(stream)
+                if queue is None:  # failed meanwhile
+                    continue
+                event, fence = queue.popleft()
+                if not queue:
+                    del self._streams[stream]
+                events.append(event)
+                callbacks += fence.end(None)
+            self._changed.notify_all()
+        for event in events:
+            self._recycle(event)
+        for call in callbacks:
+            call()
