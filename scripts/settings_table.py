@@ -56,6 +56,8 @@ def _show(value: object, *, is_size: bool) -> str:
     """Return a default as a person would write it in JSON."""
     if isinstance(value, enum.Enum):
         value = value.value
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     if is_size and isinstance(value, int):
         power = max(p for p in range(5) if not value % 1024**p)
         return f"`{value // 1024**power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}`"

@@ -71,6 +71,36 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield from (alias.asname or alias.name for alias in node.names)
 
 
+def imported_anywhere(tree: ast.Module) -> Iterator[str]:
+    """Yield the full names of all that the module imports, functions included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def attributes_set(tree: ast.Module) -> set[str]:
+    """Return the attributes that objects set on themselves."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def attributes_read(tree: ast.Module) -> set[str]:
+    """Return the attributes that are read, of whatever object."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
 def names_everything(kind: ast.expr | None) -> bool:
     """Tell whether a handler of *kind* catches every error."""
     if kind is None:
@@ -144,6 +174,45 @@ class TestHandlers:
     def test_scan_sees_each_form_of_a_broad_handler(self, code: str) -> None:
         """X-13: the scan itself is not blind to any way of catching everything."""
         assert 1 == broad_handlers(ast.parse(code))
+
+
+class TestScope:
+    @pytest.mark.parametrize(
+        "path",
+        [path for path in PACKAGE if path.parent.name in ("pipeline", "scheduler")],
+        ids=relative,
+    )
+    def test_machinery_does_not_know_what_a_fence_stands_behind(
+        self, path: Path
+    ) -> None:
+        """S0-45: the pipeline takes fences; which event made one is chosen elsewhere,
+        and either side can change alone."""
+        names = set(imported_anywhere(parse(path)))
+        chosen = {name for name in names if name.startswith("ucm.devices.selection")}
+        assert set() == chosen | (names & {"ucm.devices.abc.EventRef"})
+
+    def test_scan_sees_each_form_of_an_import(self) -> None:
+        """S0-45: the scan itself is not blind to any way of importing a module."""
+        code = "import a.b\ndef f():\n    from a import b\n    from a.b import c as d"
+        assert ["a.b", "a.b", "a.b.c"] == sorted(imported_anywhere(ast.parse(code)))
+
+
+class TestAttributes:
+    @pytest.mark.slow
+    def test_every_attribute_that_is_set_is_read(self) -> None:
+        """S0-44: nothing of the package keeps a value in which nobody is interested."""
+        code = map(parse, EVERYTHING)
+        read = set().union(*map(attributes_read, code))
+        for path in PACKAGE:
+            if "testing" not in path.parts:
+                unread = attributes_set(parse(path)) - read
+                assert set() == unread, relative(path)
+
+    def test_scan_tells_setting_from_reading(self) -> None:
+        """S0-44: adding to an attribute is not reading it, and handing it on is."""
+        tree = ast.parse("self.a = 1\nself.b += 1\nself.c: int = self.d\nx.e = 2")
+        assert {"a", "b", "c"} == attributes_set(tree)
+        assert {"d"} == attributes_read(tree)
 
 
 class TestImport:

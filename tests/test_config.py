@@ -7,6 +7,7 @@ import sys
 
 import attrs
 import pytest
+import yaml
 
 from scripts.settings_table import ROOT, render, rewrite
 from ucm.config import (
@@ -14,11 +15,14 @@ from ucm.config import (
     LogConfig,
     QueueConfig,
     StoreConfig,
+    ThreadConfig,
     TimeoutConfig,
     UCMConfig,
     default_store_path,
 )
 from ucm.errors import ConfigError
+
+EVENT_KEYS = ("enable_event_sync", "enable_reshape_cache_event_sync")
 
 
 def refused(given: object) -> ConfigError:
@@ -30,16 +34,19 @@ def refused(given: object) -> ConfigError:
 
 class TestDefaults:
     def test_nothing_given_is_a_usable_configuration(self):
-        """Without any setting all sections have their documented defaults."""
+        """S0-01, S0-04: without any setting all sections have their documented
+        defaults; events are used, those of the engine are not."""
         config = UCMConfig.from_mapping({})
         assert UCMConfig() == config
         assert ("slab", 4 << 30) == (config.store.type, config.store.capacity)
         assert Durability.PROCESS is config.store.durability
+        assert (True, False) == tuple(getattr(config, key) for key in EVENT_KEYS)
         assert f"/dev/shm/ucm-{os.getuid()}" == default_store_path()
         assert default_store_path() == config.store.path
 
     @pytest.mark.parametrize(
-        "section", [UCMConfig, StoreConfig, QueueConfig, TimeoutConfig, LogConfig]
+        "section",
+        [UCMConfig, StoreConfig, QueueConfig, TimeoutConfig, LogConfig, ThreadConfig],
     )
     def test_every_setting_is_frozen(self, section):
         """A configuration that was read cannot be changed afterwards."""
@@ -106,11 +113,18 @@ class TestTypes:
             ({"queue": {"tickets": True}}, "queue.tickets", "bool is not int"),
             ({"timeout": {"save": True}}, "timeout.save", "bool is not float"),
             ({"timeout": {"save": "1"}}, "timeout.save", "str is not float"),
+            ({"threads": {"affinity": 8}}, "threads.affinity", "int is not str"),
             ({"weights_revision": ["a"]}, "weights_revision", "list is not str"),
+            *(
+                ({key: value}, key, f"{type(value).__name__} is not bool")
+                for key in EVENT_KEYS
+                for value in ("false", 0, 1.0, None)
+            ),
         ],
     )
     def test_wrong_type_names_the_key(self, given, key, told):
-        """X-09: a value of another type is refused with key, value and both types."""
+        """X-09, S0-05: a value of another type is refused with key, value and both
+        types; a word such as "false" is no boolean."""
         error = refused(given)
         assert key == error.key
         assert told in str(error)
@@ -209,6 +223,29 @@ class TestValues:
         assert "log.level" == error.key
         assert "'warning'" in error.remedy
 
+    @pytest.mark.parametrize("value", ["off", "numa", "8-15,24", "0"])
+    def test_affinity_is_a_word_or_a_list(self, value):
+        """Copy threads are left alone, put near the device, or onto given CPUs."""
+        config = UCMConfig.from_mapping({"threads": {"affinity": value}})
+        assert value == config.threads.affinity
+
+    @pytest.mark.parametrize(
+        ("value", "problem"),
+        [
+            ("", "no CPU is listed"),
+            ("node1", "'node1' is neither a CPU nor a range"),
+            ("8-15,,24", "'' is neither"),
+            ("15-8", "'15-8' goes backwards"),
+        ],
+    )
+    def test_affinity_that_is_neither_is_refused(self, value, problem):
+        """X-09: a list that Linux could not have written is refused with the part that
+        is wrong and an example."""
+        error = refused({"threads": {"affinity": value}})
+        assert ("threads.affinity", value) == (error.key, error.value)
+        assert problem in str(error)
+        assert "'8-15,24'" in error.remedy
+
 
 class TestDocumentation:
     def test_settings_table_of_the_readme_is_up_to_date(self):
@@ -230,7 +267,33 @@ class TestDocumentation:
             made = getattr(UCMConfig(), section)
             for name in attrs.fields_dict(type(made)):
                 assert lines.pop(f"{section}.{name}").rstrip("| ").endswith(".")
-        assert ["weights_revision"] == list(lines)
+        assert ["weights_revision", *EVENT_KEYS] == list(lines)
+
+    def test_example_is_read_strictly_and_says_the_defaults(self):
+        """S0-06, S0-46: the example has the keys of events with their defaults, each
+        below a line that explains it, and nothing in it is refused."""
+        text = (ROOT / "examples" / "serve.yaml").read_text(encoding="utf-8")
+        given = yaml.safe_load(text)["kv-transfer-config"]["kv_connector_extra_config"]
+        config = UCMConfig.from_mapping(given)
+        lines = [line.strip() for line in text.splitlines()]
+        for key in EVENT_KEYS:
+            assert getattr(UCMConfig(), key) is getattr(config, key)
+            explained = attrs.fields_dict(UCMConfig)[key].metadata["help"]
+            at = next(n for n, line in enumerate(lines) if line.startswith(f"{key}:"))
+            assert f"# {explained.replace('`', '')}" == lines[at - 1]
+
+    def test_every_shipped_yaml_is_read(self):
+        """S0-46: no file ends up in a release that a YAML reader refuses."""
+        folders = ("ucm", "examples", "tests", "benchmarks", "docs", ".ci", ".github")
+        found = [
+            path
+            for folder in folders
+            for path in (ROOT / folder).rglob("*.y*ml")
+            if path.suffix in (".yaml", ".yml")
+        ]
+        assert ROOT / "examples" / "serve.yaml" in found
+        for path in found:
+            assert yaml.safe_load(path.read_text(encoding="utf-8")) is not None, path
 
     def test_text_without_markers_is_refused(self):
         """A README that lost its markers is noticed instead of left as it is."""

@@ -3,6 +3,7 @@
 
 import random
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,19 @@ FROZEN = {
     "ucm_save_duration_seconds": ("histogram", ()),
     "ucm_load_duration_seconds": ("histogram", ()),
     "ucm_hold_duration_seconds": ("histogram", ()),
+    "ucm_dump_event_reshape_cache_layer_used_total": ("counter", ()),
+    "ucm_dump_event_reshape_cache_direct_used_total": ("counter", ()),
+    "ucm_dump_event_written_hook_used_total": ("counter", ()),
+    "ucm_dump_event_current_stream_used_total": ("counter", ()),
+    "ucm_dump_event_sync_fallback_used_total": ("counter", ()),
+    "ucm_dump_event_reshape_cache_none_total": ("counter", ()),
+    "ucm_dump_event_reshape_cache_missing_total": ("counter", ()),
+    "ucm_dump_event_reshape_cache_handle_failed_total": ("counter", ()),
+    "ucm_dump_event_reshape_cache_unrecorded_total": ("counter", ()),
+    "ucm_dump_event_reshape_cache_stale_total": ("counter", ()),
+    "ucm_dump_event_reshape_cache_foreign_total": ("counter", ()),
 }
+README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 class TestNames:
@@ -41,6 +54,17 @@ class TestNames:
         assert metric.name.endswith(endings.get(metric.kind, ""))
         assert METRICS[metric.name] is metric
         assert metric.help.endswith(".")
+
+    def test_counters_of_events_are_documented(self):
+        """S0-43: the README lists the counters of events, each with its help."""
+        text = README.read_text(encoding="utf-8")
+        lines = {
+            f"| `vllm:{name}` | {metric.help} |"
+            for name, metric in METRICS.items()
+            if name.startswith("ucm_dump_event_")
+        }
+        found = {line for line in text.splitlines() if "vllm:ucm_dump_event_" in line}
+        assert lines == found
 
     def test_sample_key_round_trips_in_declared_order(self):
         """The text of a sample has its labels in declared order, and is read back."""

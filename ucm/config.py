@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from ucm.affinity import NUMA, OFF, parse_cpulist
 from ucm.errors import ConfigError
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "LogConfig",
     "QueueConfig",
     "StoreConfig",
+    "ThreadConfig",
     "TimeoutConfig",
     "UCMConfig",
     "default_store_path",
@@ -157,6 +159,32 @@ class LogConfig:
 
 
 @attrs.frozen(kw_only=True)
+class ThreadConfig:
+    """How threads of ours run."""
+
+    affinity: str = _field(
+        OFF,
+        "CPUs of copy threads: `off`, `numa` (near the device) or a list as `8-15,24`.",
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.affinity in (OFF, NUMA):
+            return
+        try:
+            if parse_cpulist(self.affinity):
+                return
+            problem = "no CPU is listed"
+        except ValueError as exc:
+            problem = str(exc)
+        raise ConfigError(
+            "threads.affinity",
+            self.affinity,
+            problem,
+            "Use 'off', 'numa' or CPUs such as '8-15,24'.",
+        )
+
+
+@attrs.frozen(kw_only=True)
 class UCMConfig:
     """The whole configuration."""
 
@@ -164,9 +192,18 @@ class UCMConfig:
     queue: QueueConfig = _field(attrs.Factory(QueueConfig), "")
     timeout: TimeoutConfig = _field(attrs.Factory(TimeoutConfig), "")
     log: LogConfig = _field(attrs.Factory(LogConfig), "")
+    threads: ThreadConfig = _field(attrs.Factory(ThreadConfig), "")
     weights_revision: str = _field(
         "",
         "Names the weights in every key; empty: derived from the model's own files.",
+    )
+    enable_event_sync: bool = _field(
+        True,
+        "Order saves behind events; `false` waits for the device at each save.",
+    )
+    enable_reshape_cache_event_sync: bool = _field(
+        False,
+        "Order layer-wise saves behind the engine's own events; whole blocks are not.",
     )
 
     @classmethod

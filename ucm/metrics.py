@@ -7,6 +7,13 @@ at all times, per direction::
 
     offered = committed + skipped + refused + failed + cancelled + in flight
 
+Of what saves stand behind, exactly one ``ucm_dump_event_..._used_total`` grows each time.
+Where an event of the engine was asked for, as for layers only, one other counter says why
+it was not used::
+
+    none + missing + handle_failed + unrecorded + stale + foreign
+        = current_stream + sync_fallback
+
 Threading: ``Counters`` may be used from any thread; one lock covers it.
 """
 
@@ -133,6 +140,72 @@ METRICS: dict[str, Metric] = {
             MetricKind.HISTOGRAM,
             (),
             "From a save's admission to the release of its source blocks.",
+        ),
+        Metric(
+            "ucm_dump_event_reshape_cache_layer_used_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves behind the engine's event for their layer.",
+        ),
+        Metric(
+            "ucm_dump_event_reshape_cache_direct_used_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves behind the engine's one event for all layers.",
+        ),
+        Metric(
+            "ucm_dump_event_written_hook_used_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves behind the engine's word that a layer is written.",
+        ),
+        Metric(
+            "ucm_dump_event_current_stream_used_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves behind all that the engine had submitted.",
+        ),
+        Metric(
+            "ucm_dump_event_sync_fallback_used_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves for which the engine's thread waited for the device.",
+        ),
+        Metric(
+            "ucm_dump_event_reshape_cache_none_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves of a layer without metadata to find an event in.",
+        ),
+        Metric(
+            "ucm_dump_event_reshape_cache_missing_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves of a layer whose metadata has no event.",
+        ),
+        Metric(
+            "ucm_dump_event_reshape_cache_handle_failed_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves of a layer whose event could not be read or waited for.",
+        ),
+        Metric(
+            "ucm_dump_event_reshape_cache_unrecorded_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves of a layer whose event was never recorded.",
+        ),
+        Metric(
+            "ucm_dump_event_reshape_cache_stale_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves of a layer whose event is of an earlier step.",
+        ),
+        Metric(
+            "ucm_dump_event_reshape_cache_foreign_total",
+            MetricKind.COUNTER,
+            (),
+            "Saves of a layer whose event is of another device.",
         ),
     )
 }

@@ -160,6 +160,11 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Do nothing: whole blocks are saved after the forward pass."""
 
+    def on_kv_cache_written(self, layer_name: str = "") -> None:
+        """Take note that a layer's KV is written; vllm-ascend alone calls this."""
+        if self._worker is not None:
+            self._worker.kv_written(layer_name)
+
     def wait_for_save(self) -> None:
         """Submit this step's saves; returns at once."""
         if self._worker is not None:

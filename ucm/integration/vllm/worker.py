@@ -8,7 +8,7 @@ step number decides.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -23,6 +23,8 @@ from ucm.blocks import (
     ShardId,
     TransferId,
 )
+from ucm.devices.abc import Fence
+from ucm.devices.selection import EventSelector
 from ucm.errors import DeviceError
 from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
 from ucm.integration.vllm.setup import Setup
@@ -126,6 +128,13 @@ class WorkerHalf:
         self._keyspace_digest = b""
         self._packers: dict[GroupId, KeyPacker] = {}
         self._device = setup.make_device(device_type)
+        config = setup.config
+        self._selector = EventSelector(
+            self._device,
+            self._counters,
+            enable_event_sync=config.enable_event_sync,
+            enable_reshape_cache_event_sync=config.enable_reshape_cache_event_sync,
+        )
         self._store = setup.open_store(index_only=False)
         self._runtime: Runtime | None = None
         self._plan: StepPlan | None = None
@@ -177,8 +186,10 @@ class WorkerHalf:
             self._runtime.fence(plan.fences)
 
     def bind(self, metadata: object) -> None:
-        """Take this step's plan."""
+        """Take this step's plan; the step begins."""
         self._plan = self._decoded(metadata)
+        if self._runtime is not None:
+            self._selector.begin_step(self._plan.step)
 
     def clear(self) -> None:
         """Forget this step's plan."""
@@ -199,10 +210,14 @@ class WorkerHalf:
         for order in plan.loads:
             load = self._loads.setdefault(order.request_id, _Load())
             load.waiting.add(TransferId(order.transfer_id))
-        self._submit(plan, plan.loads)
+        self._submit(plan, plan.loads, self._device.lease)
+
+    def kv_written(self, layer_name: str) -> None:
+        """Take note that the engine has submitted the write of a layer's KV."""
+        self._selector.kv_written(layer_name)
 
     def submit_saves(self) -> None:
-        """After the forward pass: submit the plan's saves. Never blocks."""
+        """After the forward pass: submit the plan's saves. Blocks in a fallback only."""
         plan = self._plan
         if plan is None or plan.step == self._saved_step:
             return
@@ -210,7 +225,7 @@ class WorkerHalf:
         for order in plan.saves:
             key = (order.request_id, order.generation)
             self._reading.setdefault(key, set()).add(TransferId(order.transfer_id))
-        self._submit(plan, plan.saves)
+        self._submit(plan, plan.saves, self._selector.for_step)
         for deferral in plan.deferred:
             self._deferred[deferral.request_id] = deferral.generation
 
@@ -269,12 +284,17 @@ class WorkerHalf:
             self._last = (metadata, plan_in(metadata))
         return self._last[1]
 
-    def _submit(self, plan: StepPlan, orders: tuple[SpanOrder, ...]) -> None:
+    def _submit(
+        self,
+        plan: StepPlan,
+        orders: tuple[SpanOrder, ...],
+        make_fence: Callable[[], Fence],
+    ) -> None:
         if not orders:
             return
         if self._runtime is None:
             raise DeviceError("orders came before register_kv_caches")
-        fence = self._device.lease(None)
+        fence = make_fence()
         self._rekey(plan.keyspace_digest)
         make = functools.partial(_order, self._setup.layout, self._packers)
         self._runtime.submit(map(make, orders), fence)

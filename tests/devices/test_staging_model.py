@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The staging pool against plain sets, and under borrowers in any interleaving."""
+
+import contextlib
+import random
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.devices.staging_kit import (
+    NUM_SLOTS,
+    SLOT,
+    ToldFence,
+    indexes,
+    make_pool,
+    take,
+)
+from tests.pipeline.kit import HandFence
+from ucm.devices import staging
+from ucm.devices.staging import StagingTimeoutError
+from ucm.testing.simulation import Simulation
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """A pool beside sets of slots."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = make_pool()
+        self.free = set(range(NUM_SLOTS))
+        self.leases = []
+        self.quarantined = []
+        self.fences = []
+        self.timeouts = 0
+
+    def give_back(self):
+        """Free what no closed fence holds any more."""
+        for lease, fences in list(self.quarantined):
+            if all(fence.is_done() for fence in fences):
+                self.quarantined.remove((lease, fences))
+                self.free |= indexes(lease)
+
+    @rule(count=st.integers(1, 4), borrower=st.sampled_from("ab"))
+    def borrow(self, count, borrower):
+        """Slots are lent exactly when there are enough, and only free ones."""
+        if count > len(self.free):
+            self.timeouts += 1
+            with pytest.raises(StagingTimeoutError):
+                take(self.pool, count, borrower)
+            return
+        lease = take(self.pool, count, borrower)
+        assert count == len(indexes(lease))
+        assert set() == indexes(lease) - self.free
+        self.free -= indexes(lease)
+        self.leases.append((lease, []))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), kind=st.sampled_from([HandFence, ToldFence]))
+    def submit(self, data, kind):
+        """A copy begins on slots that are lent."""
+        lease, fences = data.draw(st.sampled_from(self.leases))
+        fences.append(kind())
+        self.fences.append(fences[-1])
+        lease.quarantine(fences[-1])
+
+    @precondition(lambda self: self.fences)
+    @rule(data=st.data())
+    def finish(self, data):
+        """A copy ends."""
+        fence = data.draw(st.sampled_from(self.fences))
+        self.fences.remove(fence)
+        fence.open()
+        self.give_back()
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), times=st.integers(1, 2))
+    def end(self, data, times):
+        """A lease ends, once however often it is closed."""
+        at = data.draw(st.integers(0, len(self.leases) - 1))
+        lease, fences = self.leases.pop(at)
+        for _ in range(times):
+            lease.close()
+        self.quarantined.append((lease, fences))
+        self.give_back()
+
+    @invariant()
+    def bytes_are_where_the_model_has_them(self):
+        """Every slot is in one place, and all of them are within the budget."""
+        stats = self.pool.stats()
+        borrowers = {}
+        for lease, _ in self.leases:
+            nbytes = borrowers.get(lease.borrower, 0)
+            borrowers[lease.borrower] = nbytes + SLOT * len(lease.slots)
+        out = sum(len(lease.slots) for lease, _ in self.quarantined)
+        assert borrowers == stats.borrowers
+        assert sum(borrowers.values()) == stats.used_bytes
+        assert SLOT * len(self.free) == stats.free_bytes
+        assert SLOT * out == stats.quarantined_bytes
+        assert SLOT * NUM_SLOTS == stats.budget_bytes
+        assert (0, self.timeouts) == (stats.waits_total, stats.timeouts_total)
+
+
+@pytest.mark.slow
+class TestPoolMachine(PoolMachine.TestCase):
+    """Design invariant 5: on any order of calls no slot is in two places."""
+
+    settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+class Borrowers:
+    """
+    Five threads that borrow, copy, fail and time out, beside a device that lags.
+
+    Args:
+        seed: Decides everything.
+    """
+
+    def __init__(self, seed):
+        self.simulation = Simulation(seed, line_modules=[staging.__file__])
+        self.dice = self.simulation.dice
+        self.pool = make_pool(threads=self.simulation.threads)
+        self.in_use = set()
+        self.copies = []
+
+    def device(self):
+        """End one copy after the other, in the order in which they began."""
+        while True:
+            self.simulation.block(lambda: bool(self.copies), None, "copies")
+            slots, fence = self.copies.pop(0)
+            self.simulation.sleep(self.dice.choice([0.0, 0.001, 0.3]))
+            self.in_use -= slots
+            fence.open()
+
+    def borrow(self):
+        """Borrow once, and begin a copy or not."""
+        wanted, timeout = self.dice.randint(1, 4), self.dice.choice([0, 1, 9])
+        with (lease := take(self.pool, wanted, "b", timeout)):
+            taken = indexes(lease)
+            assert set() == taken & self.in_use
+            self.in_use |= taken
+            self.simulation.pause()
+            if self.dice.random() < 0.5:
+                self.in_use -= taken
+                return
+            fence = self.dice.choice([HandFence, ToldFence])()
+            lease.quarantine(fence)
+            self.copies.append((taken, fence))
+            if self.dice.random() < 0.3:
+                raise KeyError
+
+    def borrower(self):
+        """Borrow some times."""
+        for _ in range(10):
+            with contextlib.suppress(KeyError, StagingTimeoutError):
+                self.borrow()
+
+    def run(self):
+        """Run all threads to their end; return the totals."""
+        self.simulation.run(self.main)
+        return self.pool.stats()
+
+    def main(self):
+        """Start all, and wait until no slot is in use."""
+        start = self.simulation.threads.thread
+        start(self.device, "device").start()
+        threads = [start(self.borrower, f"borrower-{number}") for number in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(1e4)
+            assert not thread.is_alive()
+        self.simulation.block(lambda: not self.in_use, 1e4, "copies")
+        self.simulation.sleep(1.0)
+        assert NUM_SLOTS * SLOT == self.pool.stats().free_bytes
+        assert self.pool.close()
+
+
+class TestThreads:
+    @pytest.mark.slow
+    def test_nothing_is_lent_twice_in_any_interleaving(self):
+        """S2-15: borrowers, copies and call-backs interleaved line by line never share
+        a slot, never have more copies under way than there are slots, and leave none
+        behind."""
+        totals = [Borrowers(seed).run() for seed in range(30)]
+        assert 0 < sum(stats.waits_total for stats in totals)
+        assert 0 < sum(stats.timeouts_total for stats in totals)
+
+    @pytest.mark.slow
+    def test_real_threads_never_share_a_slot(self):
+        """S2-15: what a thread writes into its slots is what it reads back, although
+        there are many more threads than slots."""
+        pool = make_pool(4)
+        barrier = threading.Barrier(8)
+
+        def borrower(number):
+            dice = random.Random(number)
+            barrier.wait(10.0)
+            for _ in range(200):
+                with take(pool, dice.randint(1, 4), f"{number}", 15.0) as slots:
+                    for position in range(len(slots)):
+                        slots.block(position)[:] = number
+                    assert all(
+                        (slots.block(position) == number).all()
+                        for position in range(len(slots))
+                    )
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(8) as executor:
+                list(executor.map(borrower, range(8)))
+        finally:
+            sys.setswitchinterval(interval)
+        stats = pool.stats()
+        assert (4 * SLOT, 0) == (stats.free_bytes, stats.timeouts_total)
+        assert pool.close()

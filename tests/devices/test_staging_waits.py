@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How borrowers of the staging pool wait, in virtual time."""
+
+import pytest
+
+from tests.devices.staging_kit import (
+    NUM_SLOTS,
+    ToldFence,
+    make_pool,
+    take,
+)
+from tests.pipeline.kit import HandFence
+from ucm.devices.staging import StagingTimeoutError
+from ucm.errors import DeviceError
+from ucm.testing.simulation import Simulation
+
+
+class TestWaiting:
+    def test_timeout_names_who_holds_the_bytes(self):
+        """A wait in vain tells what is free, quarantined, and whose the rest is."""
+        pool = make_pool()
+        first = take(pool, 2, "save 7")
+        take(pool, 1, "load 8")
+        take(pool, 1, "save 7")
+        lost = take(pool, 1, "load 9")
+        lost.quarantine(HandFence())
+        lost.close()
+        with pytest.raises(StagingTimeoutError) as caught:
+            take(pool, 2)
+        assert {"save 7": 192, "load 8": 64} == caught.value.stats.borrowers
+        for told in ("128 bytes", "64 are free", "64 quarantined", "save 7 192"):
+            assert told in str(caught.value)
+        first.close()
+        assert 3 == len(take(pool, 3).slots)
+
+    def test_wait_ends_at_its_deadline(self):
+        """A wait takes the time it was given, in virtual seconds, and no more."""
+        simulation = Simulation(3)
+        took = []
+
+        def main():
+            pool = make_pool(threads=simulation.threads)
+            with take(pool, NUM_SLOTS):
+                began = simulation.now
+                with pytest.raises(StagingTimeoutError):
+                    take(pool, 1, timeout=5.0)
+                took.append(simulation.now - began)
+            stats = pool.stats()
+            assert (1, 1) == (stats.waits_total, stats.timeouts_total)
+            assert NUM_SLOTS == len(take(pool, NUM_SLOTS).slots)
+
+        simulation.run(main)
+        assert pytest.approx(5.0, abs=0.2) == took[0]
+
+    @pytest.mark.parametrize("kind", [HandFence, ToldFence])
+    @pytest.mark.parametrize("lent_for", [0.0, 1.0])
+    def test_fence_that_passes_ends_a_wait(self, kind, lent_for):
+        """Slots come back while somebody waits for them, whether the fence calls or has
+        to be asked, and whether the lease ended before the wait or within it."""
+        simulation = Simulation(5)
+        fence = kind()
+
+        def main():
+            pool = make_pool(threads=simulation.threads)
+            lease = take(pool, NUM_SLOTS)
+            lease.quarantine(fence)
+
+            def device():
+                simulation.sleep(lent_for)
+                lease.close()
+                simulation.sleep(1.0)
+                fence.open()
+
+            simulation.threads.thread(device, "device").start()
+            began = simulation.now
+            take(pool, 1, timeout=100.0)
+            assert simulation.now - began < lent_for + 1.5
+            assert 1 == pool.stats().waits_total
+
+        simulation.run(main)
+
+    def test_fence_that_calls_is_not_asked_over_and_over(self):
+        """A wait for fences that call sleeps until one does."""
+        simulation = Simulation(5)
+        asked = []
+
+        class Counted(ToldFence):
+            def is_done(self):
+                asked.append(simulation.now)
+                return super().is_done()
+
+        def main():
+            pool = make_pool(threads=simulation.threads)
+            lease = take(pool, NUM_SLOTS)
+            lease.quarantine(Counted())
+            lease.close()
+            with pytest.raises(StagingTimeoutError):
+                take(pool, 1, timeout=60.0)
+
+        simulation.run(main)
+        assert len(asked) < 10
+
+    def test_large_request_is_not_overtaken(self):
+        """Who came first is served first, so that small ones cannot starve a large."""
+        order = []
+        for seed in range(20):
+            simulation = Simulation(seed)
+
+            def main(simulation=simulation):
+                pool = make_pool(threads=simulation.threads)
+                held = [take(pool, 2), take(pool, 4)]
+                joined = []
+
+                def ask(count):
+                    with take(pool, count, timeout=50.0):
+                        order.append(count)
+
+                for count in (6, 1):
+                    thread = simulation.threads.thread(lambda n=count: ask(n), "ask")
+                    thread.start()
+                    simulation.sleep(1.0)
+                    joined.append(thread)
+                for lease in held:
+                    lease.close()
+                    simulation.sleep(1.0)
+                for thread in joined:
+                    thread.join(50.0)
+
+            simulation.run(main)
+        assert [6, 1] * 20 == order
+
+    def test_one_who_gives_up_lets_the_next_go(self):
+        """A large request that times out does not hold up the small one behind it."""
+        simulation = Simulation(1)
+        got = []
+
+        def main():
+            pool = make_pool(threads=simulation.threads)
+            with take(pool, NUM_SLOTS - 1):
+
+                def large():
+                    with pytest.raises(StagingTimeoutError):
+                        take(pool, 2, timeout=3.0)
+
+                simulation.threads.thread(large, "large").start()
+                simulation.sleep(1.0)
+                began = simulation.now
+                take(pool, 1, timeout=50.0)
+                got.append(simulation.now - began)
+
+        simulation.run(main)
+        assert pytest.approx(2.0, abs=0.3) == got[0]
+
+    def test_close_ends_every_wait(self):
+        """Whoever waits when the pool is closed is told at once."""
+        simulation = Simulation(2)
+        ends = []
+
+        def main():
+            pool = make_pool(threads=simulation.threads)
+
+            def wait():
+                with pytest.raises(DeviceError, match="closed"):
+                    take(pool, timeout=1e6)
+                ends.append(simulation.now)
+
+            with take(pool, NUM_SLOTS):
+                for name in "ab":
+                    simulation.threads.thread(wait, name).start()
+                simulation.sleep(1.0)
+                assert not pool.close()
+                simulation.sleep(1.0)
+            assert 2 == len(ends)
+            assert pool.close()
+
+        simulation.run(main)

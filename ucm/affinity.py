@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+On which CPUs copy threads run.
+
+A copy thread that runs on the other socket reads host memory across the link between
+the sockets, and one that runs on the engine's CPU takes that CPU's time away from it.
+Setting ``threads.affinity`` keeps copy threads near the device and off the engine, where
+the machine says enough about itself; otherwise they run wherever the system puts them.
+
+Linux lets each thread have CPUs of its own, and a new thread has those of the thread that
+started it. An engine that was bound to one CPU therefore has its copy threads there too,
+unless they are bound elsewhere.
+
+Threading: ``plan_beside_engine`` is called on the engine's thread, ``bind_thread`` by
+each copy thread on itself, before its first job.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import attrs
+
+__all__ = [
+    "NUMA",
+    "OFF",
+    "AffinityPlan",
+    "bind_thread",
+    "format_cpulist",
+    "parse_cpulist",
+    "plan_affinity",
+    "plan_beside_engine",
+    "process_cpus",
+]
+
+OFF = "off"
+"""The setting that leaves threads as they are."""
+NUMA = "numa"
+"""The setting that goes by the device's NUMA node."""
+_SYSFS = Path("/sys/devices/system")
+_RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+
+
+@attrs.frozen
+class AffinityPlan:
+    """
+    Where copy threads are to run.
+
+    Args:
+        cpus: Empty: threads are left as they are.
+        reason: Why these, or why none; for people.
+    """
+
+    cpus: frozenset[int]
+    reason: str
+
+
+def parse_cpulist(text: str) -> frozenset[int]:
+    """
+    Read CPUs as Linux writes them, such as ``8-15,24``; nothing is no CPU.
+
+    Raises:
+        ValueError: It is no such list; says which part is wrong.
+    """
+    cpus: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else ():
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part!r} is neither a CPU nor a range of CPUs")
+        first = int(match[1])
+        last = int(match[2] or first)
+        if last < first:
+            raise ValueError(f"the range {part!r} goes backwards")
+        cpus.update(range(first, last + 1))
+    return frozenset(cpus)
+
+
+def format_cpulist(cpus: Iterable[int]) -> str:
+    """Write CPUs as Linux does; the mirror of ``parse_cpulist``."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if ranges and ranges[-1][1] == cpu - 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in ranges
+    )
+
+
+def plan_affinity(
+    setting: str,
+    *,
+    node: int | None,
+    engine: Collection[int],
+    allowed: Collection[int],
+    sysfs: Path = _SYSFS,
+) -> AffinityPlan:
+    """
+    Choose the CPUs of copy threads.
+
+    A list is taken as it is. ``numa`` takes the allowed CPUs of the device's node, except
+    those that the engine's thread is bound to and, where others are left, the hardware
+    threads that share a core with these.
+
+    Args:
+        setting: ``off``, ``numa`` or a list of CPUs.
+        node: The device's NUMA node; None, or negative as Linux says, when unknown.
+        engine: CPUs of the engine's thread. All of the process's mean that it is
+            not bound to any.
+        allowed: CPUs of the whole process.
+        sysfs: Where the machine describes itself.
+
+    Raises:
+        ValueError: The setting is none of these; ``ucm.config`` has seen to that.
+    """
+    if setting == OFF:
+        return AffinityPlan(frozenset(), "threads.affinity is off")
+    if setting != NUMA:
+        return AffinityPlan(parse_cpulist(setting), "threads.affinity lists them")
+    if node is None or node < 0:
+        return _unbound("the device's NUMA node is unknown")
+    try:
+        of_node = _read_cpulist(sysfs / "node" / f"node{node}" / "cpulist")
+    except (OSError, ValueError) as exc:
+        return _unbound(f"the CPUs of NUMA node {node} are unknown: {exc}")
+    near = of_node & frozenset(allowed)
+    if not near:
+        return _unbound(
+            f"of the CPUs of NUMA node {node} ({format_cpulist(of_node)}) this process "
+            f"may use none, only {format_cpulist(allowed)}"
+        )
+    bound = frozenset() if set(engine) >= set(allowed) else frozenset(engine)
+    free = near - bound
+    if not free:
+        return _unbound(
+            f"the engine's thread is bound to all CPUs of NUMA node {node} that this "
+            f"process may use ({format_cpulist(near)})"
+        )
+    beside = free - _siblings(bound, sysfs)
+    reason = f"near the device on NUMA node {node}"
+    if bound & near:
+        reason += f", off the engine's CPUs {format_cpulist(bound)}"
+    return AffinityPlan(beside or free, reason)
+
+
+def process_cpus() -> frozenset[int]:
+    """Return the CPUs that any thread of the process may use; each may have its own."""
+    cpus = set(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):  # no /proc
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError):  # it has ended
+                cpus |= os.sched_getaffinity(int(thread))
+    return frozenset(cpus)
+
+
+def plan_beside_engine(setting: str, node: int | None) -> AffinityPlan:
+    """Choose from what the machine says now; on the engine's thread."""
+    return plan_affinity(
+        setting, node=node, engine=os.sched_getaffinity(0), allowed=process_cpus()
+    )
+
+
+def bind_thread(plan: AffinityPlan) -> AffinityPlan:
+    """
+    Let the calling thread run on the CPUs of *plan* only. Never raises.
+
+    Returns:
+        What holds now: fewer CPUs than planned where the system allows fewer, and none
+        where it allows none and the thread was left as it was.
+    """
+    if not plan.cpus:
+        return plan
+    try:
+        os.sched_setaffinity(0, plan.cpus)
+        cpus = frozenset(os.sched_getaffinity(0))
+    except OSError as exc:
+        wanted = format_cpulist(plan.cpus)
+        return _unbound(f"the system refuses CPUs {wanted}: {exc}")
+    if cpus == plan.cpus:
+        return plan
+    lost = format_cpulist(plan.cpus - cpus)
+    return AffinityPlan(cpus, f"{plan.reason}; CPUs {lost} are offline or not allowed")
+
+
+def _unbound(reason: str) -> AffinityPlan:
+    return AffinityPlan(frozenset(), reason)
+
+
+def _read_cpulist(path: Path) -> frozenset[int]:
+    return parse_cpulist(path.read_text(encoding="ascii"))
+
+
+def _siblings(cpus: frozenset[int], sysfs: Path) -> frozenset[int]:
+    """Return the hardware threads on the cores of *cpus*, as far as they are known."""
+    found: set[int] = set()
+    for cpu in cpus:
+        with contextlib.suppress(OSError, ValueError):
+            path = sysfs / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+            found |= _read_cpulist(path)
+    return frozenset(found)
