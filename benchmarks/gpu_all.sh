@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Run the tests and the benchmark that need an NVIDIA GPU; see docs/gpu.md.
+#
+#   benchmarks/gpu_all.sh [RESULTS]     PYTHON and QUICK=1 are read from the environment
+#
+# Leaves RESULTS/gpu-tests.log and RESULTS/gpu.json. Wheels in .whl/ complete the
+# python at hand, for machines without a package index.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+results="${1:-benchmarks/results}"
+python="${PYTHON:-python3}"
+mkdir -p "$results"
+export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD"
+
+if compgen -G '.whl/*.whl' >/dev/null; then
+    site="$(mktemp -d)"
+    trap 'rm -rf "$site"' EXIT
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile \
+        --no-cache-dir --target "$site" .whl/*.whl || exit
+    PYTHONPATH="$site:$PYTHONPATH"
+fi
+
+# Warnings are no errors here: versions may be others than the pinned ones.
+"$python" -m pytest tests/gpu tests/devices/test_libcuda.py -W default \
+    --durations=10 2>&1 | tee "$results/gpu-tests.log"
+status=$?
+"$python" -m benchmarks.gpu --json "$results/gpu.json" ${QUICK:+--quick} || status=$?
+exit "$status"
