@@ -18,7 +18,7 @@ from benchmarks.stores import MEMORY
 from ucm.blocks import PackedKey
 from ucm.config import UCMConfig
 from ucm.devices.cpu import CPUDevice
-from ucm.pipeline.pipeline import NoticeKind
+from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.runtime import Order, Runtime
 from ucm.stores.abc import Store

@@ -25,7 +25,7 @@ from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.metrics import Counters
-from ucm.pipeline.pipeline import Notice, NoticeKind
+from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
 from ucm.runtime import Order, Runtime
 from ucm.stores.abc import Store

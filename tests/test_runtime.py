@@ -13,7 +13,7 @@ from ucm.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from ucm.pipeline.pipeline import NoticeKind
+from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 

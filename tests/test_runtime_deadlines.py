@@ -4,7 +4,7 @@
 import threading
 
 from tests.rig import keys_of, order, running
-from ucm.pipeline.pipeline import NoticeKind
+from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.testing.faults import Fault, FaultPlan, Gate
 

@@ -31,7 +31,8 @@ from ucm.devices.abc import Device, Fence
 from ucm.errors import PipelineClosedError
 from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
-from ucm.pipeline.pipeline import Notice, NoticeKind, Pipeline, Recorder
+from ucm.pipeline.pipeline import Pipeline
+from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
 from ucm.pipeline.tickets import (
     Admission,
     Direction,

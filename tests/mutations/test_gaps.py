@@ -8,7 +8,7 @@ import attrs
 from tests.rig import order, running
 from ucm.blocks import KeySpace, TransferId
 from ucm.mailbox import Mailbox
-from ucm.pipeline.pipeline import NoticeKind
+from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import Direction
 from ucm.testing.faults import Fault, FaultPlan, Gate
 from ucm.threads import Threads

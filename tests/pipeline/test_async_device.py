@@ -18,7 +18,7 @@ from tests.rig import (
 )
 from ucm.blocks import TransferId
 from ucm.errors import DeviceError
-from ucm.pipeline.pipeline import NoticeKind
+from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.stores.memory import MemoryStore
 from ucm.testing.device_contract import DeviceContract

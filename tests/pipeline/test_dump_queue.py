@@ -156,11 +156,12 @@ class QueueMachine(RuleBasedStateMachine):
         """Bounds hold, sizes are exact, and accepted = out + waiting."""
         queue = self.queue
         sizes, saves = self.sizes(*Direction), self.sizes(SAVE)
-        assert (len(sizes), sum(sizes)) == (queue.num_tickets, queue.nbytes)
+        assert len(sizes) == queue.num_tickets
         assert len(saves) <= MAX_TICKETS
         assert sum(saves) <= MAX_NBYTES or len(saves) == 1
         for direction in Direction:
-            assert bool(self.sizes(direction)) == queue.has_waiting(direction)
+            sizes = self.sizes(direction)
+            assert (len(sizes), sum(sizes)) == queue.waiting(direction)
         out = sum(self.counts[how] for how in ("taken", "swept", "closed"))
         assert self.counts["accepted"] == out + len(self.waiting)
 

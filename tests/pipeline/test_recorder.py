@@ -13,7 +13,7 @@ from ucm.blocks import BlockId, BlockSpan, GroupId, RequestId, RowId, TransferId
 from ucm.config import LogConfig
 from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
-from ucm.pipeline.pipeline import Notice, NoticeKind, Recorder
+from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind, Ticket
 from ucm.tracing import Log, open_log
 

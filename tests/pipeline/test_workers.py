@@ -37,11 +37,25 @@ def die(_):
     raise SystemExit
 
 
-async def error_of(future):
-    """Return the exception a future fails with."""
-    with pytest.raises(WorkerDiedError) as caught:
-        await asyncio.wait_for(future, TIMEOUT)
-    return caught.value
+def run(thread, function, argument):
+    """Queue a job; return the future of what it becomes."""
+    future = asyncio.get_running_loop().create_future()
+    thread.run(function, argument, future.set_result)
+    return asyncio.wait_for(future, TIMEOUT)
+
+
+async def result_of(thread, function, argument):
+    """Run a job; return its result."""
+    job = await run(thread, function, argument)
+    assert job.error is None
+    return job.result
+
+
+async def death_of(job):
+    """Return the text of the error of a job whose thread has died."""
+    error = (await job).error
+    assert isinstance(error, WorkerDiedError)
+    return str(error)
 
 
 class TestResults:
@@ -55,52 +69,33 @@ class TestResults:
             return number * 2
 
         with copying() as (thread, deaths):
-            futures = [thread.run(job, number) for number in range(20)]
-            assert [2 * n for n in range(20)] == [await one for one in futures]
+            jobs = [run(thread, job, number) for number in range(20)]
+            assert [2 * n for n in range(20)] == [(await one).result for one in jobs]
         assert [(n, "ucm-test") for n in range(20)] == ran
         assert [] == deaths
 
-    async def test_results_are_delivered_in_order(self):
-        """Futures complete in the order in which their jobs were queued."""
-        done = []
+    async def test_results_are_told_in_order_on_the_loop(self):
+        """Jobs are told of in the order in which they were queued, on the loop's own
+        thread."""
+        told = []
         with copying() as (thread, _):
-            futures = [thread.run(int, number) for number in range(20)]
-            for number, future in enumerate(futures):
-                future.add_done_callback(lambda _, number=number: done.append(number))
-            await futures[-1]
-            await asyncio.sleep(0)
-        assert list(range(20)) == done
+            for number in range(20):
+                thread.run(
+                    int,
+                    number,
+                    lambda job: told.append((job.result, threading.get_ident())),
+                )
+            await run(thread, int, 20)
+        assert [(n, threading.get_ident()) for n in range(20)] == told
 
-    async def test_exception_travels_to_its_awaiter(self):
-        """A job's error is raised where it is awaited; the thread goes on."""
+    async def test_exception_travels_to_whoever_waits(self):
+        """A job's error is told with the job; the thread goes on."""
         with copying() as (thread, deaths):
-            failing = thread.run(int, "no number")
-            with pytest.raises(ValueError, match="no number"):
-                await failing
-            assert 7 == await thread.run(int, "7")
+            failed = await run(thread, int, "no number")
+            assert "no number" in str(failed.error)
+            assert failed.result is None
+            assert 7 == await result_of(thread, int, "7")
         assert [] == deaths
-
-    async def test_cancelled_await_drops_the_result(self):
-        """A future that was cancelled wants nothing; the next job is served."""
-        gate = Gate()
-        with copying() as (thread, _):
-            dropped = thread.run(lambda _: gate(), None)
-            gate.wait_reached()
-            dropped.cancel()
-            gate.open()
-            assert 1 == await thread.run(int, 1)
-            assert dropped.cancelled()
-
-    async def test_shielded_job_keeps_its_result(self):
-        """A wait that was cancelled around a shield can be taken up again."""
-        gate = Gate()
-        with copying() as (thread, _):
-            job = thread.run(lambda _: gate() or "whole", None)
-            wait = asyncio.ensure_future(asyncio.shield(job))
-            gate.wait_reached()
-            wait.cancel()
-            gate.open()
-            assert "whole" == await job
 
     async def test_posted_jobs_run_before_the_thread_stops(self):
         """Nobody waits for a posted job, and stop lets the thread finish what it has."""
@@ -141,22 +136,22 @@ class TestDeath:
         """S2-13: when the thread dies, each of its jobs fails and it is told once."""
         gate = Gate()
         with copying() as (thread, deaths):
-            running = thread.run(lambda _: gate() or die(None), None)
+            running = run(thread, lambda _: gate() or die(None), None)
             gate.wait_reached()
-            queued = [thread.run(int, 1) for _ in range(3)]
+            queued = [run(thread, int, 1) for _ in range(3)]
             thread.stop()
             thread.post(die, None)
             gate.open()
-            for future in (running, *queued):
-                assert "ucm-test has died" in str(await error_of(future))
+            for job in (running, *queued):
+                assert "ucm-test has died" in await death_of(job)
         assert ["copy thread ucm-test has died"] == deaths
 
     async def test_job_after_death_fails(self):
         """A dead thread takes no job in silence; a posted one runs where it is posted."""
         with copying() as (thread, deaths):
-            await error_of(thread.run(die, None))
+            await death_of(run(thread, die, None))
             thread.join(TIMEOUT)
-            await error_of(thread.run(int, 1))
+            await death_of(run(thread, int, 1))
             ran = []
             thread.post(ran.append, 1)
             assert [1] == ran
@@ -173,4 +168,4 @@ class TestDeath:
 
             thread.post(die, None)
             thread._jobs = Late()
-            await error_of(thread.run(int, 1))
+            await death_of(run(thread, int, 1))

@@ -32,7 +32,7 @@ from ucm.devices.cpu import CPUDevice
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.metrics import Counters
 from ucm.pipeline import lane, pipeline, save, tickets, workers
-from ucm.pipeline.pipeline import Notice, NoticeKind
+from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.runtime import Order, Runtime
 from ucm.stores.memory import MemoryStore

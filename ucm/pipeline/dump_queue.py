@@ -50,14 +50,9 @@ class DumpQueue:
         """Items that wait."""
         return sum(self._tickets.values())
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that wait."""
-        return sum(self._nbytes.values())
-
-    def has_waiting(self, direction: Direction) -> bool:
-        """Return whether any item of a direction waits."""
-        return bool(self._lanes[direction])
+    def waiting(self, direction: Direction) -> tuple[int, int]:
+        """Return how many items of a direction wait, and their bytes."""
+        return self._tickets[direction], self._nbytes[direction]
 
     def offer(self, item: Item) -> Admission:
         """Take an item in, or refuse it with the reason. Never blocks."""

@@ -2,20 +2,15 @@
 """
 One request's way through a chain.
 
-A lane is one task per segment, joined by bounded anyio streams: while a copy thread
-works on one span, the next already waits for its event. Items of a lane pass each stage
-in order; lanes do not know each other. A lane lives while it has items.
+A lane has a bounded queue in front of each segment, and at most one item in it: while a
+copy thread works on one span, the next already waits for its event. Items of a lane pass
+each stage in order; lanes do not know each other. A lane lives while it has items.
 
-All of it runs on the loop thread. This is the one place where any error of any stage is
-caught: the lane turns it into the ticket's outcome and goes on with the next item.
+All of it runs on the loop thread, in the pipeline's one task.
 """
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Mapping
-
-import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from collections import deque
+from collections.abc import Callable
 
 from ucm.blocks import PackedKey
 from ucm.errors import (
@@ -27,6 +22,7 @@ from ucm.errors import (
     StoreUnavailableError,
     WorkerDiedError,
 )
+from ucm.pipeline.runner import Run, Runner
 from ucm.pipeline.save import Finished, Queued
 from ucm.pipeline.stage import Carrier, Segment
 from ucm.pipeline.tickets import (
@@ -37,7 +33,6 @@ from ucm.pipeline.tickets import (
     Ticket,
     TicketOverError,
 )
-from ucm.pipeline.workers import CopyThread
 from ucm.tracing import STAGE_FAILED
 
 __all__ = ["RequestLane"]
@@ -51,6 +46,9 @@ _REASONS: dict[type[Exception], str] = {
 }
 
 
+_TOO_LATE = Outcome(OutcomeKind.CANCELLED, "deadline")
+
+
 class RequestLane:
     """
     One request's items on their way.
@@ -58,7 +56,7 @@ class RequestLane:
     Args:
         key: Direction, request and life.
         segments: Of the chain.
-        copy: The copy threads of this direction, by their segments' worker.
+        runner: Runs them.
         depth: Items that may be in the lane at once.
         stuck_after: Seconds that a device copy may overrun its ticket's deadline.
         settle: Called with each ticket that ends.
@@ -70,7 +68,7 @@ class RequestLane:
         self,
         key: LaneKey,
         segments: tuple[Segment, ...],
-        copy: Mapping[str, CopyThread],
+        runner: Runner,
         *,
         depth: int,
         stuck_after: float,
@@ -81,13 +79,15 @@ class RequestLane:
         self.key = key
         self.num_items = 0
         self._segments = segments
-        self._copy = copy
+        self._runner = runner
         self._depth = depth
         self._stuck_after = stuck_after
         self._settle = settle
         self._quarantine = quarantine
         self._on_left = on_left
-        self._send, self._receive = anyio.create_memory_object_stream[Carrier](depth)
+        # Never longer than the lane is deep.
+        self._waiting: list[deque[Carrier]] = [deque() for _ in segments]
+        self._running: list[Run | None] = [None] * len(segments)
 
     @property
     def has_room(self) -> bool:
@@ -96,94 +96,100 @@ class RequestLane:
 
     def put_nowait(self, item: Item) -> None:
         """Let an item in; the caller has checked ``has_room``."""
+        assert self.has_room
         self.num_items += 1
-        self._send.send_nowait(Queued(item.ticket, item))
+        self._arrive(0, Queued(item.ticket, item))
 
-    def close(self) -> None:
-        """Let the lane end behind the items it has."""
-        self._send.close()
+    def check(self, now: float) -> None:
+        """
+        End what is past its ticket's deadline, but no copy that has begun.
 
-    async def run(self) -> None:
-        """Serve until closed and empty."""
-        receive = self._receive
-        async with self._send, anyio.create_task_group() as group:
-            for segment in self._segments[:-1]:
-                send, following = anyio.create_memory_object_stream[Carrier](1)
-                group.start_soon(self._serve, segment, receive, send)
-                receive = following
-            group.start_soon(self._serve, self._segments[-1], receive, None)
+        Until a copy is over its blocks cannot be given back; one that overruns
+        ``stuck_after`` too, all its segments together, is quarantined.
+        """
+        for run in self._running:
+            if run is None or now <= run.ticket.deadline:
+                continue
+            ticket = run.ticket
+            if not run.is_late and ticket.guard.revoke("deadline"):
+                self._give_up(run)
+                self._settle(ticket, _TOO_LATE)
+            elif now > ticket.deadline + self._stuck_after:
+                self._give_up(run)
+                self._quarantine(ticket)
+            else:
+                run.is_late = True
+                continue
+            self._leave(run)
 
-    async def _serve(
-        self,
-        segment: Segment,
-        receive: MemoryObjectReceiveStream[Carrier],
-        send: MemoryObjectSendStream[Carrier] | None,
-    ) -> None:
-        with receive, send or contextlib.nullcontext():
-            async for carrier in receive:
-                done = await self._step(segment, carrier)
-                if done is not None and send is not None:
-                    await send.send(done)
-                    continue
-                if isinstance(done, Finished) and done.outcome is not None:
-                    self._settle(done.ticket, done.outcome)
-                self.num_items -= 1
-                self._on_left(self, carrier.ticket)
+    def _arrive(self, at: int, carrier: Carrier) -> None:
+        self._waiting[at].append(carrier)
+        self._start(at)
 
-    async def _step(self, segment: Segment, carrier: Carrier) -> Carrier | None:
-        """Run one segment on one item; None when its ticket has ended."""
-        ticket = carrier.ticket
-        if ticket.outcome is not None and not ticket.guard.is_copying:
-            return None  # a begun copy is waited for even then
-        try:
-            return await self._run_to_deadline(segment, carrier)
-        except TicketOverError as exc:
-            outcome = Outcome(OutcomeKind.CANCELLED, str(exc) or "over")
-        except StoreFullError as exc:
-            outcome = Outcome(OutcomeKind.REFUSED, "store_full", error=str(exc))
-        except Exception as exc:  # noqa: BLE001 - any stage's error ends its ticket, not the lane
-            outcome = self._failed(ticket, exc)
-        if ticket.guard.is_copying and not segment.is_copy:
+    def _start(self, at: int) -> None:
+        """Run the next item's segment if none is in it."""
+        waiting = self._waiting[at]
+        while waiting and self._running[at] is None:
+            run = Run(self._segments[at], at, waiting.popleft(), self._over)
+            ticket = run.ticket
+            if ticket.outcome is not None and not ticket.guard.is_copying:
+                self._leave(run)  # a begun copy is waited for even then
+                continue
+            if ticket.clock() > ticket.deadline and ticket.guard.revoke("deadline"):
+                self._settle(ticket, _TOO_LATE)
+                self._leave(run)
+                continue
+            self._running[at] = run
+            self._runner.start(run)
+            if run.is_over:
+                self._over(run)
+
+    def _over(self, run: Run) -> None:
+        """Let an item go on, or leave, and the next one in."""
+        self._running[run.at] = None
+        done = run.result
+        if done is None:
+            self._fail(run)
+        elif run.at + 1 < len(self._segments):
+            self._arrive(run.at + 1, done)
+            self._start(run.at)
+            return
+        elif isinstance(done, Finished) and done.outcome is not None:
+            self._settle(done.ticket, done.outcome)
+        self._leave(run)
+
+    def _give_up(self, run: Run) -> None:
+        run.give_up()
+        self._running[run.at] = None
+
+    def _leave(self, run: Run) -> None:
+        self.num_items -= 1
+        self._on_left(self, run.ticket)
+        self._start(run.at)
+
+    def _fail(self, run: Run) -> None:
+        """Turn a stage's error into the ticket's end."""
+        ticket, error = run.ticket, run.error
+        if isinstance(error, TicketOverError):
+            outcome = Outcome(OutcomeKind.CANCELLED, str(error) or "over")
+        elif isinstance(error, StoreFullError):
+            outcome = Outcome(OutcomeKind.REFUSED, "store_full", error=str(error))
+        else:
+            outcome = _failed(ticket, error)
+        if ticket.guard.is_copying and not run.segment.is_copy:
             self._quarantine(ticket)  # nobody can tell any more when the copy ends
         self._settle(ticket, outcome)
-        return None
 
-    async def _run_to_deadline(
-        self, segment: Segment, carrier: Carrier
-    ) -> Carrier | None:
-        """
-        Run one segment, and a begun copy on beyond the ticket's deadline.
 
-        Until the copy is over its blocks cannot be given back; one that overruns
-        ``stuck_after`` too is quarantined.
-        """
-        ticket = carrier.ticket
-        copy = self._copy.get(segment.worker)
-        job = copy.run(segment.run_copy, carrier) if copy is not None else None
-
-        async def through() -> Carrier:
-            return await (asyncio.shield(job) if job else segment.run_loop(carrier))
-
-        with anyio.move_on_after(max(0.0, ticket.deadline - ticket.clock())):
-            return await through()
-        if ticket.guard.revoke("deadline"):
-            raise TicketOverError("deadline")
-        limit = ticket.deadline + self._stuck_after  # for all its segments together
-        with anyio.move_on_after(max(0.0, limit - ticket.clock())):
-            return await through()
-        self._quarantine(ticket)
-        return None
-
-    def _failed(self, ticket: Ticket, exc: Exception) -> Outcome:
-        """Turn a stage's error into an outcome, with the block to blame if known."""
-        failure = StageFailedError(ticket.stage, ticket.transfer_id)
-        failure.__cause__ = exc
-        reason = next(
-            (word for kind, word in _REASONS.items() if isinstance(exc, kind)), "error"
-        )
-        error = f"{failure}: {exc!r}"
-        ticket.log.warning(STAGE_FAILED, stage=ticket.stage, error=error)
-        bad_key = PackedKey(b"")
-        if isinstance(exc, (BlockCorruptError, BlockNotFoundError)):
-            bad_key = PackedKey(exc.key)
-        return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=error)
+def _failed(ticket: Ticket, error: Exception | None) -> Outcome:
+    """Turn a stage's error into an outcome, with the block to blame if known."""
+    failure = StageFailedError(ticket.stage, ticket.transfer_id)
+    reason = next(
+        (word for kind, word in _REASONS.items() if isinstance(error, kind)), "error"
+    )
+    text = f"{failure}: {error!r}"
+    ticket.log.warning(STAGE_FAILED, stage=ticket.stage, error=text)
+    bad_key = PackedKey(b"")
+    if isinstance(error, (BlockCorruptError, BlockNotFoundError)):
+        bad_key = PackedKey(error.key)
+    return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)

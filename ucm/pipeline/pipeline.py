@@ -2,6 +2,9 @@
 """
 The pipeline: queue, lanes and copy threads put together on one event loop.
 
+One task does all that is not waiting: it moves items into lanes, takes back what is over
+and lets it go on, and looks at deadlines every 50 ms.
+
 Threading: ``run`` and everything it calls stay on the loop thread. ``offer`` and
 ``promote`` come from the engine's thread and only touch the queue, which has its own
 lock. Notices for the engine go through the mailbox, once each: *released* (or
@@ -9,26 +12,20 @@ lock. Notices for the engine go through the mailbox, once each: *released* (or
 """
 
 import asyncio
-import enum
-import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import anyio
-import anyio.abc
-import attrs
 
 from ucm.config import QueueConfig, TimeoutConfig
 from ucm.devices.abc import Device
-from ucm.mailbox import Mailbox
-from ucm.metrics import Counters
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.lane import RequestLane
 from ucm.pipeline.load import load_chain
+from ucm.pipeline.recorder import Recorder
+from ucm.pipeline.runner import Runner
 from ucm.pipeline.save import save_chain
 from ucm.pipeline.stage import CopyStage
 from ucm.pipeline.tickets import (
-    Admission,
     Direction,
     Item,
     LaneKey,
@@ -39,149 +36,11 @@ from ucm.pipeline.tickets import (
 from ucm.pipeline.workers import CopyThread
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import (
-    HOLD_QUARANTINED,
-    SOURCE_RELEASED,
-    TICKET_ACCEPTED,
-    TICKET_REFUSED,
-    TICKET_SETTLED,
-    Log,
-)
 
-__all__ = ["Notice", "NoticeKind", "Pipeline", "Recorder"]
+__all__ = ["Pipeline"]
 
 _LANE_DEPTH = 2
 _SWEEP_S = 0.05
-
-
-class NoticeKind(enum.Enum):
-    """What a notice tells."""
-
-    RELEASED = "released"
-    QUARANTINED = "quarantined"
-    SETTLED = "settled"
-
-
-@attrs.frozen
-class Notice:
-    """
-    One message to the engine's thread.
-
-    Args:
-        kind: What it tells.
-        ticket: Whose.
-        outcome: With ``SETTLED``, the last word.
-    """
-
-    kind: NoticeKind
-    ticket: Ticket
-    outcome: Outcome | None = None
-
-
-class Recorder:
-    """
-    Tells the world what becomes of tickets: counters, log, notices.
-
-    Used from every thread; its parts are safe for that.
-    """
-
-    def __init__(self, counters: Counters, mailbox: Mailbox[Notice], log: Log) -> None:
-        self.counters = counters
-        self._mailbox = mailbox
-        self._log = log
-
-    def offered(self, tickets: Sequence[Ticket]) -> None:
-        """Count what is about to be offered in one go."""
-        for direction in Direction:
-            mine = [ticket for ticket in tickets if ticket.direction is direction]
-            blocks = sum(len(ticket.span) for ticket in mine)
-            nbytes = sum(ticket.nbytes for ticket in mine)
-            name = direction.value
-            self.counters.add("ucm_offered_blocks_total", blocks, direction=name)
-            self.counters.add("ucm_offered_bytes_total", nbytes, direction=name)
-
-    def admitted(self, ticket: Ticket, admission: Admission, queue: DumpQueue) -> None:
-        """Log what became of an offer; a refusal is the ticket's end."""
-        told = {
-            "blocks": len(ticket.span),
-            "nbytes": ticket.nbytes,
-            "queue_tickets": queue.num_tickets,
-            "queue_nbytes": queue.nbytes,
-        }
-        if admission is not Admission.ACCEPTED:
-            ticket.log.info(TICKET_REFUSED, **told, reason=admission.value)
-            self.settle(ticket, Outcome(OutcomeKind.REFUSED, admission.value))
-        elif self._log.is_enabled_for(logging.DEBUG):
-            ticket.log.debug(TICKET_ACCEPTED, **told)
-
-    def released(self, ticket: Ticket) -> None:
-        """Tell that the engine may reuse the blocks."""
-        held = ticket.released_at - ticket.accepted_at
-        if ticket.direction is Direction.SAVE:
-            self.counters.observe("ucm_hold_duration_seconds", held)
-        self._mailbox.put(Notice(NoticeKind.RELEASED, ticket))
-        ticket.log.debug(SOURCE_RELEASED, elapsed_s=held)
-
-    def quarantined(self, ticket: Ticket) -> None:
-        """Tell that a device copy never ended."""
-        self._mailbox.put(Notice(NoticeKind.QUARANTINED, ticket))
-        self.counters.add("ucm_quarantined_holds_total", 1)
-        ticket.log.error(HOLD_QUARANTINED, blocks=len(ticket.span))
-
-    def settle(self, ticket: Ticket, outcome: Outcome) -> bool:
-        """Give a ticket its last word, once; False when it had one."""
-        if not ticket.settle(outcome):
-            return False
-        ticket.guard.revoke(outcome.reason or "settled")
-        # First of all: whatever goes wrong below, the engine must hear of it.
-        self._mailbox.put(Notice(NoticeKind.SETTLED, ticket, outcome))
-        try:
-            self._count(ticket, outcome)
-            self._write_line(ticket, outcome)
-        finally:
-            ticket.mark_told()
-        return True
-
-    def _write_line(self, ticket: Ticket, outcome: Outcome) -> None:
-        """Write the one canonical line of a ticket."""
-        stages = ticket.stage_seconds.copy()  # a copy job may still add to it
-        seconds = {f"{name}_s": round(spent, 6) for name, spent in stages.items()}
-        ticket.log.info(
-            TICKET_SETTLED,
-            outcome=outcome.kind.value,
-            reason=outcome.reason,
-            torn=ticket.guard.torn,
-            error=outcome.error,
-            blocks=len(ticket.span),
-            committed=outcome.committed,
-            skipped=outcome.skipped,
-            nbytes=ticket.nbytes,
-            total_s=round(ticket.clock() - ticket.accepted_at, 6),
-            **seconds,
-        )
-
-    def _count(self, ticket: Ticket, outcome: Outcome) -> None:
-        direction = ticket.direction.value
-        rest = len(ticket.span) - outcome.committed - outcome.skipped
-        ends = (
-            (OutcomeKind.COMMITTED.value, "", outcome.committed),
-            (OutcomeKind.SKIPPED.value, "stored", outcome.skipped),
-            (outcome.kind.value, outcome.reason, rest),
-        )
-        add = self.counters.add
-        for kind, reason, blocks in ends:
-            labels = {"direction": direction, "outcome": kind, "reason": reason}
-            add("ucm_settled_blocks_total", blocks, **labels)
-            add("ucm_settled_bytes_total", blocks * ticket.block_bytes, **labels)
-        elapsed = ticket.clock() - ticket.accepted_at
-        if ticket.direction is Direction.SAVE:
-            add("ucm_saved_blocks_total", outcome.committed)
-            self.counters.observe("ucm_save_duration_seconds", elapsed)
-            return
-        add("ucm_loaded_blocks_total", outcome.committed)
-        self.counters.observe("ucm_load_duration_seconds", elapsed)
-        if outcome.kind is not OutcomeKind.COMMITTED:
-            add("ucm_load_failures_total", 1, reason=outcome.reason or "error")
 
 
 class Pipeline:
@@ -227,7 +86,7 @@ class Pipeline:
         self._lanes: dict[LaneKey, RequestLane] = {}
         self._in_flight = dict.fromkeys(Direction, 0)
         self._copy: dict[Direction, dict[str, CopyThread]] = {}
-        self._group: anyio.abc.TaskGroup | None = None
+        self._runner: Runner | None = None
         self._wake = asyncio.Event()
         self._stopping = False
         self._next_sweep = 0.0
@@ -271,10 +130,10 @@ class Pipeline:
             thread.start()
         try:
             async with anyio.create_task_group() as group:
-                self._group = group
+                self._runner = Runner(self._copy, group, self._wake.set)
                 on_started()
                 while not (self._stopping and self._is_empty()):
-                    await self._serve_queue()
+                    await self._serve(self._runner)
         finally:
             for thread in self._copy_threads():
                 thread.stop()
@@ -296,21 +155,25 @@ class Pipeline:
     def _is_empty(self) -> bool:
         return not self._lanes and not self.queue.num_tickets
 
-    async def _serve_queue(self) -> None:
-        """Move what can be moved into lanes, then wait for the next reason to look."""
+    async def _serve(self, runner: Runner) -> None:
+        """Move what can be moved, then wait for the next reason to look."""
         self._wake.clear()
+        runner.hand_back()
         self._take_in()
         for direction in (Direction.LOAD, Direction.SAVE):
             self._fill_lanes(direction)
         if self._stopping and self._is_empty():
             return
-        pause = _SWEEP_S if self.queue.num_tickets else math.inf
-        with anyio.move_on_after(pause):
+        if self._is_empty():
             await self._wake.wait()
+        else:
+            alarm = asyncio.get_running_loop().call_later(_SWEEP_S, self._wake.set)
+            await self._wake.wait()
+            alarm.cancel()
         now = self._threads.monotonic()
-        if now >= self._next_sweep:  # looks at all that waits: not at each wake-up
+        if now >= self._next_sweep:  # looks at all there is: not at each wake-up
             self._next_sweep = now + _SWEEP_S
-            self._sweep()
+            self._sweep(now)
 
     def _fill_lanes(self, direction: Direction) -> None:
         while self._in_flight[direction] < self._window:
@@ -328,18 +191,17 @@ class Pipeline:
     def _lane(self, key: LaneKey) -> RequestLane:
         lane = self._lanes.get(key)
         if lane is None:
+            assert self._runner is not None  # lanes exist only while run() does
             lane = self._lanes[key] = RequestLane(
                 key,
                 self._segments[key[0]],
-                self._copy[key[0]],
+                self._runner,
                 depth=_LANE_DEPTH,
                 stuck_after=self._stuck_after,
                 settle=self._settle,
                 quarantine=self._quarantine,
                 on_left=self._left,
             )
-            assert self._group is not None  # lanes exist only while run() does
-            self._group.start_soon(lane.run)
         return lane
 
     def _left(self, lane: RequestLane, ticket: Ticket) -> None:
@@ -353,7 +215,6 @@ class Pipeline:
         self._in_flight[lane.key[0]] -= 1
         if not lane.num_items:
             del self._lanes[lane.key]
-            lane.close()
         self._wake.set()
 
     def _settle(self, ticket: Ticket, outcome: Outcome) -> None:
@@ -379,9 +240,10 @@ class Pipeline:
         self._settle(ticket, Outcome(OutcomeKind.FAILED, "stuck"))
         self._on_failure(f"a device copy of transfer {ticket.transfer_id} is stuck")
 
-    def _sweep(self) -> None:
-        """Settle waiting tickets that were taken back or are past their deadline."""
-        now = self._threads.monotonic()
+    def _sweep(self, now: float) -> None:
+        """Settle tickets that were taken back or are past their deadline."""
+        for lane in list(self._lanes.values()):
+            lane.check(now)
 
         def is_over(item: Item) -> bool:
             return item.ticket.guard.is_released or now > item.ticket.deadline

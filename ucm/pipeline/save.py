@@ -18,7 +18,7 @@ from ucm.devices.abc import Device, Fence
 from ucm.errors import DeviceTimeoutError, StoreFullError
 from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
 from ucm.pipeline.tickets import Item, Outcome, OutcomeKind, Ticket, TicketOverError
-from ucm.pipeline.waiting import fence_passed
+from ucm.pipeline.waiting import fence_passed, has_passed
 from ucm.stores.abc import Store, WriteLease
 
 __all__ = [
@@ -80,6 +80,12 @@ class EventWait(LoopStage[Queued, Ready]):
     """Waits for the item's fence."""
 
     name = "event_wait"
+
+    def try_now(self, given: Queued) -> Ready | None:
+        """Return at once if the fence has passed already."""
+        if not has_passed(given.item.fence):
+            return None
+        return Ready(given.ticket, given.item.row_ids)
 
     async def run(self, given: Queued) -> Ready:
         """Return when the fence has passed."""

@@ -44,6 +44,10 @@ class Stage(ABC, Generic[In, Out]):
 class LoopStage(Stage[In, Out]):
     """A stage that waits on the event loop."""
 
+    def try_now(self, given: In) -> Out | None:
+        """Do the step if it needs no waiting; None: ``run`` does it. Raises nothing."""
+        return None
+
     @abstractmethod
     async def run(self, given: In) -> Out:
         """Do the step. Cancelled at the ticket's deadline."""
@@ -67,15 +71,15 @@ class Segment:
     stages: tuple[Stage[Any, Any], ...]
 
     @property
-    def is_copy(self) -> bool:
-        """Whether it runs on a copy thread."""
-        return isinstance(self.stages[0], CopyStage)
-
-    @property
     def worker(self) -> str:
         """The copy thread it runs on; empty for a loop stage."""
         stage = self.stages[0]
         return stage.worker if isinstance(stage, CopyStage) else ""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it runs on a copy thread."""
+        return bool(self.worker)
 
     def run_copy(self, given: Carrier) -> Carrier:
         """
@@ -93,14 +97,27 @@ class Segment:
                     given = stage.run(given)
         return given
 
+    def try_now(self, given: Carrier) -> Carrier | None:
+        """Run the one loop stage if it need not wait; None if it must."""
+        stage = self._loop_stage()
+        done: Carrier | None = stage.try_now(given)
+        if done is not None:
+            with _traced(stage.name, given.ticket):
+                pass
+        return done
+
     async def run_loop(self, given: Carrier) -> Carrier:
         """Run the one loop stage."""
-        (stage,) = self.stages
-        if not isinstance(stage, LoopStage):
-            raise TypeError(f"{stage.name} is no loop stage")
+        stage = self._loop_stage()
         with _traced(stage.name, given.ticket):
             done: Carrier = await stage.run(given)
         return done
+
+    def _loop_stage(self) -> LoopStage[Any, Any]:
+        (stage,) = self.stages
+        if not isinstance(stage, LoopStage):
+            raise TypeError(f"{stage.name} is no loop stage")
+        return stage
 
 
 @contextlib.contextmanager

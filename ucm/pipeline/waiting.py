@@ -7,11 +7,20 @@ import contextlib
 import anyio
 
 from ucm.devices.abc import Fence
+from ucm.errors import DeviceError
 
-__all__ = ["fence_passed"]
+__all__ = ["fence_passed", "has_passed"]
 
 _FIRST_POLL_S = 0.0005
 _LAST_POLL_S = 0.005
+
+
+def has_passed(fence: Fence) -> bool:
+    """Return whether *fence* has passed; False also if it never will."""
+    try:
+        return fence.is_done()
+    except DeviceError:
+        return False
 
 
 async def fence_passed(fence: Fence) -> None:

@@ -3,8 +3,8 @@
 Dedicated copy threads, and how the loop hands work to them.
 
 Threading: ``run`` and ``post`` are called on the loop thread; jobs run one after the
-other on the copy thread. Results travel back in batches: one wake-up of the loop per
-burst of finished jobs. When the thread ends for any reason other than ``stop``, all
+other on the copy thread. What is done travels back in batches: one wake-up of the loop
+per burst of finished jobs. When the thread ends for any reason other than ``stop``, all
 its jobs fail with ``WorkerDiedError`` and ``on_death`` is called once, on the copy
 thread.
 """
@@ -19,50 +19,42 @@ from typing import Generic, TypeVar
 from ucm.errors import WorkerDiedError
 from ucm.threads import SYSTEM, Queue, Threads
 
-__all__ = ["CopyThread"]
+__all__ = ["CopyThread", "Job"]
 
 _A = TypeVar("_A")
 _R = TypeVar("_R")
 
 
-class _Job(Generic[_A, _R]):
-    """One call and where its result goes; ``future`` is None for ``post``."""
+class Job(Generic[_A, _R]):
+    """
+    One call, and then what it returned or raised.
 
-    __slots__ = ("argument", "error", "function", "future", "result")
+    Args:
+        function: What to call.
+        argument: With what.
+        done: Called with the job on the loop; None: nobody waits for it.
+    """
+
+    __slots__ = ("argument", "done", "error", "function", "result")
 
     def __init__(
         self,
         function: Callable[[_A], _R],
         argument: _A,
-        future: "asyncio.Future[_R] | None",
+        done: "Callable[[Job[_A, _R]], None] | None",
     ) -> None:
         self.function = function
         self.argument = argument
-        self.future = future
+        self.done = done
         self.result: _R | None = None
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Call the function; its exception travels to whoever awaits the job."""
+        """Call the function; its exception travels to whoever waits for the job."""
         try:
             self.result = self.function(self.argument)
-        except Exception as exc:  # noqa: BLE001 - carried to the awaiting lane, which reports it
+        except Exception as exc:  # noqa: BLE001 - carried to the waiting lane, which reports it
             self.error = exc
-
-    def deliver(self) -> None:
-        """Complete the future, on the loop; a cancelled one wants nothing."""
-        if self.future is None or self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)  # type: ignore[arg-type]
-
-
-def _look_at(future: "asyncio.Future[_R]") -> None:
-    """Let asyncio know that an error is seen, also when nobody waits any more."""
-    if not future.cancelled():
-        future.exception()
 
 
 class CopyThread:
@@ -71,7 +63,7 @@ class CopyThread:
 
     Args:
         name: Thread name, seen in debuggers and logs.
-        loop: The loop that awaits results.
+        loop: The loop that is told of results.
         on_death: Called on the dying thread.
         threads: Where the thread and its queue come from.
     """
@@ -84,11 +76,10 @@ class CopyThread:
         threads: Threads = SYSTEM,
     ) -> None:
         self.name = name
-        self._loop = loop
         self._waker = threads.waker(loop, self._deliver)
         self._on_death = on_death
         self._jobs: Queue = threads.queue()
-        self._finished: deque[_Job[object, object]] = deque()
+        self._finished: deque[Job[object, object]] = deque()
         self._wake_pending = False
         self._dead = ""
         self._thread = threads.thread(self._main, name)
@@ -102,7 +93,7 @@ class CopyThread:
         self._jobs.put(None)
 
     def close(self) -> None:
-        """Deliver nothing any more. On the loop, when nobody awaits a job."""
+        """Tell of nothing any more. On the loop, when nobody waits for a job."""
         self._waker.close()
 
     def join(self, timeout: float) -> bool:
@@ -110,17 +101,19 @@ class CopyThread:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def run(self, function: Callable[[_A], _R], argument: _A) -> "asyncio.Future[_R]":
+    def run(
+        self,
+        function: Callable[[_A], _R],
+        argument: _A,
+        done: Callable[[Job[_A, _R]], None],
+    ) -> None:
         """
-        Queue *function* for the thread and return the future of its result.
+        Queue *function* for the thread.
 
-        The future fails with ``WorkerDiedError`` when the thread has ended. Shield it
-        where a cancelled wait must not lose the result.
+        *done* is called with the job, on the loop, when it has returned or raised; with
+        ``WorkerDiedError`` as its error when the thread has ended. It raises nothing.
         """
-        future: asyncio.Future[_R] = self._loop.create_future()
-        future.add_done_callback(_look_at)
-        self._put(_Job(function, argument, future))
-        return future
+        self._put(Job(function, argument, done))
 
     def post(self, function: Callable[[_A], _R], argument: _A) -> None:
         """
@@ -128,16 +121,16 @@ class CopyThread:
 
         Behind the end of the thread it runs on whichever thread notices.
         """
-        self._put(_Job(function, argument, None))
+        self._put(Job(function, argument, None))
 
-    def _put(self, job: "_Job[_A, _R]") -> None:
+    def _put(self, job: "Job[_A, _R]") -> None:
         self._jobs.put(job)
         if self._dead:  # perhaps since just now, behind the dying thread's last look
             self._fail_jobs(None)
 
     def _main(self) -> None:
         clean = False
-        job: _Job[object, object] | None = None
+        job: Job[object, object] | None = None
         try:
             while (job := self._jobs.get()) is not None:
                 job.run()
@@ -149,7 +142,7 @@ class CopyThread:
                 self._on_death(self._dead)  # first: nobody is to offer any more
                 self._fail_jobs(job)
 
-    def _fail_jobs(self, current: "_Job[object, object] | None") -> None:
+    def _fail_jobs(self, current: "Job[object, object] | None") -> None:
         jobs = [] if current is None else [current]
         with contextlib.suppress(Empty):
             while True:
@@ -157,14 +150,14 @@ class CopyThread:
                 if waiting is not None:
                     jobs.append(waiting)
         for job in jobs:
-            if job.future is not None:
+            if job.done is not None:
                 job.error = WorkerDiedError(self._dead)
                 self._hand_back(job)
         for job in jobs:
-            if job.future is None:
+            if job.done is None:
                 job.run()  # cleans up; there is nobody else to do it
 
-    def _hand_back(self, job: "_Job[object, object]") -> None:
+    def _hand_back(self, job: "Job[object, object]") -> None:
         self._finished.append(job)
         if not self._wake_pending:
             self._wake_pending = True
@@ -173,4 +166,6 @@ class CopyThread:
     def _deliver(self) -> None:
         self._wake_pending = False
         while self._finished:
-            self._finished.popleft().deliver()
+            job = self._finished.popleft()
+            if job.done is not None:
+                job.done(job)

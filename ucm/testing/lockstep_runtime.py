@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 import attrs
 
 from ucm.testing.lockstep_rules import Line, Rule, Violate, number_in, word_in
-from ucm.testing.lockstep_tickets import CHAINS, TicketTrace
+from ucm.testing.lockstep_tickets import TicketTrace
 from ucm.tracing import (
     HOLD_QUARANTINED,
     RUNTIME_CLOSED,
@@ -82,8 +82,6 @@ class RuntimeTrace:
         self._open: dict[int, TicketTrace] = {}
         self._over: OrderedDict[int, TicketTrace] = OrderedDict()
         self._lanes: dict[tuple[object, ...], _Lane] = {}
-        self._waiting = dict.fromkeys(CHAINS, 0)
-        self._waiting_nbytes = dict.fromkeys(CHAINS, 0)
         self._num_offered = 0
         self._num_cut_off = 0
         self._is_closed = False
@@ -110,8 +108,6 @@ class RuntimeTrace:
             self._lanes.setdefault(ticket.lane, _Lane()).num_open += 1
         if self._bounds is not None and ticket.direction == "save":
             self._check_bounds(self._bounds, ticket, line)
-        self._waiting[ticket.direction] += 1
-        self._waiting_nbytes[ticket.direction] += ticket.nbytes
 
     def _refused(self, line: Line) -> None:
         self._offered(line, word_in(line[1], "reason"))
@@ -145,15 +141,9 @@ class RuntimeTrace:
     def _check_bounds(
         self, bounds: QueueBounds, ticket: TicketTrace, line: Line
     ) -> None:
-        """
-        Compare what waited before the offer with the bounds.
-
-        The log counts loads too. Those of the queue are at most the loads of which no
-        stage has started, so that no save is ever wrongly blamed.
-        """
-        waited = number_in(line[1], "queue_tickets") - self._waiting["load"]
-        nbytes = number_in(line[1], "queue_nbytes") - self._waiting_nbytes["load"]
-        nbytes += ticket.nbytes
+        """Compare the saves that waited before the offer with the bounds."""
+        waited = number_in(line[1], "queue_tickets")
+        nbytes = number_in(line[1], "queue_nbytes") + ticket.nbytes
         if waited >= bounds.tickets or (waited > 0 and nbytes > bounds.nbytes):
             why = f"{waited} saves waited, {nbytes} bytes with {ticket}: {bounds}"
             self._violate(Rule.QUEUE_BOUND, why, ticket.story)
@@ -162,10 +152,7 @@ class RuntimeTrace:
 
     def _stage_started(self, line: Line) -> None:
         ticket = self._find(line)
-        was_queued = ticket.is_queued and not ticket.outcome
         ticket.start_stage(line)
-        if was_queued:
-            self._leave_queue(ticket)
         lane = None if ticket.lane is None else self._lanes.get(ticket.lane)
         if lane is None:
             return
@@ -195,13 +182,7 @@ class RuntimeTrace:
         self._tickets[ticket.direction, ticket.outcome] += 1
         if ticket.outcome == "cancelled" and line[1].get("reason") in _CUT_OFF:
             self._num_cut_off += 1
-        if ticket.is_queued and not ticket.refusal:
-            self._leave_queue(ticket)
         self._look_if_over(ticket)
-
-    def _leave_queue(self, ticket: TicketTrace) -> None:
-        self._waiting[ticket.direction] -= 1
-        self._waiting_nbytes[ticket.direction] -= ticket.nbytes
 
     def _look_if_over(self, ticket: TicketTrace) -> None:
         """Forget a ticket that is over, some time later."""

@@ -31,7 +31,7 @@ from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
 from ucm.layout import KVLayout
 from ucm.metrics import Counters
-from ucm.pipeline.pipeline import Notice, NoticeKind
+from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind, Ticket
 from ucm.runtime import Order, Runtime
 from ucm.scheduler.messages import (

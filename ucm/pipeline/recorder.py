@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What the world is told of tickets: counters, log lines, and notices for the engine.
+
+Threading: used from every thread; its parts are safe for that.
+"""
+
+import enum
+import logging
+from collections.abc import Sequence
+
+import attrs
+
+from ucm.mailbox import Mailbox
+from ucm.metrics import Counters
+from ucm.pipeline.dump_queue import DumpQueue
+from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind, Ticket
+from ucm.tracing import (
+    HOLD_QUARANTINED,
+    SOURCE_RELEASED,
+    TICKET_ACCEPTED,
+    TICKET_REFUSED,
+    TICKET_SETTLED,
+    Log,
+)
+
+__all__ = ["Notice", "NoticeKind", "Recorder"]
+
+
+class NoticeKind(enum.Enum):
+    """What a notice tells."""
+
+    RELEASED = "released"
+    QUARANTINED = "quarantined"
+    SETTLED = "settled"
+
+
+@attrs.frozen
+class Notice:
+    """
+    One message to the engine's thread.
+
+    Args:
+        kind: What it tells.
+        ticket: Whose.
+        outcome: With ``SETTLED``, the last word.
+    """
+
+    kind: NoticeKind
+    ticket: Ticket
+    outcome: Outcome | None = None
+
+
+class Recorder:
+    """
+    Tells the world what becomes of tickets: counters, log, notices.
+
+    Used from every thread; its parts are safe for that.
+    """
+
+    def __init__(self, counters: Counters, mailbox: Mailbox[Notice], log: Log) -> None:
+        self.counters = counters
+        self._mailbox = mailbox
+        self._log = log
+
+    def offered(self, tickets: Sequence[Ticket]) -> None:
+        """Count what is about to be offered in one go."""
+        for direction in Direction:
+            mine = [ticket for ticket in tickets if ticket.direction is direction]
+            blocks = sum(len(ticket.span) for ticket in mine)
+            nbytes = sum(ticket.nbytes for ticket in mine)
+            name = direction.value
+            self.counters.add("ucm_offered_blocks_total", blocks, direction=name)
+            self.counters.add("ucm_offered_bytes_total", nbytes, direction=name)
+
+    def admitted(self, ticket: Ticket, admission: Admission, queue: DumpQueue) -> None:
+        """Log what became of an offer; a refusal is the ticket's end."""
+        queue_tickets, queue_nbytes = queue.waiting(ticket.direction)
+        told = {
+            "blocks": len(ticket.span),
+            "nbytes": ticket.nbytes,
+            "queue_tickets": queue_tickets,
+            "queue_nbytes": queue_nbytes,
+        }
+        if admission is not Admission.ACCEPTED:
+            ticket.log.info(TICKET_REFUSED, **told, reason=admission.value)
+            self.settle(ticket, Outcome(OutcomeKind.REFUSED, admission.value))
+        elif self._log.is_enabled_for(logging.DEBUG):
+            ticket.log.debug(TICKET_ACCEPTED, **told)
+
+    def released(self, ticket: Ticket) -> None:
+        """Tell that the engine may reuse the blocks."""
+        held = ticket.released_at - ticket.accepted_at
+        if ticket.direction is Direction.SAVE:
+            self.counters.observe("ucm_hold_duration_seconds", held)
+        self._mailbox.put(Notice(NoticeKind.RELEASED, ticket))
+        ticket.log.debug(SOURCE_RELEASED, elapsed_s=held)
+
+    def quarantined(self, ticket: Ticket) -> None:
+        """Tell that a device copy never ended."""
+        self._mailbox.put(Notice(NoticeKind.QUARANTINED, ticket))
+        self.counters.add("ucm_quarantined_holds_total", 1)
+        ticket.log.error(HOLD_QUARANTINED, blocks=len(ticket.span))
+
+    def settle(self, ticket: Ticket, outcome: Outcome) -> bool:
+        """Give a ticket its last word, once; False when it had one."""
+        if not ticket.settle(outcome):
+            return False
+        ticket.guard.revoke(outcome.reason or "settled")
+        # First of all: whatever goes wrong below, the engine must hear of it.
+        self._mailbox.put(Notice(NoticeKind.SETTLED, ticket, outcome))
+        try:
+            self._count(ticket, outcome)
+            self._write_line(ticket, outcome)
+        finally:
+            ticket.mark_told()
+        return True
+
+    def _write_line(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Write the one canonical line of a ticket."""
+        stages = ticket.stage_seconds.copy()  # a copy job may still add to it
+        seconds = {f"{name}_s": round(spent, 6) for name, spent in stages.items()}
+        ticket.log.info(
+            TICKET_SETTLED,
+            outcome=outcome.kind.value,
+            reason=outcome.reason,
+            torn=ticket.guard.torn,
+            error=outcome.error,
+            blocks=len(ticket.span),
+            committed=outcome.committed,
+            skipped=outcome.skipped,
+            nbytes=ticket.nbytes,
+            total_s=round(ticket.clock() - ticket.accepted_at, 6),
+            **seconds,
+        )
+
+    def _count(self, ticket: Ticket, outcome: Outcome) -> None:
+        direction = ticket.direction.value
+        rest = len(ticket.span) - outcome.committed - outcome.skipped
+        ends = (
+            (OutcomeKind.COMMITTED.value, "", outcome.committed),
+            (OutcomeKind.SKIPPED.value, "stored", outcome.skipped),
+            (outcome.kind.value, outcome.reason, rest),
+        )
+        add = self.counters.add
+        for kind, reason, blocks in ends:
+            labels = {"direction": direction, "outcome": kind, "reason": reason}
+            add("ucm_settled_blocks_total", blocks, **labels)
+            add("ucm_settled_bytes_total", blocks * ticket.block_bytes, **labels)
+        elapsed = ticket.clock() - ticket.accepted_at
+        if ticket.direction is Direction.SAVE:
+            add("ucm_saved_blocks_total", outcome.committed)
+            self.counters.observe("ucm_save_duration_seconds", elapsed)
+            return
+        add("ucm_loaded_blocks_total", outcome.committed)
+        self.counters.observe("ucm_load_duration_seconds", elapsed)
+        if outcome.kind is not OutcomeKind.COMMITTED:
+            add("ucm_load_failures_total", 1, reason=outcome.reason or "error")
