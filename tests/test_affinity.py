@@ -220,17 +220,21 @@ class TestBinding:
         wanted = AffinityPlan(frozenset({max(before)}), "test")
 
         async def bind():
-            thread = CopyThread("copy", asyncio.get_running_loop(), deaths.append)
+            thread = CopyThread(
+                "copy",
+                asyncio.get_running_loop(),
+                deaths.append,
+                on_start=lambda: found.append(bind_thread(wanted)),
+            )
             thread.start()
-            bound = await thread.run(bind_thread, wanted)
-            cpus = await thread.run(os.sched_getaffinity, 0)
+            thread.post(lambda _: found.append(os.sched_getaffinity(0)), None)
             thread.stop()
             thread.close()
             assert thread.join(10.0)
-            return bound, cpus
 
-        deaths = []
-        assert (wanted, wanted.cpus) == asyncio.run(bind())
+        deaths, found = [], []
+        asyncio.run(bind())
+        assert [wanted, wanted.cpus] == found
         assert before == os.sched_getaffinity(0)
         assert [] == deaths
 

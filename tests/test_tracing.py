@@ -21,6 +21,7 @@ EVENTS = {
     "RUNTIME_CLOSED": "runtime.closed",
     "RUNTIME_FAILED": "runtime.failed",
     "MEMORY_UNPINNED": "memory.unpinned",
+    "THREAD_BOUND": "thread.bound",
     "RUNTIME_STARTED": "runtime.started",
     "SCHEDULER_CLOSED": "scheduler.closed",
     "SCHEDULER_STARTED": "scheduler.started",

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import anyio
 import attrs
 
+from ucm.affinity import AffinityPlan, bind_thread, format_cpulist
 from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
@@ -48,6 +49,7 @@ from ucm.tracing import (
     RUNTIME_CLOSED,
     RUNTIME_FAILED,
     RUNTIME_STARTED,
+    THREAD_BOUND,
     Log,
 )
 from ucm.waker import Waker
@@ -100,6 +102,7 @@ class Runtime:
         counters: Where totals go.
         log: The process's log.
         threads: Where the clock, threads and locks come from.
+        affinity: Where copy threads run; as the system pleases if not given.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Runtime:
         counters: Counters,
         log: Log,
         threads: Threads = SYSTEM,
+        affinity: AffinityPlan | None = None,
     ) -> None:
         self._store = store
         self._device = device
@@ -118,6 +122,7 @@ class Runtime:
         self._log = log
         self._counters = counters
         self._threads = threads
+        self._affinity = affinity
         self._clock = threads.monotonic
         self._mailbox: Mailbox[Notice] = Mailbox(threads)
         self._recorder = Recorder(counters, self._mailbox, log)
@@ -131,6 +136,7 @@ class Runtime:
             on_failure=self._fail,
             take_in=self._take_in,
             threads=threads,
+            on_copy_thread=self._bind_copy_thread,
         )
         self._batches: deque[_Batch] = deque()
         self._taking = threads.lock()
@@ -331,6 +337,12 @@ class Runtime:
             changed=self._changed,
             clock=self._clock,
         )
+
+    def _bind_copy_thread(self) -> None:
+        if self._affinity is not None:
+            bound = bind_thread(self._affinity)
+            cpus = format_cpulist(bound.cpus)
+            self._log.info(THREAD_BOUND, cpus=cpus, reason=bound.reason)
 
     def _wake(self) -> None:
         if self._waker is not None:

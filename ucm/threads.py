@@ -108,6 +108,10 @@ class Threads:
         """Return a new event that is not set."""
         return threading.Event()
 
+    def local(self) -> Any:  # noqa: ANN401 - holds what the user puts in
+        """Return a new object whose attributes each thread has for itself."""
+        return threading.local()
+
     def queue(self) -> Queue:
         """Return a new unbounded queue between threads."""
         return SimpleQueue()

@@ -38,6 +38,7 @@ __all__ = [
     "STAGE_STARTED",
     "STORE_CLEAR_FAILED",
     "STORE_DESCRIBE_FAILED",
+    "THREAD_BOUND",
     "TICKET_ACCEPTED",
     "TICKET_REFUSED",
     "TICKET_SETTLED",
@@ -57,6 +58,7 @@ HOLD_RELEASED: Final = "hold.released"
 HOLD_QUARANTINED: Final = "hold.quarantined"
 PREFIX_MATCHED: Final = "prefix.matched"
 MEMORY_UNPINNED: Final = "memory.unpinned"
+THREAD_BOUND: Final = "thread.bound"
 RUNTIME_STARTED: Final = "runtime.started"
 RUNTIME_CLOSED: Final = "runtime.closed"
 RUNTIME_FAILED: Final = "runtime.failed"

@@ -23,7 +23,13 @@ from ucm.pipeline.lane import RequestLane
 from ucm.pipeline.runner import Runner
 from ucm.pipeline.save import Finished
 from ucm.pipeline.stage import Chain, CopyStage, LoopStage
-from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind, TicketOverError
+from ucm.pipeline.tickets import (
+    Direction,
+    Item,
+    Outcome,
+    OutcomeKind,
+    TicketOverError,
+)
 from ucm.pipeline.waiting import fence_passed
 from ucm.pipeline.workers import CopyThread
 
@@ -222,6 +228,29 @@ class TestErrors:
         assert [] == lane.settled
         assert [0] == lane.left
 
+    async def test_settled_item_is_not_even_waited_for(self):
+        """A ticket that is settled leaves its lane although its event never passes."""
+        async with serving() as lane:
+            ticket = make_ticket()
+            ticket.settle(Outcome(OutcomeKind.CANCELLED, "shutdown"))
+            lane.lane.put_nowait(Item(ticket, (), HandFence()))
+            assert [0] == lane.left
+            ticket.guard.revoke("shutdown")
+
+    async def test_begun_copy_of_a_settled_item_is_waited_for(self):
+        """Whatever was said of a ticket: its item stays as long as its copy may write."""
+        fence = HandFence()
+        async with serving() as lane:
+            ticket = make_ticket()
+            ticket.guard.begin()
+            ticket.settle(Outcome(OutcomeKind.CANCELLED, "shutdown"))
+            lane.lane.put_nowait(Item(ticket, (), fence))
+            left = list(lane.left)
+            fence.open()
+            ticket.guard.end()
+        assert [] == left
+        assert [0] == lane.left
+
 
 class TestDeadline:
     async def test_ticket_past_its_deadline_gives_its_blocks_back(self):
@@ -231,6 +260,21 @@ class TestDeadline:
         assert [(1, Outcome(OutcomeKind.CANCELLED, "deadline"))] == lane.settled
         assert ticket.guard.is_released
         assert [] == lane.quarantined
+
+    async def test_item_given_up_lets_the_next_one_in(self):
+        """What stands behind an item whose time is over takes its place, and the lane
+        is empty in the end."""
+        async with serving() as lane:
+            ticket = lane.put(1, HandFence())
+            lane.put(2)
+            lane.lane.check(ticket.deadline + 1.0)
+            assert [1] == lane.left
+            with anyio.move_on_after(1.0):
+                while len(lane.left) < 2:
+                    await anyio.lowlevel.checkpoint()
+            left, lane.lane.num_items = lane.left, 0
+        assert [1, 0] == left
+        assert [1, 2] == [number for number, _ in lane.settled]
 
     async def test_item_that_comes_too_late_is_not_begun(self):
         """No stage is run for a ticket whose time is over when it gets there."""

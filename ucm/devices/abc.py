@@ -106,6 +106,10 @@ class Device(ABC):
             Why it is not pinned; empty when it is, or need not be.
         """
 
+    def numa_node(self) -> int | None:
+        """Return the NUMA node that copies had best be made on; None when any is."""
+        return None
+
     def describe(self) -> Mapping[str, str]:
         """Return facts for the log, such as how bytes are copied."""
         return {}

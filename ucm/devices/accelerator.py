@@ -21,7 +21,6 @@ step. Only the poller's thread asks whether events have passed.
 """
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -118,7 +117,7 @@ class AcceleratorDevice(PagedDevice[_Pages]):
             f"ucm-{driver.device_type}-{driver.index}-events",
             threads,
         )
-        self._bound = threading.local()
+        self._bound = threads.local()
         self._lanes: dict[Direction, _Lane] = {}
         self._relay: Stream = None
         self._pinned: dict[int, int] = {}
@@ -127,12 +126,18 @@ class AcceleratorDevice(PagedDevice[_Pages]):
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
         """Take the engine's KV cache, and start the poller."""
         super().register(layout, kv_caches)
+        assert self._tensors is not None  # just registered
         with self._runtime():
+            self._driver.adopt(self._tensors.storages)
             self._relay = self._driver.make_stream()
             for direction in Direction:
                 stream = self._driver.make_stream()
                 self._lanes[direction] = _Lane(stream, self._threads.lock())
         self._poller.start()
+
+    def numa_node(self) -> int | None:
+        """Return the node that the device is attached to."""
+        return self._driver.numa_node()
 
     def describe(self) -> Mapping[str, str]:
         """Return facts for the log."""
@@ -145,7 +150,8 @@ class AcceleratorDevice(PagedDevice[_Pages]):
                 self._driver.pin(memory.ctypes.data, memory.nbytes)
             except OSError as exc:
                 return str(exc)
-        self._pinned[memory.ctypes.data] = memory.nbytes
+        # A new dict: copies look at the one they have.
+        self._pinned = {**self._pinned, memory.ctypes.data: memory.nbytes}
         return ""
 
     def begin_step(self, step: int) -> None:
@@ -202,6 +208,7 @@ class AcceleratorDevice(PagedDevice[_Pages]):
         self.events.close()
         self._lanes.clear()
         self._relay = None
+        self._driver.adopt(())
         if self._failure is None:
             with contextlib.suppress(RuntimeError):  # the process may be ending
                 self._driver.bind_thread()

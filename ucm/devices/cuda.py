@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from ucm.devices._libcuda import CudaLibrary
+from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.driver import Direction, Driver, Event, Stream
 from ucm.errors import ConfigError
 from ucm.plan import CopyBatch
 
-__all__ = ["CudaDriver", "read_numa_node"]
+__all__ = ["CudaDevice", "CudaDriver", "read_numa_node"]
 
 _cuda: Any = torch.cuda  # noqa: TID251 - the rule sends everybody else here
 """Any: half of it has no types."""
@@ -165,6 +166,22 @@ class CudaDriver(Driver):
             "torch_cuda": str(torch.version.cuda),
             "copies": "batched" if self._library.is_batched else "one by one",
         }
+
+
+class CudaDevice(AcceleratorDevice):
+    """
+    The calling thread's current NVIDIA GPU.
+
+    Args:
+        num_blocks: See ``AcceleratorDevice``.
+
+    Raises:
+        ConfigError: torch has no CUDA here.
+    """
+
+    def __init__(self, num_blocks: int | None = None) -> None:
+        _check_torch(0)  # asking for the current one fails in obscure ways
+        super().__init__(CudaDriver(_cuda.current_device()), num_blocks)
 
 
 def read_numa_node(devices: Path, bus_id: str) -> int | None:

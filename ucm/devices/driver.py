@@ -10,13 +10,17 @@ Threading: every thread calls ``bind_thread`` before anything else. Events and s
 used by one thread at a time, which the caller sees to; ``is_done`` is called on the
 poller's thread only, for events that nobody records meanwhile.
 
-Errors: ``RuntimeError`` from any verb means that the device has failed. Such an error
-stays (CUDA calls it sticky), and nothing may be assumed about copies under way.
+Errors: ``RuntimeError`` from any verb but ``make_event`` and ``record`` means that the
+device has failed. Such an error stays (CUDA calls it sticky), and nothing may be assumed
+about copies under way. Events may merely be scarce.
 """
 
 import enum
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from ucm.plan import CopyBatch
 
@@ -54,6 +58,14 @@ class Driver(ABC):
 
     def __init__(self, index: int) -> None:
         self.index = index
+
+    def adopt(self, storages: Sequence[torch.UntypedStorage]) -> None:  # noqa: B027 - most need not know
+        """
+        Take note of the engine's memory, for drivers that cannot copy by address.
+
+        Args:
+            storages: All that copies will touch; none lets go of them.
+        """
 
     @abstractmethod
     def bind_thread(self) -> None:

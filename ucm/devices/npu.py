@@ -23,11 +23,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.driver import Direction, Driver, Event, Stream
 from ucm.errors import ConfigError, DeviceError
 from ucm.plan import CopyBatch
 
-__all__ = ["NpuDriver"]
+__all__ = ["NpuDevice", "NpuDriver"]
 
 _DIRECTION_CODES = {Direction.TO_DEVICE: 0, Direction.TO_HOST: 1}
 """What vllm-ascend's ``swap_blocks_batch`` calls them."""
@@ -258,6 +259,22 @@ class NpuDriver(Driver):
             "torch_npu": str(self._torch_npu.__version__),
             "cann": self._cann,
         }
+
+
+class NpuDevice(AcceleratorDevice):
+    """
+    The calling thread's current Ascend NPU.
+
+    Args:
+        num_blocks: See ``AcceleratorDevice``.
+
+    Raises:
+        ConfigError: torch_npu or CANN is missing.
+    """
+
+    def __init__(self, num_blocks: int | None = None) -> None:
+        index = int(_import_torch_npu(0).npu.current_device())
+        super().__init__(NpuDriver(index), num_blocks)
 
 
 def _import_torch_npu(index: int) -> ModuleType:

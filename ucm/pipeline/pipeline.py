@@ -56,6 +56,7 @@ class Pipeline:
         on_failure: Called once when a copy thread has died or is stuck; any thread.
         take_in: Called on the loop before the queue is looked at; offers what is new.
         threads: Where the clock, threads and locks come from.
+        on_copy_thread: Called on each copy thread before its first job.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Pipeline:
         on_failure: Callable[[str], None],
         take_in: Callable[[], None],
         threads: Threads = SYSTEM,
+        on_copy_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self.queue = DumpQueue(
             max_tickets=queue.tickets, max_nbytes=queue.nbytes, threads=threads
@@ -83,6 +85,7 @@ class Pipeline:
         self._on_failure = on_failure
         self._take_in = take_in
         self._threads = threads
+        self._on_copy_thread = on_copy_thread
         self._lanes: dict[LaneKey, RequestLane] = {}
         self._in_flight = dict.fromkeys(Direction, 0)
         self._copy: dict[Direction, dict[str, CopyThread]] = {}
@@ -123,6 +126,7 @@ class Pipeline:
                     loop,
                     self._on_failure,
                     self._threads,
+                    self._on_copy_thread,
                 )
                 for worker in sorted(workers)
             }

@@ -64,6 +64,7 @@ class CopyThread:
     Args:
         name: Thread name, seen in debuggers and logs.
         loop: The loop that is told of results.
+        on_start: Called on the thread before its first job.
         on_death: Called on the dying thread.
         threads: Where the thread and its queue come from.
     """
@@ -74,9 +75,11 @@ class CopyThread:
         loop: asyncio.AbstractEventLoop,
         on_death: Callable[[str], None],
         threads: Threads = SYSTEM,
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._waker = threads.waker(loop, self._deliver)
+        self._on_start = on_start
         self._on_death = on_death
         self._jobs: Queue = threads.queue()
         self._finished: deque[Job[object, object]] = deque()
@@ -132,6 +135,7 @@ class CopyThread:
         clean = False
         job: Job[object, object] | None = None
         try:
+            self._on_start()
             while (job := self._jobs.get()) is not None:
                 job.run()
                 self._hand_back(job)

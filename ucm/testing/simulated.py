@@ -8,11 +8,12 @@ set, at each wait.
 """
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Callable
 from queue import Empty
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import greenlet
 
@@ -33,14 +34,12 @@ class Actor:
         "is_ready",
         "loop",
         "name",
-        "started",
         "weight",
         "what",
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.started = False
         self.alive = False
         self.is_ready: Callable[[], bool] | None = None
         self.deadline: float | None = None
@@ -89,6 +88,10 @@ class SimThreads(Threads):
     def event(self) -> Event:
         """Return a simulated event."""
         return _SimEvent(self._simulation)
+
+    def local(self) -> Any:  # noqa: ANN401 - as the standard library's
+        """Return an object whose attributes each simulated thread has for itself."""
+        return _SimLocal()
 
     def queue(self) -> Queue:
         """Return a simulated queue."""
@@ -176,6 +179,22 @@ class _SimEvent:
 
     def wait(self, timeout: float | None = None) -> bool:
         return self._simulation.block(lambda: self._is_set, timeout, "event")
+
+
+class _SimLocal:
+    _by_thread: weakref.WeakKeyDictionary[greenlet.greenlet, dict[str, object]]
+
+    def __init__(self) -> None:
+        vars(self)["_by_thread"] = weakref.WeakKeyDictionary()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._by_thread.setdefault(greenlet.getcurrent(), {})[name] = value
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return self._by_thread[greenlet.getcurrent()][name]
+        except KeyError as exc:
+            raise AttributeError(name) from exc
 
 
 class _SimQueue:

@@ -122,7 +122,7 @@ class Simulation:
     def spawn(self, target: Callable[[], None], name: str) -> Actor:
         """Start a simulated thread."""
         actor = Actor(name)
-        actor.alive = actor.started = True
+        actor.alive = True
         actor.greenlet = greenlet.greenlet(lambda: self._live(actor, target), self._hub)
         self._actors.append(actor)
         return actor

@@ -13,7 +13,8 @@ from tests.integration.vllm.test_worker import KEYSPACE, LocalSetup, an_order, s
 from tests.rig import LAYERS, LAYOUT, NUM_BLOCKS, NUM_ROWS, PAGE_BYTES
 from ucm.blocks import GroupId, KeyPacker, ShardId
 from ucm.config import UCMConfig
-from ucm.devices.abc import Device
+from ucm.devices.abc import Device, EventRef, Fence
+from ucm.errors import DeviceFailedError
 from ucm.integration.vllm.messages import PlanEnvelope
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.scheduler.messages import (
@@ -31,17 +32,32 @@ SAVE = an_order(1, TransferKind.SAVE, range(1, 5))
 LOAD = an_order(2, TransferKind.LOAD, range(10, 14))
 
 
+class FailedDevice(FaultDevice):
+    """A device that fails as soon as the engine's thread asks for a fence."""
+
+    def lease(self, event: EventRef | None = None) -> Fence:
+        """Fail."""
+        raise DeviceFailedError("the device is gone")
+
+
 @attrs.frozen(kw_only=True)
 class FaultySetup(LocalSetup):
     """A set-up whose device meets the plan too."""
 
+    kind: type[FaultDevice] = FaultDevice
+
     def make_device(self, device_type: str) -> Device:
         """Return a device in front of the real one."""
-        return FaultDevice(super().make_device(device_type), self.plan)
+        return self.kind(super().make_device(device_type), self.plan)
 
 
 @contextlib.contextmanager
-def working(*faults: Fault, rank: int = 0, **timeout: float) -> Iterator[WorkerHalf]:
+def working(
+    *faults: Fault,
+    rank: int = 0,
+    kind: type[FaultDevice] = FaultDevice,
+    **timeout: float,
+) -> Iterator[WorkerHalf]:
     """Run a worker's half over zeroed memory; it is closed within a moment."""
     setup = FaultySetup(
         config=UCMConfig.from_mapping({"timeout": {"shutdown": 0.2, **timeout}}),
@@ -52,6 +68,7 @@ def working(*faults: Fault, rank: int = 0, **timeout: float) -> Iterator[WorkerH
         recomputes=True,
         plan=FaultPlan(*faults),
         at_event={},
+        kind=kind,
     )
     half = WorkerHalf(setup, rank, "cpu")
     memory = torch.zeros((NUM_ROWS, NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
@@ -94,6 +111,19 @@ class TestBlocks:
                 assert 4 == half._counters.total(
                     "ucm_offered_blocks_total", direction=direction
                 )
+
+    def test_failed_device_fails_orders_and_not_the_engine(self) -> None:
+        """C6 rule 10, X-13: where no fence can be had any more, saves and loads fail,
+        are told as such, and no hook raises."""
+        plan = StepPlan(
+            step=1, keyspace_digest=KEYSPACE.digest, saves=(SAVE,), loads=(LOAD,)
+        )
+        with working(kind=FailedDevice) as half:
+            step(half, plan)
+            report = settled(half)
+            assert (1,) == report.unstored_saves
+            assert (1,) == report.released
+            assert ["device"] == [failure.reason for failure in report.failures]
 
     def test_stuck_save_is_told_as_quarantined(self) -> None:
         """S1-26: blocks under a copy that never ended are not told as released."""

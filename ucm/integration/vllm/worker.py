@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
+from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
 from ucm.blocks import (
     BlockHash,
     BlockId,
@@ -24,9 +25,11 @@ from ucm.blocks import (
     TransferId,
 )
 from ucm.devices.abc import Fence
+from ucm.devices.events import FailedFence
 from ucm.devices.selection import EventSelector
 from ucm.errors import DeviceError
 from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
+from ucm.integration.vllm.outbox import Outbox
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
 from ucm.layout import KVLayout
@@ -38,7 +41,6 @@ from ucm.scheduler.messages import (
     Failure,
     SpanOrder,
     StepPlan,
-    StepReport,
     TransferKind,
     encode,
 )
@@ -64,46 +66,6 @@ class _Load:
     waiting: set[TransferId] = attrs.Factory(set)
     settled: set[TransferId] = attrs.Factory(set)
     failed: bool = False
-
-
-@attrs.define
-class _Outbox:
-    """What the next report will say."""
-
-    released: list[int] = attrs.Factory(list)
-    quarantined: list[int] = attrs.Factory(list)
-    settled_saves: list[int] = attrs.Factory(list)
-    unstored_saves: list[int] = attrs.Factory(list)
-    loads_done: list[int] = attrs.Factory(list)
-    failures: list[Failure] = attrs.Factory(list)
-    told_unhealthy: bool = False
-
-    def take(self, rank: int, *, healthy: bool) -> StepReport | None:
-        """Return a report and start afresh; None when there is nothing to tell."""
-        lists = (
-            self.released,
-            self.quarantined,
-            self.settled_saves,
-            self.unstored_saves,
-            self.loads_done,
-            self.failures,
-        )
-        if not any(lists) and (healthy or self.told_unhealthy):
-            return None
-        report = StepReport(
-            rank=rank,
-            released=tuple(self.released),
-            quarantined=tuple(self.quarantined),
-            settled_saves=tuple(self.settled_saves),
-            unstored_saves=tuple(self.unstored_saves),
-            loads_done=tuple(self.loads_done),
-            failures=tuple(self.failures),
-            healthy=healthy,
-        )
-        for one in lists:
-            one.clear()
-        self.told_unhealthy = not healthy
-        return report
 
 
 class WorkerHalf:
@@ -143,7 +105,7 @@ class WorkerHalf:
         self._reading: dict[tuple[str, int], set[TransferId]] = {}
         self._loads: dict[str, _Load] = {}
         self._deferred: dict[str, int] = {}
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._is_idle = False
 
     def register(self, kv_caches: Mapping[str, object]) -> None:
@@ -169,6 +131,7 @@ class WorkerHalf:
             counters=self._counters,
             log=self._log,
             threads=self._setup.threads,
+            affinity=self._plan_affinity(),
         )
         self._runtime.start()
 
@@ -278,6 +241,12 @@ class WorkerHalf:
         else:
             self._runtime.close()
 
+    def _plan_affinity(self) -> AffinityPlan | None:
+        setting = self._setup.config.threads.affinity
+        if setting == OFF:
+            return None
+        return plan_beside_engine(setting, self._device.numa_node())
+
     def _decoded(self, metadata: object) -> StepPlan:
         """Return the plan of a step, decoded once for all hooks that are given it."""
         if self._last is None or self._last[0] is not metadata:
@@ -294,7 +263,12 @@ class WorkerHalf:
             return
         if self._runtime is None:
             raise DeviceError("orders came before register_kv_caches")
-        fence = make_fence()
+        try:
+            fence = make_fence()
+        except DeviceError as exc:
+            fence = FailedFence(
+                exc
+            )  # the orders fail, each with its reason, and are told
         self._rekey(plan.keyspace_digest)
         make = functools.partial(_order, self._setup.layout, self._packers)
         self._runtime.submit(map(make, orders), fence)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs the segments of lanes: results come back once, or never when given up."""
+
+import contextlib
+
+import anyio
+import pytest
+
+from tests.pipeline.kit import TIMEOUT, make_ticket
+from ucm.pipeline.runner import Run, Runner
+from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
+from ucm.pipeline.tickets import Direction
+from ucm.pipeline.workers import Job
+
+pytestmark = pytest.mark.asyncio
+
+
+class Held(LoopStage):
+    """Waits until the test lets it pass."""
+
+    name = "held"
+
+    def __init__(self):
+        self.gate = anyio.Event()
+
+    async def run(self, given):
+        """Wait."""
+        await self.gate.wait()
+        return given
+
+
+class Passing(LoopStage):
+    """Has nothing to wait for."""
+
+    name = "passing"
+
+    def try_now(self, given):
+        """Let it pass."""
+        return given
+
+    async def run(self, given):
+        """Fail the test."""
+        raise AssertionError("it was waited for")
+
+
+class Copied(CopyStage):
+    """Runs on a copy thread."""
+
+    name = "copied"
+
+    def run(self, given):
+        """Do nothing."""
+        return given
+
+
+class HandThread:
+    """A copy thread whose jobs end when the test says so."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def run(self, function, argument, done):
+        """Keep a job."""
+        self.jobs.append(Job(function, argument, done))
+
+    def work(self):
+        """Run the jobs and tell of them."""
+        for job in self.jobs:
+            job.run()
+            job.done(job)
+
+
+class Rig:
+    """A runner, and what it told."""
+
+    def __init__(self, group):
+        self.thread = HandThread()
+        self.woken, self.over = [], []
+        copy = {Direction.SAVE: {"copy": self.thread}}
+        self.runner = Runner(copy, group, lambda: self.woken.append(True))
+
+    def start(self, stage):
+        """Start a run of one stage; return it."""
+        (segment,) = Chain.start(stage).segments()
+        run = Run(segment, 0, Carrier(make_ticket()), self.over.append)
+        self.runner.start(run)
+        return run
+
+
+@contextlib.asynccontextmanager
+async def rigged():
+    """Yield a rig; then all its waits have to end."""
+    with anyio.fail_after(TIMEOUT):
+        async with anyio.create_task_group() as group:
+            yield Rig(group)
+
+
+class TestRunner:
+    async def test_run_that_is_over_wakes_and_is_handed_back_once(self):
+        """Each end wakes whoever serves the lanes, and is told to its lane once, there."""
+        async with rigged() as rig:
+            held = Held()
+            waited, copied = rig.start(held), rig.start(Copied())
+            rig.thread.work()
+            held.gate.set()
+            await anyio.wait_all_tasks_blocked()
+            assert [True, True] == rig.woken
+            assert [] == rig.over
+            for _ in range(2):
+                rig.runner.hand_back()
+                assert [copied, waited] == rig.over
+            assert waited.is_over
+            assert copied.is_over
+
+    async def test_run_that_is_over_at_once_is_not_handed_back(self):
+        """A lane that goes on with a run itself must not hear of it again."""
+        async with rigged() as rig:
+            run = rig.start(Passing())
+            assert run.is_over
+            await anyio.wait_all_tasks_blocked()
+            rig.runner.hand_back()
+            assert [] == rig.over
+            assert [] == rig.woken
+
+    async def test_run_that_was_given_up_is_not_heard_of(self):
+        """A copy that ends after all, and a wait that was ended, count for nothing."""
+        async with rigged() as rig:
+            runs = [rig.start(stage) for stage in (Copied(), Held())]
+            await anyio.wait_all_tasks_blocked()
+            for run in runs:
+                run.give_up()
+            rig.thread.work()
+            await anyio.wait_all_tasks_blocked()
+            rig.runner.hand_back()
+            assert [] == rig.over
+
+    @pytest.mark.parametrize("has_begun", [True, False])
+    async def test_wait_that_was_given_up_ends(self, has_begun):
+        """Nothing stays behind of a wait, nor of one that has not begun yet."""
+        stage = Held()
+        async with rigged() as rig:
+            before = len(anyio.get_running_tasks())
+            run = rig.start(stage)
+            if has_begun:
+                await anyio.wait_all_tasks_blocked()
+            run.give_up()
+            await anyio.wait_all_tasks_blocked()
+            after = len(anyio.get_running_tasks())
+            stage.gate.set()
+        assert before == after
