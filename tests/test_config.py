@@ -95,7 +95,10 @@ class TestUnknownKeys:
         error = refused({"queue": {"zzz": 1}})
         assert "queue.zzz" == error.key
         assert "Did you mean" not in str(error)
-        assert "Known: ['nbytes', 'span_bytes', 'tickets', 'window']" in str(error)
+        assert (
+            "Known: ['nbytes', 'span_bytes', 'staging_bytes', 'tickets', 'window']"
+            in str(error)
+        )
 
     def test_key_that_is_no_text_is_unknown(self):
         """A mapping may have keys of any type; other than text none is known."""

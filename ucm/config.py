@@ -112,6 +112,12 @@ class QueueConfig:
     nbytes: int = _field(
         1 << 30, "Bytes of blocks whose saves may wait.", read=_size, least=1
     )
+    staging_bytes: int = _field(
+        256 << 20,
+        "Pinned memory for slots that cannot be pinned, such as those on a disk.",
+        read=_size,
+        least=1,
+    )
     span_bytes: int = _field(
         16 << 20, "Bytes that one ticket carries at most.", read=_size, least=1
     )

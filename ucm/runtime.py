@@ -119,6 +119,7 @@ class Runtime:
         self._store = store
         self._device = device
         self._timeout = config.timeout
+        self._staging_bytes = config.queue.staging_bytes
         self._log = log
         self._counters = counters
         self._threads = threads
@@ -164,12 +165,10 @@ class Runtime:
         Pin the store's memory and start the loop thread; blocks until it serves.
 
         Raises:
+            ConfigError: ``queue.staging_bytes`` is less than a block.
             PipelineClosedError: The loop did not come up.
         """
-        for memory in self._store.buffers:
-            problem = self._device.pin(memory)
-            if problem:
-                self._log.warning(MEMORY_UNPINNED, nbytes=memory.nbytes, reason=problem)
+        self._pin()
         self._thread.start()
         if not self._started.wait(_START_TIMEOUT_S) or self._failure:
             raise PipelineClosedError(f"the loop did not start: {self._failure}")
@@ -179,6 +178,15 @@ class Runtime:
             device=type(self._device).__name__,
             **self._device.describe(),
         )
+
+    def _pin(self) -> None:
+        """See that the device reaches the store's slots, or memory in between."""
+        problems = [self._device.pin(memory) for memory in self._store.buffers]
+        for problem in filter(None, problems):
+            self._log.warning(MEMORY_UNPINNED, reason=problem)
+        if not problems or any(problems):
+            largest = self._store.capabilities.max_block_bytes
+            self._device.stage(self._staging_bytes, largest)
 
     def submit(self, orders: Iterable[Order], fence: Fence) -> None:
         """
@@ -252,11 +260,10 @@ class Runtime:
         """Block until all accepted tickets are settled; False after *timeout* seconds."""
         limit = self._clock() + timeout
         self._take_in()
-        for ticket in list(self._open.values()):
-            left = max(0.0, limit - self._clock())
-            if not ticket.wait_told(left):
-                return False
-        return True
+        return all(
+            ticket.wait_told(max(0.0, limit - self._clock()))
+            for ticket in list(self._open.values())
+        )
 
     def close(self) -> None:
         """

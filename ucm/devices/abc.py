@@ -64,6 +64,18 @@ class Fence(ABC):
         """
         return False
 
+    def land(self) -> None:
+        """
+        Bring what was gathered to its final place, where it is not there yet.
+
+        On a copy thread, once the fence has passed, and once only.
+        """
+        return
+
+    def close(self) -> None:
+        """Give back what the copy needed of the device's own. Idempotent."""
+        return
+
 
 class Device(ABC):
     """
@@ -113,6 +125,21 @@ class Device(ABC):
     def describe(self) -> Mapping[str, str]:
         """Return facts for the log, such as how bytes are copied."""
         return {}
+
+    def stage(self, nbytes: int, slot_bytes: int) -> None:
+        """
+        Take host memory for copies whose slots are not pinned, before the first of them.
+
+        For devices to which that makes a difference.
+
+        Args:
+            nbytes: At most so much.
+            slot_bytes: Of the largest block.
+
+        Raises:
+            ConfigError: That is less than one slot.
+        """
+        return
 
     @abstractmethod
     def begin_step(self, step: int) -> None:
@@ -166,7 +193,8 @@ class Device(ABC):
             slots: ``[n]`` slots, aligned with *block_ids*.
 
         Returns:
-            Passes when the source may be overwritten and the slots are readable.
+            Passes when the source may be overwritten; then, behind ``land``, the slots
+            are readable. To be closed by the caller, at whatever end.
 
         Raises:
             DeviceError: A block id is out of range, or the copy failed. Nothing

@@ -9,7 +9,9 @@ that waits for an event which the engine lends. Nobody waits for anything there.
 *Copies.* Each direction has a stream of its own, of low priority, so that loads do not
 stand behind saves nor the engine behind either. One call submits all pages of a span,
 neighbours merged, straight between blocks and slots; an event of ours behind them is the
-fence. How many copies are under way at once is bounded by whoever asks for them: the
+fence. Slots that could not be pinned are copied by way of staging memory that is, if
+there is any: for a save the last step, from there to the slots, is the fence's ``land``.
+How many copies are under way at once is bounded by whoever asks for them: the
 pipeline's window.
 
 *Failure.* An error of the runtime stays: the device has failed from then on, each call
@@ -21,6 +23,7 @@ step. Only the poller's thread asks whether events have passed.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -28,52 +31,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ucm.devices._paged import Int64s, PagedCopy, PagedDevice, Part
+from ucm.devices._paged import PagedCopy, PagedDevice, Part
+from ucm.devices._pages import Pages, StagedFence, move
 from ucm.devices.abc import EventRef, Fence
 from ucm.devices.driver import Direction, Driver, Stream
 from ucm.devices.events import DoneFence, EventBook, FailedFence
 from ucm.devices.poller import EventPoller
-from ucm.errors import DeviceError, DeviceFailedError, GraphCaptureError
+from ucm.devices.staging import StagingLease, StagingPool, StagingTimeoutError
+from ucm.errors import (
+    ConfigError,
+    DeviceError,
+    DeviceFailedError,
+    GraphCaptureError,
+)
 from ucm.layout import KVLayout
-from ucm.plan import CopyBatch
 from ucm.threads import SYSTEM, Lock, Threads
 
 __all__ = ["AcceleratorDevice"]
 
 _CLOSE_TIMEOUT_S = 10.0
-
-
-@attrs.frozen(eq=False)
-class _Pages:
-    """
-    Where the pages of a group are.
-
-    Args:
-        rows: ``[k]`` row of each part.
-        starts: ``[k]`` address of block 0's part.
-        strides: ``[k]`` bytes from block to block.
-        nbytes: ``[k]`` bytes of the part.
-        offsets: ``[k]`` where the part is in a slot.
-    """
-
-    rows: Int64s
-    starts: Int64s
-    strides: Int64s
-    nbytes: Int64s
-    offsets: Int64s
-
-    def batch(self, copy: "PagedCopy[_Pages]", direction: Direction) -> CopyBatch:
-        """Return the copies of a span, neighbours merged."""
-        chosen = slice(None) if copy.is_whole else np.isin(self.rows, copy.row_ids)
-        slots = copy.slots
-        blocks = copy.blocks[:, None]
-        pages = self.starts[chosen] + blocks * self.strides[chosen]
-        first = slots.pool.ctypes.data + slots.slots * slots.pool.strides[0]
-        places = first[:, None] + self.offsets[chosen]
-        nbytes = np.broadcast_to(self.nbytes[chosen], pages.shape).ravel()
-        if direction is Direction.TO_HOST:
-            return CopyBatch.coalesce(pages.ravel(), places.ravel(), nbytes)
-        return CopyBatch.coalesce(places.ravel(), pages.ravel(), nbytes)
+_STAGING_TIMEOUT_S = 0.05
+"""Then a copy goes straight to memory that is not pinned: slower, but it goes."""
 
 
 @attrs.frozen(eq=False)
@@ -84,7 +62,7 @@ class _Lane:
     lock: Lock
 
 
-class AcceleratorDevice(PagedDevice[_Pages]):
+class AcceleratorDevice(PagedDevice[Pages]):
     """
     One accelerator, through its driver.
 
@@ -121,6 +99,7 @@ class AcceleratorDevice(PagedDevice[_Pages]):
         self._lanes: dict[Direction, _Lane] = {}
         self._relay: Stream = None
         self._pinned: dict[int, int] = {}
+        self._staging: StagingPool | None = None
         self._failure: DeviceError | None = None
 
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
@@ -153,6 +132,16 @@ class AcceleratorDevice(PagedDevice[_Pages]):
         # A new dict: copies look at the one they have.
         self._pinned = {**self._pinned, memory.ctypes.data: memory.nbytes}
         return ""
+
+    def stage(self, nbytes: int, slot_bytes: int) -> None:
+        """Take staging memory; see ``Device.stage``."""
+        self._staging = StagingPool(
+            nbytes,
+            slot_bytes,
+            key="queue.staging_bytes",
+            pin=self.pin,
+            threads=self._threads,
+        )
 
     def begin_step(self, step: int) -> None:
         """Make events that were seen before stale."""
@@ -203,6 +192,9 @@ class AcceleratorDevice(PagedDevice[_Pages]):
         if self._is_closed:
             return
         super().close()
+        if self._staging is not None and not self._staging.close():
+            # The device may write there still: never unpinned, and never freed.
+            self._pinned.pop(self._staging.memory.ctypes.data, None)
         if not self._poller.close(_CLOSE_TIMEOUT_S):
             return
         self.events.close()
@@ -216,17 +208,51 @@ class AcceleratorDevice(PagedDevice[_Pages]):
                     self._driver.unpin(address)
         self._pinned.clear()
 
-    def _prepare(self, parts: Sequence[Part], num_blocks: int) -> _Pages:
+    def _prepare(self, parts: Sequence[Part], num_blocks: int) -> Pages:
         columns = zip(
             *((p.row_id, p.address, p.stride, p.nbytes, p.offset) for p in parts),
             strict=True,
         )
-        return _Pages(*(np.array(column, dtype=np.int64) for column in columns))
+        return Pages(*(np.array(column, dtype=np.int64) for column in columns))
 
-    def _copy(self, copy: PagedCopy[_Pages], direction: Direction) -> Fence:
-        """Submit a span's copies to the direction's stream."""
+    def _copy(self, copy: PagedCopy[Pages], direction: Direction) -> Fence:
+        """Submit a span's copies, by way of staging memory where that is faster."""
         if not len(copy.blocks) or not copy.row_ids:
             return DoneFence()
+        self._check_alive()
+        if self._staging is not None and not self._is_pinned(copy.slots.pool):
+            with contextlib.suppress(StagingTimeoutError, ConfigError):
+                lease = self._staging.borrow(
+                    len(copy.blocks),
+                    copy.slots.block_bytes,
+                    direction.value,
+                    _STAGING_TIMEOUT_S,
+                )
+                return self._copy_staged(copy, direction, lease)
+        return self._submit(copy, direction)
+
+    def _copy_staged(
+        self, copy: PagedCopy[Pages], direction: Direction, lease: StagingLease
+    ) -> Fence:
+        extents = copy.group.extents(copy)
+        is_kept = False
+        try:
+            if direction is Direction.TO_DEVICE:
+                move(copy.slots, lease.slots, extents)
+            staged = attrs.evolve(copy, slots=lease.slots)
+            fence = self._submit(staged, direction)
+            lease.quarantine(fence)
+            is_kept = direction is Direction.TO_HOST
+        finally:
+            if not is_kept:
+                lease.close()
+        if not is_kept:
+            return fence
+        land = functools.partial(move, lease.slots, copy.slots, extents)
+        return StagedFence(fence, lease, land)
+
+    def _submit(self, copy: PagedCopy[Pages], direction: Direction) -> Fence:
+        """Submit a span's copies to the direction's stream."""
         batch = copy.group.batch(copy, direction)
         lane = self._lanes[direction]
         is_pinned = self._is_pinned(copy.slots.pool)

@@ -11,6 +11,8 @@ an asynchronous device ``GatherWait`` waits for its fence before them. A copy th
 begun is always waited for, also when its ticket is over.
 """
 
+import contextlib
+
 import attrs
 
 from ucm.blocks import RowId
@@ -128,6 +130,8 @@ class Gather(CopyStage[Ready, Gathered]):
         ticket.rows_left.difference_update(given.row_ids)
         if self._device.is_synchronous:  # for others ``GatherWait`` waits
             release_when_whole(ticket, fence)
+        else:
+            ticket.own(contextlib.closing(fence))
         return Gathered(ticket, fence)
 
 
@@ -154,6 +158,7 @@ class Transfer(CopyStage[Gathered, Sealed]):
         ticket = given.ticket
         if not given.fence.is_done():
             raise DeviceTimeoutError("slots were to be sealed before their copy ended")
+        given.fence.land()
         if not ticket.rows_left:
             lease = _lease(ticket)
             lease.seal(0, len(lease.keys))

@@ -14,7 +14,7 @@ Memory is read and written by torch beside the device, never by its own verbs.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import attrs
 import numpy as np
@@ -125,8 +125,10 @@ class DeviceContract(ABC):
         fence = device.gather(
             copy.group.group_id, copy.row_ids, copy.block_ids, copy.slots
         )
-        assert fence.wait(_TIMEOUT)
-        assert fence.is_done()
+        with closing(fence):
+            assert fence.wait(_TIMEOUT)
+            assert fence.is_done()
+            fence.land()
 
     def scatter(self, device: Device, copy: Copy) -> None:
         """Scatter and wait."""

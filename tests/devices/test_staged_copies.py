@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies by way of staging memory, for slots that are not pinned."""
+
+import contextlib
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from ucm.blocks import BlockId
+from ucm.devices.accelerator import AcceleratorDevice
+from ucm.errors import ConfigError
+from ucm.plan import HostSlots
+from ucm.testing.accelerator import SimulatedDriver
+from ucm.testing.accelerator_streams import CUDA, SimHardware
+from ucm.testing.device_contract import DeviceContract
+from ucm.testing.device_memory import Arrangement, Engine, Nesting
+
+PLAIN = Arrangement(
+    num_blocks=8,
+    nesting=Nesting.LAYERS,
+    pages=(64, 64, 32),
+    paddings=(0, 0, 0),
+    groups=((0, 1, 2),),
+)
+BLOCK_BYTES = 160
+ROWS = (0, 1, 2)
+
+
+def make_memory(nbytes):
+    """Return memory that the simulated device can reach."""
+    return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+@pytest.mark.slow
+class TestContract(DeviceContract):
+    """Whoever copies by way of staging memory sees the same device."""
+
+    def make_device(self, num_blocks):
+        """Return a device with staging memory for two blocks of any arrangement."""
+        hardware = SimHardware(random.Random(num_blocks), semantics=CUDA)
+        device = AcceleratorDevice(SimulatedDriver(0, hardware), num_blocks)
+        device.stage(12 * 5 * 4096, 5 * 4096)
+        return device
+
+    def make_memory(self, nbytes):
+        """Return memory that the simulated device can reach."""
+        return make_memory(nbytes)
+
+
+@pytest.fixture
+def engine():
+    """Return an engine's memory, filled."""
+    engine = Engine(PLAIN, make_memory)
+    engine.image = engine.fill(1)
+    return engine
+
+
+class HeldDriver(SimulatedDriver):
+    """A driver whose events pass when the test lets them."""
+
+    def __init__(self):
+        super().__init__(0, SimHardware(random.Random(3), semantics=CUDA))
+        self.is_held = False
+
+    def is_done(self, event):
+        """Say no while held."""
+        return not self.is_held and super().is_done(event)
+
+
+@pytest.fixture
+def driver():
+    """Return a driver; what it did must have been right."""
+    driver = HeldDriver()
+    yield driver
+    assert [] == driver.hardware.violations
+
+
+@pytest.fixture
+def device(driver, engine):
+    """Return a device with staging memory for four blocks."""
+    device = AcceleratorDevice(driver, PLAIN.num_blocks)
+    device.stage(4 * BLOCK_BYTES, BLOCK_BYTES)
+    device.register(engine.layout, engine.kv_caches)
+    with contextlib.closing(device):
+        yield device
+
+
+def slots_of(count):
+    """Return so many slots of memory that is not pinned."""
+    pool = np.zeros((8, BLOCK_BYTES), np.uint8)
+    return HostSlots(pool, np.arange(count), BLOCK_BYTES)
+
+
+def gather(device, engine, count, rows=ROWS):
+    """Gather the first blocks; return the fence and the slots."""
+    slots = slots_of(count)
+    blocks = tuple(map(BlockId, range(count)))
+    return device.gather(engine.layout.groups[0].group_id, rows, blocks, slots), slots
+
+
+def expected(engine, count, rows=ROWS):
+    """Return what slots of the first blocks must hold."""
+    pool = np.zeros((8, BLOCK_BYTES), np.uint8)
+    for block in range(count):
+        pages = engine.pages(engine.image, engine.layout.groups[0], rows, block)
+        for page, place in pages:
+            pool[block, place] = page
+    return pool
+
+
+class TestGather:
+    def test_slots_are_written_when_the_copy_lands(self, device, engine, driver):
+        """S2-04: the device copies to pinned memory only; the slots are written by the
+        host, behind the fence."""
+        fence, slots = gather(device, engine, 3)
+        assert fence.wait(10.0)
+        assert not slots.pool.any()
+        fence.land()
+        np.testing.assert_array_equal(expected(engine, 3), slots.pool)
+        (memory,) = driver.pins
+        (copy,) = driver.copies
+        assert device._staging.memory.ctypes.data == memory
+        assert copy.is_pinned
+
+    def test_rows_that_were_not_asked_for_stay(self, device, engine):
+        """Only the rows of a copy are brought to the slots: others may be there."""
+        fence, slots = gather(device, engine, 2, rows=(0, 2))
+        assert fence.wait(10.0)
+        slots.pool[:, 64:128] = 7
+        fence.land()
+        wanted = expected(engine, 2, rows=(0, 2))
+        wanted[:, 64:128] = 7
+        np.testing.assert_array_equal(wanted, slots.pool)
+
+    def test_staging_memory_comes_back_when_the_copy_has_landed(self, device, engine):
+        """A landed or closed copy frees its slots; who holds them is told meanwhile."""
+        fence, _ = gather(device, engine, 3)
+        assert {"device_to_host": 3 * BLOCK_BYTES} == device._staging.stats().borrowers
+        assert fence.wait(10.0)
+        fence.land()
+        fence.close()
+        assert 4 * BLOCK_BYTES == device._staging.stats().free_bytes
+
+    def test_copy_that_is_given_up_keeps_its_memory_until_its_fence(
+        self, device, engine, driver
+    ):
+        """Design invariant 5: a buffer whose fence has not passed is lent to
+        nobody, also when its borrower wants nothing any more."""
+        driver.is_held = True
+        fence, _ = gather(device, engine, 3)
+        fence.close()
+        assert 3 * BLOCK_BYTES == device._staging.stats().quarantined_bytes
+        driver.is_held = False
+        assert fence.wait(10.0)
+        assert 0 == device._staging.stats().quarantined_bytes
+
+    def test_more_than_the_budget_goes_straight_to_the_slots(self, device, engine):
+        """A span that will never fit is copied without staging memory, slowly."""
+        fence, slots = gather(device, engine, 6)
+        assert fence.wait(10.0)
+        fence.land()
+        np.testing.assert_array_equal(expected(engine, 6), slots.pool)
+
+
+class TestScatter:
+    def test_bytes_reach_the_pages_by_way_of_pinned_memory(
+        self, device, engine, driver
+    ):
+        """S2-04: a load is copied on the host first; its memory is free when its fence
+        has passed."""
+        slots = slots_of(4)
+        slots.pool[:] = np.random.default_rng(5).integers(0, 256, slots.pool.shape)
+        group = engine.layout.groups[0]
+        blocks = tuple(map(BlockId, range(4)))
+        fence = device.scatter(group.group_id, ROWS, slots, blocks)
+        assert fence.wait(10.0)
+        now = engine.read()
+        for block in range(4):
+            for page, place in engine.pages(now, group, ROWS, block):
+                np.testing.assert_array_equal(slots.pool[block, place], page)
+        (copy,) = driver.copies
+        assert copy.is_pinned
+        assert 4 * BLOCK_BYTES == device._staging.stats().free_bytes
+
+
+def test_budget_below_one_block_is_refused_by_name(driver):
+    """X-09: the error names the setting, its value and what it takes."""
+    with pytest.raises(ConfigError, match=r"queue\.staging_bytes=100.*160 bytes"):
+        AcceleratorDevice(driver).stage(100, 160)
