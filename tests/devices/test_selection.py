@@ -200,8 +200,8 @@ class TestLayer:
         metadata: object,
         reason: str,
     ) -> None:
-        """S0-22, S0-23, S0-36 to S0-39: an event on the current stream is used, or if
-        there can be none the device is synchronized, exactly once."""
+        """S0-22, S0-23, S0-36, S0-37, S0-38, S0-39: an event on the current stream is
+        used, or if there can be none the device is synchronized, exactly once."""
         world = World()
         world.device.failure = failure
         assert world.selector.for_layer("a", metadata).is_done()
