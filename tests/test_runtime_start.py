@@ -30,6 +30,11 @@ class Pinning(CPUDevice):
         self.given.append(memory)
         return "locked memory is scarce" if len(self.given) > 1 else ""
 
+    def stage(self, nbytes, slot_bytes):
+        """Note what is asked for."""
+        self.staged = nbytes, slot_bytes
+        return "and so is staging memory"
+
     def describe(self):
         """Say how it copies."""
         return {"copies": "by hand"}
@@ -49,12 +54,16 @@ class TestStart:
         """S2-04: before the first copy the device may pin the memory that slots lie in;
         what it cannot pin is logged once, and served all the same."""
         store = MemoryStore(capacity_blocks=16, block_bytes=BLOCK_BYTES)
-        with running_on(TwoBuffers(store), Pinning(NUM_BLOCKS)) as rig:
+        config = {"queue": {"staging_bytes": 4096}}
+        with running_on(TwoBuffers(store), Pinning(NUM_BLOCKS), config) as rig:
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
             assert 4 == rig.settle()[1].committed
             assert [id(store.buffers[0])] * 2 == [id(one) for one in rig.device.given]
+            assert (4096, BLOCK_BYTES) == rig.device.staged
         told = [line for line in rig.tracer.events if line["event"] == MEMORY_UNPINNED]
-        assert ["locked memory is scarce"] == [line["reason"] for line in told]
+        assert ["locked memory is scarce", "and so is staging memory"] == [
+            line["reason"] for line in told
+        ]
         (started,) = (
             line for line in rig.tracer.events if line["event"] == RUNTIME_STARTED
         )

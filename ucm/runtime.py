@@ -182,11 +182,11 @@ class Runtime:
     def _pin(self) -> None:
         """See that the device reaches the store's slots, or memory in between."""
         problems = [self._device.pin(memory) for memory in self._store.buffers]
-        for problem in filter(None, problems):
-            self._log.warning(MEMORY_UNPINNED, reason=problem)
         if not problems or any(problems):
             largest = self._store.capabilities.max_block_bytes
-            self._device.stage(self._staging_bytes, largest)
+            problems.append(self._device.stage(self._staging_bytes, largest))
+        for problem in filter(None, problems):
+            self._log.warning(MEMORY_UNPINNED, reason=problem)
 
     def submit(self, orders: Iterable[Order], fence: Fence) -> None:
         """

@@ -126,7 +126,7 @@ class Device(ABC):
         """Return facts for the log, such as how bytes are copied."""
         return {}
 
-    def stage(self, nbytes: int, slot_bytes: int) -> None:
+    def stage(self, nbytes: int, slot_bytes: int) -> str:
         """
         Take host memory for copies whose slots are not pinned, before the first of them.
 
@@ -136,10 +136,13 @@ class Device(ABC):
             nbytes: At most so much.
             slot_bytes: Of the largest block.
 
+        Returns:
+            Why it is not pinned; empty when it is, or need not be.
+
         Raises:
             ConfigError: That is less than one slot.
         """
-        return
+        return ""
 
     @abstractmethod
     def begin_step(self, step: int) -> None:

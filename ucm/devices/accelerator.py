@@ -133,7 +133,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         self._pinned = {**self._pinned, memory.ctypes.data: memory.nbytes}
         return ""
 
-    def stage(self, nbytes: int, slot_bytes: int) -> None:
+    def stage(self, nbytes: int, slot_bytes: int) -> str:
         """Take staging memory; see ``Device.stage``."""
         self._staging = StagingPool(
             nbytes,
@@ -142,6 +142,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
             pin=self.pin,
             threads=self._threads,
         )
+        return self._staging.pin_problem
 
     def begin_step(self, step: int) -> None:
         """Make events that were seen before stale."""
@@ -220,16 +221,24 @@ class AcceleratorDevice(PagedDevice[Pages]):
         if not len(copy.blocks) or not copy.row_ids:
             return DoneFence()
         self._check_alive()
-        if self._staging is not None and not self._is_pinned(copy.slots.pool):
-            with contextlib.suppress(StagingTimeoutError, ConfigError):
-                lease = self._staging.borrow(
-                    len(copy.blocks),
-                    copy.slots.block_bytes,
-                    direction.value,
-                    _STAGING_TIMEOUT_S,
-                )
-                return self._copy_staged(copy, direction, lease)
-        return self._submit(copy, direction)
+        lease = self._borrow_staging(copy, direction)
+        if lease is None:
+            return self._submit(copy, direction)
+        return self._copy_staged(copy, direction, lease)
+
+    def _borrow_staging(
+        self, copy: PagedCopy[Pages], direction: Direction
+    ) -> StagingLease | None:
+        """Return memory for a copy whose slots are not pinned, if there is any."""
+        slots = copy.slots
+        if self._staging is None or self._is_pinned(slots.pool):
+            return None
+        try:
+            return self._staging.borrow(
+                len(slots), slots.block_bytes, direction.value, _STAGING_TIMEOUT_S
+            )
+        except (StagingTimeoutError, ConfigError):
+            return None
 
     def _copy_staged(
         self, copy: PagedCopy[Pages], direction: Direction, lease: StagingLease
