@@ -14,7 +14,7 @@ from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.pipeline.recorder import NoticeKind
-from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
+from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
@@ -96,6 +96,23 @@ class TestSubmit:
             assert {1} == set(rig.outcomes())
             assert 0 == rig.runtime.num_open
             assert ["failed"] == rig.submit(order(3, SAVE, range(3), range(1, 4)))
+
+    def test_ticket_refused_at_the_last_moment_is_told(self):
+        """A queue that closes between the look and the offer ends the ticket,
+        which was logged as accepted, and gives its blocks back."""
+        with running() as rig:
+            queue = rig.runtime._pipeline.queue
+            offer = queue.offer
+
+            def closing(item):
+                queue.refuse(Admission.CLOSED)
+                return offer(item)
+
+            queue.offer = closing
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            assert Outcome(OutcomeKind.CANCELLED, "late") == rig.settle()[1]
+            assert [1] == rig.told(NoticeKind.RELEASED)
+            assert 0 == rig.runtime.num_open
 
 
 class TestSaveAndLoad:

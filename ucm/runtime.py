@@ -321,9 +321,9 @@ class Runtime:
             self._recorder.admitted(ticket, admission, queue)
             if admission is Admission.ACCEPTED:
                 self._open[ticket.transfer_id] = ticket
-                late = queue.offer(Item(ticket, ticket.row_ids, batch.fence))
-                if late is not Admission.ACCEPTED:  # closed in between
-                    outcome = Outcome(OutcomeKind.CANCELLED, late.value)
+                item = Item(ticket, ticket.row_ids, batch.fence)
+                if queue.offer(item) is not Admission.ACCEPTED:  # closed in between
+                    outcome = Outcome(OutcomeKind.CANCELLED, "late")
                     self._recorder.settle(ticket, outcome)
 
     def _ticket(self, order: Order, submitted_at: float) -> Ticket:

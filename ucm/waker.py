@@ -6,9 +6,9 @@ How another thread wakes the loop without a pause of its own.
 it. The loop, which the write has just woken, then often takes the lock first, and the
 engine's thread waits until the loop has done what it was woken for: milliseconds, in
 the middle of an engine step. A copy thread stands still for as long between two
-spans. ``EventfdWaker`` writes to an eventfd *with* the lock
-held, which costs a microsecond and lets the engine's thread go on; the loop gets its
-turn when the engine's thread waits or computes outside of Python.
+spans. ``EventfdWaker`` writes to an eventfd *with* the lock held, which costs a
+microsecond and lets the engine's thread go on; the loop gets its turn when the engine's
+thread waits or computes outside of Python.
 
 Threading: made and closed on the loop's thread; ``wake`` from any.
 """
