@@ -16,6 +16,7 @@ from tests.devices.selection_kit import (
     World,
     entry,
 )
+from tests.rig import LAYERS, LAYOUT, NUM_ROWS, PAGE_BYTES
 from ucm.devices.cpu import CPUDevice
 from ucm.devices.selection import EventSelector, ReshapeSource, find_reshape_event
 from ucm.errors import (
@@ -242,8 +243,11 @@ class TestLayer:
         """S0-24: on a real device an event of torch that was never recorded, and says
         that it is done, is not believed."""
         counters = Counters()
+        device = CPUDevice(1)
+        memory = torch.zeros((NUM_ROWS, 1, PAGE_BYTES), dtype=torch.uint8)
+        device.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
         selector = EventSelector(
-            CPUDevice(1),
+            device,
             counters,
             enable_event_sync=True,
             enable_reshape_cache_event_sync=True,

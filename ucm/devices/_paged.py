@@ -164,6 +164,12 @@ class PagedDevice(Device, Generic[G]):
         if self._is_closed:
             raise DeviceError("the device is closed")
 
+    def _check_registered(self) -> KVTensors:
+        self._check_open()
+        if self._tensors is None:
+            raise DeviceError("no KV cache is registered")
+        return self._tensors
+
     def _check_copy(
         self,
         group_id: GroupId,
@@ -171,9 +177,7 @@ class PagedDevice(Device, Generic[G]):
         block_ids: Sequence[BlockId],
         slots: HostSlots,
     ) -> PagedCopy[G]:
-        self._check_open()
-        if self._tensors is None:
-            raise DeviceError("no KV cache is registered")
+        tensors = self._check_registered()
         group = self._groups.get(group_id)
         if group is None:
             raise DeviceError(f"no group {group_id} is registered")
@@ -189,7 +193,7 @@ class PagedDevice(Device, Generic[G]):
             )
         blocks = np.asarray(block_ids, dtype=np.int64)
         # Numpy takes negative indexes from the end, so that nothing would stop them.
-        _check_range("block", blocks, self._tensors.num_blocks)
+        _check_range("block", blocks, tensors.num_blocks)
         _check_range("slot", slots.slots, len(slots.pool))
         wanted = sorted(set(row_ids))
         is_whole = len(wanted) == len(group.row_ids)

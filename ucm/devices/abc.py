@@ -81,9 +81,10 @@ class Device(ABC):
     """
     Moves bytes between the engine's paged blocks and host slots.
 
-    Every method raises ``DeviceError`` for an unknown group, row, block or slot, and
-    before ``register`` or after ``close``; ``ValueError`` when aligned arguments differ
-    in length. Both are bugs of the caller, found before any byte moves.
+    Every method raises ``DeviceError`` for an unknown group, row, block or slot, and after
+    ``close``; those that lease, wait or copy also before ``register``. ``ValueError`` when
+    aligned arguments differ in length. All are bugs of the caller, found before any byte
+    moves.
     """
 
     is_synchronous: bool

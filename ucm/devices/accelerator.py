@@ -35,7 +35,13 @@ from ucm.devices._paged import PagedCopy, PagedDevice, Part
 from ucm.devices._pages import Pages, StagedFence, move
 from ucm.devices.abc import EventRef, Fence
 from ucm.devices.driver import Direction, Driver, Stream
-from ucm.devices.events import DoneFence, EventBook, FailedFence
+from ucm.devices.events import (
+    BorrowedEvent,
+    DoneFence,
+    EventBook,
+    FailedFence,
+    Loan,
+)
 from ucm.devices.poller import EventPoller
 from ucm.devices.staging import StagingLease, StagingPool, StagingTimeoutError
 from ucm.errors import (
@@ -50,6 +56,7 @@ from ucm.threads import SYSTEM, Lock, Threads
 __all__ = ["AcceleratorDevice"]
 
 _CLOSE_TIMEOUT_S = 10.0
+_LOAN_TIMEOUT_S = 1.0
 _STAGING_TIMEOUT_S = 0.05
 """Then a copy goes straight to memory that is not pinned: slower, but it goes."""
 
@@ -98,9 +105,12 @@ class AcceleratorDevice(PagedDevice[Pages]):
         self._bound = threads.local()
         self._lanes: dict[Direction, _Lane] = {}
         self._relay: Stream = None
+        self._held_back: list[BorrowedEvent] = []
+        """What the relay waits for without a fence of ours behind it."""
         self._pinned: dict[int, int] = {}
         self._staging: StagingPool | None = None
         self._failure: DeviceError | None = None
+        self._has_let_go = False
 
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
         """Take the engine's KV cache, and start the poller."""
@@ -155,6 +165,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         Raises:
             DeviceError: No event could be recorded; nothing proves anything.
         """
+        self._check_registered()
         with self._runtime():
             if self._driver.is_capturing():
                 raise GraphCaptureError(
@@ -164,19 +175,19 @@ class AcceleratorDevice(PagedDevice[Pages]):
         if event is None:
             return self._fence_on(stream)
         loan = self.events.borrow(event)
-        fence: Fence | None = None
         try:
             with self._runtime():
                 loan.hold_back(stream)
-            fence = self._fence_on(stream)
         finally:
-            if fence is None or self._driver.captures_waits:
+            if self._driver.captures_waits or loan.state is Loan.BORROWED:
                 loan.release()
-        fence.call_when_over(loan.release)
-        return fence
+            else:
+                self._held_back.append(loan)
+        return self._fence_on_relay()
 
     def synchronize(self) -> None:
         """Block until the device has done all that was submitted."""
+        self._check_registered()
         with self._runtime():
             if self._driver.is_capturing():
                 raise GraphCaptureError(
@@ -188,16 +199,25 @@ class AcceleratorDevice(PagedDevice[Pages]):
         """
         End the poller, then let go of events, streams and memory.
 
-        Idempotent. Should the poller's thread not end, nothing is let go of.
+        Idempotent. Events on loan are given a while to pass. Should one not, or the
+        poller's thread not end, nothing is let go of; a later call tries again.
         """
-        if self._is_closed:
+        if self._has_let_go:
             return
         super().close()
         if self._staging is not None and not self._staging.close():
             # The device may write there still: never unpinned, and never freed.
             self._pinned.pop(self._staging.memory.ctypes.data, None)
+        if self.events.borrowed and self._failure is None:
+            if self._held_back:
+                with contextlib.suppress(DeviceError):
+                    self._fence_on_relay()
+            self._poller.wait_idle(_LOAN_TIMEOUT_S)
+            if self.events.borrowed:
+                return
         if not self._poller.close(_CLOSE_TIMEOUT_S):
             return
+        self._has_let_go = True
         self.events.close()
         self._lanes.clear()
         self._relay = None
@@ -300,6 +320,13 @@ class AcceleratorDevice(PagedDevice[Pages]):
             raise DeviceError(f"no event could be recorded: {exc}") from exc
         return self._poller.watch(stream, own)
 
+    def _fence_on_relay(self) -> Fence:
+        """Fence the relay, and end the loans it waits for when that has passed."""
+        fence = self._fence_on(self._relay)
+        held_back, self._held_back = self._held_back, []
+        fence.call_when_over(functools.partial(_give_back, held_back, fence))
+        return fence
+
     def _is_pinned(self, pool: npt.NDArray[np.uint8]) -> bool:
         start = pool.ctypes.data
         return any(
@@ -334,3 +361,11 @@ class AcceleratorDevice(PagedDevice[Pages]):
     def _mark_failed(self, error: DeviceError) -> None:
         if self._failure is None:
             self._failure = error
+
+
+def _give_back(loans: Sequence[BorrowedEvent], fence: Fence) -> None:
+    """End loans whose event nothing waits for any more, or keep them."""
+    with contextlib.suppress(DeviceError):  # it failed, and the relay may wait for ever
+        if fence.is_done():
+            for loan in loans:
+                loan.release()

@@ -217,10 +217,10 @@ class CPUDevice(PagedDevice[_Group]):
         Return a fence that has passed.
 
         Raises:
-            DeviceError: The device is closed.
+            DeviceError: The device is closed, or nothing is registered.
             EventNotRecordedError: Any event: torch records none on the CPU.
         """
-        self._check_open()
+        self._check_registered()
         if event is not None:
             raise EventNotRecordedError(
                 f"a {type(event).__name__} proves nothing on the CPU, where no event "
@@ -230,7 +230,7 @@ class CPUDevice(PagedDevice[_Group]):
 
     def synchronize(self) -> None:
         """Return at once: the engine's calls return when their work is done."""
-        self._check_open()
+        self._check_registered()
 
     def _prepare(self, parts: Sequence[Part], num_blocks: int) -> _Group:
         rows = itertools.groupby(parts, operator.attrgetter("row_id"))

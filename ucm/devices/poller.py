@@ -126,6 +126,11 @@ class EventPoller:
                 fence.end(self._error)
         return fence
 
+    def wait_idle(self, timeout: float) -> None:
+        """Block up to *timeout* seconds until nothing is watched any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._streams, timeout)
+
     def fail(self, error: DeviceError) -> None:
         """Let all fences fail, those to come as well. The first error stays."""
         with self._changed:
@@ -142,9 +147,8 @@ class EventPoller:
     def close(self, timeout: float) -> bool:
         """Fail what is left and end the thread; False if it has not ended in time."""
         self.fail(DeviceError("the device is closed"))
-        if not self._thread.is_alive():
-            return True
-        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _main(self) -> None:
@@ -167,12 +171,11 @@ class EventPoller:
                 self._changed.wait_for(self._has_work)
                 if self._error is not None:
                     return
-                heads = {stream: queue[0] for stream, queue in self._streams.items()}
-            passed = [
-                stream
-                for stream, head in heads.items()
-                if self._driver.is_done(head.event)
-            ]
+                heads = [
+                    (stream, queue[0].event) for stream, queue in self._streams.items()
+                ]
+            passed = [stream for stream, event in heads if self._driver.is_done(event)]
+            heads.clear()  # or an event would outlive its recycling
             if passed:
                 self._pass(passed)
                 pause = _FIRST_PAUSE_S

@@ -318,11 +318,14 @@ class DeviceContract(ABC):
             device.register(engine.layout, engine.kv_caches)
 
     def test_a_copy_before_register_is_refused(self) -> None:
-        """Without a KV cache there is nothing to copy."""
+        """Without a KV cache there is nothing to copy or to wait for."""
         device = self.make_device(_PLAIN.num_blocks)
         copy = self.plain_copy(Engine(_PLAIN, self.make_memory), [1])
         with pytest.raises(DeviceError, match="registered"):
             self.gather(device, copy)
+        for verb in (device.lease, device.synchronize):
+            with pytest.raises(DeviceError, match="registered"):
+                verb()
         device.close()
 
     def test_a_lease_without_event_passes(self) -> None:
