@@ -367,6 +367,15 @@ class TestForOnce:
                 world.device.lease(event)
             del event
             gc.collect()
+            world.device.lease(world.event())  # stands behind that wait too
+
+    def test_loan_that_nothing_stands_behind_ends_with_the_device(self):
+        """C6 rule 5: a wait without an event of ours behind it is fenced by closing."""
+        with running(NPU) as world:
+            world.driver.fail_at("record", 1, stays=False)
+            with pytest.raises(DeviceError):
+                world.device.lease(world.event())
+            assert 1 == len(world.device.events.borrowed)
 
     def test_loan_outlives_a_device_that_is_closed_before_a_late_wait(self):
         """C6 rule 5: an event that a stream of ours still looks for is not dropped by
