@@ -5,11 +5,28 @@ from pathlib import Path
 
 from tests.mutations.mutant import Mutant, StaleError
 from tests.mutations.of_decisions import DECISIONS
+from tests.mutations.of_devices import DEVICES
 from tests.mutations.of_doors import DOORS
+from tests.mutations.of_drivers import DRIVERS
+from tests.mutations.of_events import EVENTS
+from tests.mutations.of_lanes import LANES
+from tests.mutations.of_poller import POLLER
+from tests.mutations.of_selection import SELECTION
 from tests.mutations.of_stores import STORES
 from tests.mutations.of_transport import TRANSPORT
 
 __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
 
 ROOT = Path(__file__).parents[2]
-MUTANTS: tuple[Mutant, ...] = (*DECISIONS, *STORES, *TRANSPORT, *DOORS)
+MUTANTS: tuple[Mutant, ...] = (
+    *DECISIONS,
+    *STORES,
+    *SELECTION,
+    *EVENTS,
+    *POLLER,
+    *DEVICES,
+    *DRIVERS,
+    *TRANSPORT,
+    *LANES,
+    *DOORS,
+)

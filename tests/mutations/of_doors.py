@@ -155,4 +155,14 @@ DOORS = (
         replace='hash_algorithm=f"{cache.prefix_caching_hash_algo}/"',
         killers=(f"{_KEYSPACES}::test_hash_seed_moves_the_hash_algorithm",),
     ),
+    Mutant(
+        name="missing_fence_ends_the_step",
+        why="A device that has failed ends the engine's step, and with it the engine.",
+        file=_WORKER,
+        find="        except DeviceError as exc:\n            fence",
+        replace="        except KeyError as exc:\n            fence",
+        killers=(
+            "tests/integration/vllm/test_worker_orders.py::TestBlocks::test_failed_device_fails_orders_and_not_the_engine",
+        ),
+    ),
 )

@@ -229,8 +229,8 @@ STORES = (
     Mutant(
         name="block_out_of_range",
         why="An id beyond the pool copies foreign memory into a stored block.",
-        file=_CPU,
-        find='        _check_range("block", blocks, self._tensors.num_blocks)\n',
+        file="ucm/devices/_paged.py",
+        find='        _check_range("block", blocks, tensors.num_blocks)\n',
         replace="",
         killers=(f"{_DEVICE}::test_an_id_out_of_range_is_refused_before_a_byte_moves",),
     ),

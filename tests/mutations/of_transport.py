@@ -11,11 +11,11 @@ _LANE = "ucm/pipeline/lane.py"
 _TICKETS = "ucm/pipeline/tickets.py"
 _QUEUE = "ucm/pipeline/dump_queue.py"
 _PIPELINE = "ucm/pipeline/pipeline.py"
+_WORDS = "ucm/pipeline/recorder.py"
 _RUNTIME = "ucm/runtime.py"
 _ROWS = "tests/pipeline/test_rows.py::TestRows"
 _ORDER = "tests/pipeline/test_rows.py::TestOrder"
 _ASYNC = "tests/pipeline/test_async_device.py"
-_LANES = "tests/pipeline/test_lane.py"
 _QUEUES = "tests/pipeline/test_dump_queue.py::TestDumpQueue"
 _TICKET = "tests/pipeline/test_tickets.py::TestTicket"
 _RECORDER = "tests/pipeline/test_recorder.py::TestRecorder"
@@ -25,7 +25,7 @@ _BOUNDS = "tests/test_runtime.py::TestBounds"
 _DEADLINES = "tests/test_runtime_deadlines.py::TestDeadlines"
 _FENCE = "tests/test_runtime_deadlines.py::TestFence"
 _SUBMIT = "tests/test_runtime.py::TestSubmit"
-_DEATH = "tests/pipeline/test_workers.py::TestDeath"
+_START = "tests/test_runtime_start.py::TestStart"
 _GAPS = "tests/mutations/test_gaps.py"
 
 TRANSPORT = (
@@ -44,8 +44,8 @@ TRANSPORT = (
         name="released_before_the_fence",
         why="The call has returned, the device still reads, the engine overwrites.",
         file=_SAVE,
-        find="if not ticket.rows_left and fence.is_done():",
-        replace="if not ticket.rows_left:",
+        find="        await fence_passed(given.fence)\n        release_when_whole",
+        replace="        given.ticket.guard.end()\n        release_when_whole",
         killers=(
             f"{_ASYNC}::TestClose::test_close_under_a_copy_leaves_store_and_device_open",
         ),
@@ -62,8 +62,16 @@ TRANSPORT = (
         name="held_for_the_store",
         why="The engine's blocks are held for as long as a disk or a network takes.",
         file=_SAVE,
-        find="        release_when_whole(ticket, fence)\n        return Gathered",
-        replace="        return Gathered",
+        find="            release_when_whole(ticket, fence)\n        else:",
+        replace="            pass\n        else:",
+        killers=(f"{_ENDS}::test_source_is_released_before_the_store_is_done",),
+    ),
+    Mutant(
+        name="held_behind_the_fence",
+        why="On an accelerator the engine's blocks are held until the save is settled.",
+        file=_SAVE,
+        find="        release_when_whole(given.ticket, given.fence)\n",
+        replace="",
         killers=(f"{_ROWS}::test_block_is_stored_with_its_last_row_only",),
     ),
     Mutant(
@@ -139,7 +147,7 @@ TRANSPORT = (
         name="failed_load_told_as_loaded",
         why="A store's error is swallowed, and the engine computes on garbage.",
         file=_LANE,
-        find="return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=error)",
+        find="return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)",
         replace="return Outcome(OutcomeKind.COMMITTED, committed=len(ticket.span))",
         killers=(f"{_FAULTS}::test_failed_load_is_told_and_others_go_on",),
     ),
@@ -155,7 +163,7 @@ TRANSPORT = (
     Mutant(
         name="told_twice",
         why="The engine hears of one end twice, and its own count ends it.",
-        file=_PIPELINE,
+        file=_WORDS,
         find="        if not ticket.settle(outcome):\n            return False\n",
         replace="        ticket.settle(outcome)\n",
         killers=(f"{_RECORDER}::test_last_word_is_given_once",),
@@ -185,51 +193,6 @@ TRANSPORT = (
         find="            if self._active_jobs:\n                return\n",
         replace="",
         killers=(f"{_TICKET}::test_resources_outlive_a_job_whose_ticket_is_settled",),
-    ),
-    # Lanes and copy threads.
-    Mutant(
-        name="lane_never_empty",
-        why="Each request leaves its lane and its tasks behind, until memory ends.",
-        file=_LANE,
-        find="                self.num_items -= 1\n",
-        replace="",
-        killers=(f"{_LANES}::TestOrder::test_lane_is_bounded_by_its_depth",),
-    ),
-    Mutant(
-        name="begun_copy_given_up",
-        why="Blocks under a copy are given back at the deadline.",
-        file=_LANE,
-        find="""\
-        if ticket.guard.revoke("deadline"):
-            raise""",
-        replace="""\
-        ticket.guard.revoke("deadline")
-        ticket.guard.end()
-        if True:
-            raise""",
-        killers=(
-            f"{_ASYNC}::TestDeadlines::test_copy_past_its_deadline_is_waited_for_and_does_not_count",
-        ),
-    ),
-    Mutant(
-        name="lost_copy_not_quarantined",
-        why="When nobody knows whether a copy is over, its blocks are given back.",
-        file=_LANE,
-        find="            self._quarantine(ticket)  #",
-        replace="            ticket.guard.end()  #",
-        killers=(
-            f"{_LANES}::TestDeadline::test_copy_whose_fence_fails_is_quarantined",
-        ),
-    ),
-    Mutant(
-        name="death_unnoticed",
-        why="The engine goes on handing saves to a thread that is gone.",
-        file="ucm/pipeline/workers.py",
-        find="                self._on_death(self._dead)",
-        replace="                str(self._dead)",
-        killers=(
-            f"{_DEATH}::test_death_fails_running_and_queued_jobs_and_is_told_once",
-        ),
     ),
     # The queue.
     Mutant(
@@ -302,7 +265,7 @@ TRANSPORT = (
     Mutant(
         name="blocks_not_conserved",
         why="Blocks vanish from the sums that operators look at.",
-        file=_PIPELINE,
+        file=_WORDS,
         find='            add("ucm_settled_blocks_total", blocks, **labels)\n',
         replace="",
         killers=(f"{_ENDS}::test_every_block_offered_ends_in_exactly_one_way",),
@@ -310,7 +273,7 @@ TRANSPORT = (
     Mutant(
         name="settled_but_held",
         why="A save that was dropped keeps the engine's blocks.",
-        file=_PIPELINE,
+        file=_WORDS,
         find='        ticket.guard.revoke(outcome.reason or "settled")\n',
         replace="",
         killers=(f"{_RECORDER}::test_engine_hears_of_the_end_although_the_log_breaks",),
@@ -367,5 +330,29 @@ TRANSPORT = (
         find='                        self._fail("a batch of orders could not be taken in")',
         replace="                        pass",
         killers=(f"{_SUBMIT}::test_batch_that_cannot_be_made_fails_the_runtime",),
+    ),
+    Mutant(
+        name="store_memory_not_pinned",
+        why="Each copy to the store's memory blocks its thread.",
+        file=_RUNTIME,
+        find="[self._device.pin(memory) for memory in self._store.buffers]",
+        replace="[]",
+        killers=(f"{_START}::test_memory_of_the_store_is_pinned_first",),
+    ),
+    Mutant(
+        name="nothing_staged",
+        why="Where memory cannot be pinned each copy blocks its thread.",
+        file=_RUNTIME,
+        find="if not problems or any(problems):",
+        replace="if not problems:",
+        killers=(f"{_START}::test_memory_of_the_store_is_pinned_first",),
+    ),
+    Mutant(
+        name="copy_threads_anywhere",
+        why="Copies run on the engine's CPU although the operator asked for others.",
+        file=_RUNTIME,
+        find="        if self._affinity is not None:\n",
+        replace="        if False:\n",
+        killers=(f"{_START}::test_copy_threads_bind_themselves_and_say_so",),
     ),
 )

@@ -294,6 +294,8 @@ class TestDeadline:
             while not ticket.guard.torn:
                 await anyio.lowlevel.checkpoint()
             assert [] == lane.quarantined
+            assert [] == lane.left
+            assert not ticket.guard.is_released
             fence.open()
             ticket.guard.end()
         assert [] == lane.quarantined
