@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 
-from tests.simulation.worlds import WORLDS
+from tests.simulation.worlds import WORLDS, make_world
 
 Job = tuple[str, int, int]
 """World, seed and number of acts."""
@@ -33,7 +33,7 @@ _FAILURES = 5
 def run_one(job: Job) -> tuple[str, int, int, dict[str, int], str]:
     """Run one seed of a world; return what was seen, and why it failed if it did."""
     world_name, seed, steps = job
-    world = WORLDS[world_name](seed, steps)
+    world = make_world(world_name, seed, steps)
     why = ""
     try:
         world.run()

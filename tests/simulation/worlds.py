@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every simulated world by name."""
+"""Every simulated world by name; a world is imported when it is made."""
 
+import importlib
 from collections import Counter
-from collections.abc import Callable
 from typing import Protocol
 
-from tests.simulation.connector_world import ConnectorWorld
-from tests.simulation.pipeline_world import PipelineWorld
+WORLDS = {
+    "accelerator": "AcceleratorWorld",
+    "connector": "ConnectorWorld",
+    "pipeline": "PipelineWorld",
+}
+"""Name to class; its module is ``<name>_world``."""
 
 
 class World(Protocol):
@@ -18,7 +22,8 @@ class World(Protocol):
         """Run to the end."""
 
 
-WORLDS: dict[str, Callable[[int, int], World]] = {
-    "connector": ConnectorWorld,
-    "pipeline": PipelineWorld,
-}
+def make_world(name: str, seed: int, steps: int) -> World:
+    """Return a world that has not run; others need not be importable."""
+    module = importlib.import_module(f"tests.simulation.{name}_world")
+    world: World = getattr(module, WORLDS[name])(seed, steps)
+    return world

@@ -41,6 +41,7 @@ from ucm.devices.events import (
     EventBook,
     FailedFence,
     Loan,
+    anew,
 )
 from ucm.devices.poller import EventPoller
 from ucm.devices.staging import StagingLease, StagingPool, StagingTimeoutError
@@ -209,12 +210,9 @@ class AcceleratorDevice(PagedDevice[Pages]):
             # The device may write there still: never unpinned, and never freed.
             self._pinned.pop(self._staging.memory.ctypes.data, None)
         if self.events.borrowed and self._failure is None:
-            if self._held_back:
-                with contextlib.suppress(DeviceError):
-                    self._fence_on_relay()
-            self._poller.wait_idle(_LOAN_TIMEOUT_S)
-            if self.events.borrowed:
-                return
+            self._end_loans()
+        if self.events.borrowed and self._failure is None:
+            return
         if not self._poller.close(_CLOSE_TIMEOUT_S):
             return
         self._has_let_go = True
@@ -228,6 +226,18 @@ class AcceleratorDevice(PagedDevice[Pages]):
                 for address in self._pinned:
                     self._driver.unpin(address)
         self._pinned.clear()
+
+    def _end_loans(self) -> None:
+        """See that the relay waits for no event of the engine's any more."""
+        try:
+            self._driver.bind_thread()
+            if self._held_back:
+                self._fence_on_relay()
+        except RuntimeError as exc:
+            self._fail(exc)
+        except DeviceError:  # no event to be had: wait for all instead
+            _give_back(self._held_back, self._synchronized())
+        self._poller.wait_idle(_LOAN_TIMEOUT_S)
 
     def _prepare(self, parts: Sequence[Part], num_blocks: int) -> Pages:
         columns = zip(
@@ -349,14 +359,14 @@ class AcceleratorDevice(PagedDevice[Pages]):
 
     def _check_alive(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise anew(self._failure)
 
     def _fail(self, exc: RuntimeError) -> DeviceError:
         """Mark the device as failed, for good; return the error to raise."""
         error = DeviceFailedError(f"the device has failed: {exc}")
         self._mark_failed(error)
         self._poller.fail(error)
-        return self._failure or error
+        return anew(self._failure or error)
 
     def _mark_failed(self, error: DeviceError) -> None:
         if self._failure is None:

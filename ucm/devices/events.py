@@ -32,11 +32,21 @@ from ucm.errors import (
 )
 from ucm.threads import SYSTEM, Threads
 
-__all__ = ["BorrowedEvent", "DoneFence", "EventBook", "FailedFence", "Loan"]
+__all__ = ["BorrowedEvent", "DoneFence", "EventBook", "FailedFence", "Loan", "anew"]
 
 _MOST_FREE = 64
 """Events kept for the next record; more are destroyed when they have passed."""
 _UNREADABLE = (AttributeError, TypeError, ValueError)
+
+
+def anew(error: DeviceError) -> DeviceError:
+    """
+    Return the same error as if it had never been raised.
+
+    One that is raised again and again collects tracebacks, and with them everything
+    that was on the stack each time: events, slots, the engine's metadata.
+    """
+    return type(error)(*error.args)
 
 
 class DoneFence(Fence):
@@ -69,15 +79,15 @@ class FailedFence(Fence):
     __slots__ = ("_error",)
 
     def __init__(self, error: DeviceError) -> None:
-        self._error = error
+        self._error = anew(error)
 
     def is_done(self) -> bool:
         """Raise why it never passes."""
-        raise self._error
+        raise anew(self._error)
 
     def wait(self, timeout: float) -> bool:
         """Raise why it never passes."""
-        raise self._error
+        raise anew(self._error)
 
     def call_when_over(self, callback: Callable[[], None]) -> bool:
         """Call at once: there is nothing to wait for."""

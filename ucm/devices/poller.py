@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ucm.devices.abc import Fence
 from ucm.devices.driver import Driver, Event, Stream
+from ucm.devices.events import anew
 from ucm.errors import DeviceError, DeviceFailedError
 from ucm.threads import SYSTEM, Condition, Threads
 
@@ -48,7 +49,7 @@ class EventFence(Fence):
     def is_done(self) -> bool:
         """Return whether the poller has seen the event pass."""
         if self._error is not None:
-            raise self._error
+            raise anew(self._error)
         return self._is_over
 
     def wait(self, timeout: float) -> bool:

@@ -203,6 +203,18 @@ class FaultDevice(Device):
         """Forward."""
         return self._inner.pin(memory)
 
+    def stage(self, nbytes: int, slot_bytes: int) -> str:
+        """Forward."""
+        return self._inner.stage(nbytes, slot_bytes)
+
+    def numa_node(self) -> int | None:
+        """Forward."""
+        return self._inner.numa_node()
+
+    def describe(self) -> Mapping[str, str]:
+        """Forward."""
+        return self._inner.describe()
+
     def begin_step(self, step: int) -> None:
         """Forward."""
         self._inner.begin_step(step)
