@@ -20,6 +20,7 @@ EVENTS = {
     "PREFIX_MATCHED": "prefix.matched",
     "RUNTIME_CLOSED": "runtime.closed",
     "RUNTIME_FAILED": "runtime.failed",
+    "EVENT_REFUSED": "event.refused",
     "MEMORY_UNPINNED": "memory.unpinned",
     "THREAD_BOUND": "thread.bound",
     "RUNTIME_STARTED": "runtime.started",

@@ -21,6 +21,7 @@ from ucm.config import LogConfig
 from ucm.errors import ConfigError
 
 __all__ = [
+    "EVENT_REFUSED",
     "HOLD_QUARANTINED",
     "HOLD_RELEASED",
     "HOLD_TAKEN",
@@ -57,6 +58,7 @@ HOLD_TAKEN: Final = "hold.taken"
 HOLD_RELEASED: Final = "hold.released"
 HOLD_QUARANTINED: Final = "hold.quarantined"
 PREFIX_MATCHED: Final = "prefix.matched"
+EVENT_REFUSED: Final = "event.refused"
 MEMORY_UNPINNED: Final = "memory.unpinned"
 THREAD_BOUND: Final = "thread.bound"
 RUNTIME_STARTED: Final = "runtime.started"

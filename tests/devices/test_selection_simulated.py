@@ -15,6 +15,8 @@ from ucm.metrics import Counters
 from ucm.testing.accelerator import SimEvent, SimulatedDriver
 from ucm.testing.accelerator_streams import CUDA, NPU, Semantics, SimHardware
 from ucm.testing.device_memory import Arrangement, Engine, Nesting
+from ucm.testing.lockstep import Tracer
+from ucm.tracing import EVENT_REFUSED
 
 LAYER = "group0.row0"
 ARRANGEMENT = Arrangement(
@@ -34,11 +36,13 @@ class World:
         self.device = AcceleratorDevice(self.driver, ARRANGEMENT.num_blocks)
         self.device.register(engine.layout, engine.kv_caches)
         self.counters = Counters()
+        self.tracer = Tracer()
         self.selector = EventSelector(
             self.device,
             self.counters,
             enable_event_sync=True,
             enable_reshape_cache_event_sync=True,
+            log=self.tracer.log,
         )
         self.selector.begin_step(1)
         self.is_written = False
@@ -120,6 +124,23 @@ class TestChoice:
         world.write()
         fence = world.selector.for_layer(LAYER, entry("event"))
         world.check(fence, "reshape_cache_handle_failed", "current_stream_used")
+
+    def test_reason_of_a_refusal_is_logged_once(self, world: World) -> None:
+        """S0-20: one record names the type of what could not be read, and another
+        reason gets one of its own; the counters have the rest."""
+        for event in ("event", "event", SimEvent(world.hardware)):
+            world.selector.for_layer(LAYER, entry(event))
+        told = [
+            (line["counter"], line["error"])
+            for line in world.tracer.events
+            if line["event"] == EVENT_REFUSED
+        ]
+        counters = [
+            f"{PREFIX}reshape_cache_{reason}_total"
+            for reason in ("handle_failed", "unrecorded")
+        ]
+        assert counters == [counter for counter, _ in told]
+        assert "a str has no handle" in told[0][1]
 
     def test_graph_that_is_recorded_is_left_alone(self, world: World) -> None:
         """While a graph is recorded a hook does nothing and a save is refused; the

@@ -33,6 +33,7 @@ from ucm.errors import (
     GraphCaptureError,
 )
 from ucm.metrics import Counters
+from ucm.tracing import EVENT_REFUSED, Log
 
 __all__ = ["EventSelector", "ReshapeSource", "find_reshape_event"]
 
@@ -107,6 +108,7 @@ class EventSelector:
             asked for.
         enable_event_sync: Use events; the device is synchronized for each fence if not.
         enable_reshape_cache_event_sync: Look at hooks and at the engine's own events.
+        log: Told why an event is refused, once for each reason.
     """
 
     def __init__(
@@ -116,11 +118,14 @@ class EventSelector:
         *,
         enable_event_sync: bool,
         enable_reshape_cache_event_sync: bool,
+        log: Log | None = None,
     ) -> None:
         self._device = device
         self._counters = counters
         self._uses_events = enable_event_sync
         self._asks_engine = enable_event_sync and enable_reshape_cache_event_sync
+        self._log = log
+        self._told: set[str] = set()
         self._step: int | None = None
         self._written: dict[str, Fence] = {}
 
@@ -187,6 +192,7 @@ class EventSelector:
                 raise
             except DeviceError as exc:
                 reason = next(name for kind, name in _REFUSED if isinstance(exc, kind))
+                self._tell_once(reason, exc)
             else:
                 self._counters.add(_RESHAPE_USED[source], 1)
                 return fence
@@ -194,6 +200,12 @@ class EventSelector:
         # Last, so that a call that raises has counted nothing.
         self._counters.add(reason, 1)
         return fence
+
+    def _tell_once(self, reason: str, exc: DeviceError) -> None:
+        """Log the first event that is refused for a reason; the counters have them all."""
+        if self._log is not None and reason not in self._told:
+            self._told.add(reason)
+            self._log.warning(EVENT_REFUSED, counter=reason, error=str(exc))
 
     def for_step(self) -> Fence:
         """

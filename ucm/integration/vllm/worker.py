@@ -96,6 +96,7 @@ class WorkerHalf:
             self._counters,
             enable_event_sync=config.enable_event_sync,
             enable_reshape_cache_event_sync=config.enable_reshape_cache_event_sync,
+            log=self._log,
         )
         self._store = setup.open_store(index_only=False)
         self._runtime: Runtime | None = None
