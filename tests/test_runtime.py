@@ -255,6 +255,8 @@ class TestFaults:
             assert {OutcomeKind.FAILED} == {one.kind for one in outcomes.values()}
             assert "died" in rig.runtime.failure
             assert ["failed"] == rig.submit(order(3, SAVE, range(3, 4), range(1, 2)))
+            # One may have been copied while the other thread died.
+            assert all(one.ticket.guard.wait_released(5.0) for one in rig.notices)
             assert [1, 2, 3] == sorted(rig.told(NoticeKind.RELEASED))
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

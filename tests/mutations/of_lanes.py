@@ -68,11 +68,11 @@ LANES = (
         name="begun_copy_given_up",
         why="Blocks under a copy are given back at the deadline.",
         file=_LANE,
-        find='            if not run.is_late and ticket.guard.revoke("deadline"):\n',
+        find='            is_free = ticket.guard.revoke("deadline")\n',
         replace="""\
-            if not run.is_late:
-                ticket.guard.revoke("deadline")
-                ticket.guard.end()
+            ticket.guard.revoke("deadline")
+            ticket.guard.end()
+            is_free = True
 """,
         killers=(
             f"{_LANES}::TestDeadline::test_begun_copy_is_waited_for_beyond_the_deadline",
@@ -100,7 +100,7 @@ LANES = (
         name="settled_item_runs_on",
         why="Dropped work is waited for, and what was accepted stands behind it.",
         file=_LANE,
-        find="if ticket.outcome is not None and not ticket.guard.is_copying:",
+        find="if ticket.outcome is not None and not is_begun:",
         replace="if False:",
         killers=(f"{_LANES}::TestErrors::test_settled_item_is_not_even_waited_for",),
     ),
@@ -108,7 +108,7 @@ LANES = (
         name="begun_copy_of_a_settled_item_left",
         why="Slots are given to others while a copy still writes into them.",
         file=_LANE,
-        find="if ticket.outcome is not None and not ticket.guard.is_copying:",
+        find="if ticket.outcome is not None and not is_begun:",
         replace="if ticket.outcome is not None:",
         killers=(
             f"{_LANES}::TestErrors::test_begun_copy_of_a_settled_item_is_waited_for",
@@ -248,8 +248,8 @@ LANES = (
         name="slots_freed_under_a_lost_copy",
         why="A copy that was given up writes over another request's stored blocks.",
         file=_PIPELINE,
-        find="ticket.outcome is not None and not ticket.guard.is_quarantined",
-        replace="ticket.outcome is not None",
+        find="in_use = guard.is_copying or guard.is_quarantined",
+        replace="in_use = guard.is_copying",
         killers=(_STUCK,),
     ),
     Mutant(

@@ -9,6 +9,7 @@ _SAVE = "ucm/pipeline/save.py"
 _LOAD = "ucm/pipeline/load.py"
 _LANE = "ucm/pipeline/lane.py"
 _TICKETS = "ucm/pipeline/tickets.py"
+_GUARD = "ucm/pipeline/guard.py"
 _QUEUE = "ucm/pipeline/dump_queue.py"
 _PIPELINE = "ucm/pipeline/pipeline.py"
 _WORDS = "ucm/pipeline/recorder.py"
@@ -26,6 +27,7 @@ _DEADLINES = "tests/test_runtime_deadlines.py::TestDeadlines"
 _FENCE = "tests/test_runtime_deadlines.py::TestFence"
 _SUBMIT = "tests/test_runtime.py::TestSubmit"
 _START = "tests/test_runtime_start.py::TestStart"
+_TICKET = "tests/pipeline/test_tickets.py::TestBlockGuard"
 _GAPS = "tests/mutations/test_gaps.py"
 
 TRANSPORT = (
@@ -44,8 +46,8 @@ TRANSPORT = (
         name="released_before_the_fence",
         why="The call has returned, the device still reads, the engine overwrites.",
         file=_SAVE,
-        find="        await fence_passed(given.fence)\n        release_when_whole",
-        replace="        given.ticket.guard.end()\n        release_when_whole",
+        find="        await fence_passed(given.fence)\n        is_whole",
+        replace="        given.ticket.guard.end()\n        is_whole",
         killers=(
             f"{_ASYNC}::TestClose::test_close_under_a_copy_leaves_store_and_device_open",
         ),
@@ -53,26 +55,47 @@ TRANSPORT = (
     Mutant(
         name="released_with_the_first_row",
         why="The engine overwrites rows that were not copied yet.",
-        file=_SAVE,
-        find="if not ticket.rows_left and fence.is_done():",
-        replace="if fence.is_done():",
+        file=_TICKETS,
+        find="self.guard.end(last=whole)",
+        replace="self.guard.end()",
         killers=(f"{_ROWS}::test_block_is_stored_with_its_last_row_only",),
     ),
     Mutant(
         name="held_for_the_store",
         why="The engine's blocks are held for as long as a disk or a network takes.",
-        file=_SAVE,
-        find="            release_when_whole(ticket, fence)\n        else:",
-        replace="            pass\n        else:",
+        file=_TICKETS,
+        find="        self.guard.end(last=whole)\n",
+        replace="",
         killers=(f"{_ENDS}::test_source_is_released_before_the_store_is_done",),
     ),
     Mutant(
-        name="held_behind_the_fence",
-        why="On an accelerator the engine's blocks are held until the save is settled.",
-        file=_SAVE,
-        find="        release_when_whole(given.ticket, given.fence)\n",
+        name="released_under_another_row",
+        why="The copy of one row ends, that of another still reads the blocks.",
+        file=_GUARD,
+        find="            if self._copies:\n                return\n",
         replace="",
-        killers=(f"{_ROWS}::test_block_is_stored_with_its_last_row_only",),
+        killers=(
+            f"{_ROWS}::test_rows_under_way_together_are_whole_with_the_last_copy",
+        ),
+    ),
+    Mutant(
+        name="whole_while_a_row_is_copied",
+        why="A block is sealed and stored while one of its rows is on its way.",
+        file=_SAVE,
+        find="        is_whole = copy_over(given.ticket, given.row_ids, given.fence)\n",
+        replace="        copy_over(given.ticket, given.row_ids, given.fence)\n"
+        "        is_whole = True\n",
+        killers=(
+            f"{_ROWS}::test_rows_under_way_together_are_whole_with_the_last_copy",
+        ),
+    ),
+    Mutant(
+        name="row_begun_after_the_blocks_were_asked_for",
+        why="The engine waits for one row after the other of a save that is lost.",
+        file=_GUARD,
+        find="if self.torn or self._state",
+        replace="if self._state",
+        killers=(f"{_TICKET}::test_no_copy_begins_once_the_blocks_were_asked_for",),
     ),
     Mutant(
         name="torn_committed",
@@ -87,7 +110,7 @@ TRANSPORT = (
         why="A block is found although the bytes of some layers never came.",
         file=_SAVE,
         find="            return Finished(ticket, None)\n",
-        replace="            ticket.rows_left.clear()\n            _lease(ticket).seal(0, 1)\n",
+        replace="            _lease(ticket).seal(0, 1)\n",
         killers=(f"{_ROWS}::test_block_is_stored_with_its_last_row_only",),
     ),
     Mutant(
@@ -171,7 +194,7 @@ TRANSPORT = (
     Mutant(
         name="not_torn",
         why="An engine that could not wait any longer gets its old bytes stored.",
-        file=_TICKETS,
+        file=_GUARD,
         find="                self.torn = self.torn or reason\n",
         replace="",
         killers=(f"{_FENCE}::test_torn_copy_is_never_stored",),
@@ -179,7 +202,7 @@ TRANSPORT = (
     Mutant(
         name="quarantine_ends",
         why="A copy that was given up, and goes on, gives its blocks back.",
-        file=_TICKETS,
+        file=_GUARD,
         find="if self._state in (_Guarded.RELEASED, _Guarded.QUARANTINED):",
         replace="if self._state is _Guarded.RELEASED:",
         killers=(

@@ -156,5 +156,6 @@ class TestSave:
             def land(self) -> None:
                 landed.append(True)
 
-        Transfer().run(Gathered(make_ticket(), Staged()))
+        ticket = make_ticket()
+        Transfer().run(Gathered(ticket, ticket.row_ids, Staged()))
         assert [True] == landed

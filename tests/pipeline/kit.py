@@ -58,7 +58,7 @@ def make_ticket(
 
 def make_item(ticket: Ticket) -> Item:
     """Return the one item of a whole-block ticket, ready to go."""
-    return Item(ticket, tuple(ticket.rows_left), DoneFence())
+    return Item(ticket, ticket.row_ids, DoneFence())
 
 
 class HandFence(Fence):

@@ -19,6 +19,7 @@ from ucm.errors import (
     StoreUnavailableError,
     WorkerDiedError,
 )
+from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.lane import RequestLane
 from ucm.pipeline.runner import Runner
 from ucm.pipeline.save import Finished
@@ -28,7 +29,6 @@ from ucm.pipeline.tickets import (
     Item,
     Outcome,
     OutcomeKind,
-    TicketOverError,
 )
 from ucm.pipeline.waiting import fence_passed
 from ucm.pipeline.workers import CopyThread
@@ -47,6 +47,12 @@ class Wait(LoopStage):
         """Let the item pass with its fence."""
         await fence_passed(given.item.fence)
         return given
+
+
+class CopyWait(Wait):
+    """Waits for a copy that has begun."""
+
+    awaits_copy = True
 
 
 class Work(CopyStage):
@@ -240,7 +246,7 @@ class TestErrors:
     async def test_begun_copy_of_a_settled_item_is_waited_for(self):
         """Whatever was said of a ticket: its item stays as long as its copy may write."""
         fence = HandFence()
-        async with serving() as lane:
+        async with serving(wait=CopyWait()) as lane:
             ticket = make_ticket()
             ticket.guard.begin()
             ticket.settle(Outcome(OutcomeKind.CANCELLED, "shutdown"))
@@ -286,7 +292,7 @@ class TestDeadline:
     async def test_begun_copy_is_waited_for_beyond_the_deadline(self):
         """A copy under way is given its own time; its ticket is marked torn."""
         fence = HandFence()
-        async with serving() as lane:
+        async with serving(wait=CopyWait()) as lane:
             ticket = lane.put(1, fence)
             lane.lane._stuck_after = TIMEOUT
             assert ticket.guard.begin()
@@ -303,7 +309,7 @@ class TestDeadline:
 
     async def test_copy_that_overruns_everything_is_quarantined(self):
         """A copy that ends neither in its ticket's time nor in its own is given up."""
-        async with serving() as lane:
+        async with serving(wait=CopyWait()) as lane:
             ticket = lane.put(1, HandFence())
             assert ticket.guard.begin()
             ticket.deadline = time.monotonic()
@@ -317,7 +323,7 @@ class TestDeadline:
             def is_done(self):
                 raise DeviceError("the device is gone")
 
-        async with serving() as lane:
+        async with serving(wait=CopyWait()) as lane:
             ticket = lane.put(1, Broken())
             assert ticket.guard.begin()
         assert [1] == lane.quarantined

@@ -13,6 +13,7 @@ from ucm.blocks import RowId
 from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
 from ucm.errors import BlockNotFoundError, DeviceTimeoutError, StoreFullError
+from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.load import Fetch, Publish, Scatter, Scattered, ScatterWait
 from ucm.pipeline.save import (
     Commit,
@@ -20,10 +21,9 @@ from ucm.pipeline.save import (
     Gathered,
     GatherWait,
     Ready,
-    Sealed,
     Transfer,
 )
-from ucm.pipeline.tickets import Direction, OutcomeKind, TicketOverError
+from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.stores.memory import MemoryStore
 
 ROWS = tuple(RowId(row) for row in range(NUM_ROWS))
@@ -81,7 +81,7 @@ class TestRows:
         is released with the last of them."""
         ticket = make_ticket(1, num_blocks=2, row_ids=ROWS)
         assert [None] == save_rows(store, device, ticket, ROWS[:1])
-        assert ticket.guard.is_copying
+        assert not ticket.guard.is_released
         assert 0 == store.match(ticket.span.keys)
         middle, last = save_rows(store, device, ticket, ROWS[1:2], ROWS[2:])
         assert middle is None
@@ -100,6 +100,28 @@ class TestRows:
         assert (OutcomeKind.COMMITTED, 2) == (last.kind, last.committed)
         assert ticket.guard.is_released
         assert torch.equal(saved, memory[:, 1:3])
+
+    def test_rows_under_way_together_are_whole_with_the_last_copy(self, memory):
+        """X-01: a row whose copy is over seals, commits and releases nothing while the
+        copy of another one is still under way."""
+        fences = []
+        device = AsyncDevice(NUM_BLOCKS)
+        device._on_fence = fences.append
+        device.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
+        with contextlib.closing(device), MemoryStore(8, BLOCK_BYTES) as store:
+            ticket = make_ticket(1, num_blocks=2, row_ids=ROWS)
+            gather, wait = Gather(store, device), GatherWait()
+            first = gather.run(Ready(ticket, ROWS[:1]))
+            last = gather.run(Ready(ticket, ROWS[1:]))
+            fences[0].open()
+            first = asyncio.run(wait.run(first))
+            assert Commit().run(Transfer().run(first)).outcome is None
+            assert ticket.guard.is_copying
+            fences[1].open()
+            last = asyncio.run(wait.run(last))
+            assert ticket.guard.is_released
+            assert 2 == Commit().run(Transfer().run(last)).outcome.committed
+            ticket.unwind()
 
     def test_torn_ticket_is_neither_stored_nor_loaded(self, store, device):
         """Bytes that the engine overwrote under the copy count in no direction."""
@@ -143,27 +165,28 @@ class TestOrder:
     def test_slots_are_not_sealed_before_their_copy(self):
         """A fence that has not passed stops a save, whatever led there."""
         with pytest.raises(DeviceTimeoutError):
-            Transfer().run(Gathered(make_ticket(), HandFence()))
+            Transfer().run(Gathered(make_ticket(), ROWS, HandFence()))
 
     def test_blocks_are_not_published_before_their_copy(self, store):
         """A fence that has not passed stops a load, whatever led there."""
         with pytest.raises(DeviceTimeoutError):
-            Publish().run(Scattered(make_ticket(), store.read(()), HandFence()))
+            Publish().run(Scattered(make_ticket(), ROWS, store.read(()), HandFence()))
 
     def test_ticket_without_slots_is_not_committed(self):
         """A ticket that never leased slots has nothing to seal."""
-        ticket = make_ticket(row_ids=())
+        ticket = make_ticket(row_ids=ROWS)
         with pytest.raises(StoreFullError, match="transfer 1"):
-            Transfer().run(Gathered(ticket, DoneFence()))
+            Transfer().run(Gathered(ticket, ROWS, DoneFence(), is_whole=True))
 
     def test_late_ticket_is_not_committed(self, store, device):
         """What was sealed after its deadline does not become visible."""
         ticket = make_ticket(row_ids=ROWS)
         gathered = Gather(store, device).run(Ready(ticket, ROWS))
-        Transfer().run(gathered)
+        sealed = Transfer().run(asyncio.run(GatherWait().run(gathered)))
+        assert sealed.is_whole
         ticket.deadline = 0.0
         with pytest.raises(TicketOverError, match="deadline"):
-            Commit().run(Sealed(ticket))
+            Commit().run(sealed)
         ticket.unwind()
         assert 0 == store.match(ticket.span.keys)
         assert 0 == store.stats().reserved_blocks

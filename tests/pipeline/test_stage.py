@@ -10,10 +10,11 @@ import structlog
 from tests.pipeline.kit import AsyncDevice, make_ticket
 from tests.rig import BLOCK_BYTES, NUM_BLOCKS
 from ucm.devices.cpu import CPUDevice
+from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.load import load_chain
 from ucm.pipeline.save import save_chain
 from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage, Segment
-from ucm.pipeline.tickets import Outcome, OutcomeKind, TicketOverError
+from ucm.pipeline.tickets import Outcome, OutcomeKind
 from ucm.stores.memory import MemoryStore
 
 OVER = Outcome(OutcomeKind.CANCELLED, "deadline")

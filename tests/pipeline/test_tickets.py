@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.pipeline.kit import TIMEOUT, make_ticket
+from ucm.pipeline.guard import BlockGuard, TicketOverError
 from ucm.pipeline.tickets import (
-    BlockGuard,
     Direction,
     Outcome,
     OutcomeKind,
-    TicketOverError,
 )
 
 COMMITTED = Outcome(OutcomeKind.COMMITTED)
@@ -30,6 +29,7 @@ class GuardMachine(RuleBasedStateMachine):
         self.releases = 0
         self.guard = BlockGuard(self.count)
         self.state, self.revoked, self.torn = "free", "", ""
+        self.copies = 0
 
     def count(self):
         """Note a release."""
@@ -41,17 +41,24 @@ class GuardMachine(RuleBasedStateMachine):
 
     @rule()
     def begin(self):
-        """Only free blocks can be begun, and a begun copy may go on."""
-        if self.state == "free":
+        """Copies of several rows may be under way, none after blocks were taken back."""
+        may_begin = self.state in ("free", "copying") and not self.torn
+        if may_begin:
             self.state = "copying"
-        assert (self.state == "copying") == self.guard.begin()
+            self.copies += 1
+        assert may_begin == self.guard.begin()
 
-    @rule()
-    def end(self):
-        """The end releases, except blocks in quarantine."""
+    @rule(last=st.booleans())
+    def end(self, last):
+        """The end of the last copy releases, except blocks in quarantine; the end of
+        any other does so only if the blocks were asked for meanwhile."""
         if self.state in ("free", "copying"):
-            self.release("")
-        self.guard.end()
+            self.copies = max(0, self.copies - 1)
+            if not self.copies and (last or self.torn):
+                self.release("")
+            elif not self.copies:
+                self.state = "free"
+        self.guard.end(last=last)
 
     @rule(reason=st.sampled_from(["deadline", "recycled"]))
     def revoke(self, reason):
@@ -119,6 +126,16 @@ class TestBlockGuard:
         assert [] == clashes
         assert list(range(rounds)) == sorted(told)
         assert all(guard.is_released for guard in guards)
+
+    def test_no_copy_begins_once_the_blocks_were_asked_for(self):
+        """The copy of one row is waited for, that of the next does not begin, and the
+        blocks are free when the first is over, though rows are missing."""
+        guard = BlockGuard(lambda: None)
+        assert guard.begin()
+        assert not guard.revoke("recycled")
+        assert not guard.begin()
+        guard.end(last=False)
+        assert guard.is_released
 
     def test_waiter_is_woken_by_the_release(self):
         """Whoever waits for the blocks goes on as soon as the copy has ended."""

@@ -22,6 +22,7 @@ from ucm.errors import (
     StoreUnavailableError,
     WorkerDiedError,
 )
+from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.runner import Run, Runner
 from ucm.pipeline.save import Finished, Queued
 from ucm.pipeline.stage import Carrier, Segment
@@ -31,7 +32,6 @@ from ucm.pipeline.tickets import (
     Outcome,
     OutcomeKind,
     Ticket,
-    TicketOverError,
 )
 from ucm.tracing import STAGE_FAILED
 
@@ -111,7 +111,8 @@ class RequestLane:
             if run is None or now <= run.ticket.deadline:
                 continue
             ticket = run.ticket
-            if not run.is_late and ticket.guard.revoke("deadline"):
+            is_free = ticket.guard.revoke("deadline")
+            if is_free and not (run.is_late and run.segment.is_copy):
                 self._give_up(run)
                 self._settle(ticket, _TOO_LATE)
             elif now > ticket.deadline + self._stuck_after:
@@ -132,7 +133,8 @@ class RequestLane:
         while waiting and self._running[at] is None:
             run = Run(self._segments[at], at, waiting.popleft(), self._over)
             ticket = run.ticket
-            if ticket.outcome is not None and not ticket.guard.is_copying:
+            is_begun = run.segment.awaits_copy and ticket.guard.is_copying
+            if ticket.outcome is not None and not is_begun:
                 self._leave(run)  # a begun copy is waited for even then
                 continue
             if ticket.clock() > ticket.deadline and ticket.guard.revoke("deadline"):
@@ -176,7 +178,7 @@ class RequestLane:
             outcome = Outcome(OutcomeKind.REFUSED, "store_full", error=str(error))
         else:
             outcome = _failed(ticket, error)
-        if ticket.guard.is_copying and not run.segment.is_copy:
+        if ticket.guard.is_copying and run.segment.awaits_copy:
             self._quarantine(ticket)  # nobody can tell any more when the copy ends
         self._settle(ticket, outcome)
 

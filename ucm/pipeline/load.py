@@ -15,15 +15,10 @@ import attrs
 from ucm.blocks import PackedKey, RowId
 from ucm.devices.abc import Device, Fence
 from ucm.errors import BlockCorruptError, DeviceTimeoutError, StoreError
-from ucm.pipeline.save import (
-    EventWait,
-    Finished,
-    Queued,
-    Ready,
-    release_when_whole,
-)
+from ucm.pipeline.guard import TicketOverError
+from ucm.pipeline.save import EventWait, Finished, Queued, Ready, copy_over
 from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
-from ucm.pipeline.tickets import Outcome, OutcomeKind, TicketOverError
+from ucm.pipeline.tickets import Outcome, OutcomeKind
 from ucm.pipeline.waiting import fence_passed
 from ucm.stores.abc import ReadLease, Store
 
@@ -48,10 +43,20 @@ class Fetched(Carrier):
 
 @attrs.frozen
 class Scattered(Carrier):
-    """Blocks on their way into device pages."""
+    """
+    Rows on their way into device pages.
 
+    Args:
+        row_ids: Which rows.
+        lease: Where they come from.
+        fence: Passes when they are there.
+        is_whole: The copy is over, and these were the ticket's last rows.
+    """
+
+    row_ids: tuple[RowId, ...]
     lease: ReadLease
     fence: Fence
+    is_whole: bool = False
 
 
 class Fetch(CopyStage[Ready, Fetched]):
@@ -108,7 +113,7 @@ class Scatter(CopyStage[Fetched, Scattered]):
         """Start the copy unless the destination was taken back."""
         ticket = given.ticket
         if not ticket.guard.begin():
-            raise TicketOverError(ticket.guard.revoked)
+            raise TicketOverError(ticket.guard.torn or ticket.guard.revoked)
         whole = False
         try:
             fence = self._device.scatter(
@@ -121,22 +126,23 @@ class Scatter(CopyStage[Fetched, Scattered]):
         finally:
             if not whole:
                 ticket.guard.end()
-        ticket.rows_left.difference_update(given.row_ids)
-        if self._device.is_synchronous:  # for others ``ScatterWait`` waits
-            release_when_whole(ticket, fence)
-        return Scattered(ticket, given.lease, fence)
+        scattered = Scattered(ticket, given.row_ids, given.lease, fence)
+        if not self._device.is_synchronous:  # ``ScatterWait`` waits
+            return scattered
+        return attrs.evolve(scattered, is_whole=copy_over(ticket, given.row_ids, fence))
 
 
 class ScatterWait(LoopStage[Scattered, Scattered]):
     """Waits for the device's fence behind the copy; runs also on a settled ticket."""
 
     name = "scatter_wait"
+    awaits_copy = True
 
     async def run(self, given: Scattered) -> Scattered:
         """Let go of the destination with the last row."""
         await fence_passed(given.fence)
-        release_when_whole(given.ticket, given.fence)
-        return given
+        is_whole = copy_over(given.ticket, given.row_ids, given.fence)
+        return attrs.evolve(given, is_whole=is_whole)
 
 
 class Publish(CopyStage[Scattered, Finished]):
@@ -149,7 +155,7 @@ class Publish(CopyStage[Scattered, Finished]):
         ticket = given.ticket
         if not given.fence.is_done():
             raise DeviceTimeoutError("blocks were to be published before their copy")
-        if ticket.rows_left:
+        if not given.is_whole:
             return Finished(ticket, None)
         if ticket.guard.torn:
             raise TicketOverError(ticket.guard.torn)

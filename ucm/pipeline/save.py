@@ -18,8 +18,9 @@ import attrs
 from ucm.blocks import RowId
 from ucm.devices.abc import Device, Fence
 from ucm.errors import DeviceTimeoutError, StoreFullError
+from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
-from ucm.pipeline.tickets import Item, Outcome, OutcomeKind, Ticket, TicketOverError
+from ucm.pipeline.tickets import Item, Outcome, OutcomeKind, Ticket
 from ucm.pipeline.waiting import fence_passed, has_passed
 from ucm.stores.abc import Store, WriteLease
 
@@ -34,7 +35,7 @@ __all__ = [
     "Ready",
     "Sealed",
     "Transfer",
-    "release_when_whole",
+    "copy_over",
     "save_chain",
 ]
 
@@ -55,14 +56,30 @@ class Ready(Carrier):
 
 @attrs.frozen
 class Gathered(Carrier):
-    """Rows on their way into the slots, and the fence behind the copy."""
+    """
+    Rows on their way into the slots, and the fence behind the copy.
 
+    Args:
+        row_ids: Which rows.
+        fence: Passes when they are there.
+        is_whole: The copy is over, and these were the ticket's last rows.
+    """
+
+    row_ids: tuple[RowId, ...]
     fence: Fence
+    is_whole: bool = False
 
 
 @attrs.frozen
 class Sealed(Carrier):
-    """A ticket whose slots are final, or one that still waits for rows."""
+    """
+    A ticket some of whose rows are in its slots.
+
+    Args:
+        is_whole: All are, and the slots are final.
+    """
+
+    is_whole: bool
 
 
 @attrs.frozen
@@ -72,10 +89,9 @@ class Finished(Carrier):
     outcome: Outcome | None
 
 
-def release_when_whole(ticket: Ticket, fence: Fence) -> None:
-    """End the ticket's hold on its blocks once the last row's copy is over."""
-    if not ticket.rows_left and fence.is_done():
-        ticket.guard.end()
+def copy_over(ticket: Ticket, row_ids: tuple[RowId, ...], fence: Fence) -> bool:
+    """End the copy of some rows; with the last ones the ticket's hold on its blocks."""
+    return fence.is_done() and ticket.copied(row_ids)
 
 
 class EventWait(LoopStage[Queued, Ready]):
@@ -117,7 +133,7 @@ class Gather(CopyStage[Ready, Gathered]):
         if len(lease.positions) < len(block_ids):
             block_ids = tuple(block_ids[at] for at in lease.positions)
         if not ticket.guard.begin():
-            raise TicketOverError(ticket.guard.revoked)
+            raise TicketOverError(ticket.guard.torn or ticket.guard.revoked)
         whole = False
         try:
             fence = self._device.gather(
@@ -127,24 +143,24 @@ class Gather(CopyStage[Ready, Gathered]):
         finally:
             if not whole:
                 ticket.guard.end()
-        ticket.rows_left.difference_update(given.row_ids)
         if self._device.is_synchronous:  # for others ``GatherWait`` waits
-            release_when_whole(ticket, fence)
-        else:
-            ticket.own(contextlib.closing(fence))
-        return Gathered(ticket, fence)
+            is_whole = copy_over(ticket, given.row_ids, fence)
+            return Gathered(ticket, given.row_ids, fence, is_whole)
+        ticket.own(contextlib.closing(fence))
+        return Gathered(ticket, given.row_ids, fence)
 
 
 class GatherWait(LoopStage[Gathered, Gathered]):
     """Waits for the device's fence behind the copy; runs also on a settled ticket."""
 
     name = "gather_wait"
+    awaits_copy = True
 
     async def run(self, given: Gathered) -> Gathered:
         """Release the source with the last row."""
         await fence_passed(given.fence)
-        release_when_whole(given.ticket, given.fence)
-        return given
+        is_whole = copy_over(given.ticket, given.row_ids, given.fence)
+        return attrs.evolve(given, is_whole=is_whole)
 
 
 class Transfer(CopyStage[Gathered, Sealed]):
@@ -159,10 +175,10 @@ class Transfer(CopyStage[Gathered, Sealed]):
         if not given.fence.is_done():
             raise DeviceTimeoutError("slots were to be sealed before their copy ended")
         given.fence.land()
-        if not ticket.rows_left:
+        if given.is_whole:
             lease = _lease(ticket)
             lease.seal(0, len(lease.keys))
-        return Sealed(ticket)
+        return Sealed(ticket, given.is_whole)
 
 
 class Commit(CopyStage[Sealed, Finished]):
@@ -174,7 +190,7 @@ class Commit(CopyStage[Sealed, Finished]):
     def run(self, given: Sealed) -> Finished:
         """Commit once every row is there and none was overwritten meanwhile."""
         ticket = given.ticket
-        if ticket.rows_left:
+        if not given.is_whole:
             return Finished(ticket, None)
         if ticket.guard.torn:
             raise TicketOverError(ticket.guard.torn)

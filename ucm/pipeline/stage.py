@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from ucm.pipeline.tickets import Ticket, TicketOverError
+from ucm.pipeline.guard import TicketOverError
+from ucm.pipeline.tickets import Ticket
 from ucm.tracing import STAGE_FINISHED, STAGE_STARTED
 
 __all__ = ["Carrier", "Chain", "CopyStage", "LoopStage", "Segment", "Stage"]
@@ -42,7 +43,14 @@ class Stage(ABC, Generic[In, Out]):
 
 
 class LoopStage(Stage[In, Out]):
-    """A stage that waits on the event loop."""
+    """
+    A stage that waits on the event loop.
+
+    ``awaits_copy`` tells that it waits for a copy that has begun: such a wait goes on
+    when the ticket is over, and nobody knows when the copy ends if it fails.
+    """
+
+    awaits_copy = False
 
     def try_now(self, given: In) -> Out | None:
         """Do the step if it needs no waiting; None: ``run`` does it. Raises nothing."""
@@ -80,6 +88,12 @@ class Segment:
     def is_copy(self) -> bool:
         """Whether it runs on a copy thread."""
         return bool(self.worker)
+
+    @property
+    def awaits_copy(self) -> bool:
+        """Whether it waits for a copy that has begun."""
+        stage = self.stages[0]
+        return isinstance(stage, LoopStage) and stage.awaits_copy
 
     def run_copy(self, given: Carrier) -> Carrier:
         """

@@ -1,46 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Tickets: one admitted save or load of one span, and who may touch its blocks.
+Tickets: one admitted save or load of one span.
 
-States of a ``BlockGuard``, which stands between copy threads and the engine::
+A ticket's rows come as one item or, layer-wise, as several: each is copied as soon as
+its fence has passed, and the ticket is whole when the copy of the last one is over.
 
-    FREE ──begin──▶ COPYING ──end────────▶ RELEASED
-      │                └──quarantine──▶ QUARANTINED (the copy never ended in time)
-      └──revoke────────────────────────▶ RELEASED (nothing was or will be copied)
-
-``revoke`` on COPYING does not stop the copy; it marks the guard *torn*: the engine may
-overwrite the blocks meanwhile, so what was copied must never be committed.
-
-Threading: guards are used from engine, loop and copy threads. One lock serves all
-tickets of a runtime: it is held for a few instructions, and a lock of its own would
-cost each ticket more than all the rest of it.
-A ticket's other fields belong to the loop until a copy job runs on it, and to that job
-while it runs; ``settle`` may be called from any thread, once.
+Threading: ``settle`` may be called from any thread, once. A ticket's other fields
+belong to the loop until a copy job runs on it, and to that job while it runs. One lock
+serves all tickets of a runtime: it is held for a few instructions, and a lock of its
+own would cost each ticket more than all the rest of it.
 """
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import attrs
 
 from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
 from ucm.devices.abc import Fence
-from ucm.errors import PipelineError
+from ucm.pipeline.guard import BlockGuard, TicketOverError
 from ucm.stores.abc import ReadLease, WriteLease
 from ucm.threads import SYSTEM, Condition
 from ucm.tracing import Log
 
 __all__ = [
     "Admission",
-    "BlockGuard",
     "Direction",
     "Item",
     "LaneKey",
     "Outcome",
     "OutcomeKind",
     "Ticket",
-    "TicketOverError",
 ]
 
 
@@ -100,110 +91,6 @@ LaneKey = tuple[Direction, RequestId, int]
 """Direction, request and its life: what shares one lane."""
 
 
-class TicketOverError(PipelineError):
-    """A stage came too late: the ticket was settled, or its blocks were taken back."""
-
-
-class _Guarded(enum.Enum):
-    FREE = "free"
-    COPYING = "copying"
-    RELEASED = "released"
-    QUARANTINED = "quarantined"
-
-
-class BlockGuard:
-    """
-    Who may touch a ticket's blocks in the engine's pool.
-
-    Args:
-        on_release: Called once, on the thread that releases, when the blocks are free
-            of us. Must not block.
-        changed: Shared by all guards of a runtime; its own if none is given.
-    """
-
-    __slots__ = ("_changed", "_on_release", "_state", "revoked", "torn")
-
-    def __init__(
-        self,
-        on_release: Callable[[], None],
-        changed: Condition | None = None,
-    ) -> None:
-        self._changed = changed or SYSTEM.condition()
-        self._on_release = on_release
-        self._state = _Guarded.FREE
-        self.revoked = ""
-        self.torn = ""
-
-    @property
-    def is_released(self) -> bool:
-        """Whether the engine may reuse the blocks."""
-        return self._state is _Guarded.RELEASED
-
-    @property
-    def is_copying(self) -> bool:
-        """Whether a copy touches the blocks right now."""
-        return self._state is _Guarded.COPYING
-
-    @property
-    def is_quarantined(self) -> bool:
-        """Whether a copy was given up that may still touch blocks and slots."""
-        return self._state is _Guarded.QUARANTINED
-
-    def begin(self) -> bool:
-        """Ask to touch the blocks; False when they were taken back."""
-        with self._changed:
-            if self._state is _Guarded.FREE:
-                self._state = _Guarded.COPYING
-            return self._state is _Guarded.COPYING
-
-    def end(self) -> None:
-        """Tell that no copy will touch the blocks any more. Idempotent."""
-        with self._changed:
-            if self._state in (_Guarded.RELEASED, _Guarded.QUARANTINED):
-                return
-            self._mark_released("")
-        self._on_release()
-
-    def revoke(self, reason: str) -> bool:
-        """
-        Take the blocks back without waiting.
-
-        Returns:
-            True when nothing touches them; False while a copy does, which is then
-            marked torn.
-        """
-        with self._changed:
-            if self._state in (_Guarded.COPYING, _Guarded.QUARANTINED):
-                self.torn = self.torn or reason
-                return False
-            if self._state is _Guarded.RELEASED:
-                return True
-            self._mark_released(reason)
-        self._on_release()
-        return True
-
-    def quarantine(self) -> bool:
-        """Give a copy up that does not end; False when none is under way."""
-        with self._changed:
-            if self._state is not _Guarded.COPYING:
-                return False
-            self._state = _Guarded.QUARANTINED
-            self._changed.notify_all()
-        return True
-
-    def wait_released(self, timeout: float) -> bool:
-        """Block the thread up to *timeout* seconds; return whether it is released."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._state is _Guarded.RELEASED, timeout
-            )
-
-    def _mark_released(self, reason: str) -> None:
-        self._state = _Guarded.RELEASED
-        self.revoked = reason
-        self._changed.notify_all()
-
-
 class Ticket:
     """
     One admitted save or load of one span.
@@ -214,7 +101,8 @@ class Ticket:
         request_id: Whose blocks.
         generation: Which life of the request.
         span: Blocks and keys.
-        row_ids: Rows that must arrive before the span is whole; items bring them.
+        row_ids: Rows whose copies must be over before the span is whole; items bring
+            them.
         block_bytes: Bytes of one block over all rows.
         accepted_at: When it was asked for, on *clock*.
         deadline: Latest end, on *clock*.
@@ -231,6 +119,7 @@ class Ticket:
         "_log",
         "_process_log",
         "_resources",
+        "_rows_left",
         "accepted_at",
         "block_bytes",
         "clock",
@@ -244,7 +133,6 @@ class Ticket:
         "released_at",
         "request_id",
         "row_ids",
-        "rows_left",
         "span",
         "stage",
         "stage_seconds",
@@ -275,7 +163,7 @@ class Ticket:
         self.generation = generation
         self.span = span
         self.row_ids = row_ids
-        self.rows_left = set(row_ids)
+        self._rows_left = set(row_ids)
         self.block_bytes = block_bytes
         self.accepted_at = accepted_at
         self.clock = clock
@@ -321,6 +209,32 @@ class Ticket:
     def lane_key(self) -> LaneKey:
         """The lane it travels in."""
         return (self.direction, self.request_id, self.generation)
+
+    def copied(self, row_ids: Collection[RowId]) -> bool:
+        """
+        Take note that the copy of some rows is over; ends it in the guard.
+
+        Returns:
+            Whether these were the last ones: the ticket is whole.
+        """
+        with self._changed:
+            self._rows_left.difference_update(row_ids)
+            whole = not self._rows_left
+            self._changed.notify_all()
+        self.guard.end(last=whole)
+        return whole
+
+    def wait_copied(self, row_ids: Collection[RowId], timeout: float) -> bool:
+        """
+        Block the thread until the rows' copies are over, or the ticket's end was told.
+
+        Returns:
+            Whether either is so after at most *timeout* seconds.
+        """
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._is_told or self._rows_left.isdisjoint(row_ids), timeout
+            )
 
     def own(self, resource: contextlib.AbstractContextManager[object]) -> None:
         """Tie a resource to the ticket; ``unwind`` leaves it exactly once."""
@@ -392,8 +306,11 @@ class Item:
         ticket: The ticket.
         row_ids: The rows this item brings.
         fence: Passes when the rows are written (save) or may be overwritten (load).
+        is_first: The ticket is counted and may be refused with it, not with what
+            follows.
     """
 
     ticket: Ticket
     row_ids: tuple[RowId, ...]
     fence: Fence
+    is_first: bool = True

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Who may touch a ticket's blocks: the copy threads or the engine.
+
+States of a ``BlockGuard``, which stands between the two::
+
+    FREE ──begin──▶ COPYING ──end(last)──▶ RELEASED
+      ▲                │ └──quarantine──▶ QUARANTINED (the copy never ended in time)
+      │                └──end──┐
+      └────────────────────────┤ more rows are to come
+      └──revoke──▶ RELEASED (nothing is copied any more)
+
+Copies of several rows may be under way at once; the guard is COPYING until all are over.
+``revoke`` on COPYING does not stop them; it marks the guard *torn*: the engine may
+overwrite the blocks meanwhile, so what was copied must never be committed, and the
+blocks are released as soon as the copies are over.
+
+Threading: guards are used from engine, loop and copy threads, under one lock.
+"""
+
+import enum
+from collections.abc import Callable
+
+from ucm.errors import PipelineError
+from ucm.threads import SYSTEM, Condition
+
+__all__ = ["BlockGuard", "TicketOverError"]
+
+
+class TicketOverError(PipelineError):
+    """A stage came too late: the ticket was settled, or its blocks were taken back."""
+
+
+class _Guarded(enum.Enum):
+    FREE = "free"
+    COPYING = "copying"
+    RELEASED = "released"
+    QUARANTINED = "quarantined"
+
+
+class BlockGuard:
+    """
+    Who may touch a ticket's blocks in the engine's pool.
+
+    Args:
+        on_release: Called once, on the thread that releases, when the blocks are free
+            of us. Must not block.
+        changed: Shared by all guards of a runtime; its own if none is given.
+    """
+
+    __slots__ = ("_changed", "_copies", "_on_release", "_state", "revoked", "torn")
+
+    def __init__(
+        self,
+        on_release: Callable[[], None],
+        changed: Condition | None = None,
+    ) -> None:
+        self._changed = changed or SYSTEM.condition()
+        self._on_release = on_release
+        self._state = _Guarded.FREE
+        self._copies = 0
+        self.revoked = ""
+        self.torn = ""
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the engine may reuse the blocks."""
+        return self._state is _Guarded.RELEASED
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a copy touches the blocks right now."""
+        return self._state is _Guarded.COPYING
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether a copy was given up that may still touch blocks and slots."""
+        return self._state is _Guarded.QUARANTINED
+
+    def begin(self) -> bool:
+        """Ask to touch the blocks; False when they were taken back."""
+        with self._changed:
+            if self.torn or self._state not in (_Guarded.FREE, _Guarded.COPYING):
+                return False
+            self._state = _Guarded.COPYING
+            self._copies += 1
+            return True
+
+    def end(self, *, last: bool = True) -> None:
+        """
+        Tell that a copy is over; nothing once the blocks are released.
+
+        Args:
+            last: No other will follow.
+        """
+        with self._changed:
+            if self._state in (_Guarded.RELEASED, _Guarded.QUARANTINED):
+                return
+            self._copies = max(0, self._copies - 1)
+            if self._copies:
+                return
+            if not (last or self.torn):
+                self._state = _Guarded.FREE
+                return
+            self._mark_released("")
+        self._on_release()
+
+    def revoke(self, reason: str) -> bool:
+        """
+        Take the blocks back without waiting.
+
+        Returns:
+            True when nothing touches them; False while a copy does, which is then
+            marked torn.
+        """
+        with self._changed:
+            if self._state in (_Guarded.COPYING, _Guarded.QUARANTINED):
+                self.torn = self.torn or reason
+                return False
+            if self._state is _Guarded.RELEASED:
+                return True
+            self._mark_released(reason)
+        self._on_release()
+        return True
+
+    def quarantine(self) -> bool:
+        """Give a copy up that does not end; False when none is under way."""
+        with self._changed:
+            if self._state is not _Guarded.COPYING:
+                return False
+            self._state = _Guarded.QUARANTINED
+            self._changed.notify_all()
+        return True
+
+    def wait_released(self, timeout: float) -> bool:
+        """Block the thread up to *timeout* seconds; return whether it is released."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._state is _Guarded.RELEASED, timeout
+            )
+
+    def _mark_released(self, reason: str) -> None:
+        self._state = _Guarded.RELEASED
+        self.revoked = reason
+        self._changed.notify_all()
