@@ -315,6 +315,19 @@ class TestDeadline:
             ticket.deadline = time.monotonic()
         assert [1] == lane.quarantined
 
+    async def test_copy_is_looked_at_before_it_is_given_up(self):
+        """A copy that ended while the loop was held up is not taken for a stuck one,
+        however late the loop comes back."""
+        fence = HandFence()
+        async with serving(wait=CopyWait()) as lane:
+            ticket = lane.put(1, fence)
+            assert ticket.guard.begin()
+            lane.lane.check(ticket.deadline + TIMEOUT)
+            assert [] == lane.quarantined
+            fence.open()
+            ticket.guard.end()
+        assert [] == lane.quarantined
+
     async def test_copy_whose_fence_fails_is_quarantined(self):
         """When nobody can tell any more whether a copy is over, its blocks are not
         given back."""

@@ -105,7 +105,8 @@ class RequestLane:
         End what is past its ticket's deadline, but no copy that has begun.
 
         Until a copy is over its blocks cannot be given back; one that overruns
-        ``stuck_after`` too, all its segments together, is quarantined.
+        ``stuck_after`` too, all its segments together, is quarantined. It was seen to
+        be late before: a loop that was held up looks at its fence first.
         """
         for run in self._running:
             if run is None or now <= run.ticket.deadline:
@@ -115,7 +116,7 @@ class RequestLane:
             if is_free and not (run.is_late and run.segment.is_copy):
                 self._give_up(run)
                 self._settle(ticket, _TOO_LATE)
-            elif now > ticket.deadline + self._stuck_after:
+            elif run.is_late and now > ticket.deadline + self._stuck_after:
                 self._give_up(run)
                 self._quarantine(ticket)
             else:
