@@ -106,7 +106,6 @@ class ConnectorWorld:
                 die=dice.choice([0, 0, 0, 0.0005]),
                 damage=dice.choice([0, 0.1]),
                 hangs_at=dice.choice(["", "gather", "scatter", "commit", "read"]),
-                # Shorter than a copy may take: one that is given up keeps its blocks.
                 hangs=_SHORT_HANGS_S,
             ),
         )
@@ -122,6 +121,9 @@ class ConnectorWorld:
                 tickets=dice.choice([2, 100]),
                 window=dice.choice([1, 4]),
             ),
+            # Copies that hang one behind the other end in the end: one that is given
+            # up keeps its blocks, which this engine does not put up with.
+            timeout=attrs.evolve(plain.config.timeout, stuck=600.0),
         )
         setup = _SimulatedSetup(
             config=config,
