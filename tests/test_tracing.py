@@ -27,6 +27,7 @@ EVENTS = {
     "SCHEDULER_CLOSED": "scheduler.closed",
     "SCHEDULER_STARTED": "scheduler.started",
     "SETTING_UNSAFE": "setting.unsafe",
+    "SAVE_PASSED": "save.passed",
     "SOURCE_RELEASED": "source.released",
     "STAGE_FAILED": "stage.failed",
     "STAGE_FINISHED": "stage.finished",

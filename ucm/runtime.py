@@ -7,37 +7,30 @@ engine's thread calls ``submit`` once per step (one append and one wake-up of th
 never a wait), ``poll`` for what has happened, and ``fence`` when it is about to reuse
 blocks that a save may still read.
 
-Threading: all public methods belong to the engine's thread. What it submits waits in
-``_batches`` until ``_take_in`` makes tickets of it, in turn under ``_taking``: as a rule
-on the loop, on the engine's thread where that needs the tickets at once. ``_open`` maps
-the tickets whose end was not told; they are added by ``_take_in`` and removed on
-``poll``. ``_failure`` is set once, from any thread. When the loop or a copy thread dies,
+Threading: all public methods belong to the engine's thread; see ``Intake`` for what it
+submits. ``_failure`` is set once, from any thread. When the loop or a copy thread dies,
 ``_fail`` settles everything that is open, later offers are refused, and ``failure`` says
 why; nothing ever waits for a dead thread.
 """
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import anyio
-import attrs
 
 from ucm.affinity import AffinityPlan, bind_thread, format_cpulist
-from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
+from ucm.blocks import RowId, TransferId
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
-from ucm.errors import PipelineClosedError
+from ucm.errors import DeviceTimeoutError, PipelineClosedError
+from ucm.intake import UNFINISHED, Intake, Order
 from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
 from ucm.pipeline.pipeline import Pipeline
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
 from ucm.pipeline.tickets import (
     Admission,
-    Direction,
-    Item,
     Outcome,
     OutcomeKind,
     Ticket,
@@ -57,38 +50,7 @@ from ucm.waker import Waker
 __all__ = ["Order", "Runtime"]
 
 _START_TIMEOUT_S = 10.0
-
-
-@attrs.frozen(kw_only=True)
-class Order:
-    """
-    What the engine's thread asks for: one ticket.
-
-    Args:
-        transfer_id: Unique within this runtime.
-        direction: Save or load.
-        request_id: Whose blocks.
-        generation: Which life of the request.
-        span: Blocks and keys.
-        row_ids: Rows of the span's group.
-        block_bytes: Bytes of one block over these rows.
-    """
-
-    transfer_id: TransferId
-    direction: Direction
-    request_id: RequestId
-    generation: int
-    span: BlockSpan
-    row_ids: tuple[RowId, ...]
-    block_bytes: int
-
-
-class _Batch(NamedTuple):
-    """What one call of ``submit`` brought."""
-
-    orders: Iterable[Order]
-    fence: Fence
-    submitted_at: float
+_MARGIN_S = 1.0
 
 
 class Runtime:
@@ -127,7 +89,6 @@ class Runtime:
         self._clock = threads.monotonic
         self._mailbox: Mailbox[Notice] = Mailbox(threads)
         self._recorder = Recorder(counters, self._mailbox, log)
-        self._changed = threads.condition()
         self._pipeline = Pipeline(
             store,
             device,
@@ -139,9 +100,15 @@ class Runtime:
             threads=threads,
             on_copy_thread=self._bind_copy_thread,
         )
-        self._batches: deque[_Batch] = deque()
-        self._taking = threads.lock()
-        self._open: dict[TransferId, Ticket] = {}
+        self._intake = Intake(
+            self._pipeline.queue,
+            self._recorder,
+            timeout=config.timeout,
+            log=log,
+            threads=threads,
+            on_failure=self._fail,
+        )
+        self._open = self._intake.open
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waker: Waker | None = None
         self._started = threads.event()
@@ -158,7 +125,7 @@ class Runtime:
     @property
     def num_open(self) -> int:
         """Tickets whose end ``poll`` has not told, and batches without tickets yet."""
-        return len(self._open) + len(self._batches)
+        return self._intake.num_open
 
     def start(self) -> None:
         """
@@ -188,7 +155,12 @@ class Runtime:
         for problem in filter(None, problems):
             self._log.warning(MEMORY_UNPINNED, reason=problem)
 
-    def submit(self, orders: Iterable[Order], fence: Fence) -> None:
+    def submit(
+        self,
+        orders: Iterable[Order],
+        fence: Fence,
+        row_ids: Sequence[RowId] | None = None,
+    ) -> None:
         """
         Ask for tickets; never blocks, wakes the loop once.
 
@@ -200,9 +172,83 @@ class Runtime:
                 the loop, so that an iterator can spare the engine's thread the work of
                 making them; it must not depend on anything that changes meanwhile.
             fence: Behind everything the engine has done to the blocks so far.
+            row_ids: The rows that are ready, at least one of each order; ``add_rows``
+                brings the others. All if not given.
         """
-        self._batches.append(_Batch(orders, fence, self._clock()))
+        self._intake.submit(orders, fence, row_ids)
         self._wake()
+
+    def add_rows(
+        self, transfer_ids: Sequence[int], row_ids: Sequence[RowId], fence: Fence
+    ) -> None:
+        """
+        Bring more rows of tickets, each row once; never blocks, wakes the loop once.
+
+        Args:
+            transfer_ids: Submitted before, with some of their rows. Those that came to
+                an end are passed over.
+            row_ids: Rows that are ready now; each ticket takes those of its group.
+            fence: Behind everything the engine has done to these rows.
+        """
+        self._intake.add_rows(transfer_ids, row_ids, fence)
+        self._wake()
+
+    def abandon(self, transfer_ids: Iterable[int], reason: str) -> None:
+        """Cancel tickets whose missing rows will not come."""
+        self._take_in()
+        for transfer_id in transfer_ids:
+            ticket = self._open.get(TransferId(transfer_id))
+            if ticket is not None:
+                self._recorder.settle(ticket, Outcome(OutcomeKind.CANCELLED, reason))
+        self._wake()
+
+    def wait_rows(
+        self, transfer_ids: Iterable[int], row_ids: Sequence[RowId]
+    ) -> list[int]:
+        """
+        Block until rows of loads are in the engine's blocks, for a layer that reads them.
+
+        Returns:
+            The tickets that ended without success: their blocks hold anything.
+
+        Raises:
+            DeviceTimeoutError: A copy goes on that was given up long ago; what the
+                engine would compute into its blocks might be overwritten.
+        """
+
+        def landed(ticket: Ticket, timeout: float) -> bool:
+            return ticket.wait_copied(row_ids, timeout)
+
+        return self._wait_loads(transfer_ids, landed)
+
+    def wait_loaded(self, transfer_ids: Iterable[int]) -> list[int]:
+        """Block until loads are over and nothing writes their blocks; as ``wait_rows``."""
+
+        def over(ticket: Ticket, timeout: float) -> bool:
+            return ticket.wait_told(timeout) and ticket.guard.wait_released(timeout)
+
+        return self._wait_loads(transfer_ids, over)
+
+    def _wait_loads(
+        self, transfer_ids: Iterable[int], is_over: Callable[[Ticket, float], bool]
+    ) -> list[int]:
+        self._take_in()
+        limit = self._clock() + self._timeout.load + self._timeout.stuck + _MARGIN_S
+        failed = []
+        for transfer_id in transfer_ids:
+            ticket = self._open.get(TransferId(transfer_id))
+            if ticket is None:
+                failed.append(transfer_id)
+                continue
+            if not is_over(ticket, max(0.0, limit - self._clock())):
+                raise DeviceTimeoutError(
+                    f"transfer {transfer_id} still writes blocks of request "
+                    f"{ticket.request_id} that the engine is about to use"
+                )
+            outcome = ticket.outcome
+            if outcome is not None and outcome.kind is not OutcomeKind.COMMITTED:
+                failed.append(transfer_id)
+        return failed
 
     def poll(self) -> list[Notice]:
         """Return what has happened since the last call. Never blocks."""
@@ -275,6 +321,8 @@ class Runtime:
         if self._closed:
             return
         self._take_in()
+        rowwise = self._pipeline.unfinished()
+        self.abandon([ticket.transfer_id for ticket in rowwise], UNFINISHED)
         self._closed = True
         self._pipeline.queue.refuse(Admission.CLOSED)
         drained = not self._failure and self.flush(self._timeout.shutdown)
@@ -292,58 +340,7 @@ class Runtime:
         self._log.info(RUNTIME_CLOSED, abandoned=abandoned, quiet=quiet)
 
     def _take_in(self) -> None:
-        """
-        Make tickets of what was submitted, and offer them.
-
-        Should an order turn out to be none, a bug of the caller, the runtime fails: the
-        engine would wait for its end for ever.
-        """
-        with self._taking:
-            while self._batches:
-                whole = False
-                try:
-                    self._offer(self._batches[0])
-                    whole = True
-                finally:
-                    self._batches.popleft()
-                    if not whole:
-                        self._fail("a batch of orders could not be taken in")
-
-    def _offer(self, batch: "_Batch") -> None:
-        orders = list(batch.orders)  # should one be none, no ticket was made
-        tickets = [self._ticket(order, batch.submitted_at) for order in orders]
-        self._recorder.offered(tickets)  # before any of them can end
-        queue = self._pipeline.queue
-        for ticket in tickets:
-            # First the log, so that nothing is told of the ticket before; then the
-            # list of what a failure ends; then the queue, which a failure closes first.
-            admission = queue.admits(ticket)
-            self._recorder.admitted(ticket, admission, queue)
-            if admission is Admission.ACCEPTED:
-                self._open[ticket.transfer_id] = ticket
-                item = Item(ticket, ticket.row_ids, batch.fence)
-                if queue.offer(item) is not Admission.ACCEPTED:  # closed in between
-                    outcome = Outcome(OutcomeKind.CANCELLED, "late")
-                    self._recorder.settle(ticket, outcome)
-
-    def _ticket(self, order: Order, submitted_at: float) -> Ticket:
-        save = order.direction is Direction.SAVE
-        limit = self._timeout.save if save else self._timeout.load
-        return Ticket(
-            transfer_id=order.transfer_id,
-            direction=order.direction,
-            request_id=order.request_id,
-            generation=order.generation,
-            span=order.span,
-            row_ids=order.row_ids,
-            block_bytes=order.block_bytes,
-            accepted_at=submitted_at,
-            deadline=submitted_at + limit,
-            on_release=self._recorder.released,
-            log=self._log,
-            changed=self._changed,
-            clock=self._clock,
-        )
+        self._intake.take_in()
 
     def _bind_copy_thread(self) -> None:
         if self._affinity is not None:

@@ -30,6 +30,7 @@ __all__ = [
     "RUNTIME_CLOSED",
     "RUNTIME_FAILED",
     "RUNTIME_STARTED",
+    "SAVE_PASSED",
     "SCHEDULER_CLOSED",
     "SCHEDULER_STARTED",
     "SETTING_UNSAFE",
@@ -54,6 +55,7 @@ STAGE_STARTED: Final = "stage.started"
 STAGE_FINISHED: Final = "stage.finished"
 STAGE_FAILED: Final = "stage.failed"
 SOURCE_RELEASED: Final = "source.released"
+SAVE_PASSED: Final = "save.passed"
 HOLD_TAKEN: Final = "hold.taken"
 HOLD_RELEASED: Final = "hold.released"
 HOLD_QUARANTINED: Final = "hold.quarantined"

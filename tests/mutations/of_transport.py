@@ -27,7 +27,7 @@ _DEADLINES = "tests/test_runtime_deadlines.py::TestDeadlines"
 _FENCE = "tests/test_runtime_deadlines.py::TestFence"
 _SUBMIT = "tests/test_runtime.py::TestSubmit"
 _START = "tests/test_runtime_start.py::TestStart"
-_TICKET = "tests/pipeline/test_tickets.py::TestBlockGuard"
+_GUARDS = "tests/pipeline/test_tickets.py::TestBlockGuard"
 _GAPS = "tests/mutations/test_gaps.py"
 
 TRANSPORT = (
@@ -95,7 +95,7 @@ TRANSPORT = (
         file=_GUARD,
         find="if self.torn or self._state",
         replace="if self._state",
-        killers=(f"{_TICKET}::test_no_copy_begins_once_the_blocks_were_asked_for",),
+        killers=(f"{_GUARDS}::test_no_copy_begins_once_the_blocks_were_asked_for",),
     ),
     Mutant(
         name="torn_committed",
@@ -109,7 +109,7 @@ TRANSPORT = (
         name="committed_without_all_rows",
         why="A block is found although the bytes of some layers never came.",
         file=_SAVE,
-        find="            return Finished(ticket, None)\n",
+        find="            return Finished(ticket, given.row_ids, None)\n",
         replace="            _lease(ticket).seal(0, 1)\n",
         killers=(f"{_ROWS}::test_block_is_stored_with_its_last_row_only",),
     ),
@@ -213,8 +213,8 @@ TRANSPORT = (
         name="slots_freed_under_a_job",
         why="A slot goes to another save while a copy still writes into it.",
         file=_TICKETS,
-        find="            if self._active_jobs:\n                return\n",
-        replace="",
+        find="if self._active_jobs or self.guard",
+        replace="if self.guard",
         killers=(f"{_TICKET}::test_resources_outlive_a_job_whose_ticket_is_settled",),
     ),
     # The queue.
@@ -349,9 +349,9 @@ TRANSPORT = (
     Mutant(
         name="bad_batch_dropped",
         why="Requests of a plan that could not be read wait for ever.",
-        file=_RUNTIME,
-        find='                        self._fail("a batch of orders could not be taken in")',
-        replace="                        pass",
+        file="ucm/intake.py",
+        find='self._on_failure("a batch of orders could not be taken in")',
+        replace="pass",
         killers=(f"{_SUBMIT}::test_batch_that_cannot_be_made_fails_the_runtime",),
     ),
     Mutant(

@@ -142,7 +142,7 @@ class TestSave:
     def test_save_without_its_fence_is_not_ready(self) -> None:
         """S0-21: an item whose fence has not passed is waited for, not copied."""
         ticket, fence = make_ticket(), HandFence()
-        queued = Queued(ticket, Item(ticket, ticket.row_ids, fence))
+        queued = Queued(ticket, ticket.row_ids, Item(ticket, ticket.row_ids, fence))
         assert EventWait().try_now(queued) is None
         fence.open()
         assert Ready(ticket, ticket.row_ids) == EventWait().try_now(queued)

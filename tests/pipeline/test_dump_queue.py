@@ -156,7 +156,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Bounds hold, sizes are exact, and accepted = out + waiting."""
         queue = self.queue
         sizes, saves = self.sizes(*Direction), self.sizes(SAVE)
-        assert len(sizes) == queue.num_tickets
+        assert len(sizes) == queue.num_items
         assert len(saves) <= MAX_TICKETS
         assert sum(saves) <= MAX_NBYTES or len(saves) == 1
         for direction in Direction:

@@ -68,7 +68,7 @@ class Work(CopyStage):
         plan = self.plans.get(given.ticket.transfer_id)
         if plan is not None:
             raise plan
-        return Finished(given.ticket, DONE)
+        return Finished(given.ticket, given.row_ids, DONE)
 
 
 class Lane:

@@ -82,7 +82,7 @@ class Rig:
     def start(self, stage):
         """Start a run of one stage; return it."""
         (segment,) = Chain.start(stage).segments()
-        run = Run(segment, 0, Carrier(make_ticket()), self.over.append)
+        run = Run(segment, 0, Carrier(make_ticket(), ()), self.over.append)
         self.runner.start(run)
         return run
 

@@ -32,7 +32,7 @@ class Copying(CopyStage[Carrier, Carrier]):
         """Note and act."""
         self.ran.append(self.name)
         self.act(given.ticket)
-        return Carrier(given.ticket)
+        return Carrier(given.ticket, ())
 
 
 class Waiting(LoopStage[Carrier, Carrier]):
@@ -99,16 +99,16 @@ class TestRunCopy:
         """Each stage of a segment runs once, in order, and its time is recorded."""
         ran, ticket = [], make_ticket()
         segment = Segment((Copying("a", ran), Copying("b", ran)))
-        assert ticket is segment.run_copy(Carrier(ticket)).ticket
+        assert ticket is segment.run_copy(Carrier(ticket, ())).ticket
         assert ["a", "b"] == ran == list(ticket.stage_seconds)
-        assert "b" == ticket.stage
+        assert "b" == ticket.stages[()]
         assert all(spent >= 0 for spent in ticket.stage_seconds.values())
 
     def test_stage_that_runs_again_adds_its_seconds(self):
         """A ticket of several items has one sum per stage."""
         ticket = make_ticket()
         ticket.stage_seconds["a"] = 5.0
-        Segment((Copying("a"),)).run_copy(Carrier(ticket))
+        Segment((Copying("a"),)).run_copy(Carrier(ticket, ()))
         assert 5.0 <= ticket.stage_seconds["a"] < 6.0
 
     def test_settled_ticket_runs_no_stage(self):
@@ -116,7 +116,7 @@ class TestRunCopy:
         stage, ticket = Copying("a"), make_ticket()
         ticket.settle(OVER)
         with pytest.raises(TicketOverError):
-            Segment((stage,)).run_copy(Carrier(ticket))
+            Segment((stage,)).run_copy(Carrier(ticket, ()))
         assert [] == stage.ran
 
     def test_ticket_settled_between_stages_goes_no_further(self):
@@ -130,7 +130,7 @@ class TestRunCopy:
 
         segment = Segment((Copying("a", ran, settle), Copying("b", ran)))
         with pytest.raises(TicketOverError):
-            segment.run_copy(Carrier(ticket))
+            segment.run_copy(Carrier(ticket, ()))
         ticket.unwind()
         assert (["a"], ["closed"]) == (ran, left)
 
@@ -145,9 +145,9 @@ class TestRunCopy:
 
         segment = Segment((Copying("a"), Copying("b", act=fail), Copying("c")))
         with pytest.raises(ZeroDivisionError):
-            segment.run_copy(Carrier(ticket))
+            segment.run_copy(Carrier(ticket, ()))
         ticket.unwind()
-        assert ("b", ["closed"]) == (ticket.stage, left)
+        assert ("b", ["closed"]) == (ticket.stages[()], left)
         assert ["a"] == list(ticket.stage_seconds)
 
     def test_each_stage_is_traced(self):
@@ -159,7 +159,7 @@ class TestRunCopy:
             wrapper_class=structlog.make_filtering_bound_logger(0),
         )
         ticket = make_ticket(log=log)
-        Segment((Copying("a"),)).run_copy(Carrier(ticket))
+        Segment((Copying("a"),)).run_copy(Carrier(ticket, ()))
         started, finished = capture.entries
         assert ("stage.started", "a") == (started["event"], started["stage"])
         assert ("stage.finished", "a") == (finished["event"], finished["stage"])
@@ -180,7 +180,7 @@ class Closable:
 class TestRunLoop:
     def test_loop_stage_runs_and_is_timed(self):
         """A loop stage turns its value over and its time is recorded."""
-        given = Carrier(make_ticket())
+        given = Carrier(make_ticket(), ())
         segment = Segment((Waiting("a"),))
         assert given is asyncio.run(segment.run_loop(given))
         assert ["a"] == list(given.ticket.stage_seconds)
@@ -189,5 +189,5 @@ class TestRunLoop:
         """What may block is refused on the loop, a bug of ours found at once."""
         stage = Copying("a")
         with pytest.raises(TypeError, match="no loop stage"):
-            asyncio.run(Segment((stage,)).run_loop(Carrier(make_ticket())))
+            asyncio.run(Segment((stage,)).run_loop(Carrier(make_ticket(), ())))
         assert [] == stage.ran

@@ -184,6 +184,30 @@ def confused() -> Trace:
     ]
 
 
+def replicas() -> Trace:
+    """Return a scheduler and two workers, of which one saves and one passes, in turn."""
+
+    def on(rank: int, events: Trace) -> Trace:
+        return [event | {"process": f"worker-{rank}", "rank": rank} for event in events]
+
+    taken, left = (
+        [scheduler(event, hold_id=number, **keys) for number in (1, 2) for keys in told]
+        for event, told in (
+            ("hold.taken", [{"blocks": 4, "ranks_left": 2}]),
+            ("hold.released", [{"rank": 0}, {"rank": 1}]),
+        )
+    )
+    passed = [worker("save.passed", number) for number in (1, 2)]
+    return [
+        scheduler("scheduler.started"),
+        *taken,
+        *on(0, process(through(1, "save", waits=False), passed[1:])),
+        *on(1, process(passed[:1], through(2, "save", waits=False))),
+        *left,
+        scheduler("scheduler.closed", holds=0),
+    ]
+
+
 GOOD: dict[str, Trace] = {
     "save": process(through(1, "save", waits=False)),
     "save_async": process(through(1, "save", waits=True)),
@@ -200,6 +224,7 @@ GOOD: dict[str, Trace] = {
     "two_engines": engine() + engine(),
     "given_up": given_up(),
     "confused": confused(),
+    "replicas": replicas(),
     "ends_later": [
         *process([accepted(1)], quiet=False, abandoned=1),
         released(1),

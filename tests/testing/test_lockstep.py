@@ -47,7 +47,7 @@ FREE = {
 }
 """Events that a trace may lack, and why."""
 
-REPEATED = FREE.keys() - {"stage.failed", "runtime.started"}
+REPEATED = FREE.keys() - {"stage.failed", "runtime.started"} | {"save.passed"}
 """Events that a trace may have twice."""
 
 MAY_LACK = {

@@ -2,9 +2,11 @@
 """
 The explicit queue in front of the pipeline.
 
-Waiting saves are bounded by tickets and by bytes. ``offer`` never blocks: a full queue
-refuses with a reason, and a refused save is a later miss. Loads are bounded by the
-blocks that the engine has allocated for them and are refused only after close.
+Saves that wait to begin are bounded by tickets and by bytes. ``offer`` never blocks: a
+full queue refuses with a reason, and a refused save is a later miss. Loads are bounded
+by the blocks that the engine has allocated for them and are refused only after close.
+Layer-wise tickets come row by row; those with rows to come are remembered, as nothing
+else may be left of them that could end.
 ``take_nowait`` picks fairly: lanes take turns, so that one huge request cannot starve
 others, and loads go before saves, except before saves that the engine waits for.
 
@@ -15,6 +17,7 @@ Threading: ``offer`` runs on one thread at a time, ``promote`` on the engine's t
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
+from ucm.blocks import RowId
 from ucm.pipeline.tickets import Admission, Direction, Item, LaneKey, Ticket
 from ucm.threads import SYSTEM, Threads
 
@@ -40,29 +43,41 @@ class DumpQueue:
         self._lanes: dict[Direction, OrderedDict[LaneKey, deque[Item]]] = {
             direction: OrderedDict() for direction in Direction
         }
+        self._items = dict.fromkeys(Direction, 0)
         self._tickets = dict.fromkeys(Direction, 0)
         self._nbytes = dict.fromkeys(Direction, 0)
         self._promoted: set[LaneKey] = set()
+        self._to_come: dict[Ticket, set[RowId]] = {}
         self._closed: Admission | None = None
 
     @property
-    def num_tickets(self) -> int:
+    def num_items(self) -> int:
         """Items that wait."""
-        return sum(self._tickets.values())
+        return sum(self._items.values())
 
     def waiting(self, direction: Direction) -> tuple[int, int]:
-        """Return how many items of a direction wait, and their bytes."""
+        """Return how many tickets of a direction wait to begin, and their bytes."""
         return self._tickets[direction], self._nbytes[direction]
 
     def offer(self, item: Item) -> Admission:
-        """Take an item in, or refuse it with the reason. Never blocks."""
+        """
+        Take an item in, or refuse it with the reason. Never blocks.
+
+        What follows the first item of a ticket is refused only after close: the ticket
+        was admitted whole.
+        """
         ticket = item.ticket
         with self._lock:
-            admission = self.admits(ticket)
+            if item.is_first:
+                admission = self.admits(ticket)
+            else:
+                admission = self._closed or Admission.ACCEPTED
             if admission is Admission.ACCEPTED:
                 lanes = self._lanes[ticket.direction]
                 lanes.setdefault(ticket.lane_key, deque()).append(item)
                 self._count(item, 1)
+                if len(item.row_ids) < len(ticket.row_ids):
+                    self._note_rows(item)
         return admission
 
     def admits(self, ticket: Ticket) -> Admission:
@@ -81,6 +96,16 @@ class DumpQueue:
             if waiting and nbytes > self._max_nbytes:
                 return Admission.QUEUE_BYTES
         return Admission.ACCEPTED
+
+    def unfinished(self) -> list[Ticket]:
+        """Return the tickets with rows to come."""
+        with self._lock:
+            return list(self._to_come)
+
+    def expect_no_more(self, ticket: Ticket) -> None:
+        """Forget that rows are to come: the ticket is over."""
+        with self._lock:
+            self._to_come.pop(ticket, None)
 
     def promote(self, key: LaneKey) -> None:
         """Let a lane take its turn first, also before loads: the engine waits for it."""
@@ -160,9 +185,21 @@ class DumpQueue:
             self._promoted.clear()
             for item in left:
                 self._count(item, -1)
+                if len(item.row_ids) < len(item.ticket.row_ids):
+                    # Whatever its other rows own is to be given back.
+                    self._to_come.setdefault(item.ticket, set()).update(item.row_ids)
         return left
+
+    def _note_rows(self, item: Item) -> None:
+        left = self._to_come.setdefault(item.ticket, set(item.ticket.row_ids))
+        left.difference_update(item.row_ids)
+        if not left:
+            del self._to_come[item.ticket]
 
     def _count(self, item: Item, sign: int) -> None:
         direction = item.ticket.direction
+        self._items[direction] += sign
+        if not item.is_first:
+            return
         self._tickets[direction] += sign
         self._nbytes[direction] += sign * item.ticket.nbytes

@@ -25,7 +25,7 @@ from ucm.errors import (
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.runner import Run, Runner
 from ucm.pipeline.save import Finished, Queued
-from ucm.pipeline.stage import Carrier, Segment
+from ucm.pipeline.stage import Carrier, Segment, stage_of
 from ucm.pipeline.tickets import (
     Item,
     LaneKey,
@@ -98,7 +98,7 @@ class RequestLane:
         """Let an item in; the caller has checked ``has_room``."""
         assert self.has_room
         self.num_items += 1
-        self._arrive(0, Queued(item.ticket, item))
+        self._arrive(0, Queued(item.ticket, item.row_ids, item))
 
     def check(self, now: float) -> None:
         """
@@ -178,20 +178,21 @@ class RequestLane:
         elif isinstance(error, StoreFullError):
             outcome = Outcome(OutcomeKind.REFUSED, "store_full", error=str(error))
         else:
-            outcome = _failed(ticket, error)
+            outcome = _failed(run.carrier, error)
         if ticket.guard.is_copying and run.segment.awaits_copy:
             self._quarantine(ticket)  # nobody can tell any more when the copy ends
         self._settle(ticket, outcome)
 
 
-def _failed(ticket: Ticket, error: Exception | None) -> Outcome:
+def _failed(carrier: Carrier, error: Exception | None) -> Outcome:
     """Turn a stage's error into an outcome, with the block to blame if known."""
-    failure = StageFailedError(ticket.stage, ticket.transfer_id)
+    ticket, where = carrier.ticket, stage_of(carrier)
+    failure = StageFailedError(str(where["stage"]), ticket.transfer_id)
     reason = next(
         (word for kind, word in _REASONS.items() if isinstance(error, kind)), "error"
     )
     text = f"{failure}: {error!r}"
-    ticket.log.warning(STAGE_FAILED, stage=ticket.stage, error=text)
+    ticket.log.warning(STAGE_FAILED, **where, error=text)
     bad_key = PackedKey(b"")
     if isinstance(error, (BlockCorruptError, BlockNotFoundError)):
         bad_key = PackedKey(error.key)

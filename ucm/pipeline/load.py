@@ -12,7 +12,7 @@ import contextlib
 
 import attrs
 
-from ucm.blocks import PackedKey, RowId
+from ucm.blocks import PackedKey
 from ucm.devices.abc import Device, Fence
 from ucm.errors import BlockCorruptError, DeviceTimeoutError, StoreError
 from ucm.pipeline.guard import TicketOverError
@@ -37,7 +37,6 @@ __all__ = [
 class Fetched(Carrier):
     """Verified blocks in host slots."""
 
-    row_ids: tuple[RowId, ...]
     lease: ReadLease
 
 
@@ -47,13 +46,11 @@ class Scattered(Carrier):
     Rows on their way into device pages.
 
     Args:
-        row_ids: Which rows.
         lease: Where they come from.
         fence: Passes when they are there.
         is_whole: The copy is over, and these were the ticket's last rows.
     """
 
-    row_ids: tuple[RowId, ...]
     lease: ReadLease
     fence: Fence
     is_whole: bool = False
@@ -125,7 +122,7 @@ class Scatter(CopyStage[Fetched, Scattered]):
             whole = True
         finally:
             if not whole:
-                ticket.guard.end()
+                ticket.guard.end(last=False)  # released with the last word
         scattered = Scattered(ticket, given.row_ids, given.lease, fence)
         if not self._device.is_synchronous:  # ``ScatterWait`` waits
             return scattered
@@ -156,14 +153,13 @@ class Publish(CopyStage[Scattered, Finished]):
         if not given.fence.is_done():
             raise DeviceTimeoutError("blocks were to be published before their copy")
         if not given.is_whole:
-            return Finished(ticket, None)
+            return Finished(ticket, given.row_ids, None)
         if ticket.guard.torn:
             raise TicketOverError(ticket.guard.torn)
         given.lease.recheck()
         given.lease.close()
-        return Finished(
-            ticket, Outcome(OutcomeKind.COMMITTED, committed=len(ticket.span))
-        )
+        outcome = Outcome(OutcomeKind.COMMITTED, committed=len(ticket.span))
+        return Finished(ticket, given.row_ids, outcome)
 
 
 def load_chain(store: Store, device: Device) -> Chain[Queued, Finished]:

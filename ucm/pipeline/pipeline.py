@@ -105,15 +105,20 @@ class Pipeline:
         """Look at the queue again. Loop thread only."""
         self._wake.set()
 
+    def unfinished(self) -> list[Ticket]:
+        """Return the tickets with rows to come; any thread."""
+        return self.queue.unfinished()
+
     def stop(self) -> None:
         """End ``run`` once queue and lanes are empty. Loop thread only."""
         self._stopping = True
+        self._sweep_unfinished()
         self._wake.set()
 
     def cancel_waiting(self, reason: str) -> None:
         """Settle everything that has not reached a copy. Loop thread only."""
         for item in self.queue.close():
-            self.recorder.settle(item.ticket, Outcome(OutcomeKind.CANCELLED, reason))
+            self._settle(item.ticket, Outcome(OutcomeKind.CANCELLED, reason))
 
     async def run(self, on_started: Callable[[], None]) -> None:
         """Serve until stopped and empty; the loop thread's main task."""
@@ -157,7 +162,7 @@ class Pipeline:
         ]
 
     def _is_empty(self) -> bool:
-        return not self._lanes and not self.queue.num_tickets
+        return not self._lanes and not self.queue.num_items
 
     async def _serve(self, runner: Runner) -> None:
         """Move what can be moved, then wait for the next reason to look."""
@@ -168,7 +173,7 @@ class Pipeline:
             self._fill_lanes(direction)
         if self._stopping and self._is_empty():
             return
-        if self._is_empty():
+        if self._is_empty() and not self.queue.unfinished():
             await self._wake.wait()
         else:
             alarm = asyncio.get_running_loop().call_later(_SWEEP_S, self._wake.set)
@@ -184,7 +189,7 @@ class Pipeline:
             item = self.queue.take_nowait(direction, self._has_room)
             if item is None:
                 return
-            if not self._settle_if_over(item):
+            if not self._settle_if_over(item.ticket):
                 self._in_flight[direction] += 1
                 self._lane(item.ticket.lane_key).put_nowait(item)
 
@@ -254,13 +259,22 @@ class Pipeline:
             return item.ticket.guard.is_released or now > item.ticket.deadline
 
         for item in self.queue.sweep(is_over):
-            self._settle_if_over(item)
+            self._settle_if_over(item.ticket)
+        self._sweep_unfinished()
 
-    def _settle_if_over(self, item: Item) -> bool:
-        ticket = item.ticket
-        if not ticket.guard.is_released and ticket.clock() <= ticket.deadline:
-            return ticket.outcome is not None
-        ticket.guard.revoke("deadline")
-        reason = ticket.guard.revoked or "over"
-        self._settle(ticket, Outcome(OutcomeKind.CANCELLED, reason))
+    def _sweep_unfinished(self) -> None:
+        """End what waits for rows and is over, or has no time left."""
+        for ticket in self.queue.unfinished():
+            if self._settle_if_over(ticket):
+                self.queue.expect_no_more(ticket)
+
+    def _settle_if_over(self, ticket: Ticket) -> bool:
+        """Return whether a ticket is over, or has no time left; it gives its slots back."""
+        if ticket.guard.is_released or ticket.clock() > ticket.deadline:
+            ticket.guard.revoke("deadline")
+            reason = ticket.guard.revoked or ticket.guard.torn or "over"
+            self._settle(ticket, Outcome(OutcomeKind.CANCELLED, reason))
+        if ticket.outcome is None:
+            return False
+        self._unwind_settled(ticket)  # of a row that was copied before
         return True

@@ -79,6 +79,7 @@ class Recorder:
         told = {
             "blocks": len(ticket.span),
             "nbytes": ticket.nbytes,
+            "rows": len(ticket.row_ids),
             "queue_tickets": queue_tickets,
             "queue_nbytes": queue_nbytes,
         }

@@ -51,8 +51,6 @@ class Queued(Carrier):
 class Ready(Carrier):
     """Rows whose fence has passed."""
 
-    row_ids: tuple[RowId, ...]
-
 
 @attrs.frozen
 class Gathered(Carrier):
@@ -60,12 +58,10 @@ class Gathered(Carrier):
     Rows on their way into the slots, and the fence behind the copy.
 
     Args:
-        row_ids: Which rows.
         fence: Passes when they are there.
         is_whole: The copy is over, and these were the ticket's last rows.
     """
 
-    row_ids: tuple[RowId, ...]
     fence: Fence
     is_whole: bool = False
 
@@ -103,12 +99,12 @@ class EventWait(LoopStage[Queued, Ready]):
         """Return at once if the fence has passed already."""
         if not has_passed(given.item.fence):
             return None
-        return Ready(given.ticket, given.item.row_ids)
+        return Ready(given.ticket, given.row_ids)
 
     async def run(self, given: Queued) -> Ready:
         """Return when the fence has passed."""
         await fence_passed(given.item.fence)
-        return Ready(given.ticket, given.item.row_ids)
+        return Ready(given.ticket, given.row_ids)
 
 
 class Gather(CopyStage[Ready, Gathered]):
@@ -142,7 +138,7 @@ class Gather(CopyStage[Ready, Gathered]):
             whole = True
         finally:
             if not whole:
-                ticket.guard.end()
+                ticket.guard.end(last=False)  # released with the last word
         if self._device.is_synchronous:  # for others ``GatherWait`` waits
             is_whole = copy_over(ticket, given.row_ids, fence)
             return Gathered(ticket, given.row_ids, fence, is_whole)
@@ -178,7 +174,7 @@ class Transfer(CopyStage[Gathered, Sealed]):
         if given.is_whole:
             lease = _lease(ticket)
             lease.seal(0, len(lease.keys))
-        return Sealed(ticket, given.is_whole)
+        return Sealed(ticket, given.row_ids, given.is_whole)
 
 
 class Commit(CopyStage[Sealed, Finished]):
@@ -191,7 +187,7 @@ class Commit(CopyStage[Sealed, Finished]):
         """Commit once every row is there and none was overwritten meanwhile."""
         ticket = given.ticket
         if not given.is_whole:
-            return Finished(ticket, None)
+            return Finished(ticket, given.row_ids, None)
         if ticket.guard.torn:
             raise TicketOverError(ticket.guard.torn)
         lease = _lease(ticket)
@@ -206,9 +202,8 @@ class Commit(CopyStage[Sealed, Finished]):
             kind, reason = OutcomeKind.COMMITTED, ""
         else:
             kind, reason = OutcomeKind.SKIPPED, "stored"
-        return Finished(
-            ticket, Outcome(kind, reason, committed=committed, skipped=stored)
-        )
+        outcome = Outcome(kind, reason, committed=committed, skipped=stored)
+        return Finished(ticket, given.row_ids, outcome)
 
 
 def _lease(ticket: Ticket) -> WriteLease:

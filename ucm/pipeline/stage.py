@@ -16,18 +16,26 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
+from ucm.blocks import RowId
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.tickets import Ticket
 from ucm.tracing import STAGE_FINISHED, STAGE_STARTED
 
-__all__ = ["Carrier", "Chain", "CopyStage", "LoopStage", "Segment", "Stage"]
+__all__ = ["Carrier", "Chain", "CopyStage", "LoopStage", "Segment", "Stage", "stage_of"]
 
 
 @attrs.frozen
 class Carrier:
-    """Base of the values that travel: each belongs to one ticket."""
+    """
+    Base of the values that travel.
+
+    Args:
+        ticket: To which it belongs.
+        row_ids: The rows that it brings.
+    """
 
     ticket: Ticket
+    row_ids: tuple[RowId, ...]
 
 
 In = TypeVar("In", bound=Carrier)
@@ -107,7 +115,7 @@ class Segment:
             for stage in self.stages:
                 if not isinstance(stage, CopyStage) or ticket.outcome is not None:
                     raise TicketOverError(f"transfer {ticket.transfer_id} is settled")
-                with _traced(stage.name, ticket):
+                with _traced(stage.name, given):
                     given = stage.run(given)
         return given
 
@@ -116,14 +124,14 @@ class Segment:
         stage = self._loop_stage()
         done: Carrier | None = stage.try_now(given)
         if done is not None:
-            with _traced(stage.name, given.ticket):
+            with _traced(stage.name, given):
                 pass
         return done
 
     async def run_loop(self, given: Carrier) -> Carrier:
         """Run the one loop stage."""
         stage = self._loop_stage()
-        with _traced(stage.name, given.ticket):
+        with _traced(stage.name, given):
             done: Carrier = await stage.run(given)
         return done
 
@@ -135,14 +143,25 @@ class Segment:
 
 
 @contextlib.contextmanager
-def _traced(stage: str, ticket: Ticket) -> Iterator[None]:
-    ticket.stage = stage
-    ticket.log.debug(STAGE_STARTED, stage=stage)
+def _traced(stage: str, carrier: Carrier) -> Iterator[None]:
+    ticket = carrier.ticket
+    ticket.stages[carrier.row_ids] = stage
+    where = stage_of(carrier)
+    ticket.log.debug(STAGE_STARTED, **where)
     started = ticket.clock()
     yield
     elapsed = ticket.clock() - started
     ticket.stage_seconds[stage] = ticket.stage_seconds.get(stage, 0.0) + elapsed
-    ticket.log.debug(STAGE_FINISHED, stage=stage, elapsed_s=elapsed)
+    ticket.log.debug(STAGE_FINISHED, **where, elapsed_s=elapsed)
+
+
+def stage_of(carrier: Carrier) -> dict[str, object]:
+    """Return what the log says of an item: its stage, and its rows if not all."""
+    ticket, rows = carrier.ticket, carrier.row_ids
+    where: dict[str, object] = {"stage": ticket.stages.get(rows, "queue")}
+    if len(rows) < len(ticket.row_ids):
+        where["rows"] = list(rows)
+    return where
 
 
 @attrs.frozen

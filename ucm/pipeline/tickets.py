@@ -134,8 +134,8 @@ class Ticket:
         "request_id",
         "row_ids",
         "span",
-        "stage",
         "stage_seconds",
+        "stages",
         "transfer_id",
         "write_lease",
     )
@@ -171,7 +171,7 @@ class Ticket:
         self.deadline = deadline
         self._process_log = log
         self._log: Log | None = None
-        self.stage = "queue"
+        self.stages: dict[tuple[RowId, ...], str] = {}
         self.stage_seconds: dict[str, float] = {}
         self.outcome: Outcome | None = None
         self.owns_resources = False
@@ -287,9 +287,9 @@ class Ticket:
                 self.unwind()
 
     def unwind(self) -> None:
-        """Leave all resources unless a job still uses them. May block: copy threads."""
+        """Leave all resources unless a copy still uses them. May block: copy threads."""
         with self._changed:
-            if self._active_jobs:
+            if self._active_jobs or self.guard.is_copying or self.guard.is_quarantined:
                 return
             resources, self._resources = self._resources, None
             self.owns_resources = False

@@ -37,7 +37,13 @@ from ucm.testing.lockstep_rules import (
     word_in,
 )
 from ucm.testing.lockstep_runtime import QueueBounds, RuntimeTrace
-from ucm.tracing import RUNTIME_FAILED, RUNTIME_STARTED, SCHEDULER_STARTED, Log
+from ucm.tracing import (
+    RUNTIME_FAILED,
+    RUNTIME_STARTED,
+    SAVE_PASSED,
+    SCHEDULER_STARTED,
+    Log,
+)
 
 __all__ = [
     "QueueBounds",
@@ -142,6 +148,8 @@ class TraceChecker:
             for_holds = process.holds is not None
         if for_holds:
             HoldTrace.HANDLERS[name](self._holds_of(process, name), line)
+        elif name == SAVE_PASSED:
+            self._parts.told(event, name)
         elif name in RuntimeTrace.HANDLERS:
             self._parts.told(event, name)
             RuntimeTrace.HANDLERS[name](self._runtime_of(process, name), line)

@@ -21,6 +21,7 @@ from ucm.tracing import (
     HOLD_TAKEN,
     PREFIX_MATCHED,
     RUNTIME_FAILED,
+    SAVE_PASSED,
     SCHEDULER_CLOSED,
     SCHEDULER_STARTED,
     SOURCE_RELEASED,
@@ -28,7 +29,11 @@ from ucm.tracing import (
 
 __all__ = ["HoldTrace", "Parts"]
 
-_TOLD: Final = {SOURCE_RELEASED: "released", HOLD_QUARANTINED: "quarantined"}
+_TOLD: Final = {
+    SOURCE_RELEASED: "released",
+    SAVE_PASSED: "released",  # a replica reads instead
+    HOLD_QUARANTINED: "quarantined",
+}
 
 
 class Parts:

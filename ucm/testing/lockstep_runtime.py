@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 import attrs
 
 from ucm.testing.lockstep_rules import Line, Rule, Violate, number_in, word_in
-from ucm.testing.lockstep_tickets import TicketTrace
+from ucm.testing.lockstep_tickets import TicketTrace, rows_in
 from ucm.tracing import (
     HOLD_QUARANTINED,
     RUNTIME_CLOSED,
@@ -52,7 +52,7 @@ class QueueBounds:
 @attrs.define
 class _Lane:
     num_open: int = 0
-    turns: dict[str, int] = attrs.Factory(dict)
+    turns: dict[tuple[str, tuple[int, ...]], int] = attrs.Factory(dict)
 
 
 class RuntimeTrace:
@@ -130,6 +130,7 @@ class RuntimeTrace:
             turn=self._num_offered,
             blocks=number_in(event, "blocks"),
             nbytes=number_in(event, "nbytes"),
+            rows=rows if isinstance(rows := event.get("rows"), int) else None,
             refusal=refusal,
             violate=self._violate,
             story=[line],
@@ -156,10 +157,11 @@ class RuntimeTrace:
         lane = None if ticket.lane is None else self._lanes.get(ticket.lane)
         if lane is None:
             return
-        if ticket.turn < lane.turns.get(ticket.stage, 0):
-            why = f"{ticket} was overtaken before {ticket.stage}"
+        stage, rows = word_in(line[1], "stage"), rows_in(line)
+        if ticket.turn < lane.turns.get((stage, rows), 0):
+            why = f"{ticket} was overtaken before {stage}"
             self._violate(Rule.LANE_ORDER, why, ticket.story)
-        lane.turns[ticket.stage] = ticket.turn
+        lane.turns[stage, rows] = ticket.turn
 
     def _stage_ended(self, line: Line) -> None:
         self._find(line).end_stage(line)

@@ -20,7 +20,7 @@ import attrs
 from ucm.testing.lockstep_rules import Line, Rule, Violate, number_in, word_in
 from ucm.tracing import STAGE_FAILED
 
-__all__ = ["CHAINS", "TicketTrace"]
+__all__ = ["CHAINS", "TicketTrace", "rows_in"]
 
 CHAINS: Final = {
     "save": ("event_wait", "gather", "gather_wait", "transfer", "commit"),
@@ -32,10 +32,65 @@ _COPIES: Final = {"save": 1, "load": 2}
 _IN_QUEUE: Final = -1
 
 
+def rows_in(line: Line) -> tuple[int, ...]:
+    """Return the rows of an item that does not bring all; empty for one that does."""
+    rows = line[1].get("rows", ())
+    return tuple(rows) if isinstance(rows, (list, tuple)) else ()
+
+
+@attrs.define
+class _ItemTrace:
+    """
+    Some rows of a ticket on their way; all of them, as a rule.
+
+    Args:
+        chain: Names of the stages.
+        copy: Which of them copies.
+        may_copy: The blocks were not taken back before.
+    """
+
+    chain: tuple[str, ...]
+    copy: int
+    may_copy: bool
+    at: int = _IN_QUEUE
+    is_running: bool = False
+    has_failed: bool = False
+    waits_again: bool = False
+    started_late: bool = False
+
+    @property
+    def stage(self) -> str:
+        """The stage that started last."""
+        return "queue" if self.at == _IN_QUEUE else self.chain[self.at]
+
+    @property
+    def copy_began(self) -> bool:
+        """Whether its copy may have begun."""
+        return self.at >= self.copy
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it came to the end of its chain."""
+        is_last = self.at == len(self.chain) - 1
+        return is_last and not (self.is_running or self.has_failed)
+
+    def start(self, stage: str) -> bool:
+        """Take note that a stage starts; return whether it may."""
+        may_skip = self.at == self.copy
+        following = self.chain[self.at + 1 : self.at + (3 if may_skip else 2)]
+        fits = stage in following and not (self.is_running or self.has_failed)
+        if self.is_running and stage == self.stage == self.chain[self.copy + 1]:
+            fits = not self.waits_again  # once more, beyond the deadline
+            self.waits_again = True
+        self.at = self.chain.index(stage) if stage in self.chain else self.at
+        self.is_running = True
+        return fits
+
+
 @attrs.define(kw_only=True)
 class TicketTrace:
     """
-    One ticket that brings all its rows in one item.
+    One ticket, whose rows come in one item or in several.
 
     Args:
         transfer_id: Its number.
@@ -44,6 +99,7 @@ class TicketTrace:
         turn: Its place among the offers.
         blocks: As offered.
         nbytes: As offered.
+        rows: Rows of each block; None if not told.
         refusal: Why it was refused; empty if it was not.
         violate: Raises.
         story: All its lines.
@@ -55,33 +111,14 @@ class TicketTrace:
     turn: int
     blocks: int
     nbytes: int
+    rows: int | None = None
     refusal: str
     violate: Violate
     story: list[Line]
     outcome: str = ""
-    _at: int = attrs.field(default=_IN_QUEUE, init=False)
-    _is_running: bool = attrs.field(default=False, init=False)
-    _has_failed: bool = attrs.field(default=False, init=False)
-    _waits_again: bool = attrs.field(default=False, init=False)
-    _started_late: bool = attrs.field(default=False, init=False)
-    _may_copy: bool = attrs.field(default=True, init=False)
+    _items: dict[tuple[int, ...], _ItemTrace] = attrs.field(factory=dict, init=False)
     _is_released: bool = attrs.field(default=False, init=False)
     _is_quarantined: bool = attrs.field(default=False, init=False)
-
-    @property
-    def stage(self) -> str:
-        """The stage that started last."""
-        return "queue" if self.is_queued else CHAINS[self.direction][self._at]
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether no stage of it has started."""
-        return self._at == _IN_QUEUE
-
-    @property
-    def copy_began(self) -> bool:
-        """Whether the copy of its blocks may have begun."""
-        return self._at >= _COPIES[self.direction]
 
     @property
     def has_blocks(self) -> bool:
@@ -93,45 +130,56 @@ class TicketTrace:
         """Whether only its tail may follow."""
         return bool(self.outcome) and not self.has_blocks
 
+    @property
+    def copy_began(self) -> bool:
+        """Whether a copy of its blocks may have begun."""
+        return any(item.copy_began for item in self._items.values())
+
     def start_stage(self, line: Line) -> None:
         """A stage started."""
-        stage = word_in(line[1], "stage")
-        chain, copy = CHAINS[self.direction], _COPIES[self.direction]
-        may_skip = self._at == copy
-        following = chain[self._at + 1 : self._at + (3 if may_skip else 2)]
-        fits = stage in following and not (self._is_running or self._has_failed)
-        if self._is_running and stage == self.stage == chain[copy + 1]:
-            fits = not self._waits_again  # once more, beyond the deadline
-            self._waits_again = True
-        if not fits:
-            why = f"{stage} of {self} started behind {self.stage}"
-            self._violate(Rule.STAGE_ORDER, why)
-        self._at = chain.index(stage)
-        self._is_running = True
-        if self.outcome and self._at != copy + 1:
-            self._start_late()
-        if self._at > copy + 1 and self.has_blocks:
+        stage, item = word_in(line[1], "stage"), self._item(line)
+        behind = item.stage
+        if not item.start(stage):
+            self._violate(
+                Rule.STAGE_ORDER, f"{stage} of {self} started behind {behind}"
+            )
+        if self.outcome and item.at != item.copy + 1:
+            self._start_late(item)
+        is_alone = () in self._items  # others may go on while rows are to come
+        if is_alone and item.at > item.copy + 1 and self.has_blocks:
             why = f"{stage} started before the blocks of {self} were given back"
             self._violate(Rule.SOURCE_AFTER_COPY, why)
 
-    def _start_late(self) -> None:
-        if self._started_late:
-            why = f"{self.stage} started though {self} is settled"
+    def _item(self, line: Line) -> _ItemTrace:
+        """Return the item of a line; no row is in two of them."""
+        rows = rows_in(line)
+        if rows not in self._items:
+            known = [row for each in self._items for row in each]
+            if () in self._items or set(rows).intersection(known):
+                why = f"rows {rows} of {self} came twice"
+                self._violate(Rule.STAGE_ORDER, why)
+            chain, copy = CHAINS[self.direction], _COPIES[self.direction]
+            self._items[rows] = _ItemTrace(chain, copy, not self._is_released)
+        return self._items[rows]
+
+    def _start_late(self, item: _ItemTrace) -> None:
+        if item.started_late:
+            why = f"{item.stage} started though {self} is settled"
             self._violate(Rule.SETTLED_ONCE, why)
-        self._started_late = True
-        self._may_copy = False  # its blocks were taken back before the last word
+        item.started_late = True
+        item.may_copy = False  # its blocks were taken back before the last word
 
     def end_stage(self, line: Line) -> None:
         """A stage ended; one that failed may have done so before it started."""
-        stage = word_in(line[1], "stage")
+        stage, item = word_in(line[1], "stage"), self._item(line)
         failed = line[1]["event"] == STAGE_FAILED
-        fits = stage == self.stage and (self._is_running or failed)
-        if not fits or self._has_failed:
-            why = f"{stage} of {self} ended, which is in {self.stage}"
+        fits = stage == item.stage and (item.is_running or failed)
+        if not fits or item.has_failed:
+            why = f"{stage} of {self} ended, which is in {item.stage}"
             self._violate(Rule.STAGE_ENDED, why)
-        self._is_running = False
-        self._has_failed = failed
-        if self._at == _COPIES[self.direction] and not (failed or self._may_copy):
+        item.is_running = False
+        item.has_failed = failed
+        if item.at == item.copy and not (failed or item.may_copy):
             why = f"{stage} copied blocks of {self} that were given back"
             self._violate(Rule.SOURCE_AFTER_COPY, why)
 
@@ -140,16 +188,18 @@ class TicketTrace:
         if not self.has_blocks:
             why = f"the blocks of {self} were given back or given up before"
             self._violate(Rule.SOURCE_ONCE, why)
-        if not self.copy_began:
-            self._may_copy = False
-        elif not (self._is_running or self._has_failed):
-            why = f"{self.stage} was over when {self} gave its blocks back"
+        for item in self._items.values():
+            if not item.copy_began:
+                item.may_copy = False
+        alone = self._items.get(())
+        if alone and alone.copy_began and not (alone.is_running or alone.has_failed):
+            why = f"{alone.stage} was over when {self} gave its blocks back"
             self._violate(Rule.SOURCE_AFTER_COPY, why)
         self._is_released = True
 
     def quarantine(self) -> None:
         """Its blocks were given up, with a copy that does not end."""
-        if not self.has_blocks or not self.copy_began:
+        if not (self.has_blocks and self.copy_began):
             why = f"{self} has no copy under way that could be given up"
             self._violate(Rule.SOURCE_ONCE, why)
         self._is_quarantined = True
@@ -195,11 +245,16 @@ class TicketTrace:
     def _check_whole(self, line: Line) -> None:
         saves = self.direction == "save"
         rule = Rule.COMMITTED_WHOLE if saves else Rule.LOADED_WHOLE
+        items = self._items.values()
         # A copy that was waited for beyond the deadline is torn, too.
-        torn = line[1].get("torn") or self._waits_again
-        is_last = self.stage == CHAINS[self.direction][-1]
-        if torn or not is_last or self._is_running or self._has_failed:
-            self._violate(rule, f"{self} came to {self.stage}; torn: {torn}")
+        torn = line[1].get("torn") or any(item.waits_again for item in items)
+        came = sum(map(len, self._items))
+        lacks = () not in self._items and (self.rows is None or came < self.rows)
+        if torn or lacks or not all(item.is_whole for item in items):
+            stages = [item.stage for item in items] or ["queue"]
+            self._violate(rule, f"{self} came to {stages}, {came} rows; torn: {torn}")
+        if self.has_blocks:
+            self._violate(rule, f"{self} is settled before its blocks were given back")
 
     def _violate(self, rule: Rule, why: str) -> None:
         self.violate(rule, why, self.story)

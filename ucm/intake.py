@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+From what the engine's thread submits to tickets that are offered.
+
+Threading: ``submit`` and ``add_rows`` append on the engine's thread; what they bring
+waits in ``_batches`` until ``take_in`` makes tickets and items of it, in turn under
+``_taking``: as a rule on the loop, on the engine's thread where that needs the tickets
+at once. ``open`` maps the tickets whose end was not told; they are added by ``take_in``
+and removed by the runtime when it tells.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import attrs
+
+from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
+from ucm.config import TimeoutConfig
+from ucm.devices.abc import Fence
+from ucm.pipeline.dump_queue import DumpQueue
+from ucm.pipeline.recorder import Recorder
+from ucm.pipeline.tickets import (
+    Admission,
+    Direction,
+    Item,
+    Outcome,
+    OutcomeKind,
+    Ticket,
+)
+from ucm.threads import Threads
+from ucm.tracing import Log
+
+__all__ = ["UNFINISHED", "Intake", "Order"]
+
+UNFINISHED: Final = "unfinished"
+"""Why a save was dropped: the forward pass ended before it wrote all rows."""
+
+
+@attrs.frozen(kw_only=True)
+class Order:
+    """
+    What the engine's thread asks for: one ticket.
+
+    Args:
+        transfer_id: Unique within this runtime.
+        direction: Save or load.
+        request_id: Whose blocks.
+        generation: Which life of the request.
+        span: Blocks and keys.
+        row_ids: Rows of the span's group.
+        block_bytes: Bytes of one block over these rows.
+    """
+
+    transfer_id: TransferId
+    direction: Direction
+    request_id: RequestId
+    generation: int
+    span: BlockSpan
+    row_ids: tuple[RowId, ...]
+    block_bytes: int
+
+
+class _Batch(NamedTuple):
+    """What one call of ``submit`` brought; ``row_ids`` is None for all of them."""
+
+    orders: Iterable[Order]
+    fence: Fence
+    row_ids: Sequence[RowId] | None
+    submitted_at: float
+
+
+class _MoreRows(NamedTuple):
+    """What one call of ``add_rows`` brought."""
+
+    transfer_ids: Sequence[int]
+    row_ids: Sequence[RowId]
+    fence: Fence
+
+
+class Intake:
+    """
+    Makes tickets of orders, and items of tickets and rows.
+
+    Args:
+        queue: Where items are offered.
+        recorder: Told of every ticket.
+        timeout: Deadlines.
+        log: The process's log.
+        threads: Where clock and locks come from.
+        on_failure: Called with the reason when a batch turns out to be none, a bug of
+            the caller: the engine would wait for its end for ever.
+    """
+
+    def __init__(
+        self,
+        queue: DumpQueue,
+        recorder: Recorder,
+        *,
+        timeout: TimeoutConfig,
+        log: Log,
+        threads: Threads,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self.open: dict[TransferId, Ticket] = {}
+        self._queue = queue
+        self._recorder = recorder
+        self._timeout = timeout
+        self._log = log
+        self._clock = threads.monotonic
+        self._changed = threads.condition()
+        self._taking = threads.lock()
+        self._on_failure = on_failure
+        self._batches: deque[_Batch | _MoreRows] = deque()
+
+    @property
+    def num_open(self) -> int:
+        """Tickets whose end was not told, and batches without tickets yet."""
+        return len(self.open) + len(self._batches)
+
+    def submit(
+        self, orders: Iterable[Order], fence: Fence, row_ids: Sequence[RowId] | None
+    ) -> None:
+        """Take orders, of which only *row_ids* are ready if given."""
+        self._batches.append(_Batch(orders, fence, row_ids, self._clock()))
+
+    def add_rows(
+        self, transfer_ids: Sequence[int], row_ids: Sequence[RowId], fence: Fence
+    ) -> None:
+        """Take more rows of tickets that were submitted with some."""
+        self._batches.append(_MoreRows(transfer_ids, row_ids, fence))
+
+    def take_in(self) -> None:
+        """Make tickets and items of what was submitted, and offer them."""
+        with self._taking:
+            while self._batches:
+                batch, whole = self._batches[0], False
+                try:
+                    if isinstance(batch, _Batch):
+                        self._offer(batch)
+                    else:
+                        self._offer_rows(batch)
+                    whole = True
+                finally:
+                    self._batches.popleft()
+                    if not whole:
+                        self._on_failure("a batch of orders could not be taken in")
+
+    def _offer(self, batch: _Batch) -> None:
+        orders = list(batch.orders)  # should one be none, no ticket was made
+        tickets = [self._ticket(order, batch.submitted_at) for order in orders]
+        self._recorder.offered(tickets)  # before any of them can end
+        for ticket in tickets:
+            # First the log, so that nothing is told of the ticket before; then the
+            # list of what a failure ends; then the queue, which a failure closes first.
+            admission = self._queue.admits(ticket)
+            self._recorder.admitted(ticket, admission, self._queue)
+            if admission is Admission.ACCEPTED:
+                self.open[ticket.transfer_id] = ticket
+                rows = ticket.row_ids
+                if batch.row_ids is not None:
+                    rows = tuple(row for row in rows if row in batch.row_ids)
+                self._offer_item(Item(ticket, rows, batch.fence))
+
+    def _offer_rows(self, more: _MoreRows) -> None:
+        for transfer_id in more.transfer_ids:
+            ticket = self.open.get(TransferId(transfer_id))
+            if ticket is not None and ticket.outcome is None:
+                rows = tuple(row for row in ticket.row_ids if row in more.row_ids)
+                self._offer_item(Item(ticket, rows, more.fence, is_first=False))
+
+    def _offer_item(self, item: Item) -> None:
+        if self._queue.offer(item) is not Admission.ACCEPTED:  # closed in between
+            outcome = Outcome(OutcomeKind.CANCELLED, "late")
+            self._recorder.settle(item.ticket, outcome)
+
+    def _ticket(self, order: Order, submitted_at: float) -> Ticket:
+        save = order.direction is Direction.SAVE
+        limit = self._timeout.save if save else self._timeout.load
+        return Ticket(
+            transfer_id=order.transfer_id,
+            direction=order.direction,
+            request_id=order.request_id,
+            generation=order.generation,
+            span=order.span,
+            row_ids=order.row_ids,
+            block_bytes=order.block_bytes,
+            accepted_at=submitted_at,
+            deadline=submitted_at + limit,
+            on_release=self._recorder.released,
+            log=self._log,
+            changed=self._changed,
+            clock=self._clock,
+        )
