@@ -41,6 +41,16 @@ def window(
     )
 
 
+def state(group_id: int, block_tokens: int, *rows: RowLayout) -> GroupLayout:
+    """A group whose hits need the last block."""
+    return GroupLayout(
+        group_id=GroupId(group_id),
+        kind=GroupKind.STATE,
+        block_tokens=block_tokens,
+        rows=rows,
+    )
+
+
 def layout(*groups: GroupLayout, hash_block_tokens: int = 16) -> KVLayout:
     """A layout."""
     return KVLayout(
@@ -94,6 +104,15 @@ class TestGroupLayout:
         blocks = group.window_blocks(prefix_tokens)
         assert range(prefix_tokens // block_tokens) == blocks
 
+    @given(block_tokens=st.integers(1, 40), prefix_tokens=st.integers(0, 300))
+    def test_a_state_group_needs_the_last_whole_block(
+        self, block_tokens: int, prefix_tokens: int
+    ) -> None:
+        """The state at the end of a prefix is in one block; nothing needs none."""
+        group = state(0, block_tokens, row(0, 64, "a"))
+        whole = prefix_tokens // block_tokens
+        assert ([whole - 1] if whole else []) == [*group.window_blocks(prefix_tokens)]
+
     def test_a_group_without_rows_is_refused(self) -> None:
         """A group stores something."""
         with pytest.raises(LayoutError, match="group 0 has no rows"):
@@ -112,6 +131,8 @@ class TestGroupLayout:
             attrs.evolve(group, window_tokens=8)
         with pytest.raises(LayoutError, match="window_tokens=None"):
             attrs.evolve(group, kind=GroupKind.WINDOW)
+        with pytest.raises(LayoutError, match="window_tokens=8"):
+            attrs.evolve(group, kind=GroupKind.STATE, window_tokens=8)
 
     @pytest.mark.parametrize("value", [0, -1])
     def test_sizes_below_one_are_refused(self, value: int) -> None:
@@ -224,6 +245,7 @@ def changed_layouts() -> dict[str, KVLayout]:
         "order of groups": attrs.evolve(HYBRID, groups=(second, first)),
         "group_id": with_second(group_id=GroupId(2)),
         "kind": with_second(kind=GroupKind.FULL, window_tokens=None),
+        "another kind": with_second(kind=GroupKind.STATE, window_tokens=None),
         "block_tokens": with_second(block_tokens=64),
         "window_tokens": with_second(window_tokens=101),
         "rows": with_second(rows=second.rows[:1]),

@@ -31,6 +31,8 @@ class GroupKind(enum.Enum):
     """Every block of the prefix."""
     WINDOW = "window"
     """The blocks that the last window of the prefix touches."""
+    STATE = "state"
+    """The one block that ends with the prefix: the state of a recurrent layer there."""
 
 
 @attrs.frozen(kw_only=True)
@@ -99,6 +101,8 @@ class GroupLayout:
     def window_blocks(self, prefix_tokens: int) -> range:
         """Return the indexes of the blocks a hit over *prefix_tokens* must restore."""
         stop = prefix_tokens // self.block_tokens
+        if self.kind is GroupKind.STATE:
+            return range(max(0, stop - 1), stop)
         if self.window_tokens is None:
             return range(stop)
         first_token = max(0, prefix_tokens - (self.window_tokens - 1))
@@ -151,11 +155,15 @@ class KVLayout:
         hash_block_tokens: Tokens covered by one block hash of the engine.
         engine_tag: What else decides the meaning of the bytes: the engine's layout
             name, the kernel's instruction set.
+        layer_order: All layers in the order in which a forward pass runs them; empty
+            where that is group by group, each in row order. No part of the
+            fingerprint, because it moves no byte.
     """
 
     groups: tuple[GroupLayout, ...]
     hash_block_tokens: int = attrs.field(validator=attrs.validators.gt(0))
     engine_tag: str
+    layer_order: tuple[str, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         if not self.groups:
@@ -179,6 +187,54 @@ class KVLayout:
                 seen.update(row.layer_names)
         if sorted(pages) != list(range(len(pages))):
             raise LayoutError(f"rows {sorted(pages)} are not dense from 0")
+        self._check_order()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """All layers in the order in which a forward pass runs them."""
+        return self.layer_order or self._listed_layers()
+
+    def _listed_layers(self) -> tuple[str, ...]:
+        return tuple(
+            name
+            for group in self.groups
+            for row in group.rows
+            for name in row.layer_names
+        )
+
+    def _check_order(self) -> None:
+        """Refuse an order of layers that is not one of this layout's layers."""
+        if not self.layer_order:
+            return
+        at = {name: index for index, name in enumerate(self.layer_order)}
+        odd = set(at).symmetric_difference(self._listed_layers())
+        if odd or len(at) != len(self.layer_order):
+            raise LayoutError(
+                f"layer_order {self.layer_order} does not name each layer once: "
+                f"{sorted(odd)}"
+            )
+        for group in self.groups:
+            for row in group.rows:
+                if sorted(row.layer_names, key=at.__getitem__) != [*row.layer_names]:
+                    raise LayoutError(
+                        f"row {row.row_id} of group {group.group_id}: layers "
+                        f"{row.layer_names} are not in the order of execution"
+                    )
+
+    @property
+    def row_save_layer(self) -> dict[RowId, str]:
+        """
+        The layer after which nothing of a forward pass writes to a row any more.
+
+        Of all layers that live in the row, in whatever group, the last to run.
+        """
+        row_of = {
+            name: row.row_id
+            for group in self.groups
+            for row in group.rows
+            for name in row.layer_names
+        }
+        return {row_of[name]: name for name in self.layers}
 
     @property
     def num_rows(self) -> int:

@@ -9,6 +9,7 @@ _ADAPTER = "ucm/scheduler/adapter.py"
 _HOLDS = "ucm/scheduler/holds.py"
 _MATCHING = "ucm/scheduler/matching.py"
 _REQUESTS = "ucm/scheduler/requests.py"
+_SELECTOR = "ucm/scheduler/saves.py"
 _TRANSFERS = "ucm/scheduler/transfers.py"
 _ENDS = "tests/scheduler/test_adapter.py::TestEnds"
 _REPORTS = "tests/scheduler/test_adapter.py::TestReports"
@@ -72,17 +73,17 @@ DECISIONS = (
     Mutant(
         name="no_fence_after_preemption",
         why="Blocks of a preempted request are overwritten while they are read.",
-        file=_ADAPTER,
-        find="written.update(set(new).difference(shared))",
-        replace="written.update(() if request.is_new else set(new).difference(shared))",
+        file=_REQUESTS,
+        find="                written |= new\n",
+        replace="                written |= set() if request.is_new else new\n",
         killers=(f"{_ENDS}::test_resumed_request_starts_afresh",),
     ),
     Mutant(
         name="no_fence_for_recycled",
         why="A block that left a window is overwritten while a save reads it.",
-        file=_ADAPTER,
-        find="written.update(set(new).difference(shared))",
-        replace="written.update(set(new).difference(shared) if request.is_new else ())",
+        file=_REQUESTS,
+        find="                written |= new\n",
+        replace="                written |= new if request.is_new else set()\n",
         killers=(f"{_FENCES}::test_recycled_window_block_is_fenced",),
     ),
     Mutant(
@@ -96,9 +97,9 @@ DECISIONS = (
     Mutant(
         name="shared_prefix_fenced",
         why="The engine waits for saves of a prefix that it only reads.",
-        file=_ADAPTER,
-        find="written.update(set(new).difference(shared))",
-        replace="written.update(new)",
+        file=_REQUESTS,
+        find="new.difference_update(request.prefix_blocks(group, at))",
+        replace="pass",
         killers=(f"{_FENCES}::test_shared_prefix_is_only_read",),
     ),
     # Lives.
@@ -133,7 +134,7 @@ DECISIONS = (
     Mutant(
         name="saved_on_an_open_load",
         why="What was computed on a prefix that fails to load is stored as good.",
-        file=_ADAPTER,
+        file=_SELECTOR,
         find="if life.loads or not life.may_save:",
         replace="if not life.may_save:",
         killers=(f"{_LOADS}::test_blocks_on_top_of_an_open_load_wait",),
@@ -141,7 +142,7 @@ DECISIONS = (
     Mutant(
         name="saved_after_a_reset",
         why="Blocks of the old weights are stored under the keys of the new ones.",
-        file=_ADAPTER,
+        file=_SELECTOR,
         find="if life.loads or not life.may_save:",
         replace="if life.loads:",
         killers=(
@@ -185,8 +186,8 @@ DECISIONS = (
         name="saved_in_bypass",
         why="Blocks are held for a worker that will never read nor release them.",
         file=_ADAPTER,
-        find="saves=() if self._bypass else",
-        replace="saves=() if False else",
+        find="self._saves_at_all and is_keyed and not self._bypass",
+        replace="self._saves_at_all and is_keyed",
         killers=(f"{_REPORTS}::test_nothing_is_saved_in_bypass",),
     ),
     Mutant(
@@ -203,7 +204,7 @@ DECISIONS = (
     Mutant(
         name="saved_twice_at_once",
         why="Two tickets write one block, and one of them waits for slots in vain.",
-        file=_ADAPTER,
+        file=_SELECTOR,
         find="elif not self._transfers.is_saving(group.group_id, block.block_hash):",
         replace="else:",
         killers=(f"{_SAVES}::test_block_that_another_ticket_writes_is_left_to_it",),

@@ -9,30 +9,23 @@ workers have in hand.
 
 from collections import deque
 
-import attrs
-
 from tests.scheduler.model import hashes_of, make_adapter
-from tests.scheduler.workers import Content, Ticket, Workers
-from ucm.layout import GroupLayout, KVLayout
+from tests.scheduler.tables import (
+    Request,
+    first_needed,
+    missing_blocks,
+    names_after,
+    names_before,
+)
+from tests.scheduler.workers import Ticket, Workers
+from ucm.layout import GroupKind, KVLayout
 from ucm.scheduler.messages import SpanOrder, TransferKind
-from ucm.scheduler.requests import Disposition, ScheduledRequest, StepFacts
-
-
-@attrs.define
-class Request:
-    """What the engine knows of a request."""
-
-    request_id: str
-    family: str
-    num_tokens: int
-    state: str = "waiting"
-    life: int = 0
-    computed: int = 0
-    tables: list[list[int]] = attrs.Factory(list)
-    unseen: list[list[int]] = attrs.Factory(list)
-    is_new: bool = True
-    generation: int = 0
-    failed: bool = False
+from ucm.scheduler.requests import (
+    Disposition,
+    ScheduledRequest,
+    StateOffer,
+    StepFacts,
+)
 
 
 class Host(Workers):
@@ -72,8 +65,10 @@ class Host(Workers):
         """Take a request whose id is free."""
         self.requests[request_id] = Request(request_id, family, num_tokens)
 
-    def step(self, *, admit: list[str], preempt: list[str], chunk: int) -> None:
-        """Schedule, plan and run one step."""
+    def step(
+        self, *, admit: list[str], preempt: list[str], chunk: int, overwrite: int = 0
+    ) -> None:
+        """Schedule, plan and run one step, which overwrites some free blocks too."""
         preempted: set[str] = set()
         batch: list[tuple[Request, int]] = []
         for request_id in preempt:
@@ -86,6 +81,7 @@ class Host(Workers):
         facts = StepFacts(
             scheduled=tuple(self._facts_of(*each) for each in batch),
             preempted=frozenset(preempted),
+            overwritten=frozenset(list(self.free)[:overwrite]),
         )
         self._run(facts, batch)
 
@@ -187,6 +183,7 @@ class Host(Workers):
         if request.is_new:
             new = [list(table) for table in request.tables]
         is_new, request.is_new = request.is_new, False
+        ends = {request.computed + count} | ({request.computed} if is_new else set())
         return ScheduledRequest(
             request_id=request.request_id,
             computed_tokens=request.computed,
@@ -195,7 +192,17 @@ class Host(Workers):
             tables=[list(table) for table in request.tables],
             new_block_ids=new,
             is_new=is_new,
+            states=self._offers(request, ends - {0}),
         )
+
+    def _offers(self, request: Request, ends: set[int]) -> list[StateOffer]:
+        """Offer the states at some ends, also those that were loaded, or of a tail."""
+        return [
+            StateOffer(at, request.tables[at][(end - 1) // group.block_tokens], end)
+            for at, group in enumerate(self.layout.groups)
+            if group.kind is GroupKind.STATE
+            for end in ends
+        ]
 
     def _hashes(self, request: Request) -> list[bytes]:
         size = self.layout.hash_block_tokens
@@ -206,18 +213,18 @@ class Host(Workers):
             request.tables = [[] for _ in self.layout.groups]
             request.unseen = [[] for _ in self.layout.groups]
         for at, group in enumerate(self.layout.groups):
-            while len(request.tables[at]) * group.block_tokens < tokens:
-                if not self.free:
+            for is_real in missing_blocks(group, len(request.tables[at]), tokens):
+                if is_real and not self.free:
                     return False
-                block_id = self.free.popleft()
+                block_id = self.free.popleft() if is_real else 0
                 request.tables[at].append(block_id)
-                request.unseen[at].append(block_id)
+                request.unseen[at] += [block_id] if is_real else []
         return True
 
     def _slide(self, request: Request, computed: int) -> None:
         """Give back the blocks that the next token's window does not reach."""
         for at, group in enumerate(self.layout.groups):
-            for i in range(self._first_needed(group, computed)):
+            for i in range(first_needed(group, computed)):
                 if request.tables[at][i]:
                     self.free.append(request.tables[at][i])
                     request.tables[at][i] = 0
@@ -258,6 +265,7 @@ class Host(Workers):
             for rank in list(self.tickets[transfer_id].to_read):
                 self.read(rank, transfer_id)
         self._accept(plan.loads)
+        self.content.update(dict.fromkeys(facts.overwritten))
         if self.loads_in_step:
             for order in plan.loads:
                 self.load_everywhere(order)
@@ -275,6 +283,7 @@ class Host(Workers):
     def _written(self, facts: StepFacts, loads: tuple[SpanOrder, ...]) -> set[int]:
         """Return the blocks that get new content in this step."""
         written = {block_id for order in loads for block_id in order.block_ids}
+        written |= facts.overwritten
         for each in facts.scheduled:
             for at, group in enumerate(self.layout.groups):
                 shared = (
@@ -309,33 +318,24 @@ class Host(Workers):
         end = request.computed + count
         is_clean = self._prefix_is_clean(request)
         assert is_clean or self.loads_in_step
-        hashes = self._hashes(request)
         for at, group in enumerate(self.layout.groups):
-            size = group.block_tokens
-            for i in range(request.computed // size, -(-end // size)):
-                content: Content = None
-                if is_clean and (i + 1) * size <= end:
-                    content = (at, hashes[self.layout.hash_index(group, i)])
+            names = names_after(
+                self.layout, group, request.family, request.computed, end
+            )
+            for i, name in names.items():
+                content = (at, name) if is_clean and name is not None else None
                 self.content[request.tables[at][i]] = content
         request.computed = end
         request.num_tokens = max(request.num_tokens, end + 1)
 
     def _prefix_is_clean(self, request: Request) -> bool:
-        hashes = self._hashes(request)
-        for at, group in enumerate(self.layout.groups):
-            for i in range(
-                self._first_needed(group, request.computed),
-                request.computed // group.block_tokens,
-            ):
-                name = self.layout.hash_index(group, i)
-                if self.content[request.tables[at][i]] != (at, hashes[name]):
-                    return False
-        return True
-
-    def _first_needed(self, group: GroupLayout, computed: int) -> int:
-        if group.window_tokens is None:
-            return 0
-        return max(0, computed - group.window_tokens + 1) // group.block_tokens
+        return all(
+            self.content[request.tables[at][i]] == (at, name)
+            for at, group in enumerate(self.layout.groups)
+            for i, name in names_before(
+                self.layout, group, request.family, request.computed
+            ).items()
+        )
 
     # What the workers report.
 

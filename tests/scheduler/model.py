@@ -8,32 +8,39 @@ from ucm.errors import StoreUnavailableError
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import Failure, SpanOrder, StepPlan, StepReport
-from ucm.scheduler.requests import ScheduledRequest, StepFacts
+from ucm.scheduler.requests import ScheduledRequest, StateOffer, StepFacts
 
 DIGEST = bytes(range(16))
 
 
-def make_layout(
-    *groups: tuple[int, int | None], hash_block_tokens: int = 4
-) -> KVLayout:
-    """Return a layout of groups given as (block tokens, window tokens or None)."""
+Reach = int | GroupKind | None
+"""Window tokens, or the kind of a group without: None for ``FULL``."""
+STATE = GroupKind.STATE
+
+
+def make_layout(*groups: tuple[int, Reach], hash_block_tokens: int = 4) -> KVLayout:
+    """Return a layout of groups given as (block tokens, window tokens or kind)."""
     return KVLayout(
         groups=tuple(
-            GroupLayout(
-                group_id=GroupId(at),
-                kind=GroupKind.FULL if window is None else GroupKind.WINDOW,
-                block_tokens=block_tokens,
-                window_tokens=window,
-                rows=(
-                    RowLayout(
-                        row_id=RowId(at), page_bytes=64, layer_names=(f"layer.{at}",)
-                    ),
-                ),
-            )
-            for at, (block_tokens, window) in enumerate(groups)
+            _group(at, block_tokens, reach)
+            for at, (block_tokens, reach) in enumerate(groups)
         ),
         hash_block_tokens=hash_block_tokens,
         engine_tag="test",
+    )
+
+
+def _group(at: int, block_tokens: int, reach: Reach) -> GroupLayout:
+    window = reach if isinstance(reach, int) else None
+    kind = GroupKind.WINDOW if window is not None else reach or GroupKind.FULL
+    return GroupLayout(
+        group_id=GroupId(at),
+        kind=kind,
+        block_tokens=block_tokens,
+        window_tokens=window,
+        rows=(
+            RowLayout(row_id=RowId(at), page_bytes=64, layer_names=(f"layer.{at}",)),
+        ),
     )
 
 
@@ -120,6 +127,7 @@ def scheduled(
     *,
     new: Sequence[Sequence[int]] | None = None,
     is_new: bool = False,
+    states: Sequence[StateOffer] = (),
 ) -> ScheduledRequest:
     """Return the facts of one request; a new one has allocated its whole tables."""
     if new is None:
@@ -132,6 +140,7 @@ def scheduled(
         tables=tables,
         new_block_ids=new,
         is_new=is_new,
+        states=states,
     )
 
 

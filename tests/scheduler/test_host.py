@@ -14,9 +14,11 @@ from hypothesis.stateful import (
 )
 
 from tests.scheduler.host import Host
-from tests.scheduler.model import DIGEST, make_layout
+from tests.scheduler.model import DIGEST, STATE, Reach, make_layout
 
 HYBRID = ((4, None), (8, 10), (8, 5))
+STATES = ((4, STATE),)
+RECURRENT = ((4, None), (8, STATE), (8, STATE), (4, 10))
 NAMES = [f"r{at}" for at in range(6)]
 
 
@@ -40,6 +42,7 @@ def _act(host: Host, dice: random.Random) -> None:
             admit=[name for name in ready if dice.random() < 0.7],
             preempt=[name for name in running if dice.random() < 0.1],
             chunk=dice.choice([1, 3, 8, 24]),
+            overwrite=dice.choice([0, 0, 3]),
         )
     elif what < 0.78:
         host.work(
@@ -66,12 +69,15 @@ def _act(host: Host, dice: random.Random) -> None:
     [
         pytest.param(HYBRID, False, 1000, 10_000, id="hybrid"),
         pytest.param(HYBRID, False, 2, 4000, id="hybrid-few-blocks-a-step"),
+        pytest.param(RECURRENT, False, 1000, 10_000, id="recurrent"),
+        pytest.param(RECURRENT, False, 2, 4000, id="recurrent-few-blocks-a-step"),
+        pytest.param(STATES, False, 1000, 4000, id="states-only"),
         pytest.param(((4, None),), True, 1000, 4000, id="loads-in-step"),
         pytest.param(((4, 9),), False, 1000, 10_000, id="windows-only"),
     ],
 )
 def test_random_acts_leave_nothing_behind(
-    groups: tuple[tuple[int, int | None], ...],
+    groups: tuple[tuple[int, Reach], ...],
     loads_in_step: bool,
     max_step_blocks: int,
     acts: int,
@@ -80,10 +86,10 @@ def test_random_acts_leave_nothing_behind(
 
     No save read a block that was not its own any more, and every kind of act happened.
     """
-    dice = random.Random(7)
+    dice = random.Random(8)
     host = Host(
         make_layout(*groups),
-        num_blocks=60,
+        num_blocks=12 if groups == STATES else 60,  # a state takes few blocks
         loads_in_step=loads_in_step,
         max_step_blocks=max_step_blocks,
     )
@@ -93,16 +99,19 @@ def test_random_acts_leave_nothing_behind(
     assert 0 == host.adapter.stray_reports
     kinds = {"load", "fenced", "preempted", "defer", "free_now", "corrupt", "deadline"}
     if max_step_blocks > 2 and len(groups) > 1:
-        kinds |= {"recycled", "full_hit"}
+        kinds |= {"recycled"}
+        kinds |= {"full_hit"} if groups is HYBRID else set()
     assert kinds <= set(host.seen), host.seen
 
 
 class HostMachine(RuleBasedStateMachine):
     """A random engine, shrunk to the shortest run that breaks something."""
 
+    groups: tuple[tuple[int, Reach], ...] = HYBRID
+
     def __init__(self) -> None:
         super().__init__()
-        self.host = Host(make_layout(*HYBRID), num_blocks=40)
+        self.host = Host(make_layout(*self.groups), num_blocks=40)
 
     def _in(self, *states: str) -> list[str]:
         return [
@@ -116,8 +125,12 @@ class HostMachine(RuleBasedStateMachine):
         name = next(name for name in NAMES if name not in self.host.requests)
         self.host.add(name, family, num_tokens)
 
-    @rule(data=st.data(), chunk=st.sampled_from([1, 3, 8, 24]))
-    def step(self, data: st.DataObject, chunk: int) -> None:
+    @rule(
+        data=st.data(),
+        chunk=st.sampled_from([1, 3, 8, 24]),
+        overwrite=st.integers(0, 3),
+    )
+    def step(self, data: st.DataObject, chunk: int, overwrite: int) -> None:
         """Run one engine step."""
         admit = data.draw(st.sets(st.sampled_from(NAMES)), label="admit")
         preempt = data.draw(st.sets(st.sampled_from(NAMES)), label="preempt")
@@ -125,6 +138,7 @@ class HostMachine(RuleBasedStateMachine):
             admit=[each for each in self._in("waiting", "loaded") if each in admit],
             preempt=[each for each in self._in("running") if each in preempt],
             chunk=chunk,
+            overwrite=overwrite,
         )
 
     @rule(rank=st.integers(0, 1), pick=st.integers(0, 9), stored=st.booleans())
@@ -165,4 +179,17 @@ class TestHostMachine(HostMachine.TestCase):
     settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+class RecurrentMachine(HostMachine):
+    """The same over groups with states."""
+
+    groups = RECURRENT
+
+
+class TestRecurrentMachine(RecurrentMachine.TestCase):
+    """S1-15, S1-22: Nor where states are offered, nulled and written over."""
+
+    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
 pytest.mark.slow(TestHostMachine)
+pytest.mark.slow(TestRecurrentMachine)

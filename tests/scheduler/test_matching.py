@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scheduler.model import DIGEST, SetIndex, hashes_of, make_layout
+from tests.scheduler.model import DIGEST, STATE, SetIndex, hashes_of, make_layout
 from ucm.blocks import GroupId, KeyPacker, ShardId
 from ucm.errors import LayoutError
-from ucm.layout import KVLayout
+from ucm.layout import GroupKind, KVLayout
 from ucm.scheduler.matching import (
     DeniedKey,
     MatchReason,
@@ -19,6 +19,7 @@ from ucm.scheduler.matching import (
 HASHES = hashes_of("m", 64)
 ONE_FULL = make_layout((4, None))
 HYBRID = make_layout((4, None), (8, 10))
+RECURRENT = make_layout((4, None), (8, STATE))
 
 
 def _matcher(
@@ -135,6 +136,36 @@ class TestPrefixMatcher:
         found = _matcher(HYBRID, index).match(33, HASHES[:8], 16, ())
         assert _none(MatchReason.MISS) == found
 
+    def test_state_group_needs_the_block_that_ends_with_the_hit(self) -> None:
+        """A recurrent layer's state is one block; those before it are of no use."""
+        index = SetIndex()
+        index.put(0, HASHES[:8])
+        index.put(1, HASHES[3:6:2])
+        matcher = _matcher(RECURRENT, index)
+        assert _hit(24) == matcher.match(33, HASHES[:8], 0, ())
+        assert _hit(16) == matcher.match(33, HASHES[:8], 0, {(1, HASHES[5])})
+        index.drop(0, HASHES[4:5])
+        assert _hit(16) == matcher.match(33, HASHES[:8], 0, ())
+
+    def test_computed_state_is_no_substitute_for_a_stored_one(self) -> None:
+        """The engine's own state ends its own prefix; a longer hit needs its own."""
+        index = SetIndex()
+        index.put(0, HASHES[:8])
+        matcher = _matcher(RECURRENT, index)
+        found = matcher.match(33, HASHES[:8], 16, ())
+        assert _none(MatchReason.MISS) == found
+        index.put(1, HASHES[7:8])
+        assert _hit(16) == matcher.match(33, HASHES[:8], 16, ())
+
+    def test_whole_prompt_never_hits_with_a_state(self) -> None:
+        """H-08: The engine would apply the last token to the loaded state again."""
+        index = SetIndex()
+        index.put(0, HASHES[:4])
+        index.put(1, HASHES[1:4:2])
+        matcher = _matcher(RECURRENT, index, full_hits=True)
+        assert _hit(8) == matcher.match(16, HASHES[:4], 0, ())
+        assert _hit(16) == matcher.match(17, HASHES[:4], 0, ())
+
     def test_store_that_does_not_answer_is_a_miss(self) -> None:
         """A store that is down stops loads, saves of old blocks and touches only."""
         index = SetIndex()
@@ -168,10 +199,10 @@ class TestPrefixMatcher:
         hashes = hashes_of("long", count)
         index = SetIndex()
         index.put(0, hashes)
-        layout = make_layout((4, None), (4, 64), (4, 7))
+        layout = make_layout((4, None), (4, 64), (4, 7), (4, STATE))
         found = _matcher(layout, index).match(4 * count + 1, hashes, 0, ())
         assert _none(MatchReason.MISS) == found
-        assert index.asked <= 3 * count
+        assert index.asked <= 4 * count
         assert index.calls <= 30
 
     @pytest.mark.slow
@@ -179,9 +210,9 @@ class TestPrefixMatcher:
     @given(data=st.data())
     def test_match_equals_the_definition(self, data: st.DataObject) -> None:
         """S3-07: Any match is the longest one, and asking twice gives the same."""
-        window = st.none() | st.integers(2, 40)
+        reach = st.none() | st.just(STATE) | st.integers(2, 40)
         groups = data.draw(
-            st.lists(st.tuples(st.sampled_from([4, 8, 12]), window), min_size=1)
+            st.lists(st.tuples(st.sampled_from([4, 8, 12]), reach), min_size=1)
         )
         layout = make_layout(*groups[:3])
         hashes = HASHES[: data.draw(st.integers(0, 40))]
@@ -223,6 +254,7 @@ def _longest(
     """Return the tokens to load by trying every length from the longest."""
     layout = matcher._layout
     for group in layout.groups:
+        full_hits &= group.kind is not GroupKind.STATE
         if group.window_tokens is not None:
             full_hits &= (group.window_tokens - 1) % group.block_tokens != 0
     limit = min(num_tokens if full_hits else num_tokens - 1, len(hashes) * 4)

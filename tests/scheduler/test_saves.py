@@ -32,6 +32,19 @@ class TestSaves:
         assert (1, 2) == (on_two.counts()["holds"], on_two.counts()["held_blocks"])
         assert Disposition.DEFER is on_two.request_finished("r")
 
+    def test_no_ticket_carries_blocks_of_two_requests(
+        self, on_two: SchedulerAdapter
+    ) -> None:
+        """S1-18: requests of one step are saved by tickets of their own, so that a fence
+        for one's blocks names what reads these and nothing else."""
+        other = scheduled("s", HASHES[4:6], [[5, 6]], 0, 8, is_new=True)
+        plan = on_two.plan_step(facts(prefill("r", [1, 2]), other))
+        blocks = {(order.request_id, order.block_ids) for order in plan.saves}
+        assert {("r", (1, 2)), ("s", (5, 6))} == blocks
+        (of_s,) = [order for order in plan.saves if order.request_id == "s"]
+        new = scheduled("t", HASHES[7:8], [[6]], 0, 4, is_new=True)
+        assert (of_s.transfer_id,) == on_two.plan_step(facts(new)).fences
+
     def test_only_complete_blocks_with_a_hash_are_saved_and_once(
         self, adapter: SchedulerAdapter
     ) -> None:

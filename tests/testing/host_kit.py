@@ -41,16 +41,24 @@ PAGE_BYTES = 64
 
 
 def make_layout(
-    *groups: tuple[int, int | None], rows: int = 2, hash_block_tokens: int = 4
+    *groups: tuple[int, int | GroupKind | None],
+    rows: int = 2,
+    hash_block_tokens: int = 4,
 ) -> KVLayout:
-    """Return groups given as (block tokens, window or None), all over the same rows."""
+    """
+    Return groups over the same rows, given as (block tokens, reach).
+
+    A reach is a window, None for the whole prefix, or ``GroupKind.STATE``.
+    """
     return KVLayout(
         groups=tuple(
             GroupLayout(
                 group_id=GroupId(at),
-                kind=GroupKind.FULL if window is None else GroupKind.WINDOW,
+                kind=GroupKind.WINDOW
+                if isinstance(reach, int)
+                else reach or GroupKind.FULL,
                 block_tokens=size,
-                window_tokens=window,
+                window_tokens=reach if isinstance(reach, int) else None,
                 rows=tuple(
                     RowLayout(
                         row_id=RowId(row),
@@ -60,7 +68,7 @@ def make_layout(
                     for row in range(rows)
                 ),
             )
-            for at, (size, window) in enumerate(groups)
+            for at, (size, reach) in enumerate(groups)
         ),
         hash_block_tokens=hash_block_tokens,
         engine_tag="test",
@@ -69,6 +77,7 @@ def make_layout(
 
 ONE_FULL = make_layout((4, None))
 HYBRID = make_layout((8, None), (4, 10), (8, 5))
+RECURRENT = make_layout((8, GroupKind.STATE), (8, GroupKind.STATE), (4, None))
 
 
 def tiny_host(

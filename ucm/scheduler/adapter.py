@@ -14,7 +14,10 @@ no I/O of its own and no lock. Per engine step the calls come in this order::
 What must hold:
 
 - Blocks are held from the plan that saves them until every rank has released them. A
-  plan that hands a held block to a new owner, or loads into one, fences the readers.
+  plan that hands a held block to a new owner, loads into one, or comes with a step that
+  overwrites one, fences the readers.
+- A state that the engine offers is saved by the plan of the same step, or never: soon
+  after, its block is another's.
 - A finished request is deferred only if its own life holds blocks. It has no open
   load then, because a life saves nothing before its loads have ended well; so no
   request is ever waited for in both directions, which would crash the engine.
@@ -23,6 +26,7 @@ What must hold:
 """
 
 import itertools
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ucm.blocks import GroupId, ShardId
@@ -45,6 +49,7 @@ from ucm.scheduler.requests import (
     ScheduledRequest,
     StepFacts,
 )
+from ucm.scheduler.saves import SaveSelector
 from ucm.scheduler.transfers import BlockRef, OpenTransfers, split_at_request
 
 __all__ = ["SchedulerAdapter"]
@@ -57,12 +62,16 @@ class SchedulerAdapter:
     Args:
         layout: The engine's groups.
         index: Which blocks are stored.
-        keyspace_digest: Key space of all keys.
+        keyspace_digest: Key space of all keys; empty until ``agree`` tells, and until
+            then nothing is found and nothing saved.
         num_ranks: Workers that each carry out every order and report on it.
         shards: Parts of which each stored block consists.
         span_blocks: By group, the most blocks of one ticket.
         max_step_blocks: About the most blocks saved, and loaded, in one step.
         full_hits: Whether a prompt may hit as a whole.
+        saves: Whether this engine saves at all.
+        parks: Whether requests wait until they are loaded; otherwise they run in the
+            step that orders the load, and no load is put off to a later one.
     """
 
     def __init__(
@@ -76,6 +85,8 @@ class SchedulerAdapter:
         span_blocks: Mapping[GroupId, int],
         max_step_blocks: int,
         full_hits: bool,
+        saves: bool = True,
+        parks: bool = True,
     ) -> None:
         self._layout = layout
         self._matcher = PrefixMatcher(
@@ -83,14 +94,17 @@ class SchedulerAdapter:
         )
         self._ranks = range(num_ranks)
         self._max_step_blocks = max_step_blocks
+        self._max_load_blocks = max_step_blocks if parks else sys.maxsize
         self._ledger = HoldLedger()
         self._transfers = OpenTransfers(num_ranks, span_blocks)
         self._lives = Lives()
+        self._selector = SaveSelector(layout, self._matcher, self._transfers)
         self._steps = itertools.count(1)
         self._queued_loads: list[SpanOrder] = []
         self._new_deferrals: list[Deferral] = []
         self._deferred: set[str] = set()
         self._bypass = False
+        self._saves_at_all = saves
 
     @property
     def bypass(self) -> bool:
@@ -106,7 +120,7 @@ class SchedulerAdapter:
     @property
     def dropped_blocks(self) -> int:
         """Complete blocks that were never saved, since the start."""
-        return self._lives.dropped_blocks
+        return self._lives.dropped_blocks + self._selector.dropped_blocks
 
     @property
     def stray_reports(self) -> int:
@@ -207,17 +221,19 @@ class SchedulerAdapter:
         for request_id in facts.preempted:
             self._lives.preempt(request_id)
         loads, self._queued_loads = split_at_request(
-            self._queued_loads, self._max_step_blocks
+            self._queued_loads, self._max_load_blocks
         )
         deferred, self._new_deferrals = tuple(self._new_deferrals), []
         lives = [self._enter(request) for request in facts.scheduled]
         # Before the saves: these read what this step writes, after it was written.
         fences = self._fences(facts, loads)
+        is_keyed = bool(self._matcher.keyspace_digest)
+        may_save = self._saves_at_all and is_keyed and not self._bypass
         return StepPlan(
             step=next(self._steps),
             keyspace_digest=self._matcher.keyspace_digest,
             loads=loads,
-            saves=() if self._bypass else tuple(self._saves(facts, lives)),
+            saves=tuple(self._saves(facts, lives)) if may_save else (),
             fences=fences,
             deferred=deferred,
         )
@@ -285,6 +301,17 @@ class SchedulerAdapter:
 
     # Upkeep.
 
+    def agree(self, keyspace_digest: bytes, span_blocks: Mapping[GroupId, int]) -> None:
+        """
+        Begin to look up and to save: it is known now what the ranks store.
+
+        Args:
+            keyspace_digest: Key space of all keys.
+            span_blocks: By group, the most blocks of one ticket.
+        """
+        self._transfers.span_blocks = span_blocks
+        self._matcher.rekey(keyspace_digest)
+
     def reset(self, keyspace_digest: bytes) -> None:
         """
         Go on under another key space, in which nothing is stored yet.
@@ -328,24 +355,16 @@ class SchedulerAdapter:
         life = self._lives.of_scheduled(request)
         if not life.was_scheduled:
             life.was_scheduled = True
-            for at in range(len(self._layout.groups)):
+            for at, group in enumerate(self._layout.groups):
                 # Blocks of others that are not loaded yet: an engine that loads while
                 # it computes shares them at once.
-                life.loads |= self._transfers.loads_into(self._prefix(request, at))
+                prefix = request.prefix_blocks(group, at)
+                life.loads |= self._transfers.loads_into(prefix)
         return life
-
-    def _prefix(self, request: ScheduledRequest, at: int) -> Sequence[int]:
-        """Return the blocks of one group that the step only reads."""
-        size = self._layout.groups[at].block_tokens
-        return request.tables[at][: request.computed_tokens // size]
 
     def _fences(self, facts: StepFacts, loads: Iterable[SpanOrder]) -> tuple[int, ...]:
         """Return the saves that read what this step overwrites."""
-        written: set[int] = set()
-        for request in facts.scheduled:
-            for at, new in enumerate(request.new_block_ids):
-                shared = self._prefix(request, at) if request.is_new else ()
-                written.update(set(new).difference(shared))
+        written = facts.written_blocks(self._layout)
         for order in loads:
             written.update(order.block_ids)
         return tuple(sorted(self._ledger.readers_of(written)))
@@ -354,43 +373,20 @@ class SchedulerAdapter:
         """Order what became complete, as far as the step has room, and hold it."""
         room = self._max_step_blocks
         for request, life in zip(facts.scheduled, lives, strict=True):
-            if life.loads or not life.may_save:
-                continue
-            life.advance(self._layout, request, self._stored)
-            for at, group in enumerate(self._layout.groups):
-                blocks = self._take(life, request, at, room)
+            for group_id, blocks in self._selector.select(life, request, room):
                 room -= len(blocks)
                 for order in self._transfers.open(
-                    TransferKind.SAVE, life.key, group.group_id, blocks
+                    TransferKind.SAVE, life.key, group_id, blocks
                 ):
                     self._ledger.take(
                         order.transfer_id, life.key, order.block_ids, self._ranks
                     )
                     yield order
 
-    def _take(
-        self, life: Life, request: ScheduledRequest, at: int, room: int
-    ) -> list[BlockRef]:
-        """Take at most *room* blocks of one group that nobody saves already."""
-        group, pending = self._layout.groups[at], life.pending[at]
-        blocks: list[BlockRef] = []
-        while pending and len(blocks) < room:
-            block = self._block(
-                group, pending.popleft(), request.tables[at], request.hashes
-            )
-            if block.block_id == NULL_BLOCK:
-                self._lives.dropped_blocks += 1
-            elif not self._transfers.is_saving(group.group_id, block.block_hash):
-                blocks.append(block)
-        return blocks
-
     def _block(
         self, group: GroupLayout, at: int, table: Sequence[int], hashes: Sequence[bytes]
     ) -> BlockRef:
         return BlockRef(at, table[at], hashes[self._layout.hash_index(group, at)])
-
-    def _stored(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[bool]:
-        return self._matcher.stored(group, hashes, self._transfers.denied)
 
     # Reports.
 

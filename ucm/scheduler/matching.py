@@ -2,13 +2,13 @@
 """
 How much of a request's prefix can be loaded.
 
-A hit over ``L`` tokens needs every block of a ``FULL`` group and the blocks that the
-window ending at ``L`` touches of a ``WINDOW`` group, each on every shard; blocks that
-the engine has computed itself are not asked for. ``FULL`` groups bound ``L`` with one
-``match`` per shard. From there ``WINDOW`` groups walk down: a missing block rules out
-every length whose window contains it, so the walk jumps below the lowest one. Look-ups
-go backwards in batches that double, and are remembered for the call, so that a call
-asks for no block twice.
+A hit over ``L`` tokens needs every block of a ``FULL`` group, the blocks that the
+window ending at ``L`` touches of a ``WINDOW`` group, and of a ``STATE`` group the one
+block that ends at ``L``, each on every shard; blocks that the engine has computed
+itself are not asked for. ``FULL`` groups bound ``L`` with one ``match`` per shard. From
+there the others walk down: a missing block rules out every length that needs it, so the
+walk jumps below the lowest one. Look-ups go backwards in batches that double, and are
+remembered for the call, so that a call asks for no block twice.
 
 Asking changes nothing, here or in the store: the engine asks again in every step in
 which a request waits.
@@ -62,6 +62,8 @@ class MatchReason(enum.Enum):
     """A load failed and named no block; another one might fail for ever."""
     UNAVAILABLE = "unavailable"
     """The store did not answer."""
+    UNKEYED = "unkeyed"
+    """It is not known yet what the ranks store under."""
     BYPASS = "bypass"
     """The worker's runtime has failed; nothing is loaded any more."""
 
@@ -87,12 +89,13 @@ class PrefixMatcher:
     Args:
         layout: Groups and their windows.
         index: Which blocks are stored.
-        keyspace_digest: Key space of all keys.
+        keyspace_digest: Key space of all keys; empty while it is not known.
         shards: Parts of which each block consists; all must be there.
         full_hits: Whether a prompt may hit as a whole. The engine recomputes the last
             token itself where loads are asynchronous; elsewhere one token must be
             left to compute. Never done where the window of the last token begins one
-            block before that of the next one: that block is not restored.
+            block before that of the next one: that block is not restored. Nor where a
+            group keeps a state: the last token would be applied to it twice.
 
     Raises:
         LayoutError: No group needs any block of a hit.
@@ -125,13 +128,16 @@ class PrefixMatcher:
         if not any(group.window_blocks(self._align) for group in layout.groups):
             raise LayoutError("a hit would restore no block of any group")
         self._full_hits = full_hits and all(
-            (group.window_tokens - 1) % group.block_tokens
+            group.kind is not GroupKind.STATE
+            and (
+                group.window_tokens is None
+                or (group.window_tokens - 1) % group.block_tokens
+            )
             for group in layout.groups
-            if group.window_tokens is not None
         )
 
     def rekey(self, keyspace_digest: bytes) -> None:
-        """Look up under another key space from now on."""
+        """Look up under another key space from now on; without one, find nothing."""
         self.keyspace_digest = keyspace_digest
         self._packers = {
             group.group_id: tuple(
@@ -139,6 +145,7 @@ class PrefixMatcher:
                 for shard in self._shards
             )
             for group in self._layout.groups
+            if keyspace_digest
         }
 
     def match(
@@ -157,6 +164,8 @@ class PrefixMatcher:
             computed_tokens: Tokens that the engine has already.
             denied: Blocks that count as missing whatever the store says.
         """
+        if not self.keyspace_digest:
+            return PrefixMatch(0, MatchReason.UNKEYED)
         if computed_tokens % self._align:
             return PrefixMatch(0, MatchReason.PARTIAL_BLOCK)
         limit = min(
@@ -231,7 +240,7 @@ class PrefixMatcher:
         computed_tokens: int,
         denied: Collection[DeniedKey],
     ) -> int:
-        """Return the longest length up to *top* that every window group allows."""
+        """Return the longest length up to *top* that all other groups allow."""
 
         def missing_of(group: GroupLayout) -> _Missing:
             def look_up(start: int, stop: int) -> list[bool]:
@@ -244,7 +253,7 @@ class PrefixMatcher:
         windows = [
             (group, missing_of(group))
             for group in self._layout.groups
-            if group.kind is GroupKind.WINDOW
+            if group.kind is not GroupKind.FULL
         ]
         while top > computed_tokens:
             for group, missing in windows:
@@ -279,7 +288,7 @@ class PrefixMatcher:
 
 class _Missing:
     """
-    The missing blocks of one window group, looked up backwards as needed.
+    The missing blocks of one group, looked up backwards as needed.
 
     Args:
         look_up: Tells of blocks ``start`` to ``stop`` whether they are there.

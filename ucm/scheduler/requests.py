@@ -15,6 +15,10 @@ another. States and arrows of a life::
 
 While a load that fills blocks of the life is open, nothing of it is saved: when the
 load fails, all that was computed on top of it is garbage, on every rank.
+
+The table of a ``STATE`` group tells nothing of what to save: its blocks hold states that
+go on being overwritten, and each state is gone soon after it was a prefix's. So the
+engine offers a state in the step that computes it. It is saved then or never.
 """
 
 import enum
@@ -26,8 +30,9 @@ from typing import Final
 
 import attrs
 
-from ucm.layout import GroupLayout, KVLayout
+from ucm.layout import GroupKind, GroupLayout, KVLayout
 from ucm.scheduler.messages import Failure
+from ucm.scheduler.transfers import BlockRef
 
 __all__ = [
     "NULL_BLOCK",
@@ -35,6 +40,7 @@ __all__ = [
     "Life",
     "Lives",
     "ScheduledRequest",
+    "StateOffer",
     "StepFacts",
 ]
 
@@ -48,6 +54,23 @@ class Disposition(enum.Enum):
     FREE_NOW = "free_now"
     DEFER = "defer"
     """Keep them until every rank has reported the request."""
+
+
+@attrs.frozen
+class StateOffer:
+    """
+    A block of a ``STATE`` group that holds a prefix's state after the step.
+
+    Args:
+        group_id: Which group.
+        block_id: Slot in the engine's pool; the request's table need not name it.
+        boundary_tokens: Tokens of the prefix; one that ends within a block is of no
+            use, because no hit ends there.
+    """
+
+    group_id: int
+    block_id: int
+    boundary_tokens: int
 
 
 @attrs.frozen(kw_only=True)
@@ -66,6 +89,7 @@ class ScheduledRequest:
         tables: ``[groups][blocks]`` the full current block tables.
         new_block_ids: ``[groups]`` blocks allocated in this step.
         is_new: It runs for the first time, or again after a preemption.
+        states: All states of the request that the step completes.
     """
 
     request_id: str
@@ -75,14 +99,39 @@ class ScheduledRequest:
     tables: Sequence[Sequence[int]]
     new_block_ids: Sequence[Sequence[int]]
     is_new: bool
+    states: Sequence[StateOffer] = ()
+
+    def prefix_blocks(self, group: GroupLayout, at: int) -> Sequence[int]:
+        """Return the blocks of the *at*-th group that the step only reads."""
+        return self.tables[at][: self.computed_tokens // group.block_tokens]
 
 
 @attrs.frozen(kw_only=True)
 class StepFacts:
-    """What happens in one engine step."""
+    """
+    What happens in one engine step.
+
+    Args:
+        scheduled: Who runs.
+        preempted: Whose blocks were taken away.
+        overwritten: Blocks that the engine writes besides those that it has given to
+            the scheduled requests: copied onto, or cleared.
+    """
 
     scheduled: tuple[ScheduledRequest, ...] = ()
     preempted: frozenset[str] = frozenset()
+    overwritten: frozenset[int] = frozenset()
+
+    def written_blocks(self, layout: KVLayout) -> set[int]:
+        """Return the blocks that a new owner writes in this step."""
+        written = set(self.overwritten)
+        for request in self.scheduled:
+            for at, group in enumerate(layout.groups):
+                new = set(request.new_block_ids[at])
+                if request.is_new and new:
+                    new.difference_update(request.prefix_blocks(group, at))
+                written |= new
+        return written
 
 
 @attrs.define(kw_only=True)
@@ -151,7 +200,7 @@ class Life:
 
         Each block is looked at once per life. At the first look the prefix that was
         there already is compared with the store, because the engine's own cache and
-        the store evict on their own.
+        the store evict on their own. Of ``STATE`` groups nothing is queued.
 
         Args:
             layout: Groups, in the order of the request's tables.
@@ -165,7 +214,7 @@ class Life:
         for at, group in enumerate(layout.groups):
             complete = _complete_blocks(layout, group, request)
             start = self.cursors[at]
-            if complete <= start:
+            if complete <= start or group.kind is GroupKind.STATE:
                 continue
             self.cursors[at] = complete
             computed = min(request.computed_tokens // group.block_tokens, complete)
@@ -186,6 +235,29 @@ class Life:
                     i for i, is_stored in zip(old, found, strict=True) if not is_stored
                 ]
             self.pending[at].extend(blocks)
+
+    def offered(
+        self, layout: KVLayout, at: int, request: ScheduledRequest
+    ) -> list[BlockRef]:
+        """
+        Return the blocks of the *at*-th group that the engine offers in this step.
+
+        Without those that end within a block, those that came from a load, and those
+        that the step does not complete.
+        """
+        group = layout.groups[at]
+        loaded = self.external[at] if self.external else range(0)
+        complete = _complete_blocks(layout, group, request)
+        blocks = {}
+        for offer in request.states:
+            index, rest = divmod(offer.boundary_tokens, group.block_tokens)
+            index -= 1
+            if offer.group_id != group.group_id or rest or index in loaded:
+                continue
+            if 0 <= index < complete and offer.block_id != NULL_BLOCK:
+                block_hash = request.hashes[layout.hash_index(group, index)]
+                blocks[index] = BlockRef(index, offer.block_id, block_hash)
+        return [blocks[index] for index in sorted(blocks)]
 
 
 class Lives:

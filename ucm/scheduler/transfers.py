@@ -69,13 +69,13 @@ class OpenTransfers:
         "_num_ranks",
         "_open",
         "_saving",
-        "_span_blocks",
+        "span_blocks",
         "strays",
     )
 
     def __init__(self, num_ranks: int, span_blocks: Mapping[GroupId, int]) -> None:
         self._num_ranks = num_ranks
-        self._span_blocks = span_blocks
+        self.span_blocks = span_blocks
         self._ids = itertools.count(1)
         self._open: dict[int, _Open] = {}
         self._saving: set[DeniedKey] = set()
@@ -101,7 +101,7 @@ class OpenTransfers:
             blocks: By ascending index. A ticket has consecutive ones only.
         """
         orders = []
-        limit = self._span_blocks[group_id]
+        limit = self.span_blocks[group_id]
         start = 0
         for stop in range(1, len(blocks) + 1):
             if (

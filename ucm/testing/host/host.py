@@ -58,6 +58,8 @@ class FakeHost:
         layout: Groups and rows.
         choices: Take every decision.
         settings: What kind of engine.
+        shards: By rank, which part of a block it computes; each its own if none.
+        layouts: By rank, where ranks have rows of their own; groups are alike.
         containers: Returns the sizes of the connector's own containers, which
             ``drain`` waits for and ``audit`` tells.
     """
@@ -71,6 +73,8 @@ class FakeHost:
         layout: KVLayout,
         choices: Choices,
         settings: HostSettings | None = None,
+        shards: Sequence[int] | None = None,
+        layouts: Sequence[KVLayout] | None = None,
         containers: Callable[[], Mapping[str, int]] = _no_containers,
     ) -> None:
         settings = settings or HostSettings()
@@ -100,7 +104,8 @@ class FakeHost:
                 rank,
                 worker,
                 memory,
-                layout,
+                layouts[rank] if layouts else layout,
+                shard=shards[rank] if shards else rank,
                 choices=choices,
                 settings=settings,
                 seen=self.seen,

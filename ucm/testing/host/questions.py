@@ -8,7 +8,7 @@ Whatever the engine asks once it may ask twice.
 import pickle  # noqa: TID251 - what the engine does with metadata
 from collections import Counter
 
-from ucm.layout import KVLayout
+from ucm.layout import GroupKind, KVLayout
 from ucm.testing.host.choices import Choices
 from ucm.testing.host.hooks import SchedulerHooks
 from ucm.testing.host.requests import Blocks, Request, SchedulerOutput
@@ -40,6 +40,7 @@ class Questions:
     ) -> None:
         self._hooks = hooks
         self._layout = layout
+        self._has_states = any(group.kind is GroupKind.STATE for group in layout.groups)
         self._choices = choices
         self._settings = settings
         self._seen = seen
@@ -84,8 +85,9 @@ class Questions:
             require(tokens is None or not parks, Rule.ASYNC_NOTHING, "", request=name)
             return tokens, parks
         end = computed + tokens
+        must_leave_one = not parks or self._has_states
         require(
-            end <= request.num_tokens - (not parks),
+            end <= request.num_tokens - must_leave_one,
             Rule.MATCH_TOO_LONG,
             f"{computed} and {tokens} of {request.num_tokens} tokens, parks={parks}",
             request=name,

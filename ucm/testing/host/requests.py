@@ -7,13 +7,14 @@ Fields have the names that vLLM 0.32 gives them, so that a connector cannot tell
 
 import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
 from ucm.testing.host.content import Stream
 
 __all__ = [
+    "BlockCopy",
     "BlockState",
     "Blocks",
     "CachedRequests",
@@ -167,12 +168,28 @@ class CachedRequests:
     num_output_tokens: list[int] = attrs.Factory(list)
 
 
+class BlockCopy(NamedTuple):
+    """A copy within the engine's memory, before a forward pass."""
+
+    src_block_id: int
+    dst_block_id: int
+
+
 @attrs.define(kw_only=True)
 class BlockState:
-    """Block tables of the scheduled requests, while the step is planned."""
+    """
+    Block tables of the scheduled requests, while the step is planned.
+
+    Args:
+        req_ids: Who is scheduled, and who has a state to offer.
+        resolve_block_ids: Returns a request's tables.
+        boundary_state_offloads: By request, states that the step completes: group,
+            block, and tokens of the prefix.
+    """
 
     req_ids: set[str]
     resolve_block_ids: Callable[[str], tuple[list[int], ...]]
+    boundary_state_offloads: dict[str, list[tuple[int, int, int]]] = attrs.Factory(dict)
 
     def get_block_ids(self, req_id: str) -> tuple[list[int], ...] | None:
         """Return ``[groups][blocks]`` of a scheduled request."""
@@ -190,6 +207,8 @@ class SchedulerOutput:
     finished_req_ids: set[str] = attrs.Factory(set)
     preempted_req_ids: set[str] | None = None
     has_sync_kv_loads: bool = False
+    new_block_ids_to_zero: list[int] | None = None
+    kv_cache_block_copies: list[BlockCopy] | None = None
     kv_connector_metadata: object = None
     kv_connector_block_state: BlockState | None = None
 

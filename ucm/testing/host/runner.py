@@ -49,7 +49,8 @@ class FakeRunner:
         rank: Which.
         hooks: The connector's side.
         memory: ``[rows][blocks, page]``.
-        layout: The engine's groups.
+        layout: The engine's groups, with this rank's rows.
+        shard: Which part of a block it computes; ranks of one part compute the same.
         choices: Take the decisions.
         settings: The engine.
         seen: Counts what happens.
@@ -62,11 +63,13 @@ class FakeRunner:
         memory: Memory,
         layout: KVLayout,
         *,
+        shard: int,
         choices: Choices,
         settings: HostSettings,
         seen: Counter[str],
     ) -> None:
         self.rank = rank
+        self._shard = shard
         self._hooks = hooks
         self._memory = memory
         self._layout = layout
@@ -117,12 +120,12 @@ class FakeRunner:
         for at, each in enumerate(step.passes):
             if each.copies:
                 self._pages.write(
-                    self._memory, self.rank, at, each.copies, each.copy_states
+                    self._memory, self._shard, at, each.copies, each.copy_states
                 )
             if each.reads:
                 self._seen["checked_blocks"] += len(each.reads)
                 found = self._pages.first_wrong(
-                    self._memory, self.rank, at, each.reads, each.read_states
+                    self._memory, self._shard, at, each.reads, each.read_states
                 )
                 if found is not None:
                     self._wrong += self._explain(step, at)
@@ -139,7 +142,7 @@ class FakeRunner:
         for at, each in enumerate(step.passes):
             if each.writes:
                 self._pages.write(
-                    self._memory, self.rank, at, each.writes, each.write_states
+                    self._memory, self._shard, at, each.writes, each.write_states
                 )
             bad = [
                 block
@@ -244,7 +247,7 @@ class FakeRunner:
             each.reads, each.read_states, each.readers, strict=True
         ):
             found = self._pages.first_wrong(
-                self._memory, self.rank, at, [block], [state]
+                self._memory, self._shard, at, [block], [state]
             )
             if found is not None:
                 page = self._memory[found[1]][block]

@@ -14,16 +14,22 @@ request that finishes while it loads keeps its blocks until the load is reported
 
 from collections import Counter, deque
 
-from ucm.layout import KVLayout
+from ucm.layout import GroupKind, KVLayout
 from ucm.testing.host.choices import Choices
 from ucm.testing.host.hooks import SchedulerHooks
 from ucm.testing.host.pool import BlockPool
 from ucm.testing.host.questions import Questions
 from ucm.testing.host.registrations import Registrations
-from ucm.testing.host.requests import BlockState, Request, Status
+from ucm.testing.host.requests import (
+    BlockCopy,
+    BlockState,
+    Request,
+    SchedulerOutput,
+    Status,
+)
 from ucm.testing.host.settings import HostSettings
 from ucm.testing.host.steps import Draft, Scheduled, Step, plan_passes
-from ucm.testing.host.tables import KVTables, LocalHit
+from ucm.testing.host.tables import KVTables, LocalHit, written_blocks
 
 __all__ = ["FakeScheduler"]
 
@@ -65,6 +71,11 @@ class FakeScheduler:
         self.failed: set[str] = set()
         self.steps = 0
         self.processed = 0
+        self._states = [
+            (at, group)
+            for at, group in enumerate(layout.groups)
+            if group.kind is GroupKind.STATE
+        ]
         self._questions = Questions(hooks, layout, choices, settings, seen)
         self._layout = layout
         self._choices = choices
@@ -178,6 +189,7 @@ class FakeScheduler:
             if tokens <= 0 or request.status is not Status.RUNNING:
                 continue
             computed = request.num_computed_tokens
+            tokens = self.tables.clip(computed, tokens)
             self.tables.slide(request, computed - request.in_flight_tokens)
             blocks = self.tables.allocate(request, computed, tokens)
             while blocks is None:
@@ -251,6 +263,7 @@ class FakeScheduler:
         computed = request.num_computed_tokens + external + tail
         computed += local[1] if local else 0
         tokens = 0 if parks else min(request.num_tokens - computed, draft.budget)
+        tokens = self.tables.clip(computed, tokens)
         blocks = self.tables.allocate(
             request,
             computed,
@@ -327,11 +340,14 @@ class FakeScheduler:
         output = draft.output()
         output.finished_req_ids, self._finished_ids = self._finished_ids, set()
         output.preempted_req_ids, self._preempted_ids = self._preempted_ids, set()
+        copied = self._copy_a_state(output)
+        offers = self._offers(draft)
         output.kv_connector_block_state = BlockState(
-            req_ids=set(draft.entries),
+            req_ids={*draft.entries, *offers},
             resolve_block_ids=lambda name: tuple(
                 table.copy() for table in self.requests[name].tables
             ),
+            boundary_state_offloads=offers,
         )
         metadata = self._questions.plan(output)
         output.kv_connector_block_state = None
@@ -339,7 +355,7 @@ class FakeScheduler:
             number=self.steps,
             output=output,
             metadata=metadata,
-            fresh=self.tables.take_fresh(),
+            fresh=self.tables.take_fresh() + copied,
             passes=plan_passes(self._layout, draft, shares=self._settings.local_cache),
             generates=[],
             scheduled=[],
@@ -356,3 +372,28 @@ class FakeScheduler:
                 request.placeholders += 1
                 step.generates.append(request)
         return step
+
+    def _copy_a_state(self, output: SchedulerOutput) -> list[int]:
+        """Let the engine keep a state within a block, in a block that nobody has."""
+        odds = self._settings.odds.copy
+        if not self._states or not self.pool.num_free:
+            return []
+        if not self._choices.chance("copy", odds):
+            return []
+        self._seen["copied"] += 1
+        block = self.pool.allocate(newest=self.tables.newest)
+        self.pool.free(block)
+        output.kv_cache_block_copies = [BlockCopy(block, block)]
+        return [block]
+
+    def _offers(self, draft: Draft) -> dict[str, list[tuple[int, int, int]]]:
+        """Return the states that this step completes, also those within a block."""
+        for entry in draft.entries.values():
+            request = entry.request
+            end = request.num_computed_tokens + entry.tokens
+            for at, group in self._states:
+                if end % group.block_tokens and end <= request.num_tokens:
+                    table = request.tables[at]
+                    block = table[written_blocks(group, end - 1, end)[0]]
+                    self.tables.offer(request, group, block, end)
+        return self.tables.take_offers()

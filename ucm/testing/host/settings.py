@@ -27,6 +27,7 @@ class Odds:
         hold_back: A rank's output reaches the scheduler only later, per step.
         stop_early: A request ends before its last token, per token.
         newest: Blocks are handed out last in, first out, per step.
+        copy: The engine copies a state to a block that nobody has, per step.
     """
 
     arrive: float = 0.2
@@ -44,6 +45,7 @@ class Odds:
     hold_back: float = 0.1
     stop_early: float = 0.02
     newest: float = 0.6
+    copy: float = 0.2
 
 
 @attrs.frozen(kw_only=True)

@@ -15,7 +15,7 @@ from ucm.testing.host.requests import (
     Request,
     SchedulerOutput,
 )
-from ucm.testing.host.tables import first_needed
+from ucm.testing.host.tables import first_needed, written_blocks
 
 __all__ = ["Draft", "Pass", "Scheduled", "Step", "plan_passes"]
 
@@ -188,7 +188,7 @@ def plan_passes(layout: KVLayout, draft: Draft, *, shares: bool) -> list[Pass]:
                 each.read_states.append(states[min((i + 1) * size, valid)])
                 each.readers.append((name, i))
             last = max(end, valid)
-            for i in range(computed // size, -(-end // size)):
+            for i in written_blocks(group, computed, end):
                 each.writes.append(table[i])
                 each.write_states.append(states[min((i + 1) * size, last)])
                 each.writers.append(name)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of states of recurrent layers, of execution order and of invalid blocks."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["STATES"]
+
+_INVALID = "ucm/scheduler/invalid.py"
+_LAYOUT = "ucm/layout.py"
+_MATCHING = "ucm/scheduler/matching.py"
+_REQUESTS = "ucm/scheduler/requests.py"
+_SELECTOR = "ucm/scheduler/saves.py"
+_DOOR = "ucm/integration/vllm/layout.py"
+_MATCHER = "tests/scheduler/test_matching.py::TestPrefixMatcher"
+_OFFERS = "tests/scheduler/test_states.py::TestOffers"
+_LOADS = "tests/scheduler/test_states.py::TestLoads"
+_FENCES = "tests/scheduler/test_states.py::TestFences"
+_ONE = "tests/scheduler/test_invalid.py::TestOneRequest"
+_SHARED = "tests/scheduler/test_invalid.py::TestSharedBlocks"
+_PURE = "tests/scheduler/test_invalid.py::TestPureFunctions"
+_DOOR_TESTS = "tests/integration/vllm/test_layout.py"
+_LAYOUT_TESTS = "tests/test_layout_order.py"
+
+STATES = (
+    # What a hit needs.
+    Mutant(
+        name="state_needs_all_blocks",
+        why="No hit is found: the states before the last are stored by nobody.",
+        file=_LAYOUT,
+        find="return range(max(0, stop - 1), stop)",
+        replace="return range(stop)",
+        killers=(
+            f"{_MATCHER}::test_state_group_needs_the_block_that_ends_with_the_hit",
+        ),
+    ),
+    Mutant(
+        name="state_never_asked_for",
+        why="A request goes on from a state that nobody stored.",
+        file=_MATCHING,
+        find="if group.kind is not GroupKind.FULL\n        ]",
+        replace="if group.kind is GroupKind.WINDOW\n        ]",
+        killers=(f"{_MATCHER}::test_computed_state_is_no_substitute_for_a_stored_one",),
+    ),
+    Mutant(
+        name="last_token_applied_twice",
+        why="The engine applies the last token to a state that has seen it.",
+        file=_MATCHING,
+        find="            group.kind is not GroupKind.STATE\n            and (",
+        replace="            (",
+        killers=(f"{_MATCHER}::test_whole_prompt_never_hits_with_a_state",),
+    ),
+    # Offers.
+    Mutant(
+        name="states_queued",
+        why="States that nobody offers pile up, and count as dropped in the end.",
+        file=_REQUESTS,
+        find="if complete <= start or group.kind is GroupKind.STATE:",
+        replace="if complete <= start:",
+        killers=(f"{_OFFERS}::test_state_that_is_not_offered_is_not_saved",),
+    ),
+    Mutant(
+        name="tail_saved_as_a_block",
+        why="A state within a block is stored under the hash of a shorter prefix.",
+        file=_REQUESTS,
+        find="if offer.group_id != group.group_id or rest or index in loaded:",
+        replace="if offer.group_id != group.group_id or index in loaded:",
+        killers=(f"{_OFFERS}::test_offer_that_no_hit_can_use_is_passed_over",),
+    ),
+    Mutant(
+        name="loaded_state_saved_again",
+        why="Every load is followed by a save of the same bytes.",
+        file=_REQUESTS,
+        find="if offer.group_id != group.group_id or rest or index in loaded:",
+        replace="if offer.group_id != group.group_id or rest:",
+        killers=(f"{_LOADS}::test_loaded_state_is_not_saved_again",),
+    ),
+    Mutant(
+        name="lost_state_not_counted",
+        why="Nobody sees that a busy engine stores no states.",
+        file=_SELECTOR,
+        find="        self.dropped_blocks += len(wanted[room:])\n",
+        replace="",
+        killers=(f"{_OFFERS}::test_offer_is_taken_now_or_never",),
+    ),
+    Mutant(
+        name="state_on_an_open_load_saved",
+        why="A state that was computed on a prefix that fails is stored as good.",
+        file=_SELECTOR,
+        find="        return wanted[:room]\n",
+        replace="        return wanted\n",
+        killers=(f"{_LOADS}::test_state_on_top_of_an_open_load_is_lost",),
+    ),
+    Mutant(
+        name="copy_not_fenced",
+        why="The engine copies onto a block that a save still reads.",
+        file=_REQUESTS,
+        find="written = set(self.overwritten)",
+        replace="written = set[int]()",
+        killers=(f"{_FENCES}::test_block_that_a_step_overwrites_is_fenced",),
+    ),
+    # The order of layers.
+    Mutant(
+        name="row_saved_after_its_first_layer",
+        why="A row leaves the engine before its later layers are written.",
+        file=_LAYOUT,
+        find="return {row_of[name]: name for name in self.layers}",
+        replace="return {row_of[name]: name for name in reversed(self.layers)}",
+        killers=(
+            f"{_LAYOUT_TESTS}::TestExecutionOrder::test_row_is_saved_after_its_last_layer",
+        ),
+    ),
+    Mutant(
+        name="layers_ordered_as_text",
+        why="Layer 10 counts as earlier than layer 2, and its row is saved too early.",
+        file=_DOOR,
+        find="int(part) for part in",
+        replace="part for part in",
+        killers=(
+            f"{_DOOR_TESTS}::TestOrder::test_layers_of_a_row_are_in_order_of_execution",
+        ),
+    ),
+    Mutant(
+        name="other_modes_of_states_taken",
+        why="States that are not kept at block ends are stored as if they were.",
+        file=_DOOR,
+        find='if kinds == {MambaSpec} and _modes(specs) == ["align"]:',
+        replace="if kinds == {MambaSpec}:",
+        killers=(
+            f"{_DOOR_TESTS}::TestRefused::test_kind_that_cannot_be_restored_is_refused",
+        ),
+    ),
+    # Invalid blocks.
+    Mutant(
+        name="last_invalid_block_decides",
+        why="A request keeps tokens that were computed on garbage.",
+        file=_INVALID,
+        find="tokens = min(starts) // align * align",
+        replace="tokens = max(starts) // align * align",
+        killers=(f"{_ONE}::test_all_groups_go_back_to_one_length",),
+    ),
+    Mutant(
+        name="shared_block_computed_twice",
+        why="Requests that share a block all compute it, one after the other.",
+        file=_INVALID,
+        find="        marked |= own\n",
+        replace="",
+        killers=(f"{_SHARED}::test_first_of_two_computes_what_both_share",),
+    ),
+    Mutant(
+        name="negative_tokens_affected",
+        why="A counter goes down.",
+        file=_INVALID,
+        find="Affected(tokens=max(0, had - keeps), ",
+        replace="Affected(tokens=had - keeps, ",
+        killers=(f"{_PURE}::test_affected_tokens_are_never_negative",),
+    ),
+    Mutant(
+        name="state_gone_on_from",
+        why="A request goes on from a state that was written over.",
+        file=_INVALID,
+        find="if group.kind is GroupKind.STATE or NULL_BLOCK in (",
+        replace="if NULL_BLOCK in (",
+        killers=(f"{_ONE}::test_state_leaves_nothing_to_go_on_from",),
+    ),
+)
