@@ -307,7 +307,6 @@ def _worker(beside: Beside, log: Log):  # noqa: ANN202 - the door is imported la
             hash_algorithm="sha256",
             engine="benchmark",
         ),
-        num_ranks=1,
         num_blocks=BLOCKS + 1,
         recomputes=True,
         threads=beside.threads,

@@ -8,10 +8,9 @@ import attrs
 
 from ucm.config import UCMConfig
 
-__all__ = ["ROOT", "render", "rewrite"]
+__all__ = ["ROOT", "put_between", "render", "rewrite"]
 
 ROOT = Path(__file__).resolve().parents[1]
-_BEGIN, _END = "<!-- settings: begin -->", "<!-- settings: end -->"
 _SHOWN = {"store.path": "`/dev/shm/ucm-<user id>`"}
 """Defaults that differ from machine to machine, as the table shows them."""
 
@@ -30,12 +29,23 @@ def rewrite(text: str) -> str:
     Raises:
         ValueError: A marker is missing.
     """
-    for marker in (_BEGIN, _END):
+    return put_between(text, "settings", render())
+
+
+def put_between(text: str, name: str, content: str) -> str:
+    """
+    Return *text* with *content* between the two markers called *name*.
+
+    Raises:
+        ValueError: A marker is missing.
+    """
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    for marker in (begin, end):
         if marker not in text:
             raise ValueError(f"no marker {marker!r}")
-    before, rest = text.split(_BEGIN, 1)
-    _, after = rest.split(_END, 1)
-    return f"{before}{_BEGIN}\n{render()}\n{_END}{after}"
+    before, rest = text.split(begin, 1)
+    _, after = rest.split(end, 1)
+    return f"{before}{begin}\n{content}\n{end}{after}"
 
 
 def _lines(section: attrs.AttrsInstance, prefix: str) -> list[str]:
@@ -56,6 +66,8 @@ def _show(value: object, *, is_size: bool) -> str:
     """Return a default as a person would write it in JSON."""
     if isinstance(value, enum.Enum):
         value = value.value
+    if value is None:
+        return "unset"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if is_size and isinstance(value, int):

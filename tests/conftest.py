@@ -10,4 +10,6 @@ os.environ |= {
     # Stdout belongs to results that processes hand back.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "TOKENIZERS_PARALLELISM": "false",
+    # Threads that spin at the end of each loop starve each other on a busy machine.
+    "GOMP_SPINCOUNT": "100",
 }

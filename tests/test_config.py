@@ -15,6 +15,7 @@ from ucm.config import (
     LogConfig,
     QueueConfig,
     StoreConfig,
+    Switch,
     ThreadConfig,
     TimeoutConfig,
     UCMConfig,
@@ -23,6 +24,12 @@ from ucm.config import (
 from ucm.errors import ConfigError
 
 EVENT_KEYS = ("enable_event_sync", "enable_reshape_cache_event_sync")
+MODE_KEYS = (
+    "use_layerwise",
+    "load_ahead_rows",
+    "use_hybrid_linear_attention",
+    "hit_ratio",
+)
 
 
 def refused(given: object) -> ConfigError:
@@ -118,9 +125,10 @@ class TestTypes:
             ({"timeout": {"save": "1"}}, "timeout.save", "str is not float"),
             ({"threads": {"affinity": 8}}, "threads.affinity", "int is not str"),
             ({"weights_revision": ["a"]}, "weights_revision", "list is not str"),
+            ({"load_ahead_rows": 1.0}, "load_ahead_rows", "float is not int"),
             *(
                 ({key: value}, key, f"{type(value).__name__} is not bool")
-                for key in EVENT_KEYS
+                for key in (*EVENT_KEYS, "use_layerwise")
                 for value in ("false", 0, 1.0, None)
             ),
         ],
@@ -250,6 +258,75 @@ class TestValues:
         assert "'8-15,24'" in error.remedy
 
 
+class TestModes:
+    def test_nothing_given_is_the_direct_mode(self):
+        """S4-33: unless asked for, nothing is layer-wise, nothing is claimed of the
+        model, no hit is made up, and one row is loaded ahead (S4-03)."""
+        config = UCMConfig.from_mapping({})
+        assert (False, 1, Switch.AUTO, None) == tuple(
+            getattr(config, key) for key in MODE_KEYS
+        )
+
+    def test_given_values_are_kept(self):
+        """S4-33: each key takes what it is documented to take."""
+        given = {
+            "use_layerwise": True,
+            "load_ahead_rows": 0,
+            "use_hybrid_linear_attention": "false",
+            "hit_ratio": 0.25,
+        }
+        config = UCMConfig.from_mapping(given)
+        assert (True, 0, Switch.FALSE, 0.25) == tuple(
+            getattr(config, key) for key in MODE_KEYS
+        )
+
+    def test_rows_ahead_are_counted_from_none(self):
+        """S4-03: a load may do without rows ahead of the one waited for, not with less."""
+        error = refused({"load_ahead_rows": -1})
+        assert "load_ahead_rows" == error.key
+        assert "at least 0" in error.remedy
+
+    @pytest.mark.parametrize(
+        ("given", "read"),
+        [
+            (True, Switch.TRUE),
+            (False, Switch.FALSE),
+            ("auto", Switch.AUTO),
+            ("true", Switch.TRUE),
+            ("false", Switch.FALSE),
+        ],
+    )
+    def test_claim_is_a_boolean_or_a_word(self, given, read):
+        """S4-33: a configuration that has the key as a boolean is read as it stands."""
+        config = UCMConfig.from_mapping({"use_hybrid_linear_attention": given})
+        assert read is config.use_hybrid_linear_attention
+
+    @pytest.mark.parametrize("given", ["yes", "True", "", 1, 0, None, ["auto"]])
+    def test_claim_of_another_kind_lists_the_words(self, given):
+        """X-09: anything else is refused and the known words are listed."""
+        error = refused({"use_hybrid_linear_attention": given})
+        assert "use_hybrid_linear_attention" == error.key
+        assert "['auto', 'true', 'false']" in error.remedy
+
+    @pytest.mark.parametrize(
+        ("given", "read"), [(None, None), (0, 0.0), (1, 1.0), (0.5, 0.5)]
+    )
+    def test_hit_ratio_is_a_share_or_nothing(self, given, read):
+        """S4-33: a share of the whole is a float, and null is as good as no key; a
+        share of zero is set all the same."""
+        found = UCMConfig.from_mapping({"hit_ratio": given}).hit_ratio
+        assert (read, type(read)) == (found, type(found))
+
+    @pytest.mark.parametrize(
+        "given", [-0.1, 1.01, float("nan"), float("inf"), "0.5", True, False, [0.5]]
+    )
+    def test_hit_ratio_that_is_no_share_is_refused(self, given):
+        """X-09: what is no number from 0 to 1 is refused with the range."""
+        error = refused({"hit_ratio": given})
+        assert "hit_ratio" == error.key
+        assert "0 to 1" in error.remedy
+
+
 class TestDocumentation:
     def test_settings_table_of_the_readme_is_up_to_date(self):
         """The README lists exactly the settings that exist, with their defaults."""
@@ -270,16 +347,18 @@ class TestDocumentation:
             made = getattr(UCMConfig(), section)
             for name in attrs.fields_dict(type(made)):
                 assert lines.pop(f"{section}.{name}").rstrip("| ").endswith(".")
-        assert ["weights_revision", *EVENT_KEYS] == list(lines)
+        rest = ["weights_revision", *EVENT_KEYS, *MODE_KEYS, "patch_vllm_ascend"]
+        assert rest == list(lines)
 
     def test_example_is_read_strictly_and_says_the_defaults(self):
-        """S0-06, S0-46: the example has the keys of events with their defaults, each
-        below a line that explains it, and nothing in it is refused."""
+        """S0-06, S0-46, S4-33: the example has the keys of events and of layer-wise
+        saves with their defaults, each below a line that explains it, and nothing in it
+        is refused."""
         text = (ROOT / "examples" / "serve.yaml").read_text(encoding="utf-8")
         given = yaml.safe_load(text)["kv-transfer-config"]["kv_connector_extra_config"]
         config = UCMConfig.from_mapping(given)
         lines = [line.strip() for line in text.splitlines()]
-        for key in EVENT_KEYS:
+        for key in (*EVENT_KEYS, "use_layerwise"):
             assert getattr(UCMConfig(), key) is getattr(config, key)
             explained = attrs.fields_dict(UCMConfig)[key].metadata["help"]
             at = next(n for n, line in enumerate(lines) if line.startswith(f"{key}:"))

@@ -33,7 +33,7 @@ def registered(monkeypatch):
 
 
 class TestLoadClass:
-    @pytest.mark.parametrize("name", ["memory", "slab"])
+    @pytest.mark.parametrize("name", ["memory", "null", "slab"])
     def test_shipped_store_is_found_by_name(self, name):
         """Each store of this package is registered and is a store."""
         assert issubclass(load_class(GROUP, name, "store.type"), Store)

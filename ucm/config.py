@@ -27,6 +27,7 @@ __all__ = [
     "LogConfig",
     "QueueConfig",
     "StoreConfig",
+    "Switch",
     "ThreadConfig",
     "TimeoutConfig",
     "UCMConfig",
@@ -46,6 +47,14 @@ class Durability(enum.Enum):
     """The death of any process, but not of the machine."""
     POWER = "power"
     """The machine too: every commit is flushed to the medium."""
+
+
+class Switch(enum.Enum):
+    """A claim about the model, or none: what is detected decides."""
+
+    AUTO = "auto"
+    TRUE = "true"
+    FALSE = "false"
 
 
 def default_store_path() -> str:
@@ -70,6 +79,22 @@ def _size(key: str, value: object) -> int:
     return int(float(number) * 1024**power)
 
 
+def _switch(key: str, value: object) -> Switch:
+    """Read one of the words, or a boolean."""
+    if isinstance(value, bool):
+        return Switch.TRUE if value else Switch.FALSE
+    return typing.cast(Switch, _read_enum(key, value, Switch))
+
+
+def _ratio(key: str, value: object) -> float | None:
+    """Read a share of the whole, or None for unset."""
+    if value is None:
+        return None
+    if not _is_a(value, float) or not 0 <= typing.cast(float, value) <= 1:
+        raise ConfigError(key, value, "not a share", "Give 0 to 1, or leave it out.")
+    return float(typing.cast(float, value))
+
+
 def _field(
     default: object,
     text: str,
@@ -86,7 +111,10 @@ def _field(
 class StoreConfig:
     """Where blocks are kept."""
 
-    type: str = _field("slab", "Store: `slab`, or any name registered as `ucm.stores`.")
+    type: str = _field(
+        "slab",
+        "`slab`, `null` (keeps nothing), or any name registered as `ucm.stores`.",
+    )
     path: str = _field(
         attrs.Factory(default_store_path),
         "Directory of the slab: below `/dev/shm` for DRAM, or on a local disk.",
@@ -210,6 +238,27 @@ class UCMConfig:
     enable_reshape_cache_event_sync: bool = _field(
         False,
         "Order layer-wise saves behind the engine's own events; whole blocks are not.",
+    )
+    use_layerwise: bool = _field(
+        False,
+        "Save each layer's rows once it has run, and load them so where the model allows.",
+    )
+    load_ahead_rows: int = _field(
+        1, "Rows that a layer-wise load submits beyond the one waited for.", least=0
+    )
+    use_hybrid_linear_attention: Switch = _field(
+        Switch.AUTO,
+        "`auto`, or what you expect of the model: it is detected, and a mistake warned.",
+        read=_switch,
+    )
+    hit_ratio: float | None = _field(
+        None,
+        "For sizing only, OUTPUT IS GARBAGE: claims this share of prompts, moves nothing.",
+        read=_ratio,
+    )
+    patch_vllm_ascend: bool = _field(
+        False,
+        "On Ascend: pass on what vllm-ascend leaves out; see `docs/npu.md`.",
     )
 
     @classmethod

@@ -8,11 +8,15 @@ from tests.mutations.of_decisions import DECISIONS
 from tests.mutations.of_devices import DEVICES
 from tests.mutations.of_doors import DOORS
 from tests.mutations.of_drivers import DRIVERS
+from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
 from tests.mutations.of_lanes import LANES
+from tests.mutations.of_modes import MODES
 from tests.mutations.of_poller import POLLER
 from tests.mutations.of_selection import SELECTION
+from tests.mutations.of_states import STATES
 from tests.mutations.of_stores import STORES
+from tests.mutations.of_topology import TOPOLOGY
 from tests.mutations.of_transport import TRANSPORT
 
 __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
@@ -20,6 +24,7 @@ __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
 ROOT = Path(__file__).parents[2]
 MUTANTS: tuple[Mutant, ...] = (
     *DECISIONS,
+    *STATES,
     *STORES,
     *SELECTION,
     *EVENTS,
@@ -29,4 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TRANSPORT,
     *LANES,
     *DOORS,
+    *MODES,
+    *TOPOLOGY,
+    *ENGINES,
 )

@@ -13,12 +13,13 @@ import torch
 
 from tests.integration.vllm.host_kit import SchedulerDoor, WorkerDoor, make_setup
 from tests.simulation.traced import traced
-from tests.testing.host_kit import HYBRID, ONE_FULL, PAGE_BYTES
+from tests.testing.host_kit import HYBRID, ONE_FULL, PAGE_BYTES, RECURRENT
 from ucm.blocks import PackedKey
 from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.topology import Topology
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.layout import KVLayout
 from ucm.stores.abc import Store
@@ -94,8 +95,11 @@ class ConnectorWorld:
 
     def _build(self) -> None:
         dice, simulation = self.dice, self.simulation
-        self.layout: KVLayout = dice.choice([ONE_FULL, HYBRID])
+        self.layout: KVLayout = dice.choice([ONE_FULL, HYBRID, RECURRENT])
         self.num_ranks = dice.choice([1, 2, 3])
+        topology = Topology(
+            tensor=self.num_ranks, replicas=dice.choice([1, self.num_ranks])
+        )
         self.num_blocks = dice.choice([32, 64])
         self.is_late = dice.random() < 0.5
         self.faults = SeededFaults(
@@ -113,7 +117,13 @@ class ConnectorWorld:
             dice.choice([20, 100, 400]) * self.num_ranks, self.layout.max_block_bytes
         )
         self.store = _SharedStore(self.inner, self.faults, self._flip, simulation)
-        plain = make_setup(self.layout, self.num_ranks, self.num_blocks, FaultPlan())
+        plain = make_setup(
+            self.layout,
+            self.num_ranks,
+            self.num_blocks,
+            FaultPlan(),
+            topology=topology,
+        )
         config = attrs.evolve(
             plain.config,
             queue=attrs.evolve(
@@ -129,7 +139,7 @@ class ConnectorWorld:
             config=config,
             layout=self.layout,
             keyspace=plain.keyspace,
-            num_ranks=self.num_ranks,
+            topology=topology,
             num_blocks=self.num_blocks,
             recomputes=True,
             threads=simulation.threads,
@@ -154,6 +164,8 @@ class ConnectorWorld:
                     for name in row.layer_names
                 }
             )
+        if dice.random() < 0.8:  # else the first reports tell
+            self.scheduler.agree(worker.handshake() for worker in self.workers)
         self.host = FakeHost(
             scheduler=SchedulerDoor(self.scheduler),
             workers=[WorkerDoor(worker) for worker in self.workers],
@@ -170,6 +182,7 @@ class ConnectorWorld:
                     reset=dice.choice([0, 0, 0.005]),
                 ),
             ),
+            shards=[topology.shard_of(rank) for rank in range(self.num_ranks)],
             containers=self._containers,
         )
 

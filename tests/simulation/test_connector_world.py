@@ -15,7 +15,16 @@ SEEN = [
     *("preempted", "resumed", "resumed_at_once", "recycled", "poisoned", "held_back"),
     *("aborted_waiting", "aborted_loading", "aborted_running", "aborted_preempted"),
     *("repeated", "results_first", "bound_first", "empty_step", "checked_blocks"),
-    *("damage", "fail reserve", "fail read", "hang commit", "runtime failed", "reset"),
+    *(
+        "offered",
+        "copied",
+        "damage",
+        "fail reserve",
+        "fail read",
+        "hang commit",
+        "runtime failed",
+        "reset",
+    ),
 ]
 """Kinds of acts and ends, of the engine and of the store."""
 

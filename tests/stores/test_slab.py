@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ucm.blocks import PackedKey
 from ucm.config import Durability, StoreConfig
 from ucm.errors import (
     BlockCorruptError,
+    ConfigError,
     KeyFormatError,
     StoreUnavailableError,
 )
@@ -104,6 +106,27 @@ class TestSharing:
                 with pytest.raises(ValueError, match="index only"):
                     refused()
             assert worker.audit() == []
+
+    def test_who_only_looks_takes_the_slots_as_they_are(self, tmp_path):
+        """A scheduler knows blocks of one rank only: a slab with slots of another size
+        is looked into all the same, and one of other durability is not."""
+        keys = make_keys(3)
+        with open_slab(tmp_path / "s") as worker:
+            save(worker, keys)
+            look = partial(
+                SlabStore,
+                path=str(tmp_path / "s"),
+                capacity_bytes=1 << 20,
+                block_bytes=100_000,
+            )
+            with look(index_only=True) as scheduler:
+                assert 3 == scheduler.match(keys)
+                assert worker.stats() == scheduler.stats()
+                assert worker.capabilities == scheduler.capabilities
+            with pytest.raises(ConfigError, match="slots have"):
+                look()
+            with pytest.raises(ConfigError, match="durability"):
+                look(index_only=True, durability=Durability.POWER)
 
     def test_touch_by_one_opener_saves_from_eviction_by_another(self, tmp_path):
         """Uses are counted over all openers (S2-05)."""

@@ -47,6 +47,8 @@ class StoreCapabilities:
     """Leases expose the final place of the bytes: sealing copies nothing."""
     max_block_bytes: int
     """Largest block that fits a slot."""
+    keeps: bool = True
+    """Committed blocks can be found again; a store for measuring may keep none."""
 
 
 @attrs.frozen(kw_only=True)

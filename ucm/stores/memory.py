@@ -292,6 +292,7 @@ class MemoryStore(Store):
             self._writing.difference_update(lease.keys)
             for key in reversed(lease.keys):
                 self._entries[key] = entries[key]
+            self._published(lease.keys)
             lease.has_ended = True
             return len(entries)
 
@@ -324,6 +325,9 @@ class MemoryStore(Store):
     def _check_lease(self, lease: _MemoryWriteLease) -> None:
         if lease.has_ended or not self._is_open:
             raise LeaseExpiredError("the write lease has ended")
+
+    def _published(self, keys: Sequence[PackedKey]) -> None:
+        """Do nothing; a store that keeps less lets go of what was committed."""
 
     def _touch(self, keys: Sequence[PackedKey]) -> None:
         for key in reversed(keys):

@@ -8,8 +8,7 @@ would otherwise agree with itself.
 """
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from abc import abstractmethod
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,9 @@ from ucm.errors import (
     LeaseExpiredError,
     StoreError,
     StoreFullError,
-    StoreUnavailableError,
 )
 from ucm.stores.abc import Store
+from ucm.testing.lease_contract import NUM_BLOCKS, LeaseContract
 from ucm.testing.store_blocks import (
     BLOCK_BYTES,
     fill,
@@ -36,19 +35,9 @@ from ucm.testing.store_blocks import (
 
 __all__ = ["StoreContract"]
 
-_NUM_BLOCKS = 8
 
-
-class StoreContract(ABC):
+class StoreContract(LeaseContract):
     """The promises of ``ucm.stores.abc.Store`` as tests; 8 blocks of 96 bytes."""
-
-    @abstractmethod
-    def make_store(self, directory: Path, num_blocks: int) -> Store:
-        """Return a new store with room for exactly *num_blocks*."""
-
-    @abstractmethod
-    def get_raw(self, store: Store, key: PackedKey) -> bytes | None:
-        """Return the stored bytes of a key, None if the store has none."""
 
     @abstractmethod
     def put_raw(self, store: Store, key: PackedKey, data: bytes) -> None:
@@ -57,21 +46,6 @@ class StoreContract(ABC):
     def reopen(self, directory: Path, num_blocks: int) -> Store | None:
         """Return the store that was closed, opened again; None if it is not durable."""
         return None
-
-    def audit(self, store: Store) -> list[str]:
-        """Return what is wrong inside an open store."""
-        return []
-
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[Store]:
-        """Give each test an empty store of 8 blocks and audit it afterwards."""
-        with self.make_store(tmp_path / "store", _NUM_BLOCKS) as store:
-            yield store
-            try:
-                store.stats()
-            except StoreUnavailableError:
-                return  # the test closed it
-            assert self.audit(store) == []
 
     # -- visibility --------------------------------------------------------------
 
@@ -95,36 +69,6 @@ class StoreContract(ABC):
         for key in keys:
             assert self.get_raw(store, key) == payload(key)
         assert self.get_raw(store, make_keys(1, first=9)[0]) is None
-
-    @pytest.mark.parametrize("way", ["discard", "scope", "error"])
-    def test_lease_left_open_leaves_nothing(self, store: Store, way: str) -> None:
-        """A failed save leaves nothing visible and every slot free (S4-31, X-01)."""
-        keys = make_keys(_NUM_BLOCKS)
-        lease = store.reserve(keys, BLOCK_BYTES)
-        fill(lease)
-        if way == "discard":
-            lease.discard()
-        elif way == "scope":
-            with lease:
-                pass
-        else:
-            with pytest.raises(ZeroDivisionError), lease:
-                raise ZeroDivisionError
-        assert store.contains(keys) == [False] * _NUM_BLOCKS
-        assert all(self.get_raw(store, key) is None for key in keys)
-        assert save(store, keys) == _NUM_BLOCKS
-
-    def test_one_unsealed_block_holds_back_all(self, store: Store) -> None:
-        """For each block of a lease: unless it is sealed, none is visible (X-01)."""
-        keys = make_keys(3)
-        for missing in range(3):
-            with store.reserve(keys, BLOCK_BYTES) as lease:
-                for position in range(3):
-                    if position != missing:
-                        lease.seal(position, position + 1)
-                with pytest.raises(ValueError, match="sealed"):
-                    lease.commit()
-            assert store.contains(keys) == [False] * 3
 
     def test_match_stops_at_the_first_gap(self, store: Store) -> None:
         """Only blocks from the start without a gap count as matched."""
@@ -151,7 +95,7 @@ class StoreContract(ABC):
 
     def test_second_discard_does_nothing(self, store: Store) -> None:
         """A lease gives its slots back once, even when they serve another since."""
-        keys = make_keys(_NUM_BLOCKS)
+        keys = make_keys(NUM_BLOCKS)
         first = store.reserve(keys, BLOCK_BYTES)
         first.discard()
         with store.reserve(keys, BLOCK_BYTES) as second:
@@ -159,9 +103,9 @@ class StoreContract(ABC):
             with pytest.raises(LeaseExpiredError):
                 first.commit()
             fill(second)
-            assert second.commit() == _NUM_BLOCKS
+            assert second.commit() == NUM_BLOCKS
             second.discard()
-        assert store.match(keys) == _NUM_BLOCKS
+        assert store.match(keys) == NUM_BLOCKS
 
     def test_stored_keys_are_not_granted_again(self, store: Store) -> None:
         """A reservation leaves out what is stored and says which it granted."""
@@ -212,11 +156,6 @@ class StoreContract(ABC):
         for wrong in (largest + 1, 0):
             with pytest.raises(ValueError, match="bytes"):
                 store.reserve(make_keys(1, first=1), wrong)
-
-    def test_equal_keys_in_one_reservation_are_refused(self, store: Store) -> None:
-        """The keys of a reservation are distinct."""
-        with pytest.raises(ValueError, match="distinct"):
-            store.reserve(make_keys(1) * 2, BLOCK_BYTES)
 
     # -- wrong bytes -------------------------------------------------------------
 
@@ -269,7 +208,7 @@ class StoreContract(ABC):
             lease.verify(0, 1)
             lease.recheck()
             if how == "evicted":
-                save(store, make_keys(_NUM_BLOCKS, first=1))
+                save(store, make_keys(NUM_BLOCKS, first=1))
             else:
                 store.forget(keys)
                 if how == "rewritten":
@@ -281,7 +220,7 @@ class StoreContract(ABC):
 
     def test_least_recently_used_block_is_evicted(self, store: Store) -> None:
         """Over capacity the block goes that was not saved, read or touched (S2-05)."""
-        keys = make_keys(_NUM_BLOCKS)
+        keys = make_keys(NUM_BLOCKS)
         for key in keys:
             save(store, [key])
         store.touch([keys[0]])
@@ -294,10 +233,10 @@ class StoreContract(ABC):
 
     def test_end_of_a_prefix_goes_before_its_start(self, store: Store) -> None:
         """Of blocks used in one call the later are evicted first."""
-        keys = make_keys(_NUM_BLOCKS)
+        keys = make_keys(NUM_BLOCKS)
         save(store, keys)
         save(store, make_keys(3, first=20))
-        assert store.match(keys) == _NUM_BLOCKS - 3
+        assert store.match(keys) == NUM_BLOCKS - 3
 
     def test_slot_being_written_is_never_evicted(self, store: Store) -> None:
         """Room is made from committed blocks only (S2-05); none left means full."""
@@ -305,7 +244,7 @@ class StoreContract(ABC):
         with store.reserve(first, BLOCK_BYTES) as lease:
             with store.reserve(second, BLOCK_BYTES) as short:
                 assert (short.keys, short.num_stored) == (tuple(second[:3]), 0)
-                assert store.stats().reserved_blocks == _NUM_BLOCKS
+                assert store.stats().reserved_blocks == NUM_BLOCKS
                 with pytest.raises(StoreFullError):
                     store.reserve(make_keys(1, first=40), BLOCK_BYTES)
                 fill(short)
@@ -338,13 +277,6 @@ class StoreContract(ABC):
         assert store.match(theirs) == 0
         assert store.clear(b"") == 2
 
-    def test_key_spaces_round_trip(self, store: Store) -> None:
-        """A described key space is told back whole, twice described as once."""
-        spaces = [make_keyspace("a/b"), make_keyspace("ü")]
-        for space in [*spaces, spaces[0]]:
-            store.describe(space)
-        assert store.keyspaces() == {space.digest: space for space in spaces}
-
     # -- the end -----------------------------------------------------------------
 
     def test_close_ends_open_leases(self, store: Store) -> None:
@@ -357,37 +289,17 @@ class StoreContract(ABC):
                 with pytest.raises(StoreError):
                     use()
 
-    def test_verbs_after_close_say_so(self, store: Store) -> None:
-        """Every verb of a closed store raises, and closing again does nothing."""
-        keys = make_keys(1)
-        store.close()
-        store.close()
-        for verb in (
-            lambda: store.match(keys),
-            lambda: store.contains(keys),
-            lambda: store.touch(keys),
-            lambda: store.reserve(keys, BLOCK_BYTES),
-            lambda: store.read(keys),
-            lambda: store.forget(keys),
-            lambda: store.clear(b""),
-            lambda: store.describe(make_keyspace()),
-            store.keyspaces,
-            store.stats,
-        ):
-            with pytest.raises(StoreUnavailableError):
-                verb()
-
     def test_durable_store_keeps_committed_blocks(self, tmp_path: Path) -> None:
         """A store that calls itself durable has all its blocks after a restart."""
         keys = make_keys(3)
-        store = self.make_store(tmp_path / "store", _NUM_BLOCKS)
+        store = self.make_store(tmp_path / "store", NUM_BLOCKS)
         save(store, keys[:2])
         store.describe(make_keyspace())
         lease = store.reserve(keys[2:], BLOCK_BYTES)
         fill(lease)
         durable = store.capabilities.durable
         store.close()
-        again = self.reopen(tmp_path / "store", _NUM_BLOCKS)
+        again = self.reopen(tmp_path / "store", NUM_BLOCKS)
         assert durable == (again is not None)
         if again is not None:
             with again:

@@ -2,19 +2,21 @@
 """The real connector under the fake host, in one process, with its own threads."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
 import attrs
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from tests.testing.host_kit import ONE_FULL, PAGE_BYTES
+from tests.testing.host_kit import ONE_FULL
 from ucm.blocks import KeySpace
 from ucm.config import UCMConfig
 from ucm.devices.cpu import CPUDevice
+from ucm.integration.vllm.modes import DIRECT, Mode
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.topology import Topology
 from ucm.integration.vllm.ucm_connector import UCMConnector
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.layout import KVLayout
@@ -51,13 +53,17 @@ def make_setup(
     num_blocks: int,
     plan: FaultPlan,
     capacity_blocks: int = 400,
+    *,
+    topology: Topology | None = None,
+    slot_bytes: int = 0,
 ) -> OneStore:
     """Return a setup with a store that follows *plan*."""
+    topology = topology or Topology(tensor=num_ranks)
     config = {
         "log": {"level": "off"},
         "queue": {"span_bytes": 3 * layout.max_block_bytes},
     }
-    store = MemoryStore(capacity_blocks, layout.max_block_bytes)
+    store = MemoryStore(capacity_blocks, slot_bytes or layout.max_block_bytes)
     return OneStore(
         config=UCMConfig.from_mapping(config),
         layout=layout,
@@ -67,11 +73,11 @@ def make_setup(
             kv_dtype="d",
             layout=layout.fingerprint(),
             block_tokens=layout.hash_block_tokens,
-            parallel=f"tp={num_ranks}",
+            parallel=topology.parallel,
             hash_algorithm="sha256",
             engine="test",
         ),
-        num_ranks=num_ranks,
+        topology=topology,
         num_blocks=num_blocks,
         recomputes=True,
         store=SharedStore(store, plan),
@@ -157,6 +163,7 @@ class World:
 
     host: FakeHost
     workers: list[WorkerHalf]
+    store: MemoryStore
 
     def run(self, acts: int) -> None:
         """Let the host act, with time for the connector's threads, and come to rest."""
@@ -173,6 +180,10 @@ class World:
             worker._runtime.wait_for_notice(0.01)
 
 
+def _page_bytes(layout: KVLayout) -> int:
+    return max(row.page_bytes for group in layout.groups for row in group.rows)
+
+
 @contextlib.contextmanager
 def world(
     seed: int,
@@ -183,41 +194,84 @@ def world(
     settings: HostSettings | None = None,
     plan: FaultPlan | None = None,
     is_whole: bool = False,
+    topology: Topology | None = None,
+    layouts: Sequence[KVLayout] = (),
+    tells_early: bool = True,
+    mode: Mode = DIRECT,
+    capacity_blocks: int = 400,
+    wrap: Callable[[UCMConnector], object] = lambda connector: connector,
 ) -> Iterator[World]:
     """
     Run the real halves under a fake host, with a store that follows *plan*.
 
-    With *is_whole*, behind the class that the engine is given; else behind doors that
-    never wait for anything.
+    Args:
+        seed: Of the host's choices.
+        layout: The engine's groups, as the scheduler knows them.
+        num_ranks: Tensor ranks.
+        num_blocks: In the pool of each rank.
+        settings: Of the host.
+        plan: Faults of the store.
+        is_whole: Behind the class that the engine is given; else behind doors that
+            never wait for anything.
+        topology: Of the ranks, if they are not tensor ranks only.
+        layouts: By rank, where they have rows of their own.
+        tells_early: Ranks tell what they store before the first request; else by
+            their first report.
+        mode: How blocks are saved and loaded; by layer only with *is_whole*.
+        capacity_blocks: Of the store.
+        wrap: Puts a class around the one that the engine is given.
     """
     plan = plan or FaultPlan()
-    setup = make_setup(layout, num_ranks, num_blocks, plan)
+    topology = topology or Topology(tensor=num_ranks)
+    layouts = layouts or [layout] * topology.num_ranks
+    setup = make_setup(
+        layout,
+        num_ranks,
+        num_blocks,
+        plan,
+        capacity_blocks,
+        topology=topology,
+        slot_bytes=max(one.max_block_bytes for one in layouts),
+    )
+    setup = attrs.evolve(setup, mode=mode)
+    setups = [
+        attrs.evolve(
+            setup,
+            layout=one,
+            keyspace=attrs.evolve(setup.keyspace, layout=one.fingerprint()),
+        )
+        for one in layouts
+    ]
     memories = [
-        torch.zeros((layout.num_rows, num_blocks, PAGE_BYTES), dtype=torch.uint8)
-        for _ in range(num_ranks)
+        torch.zeros((one.num_rows, num_blocks, _page_bytes(one)), dtype=torch.uint8)
+        for one in layouts
     ]
     if is_whole:
         doors = [
-            WholeConnector(KVConnectorRole.WORKER, setup, rank)
-            for rank in range(num_ranks)
+            WholeConnector(KVConnectorRole.WORKER, one, rank)
+            for rank, one in enumerate(setups)
         ]
         workers = [door._worker for door in doors]
         front = WholeConnector(KVConnectorRole.SCHEDULER, setup)
         scheduler = front._scheduler
+        doors, front = [wrap(door) for door in doors], wrap(front)
     else:
         scheduler = SchedulerHalf(setup)
         front = SchedulerDoor(scheduler)
-        workers = [WorkerHalf(setup, rank, "cpu") for rank in range(num_ranks)]
+        workers = [WorkerHalf(one, rank, "cpu") for rank, one in enumerate(setups)]
         doors = [WorkerDoor(worker) for worker in workers]
-    for worker, memory in zip(workers, memories, strict=True):
+    for worker, memory, one in zip(workers, memories, layouts, strict=True):
         worker.register(
             {
-                name: memory[row.row_id]
-                for group in layout.groups
+                name: memory[row.row_id][:, : row.page_bytes]
+                for group in one.groups
                 for row in group.rows
                 for name in row.layer_names
             }
         )
+
+    if tells_early:
+        scheduler.agree(worker.handshake() for worker in workers)
 
     def containers() -> dict[str, int]:
         counts = scheduler.counts()
@@ -237,6 +291,8 @@ def world(
             layout=layout,
             choices=SeededChoices(seed),
             settings=settings,
+            shards=[topology.shard_of(rank) for rank in range(len(workers))],
+            layouts=layouts,
             containers=containers,
         )
-        yield World(host, workers)
+        yield World(host, workers, setup.store.inner)

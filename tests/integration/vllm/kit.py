@@ -10,6 +10,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
     KVCacheTensor,
+    MambaSpec,
     SlidingWindowSpec,
 )
 
@@ -25,6 +26,17 @@ def full(block_size: int = 16, **options) -> FullAttentionSpec:
 def window(tokens: int = 24, block_size: int = 16) -> SlidingWindowSpec:
     """Return a sliding-window spec."""
     return SlidingWindowSpec(block_size, sliding_window=tokens, **SHAPE)
+
+
+def state(block_size: int = 16, mode: str = "align", **options) -> MambaSpec:
+    """Return the spec of a recurrent layer whose state has 48 bytes."""
+    return MambaSpec(
+        block_size,
+        shapes=((4, 4), (2, 2)),
+        dtypes=(torch.float16, torch.float32),
+        mamba_cache_mode=mode,
+        **options,
+    )
 
 
 def cache_config(
@@ -79,10 +91,18 @@ def engine_config(model_dir: str, **extra: object) -> SimpleNamespace:
             pipeline_parallel_size=1,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
+            cp_kv_cache_interleave_size=1,
             distributed_executor_backend="mp",
+            nnodes=1,
+            nnodes_within_dp=1,
+            world_size=1,
+            rank=0,
         ),
         device_config=SimpleNamespace(device_type="cpu"),
         kv_transfer_config=SimpleNamespace(
-            kv_connector_extra_config=extra, kv_load_failure_policy="recompute"
+            kv_connector_extra_config=extra,
+            kv_load_failure_policy="recompute",
+            kv_role="kv_both",
         ),
+        max_concurrent_batches=1,
     )

@@ -45,7 +45,6 @@ def make_half(device: StreamDevice, **config: bool) -> WorkerHalf:
         config=UCMConfig.from_mapping(config),
         layout=LAYOUT,
         keyspace=KEYSPACE,
-        num_ranks=1,
         num_blocks=NUM_BLOCKS,
         recomputes=True,
         plan=FaultPlan(),

@@ -4,6 +4,7 @@
 import contextlib
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import torch
 
@@ -39,14 +40,17 @@ class Engine:
     def register(self):
         """Hand over the KV cache."""
         self.worker.register(dict(zip("ab", self.memory, strict=True)))
+        self.scheduler.agree([self.worker.handshake()])
 
     def plan(self, new=(), blocks=(), preempted=()):
         """Return the plan of a step that schedules *new* requests whole."""
         output = SimpleNamespace(
             preempted_req_ids=set(preempted),
             kv_connector_block_state=SimpleNamespace(
-                get_block_ids=lambda _: [list(blocks)]
+                get_block_ids=lambda _: [list(blocks)], boundary_state_offloads={}
             ),
+            new_block_ids_to_zero=None,
+            kv_cache_block_copies=None,
             scheduled_new_reqs=[
                 SimpleNamespace(
                     req_id=one.request_id,
@@ -213,10 +217,17 @@ class TestStart:
             WorkerHalf(make_setup(tmp_path), 0, "tpu")
 
     def test_ranks_must_agree_with_the_scheduler(self, engine):
-        """A rank of another key space is refused; an equal one passes."""
-        engine.scheduler.compare_ranks([engine.worker.handshake()])
-        with pytest.raises(LayoutError):
-            engine.scheduler.compare_ranks([RankHandshake(bytes(16))])
+        """A rank of another key space is refused with both values; telling the same
+        twice passes."""
+        engine.scheduler.agree([engine.worker.handshake()])
+        facts = engine.worker.handshake().facts()
+        other = attrs.evolve(
+            facts, keyspace=attrs.evolve(facts.keyspace, weights="others")
+        )
+        with pytest.raises(
+            LayoutError, match="weights='others', the scheduler has 'r/"
+        ):
+            engine.scheduler.agree([RankHandshake.of(other)])
 
     def test_foreign_plan_is_refused(self, engine):
         """S1-10: neither fence nor bind takes another connector's metadata."""
@@ -229,6 +240,7 @@ class TestStart:
         runtime nothing is finished, and close lets go of the store."""
         engine = Engine(make_setup(tmp_path))
         with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
+            engine.scheduler.agree(engine.worker.report().handshakes)
             one = request("r")
             engine.scheduler.match(one, 0)
             engine.scheduler.allocated(one, [[1, 2, 3]], 0)

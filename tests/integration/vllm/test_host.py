@@ -3,13 +3,18 @@
 
 from collections import Counter
 
+import attrs
 import pytest
 
 from tests.integration.vllm.host_kit import world
-from tests.testing.host_kit import BUSY, HYBRID, ONE_FULL, missing
+from tests.testing.host_kit import BUSY, HYBRID, ONE_FULL, RECURRENT, missing
+from ucm.blocks import GroupId
 from ucm.errors import StoreUnavailableError
+from ucm.layout import KVLayout
+from ucm.scheduler.requests import Life, ScheduledRequest, StepFacts
+from ucm.scheduler.transfers import BlockRef
 from ucm.testing.faults import Fault, FaultPlan, raising
-from ucm.testing.host import HostSettings, Odds
+from ucm.testing.host import HostAssertionError, HostSettings, Odds, Rule
 
 COMMON = {
     "bound_first",
@@ -30,6 +35,58 @@ COMMON = {
 """What happens in every run, whatever the pace of the connector's threads."""
 
 
+class TestSpoiltHalves:
+    """States: the host notices what a connector could do wrong with them."""
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("mistake", ["tails", "copies"])
+    def test_wrong_state_is_found_out(
+        self, monkeypatch: pytest.MonkeyPatch, mistake: str
+    ) -> None:
+        """A state within a block that is stored under the hash of a shorter prefix, or
+        read after the engine copied onto it, is content that is wrong later."""
+        if mistake == "tails":
+            monkeypatch.setattr(Life, "offered", offered_tails)
+        else:
+            inner = StepFacts.written_blocks
+            monkeypatch.setattr(
+                StepFacts,
+                "written_blocks",
+                lambda facts, layout: inner(
+                    attrs.evolve(facts, overwritten=frozenset()), layout
+                ),
+            )
+        settings = HostSettings(odds=BUSY)
+        assert any(
+            Rule.CONTENT in broken_rules(seed, settings) for seed in range(1, 20)
+        )
+
+
+def offered_tails(
+    life: Life, layout: KVLayout, at: int, request: ScheduledRequest
+) -> list[BlockRef]:
+    """Take every offer for one of the last whole block before it."""
+    size = layout.groups[at].block_tokens
+    return [
+        BlockRef(i, offer.block_id, request.hashes[layout.hash_index(group, i)])
+        for offer in request.states
+        for group in [layout.group(GroupId(offer.group_id))]
+        if group is layout.groups[at]
+        for i in [offer.boundary_tokens // size - 1]
+        if i >= 0
+    ]
+
+
+def broken_rules(seed: int, settings: HostSettings) -> list[Rule]:
+    """Return the rule that a run breaks, if it does."""
+    try:
+        with world(seed, RECURRENT, num_blocks=64, settings=settings) as it:
+            it.run(800)
+    except HostAssertionError as exc:
+        return [exc.rule]
+    return []
+
+
 class TestRealHalves:
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -38,6 +95,10 @@ class TestRealHalves:
             pytest.param(ONE_FULL, HostSettings(odds=BUSY), id="full"),
             pytest.param(HYBRID, HostSettings(odds=BUSY), id="hybrid"),
             pytest.param(HYBRID, HostSettings(in_flight=2, odds=BUSY), id="ahead"),
+            pytest.param(RECURRENT, HostSettings(odds=BUSY), id="recurrent"),
+            pytest.param(
+                RECURRENT, HostSettings(in_flight=2, odds=BUSY), id="recurrent-ahead"
+            ),
         ],
     )
     def test_real_halves_break_no_rule(self, layout, settings) -> None:
@@ -50,6 +111,23 @@ class TestRealHalves:
                 it.run(1200)
                 seen += it.host.seen
         assert set() == missing(seen, COMMON)
+
+    @pytest.mark.slow
+    def test_states_of_the_engines_own_cache_mix_with_loaded_ones(self) -> None:
+        """H-09, H-10: hits within a block, copies of states and states that are offered
+        for tails only, all among loads and failures, leave every state right."""
+        settings = HostSettings(local_cache=True, partial_hits=True, odds=BUSY)
+        error = StoreUnavailableError("planned")
+        faults = [Fault("read", raising(error), nth) for nth in range(3, 60, 7)]
+        seen: Counter[str] = Counter()
+        for seed in (1, 2):
+            with world(
+                seed, RECURRENT, settings=settings, plan=FaultPlan(*faults)
+            ) as it:
+                it.run(1200)
+                seen += it.host.seen
+        kinds = {"local_hit", "partial_hit", "offered", "copied", "load", "load_failed"}
+        assert set() == missing(seen, kinds)
 
     @pytest.mark.slow
     def test_partial_local_hits_are_declined(self) -> None:

@@ -22,6 +22,7 @@ from ucm.integration.vllm.keyspace import (
     weights_digest,
 )
 from ucm.integration.vllm.layout import layout_of
+from ucm.integration.vllm.topology import Topology
 
 TENSORS = {"a": (0, 1 << 20), "b": (1 << 20, 3 << 20), "c": (3 << 20, (3 << 20) + 8)}
 HEADER = json.dumps(
@@ -124,6 +125,15 @@ class TestHashAlgorithm:
         assert "--prefix-caching-hash-algo sha256" in caught.value.remedy
         assert "PYTHONHASHSEED" in caught.value.remedy
 
+    def test_engine_whose_hashes_are_random_is_refused(self, monkeypatch):
+        """Before vLLM 0.29 no algorithm is portable by itself; a seed helps there too."""
+        monkeypatch.setattr(vllm, "__version__", "0.28.0")
+        with pytest.raises(ConfigError, match="a random number") as caught:
+            check_hash_algorithm("sha256")
+        assert "PYTHONHASHSEED" == caught.value.key
+        monkeypatch.setenv("PYTHONHASHSEED", "7")
+        check_hash_algorithm("sha256")
+
     def test_hash_seed_makes_any_algorithm_portable(self, monkeypatch):
         """A seed that is fixed for all processes is enough."""
         monkeypatch.setenv("PYTHONHASHSEED", "7")
@@ -132,7 +142,9 @@ class TestHashAlgorithm:
 
 def derive(config, cache=None, revision=""):
     """Return an engine's key space."""
-    return keyspace_of(config, layout_of(cache or plain_cache()), revision)
+    cache = cache or plain_cache()
+    topology = Topology.of(config.parallel_config, cache)
+    return keyspace_of(config, layout_of(cache), topology.parallel, revision)
 
 
 def settings(part, **changes):

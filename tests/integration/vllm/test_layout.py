@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's KV cache configuration as a layout, and what is refused."""
 
+import random
+
 import pytest
 import torch
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     CrossAttentionSpec,
+    EncoderOnlyAttentionSpec,
+    HiddenStateCacheSpec,
     KVCacheTensor,
-    MambaSpec,
     MLAAttentionSpec,
+    RSWASpec,
+    SinkFullAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
 
@@ -18,6 +26,7 @@ from tests.integration.vllm.kit import (
     cache_config,
     full,
     plain_cache,
+    state,
     window,
 )
 from ucm.errors import LayoutError
@@ -45,6 +54,11 @@ def tensor(layers, offset=0, **options):
         offset=offset,
         **options,
     )
+
+
+def latent_window(**options):
+    """Return a sliding window over latent attention."""
+    return SlidingWindowMLASpec(16, sliding_window=24, **(SHAPE | options))
 
 
 class TestRows:
@@ -97,7 +111,106 @@ class TestRows:
         assert [PAGE, PAGE] == [row.page_bytes for row in group.rows]
 
 
+class TestOrder:
+    @pytest.mark.parametrize("seed", range(4))
+    def test_layers_run_by_their_numbers_and_not_as_they_are_listed(self, seed):
+        """S4-08: whatever the order of groups and names, a row is saved after the
+        layer of the highest number that lives in it, a state after its attention."""
+        dice = random.Random(seed)
+        numbers = [0, 1, 2, 3, 10, 11]
+        attention = [f"model.layers.{at}.self_attn.attn" for at in numbers[3::3]]
+        states = [f"model.layers.{at}.linear_attn" for at in (*numbers[:3], 10, 11)]
+        tensors = [tensor(attention), tensor(states[:3]), tensor(states[3:])]
+        groups = [(attention, full()), (states[:3], state()), (states[3:], state())]
+        for each in (tensors, groups):
+            dice.shuffle(each)
+        for names, _ in groups:
+            dice.shuffle(names)
+        layout = layout_of(cache_config(*groups, tensors=tensors))
+        assert sorted(attention + states, key=number_of) == [*layout.layer_order]
+        assert [10, 11, 2] == [
+            number_of(name) for _, name in sorted(layout.row_save_layer.items())
+        ]
+
+    def test_state_beside_attention_is_the_later_one(self):
+        """S4-08: within one number nobody tells which runs first, so the layer that
+        no hook is called for decides when the row is complete."""
+        names = ["layers.0.self_attn.attn", "layers.0.mamba"]
+        config = cache_config(
+            (names[:1], full()),
+            (names[1:], state()),
+            tensors=[tensor(names[:1]), tensor(names[1:])],
+        )
+        assert {0: "layers.0.mamba"} == layout_of(config).row_save_layer
+
+    def test_states_of_drafted_tokens_are_complete_when_the_step_is_over(self):
+        """S4-08: which of the drafted tokens count is known after the forward pass
+        only, and the state is copied then; no layer's hook may complete its row."""
+        names = ["layers.7.self_attn.attn", "layers.0.linear_attn"]
+        config = cache_config(
+            (names[:1], full()),
+            (names[1:], state(num_speculative_blocks=2)),
+            tensors=[tensor(names[:1]), tensor(names[1:])],
+        )
+        assert {0: "layers.0.linear_attn"} == layout_of(config).row_save_layer
+
+    def test_layers_of_a_row_are_in_order_of_execution(self):
+        """S4-08: layers of one group at one place are listed as they run."""
+        names = ["layers.10.attn", "layers.9.attn"]
+        config = cache_config((names, full()), tensors=[tensor([one]) for one in names])
+        assert [[(0, ("layers.9.attn", "layers.10.attn"))]] == rows_of(
+            layout_of(config)
+        )
+
+
+def number_of(name):
+    """Return the number in a layer's name."""
+    return next(int(part) for part in name.split(".") if part.isdigit())
+
+
 class TestGroups:
+    def test_recurrent_group_keeps_one_state_per_block(self):
+        """A state is one page, as long as its payload: what pads it is not stored."""
+        config = cache_config(
+            (["a"], full()),
+            (["b"], state(page_size_padded=PAGE)),
+            tensors=[tensor(["a"]), tensor(["b"])],
+        )
+        layout = layout_of(config)
+        group = layout.groups[1]
+        assert (GroupKind.STATE, 16, None) == (
+            group.kind,
+            group.block_tokens,
+            group.window_tokens,
+        )
+        assert [(PAGE, 0), (48, 0)] == [
+            (row.page_bytes, row.row_id) for each in layout.groups for row in each.rows
+        ]
+
+    def test_window_reaches_back_to_what_drafts_read_again(self):
+        """Tokens that a draft model reads again belong to the window."""
+        spec = SlidingWindowSpec(
+            16, sliding_window=24, extra_retained_tokens=8, **SHAPE
+        )
+        (group,) = layout_of(cache_config((["a"], spec))).groups
+        assert 32 == group.window_tokens
+
+    def test_window_over_latent_attention_is_a_window(self):
+        """Latent pages are opaque bytes like others."""
+        (group,) = layout_of(cache_config((["a"], latent_window()))).groups
+        assert (GroupKind.WINDOW, 24) == (group.kind, group.window_tokens)
+
+    def test_tokens_of_an_attention_block_are_spread_and_states_are_not(self):
+        """Ranks that share the tokens of a block make it longer; each rank has the
+        whole of every state."""
+        config = cache_config(
+            (["a"], full()),
+            (["b"], state(block_size=64)),
+            tensors=[tensor(["a"]), tensor(["b"])],
+        )
+        layout = layout_of(config, decode_context=4)
+        assert [64, 64] == [group.block_tokens for group in layout.groups]
+
     def test_sliding_window_keeps_its_width(self):
         """A window group says how many tokens attention sees."""
         (group,) = layout_of(cache_config((["a"], window(24)))).groups
@@ -138,16 +251,29 @@ class TestGroups:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        "spec",
+        ("spec", "remedy"),
         [
-            MambaSpec(16, shapes=((4, 4),), dtypes=(torch.float16,)),
-            ChunkedLocalAttentionSpec(16, attention_chunk_size=32, **SHAPE),
-            CrossAttentionSpec(16, **SHAPE),
-            UniformTypeKVCacheSpecs(16, {"state": full(), "other": window()}),
+            (state(mode="none"), "mode=none;.*mamba_cache_mode=align"),
+            (state(mode="all"), "mode=all;.*mamba_cache_mode=align"),
+            (
+                ChunkedLocalAttentionSpec(16, attention_chunk_size=32, **SHAPE),
+                "--disable-hybrid-kv-cache-manager",
+            ),
+            (RSWASpec(16, rswa_window=32, **SHAPE), "Serve this model without"),
+            (SinkFullAttentionSpec(16, sink_len=16, **SHAPE), "Serve this model"),
+            (CrossAttentionSpec(16, **SHAPE), "Serve this model without"),
+            (EncoderOnlyAttentionSpec(16, **SHAPE), "Serve this model without"),
+            (HiddenStateCacheSpec(16, **SHAPE), "Serve this model without"),
+            (CircularBufferSpec(16, **SHAPE), "Serve this model without"),
+            (latent_window(bounded_replay=True), "Serve this model without"),
+            (
+                UniformTypeKVCacheSpecs(16, {"state": full(), "other": window()}),
+                "Serve this model without",
+            ),
         ],
-        ids=["recurrent", "chunked", "cross", "mixed"],
+        ids=lambda each: type(each).__name__.removesuffix("Spec"),
     )
-    def test_kind_that_cannot_be_restored_is_refused(self, spec):
+    def test_kind_that_cannot_be_restored_is_refused(self, spec, remedy):
         """A kind that is not known to restore is refused with its group, its layers,
         its name and what to do; the engine never loads wrong state."""
         layers = ["state", "other"]
@@ -155,14 +281,28 @@ class TestRefused:
         kind = "FullAttentionSpec, SlidingWindowSpec"
         if not isinstance(spec, UniformTypeKVCacheSpecs):
             kind = type(spec).__name__
-        with pytest.raises(LayoutError, match=rf"group 1 \(layers state.*{kind};"):
+        where = rf"group 1 \(layers state, other\) holds {kind}"
+        with pytest.raises(LayoutError, match=f"{where}.*{remedy}"):
             layout_of(config)
 
-    def test_pages_of_unlike_layers_are_refused(self):
-        """Layers of one group with pages of two sizes are refused with both."""
+    def test_replica_that_the_engine_rebuilds_is_refused(self):
+        """A group that is no part of what is transferred is not restored either."""
+        config = cache_config((["a"], full()), (["b"], full()))
+        config.kv_cache_groups[1].enable_kv_transfer = False
+        with pytest.raises(LayoutError, match=r"group 1 \(layers b\)"):
+            layout_of(config)
+
+    def test_pages_of_unlike_layers_keep_their_sizes(self):
+        """Layers of one group with pages of two sizes are rows of two sizes."""
         specs = {"a": full(), "b": full(num_kv_heads=4)}
         config = cache_config((["a", "b"], UniformTypeKVCacheSpecs(16, specs)))
-        with pytest.raises(LayoutError, match=r"\[1024, 2048\] bytes"):
+        (group,) = layout_of(config).groups
+        assert [1024, 2048] == [row.page_bytes for row in group.rows]
+
+    def test_stage_without_a_layer_of_a_group_is_refused(self):
+        """A rank that would store nothing of a group says so, and what to do."""
+        config = cache_config((["a"], full()), ([], full()))
+        with pytest.raises(LayoutError, match="group 1 is on this pipeline stage"):
             layout_of(config)
 
     def test_layers_in_host_memory_are_refused(self):

@@ -1,39 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes and weights that must not be mixed up, found before the engine serves."""
+"""Weights that must not be mixed up, told apart before the engine serves."""
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from ucm.errors import ConfigError
 from ucm.integration.vllm.keyspace import weights_digest
-from ucm.integration.vllm.setup import _check_ranks
-
-PLAIN = {
-    "pipeline_parallel_size": 1,
-    "decode_context_parallel_size": 1,
-    "prefill_context_parallel_size": 1,
-    "distributed_executor_backend": "mp",
-}
-
-
-class TestRanks:
-    @pytest.mark.parametrize(
-        ("key", "value"),
-        [
-            ("pipeline_parallel_size", 2),
-            ("decode_context_parallel_size", 2),
-            ("prefill_context_parallel_size", 4),
-            ("distributed_executor_backend", "external_launcher"),
-        ],
-    )
-    def test_shape_that_is_not_mapped_is_refused(self, key: str, value: object) -> None:
-        """The setting is named before any block could be stored wrongly."""
-        _check_ranks(SimpleNamespace(**PLAIN))
-        with pytest.raises(ConfigError, match=f"{key}={value!r}"):
-            _check_ranks(SimpleNamespace(**PLAIN | {key: value}))
 
 
 def write_tensors(path: Path, tensors: dict[str, bytes]) -> None:

@@ -6,7 +6,7 @@ import structlog
 import vllm
 
 from tests.integration.vllm.kit import engine_config, plain_cache
-from ucm.errors import ConfigError, LayoutError
+from ucm.errors import ConfigError
 from ucm.integration.vllm.setup import Setup
 from ucm.stores.abc import Store
 
@@ -23,7 +23,11 @@ class TestSetup:
     def test_engine_is_taken_as_it_is(self, tmp_path):
         """Both halves get layout, ranks and blocks from the engine."""
         made = setup(tmp_path)
-        assert (1, 10, True) == (made.num_ranks, made.num_blocks, made.recomputes)
+        assert (1, 10, True) == (
+            made.topology.num_ranks,
+            made.num_blocks,
+            made.recomputes,
+        )
         assert made.keyspace.digest == setup(tmp_path).keyspace.digest
 
     def test_no_settings_at_all_are_the_defaults(self, tmp_path):
@@ -38,8 +42,12 @@ class TestSetup:
         ("change", "key"),
         [
             (
-                lambda c: setattr(c.parallel_config, "pipeline_parallel_size", 2),
-                "pipeline_parallel_size",
+                lambda c: setattr(
+                    c.parallel_config,
+                    "distributed_executor_backend",
+                    "external_launcher",
+                ),
+                "distributed_executor_backend",
             ),
             (
                 lambda c: setattr(c.cache_config, "prefix_caching_hash_algo", "xxhash"),
@@ -62,7 +70,7 @@ class TestSetup:
 
     def test_unknown_engine_is_refused_first(self, tmp_path, monkeypatch):
         """Nothing of an engine is read whose release is not known."""
-        monkeypatch.setattr(vllm, "__version__", "0.31.0")
+        monkeypatch.setattr(vllm, "__version__", "0.33.0")
         with pytest.raises(ConfigError, match="vllm"):
             Setup.of(None, None)
 
@@ -71,7 +79,7 @@ class TestSetup:
         block = setup(tmp_path).layout.max_block_bytes
         for nbytes, blocks in ((1, 1), (3 * block, 3), (4 * block - 1, 3)):
             made = setup(tmp_path, queue={"span_bytes": nbytes})
-            assert {0: blocks} == made.span_blocks
+            assert {0: blocks} == made.span_blocks([block])
 
 
 class TestStore:
@@ -91,15 +99,6 @@ class TestStore:
         with pytest.raises(ConfigError, match=told) as caught:
             setup(tmp_path, store={"type": name}).open_store(index_only=True)
         assert "store.type" == caught.value.key
-
-
-class TestDigest:
-    def test_rank_of_another_key_space_is_refused(self, tmp_path):
-        """Ranks that would store where nobody looks stop the start."""
-        made = setup(tmp_path)
-        made.check_digest(made.keyspace.digest)
-        with pytest.raises(LayoutError, match="00" * 16):
-            made.check_digest(bytes(16))
 
 
 class TestLog:

@@ -13,6 +13,7 @@ from tests.rig import BLOCK_BYTES, LAYERS, LAYOUT, NUM_BLOCKS, NUM_ROWS, PAGE_BY
 from ucm.blocks import KeySpace
 from ucm.config import UCMConfig
 from ucm.integration.vllm.messages import PlanEnvelope
+from ucm.integration.vllm.modes import DIRECT, Mode
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.scheduler.messages import (
@@ -66,23 +67,33 @@ class LocalSetup(Setup):
         ).bind(role=role)
 
 
+def zeroed_memory() -> torch.Tensor:
+    """Return the memory of an engine."""
+    return torch.zeros((NUM_ROWS, NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
+
+
 @contextlib.contextmanager
 def working(
-    plan: FaultPlan | None = None, at_event: dict[str, Gate] | None = None
+    plan: FaultPlan | None = None,
+    at_event: dict[str, Gate] | None = None,
+    mode: Mode = DIRECT,
+    config: dict[str, object] | None = None,
+    memory: torch.Tensor | None = None,
 ) -> Iterator[WorkerHalf]:
-    """Run a worker's half over zeroed memory."""
+    """Run a worker's half, over zeroed memory if none is given."""
     setup = LocalSetup(
-        config=UCMConfig(),
+        config=UCMConfig.from_mapping(config or {}),
+        mode=mode,
         layout=LAYOUT,
         keyspace=KEYSPACE,
-        num_ranks=1,
         num_blocks=NUM_BLOCKS,
         recomputes=True,
         plan=plan or FaultPlan(),
         at_event=at_event or {},
     )
     half = WorkerHalf(setup, 0, "cpu")
-    memory = torch.zeros((NUM_ROWS, NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
+    if memory is None:
+        memory = zeroed_memory()
     half.register(dict(zip(LAYERS, memory, strict=True)))
     try:
         yield half

@@ -16,6 +16,7 @@ from ucm.config import UCMConfig
 from ucm.devices.abc import Device, EventRef, Fence
 from ucm.errors import DeviceFailedError
 from ucm.integration.vllm.messages import PlanEnvelope
+from ucm.integration.vllm.topology import Topology
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.scheduler.messages import (
     Deferral,
@@ -63,7 +64,7 @@ def working(
         config=UCMConfig.from_mapping({"timeout": {"shutdown": 0.2, **timeout}}),
         layout=LAYOUT,
         keyspace=KEYSPACE,
-        num_ranks=rank + 1,
+        topology=Topology(tensor=rank + 1),
         num_blocks=NUM_BLOCKS,
         recomputes=True,
         plan=FaultPlan(*faults),

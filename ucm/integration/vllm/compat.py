@@ -1,23 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which vLLM this door fits, and what of its build decides the meaning of KV bytes."""
+"""
+Which releases of vLLM this door fits, and every difference between them.
+
+The rest of the door speaks the language of the newest release. What an older one lacks
+or calls otherwise is a line of ``FEATURES`` and one function here; nothing else looks at
+a version. ``tests/golden/vllm_api.json`` holds what each release really offers.
+"""
 
 import platform
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import attrs
 import torch
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
-from ucm.errors import ConfigError
+from ucm.errors import ConfigError, LayoutError
 
-__all__ = ["SUPPORTED_VERSIONS", "check_version", "engine_name"]
+__all__ = [
+    "FEATURES",
+    "SUPPORTED",
+    "BlockTables",
+    "Feature",
+    "Place",
+    "check_groups",
+    "check_version",
+    "engine_name",
+    "has",
+    "hash_block_tokens",
+    "host_hits",
+    "is_dcp_sharded",
+    "is_transferable",
+    "kind_of",
+    "layout_name",
+    "overwritten_blocks",
+    "places",
+    "state_offers",
+    "tp_replicas",
+    "transfer_results",
+]
 
-SUPPORTED_VERSIONS = ((0, 32),)
-"""``(major, minor)`` of the releases whose hooks this door was tested against."""
+_Version = tuple[int, int]
+
+SUPPORTED: tuple[_Version, _Version] = ((0, 23), (0, 32))
+"""First and last ``(major, minor)`` release; vllm-ascend 0.23 sits on the first."""
 
 
-def _version() -> tuple[int, int]:
+@attrs.frozen
+class Feature:
+    """
+    Something that vLLM did not always have.
+
+    Args:
+        since: First release that has it.
+        what: What it is, in vLLM's words.
+        without: What this door does in older releases.
+    """
+
+    since: _Version
+    what: str
+    without: str
+
+
+FEATURES = {
+    "packed_blocks": Feature(
+        (0, 24),
+        "KVCacheTensor.offset, block_stride",
+        "each KVCacheTensor is an allocation of its own",
+    ),
+    "layer_strides": Feature(
+        (0, 29),
+        "KVCacheTensor.layers, layer_stride",
+        "each KVCacheTensor is one page for the layers of shared_by",
+    ),
+    "fixed_hashes": Feature(
+        (0, 29),
+        "block hashes that begin alike in every process (DEFAULT_NONE_HASH_SEED)",
+        "refuses to start unless PYTHONHASHSEED is set",
+    ),
+    "layout_name": Feature(
+        (0, 29),
+        "KVCacheConfig.kv_cache_layout",
+        "the setting VLLM_KV_CACHE_LAYOUT is part of the keys instead",
+    ),
+    "transfer_flags": Feature(
+        (0, 29),
+        "KVCacheGroupSpec.enable_kv_transfer, KVCacheSpec.prefix_cacheable",
+        "every group that is supported is one to save",
+    ),
+    "host_resident": Feature(
+        (0, 30), "KVCacheTensor.host_resident", "all memory is the device's"
+    ),
+    "block_state": Feature(
+        (0, 30),
+        "SchedulerOutput.kv_connector_block_state.get_block_ids",
+        "block tables are kept from new_block_ids; one group only",
+    ),
+    "failed_requests": Feature(
+        (0, 30),
+        "get_transfer_results, KVConnectorOutput.failed_recving",
+        "failed loads are told by block ids; one group only",
+    ),
+    "saves_when_idle": Feature(
+        (0, 31),
+        "wait_for_save in steps that compute nothing",
+        "such a step's saves are submitted when it asks what is finished",
+    ),
+    "dcp_sharded": Feature(
+        (0, 31), "KVCacheSpec.dcp_sharded", "every group is spread over such ranks"
+    ),
+    "tp_replicas": Feature(
+        (0, 31),
+        "KVCacheConfig.kv_tp_replicas",
+        "every tensor rank stores its own part, also where all hold the same",
+    ),
+    "hash_block_size": Feature(
+        (0, 32),
+        "KVCacheConfig.hash_block_size",
+        "asked of resolve_kv_cache_block_sizes, as the engine does",
+    ),
+    "hit_sources": Feature(
+        (0, 32), "CacheHitSource", "hits are not told apart by source"
+    ),
+}
+"""Every difference that this door looks at, by name."""
+
+
+def _version() -> _Version:
     match = re.match(r"(\d+)\.(\d+)", vllm.__version__)
     return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def has(feature: str) -> bool:
+    """Return whether the running engine has a feature of ``FEATURES``."""
+    return _version() >= FEATURES[feature].since
+
+
+def _text(version: _Version) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def check_version() -> None:
@@ -27,14 +149,46 @@ def check_version() -> None:
     Raises:
         ConfigError: Names the version found and those supported.
     """
-    if _version() not in SUPPORTED_VERSIONS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in SUPPORTED_VERSIONS)
+    first, last = SUPPORTED
+    if not first <= _version() <= last:
         raise ConfigError(
             "vllm",
             vllm.__version__,
             "this release of ucm does not know its connector hooks",
-            f"Install vLLM {known}, or a release of ucm that lists this one.",
+            f"Install vLLM {_text(first)} to {_text(last)}, or a release of ucm that "
+            "lists this one.",
         )
+
+
+def check_groups(groups: Sequence[Any]) -> None:
+    """
+    Refuse KV caches that cannot be restored safely on this release.
+
+    Args:
+        groups: vLLM's KVCacheGroupSpec.
+
+    Raises:
+        LayoutError: Names the release that is needed.
+    """
+    if has("block_state") and has("failed_requests"):
+        return
+    specs = [spec for group in groups for spec in _layer_specs(group.kv_cache_spec)]
+    names = {kind_of(spec).__name__ for spec in specs}
+    if len(groups) == 1 and names <= {"FullAttentionSpec", "MLAAttentionSpec"}:
+        return
+    needed = _text(
+        max(FEATURES[one].since for one in ("block_state", "failed_requests"))
+    )
+    raise LayoutError(
+        f"vLLM {vllm.__version__} does not tell a connector which blocks of "
+        f"{len(groups)} KV cache groups ({', '.join(sorted(names))}) are still in use, "
+        f"and takes failed loads for one group only. Use vLLM {needed} or newer, or "
+        "add --disable-hybrid-kv-cache-manager"
+    )
+
+
+def _layer_specs(spec: Any) -> Sequence[Any]:  # noqa: ANN401 - vLLM's KVCacheSpec
+    return tuple(getattr(spec, "kv_cache_specs", {}).values()) or (spec,)
 
 
 def engine_name(device_type: str) -> str:
@@ -43,11 +197,181 @@ def engine_name(device_type: str) -> str:
 
     On CPU the attention kernels pack pages by instruction set, so that is part of it.
     """
-    major, minor = _version()
-    name = f"vllm/{major}.{minor}/{device_type}"
+    name = f"vllm/{_text(_version())}/{device_type}"
     if device_type != "cpu":
         return name
     cpu = torch.cpu
     amx = bool(cpu._is_amx_tile_supported())  # noqa: SLF001 - what vLLM itself asks
     avx512 = bool(cpu._is_avx512_supported())  # noqa: SLF001 - what vLLM itself asks
     return f"{name}/{platform.machine()}/amx={amx:d}/avx512={avx512:d}"
+
+
+@attrs.frozen(order=True)
+class Place:
+    """
+    Where a layer's pages start; layers with equal places share them.
+
+    Args:
+        allocation: Which allocation; opaque.
+        offset: Of block 0's page, in bytes.
+    """
+
+    allocation: int
+    offset: int
+
+
+def places(config: Any) -> Iterator[tuple[str, Place]]:  # noqa: ANN401 - vLLM's KVCacheConfig
+    """
+    Yield each layer and its place, in the engine's order.
+
+    Raises:
+        LayoutError: A layer lives in host memory.
+    """
+    for index, tensor in enumerate(config.kv_cache_tensors):
+        if has("host_resident") and tensor.host_resident:
+            raise LayoutError(
+                f"layers {tensor.layers} live in host memory (host_resident=True), "
+                "which ucm does not map"
+            )
+        if has("layer_strides"):
+            for at, layer in enumerate(tensor.layers):
+                yield (
+                    layer,
+                    Place(tensor.size, tensor.offset + at * tensor.layer_stride),
+                )
+            continue
+        place = Place(index, 0)
+        if has("packed_blocks") and tensor.block_stride > 0:
+            place = Place(-1, tensor.offset)  # all of these are one allocation
+        for layer in tensor.shared_by:
+            yield layer, place
+
+
+def kind_of(spec: object) -> type:
+    """Return vLLM's own class of a spec, from which plugins derive theirs."""
+    home = "vllm.v1.kv_cache_interface"
+    kinds = (kind for kind in type(spec).__mro__ if kind.__module__ == home)
+    return next(kinds, type(spec))
+
+
+def is_transferable(group: Any, specs: Iterable[Any]) -> bool:  # noqa: ANN401 - vLLM's
+    """Return whether the engine lets a group's blocks be found again by their hashes."""
+    if not has("transfer_flags"):
+        return True
+    return bool(
+        group.enable_kv_transfer and all(spec.prefix_cacheable for spec in specs)
+    )
+
+
+def is_dcp_sharded(spec: Any) -> bool:  # noqa: ANN401 - vLLM's KVCacheSpec
+    """Return whether decode-context ranks share the tokens of a group's blocks."""
+    return bool(spec.dcp_sharded) if has("dcp_sharded") else True
+
+
+def tp_replicas(config: Any) -> int:  # noqa: ANN401 - vLLM's KVCacheConfig
+    """Return how many consecutive tensor ranks hold identical KV."""
+    return int(config.kv_tp_replicas) if has("tp_replicas") else 1
+
+
+def layout_name(config: Any) -> str:  # noqa: ANN401 - vLLM's KVCacheConfig
+    """Return vLLM's name for the order of a page's bytes."""
+    if has("layout_name"):
+        return str(config.kv_cache_layout or "default")
+    from vllm import envs
+
+    return f"setting={envs.VLLM_KV_CACHE_LAYOUT}"
+
+
+def hash_block_tokens(
+    kv_cache_config: Any,  # noqa: ANN401 - vLLM's KVCacheConfig
+    vllm_config: Any = None,  # noqa: ANN401 - vLLM's VllmConfig
+) -> int | None:
+    """Return how many tokens one hash of ``Request.block_hashes`` covers, if known."""
+    if has("hash_block_size"):
+        known: int | None = kv_cache_config.hash_block_size
+        return known
+    if vllm_config is None:
+        return None
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+    _, size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    return int(size)
+
+
+def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> Any:  # noqa: ANN401 - vLLM's KVConnectorTransferResults
+    """Return what ``get_transfer_results`` answers; only asked where it exists."""
+    return base.KVConnectorTransferResults(
+        finished_sending=sent, finished_recving=received, failed_recving=failed
+    )
+
+
+def host_hits() -> Any:  # noqa: ANN401 - vLLM's CacheHitSource
+    """Return the engine's word for hits from this host; None where it has none."""
+    if not has("hit_sources"):
+        return None
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    return CacheHitSource.HOST
+
+
+def overwritten_blocks(output: Any) -> frozenset[int]:  # noqa: ANN401 - vLLM's SchedulerOutput
+    """Return the blocks that the engine clears or copies onto before a step."""
+    copies = getattr(output, "kv_cache_block_copies", None) or ()
+    return frozenset(output.new_block_ids_to_zero or ()).union(
+        copy.dst_block_id for copy in copies
+    )
+
+
+def state_offers(output: Any) -> Mapping[str, Sequence[tuple[int, int, int]]]:  # noqa: ANN401 - vLLM's SchedulerOutput
+    """
+    Return the recurrent states that a step completes, by request.
+
+    Each is group, block and tokens. A release that offers none has no recurrent groups
+    here; see ``check_groups``.
+    """
+    if not has("block_state"):
+        return {}
+    offers: Mapping[str, Sequence[tuple[int, int, int]]]
+    offers = output.kv_connector_block_state.boundary_state_offloads
+    return offers
+
+
+class BlockTables:
+    """
+    Every running request's full block tables: the engine's, or kept from its news.
+
+    Kept tables are those of one group whose blocks stay until the request ends; see
+    ``check_groups``.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[list[int]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def begin_step(
+        self,
+        output: Any,  # noqa: ANN401 - vLLM's SchedulerOutput
+    ) -> Callable[[str], Sequence[Sequence[int]]]:
+        """Take a step's news; return how to look a scheduled request's tables up."""
+        if has("block_state"):
+            resolve: Callable[[str], Sequence[Sequence[int]]]
+            resolve = output.kv_connector_block_state.get_block_ids
+            return resolve
+        for new in output.scheduled_new_reqs:
+            self._kept[new.req_id] = [list(table) for table in new.block_ids]
+        cached = output.scheduled_cached_reqs
+        for request_id, new_ids in zip(
+            cached.req_ids, cached.new_block_ids, strict=True
+        ):
+            if request_id in cached.resumed_req_ids or request_id not in self._kept:
+                self._kept[request_id] = [list(table) for table in new_ids or ()]
+            elif new_ids is not None:
+                for table, more in zip(self._kept[request_id], new_ids, strict=True):
+                    table.extend(more)
+        return self._kept.__getitem__
+
+    def forget(self, request_id: str) -> None:
+        """Let go of a request that is finished or preempted."""
+        self._kept.pop(request_id, None)

@@ -3,8 +3,8 @@
 The key space of a vLLM engine: what its block hashes do not say.
 
 vLLM's hashes cover tokens, LoRA, images and cache salt, and neither model nor weights
-nor layout. Both halves of a connector derive the same key space from the same
-configuration, without talking to each other.
+nor layout. Each process derives its own view from its configuration; the scheduler
+makes one key space of those of all ranks (``ucm.integration.vllm.topology``).
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import msgspec
 from ucm.blocks import KeySpace
 from ucm.config import python_hash_seed
 from ucm.errors import ConfigError
-from ucm.integration.vllm.compat import engine_name
+from ucm.integration.vllm.compat import engine_name, has
 from ucm.layout import KVLayout
 
 __all__ = ["check_hash_algorithm", "keyspace_of", "weights_digest"]
@@ -36,7 +36,17 @@ def check_hash_algorithm(algorithm: str) -> None:
     Raises:
         ConfigError: Names the setting to change.
     """
-    if algorithm not in _PORTABLE_ALGORITHMS and not python_hash_seed():
+    if python_hash_seed():
+        return
+    if not has("fixed_hashes"):
+        raise ConfigError(
+            "PYTHONHASHSEED",
+            None,
+            "this release of vLLM begins its block hashes with a random number, so "
+            "nothing would ever be found after a restart",
+            "Set PYTHONHASHSEED to one value for all processes, or use vLLM 0.29.",
+        )
+    if algorithm not in _PORTABLE_ALGORITHMS:
         raise ConfigError(
             "prefix_caching_hash_algo",
             algorithm,
@@ -93,31 +103,26 @@ def _sample_tensors(digest: "hashlib._Hash", file: BinaryIO) -> bool:
 def keyspace_of(
     vllm_config: Any,  # noqa: ANN401 - vLLM's VllmConfig
     layout: KVLayout,
+    parallel: str,
     weights_revision: str,
 ) -> KeySpace:
     """
-    Return the engine's key space.
+    Return the key space that a process would store under if its layers were all.
 
     Args:
         vllm_config: As both halves of a connector are given it.
         layout: From the same engine.
+        parallel: What of its ranks decides the bytes (``Topology.parallel``).
         weights_revision: The operator's name for the weights; empty to derive it.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    parallel = vllm_config.parallel_config
-    shape = {
-        "tp": parallel.tensor_parallel_size,
-        "pp": parallel.pipeline_parallel_size,
-        "dcp": getattr(parallel, "decode_context_parallel_size", 1),
-        "pcp": getattr(parallel, "prefill_context_parallel_size", 1),
-    }
     return KeySpace(
         model=Path(model.model).name,
         weights=_weights(model, weights_revision),
         kv_dtype=f"{cache.cache_dtype}/{model.dtype}/{model.quantization}",
         layout=layout.fingerprint(),
         block_tokens=layout.hash_block_tokens,
-        parallel=",".join(f"{name}={size}" for name, size in shape.items()),
+        parallel=parallel,
         hash_algorithm=f"{cache.prefix_caching_hash_algo}/{python_hash_seed()}",
         engine=engine_name(vllm_config.device_config.device_type),
     )

@@ -7,16 +7,21 @@ bytes, which are decoded by version and never unpickled.
 """
 
 import attrs
+import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
 
-from ucm.errors import MessageError
-from ucm.scheduler.messages import StepPlan, decode_plan
+from ucm.errors import KeyFormatError, MessageError
+from ucm.integration.vllm.topology import RankFacts
+from ucm.scheduler.messages import MESSAGE_VERSION, StepPlan, decode_plan
 
 __all__ = ["PlanEnvelope", "RankHandshake", "ReportEnvelope", "plan_in"]
+
+_VERSION_BYTE = bytes([MESSAGE_VERSION])
+_FACTS_DECODER = msgspec.msgpack.Decoder(RankFacts)
 
 
 @attrs.frozen
@@ -28,9 +33,17 @@ class PlanEnvelope(KVConnectorMetadata):
 
 @attrs.frozen
 class ReportEnvelope(KVConnectorWorkerMetadata):
-    """Step reports of one or more ranks on their way to the scheduler."""
+    """
+    Step reports of one or more ranks on their way to the scheduler.
+
+    Args:
+        payloads: The reports.
+        handshakes: Of ranks that report for the first time. Handshakes have hooks of
+            their own, but what else is plugged into the engine may use these up.
+    """
 
     payloads: tuple[bytes, ...]
+    handshakes: tuple["RankHandshake", ...] = ()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "ReportEnvelope":
         """Put another rank's reports behind ours."""
@@ -38,14 +51,38 @@ class ReportEnvelope(KVConnectorWorkerMetadata):
             raise MessageError(
                 f"reports of {type(other).__name__} cannot join {type(self).__name__}"
             )
-        return ReportEnvelope(self.payloads + other.payloads)
+        return ReportEnvelope(
+            self.payloads + other.payloads, self.handshakes + other.handshakes
+        )
 
 
 @attrs.frozen
 class RankHandshake(KVConnectorHandshakeMetadata):
-    """What a rank has registered, for the scheduler to compare with its own."""
+    """What a rank stores, for the scheduler to decide the key space from."""
 
-    keyspace_digest: bytes
+    payload: bytes
+
+    @classmethod
+    def of(cls, facts: RankFacts) -> "RankHandshake":
+        """Put a rank's facts into the envelope."""
+        return cls(_VERSION_BYTE + msgspec.msgpack.encode(facts))
+
+    def facts(self) -> RankFacts:
+        """
+        Return the facts in the envelope.
+
+        Raises:
+            MessageError: Another version, or damaged.
+        """
+        if self.payload[:1] != _VERSION_BYTE:
+            raise MessageError(
+                f"handshake version {self.payload[:1].hex() or 'none'} is not "
+                f"{MESSAGE_VERSION}: ranks run different releases of ucm"
+            )
+        try:
+            return _FACTS_DECODER.decode(memoryview(self.payload)[1:])
+        except (msgspec.MsgspecError, KeyFormatError) as exc:
+            raise MessageError(f"damaged handshake: {exc}") from exc
 
 
 def plan_in(metadata: object) -> StepPlan:

@@ -13,15 +13,27 @@ from typing import Any, overload
 
 import attrs
 
-from ucm.blocks import ShardId, keyspace_prefix
-from ucm.errors import LedgerError, MessageError, StoreError
+from ucm.blocks import KeySpace, keyspace_prefix
+from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
+from ucm.integration.vllm.compat import (
+    BlockTables,
+    overwritten_blocks,
+    state_offers,
+)
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
+from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
+from ucm.integration.vllm.topology import Agreement
 from ucm.metrics import Counters
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import StepReport, decode_report, encode
-from ucm.scheduler.requests import Disposition, ScheduledRequest, StepFacts
+from ucm.scheduler.requests import (
+    Disposition,
+    ScheduledRequest,
+    StateOffer,
+    StepFacts,
+)
 from ucm.tracing import (
     HOLD_QUARANTINED,
     HOLD_RELEASED,
@@ -79,35 +91,57 @@ class SchedulerHalf:
         self._log = setup.open_log("scheduler")
         self._counters = Counters()
         self._store = setup.open_store(index_only=True)
+        self._parks = setup.mode.loads is not Loads.LAYERWISE
         self._adapter = SchedulerAdapter(
             setup.layout,
             self._store,
-            keyspace_digest=setup.keyspace.digest,
-            num_ranks=setup.num_ranks,
-            shards=[ShardId(rank) for rank in range(setup.num_ranks)],
-            span_blocks=setup.span_blocks,
+            keyspace_digest=b"",
+            num_ranks=setup.topology.num_ranks,
+            shards=setup.topology.shards,
+            span_blocks=setup.span_blocks(
+                group.block_bytes for group in setup.layout.groups
+            ),
             max_step_blocks=_MAX_STEP_BLOCKS,
-            full_hits=True,
+            full_hits=self._parks,
+            saves=setup.mode.saves is not Saves.NOTHING,
+            parks=self._parks,
         )
         self._requests: dict[str, Any] = {}
         self._local_tokens: dict[str, int] = {}
-        self._keyspace = setup.keyspace
+        self._tables = BlockTables()
+        self._agreement = Agreement(setup.topology, setup.facts(0))
+        self._keyspace: KeySpace | None = None
         self._is_closed = False
-        self._log.info(SCHEDULER_STARTED, store=type(self._store).__name__)
-        self._describe()
+        self._log.info(
+            SCHEDULER_STARTED,
+            store=type(self._store).__name__,
+            mode=setup.mode.name,
+            reason=setup.mode.reason,
+        )
 
-    def compare_ranks(self, handshakes: Iterable[RankHandshake]) -> None:
+    def agree(self, handshakes: Iterable[RankHandshake]) -> None:
         """
-        Make sure that every rank stores under the keys that are looked up here.
+        Take note of what ranks store; with the last of them, begin to look up and save.
 
         Raises:
-            LayoutError: A rank derived another key space; nothing would be found.
+            LayoutError: Ranks disagree about what must be equal; names field and values.
+            MessageError: A rank runs another release.
         """
         for handshake in handshakes:
-            self._setup.check_digest(handshake.keyspace_digest)
+            self._agreement.add(handshake.facts())
+        if self._keyspace is not None or not self._agreement.is_complete:
+            return
+        self._keyspace = self._agreement.keyspace()
+        self._adapter.agree(
+            self._keyspace.digest,
+            self._setup.span_blocks(self._agreement.block_bytes()),
+        )
+        self._describe()
 
     def match(self, request: Any, computed_tokens: int) -> tuple[int, bool]:  # noqa: ANN401 - vLLM's Request
-        """Return how many tokens can be loaded beyond those computed, and how."""
+        """Return how many tokens can be loaded, and whether the request waits so long."""
+        if self._setup.mode.loads is Loads.NOTHING:
+            return 0, False
         match = self._adapter.match_prefix(
             request.request_id,
             request.num_tokens,
@@ -115,7 +149,7 @@ class SchedulerHalf:
             computed_tokens,
         )
         self._local_tokens[request.request_id] = computed_tokens
-        return match.tokens, match.tokens > 0
+        return match.tokens, self._parks and match.tokens > 0
 
     def allocated(
         self,
@@ -149,6 +183,7 @@ class SchedulerHalf:
         facts = StepFacts(
             scheduled=tuple(self._scheduled(output)),
             preempted=frozenset(output.preempted_req_ids or ()),
+            overwritten=overwritten_blocks(output),
         )
         plan = self._adapter.plan_step(facts)
         for order in plan.saves:
@@ -157,16 +192,21 @@ class SchedulerHalf:
                 request_id=order.request_id,
                 hold_id=order.transfer_id,
                 blocks=len(order.block_ids),
-                ranks_left=self._setup.num_ranks,
+                ranks_left=self._setup.topology.num_ranks,
             )
         self._counters.set("ucm_held_blocks", self._adapter.counts()["held_blocks"])
         return PlanEnvelope(encode(plan))
 
     def _scheduled(self, output: Any) -> Iterable[ScheduledRequest]:  # noqa: ANN401 - vLLM's SchedulerOutput
-        resolve = output.kv_connector_block_state.get_block_ids
+        resolve = self._tables.begin_step(output)
         for new in output.scheduled_new_reqs:
             yield self._facts(
-                output, new.req_id, new.num_computed_tokens, new.block_ids, is_new=True
+                output,
+                resolve,
+                new.req_id,
+                new.num_computed_tokens,
+                new.block_ids,
+                is_new=True,
             )
         cached = output.scheduled_cached_reqs
         nothing: tuple[Sequence[int], ...] = ((),) * len(self._setup.layout.groups)
@@ -174,6 +214,7 @@ class SchedulerHalf:
             resumed = request_id in cached.resumed_req_ids
             yield self._facts(
                 output,
+                resolve,
                 request_id,
                 cached.num_computed_tokens[at],
                 (resolve(request_id) if resumed else cached.new_block_ids[at])
@@ -184,6 +225,7 @@ class SchedulerHalf:
     def _facts(
         self,
         output: Any,  # noqa: ANN401 - vLLM's SchedulerOutput
+        resolve: Callable[[str], Any],
         request_id: str,
         computed_tokens: int,
         new_block_ids: Sequence[Sequence[int]],
@@ -191,24 +233,35 @@ class SchedulerHalf:
         is_new: bool,
     ) -> ScheduledRequest:
         request = self._requests.get(request_id)
+        offers = state_offers(output)
         return ScheduledRequest(
             request_id=request_id,
             computed_tokens=computed_tokens,
             scheduled_tokens=output.num_scheduled_tokens[request_id],
             hashes=request.block_hashes if request is not None else (),
-            tables=_Tables(output.kv_connector_block_state.get_block_ids, request_id),
+            tables=_Tables(resolve, request_id),
             new_block_ids=new_block_ids,
             is_new=is_new,
+            states=[StateOffer(*each) for each in offers.get(request_id, ())],
         )
 
     def apply(self, output: Any) -> None:  # noqa: ANN401 - vLLM's KVConnectorOutput
         """Take note of what the workers report."""
         envelope = output.kv_connector_worker_meta
         if isinstance(envelope, ReportEnvelope):
+            self._agree_late(envelope.handshakes)
             for payload in envelope.payloads:
                 self._apply_report(payload)
         self._adapter.loads_finished(output.finished_recving or ())
         self._adapter.deferral_ended(output.finished_sending or ())
+
+    def _agree_late(self, handshakes: Iterable[RankHandshake]) -> None:
+        """Agree in the middle of serving; ranks that disagree end our work only."""
+        try:
+            self.agree(handshakes)
+        except (LayoutError, MessageError) as exc:
+            self._log.error(RUNTIME_FAILED, error=repr(exc))
+            self._adapter.apply_report(StepReport(rank=0, healthy=False))
 
     def _apply_report(self, payload: bytes) -> None:
         """Take one rank's report; one that makes no sense ends our work, not theirs."""
@@ -228,6 +281,7 @@ class SchedulerHalf:
         """Return whether the engine must keep a finished request's blocks for us."""
         self._requests.pop(request_id, None)
         self._local_tokens.pop(request_id, None)
+        self._tables.forget(request_id)
         return self._adapter.request_finished(request_id) is Disposition.DEFER
 
     def reset_cache(self) -> bool:
@@ -238,6 +292,8 @@ class SchedulerHalf:
         files say otherwise: neither saves that are still on their way nor other
         engines of the old weights may share keys with it.
         """
+        if self._keyspace is None:
+            return False
         cleared = True
         try:
             self._store.clear(keyspace_prefix(self._keyspace.digest))
@@ -245,7 +301,7 @@ class SchedulerHalf:
             cleared = False
             self._log.error(STORE_CLEAR_FAILED, error=repr(exc))
         self._keyspace = attrs.evolve(
-            self._setup.keyspace,
+            self._keyspace,
             weights=f"{self._setup.keyspace.weights}/reset-{secrets.token_hex(8)}",
         )
         self._adapter.reset(self._keyspace.digest)
@@ -254,6 +310,8 @@ class SchedulerHalf:
 
     def _describe(self) -> None:
         """Leave the key space's text beside the blocks, for people; best effort."""
+        if self._keyspace is None:
+            return
         try:
             self._store.describe(self._keyspace)
         except StoreError as exc:
@@ -268,6 +326,7 @@ class SchedulerHalf:
         return {
             "requests": len(self._requests),
             "local_tokens": len(self._local_tokens),
+            "tables": len(self._tables),
             **self._adapter.counts(),
         }
 

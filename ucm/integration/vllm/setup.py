@@ -6,7 +6,7 @@ Everything that can be wrong with a configuration is found here, before the engi
 serves its first request.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -14,10 +14,24 @@ import attrs
 from ucm.blocks import GroupId, KeySpace
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device
-from ucm.errors import ConfigError, LayoutError
-from ucm.integration.vllm.compat import check_version
+from ucm.errors import ConfigError
+from ucm.integration.vllm.compat import check_version, hash_block_tokens
 from ucm.integration.vllm.keyspace import check_hash_algorithm, keyspace_of
 from ucm.integration.vllm.layout import layout_of
+from ucm.integration.vllm.modes import (
+    DIRECT,
+    Facts,
+    Mode,
+    choose_mode,
+    contradicts,
+    shape_of,
+)
+from ucm.integration.vllm.topology import (
+    RankFacts,
+    Topology,
+    facts_of,
+    largest_stage,
+)
 from ucm.layout import KVLayout
 from ucm.registry import load_class
 from ucm.stores.abc import Store
@@ -27,33 +41,22 @@ from ucm.tracing import SETTING_UNSAFE, Log, open_log
 __all__ = ["Setup"]
 
 
-def _check_ranks(parallel: Any) -> None:  # noqa: ANN401 - vLLM's ParallelConfig
-    """
-    Refuse shapes in which a block is cut in ways that are not mapped.
-
-    Raises:
-        ConfigError: Names the setting.
-    """
-    for key in (
-        "pipeline_parallel_size",
-        "decode_context_parallel_size",
-        "prefill_context_parallel_size",
-    ):
-        size = getattr(parallel, key, 1)
-        if size > 1:
-            raise ConfigError(
-                key,
-                size,
-                "blocks that are cut over such ranks cannot be stored yet",
-                "Use tensor parallelism, or serve without kv_connector=UCMConnector.",
-            )
-    if parallel.distributed_executor_backend == "external_launcher":
-        raise ConfigError(
-            "distributed_executor_backend",
-            "external_launcher",
-            "its schedulers hear of one rank only",
-            "Use another back end, or serve without kv_connector=UCMConnector.",
-        )
+def _facts(
+    vllm_config: Any,  # noqa: ANN401 - vLLM's VllmConfig
+    config: UCMConfig,
+    layout: KVLayout,
+    topology: Topology,
+) -> Facts:
+    """Gather what the mode depends on."""
+    return Facts(
+        is_mock=config.hit_ratio is not None,
+        context_parallel=topology.is_context_parallel,
+        use_layerwise=config.use_layerwise,
+        shape=shape_of(layout),
+        # An engine that does not say so is taken for one whose batches overlap.
+        overlapping_batches=getattr(vllm_config, "max_concurrent_batches", 2) > 1,
+        kv_role=vllm_config.kv_transfer_config.kv_role,
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -64,20 +67,29 @@ class Setup:
     Args:
         config: The operator's settings.
         layout: The engine's groups and rows.
-        keyspace: What all keys of this engine stand under.
-        num_ranks: Workers that each hold a shard of every block.
+        keyspace: What this process would store under if its layers were all; the key
+            space of all ranks is decided by the scheduler (``topology.Agreement``).
+        topology: The engine's ranks, and which part of a block each holds.
         num_blocks: Blocks in the engine's pool.
+        slot_bytes: Of the largest part of a block that any rank stores.
         recomputes: Whether the engine recomputes after a failed load.
+        mode: How blocks are saved and loaded.
         threads: Where clocks, threads and locks come from.
     """
 
     config: UCMConfig
     layout: KVLayout
     keyspace: KeySpace
-    num_ranks: int
     num_blocks: int
     recomputes: bool
+    topology: Topology = attrs.Factory(Topology)
+    slot_bytes: int = attrs.field()
+    mode: Mode = DIRECT
     threads: Threads = SYSTEM
+
+    @slot_bytes.default
+    def _own_slot_bytes(self) -> int:
+        return self.layout.max_block_bytes
 
     @classmethod
     def of(cls, vllm_config: Any, kv_cache_config: Any) -> "Setup":  # noqa: ANN401 - vLLM's
@@ -93,24 +105,43 @@ class Setup:
         config = UCMConfig.from_mapping(transfer.kv_connector_extra_config or {})
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
         parallel = vllm_config.parallel_config
-        _check_ranks(parallel)
-        layout = layout_of(kv_cache_config)
+        topology = Topology.of(parallel, kv_cache_config)
+        layout = layout_of(
+            kv_cache_config,
+            topology.decode_context,
+            hash_block_tokens(kv_cache_config, vllm_config),
+        )
         return cls(
             config=config,
             layout=layout,
-            keyspace=keyspace_of(vllm_config, layout, config.weights_revision),
-            num_ranks=parallel.tensor_parallel_size,
+            keyspace=keyspace_of(
+                vllm_config, layout, topology.parallel, config.weights_revision
+            ),
+            topology=topology,
+            slot_bytes=largest_stage(
+                layout.max_block_bytes, vllm_config.model_config, parallel
+            ),
             num_blocks=kv_cache_config.num_blocks,
             recomputes=transfer.kv_load_failure_policy == "recompute",
+            mode=choose_mode(_facts(vllm_config, config, layout, topology)),
         )
 
-    @property
-    def span_blocks(self) -> dict[GroupId, int]:
-        """Blocks of one ticket, by group."""
+    def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
+        """
+        Return the most blocks of one ticket, by group.
+
+        Args:
+            block_bytes: By group, of the largest part of a block that any rank has.
+        """
+        span_bytes = self.config.queue.span_bytes
         return {
-            group.group_id: max(1, self.config.queue.span_bytes // group.block_bytes)
-            for group in self.layout.groups
+            group.group_id: max(1, span_bytes // nbytes)
+            for group, nbytes in zip(self.layout.groups, block_bytes, strict=True)
         }
+
+    def facts(self, rank: int) -> RankFacts:
+        """Return what a rank tells the scheduler, or the scheduler holds against it."""
+        return facts_of(rank, self.keyspace, self.layout)
 
     def open_log(self, role: str) -> Log:
         """Return the log of one process, and warn once of settings that cost output."""
@@ -122,6 +153,14 @@ class Setup:
                 value="fail",
                 remedy="Set kv_load_failure_policy to recompute; a failed load ends "
                 "its request with an error otherwise.",
+            )
+        claim, shape = self.config.use_hybrid_linear_attention, shape_of(self.layout)
+        if contradicts(claim, shape) and role == "scheduler":
+            log.warning(
+                SETTING_UNSAFE,
+                key="use_hybrid_linear_attention",
+                value=claim.value,
+                remedy=f"Leave it out; the model was found to have {shape.value}.",
             )
         return log
 
@@ -147,7 +186,7 @@ class Setup:
             )
         store = opener(
             self.config.store,
-            block_bytes=self.layout.max_block_bytes,
+            block_bytes=self.slot_bytes,
             index_only=index_only,
         )
         if not isinstance(store, Store):
@@ -165,17 +204,3 @@ class Setup:
         """
         make: Callable[[int], Device] = load_class("ucm.devices", device_type, "device")
         return make(self.num_blocks)
-
-    def check_digest(self, digest: bytes) -> None:
-        """
-        Compare another process's key space with ours.
-
-        Raises:
-            LayoutError: They differ.
-        """
-        if digest != self.keyspace.digest:
-            raise LayoutError(
-                f"a rank stores under key space {digest.hex()}, the scheduler looks up "
-                f"{self.keyspace.digest.hex()}: both must see the same model files, "
-                "settings and machine type"
-            )

@@ -13,22 +13,25 @@ vLLM calls, per step: on the scheduler ``build_connector_meta``; on the worker
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.logger import init_logger
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from ucm.config import UCMConfig
+from ucm.integration.vllm.compat import host_hits, transfer_results
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake
+from ucm.integration.vllm.mock import MockSchedulerHalf, MockWorkerHalf
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMPromMetrics, UCMStats
@@ -51,9 +54,20 @@ INHERITED_ON_PURPOSE = {
     "register_finished_partial_tail": "whole blocks only",
     "has_pending_block_frees": "delayed frees are as short as a copy",
     "has_pending_push_work": "nothing is pushed to other engines",
-    "set_xfer_handshake_metadata_pp_aware": "pipeline stages are refused at start-up",
 }
 """Hooks of the base that are left as they are, each with the reason."""
+
+
+def _patch_vllm_ascend() -> None:
+    from ucm.integration.vllm_ascend.patches import apply
+
+    for outcome in apply():
+        if outcome.reason:
+            logger.warning(
+                "UCMConnector leaves the patch %r of vllm-ascend out: %s",
+                outcome.name,
+                outcome.reason,
+            )
 
 
 class UCMConnector(KVConnectorBase_V1, SupportsHMA):
@@ -72,7 +86,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         ValueError: There is no ``kv_transfer_config``.
     """
 
-    _cache_hit_source = CacheHitSource.HOST
+    _cache_hit_source = host_hits()
 
     def __init__(
         self,
@@ -81,8 +95,8 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         kv_cache_config: Any = None,  # noqa: ANN401 - vLLM's KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._scheduler: SchedulerHalf | None = None
-        self._worker: WorkerHalf | None = None
+        self._scheduler: SchedulerHalf | MockSchedulerHalf | None = None
+        self._worker: WorkerHalf | MockWorkerHalf | None = None
         if kv_cache_config is None:
             logger.warning(
                 "UCMConnector was built without kv_cache_config, by a wrapper for an "
@@ -90,12 +104,16 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             )
             return
         setup = self._make_setup(vllm_config, kv_cache_config)
+        is_mock = setup.mode.is_mock
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerHalf(setup)
+            self._scheduler = (MockSchedulerHalf if is_mock else SchedulerHalf)(setup)
         else:
             rank = vllm_config.parallel_config.rank
             device = vllm_config.device_config.device_type
-            self._worker = WorkerHalf(setup, rank, device)
+            make = MockWorkerHalf if is_mock else WorkerHalf
+            self._worker = make(setup, rank, device)
+            if setup.config.patch_vllm_ascend:
+                _patch_vllm_ascend()
 
     def _make_setup(self, vllm_config: Any, kv_cache_config: Any) -> Setup:  # noqa: ANN401 - vLLM's
         """Derive what both halves agree on; tests put another store in."""
@@ -108,8 +126,15 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Return False: whole blocks move outside the forward pass."""
-        return False
+        """
+        Return whether layers call hooks within the forward pass: layer-wise modes.
+
+        A graph of the whole pass would replay without them.
+
+        Raises:
+            ConfigError: A setting cannot be used.
+        """
+        return UCMConfig.from_mapping(extra_config or {}).use_layerwise
 
     # Worker.
 
@@ -149,7 +174,13 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.start_loads(is_idle=not computes)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Return at once: the engine parks requests until their loads are over."""
+        """
+        Block until a layer's KV is loaded; at once unless loads are layer-wise.
+
+        Otherwise the engine parks requests until their loads are over.
+        """
+        if self._worker is not None:
+            self._worker.wait_for_layer(layer_name)
 
     def save_kv_layer(
         self,
@@ -158,7 +189,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         attn_metadata: Any,  # noqa: ANN401 - the back end's metadata
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """Do nothing: whole blocks are saved after the forward pass."""
+        """Save the row that this layer was the last to write, if saves are layer-wise."""
+        if self._worker is not None:
+            self._worker.layer_saved(layer_name, attn_metadata)
 
     def on_kv_cache_written(self, layer_name: str = "") -> None:
         """Take note that a layer's KV is written; vllm-ascend alone calls this."""
@@ -174,25 +207,29 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         self,
         finished_req_ids: set[str],
     ) -> tuple[set[str] | None, set[str] | None]:
-        """Return requests whose saves are released, and those whose loads are over."""
-        results = self.get_transfer_results(finished_req_ids)
-        return results.finished_sending or None, results.finished_recving or None
+        """
+        Return requests whose saves are released, and those whose loads are over.
+
+        Engines and wrappers that ask so hear of failed loads by their blocks.
+        """
+        if self._worker is None:
+            return None, None
+        sent, received, _ = self._worker.finished(by_blocks=True)
+        return sent or None, received or None
 
     def get_transfer_results(
         self,
         finished_req_ids: set[str],
-    ) -> KVConnectorTransferResults:
+    ) -> Any:  # noqa: ANN401 - vLLM's KVConnectorTransferResults
         """Return the same together with failed loads, each request once."""
-        if self._worker is None:
-            return KVConnectorTransferResults()
-        sent, received, failed = self._worker.finished()
-        return KVConnectorTransferResults(
-            finished_sending=sent, finished_recving=received, failed_recving=failed
+        nothing: tuple[set[str], set[str], set[str]] = (set(), set(), set())
+        return transfer_results(
+            *(nothing if self._worker is None else self._worker.finished())
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return nothing: failures are told by request, which fits every layout."""
-        return set()
+        """Return blocks that were not loaded, once, where requests cannot tell it."""
+        return set() if self._worker is None else self._worker.bad_blocks()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Return this rank's report."""
@@ -224,7 +261,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         self,
         request: Any,  # noqa: ANN401 - vLLM's Request
         num_external_tokens: int,
-    ) -> dict[CacheHitSource, int]:
+    ) -> dict[Any, int]:
         """Say that hits come from this host."""
         return super().get_external_cache_hit_sources(request, num_external_tokens)
 
@@ -280,10 +317,20 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata(
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
-        """Make sure that ranks store under the keys that are looked up here."""
+        """Take note of what the ranks store, one per tensor rank."""
+        self._agree(metadata.values())
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Take note of what the ranks store, one per pipeline stage and tensor rank."""
+        self._agree(metadata.values())
+
+    def _agree(self, metadata: Iterable[KVConnectorHandshakeMetadata]) -> None:
+        # Inside of another connector, these may be those of its first child.
         if self._scheduler is not None:
-            self._scheduler.compare_ranks(
-                one for one in metadata.values() if isinstance(one, RankHandshake)
+            self._scheduler.agree(
+                one for one in metadata if isinstance(one, RankHandshake)
             )
 
     def reset_cache(self) -> bool | None:
@@ -322,3 +369,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         for half in (self._worker, self._scheduler):
             if half is not None:
                 half.close()
+
+
+# MultiConnector looks its children up by name where it takes their statistics over
+# from another process, and ends the server where a name is not known.
+with suppress(ValueError):  # it is known already
+    KVConnectorFactory.register_connector("UCMConnector", __name__, "UCMConnector")

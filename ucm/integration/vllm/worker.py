@@ -7,74 +7,39 @@ Threading: all of it runs on the engine's worker thread, which meets the loop on
 step number decides.
 """
 
-import functools
-from collections.abc import Callable, Mapping
-
-import attrs
+from collections.abc import Callable, Mapping, Sequence
 
 from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
-from ucm.blocks import (
-    BlockHash,
-    BlockId,
-    BlockKey,
-    BlockSpan,
-    GroupId,
-    KeyPacker,
-    RequestId,
-    ShardId,
-    TransferId,
-)
 from ucm.devices.abc import Fence
 from ucm.devices.events import FailedFence
 from ucm.devices.selection import EventSelector
 from ucm.errors import DeviceError
+from ucm.intake import UNFINISHED
 from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
+from ucm.integration.vllm.modes import Loads, Saves
+from ucm.integration.vllm.orders import OrderMaker
 from ucm.integration.vllm.outbox import Outbox
+from ucm.integration.vllm.progress import Progress
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
-from ucm.layout import KVLayout
+from ucm.layerwise import RowLoads, RowSaves
 from ucm.metrics import Counters
-from ucm.pipeline.recorder import Notice, NoticeKind
-from ucm.pipeline.tickets import Direction, OutcomeKind, Ticket
-from ucm.runtime import Order, Runtime
-from ucm.scheduler.messages import (
-    Failure,
-    SpanOrder,
-    StepPlan,
-    TransferKind,
-    encode,
-)
+from ucm.runtime import Runtime
+from ucm.scheduler.messages import SpanOrder, StepPlan, encode
+from ucm.tracing import SAVE_PASSED
 
 __all__ = ["WorkerHalf"]
 
-_STORED = (OutcomeKind.COMMITTED, OutcomeKind.SKIPPED)
 _IDLE_WAIT_S = 0.002
-_DIRECTIONS = {TransferKind.SAVE: Direction.SAVE, TransferKind.LOAD: Direction.LOAD}
-
-
-@attrs.define
-class _Load:
-    """
-    A request that waits for its tickets.
-
-    Args:
-        waiting: Tickets whose end the engine has not been told.
-        settled: Of these, tickets whose outcome was noticed.
-        failed: One of the outcomes was no success.
-    """
-
-    waiting: set[TransferId] = attrs.Factory(set)
-    settled: set[TransferId] = attrs.Factory(set)
-    failed: bool = False
 
 
 class WorkerHalf:
     """
-    Loads and saves one rank's shard.
+    Loads and saves one rank's part of blocks.
 
     Args:
         setup: What both halves agree on.
-        rank: This worker's rank; also its shard.
+        rank: This worker's rank.
         device_type: The engine's device, such as ``cpu``.
 
     Raises:
@@ -87,8 +52,8 @@ class WorkerHalf:
         self._log = setup.open_log(f"worker-{rank}").bind(rank=rank)
         self._counters = Counters()
         self._counters.set("ucm_healthy", 1)
-        self._keyspace_digest = b""
-        self._packers: dict[GroupId, KeyPacker] = {}
+        shard = setup.topology.shard_of(rank)
+        self._orders = OrderMaker(setup.layout, shard)
         self._device = setup.make_device(device_type)
         config = setup.config
         self._selector = EventSelector(
@@ -103,11 +68,14 @@ class WorkerHalf:
         self._plan: StepPlan | None = None
         self._last: tuple[object, StepPlan] | None = None
         self._fenced_step = self._loaded_step = self._saved_step = 0
-        self._reading: dict[tuple[str, int], set[TransferId]] = {}
-        self._loads: dict[str, _Load] = {}
-        self._deferred: dict[str, int] = {}
+        self._row_saves: RowSaves | None = None
+        self._row_loads: RowLoads | None = None
+        self._rows_begun_step = 0
         self._outbox = Outbox()
+        self._progress = Progress(self._outbox)
+        self._untold: tuple[RankHandshake, ...] = (self.handshake(),)
         self._is_idle = False
+        self._bad_blocks: set[int] = set()
 
     def register(self, kv_caches: Mapping[str, object]) -> None:
         """
@@ -116,29 +84,29 @@ class WorkerHalf:
         Raises:
             LayoutError: A tensor does not lie as the configuration says.
         """
-        layers = {
-            layer
-            for group in self._setup.layout.groups
-            for row in group.rows
-            for layer in row.layer_names
-        }
+        setup, layers = self._setup, set(self._setup.layout.layers)
         # Layers that borrow another layer's KV come without memory of their own.
         own = {name: cache for name, cache in kv_caches.items() if name in layers}
-        self._device.register(self._setup.layout, own)
+        self._device.register(setup.layout, own)
         self._runtime = Runtime(
             self._store,
             self._device,
-            config=self._setup.config,
+            config=setup.config,
             counters=self._counters,
             log=self._log,
-            threads=self._setup.threads,
+            threads=setup.threads,
             affinity=self._plan_affinity(),
         )
+        if setup.mode.saves is Saves.LAYERWISE:
+            self._row_saves = RowSaves(self._runtime, setup.layout)
+        if setup.mode.loads is Loads.LAYERWISE:
+            ahead = setup.config.load_ahead_rows
+            self._row_loads = RowLoads(self._runtime, setup.layout, ahead)
         self._runtime.start()
 
     def handshake(self) -> RankHandshake:
-        """Return what the scheduler compares with its own."""
-        return RankHandshake(self._setup.keyspace.digest)
+        """Return what the scheduler decides the key space from."""
+        return RankHandshake.of(self._setup.facts(self._rank))
 
     def fence(self, metadata: object) -> None:
         """Before the forward pass: see that no save reads blocks it overwrites."""
@@ -146,6 +114,8 @@ class WorkerHalf:
         if plan.step == self._fenced_step:
             return
         self._fenced_step = plan.step
+        if self._row_saves is not None:
+            self._row_saves.drop(UNFINISHED)
         if self._runtime is not None and plan.fences:
             self._runtime.fence(plan.fences)
 
@@ -171,10 +141,37 @@ class WorkerHalf:
             return
         self._loaded_step = plan.step
         self._is_idle = is_idle
-        for order in plan.loads:
-            load = self._loads.setdefault(order.request_id, _Load())
-            load.waiting.add(TransferId(order.transfer_id))
-        self._submit(plan, plan.loads, self._device.lease)
+        self._progress.begin_loads(plan.loads)
+        if self._row_loads is None:
+            self._submit(plan.keyspace_digest, plan.loads, self._device.lease)
+        elif plan.loads:
+            groups = self._orders.grouped(
+                plan.keyspace_digest, plan.loads, lambda order: order.request_id
+            )
+            self._row_loads.begin(groups, _fence_or_failure(self._device.lease))
+
+    def wait_for_layer(self, layer_name: str) -> None:
+        """
+        Within the forward pass: block until what a layer reads is loaded.
+
+        Raises:
+            DeviceTimeoutError: A copy goes on that was given up long ago; what the
+                engine would compute might be overwritten.
+        """
+        if self._row_loads is not None:
+            self._row_loads.wait_for(layer_name)
+
+    def layer_saved(self, layer_name: str, attn_metadata: object) -> None:
+        """Within the forward pass: save the row that a layer was the last to write."""
+        plan = self._plan
+        if self._row_saves is None or plan is None or plan.step == self._saved_step:
+            return
+        self._begin_row_saves(self._row_saves, plan)
+
+        def make_fence() -> Fence:
+            return self._selector.for_layer(layer_name, attn_metadata)
+
+        self._row_saves.layer_done(layer_name, lambda: _fence_or_failure(make_fence))
 
     def kv_written(self, layer_name: str) -> None:
         """Take note that the engine has submitted the write of a layer's KV."""
@@ -185,42 +182,54 @@ class WorkerHalf:
         plan = self._plan
         if plan is None or plan.step == self._saved_step:
             return
+        if self._row_saves is not None:
+            self._begin_row_saves(self._row_saves, plan)
+            self._row_saves.finish(lambda: _fence_or_failure(self._selector.for_step))
+        else:
+            orders = self._begin_saves(plan)
+            self._submit(plan.keyspace_digest, orders, self._selector.for_step)
         self._saved_step = plan.step
-        for order in plan.saves:
-            key = (order.request_id, order.generation)
-            self._reading.setdefault(key, set()).add(TransferId(order.transfer_id))
-        self._submit(plan, plan.saves, self._selector.for_step)
-        for deferral in plan.deferred:
-            self._deferred[deferral.request_id] = deferral.generation
+        self._progress.defer(plan.deferred)
 
-    def finished(self) -> tuple[set[str], set[str], set[str]]:
+    def finished(
+        self, *, by_blocks: bool = False
+    ) -> tuple[set[str], set[str], set[str]]:
         """
         Return the requests that are through: saves released, loads over, loads failed.
 
         A failed load is in both of the latter. Each is told once. In a step that
         computes nothing, waits up to 2 ms for what the engine waits for.
         """
-        waits = self._is_idle and (self._loads or self._deferred)
+        if self._is_idle:
+            self.submit_saves()  # older engines do not ask for it in such a step
+        waits = self._is_idle and self._progress.is_awaited
         if waits and self._runtime is not None:
             self._runtime.wait_for_notice(_IDLE_WAIT_S)
+        if self._row_loads is not None:
+            self._progress.came_late(self._row_loads.finish())
         self._poll()
-        sent = {
-            request_id
-            for request_id, generation in self._deferred.items()
-            if (request_id, generation) not in self._reading
-        }
-        for request_id in sent:
-            del self._deferred[request_id]
-        received = {name for name, load in self._loads.items() if not load.waiting}
-        failed = {name for name in received if self._loads.pop(name).failed}
-        return sent, received, failed
+        sent, loads = self._progress.take_freed(), self._progress.take_loaded()
+        if by_blocks or self._row_loads is not None:
+            self._bad_blocks.update(*(load.bad_blocks for load in loads.values()))
+        if self._row_loads is not None:
+            return sent, set(), set()  # their requests did not wait to be told
+        return sent, set(loads), {name for name, load in loads.items() if load.failed}
+
+    def bad_blocks(self) -> set[int]:
+        """Return blocks that were not loaded, once, where failures are told so."""
+        taken, self._bad_blocks = self._bad_blocks, set()
+        return taken
 
     def report(self) -> ReportEnvelope | None:
         """Return what happened since the last report; None when nothing did."""
         self._poll()
         healthy = self._runtime is None or not self._runtime.failure
         report = self._outbox.take(self._rank, healthy=healthy)
-        return None if report is None else ReportEnvelope((encode(report),))
+        handshakes, self._untold = self._untold, ()
+        if report is None and not handshakes:
+            return None
+        payloads = () if report is None else (encode(report),)
+        return ReportEnvelope(payloads, handshakes)
 
     def stats(self) -> UCMStats | None:
         """Return what is new since the last call."""
@@ -229,9 +238,7 @@ class WorkerHalf:
     def counts(self) -> dict[str, int]:
         """Return the size of every per-request container; all zero when idle."""
         return {
-            "reading": len(self._reading),
-            "loads": len(self._loads),
-            "deferred": len(self._deferred),
+            **self._progress.counts(),
             "open": 0 if self._runtime is None else self._runtime.num_open,
         }
 
@@ -241,6 +248,31 @@ class WorkerHalf:
             self._store.close()
         else:
             self._runtime.close()
+
+    def _begin_saves(self, plan: StepPlan) -> list[SpanOrder]:
+        """Return this rank's saves of a plan, from now on on the way."""
+        orders = [order for order in plan.saves if self._is_our_turn(order)]
+        self._progress.begin_saves(orders)
+        return orders
+
+    def _begin_row_saves(self, row_saves: RowSaves, plan: StepPlan) -> None:
+        if plan.step == self._rows_begun_step:
+            return
+        self._rows_begun_step = plan.step
+        orders = self._begin_saves(plan)
+        if orders:
+            self._running()
+        digest = plan.keyspace_digest
+        row_saves.begin(self._orders.grouped(digest, orders, lambda _: None))
+
+    def _is_our_turn(self, order: SpanOrder) -> bool:
+        """Return whether to save; what a replica saves is over for us at once."""
+        if self._setup.topology.saves(self._rank, order.transfer_id):
+            return True
+        self._log.debug(SAVE_PASSED, transfer_id=order.transfer_id, direction="save")
+        self._outbox.released.append(order.transfer_id)
+        self._outbox.settled_saves.append(order.transfer_id)
+        return False
 
     def _plan_affinity(self) -> AffinityPlan | None:
         setting = self._setup.config.threads.affinity
@@ -256,115 +288,27 @@ class WorkerHalf:
 
     def _submit(
         self,
-        plan: StepPlan,
-        orders: tuple[SpanOrder, ...],
+        digest: bytes,
+        orders: Sequence[SpanOrder],
         make_fence: Callable[[], Fence],
     ) -> None:
-        if not orders:
-            return
+        if orders:
+            made = self._orders.made(digest, orders)
+            self._running().submit(made, _fence_or_failure(make_fence))
+
+    def _running(self) -> Runtime:
         if self._runtime is None:
             raise DeviceError("orders came before register_kv_caches")
-        try:
-            fence = make_fence()
-        except DeviceError as exc:
-            fence = FailedFence(
-                exc
-            )  # the orders fail, each with its reason, and are told
-        self._rekey(plan.keyspace_digest)
-        make = functools.partial(_order, self._setup.layout, self._packers)
-        self._runtime.submit(map(make, orders), fence)
-
-    def _rekey(self, keyspace_digest: bytes) -> None:
-        if keyspace_digest == self._keyspace_digest:
-            return
-        self._keyspace_digest = keyspace_digest
-        self._packers = {
-            group.group_id: KeyPacker(
-                keyspace_digest, group.group_id, ShardId(self._rank)
-            )
-            for group in self._setup.layout.groups
-        }
+        return self._runtime
 
     def _poll(self) -> None:
-        if self._runtime is None:
-            return
-        for notice in self._runtime.poll():
-            if notice.ticket.direction is Direction.SAVE:
-                self._save_noticed(notice)
-            else:
-                self._load_noticed(notice)
-
-    def _save_noticed(self, notice: Notice) -> None:
-        ticket = notice.ticket
-        if notice.outcome is not None:
-            is_stored = notice.outcome.kind in _STORED
-            outbox = self._outbox
-            ids = outbox.settled_saves if is_stored else outbox.unstored_saves
-            ids.append(ticket.transfer_id)
-            return
-        if notice.kind is NoticeKind.QUARANTINED:
-            self._outbox.quarantined.append(ticket.transfer_id)
-            return
-        self._outbox.released.append(ticket.transfer_id)
-        key = (ticket.request_id, ticket.generation)
-        reading = self._reading.get(key, set())
-        reading.discard(ticket.transfer_id)
-        if not reading:
-            self._reading.pop(key, None)
-
-    def _load_noticed(self, notice: Notice) -> None:
-        """
-        Take note of a load, which is over when nothing writes its blocks any more.
-
-        Only notices count. A ticket's own outcome may be set already while its notice
-        is still on the way; whoever trusted that would take a failure for a success.
-        """
-        ticket, outcome = notice.ticket, notice.outcome
-        load = self._loads.get(ticket.request_id)
-        if load is not None and outcome is not None:
-            load.settled.add(ticket.transfer_id)
-        if outcome is not None and outcome.kind is not OutcomeKind.COMMITTED:
-            self._outbox.failures.append(
-                _failure(ticket, outcome.bad_key, outcome.reason)
-            )
-            if load is not None:
-                load.failed = True
-        if load is None or not ticket.guard.is_released:
-            return
-        if ticket.transfer_id in load.settled & load.waiting:
-            load.waiting.discard(ticket.transfer_id)
-            self._outbox.loads_done.append(ticket.transfer_id)
+        if self._runtime is not None:
+            self._progress.note(self._runtime.poll())
 
 
-def _order(
-    layout: KVLayout, packers: Mapping[GroupId, KeyPacker], order: SpanOrder
-) -> Order:
-    """Turn the scheduler's order into the runtime's; runs on the loop."""
-    group = layout.group(GroupId(order.group_id))
-    keys = packers[group.group_id].pack(order.split_hashes())
-    return Order(
-        transfer_id=TransferId(order.transfer_id),
-        direction=_DIRECTIONS[order.kind],
-        request_id=RequestId(order.request_id),
-        generation=order.generation,
-        span=BlockSpan(
-            group.group_id,
-            tuple(BlockId(block_id) for block_id in order.block_ids),
-            tuple(keys),
-        ),
-        row_ids=tuple(row.row_id for row in group.rows),
-        block_bytes=group.block_bytes,
-    )
-
-
-def _failure(ticket: Ticket, bad_key: bytes, reason: str) -> Failure:
-    """Blame the block that failed, or the span's first when none is known."""
-    key = BlockKey.unpack(bad_key or ticket.span.keys[0])
-    return Failure(
-        transfer_id=ticket.transfer_id,
-        request_id=ticket.request_id,
-        generation=ticket.generation,
-        group_id=ticket.span.group_id,
-        bad_hash=BlockHash(key.block_hash),
-        reason=reason,
-    )
+def _fence_or_failure(make_fence: Callable[[], Fence]) -> Fence:
+    """Return a fence; one that fails its orders where the device gives none."""
+    try:
+        return make_fence()
+    except DeviceError as exc:
+        return FailedFence(exc)

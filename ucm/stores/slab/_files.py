@@ -122,6 +122,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the text of ``slab.json``."""
         return msgspec.json.encode(self)
 
+    @property
+    def geometry(self) -> Geometry:
+        """How the slab is cut."""
+        return Geometry(self.num_slots, self.slot_bytes)
+
     @classmethod
     def read(cls, root: Path) -> "Manifest | None":
         """

@@ -57,7 +57,7 @@ class OpenedSlab:
         root: Its directory; made, with a slab in it, if need be.
         geometry: How it is cut.
         durability: What its blocks survive.
-        index_only: Leave the slots unmapped.
+        index_only: Leave the slots unmapped, and take a slab of any size that is there.
         open_timeout: Longest wait for others that create, join or leave, in seconds.
         lock_timeout: Longest wait for the index lock, in seconds.
 
@@ -89,7 +89,9 @@ class OpenedSlab:
             if found is None:
                 _create(root, geometry, durability)
             else:
-                found.require(root, geometry, durability)
+                if index_only:
+                    self.geometry = found.geometry
+                found.require(root, self.geometry, durability)
             self._owners = Owners(root / OWNERS)
             self._lock = FileLock(root / INDEX_LOCK, lock_timeout)
             undo.callback(self._lock.close)

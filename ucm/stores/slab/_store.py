@@ -50,7 +50,8 @@ class SlabStore(Store):
         path: The slab's directory; made if its parent exists.
         capacity_bytes: Of all slots together, for the whole node.
         block_bytes: The largest block to be stored.
-        index_only: Do not map the slots; ``reserve`` and ``read`` are refused.
+        index_only: Do not map the slots; ``reserve`` and ``read`` are refused. A slab
+            that is there is taken whatever its size: looking blocks up asks for none.
         durability: What committed blocks survive.
         open_timeout: Seconds to wait at most for others that create the slab.
         lock_timeout: Seconds to wait at most for others that change the index.
@@ -72,10 +73,9 @@ class SlabStore(Store):
         open_timeout: float = 120.0,
         lock_timeout: float = 5.0,
     ) -> None:
-        geometry = Geometry.fit(capacity_bytes, block_bytes)
         self._slab = OpenedSlab(
             Path(path),
-            geometry,
+            Geometry.fit(capacity_bytes, block_bytes),
             durability,
             index_only=index_only,
             open_timeout=open_timeout,
@@ -85,7 +85,7 @@ class SlabStore(Store):
             durable=True,
             shared=True,
             native_buffers=True,
-            max_block_bytes=geometry.slot_bytes,
+            max_block_bytes=self._slab.geometry.slot_bytes,
         )
         self._evicted_before = int(self._slab.index.header[Word.NUM_EVICTED])
         self._leases: set[SlabWriteLease] = set()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the tables of ``docs/modes.md`` from ``ucm.integration.vllm.modes``."""
+
+from collections.abc import Iterable
+
+from scripts.settings_table import ROOT, put_between
+from ucm.config import Switch
+from ucm.integration.vllm.modes import (
+    ROLES,
+    RULES,
+    Facts,
+    Mode,
+    Shape,
+    all_facts,
+    choose_mode,
+    contradicts,
+)
+
+__all__ = ["PAGE", "rewrite"]
+
+PAGE = ROOT / "docs" / "modes.md"
+_SHOWN = {
+    "is_mock": "`hit_ratio` is set",
+    "context_parallel": "context parallel",
+    "use_layerwise": "`use_layerwise`",
+    "overlapping_batches": "batches overlap",
+}
+
+
+def rewrite(text: str) -> str:
+    """
+    Return *text* with every table between its markers made anew.
+
+    Raises:
+        ValueError: A marker is missing.
+    """
+    for name, make in (
+        ("rules", _rules),
+        ("combinations", _combinations),
+        ("roles", _roles),
+        ("claims", _claims),
+    ):
+        text = put_between(text, name, "\n".join(make()))
+    return text
+
+
+def _rules() -> Iterable[str]:
+    yield "| | mode | when | saves | loads | why |"
+    yield "|---|---|---|---|---|---|"
+    for at, rule in enumerate(RULES, 1):
+        when = ", ".join(
+            value.value if isinstance(value, Shape) else _SHOWN[name]
+            for name, value in rule.when.items()
+        )
+        yield f"| {at} | {_described(rule.mode, when or 'otherwise')} | {rule.mode.reason} |"
+
+
+def _described(mode: Mode, middle: str) -> str:
+    return f"`{mode.name}` | {middle} | {mode.saves.value} | {mode.loads.value}"
+
+
+def _combinations() -> Iterable[str]:
+    yield (
+        "| `hit_ratio` | context parallel | `use_layerwise` | the model's KV cache "
+        "| batches overlap | mode | saves | loads |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    mock = choose_mode(Facts(is_mock=True))
+    yield f"| set | any | any | any | any | {_outcome(mock)} |"
+    for facts in all_facts():
+        if facts.is_mock or facts.kv_role != "kv_both":
+            continue
+        yield (
+            f"| unset | {_yes(facts.context_parallel)} | {_yes(facts.use_layerwise)} "
+            f"| {facts.shape.value} | {_yes(facts.overlapping_batches)} "
+            f"| {_outcome(choose_mode(facts))} |"
+        )
+
+
+def _outcome(mode: Mode) -> str:
+    return f"`{mode.name}` | {mode.saves.value} | {mode.loads.value}"
+
+
+def _roles() -> Iterable[str]:
+    yield "| `kv_role` | saves | loads |"
+    yield "|---|---|---|"
+    for role, (saves, loads) in ROLES.items():
+        yield f"| `{role}` | {_kept(saves)} | {_kept(loads)} |"
+
+
+def _kept(is_kept: bool) -> str:  # noqa: FBT001
+    return "as above" if is_kept else "nothing"
+
+
+def _claims() -> Iterable[str]:
+    yield "| `use_hybrid_linear_attention` | recurrent groups | only attention |"
+    yield "|---|---|---|"
+    for claim in Switch:
+        yield (
+            f"| `{claim.value}` | {_told(contradicts(claim, Shape.RECURRENT))} "
+            f"| {_told(contradicts(claim, Shape.SINGLE))} |"
+        )
+
+
+def _told(is_wrong: bool) -> str:  # noqa: FBT001
+    return "warning" if is_wrong else "taken"
+
+
+def _yes(flag: bool) -> str:  # noqa: FBT001
+    return "yes" if flag else "no"
+
+
+def main() -> None:
+    """Bring the page up to date."""
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(rewrite(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of modes: every combination of flags, and the page that shows it."""
+
+import itertools
+from types import SimpleNamespace
+
+import attrs
+import pytest
+import structlog
+
+from scripts.modes_table import PAGE, rewrite
+from tests.integration.vllm.kit import (
+    cache_config,
+    engine_config,
+    full,
+    plain_cache,
+    window,
+)
+from ucm.config import Switch, UCMConfig
+from ucm.integration.vllm.modes import (
+    DIRECT,
+    ROLES,
+    RULES,
+    Facts,
+    Loads,
+    Saves,
+    Shape,
+    all_facts,
+    choose_mode,
+    contradicts,
+    shape_of,
+)
+from ucm.integration.vllm.setup import Setup
+from ucm.layout import GroupKind
+
+EXPECTED = """
+cp layerwise shape overlap : mode saves loads
+
+-  -  single    -  : direct                     whole     async
+-  -  single    o  : direct                     whole     async
+-  -  several   -  : direct                     whole     async
+-  -  several   o  : direct                     whole     async
+-  -  recurrent -  : direct                     whole     async
+-  -  recurrent o  : direct                     whole     async
+-  l  single    -  : layerwise                  layerwise layerwise
+-  l  single    o  : layerwise-overlapping      layerwise async
+-  l  several   -  : layerwise-groups           layerwise async
+-  l  several   o  : layerwise-groups           layerwise async
+-  l  recurrent -  : layerwise-recurrent        layerwise async
+-  l  recurrent o  : layerwise-recurrent        layerwise async
+cp -  single    -  : context-parallel           whole     async
+cp -  single    o  : context-parallel           whole     async
+cp -  several   -  : context-parallel           whole     async
+cp -  several   o  : context-parallel           whole     async
+cp -  recurrent -  : context-parallel           whole     async
+cp -  recurrent o  : context-parallel           whole     async
+cp l  single    -  : context-parallel-layerwise layerwise async
+cp l  single    o  : context-parallel-layerwise layerwise async
+cp l  several   -  : context-parallel-layerwise layerwise async
+cp l  several   o  : context-parallel-layerwise layerwise async
+cp l  recurrent -  : context-parallel-layerwise layerwise async
+cp l  recurrent o  : context-parallel-layerwise layerwise async
+"""
+"""Written by hand. A line that changes is a change for users: see the changelog."""
+
+
+def expected() -> dict[Facts, tuple[str, Saves, Loads]]:
+    """Return the table above with all roles, and with the mock beside it."""
+    table = {}
+    for line in EXPECTED.strip().splitlines()[2:]:
+        given, outcome = (part.split() for part in line.split(":"))
+        name, saves, loads = outcome
+        facts = Facts(
+            context_parallel=given[0] == "cp",
+            use_layerwise=given[1] == "l",
+            shape=Shape[given[2].upper()],
+            overlapping_batches=given[3] == "o",
+        )
+        full_mode = (name, Saves[saves.upper()], Loads[loads.upper()])
+        mock = ("mock", Saves.NOTHING, Loads.CLAIMED)
+        for is_mock, (name, saves, loads) in ((False, full_mode), (True, mock)):
+            one = attrs.evolve(facts, is_mock=is_mock)
+            table[one] = (name, saves, loads)
+            table[attrs.evolve(one, kv_role="kv_producer")] = (
+                name,
+                saves,
+                Loads.NOTHING,
+            )
+            table[attrs.evolve(one, kv_role="kv_consumer")] = (
+                name,
+                Saves.NOTHING,
+                loads,
+            )
+    return table
+
+
+class TestTable:
+    def test_every_combination_is_as_written_down(self):
+        """S4-32: for each combination of flags and facts the mode is that of the table
+        in this file, which changes only together with the changelog."""
+        table = expected()
+        assert 2 * 2 * 2 * 3 * 2 * 3 == len(table)
+        assert set(table) == set(all_facts())
+        found = {}
+        for facts in all_facts():
+            mode = choose_mode(facts)
+            found[facts] = (mode.name, mode.saves, mode.loads)
+        assert table == found
+
+    def test_combinations_cover_every_fact(self):
+        """A fact that is added later is enumerated, or this fails by its name."""
+        for field in attrs.fields(Facts):
+            values = {getattr(facts, field.name) for facts in all_facts()}
+            kind = type(field.default)
+            if field.name == "kv_role":
+                assert set(ROLES) == values
+            elif kind is bool:
+                assert {False, True} == values, field.name
+            else:
+                assert set(kind) == values, field.name
+
+    def test_every_rule_is_reached(self):
+        """S4-32: no rule stands behind one that takes all that it would take."""
+        reached = {choose_mode(facts).name for facts in all_facts()}
+        assert [rule.mode.name for rule in RULES] == list(
+            dict.fromkeys(rule.mode.name for rule in RULES)
+        )
+        assert {rule.mode.name for rule in RULES} == reached
+
+    def test_rules_name_facts_that_exist(self):
+        """A condition on something that is no fact would be found at start-up only."""
+        names = {field.name for field in attrs.fields(Facts)}
+        assert all(set(rule.when) <= names for rule in RULES)
+        assert {} == RULES[-1].when
+        assert DIRECT == choose_mode(Facts())
+
+    def test_nothing_of_a_mock_is_saved(self):
+        """Whatever else is set, a mock moves nothing and no other mode is a mock."""
+        for facts in all_facts():
+            mode = choose_mode(facts)
+            assert facts.is_mock is mode.is_mock
+            assert (mode.loads is Loads.CLAIMED) <= mode.is_mock
+            if mode.is_mock:
+                assert Saves.NOTHING is mode.saves
+                assert not mode.hooks_layers
+
+    def test_layerwise_is_as_asked_for_saves_and_as_possible_for_loads(self):
+        """Saves are layer-wise wherever that is asked for; loads only where a failure
+        can be told: full attention alone, one batch at a time, no context ranks."""
+        for facts in all_facts():
+            mode = choose_mode(facts)
+            if facts.is_mock:
+                continue
+            assert (mode.saves is Saves.LAYERWISE) == (
+                facts.use_layerwise and facts.kv_role != "kv_consumer"
+            )
+            possible = (
+                facts.use_layerwise
+                and facts.shape is Shape.SINGLE
+                and not facts.overlapping_batches
+                and not facts.context_parallel
+                and facts.kv_role != "kv_producer"
+            )
+            assert possible == (mode.loads is Loads.LAYERWISE)
+            assert mode.hooks_layers == (possible or mode.saves is Saves.LAYERWISE)
+
+    def test_unknown_role_is_refused(self):
+        """A role that is not in the table is no fact."""
+        with pytest.raises(ValueError, match="kv_role"):
+            Facts(kv_role="kv_neither")
+
+
+def groups(*kinds):
+    """Return as much of a layout as a shape needs."""
+    return SimpleNamespace(groups=[SimpleNamespace(kind=kind) for kind in kinds])
+
+
+class TestShape:
+    @pytest.mark.parametrize(
+        ("kinds", "shape"),
+        [
+            ((GroupKind.FULL,), Shape.SINGLE),
+            ((GroupKind.WINDOW,), Shape.SEVERAL),
+            ((GroupKind.FULL, GroupKind.WINDOW), Shape.SEVERAL),
+            (("state",), Shape.RECURRENT),
+            ((GroupKind.FULL, "state"), Shape.RECURRENT),
+        ],
+    )
+    def test_shape_follows_the_groups(self, kinds, shape):
+        """A kind of group that is not attention makes the layout recurrent."""
+        assert shape is shape_of(groups(*kinds))
+
+    @pytest.mark.parametrize(
+        ("claim", "wrong_for"),
+        [
+            (Switch.AUTO, ()),
+            (Switch.TRUE, (Shape.SINGLE, Shape.SEVERAL)),
+            (Switch.FALSE, (Shape.RECURRENT,)),
+        ],
+    )
+    def test_claim_is_compared_with_what_was_found(self, claim, wrong_for):
+        """S4-33: what is detected decides; a claim can only be wrong about it."""
+        assert wrong_for == tuple(s for s in Shape if contradicts(claim, s))
+
+
+def setup(tmp_path, cache, change=lambda config: None, **extra):
+    """Derive a setup from an engine's configuration, changed."""
+    config = engine_config(str(tmp_path), weights_revision="r1", **extra)
+    change(config)
+    return Setup.of(config, cache)
+
+
+class TestSetup:
+    @pytest.mark.parametrize(
+        ("extra", "batches", "role", "name"),
+        [
+            ({}, 1, "kv_both", "direct"),
+            ({"use_layerwise": True}, 1, "kv_both", "layerwise"),
+            ({"use_layerwise": True}, 2, "kv_both", "layerwise-overlapping"),
+            ({"use_layerwise": True, "hit_ratio": 0.0}, 1, "kv_both", "mock"),
+            ({"hit_ratio": 1}, 1, "kv_consumer", "mock"),
+            ({}, 1, "kv_producer", "direct"),
+        ],
+    )
+    def test_mode_follows_settings_and_engine(
+        self, tmp_path, extra, batches, role, name
+    ):
+        """S4-33: the keys, the engine's batches and its role reach the table."""
+
+        def change(config):
+            config.max_concurrent_batches = batches
+            config.kv_transfer_config.kv_role = role
+
+        made = setup(tmp_path, plain_cache(), change, **extra)
+        assert name == made.mode.name
+        assert (role == "kv_producer") is (made.mode.loads is Loads.NOTHING)
+
+    def test_engine_that_does_not_say_is_taken_to_overlap(self, tmp_path):
+        """An engine without the word for it gets the loads that are always safe."""
+
+        def change(config):
+            del config.max_concurrent_batches
+
+        made = setup(tmp_path, plain_cache(), change, use_layerwise=True)
+        assert "layerwise-overlapping" == made.mode.name
+
+    def test_groups_come_from_the_engine(self, tmp_path):
+        """S4-33: what the KV cache configuration says decides, nothing has to be set."""
+        cache = cache_config((["a"], full()), (["b"], window()))
+        made = setup(tmp_path, cache, use_layerwise=True)
+        assert "layerwise-groups" == made.mode.name
+
+    @pytest.mark.parametrize(
+        ("claim", "role", "warned"),
+        [
+            (claim, role, claim in (True, "true") and role == "scheduler")
+            for claim, role in itertools.product(
+                ("auto", True, "true", False, "false"), ("scheduler", "worker-0")
+            )
+        ],
+    )
+    def test_wrong_claim_is_warned_of_by_name(self, tmp_path, claim, role, warned):
+        """S4-33: a claim that contradicts what was found is a warning with the key's
+        name, once, and changes nothing."""
+        made = setup(tmp_path, plain_cache(), use_hybrid_linear_attention=claim)
+        assert "direct" == made.mode.name
+        structlog.configure()
+        try:
+            with structlog.testing.capture_logs() as events:
+                made.open_log(role)
+        finally:
+            structlog.reset_defaults()
+        assert (["use_hybrid_linear_attention"] if warned else []) == [
+            event["key"] for event in events
+        ]
+
+
+class TestPage:
+    def test_page_is_what_the_table_says(self):
+        """S4-32: the documentation shows the table as it is."""
+        text = PAGE.read_text(encoding="utf-8")
+        assert rewrite(text) == text, "Run: python -m scripts.modes_table"
+
+    def test_page_names_every_key_of_the_modes(self):
+        """S4-33: the page explains each key that the mode depends on."""
+        text = PAGE.read_text(encoding="utf-8")
+        for key in ("use_layerwise", "use_hybrid_linear_attention", "hit_ratio"):
+            assert key in attrs.fields_dict(UCMConfig)
+            assert f"`{key}" in text

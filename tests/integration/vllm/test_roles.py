@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that only save or only load, and settings inside of another connector."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+from tests.integration.vllm.kit import engine_config, plain_cache
+from tests.integration.vllm.test_halves import Engine, request
+from ucm.integration.vllm.modes import Loads, Saves
+from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.ucm_connector import UCMConnector
+
+MODULE = "ucm.integration.vllm.ucm_connector"
+
+
+def make_setup(path: Path, role: str) -> Setup:
+    """Return a setup of an engine in this role, over a slab that all share."""
+    store = {"path": str(path / "slab"), "capacity": "1MiB"}
+    config = engine_config(str(path), weights_revision="r", store=store)
+    config.kv_transfer_config.kv_role = role
+    return Setup.of(config, plain_cache())
+
+
+@contextlib.contextmanager
+def serving(path: Path, role: str) -> Iterator[Engine]:
+    """Run both halves in this role."""
+    engine = Engine(make_setup(path, role))
+    with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
+        engine.register()
+        yield engine
+
+
+class TestRoles:
+    def test_producer_saves_and_never_loads(self, tmp_path: Path) -> None:
+        """A producer stores what it computes, and finds nothing, not even its own."""
+        with serving(tmp_path, "kv_producer") as engine:
+            assert not engine.save()
+            assert 3 == engine.worker._counters.total("ucm_saved_blocks_total")
+            assert (0, False) == engine.scheduler.match(request("s"), 0)
+            assert engine.idle()
+
+    def test_consumer_loads_and_never_saves(self, tmp_path: Path) -> None:
+        """A consumer finds and loads what a producer beside it stores, and stores
+        nothing of its own."""
+        with (
+            serving(tmp_path, "kv_producer") as producer,
+            serving(tmp_path, "kv_consumer") as consumer,
+        ):
+            assert not consumer.save()
+            assert 0 == consumer.worker._counters.total("ucm_offered_blocks_total")
+            assert (0, False) == consumer.scheduler.match(request("s"), 0)
+            producer.memory[:, 1:4] = 7
+            producer.save()
+            assert (set(), {"s"}, set()) == consumer.load()
+            assert (consumer.memory[:, 5:8] == 7).all()
+            assert 0 == consumer.worker._counters.total("ucm_saved_blocks_total")
+
+    def test_both_does_both(self, tmp_path: Path) -> None:
+        """The usual role saves, and loads what it has saved."""
+        with serving(tmp_path, "kv_both") as engine:
+            engine.save()
+            assert (set(), {"s"}, set()) == engine.load()
+
+
+class TestInsideOfAnother:
+    def test_settings_of_the_child_count(self, tmp_path: Path) -> None:
+        """H-13: inside of MultiConnector, store, role and failure policy are those of
+        our own entry, whatever the outer one says."""
+        slab = str(tmp_path / "slab")
+        child = {
+            "kv_connector": "UCMConnector",
+            "kv_connector_module_path": MODULE,
+            "kv_role": "kv_consumer",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {
+                "weights_revision": "r",
+                "store": {"path": slab},
+            },
+        }
+        outer = engine_config(str(tmp_path))
+        outer.kv_transfer_config = KVTransferConfig(
+            kv_connector="MultiConnector",
+            kv_role="kv_both",
+            kv_load_failure_policy="fail",
+            kv_connector_extra_config={"connectors": [child]},
+        )
+        ((kind, config),) = MultiConnector._get_connector_classes_and_configs(outer)
+        made = Setup.of(config, plain_cache())
+        assert UCMConnector is kind
+        assert slab == made.config.store.path
+        assert (Saves.NOTHING, Loads.ASYNC) == (made.mode.saves, made.mode.loads)
+        assert made.recomputes
+
+    @pytest.mark.parametrize("is_staged", [False, True])
+    def test_handshakes_of_another_child_are_passed_over(
+        self, tmp_path: Path, is_staged: bool
+    ) -> None:
+        """Another child's handshake is no handshake of ours: the first report of each
+        rank tells the same, and only then is anything found or saved."""
+        engine = Engine(make_setup(tmp_path, "kv_both"))
+        connector = UCMConnector.__new__(UCMConnector)
+        connector._scheduler, connector._worker = engine.scheduler, None
+        foreign = KVConnectorHandshakeMetadata()
+        with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
+            memory = dict(zip("ab", engine.memory, strict=True))
+            engine.worker.register(memory)
+            if is_staged:
+                connector.set_xfer_handshake_metadata_pp_aware({(1, 0): foreign})
+            else:
+                connector.set_xfer_handshake_metadata({0: foreign})
+            assert not engine.scheduler.reset_cache(), "nobody knows what to forget"
+            engine.save("too early")
+            assert 0 == engine.worker._counters.total("ucm_offered_blocks_total")
+            engine.save("in time")
+            assert (set(), {"s"}, set()) == engine.load()
+
+    def test_ranks_that_disagree_while_serving_end_our_work_only(
+        self, tmp_path: Path
+    ) -> None:
+        """X-08: a rank that tells late that it stores something else ends saving and
+        loading; the engine goes on."""
+        setup = make_setup(tmp_path, "kv_both")
+        engine = Engine(setup)
+        other = engine_config(str(tmp_path), weights_revision="another")
+        theirs = Setup.of(other, plain_cache())
+        with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
+            envelope = engine.worker.report()
+            wrong = type(envelope)(
+                (), (type(envelope.handshakes[0]).of(theirs.facts(0)),)
+            )
+            engine.scheduler.apply(
+                SimpleNamespace(
+                    kv_connector_worker_meta=wrong,
+                    finished_recving=None,
+                    finished_sending=None,
+                )
+            )
+            assert (0, False) == engine.scheduler.match(request("s"), 0)
+            assert engine.scheduler._adapter.bypass

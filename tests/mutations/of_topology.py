@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of who stores what, and under which key."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["TOPOLOGY"]
+
+_TOPOLOGY = "ucm/integration/vllm/topology.py"
+_WORKER = "ucm/integration/vllm/worker.py"
+_SCHEDULER = "ucm/integration/vllm/scheduler.py"
+_ADAPTER = "ucm/scheduler/adapter.py"
+_SHAPES = "tests/integration/vllm/test_topology.py"
+_FAILURES = "tests/integration/vllm/test_topology_failures.py::TestRows"
+_ROLES = "tests/integration/vllm/test_roles.py"
+
+TOPOLOGY = (
+    Mutant(
+        name="rank_saves_under_shard_0",
+        why="All ranks write one key, and each loads another one's heads.",
+        file=_TOPOLOGY,
+        find="        return ShardId(rank // self.replicas)\n",
+        replace="        return ShardId(0)\n",
+        killers=(
+            "tests/integration/vllm/test_worker_orders.py::TestBlocks::test_rank_saves_under_its_own_shard",
+            f"{_SHAPES}::TestShards::test_each_tensor_rank_has_a_part_of_its_own",
+        ),
+    ),
+    Mutant(
+        name="every_replica_saves",
+        why="Each replica copies and reserves what another one stores.",
+        file=_TOPOLOGY,
+        find="        return transfer_id % self.replicas == rank % self.replicas\n",
+        replace="        return True\n",
+        killers=(
+            f"{_SHAPES}::TestShards::test_one_replica_saves_and_they_take_turns",
+            f"{_FAILURES}::test_skipped_save_is_told_like_any_other",
+        ),
+    ),
+    Mutant(
+        name="first_replica_saves_all",
+        why="One rank copies for all, and the others' copy threads idle.",
+        file=_TOPOLOGY,
+        find="        return transfer_id % self.replicas == rank % self.replicas\n",
+        replace="        return rank % self.replicas == 0\n",
+        killers=(f"{_SHAPES}::TestShards::test_one_replica_saves_and_they_take_turns",),
+    ),
+    Mutant(
+        name="skipped_save_not_released",
+        why="Blocks that a replica never read are held for ever.",
+        file=_WORKER,
+        find="        self._outbox.released.append(order.transfer_id)\n        self._outbox.settled",
+        replace="        self._outbox.settled",
+        killers=(f"{_FAILURES}::test_skipped_save_is_told_like_any_other",),
+    ),
+    Mutant(
+        name="skipped_save_not_settled",
+        why="A ticket stays open, and its blocks are never saved again.",
+        file=_WORKER,
+        find="        self._outbox.settled_saves.append(order.transfer_id)\n        return False",
+        replace="        return False",
+        killers=(f"{_FAILURES}::test_skipped_save_is_told_like_any_other",),
+    ),
+    Mutant(
+        name="one_shard_looked_up",
+        why="A block of which a rank could not store its part is loaded as a whole.",
+        file=_SCHEDULER,
+        find="            shards=setup.topology.shards,\n",
+        replace="            shards=setup.topology.shards[:1],\n",
+        killers=(f"{_FAILURES}::test_row_that_fails_on_one_rank_hides_the_block",),
+    ),
+    Mutant(
+        name="stages_share_the_first_layout",
+        why="Engines whose later stages have other layers share keys.",
+        file=_TOPOLOGY,
+        find="        if len(set(texts)) > 1:\n",
+        replace="        if not texts:\n",
+        killers=(f"{_SHAPES}::TestAgreement::test_stages_make_one_key_space",),
+    ),
+    Mutant(
+        name="interleaving_left_out",
+        why="A rank loads tokens that belong to another one.",
+        file=_TOPOLOGY,
+        find='            "interleave": self.interleave,\n',
+        replace="",
+        killers=(
+            f"{_SHAPES}::TestParallel::test_interleaving_counts_only_where_tokens_are_spread",
+        ),
+    ),
+    Mutant(
+        name="ranks_not_compared",
+        why="A rank with other settings stores what nobody will ever find.",
+        file=_TOPOLOGY,
+        find="        _compare(self._own, facts)\n",
+        replace="",
+        killers=(
+            "tests/integration/vllm/test_halves.py::TestStart::test_ranks_must_agree_with_the_scheduler",
+            f"{_SHAPES}::TestAgreement::test_ranks_that_disagree_are_refused_with_both_values",
+        ),
+    ),
+    Mutant(
+        name="replicas_not_compared",
+        why="A rank loads what a replica with other layers has stored.",
+        file=_TOPOLOGY,
+        find="            if shard_of(other.rank) != shard_of(facts.rank):\n",
+        replace="            if other.rank != facts.rank:\n",
+        killers=(f"{_SHAPES}::TestAgreement::test_replicas_that_differ_are_refused",),
+    ),
+    Mutant(
+        name="saved_before_the_ranks_agree",
+        why="Blocks are stored under a key space that is not the engine's.",
+        file=_ADAPTER,
+        find="is_keyed = bool(self._matcher.keyspace_digest)",
+        replace="is_keyed = True",
+        killers=(
+            f"{_ROLES}::TestInsideOfAnother::test_handshakes_of_another_child_are_passed_over",
+        ),
+    ),
+    Mutant(
+        name="late_handshake_not_told",
+        why="Inside of another connector nothing would ever be found or saved.",
+        file=_WORKER,
+        find="        handshakes, self._untold = self._untold, ()\n",
+        replace="        handshakes: tuple[RankHandshake, ...] = ()\n",
+        killers=(
+            f"{_ROLES}::TestInsideOfAnother::test_handshakes_of_another_child_are_passed_over",
+        ),
+    ),
+    Mutant(
+        name="late_disagreement_ends_the_engine",
+        why="A rank of another release takes the engine with it while it serves.",
+        file=_SCHEDULER,
+        find="        except (LayoutError, MessageError) as exc:\n",
+        replace="        except MessageError as exc:\n",
+        killers=(
+            f"{_ROLES}::TestInsideOfAnother::test_ranks_that_disagree_while_serving_end_our_work_only",
+        ),
+    ),
+    Mutant(
+        name="consumer_saves_at_the_door",
+        why="An engine that is to load only fills the store.",
+        file=_SCHEDULER,
+        find="            saves=setup.mode.saves is not Saves.NOTHING,\n",
+        replace="",
+        killers=(f"{_ROLES}::TestRoles::test_consumer_loads_and_never_saves",),
+    ),
+    Mutant(
+        name="producer_loads_at_the_door",
+        why="An engine that is to save only waits for loads.",
+        file=_SCHEDULER,
+        find="        if self._setup.mode.loads is Loads.NOTHING:\n",
+        replace="        if False:\n",
+        killers=(f"{_ROLES}::TestRoles::test_producer_saves_and_never_loads",),
+    ),
+    Mutant(
+        name="slots_of_the_own_stage",
+        why="Stages with fewer layers make a slab that the others cannot use.",
+        file=_TOPOLOGY,
+        find="    return -(-block_bytes * max(layers) // layers[parallel.rank // per_stage])\n",
+        replace="    return block_bytes\n",
+        killers=(f"{_SHAPES}::TestStages::test_all_stages_have_slots_for_the_largest",),
+    ),
+    Mutant(
+        name="scheduler_decides_the_slots",
+        why="A scheduler that knows one rank's layers refuses a slab that fits all.",
+        file="ucm/stores/slab/_opened.py",
+        find="                if index_only:\n",
+        replace="                if False:\n",
+        killers=(
+            "tests/stores/test_slab.py::TestSharing::test_who_only_looks_takes_the_slots_as_they_are",
+        ),
+    ),
+)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+How far the requests of one rank are, from what its runtime tells.
+
+A request's load is over when nothing writes its blocks any more and the outcome of each
+of its tickets was noticed. A finished request's blocks are free when no save reads them.
+"""
+
+from collections.abc import Iterable
+
+import attrs
+
+from ucm.blocks import BlockHash, BlockKey, TransferId
+from ucm.integration.vllm.outbox import Outbox
+from ucm.layerwise import ROW_FAILED, UNASKED
+from ucm.pipeline.recorder import Notice, NoticeKind
+from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind, Ticket
+from ucm.scheduler.messages import Deferral, Failure, SpanOrder
+
+__all__ = ["Load", "Progress"]
+
+_STORED = (OutcomeKind.COMMITTED, OutcomeKind.SKIPPED)
+
+
+@attrs.define
+class Load:
+    """
+    A request that waits for its tickets.
+
+    Args:
+        waiting: Tickets whose end the engine has not been told.
+        settled: Of these, tickets whose outcome was noticed.
+        failed: One of the outcomes was no success.
+        bad_blocks: The engine's blocks of such tickets.
+    """
+
+    waiting: set[TransferId] = attrs.Factory(set)
+    settled: set[TransferId] = attrs.Factory(set)
+    failed: bool = False
+    bad_blocks: set[int] = attrs.Factory(set)
+
+
+class Progress:
+    """
+    Saves, loads and delayed frees that are not over.
+
+    Args:
+        outbox: Told what the scheduler is to hear.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._reading: dict[tuple[str, int], set[TransferId]] = {}
+        self._loads: dict[str, Load] = {}
+        self._deferred: dict[str, int] = {}
+        self._late: set[TransferId] = set()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the engine waits for a load or for blocks."""
+        return bool(self._loads or self._deferred)
+
+    def begin_saves(self, orders: Iterable[SpanOrder]) -> None:
+        """Take note of saves that will read blocks."""
+        for order in orders:
+            key = (order.request_id, order.generation)
+            self._reading.setdefault(key, set()).add(TransferId(order.transfer_id))
+
+    def begin_loads(self, orders: Iterable[SpanOrder]) -> None:
+        """Take note of loads; all of a request come together."""
+        for order in orders:
+            load = self._loads.setdefault(order.request_id, Load())
+            load.waiting.add(TransferId(order.transfer_id))
+
+    def came_late(self, transfer_ids: Iterable[int]) -> None:
+        """Take note of loads whose layers did not wait: whatever is noticed, they failed."""
+        for load in self._loads.values():
+            self._late.update(load.waiting.intersection(transfer_ids))
+
+    def defer(self, deferrals: Iterable[Deferral]) -> None:
+        """Take note of finished requests whose blocks the engine keeps."""
+        for deferral in deferrals:
+            self._deferred[deferral.request_id] = deferral.generation
+
+    def take_freed(self) -> set[str]:
+        """Return deferred requests whose blocks nothing reads any more, each once."""
+        freed = {
+            request_id
+            for request_id, generation in self._deferred.items()
+            if (request_id, generation) not in self._reading
+        }
+        for request_id in freed:
+            del self._deferred[request_id]
+        return freed
+
+    def take_loaded(self) -> dict[str, Load]:
+        """Return the loads that are over, each once."""
+        names = [name for name, load in self._loads.items() if not load.waiting]
+        return {name: self._loads.pop(name) for name in names}
+
+    def note(self, notices: Iterable[Notice]) -> None:
+        """Take in what the runtime tells."""
+        for notice in notices:
+            if notice.ticket.direction is Direction.SAVE:
+                self._save_noticed(notice)
+            else:
+                self._load_noticed(notice)
+
+    def counts(self) -> dict[str, int]:
+        """Return the size of every per-request container."""
+        return {
+            "reading": len(self._reading),
+            "loads": len(self._loads),
+            "deferred": len(self._deferred),
+            "late": len(self._late),
+        }
+
+    def _save_noticed(self, notice: Notice) -> None:
+        ticket = notice.ticket
+        if notice.outcome is not None:
+            is_stored = notice.outcome.kind in _STORED
+            outbox = self._outbox
+            ids = outbox.settled_saves if is_stored else outbox.unstored_saves
+            ids.append(ticket.transfer_id)
+            return
+        if notice.kind is NoticeKind.QUARANTINED:
+            self._outbox.quarantined.append(ticket.transfer_id)
+            return
+        self._outbox.released.append(ticket.transfer_id)
+        key = (ticket.request_id, ticket.generation)
+        reading = self._reading.get(key, set())
+        reading.discard(ticket.transfer_id)
+        if not reading:
+            self._reading.pop(key, None)
+
+    def _load_noticed(self, notice: Notice) -> None:
+        """
+        Take note of a load, which is over when nothing writes its blocks any more.
+
+        Only notices count. A ticket's own outcome may be set already while its notice
+        is still on the way; whoever trusted that would take a failure for a success.
+        """
+        ticket, outcome = notice.ticket, notice.outcome
+        load = self._loads.get(ticket.request_id)
+        if outcome is not None and ticket.transfer_id in self._late:
+            self._late.discard(ticket.transfer_id)
+            outcome = Outcome(OutcomeKind.FAILED, UNASKED)
+        if load is not None and outcome is not None:
+            load.settled.add(ticket.transfer_id)
+        if outcome is not None and outcome.kind is not OutcomeKind.COMMITTED:
+            if outcome.reason != ROW_FAILED:  # the ticket that did fail tells why
+                self._outbox.failures.append(_failure(ticket, outcome))
+            if load is not None:
+                load.failed = True
+                load.bad_blocks.update(ticket.span.block_ids)
+        if load is None or not ticket.guard.is_released:
+            return
+        if ticket.transfer_id in load.settled & load.waiting:
+            load.waiting.discard(ticket.transfer_id)
+            self._outbox.loads_done.append(ticket.transfer_id)
+
+
+def _failure(ticket: Ticket, outcome: Outcome) -> Failure:
+    """
+    Blame the block that failed, or the span's first when none is known.
+
+    No block is to blame for a load whose layers did not ask for it; the request then
+    loads nothing any more.
+    """
+    bad_hash = BlockHash(b"")
+    if outcome.reason != UNASKED:
+        bad_hash = BlockHash(
+            BlockKey.unpack(outcome.bad_key or ticket.span.keys[0]).block_hash
+        )
+    return Failure(
+        transfer_id=ticket.transfer_id,
+        request_id=ticket.request_id,
+        generation=ticket.generation,
+        group_id=ticket.span.group_id,
+        bad_hash=bad_hash,
+        reason=outcome.reason,
+    )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What every store must pass, whether or not it keeps what it is given.
+
+``StoreContract`` adds what a store promises that keeps its blocks. Derive from this
+class alone only for a store whose capabilities say that it does not.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ucm.blocks import PackedKey
+from ucm.errors import BlockNotFoundError, StoreUnavailableError
+from ucm.stores.abc import Store
+from ucm.testing.store_blocks import (
+    BLOCK_BYTES,
+    fill,
+    make_keys,
+    make_keyspace,
+    save,
+)
+
+__all__ = ["NUM_BLOCKS", "LeaseContract"]
+
+NUM_BLOCKS = 8
+
+
+class LeaseContract(ABC):
+    """The promises of a store's leases as tests; 8 blocks of 96 bytes."""
+
+    @abstractmethod
+    def make_store(self, directory: Path, num_blocks: int) -> Store:
+        """Return a new store with room for exactly *num_blocks*."""
+
+    @abstractmethod
+    def get_raw(self, store: Store, key: PackedKey) -> bytes | None:
+        """Return the stored bytes of a key, None if the store has none."""
+
+    def audit(self, store: Store) -> list[str]:
+        """Return what is wrong inside an open store."""
+        return []
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        """Give each test an empty store of 8 blocks and audit it afterwards."""
+        with self.make_store(tmp_path / "store", NUM_BLOCKS) as store:
+            yield store
+            try:
+                store.stats()
+            except StoreUnavailableError:
+                return  # the test closed it
+            assert self.audit(store) == []
+
+    @pytest.mark.parametrize("way", ["discard", "scope", "error"])
+    def test_lease_left_open_leaves_nothing(self, store: Store, way: str) -> None:
+        """A failed save leaves nothing visible and every slot free (S4-31, X-01)."""
+        keys = make_keys(NUM_BLOCKS)
+        lease = store.reserve(keys, BLOCK_BYTES)
+        fill(lease)
+        if way == "discard":
+            lease.discard()
+        elif way == "scope":
+            with lease:
+                pass
+        else:
+            with pytest.raises(ZeroDivisionError), lease:
+                raise ZeroDivisionError
+        assert store.contains(keys) == [False] * NUM_BLOCKS
+        assert all(self.get_raw(store, key) is None for key in keys)
+        assert save(store, keys) == NUM_BLOCKS
+
+    def test_one_unsealed_block_holds_back_all(self, store: Store) -> None:
+        """For each block of a lease: unless it is sealed, none is visible (X-01)."""
+        keys = make_keys(3)
+        for missing in range(3):
+            with store.reserve(keys, BLOCK_BYTES) as lease:
+                for position in range(3):
+                    if position != missing:
+                        lease.seal(position, position + 1)
+                with pytest.raises(ValueError, match="sealed"):
+                    lease.commit()
+            assert store.contains(keys) == [False] * 3
+
+    def test_equal_keys_in_one_reservation_are_refused(self, store: Store) -> None:
+        """The keys of a reservation are distinct."""
+        with pytest.raises(ValueError, match="distinct"):
+            store.reserve(make_keys(1) * 2, BLOCK_BYTES)
+
+    def test_key_spaces_round_trip(self, store: Store) -> None:
+        """A described key space is told back whole, twice described as once."""
+        spaces = [make_keyspace("a/b"), make_keyspace("ü")]
+        for space in [*spaces, spaces[0]]:
+            store.describe(space)
+        assert store.keyspaces() == {space.digest: space for space in spaces}
+
+    def test_verbs_after_close_say_so(self, store: Store) -> None:
+        """Every verb of a closed store raises, and closing again does nothing."""
+        keys = make_keys(1)
+        store.close()
+        store.close()
+        for verb in (
+            lambda: store.match(keys),
+            lambda: store.contains(keys),
+            lambda: store.touch(keys),
+            lambda: store.reserve(keys, BLOCK_BYTES),
+            lambda: store.read(keys),
+            lambda: store.forget(keys),
+            lambda: store.clear(b""),
+            lambda: store.describe(make_keyspace()),
+            store.keyspaces,
+            store.stats,
+        ):
+            with pytest.raises(StoreUnavailableError):
+                verb()
+
+    def test_capabilities_tell_what_is_kept(self, store: Store) -> None:
+        """Committed blocks are found by every verb, or by none where none are kept."""
+        keys, keeps = make_keys(2), store.capabilities.keeps
+        assert save(store, keys) == 2
+        assert store.contains(keys) == [keeps, keeps]
+        assert store.match(keys) == (2 if keeps else 0)
+        assert store.stats().committed_blocks == (2 if keeps else 0)
+        if keeps:
+            store.read(keys).close()
+        else:
+            with pytest.raises(BlockNotFoundError):
+                store.read(keys)
