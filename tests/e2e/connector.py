@@ -14,7 +14,9 @@ import pytest
 from tests.e2e.engine import connector_config, generate
 from tests.traces import traces_of
 from ucm.config import StoreConfig
+from ucm.devices.abc import Fence
 from ucm.devices.cpu import CPUDevice
+from ucm.devices.events import DoneFence
 from ucm.integration.vllm import setup as door_setup
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore
@@ -90,6 +92,18 @@ def plant(monkeypatch: pytest.MonkeyPatch, plan: FaultPlan) -> None:
         door_setup.Setup,
         "make_device",
         lambda setup, _: FaultDevice(CPUDevice(setup.num_blocks), plan),
+    )
+
+
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let loads of the next engine end well without copying a byte."""
+
+    class Blind(CPUDevice):
+        def scatter(self, *_: object, **__: object) -> Fence:
+            return DoneFence()
+
+    monkeypatch.setattr(
+        door_setup.Setup, "make_device", lambda setup, _: Blind(setup.num_blocks)
     )
 
 

@@ -16,7 +16,20 @@ from typing import Any
 
 import attrs
 
-__all__ = ["DEEPSEEK", "GEMMA3", "LLAMA", "LLAMA_DEMO", "Recipe", "make_model"]
+__all__ = [
+    "DEEPSEEK",
+    "GEMMA2",
+    "GEMMA3",
+    "GPT_OSS",
+    "LLAMA",
+    "LLAMA4",
+    "LLAMA_DEMO",
+    "MAMBA2",
+    "MISTRAL",
+    "QWEN3_NEXT",
+    "Recipe",
+    "make_model",
+]
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "models"
 SCHEMA = 2
@@ -75,6 +88,82 @@ GEMMA3 = Recipe(
 )
 """Sliding window and full attention: several groups that share storage."""
 
+MISTRAL = Recipe(
+    name="mistral",
+    config_class="MistralConfig",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "sliding_window": 64,
+        "max_position_embeddings": 8192,
+    },
+)
+"""Sliding windows in all layers: one group, of which old blocks are not needed."""
+
+GEMMA2 = Recipe(
+    name="gemma2",
+    config_class="Gemma2Config",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "tie_word_embeddings": True,  # the engine has no other for Gemma 2
+        "max_position_embeddings": 8192,
+    },
+)
+"""As many windows as full attention, with soft caps: two groups, each of two layers."""
+
+GPT_OSS = Recipe(
+    name="gpt-oss",
+    config_class="GptOssConfig",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "sliding_window": 64,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 8192,
+    },
+)
+"""Windows and full attention in turn, with sinks that are weights, and experts."""
+
+LLAMA4 = Recipe(
+    name="llama4",
+    config_class="Llama4TextConfig",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "intermediate_size_mlp": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "attention_chunk_size": 128,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "max_position_embeddings": 8192,
+    },
+)
+"""Attention within chunks in three layers of four, and experts."""
+
 DEEPSEEK = Recipe(
     name="deepseek",
     config_class="DeepseekV2Config",
@@ -113,6 +202,47 @@ DEEPSEEK = Recipe(
     },
 )
 """Multi-head latent attention with a mixture of experts: one latent per token."""
+
+QWEN3_NEXT = Recipe(
+    name="qwen3next",
+    config_class="Qwen3NextConfig",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "max_position_embeddings": 8192,
+    },
+    dtype="bfloat16",
+)
+"""Three layers of gated delta net, whose state is recurrent, and one of attention."""
+
+MAMBA2 = Recipe(
+    name="mamba2",
+    config_class="Mamba2Config",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "state_size": 16,
+        "num_hidden_layers": 2,
+        "num_heads": 4,
+        "head_dim": 32,
+        "n_groups": 1,
+        "expand": 2,
+    },
+)
+"""Recurrent layers alone, of whose states the engine keeps the last."""
 
 LLAMA_DEMO = Recipe(
     name="llama-demo",
@@ -164,21 +294,25 @@ def _write_weights(recipe: Recipe, target: Path) -> None:
 
     transformers.logging.disable_progress_bar()
     config = getattr(transformers, recipe.config_class)(
-        **recipe.config,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        tie_word_embeddings=False,
+        **{
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+            "tie_word_embeddings": False,
+        }
+        | recipe.config,
     )
     dtype = getattr(torch, recipe.dtype)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     generator = torch.Generator().manual_seed(recipe.seed)
+    # Where the head is the embedding, a large one would only repeat the last token.
+    embed_std = 0.02 if config.tie_word_embeddings else 1.0
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             if weight.dim() < 2:
                 continue
             embeds = "embed_tokens" in name
-            std = 1.0 if embeds else recipe.gain / weight.shape[-1] ** 0.5
+            std = embed_std if embeds else recipe.gain / weight.shape[-1] ** 0.5
             drawn = torch.randn(weight.shape, generator=generator) * std
             weight.copy_(drawn.to(dtype))
     model.save_pretrained(target, safe_serialization=True)

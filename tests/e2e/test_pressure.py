@@ -4,10 +4,12 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.connector import (
+    FAILURES,
     LOADED,
     SAVED,
     plant,
@@ -25,6 +27,7 @@ from tests.e2e.engine import (
     reset_prefix_cache,
 )
 from ucm.errors import StoreUnavailableError
+from ucm.integration.vllm.messages import plan_in
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 SHARED = prompt(10, 256)
@@ -49,6 +52,20 @@ def plain(model: Path, prompts: list[list[int]], tokens: int) -> list[list[int]]
         return generate(llm, prompts, tokens).token_ids
 
 
+def preemptions(llm: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return a set that grows by each request that the engine preempts."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    preempted: set[str] = set()
+    inner = scheduler._preempt_request
+
+    def preempt(request: Any, *args: Any, **kwargs: Any) -> Any:
+        preempted.add(request.request_id)
+        return inner(request, *args, **kwargs)
+
+    monkeypatch.setattr(scheduler, "_preempt_request", preempt)
+    return preempted
+
+
 class TestManyRequests:
     def test_32_concurrent_requests_with_shared_prefixes_are_exact(
         self, llama: Path, tmp_path: Path
@@ -70,40 +87,46 @@ class TestManyRequests:
         assert warm.external_tokens > 2000
 
 
+@pytest.mark.parametrize("use_layerwise", [False, True], ids=["async", "layerwise"])
 class TestSmallPool:
     def test_preemption_under_a_tiny_pool_is_exact(
-        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        llama: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        use_layerwise: bool,
     ) -> None:
-        """S1-07: requests are preempted while a slow store still holds their saves;
-        what they resume from and what is stored stays right."""
+        """S1-07, S1-08: requests are preempted while a slow store still holds their
+        saves; what they resume from and what is stored stays right, for another
+        engine too."""
         prompts = [prompt(200 + n, 150) for n in range(6)]
         expected = plain(llama, prompts, 100)
-        plant(monkeypatch, FaultPlan(Fault("reserve", slowly(0.02), nth=0)))
-        config = ucm_config(tmp_path / "slab")
-        with in_process_engine(
-            llama,
-            kv_transfer_config=config,
-            block_size=32,
-            num_blocks=24,
-            max_num_seqs=6,
-            max_model_len=256,
-        ) as llm:
-            core = llm.llm_engine.engine_core.engine_core
-            preempted: set[str] = set()
-            inner = core.scheduler._preempt_request
-
-            def preempt(request, *args, **kwargs):
-                preempted.add(request.request_id)
-                return inner(request, *args, **kwargs)
-
-            monkeypatch.setattr(core.scheduler, "_preempt_request", preempt)
-            cold = generate(llm, prompts, 100)
-            reset_prefix_cache(llm)
-            warm = generate(llm, prompts, 100)
-            assert preempted
+        config = ucm_config(tmp_path / "slab", use_layerwise=use_layerwise)
+        tiny: dict[str, Any] = {
+            "kv_transfer_config": config,
+            "block_size": 32,
+            "num_blocks": 24,
+            "max_num_seqs": 6,
+            "max_model_len": 256,
+        }
+        with monkeypatch.context() as patch:
+            plant(patch, FaultPlan(Fault("reserve", slowly(0.02), nth=0)))
+            with in_process_engine(llama, **tiny) as llm:
+                preempted = preemptions(llm, patch)
+                cold = generate(llm, prompts, 100)
+                assert preempted
+                preempted.clear()
+                reset_prefix_cache(llm)
+                warm = generate(llm, prompts, 100)
+                assert preempted
+                assert counter(llm, LOADED) > 0
+                assert {} == quiesced(llm)
+        with in_process_engine(llama, **tiny) as llm:
+            restarted = generate(llm, prompts, 100)
             assert counter(llm, LOADED) > 0
+            assert 0 == counter(llm, FAILURES)
             assert {} == quiesced(llm)
-        assert expected == cold.token_ids == warm.token_ids
+        assert expected == cold.token_ids == warm.token_ids == restarted.token_ids
 
     @pytest.mark.parametrize("verb", ["reserve", "seal", "gather"])
     def test_recycled_window_blocks_stay_exact_with_a_slow_store(
@@ -112,43 +135,46 @@ class TestSmallPool:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         verb: str,
+        use_layerwise: bool,
     ) -> None:
         """S1-09: a sliding window recycles blocks inside running requests while slow
-        saves still wait for them; neither output nor stored bytes suffer."""
+        saves still wait for them; neither output nor stored bytes suffer, as the same
+        engine and another one show that load them."""
         prompts = [prompt(300 + n, 180 + 40 * n) for n in range(5)]
         expected = plain(gemma3, prompts, 60)
-        plan = FaultPlan(Fault(verb, slowly(0.03), nth=0))
-        plant(monkeypatch, plan)
-        config = ucm_config(tmp_path / "slab", timeout={"fence": 0.01})
-        with in_process_engine(
-            gemma3,
-            kv_transfer_config=config,
-            block_size=32,
-            num_blocks=40,
-            max_num_seqs=5,
-            max_model_len=512,
-            max_num_batched_tokens=64,
-            enable_chunked_prefill=True,
-        ) as llm:
-            with traced(llm) as trace:
-                cold = generate(llm, prompts, 60)
-            fenced = sum(
-                bool(_plan(call.arguments[0]).fences)
-                for call in trace
-                if call.hook == "handle_preemptions"
-            )
-            reset_prefix_cache(llm)
-            warm = generate(llm, prompts, 60)
+        config = ucm_config(
+            tmp_path / "slab", timeout={"fence": 0.01}, use_layerwise=use_layerwise
+        )
+        tiny: dict[str, Any] = {
+            "kv_transfer_config": config,
+            "block_size": 32,
+            "num_blocks": 40,
+            "max_num_seqs": 5,
+            "max_model_len": 512,
+            "max_num_batched_tokens": 64,
+            "enable_chunked_prefill": True,
+        }
+        with monkeypatch.context() as patch:
+            plant(patch, FaultPlan(Fault(verb, slowly(0.03), nth=0)))
+            with in_process_engine(gemma3, **tiny) as llm:
+                with traced(llm) as trace:
+                    cold = generate(llm, prompts, 60)
+                fenced = sum(
+                    bool(plan_in(call.arguments[0]).fences)
+                    for call in trace
+                    if call.hook == "handle_preemptions"
+                )
+                reset_prefix_cache(llm)
+                warm = generate(llm, prompts, 60)
+                assert counter(llm, LOADED) > 0
+                assert {} == quiesced(llm)
+        with in_process_engine(gemma3, **tiny) as llm:
+            restarted = generate(llm, prompts, 60)
             assert counter(llm, LOADED) > 0
+            assert 0 == counter(llm, FAILURES)
             assert {} == quiesced(llm)
         assert fenced > 0
-        assert expected == cold.token_ids == warm.token_ids
-
-
-def _plan(metadata):
-    from ucm.integration.vllm.messages import plan_in
-
-    return plan_in(metadata)
+        assert expected == cold.token_ids == warm.token_ids == restarted.token_ids
 
 
 class TestSlowAndBrokenStores:

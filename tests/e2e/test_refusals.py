@@ -12,7 +12,7 @@ import vllm
 from tests.e2e import models
 from tests.e2e.connector import ucm_config
 from tests.e2e.engine import in_process_engine
-from ucm.errors import ConfigError, LayoutError, UCMError
+from ucm.errors import ConfigError, LayoutError
 from ucm.stores.slab import SlabStore
 
 
@@ -136,24 +136,26 @@ class TestStore:
 
 
 class TestModels:
-    def test_model_with_recurrent_state_is_refused(self, tmp_path: Path) -> None:
-        """A KV cache that cannot be restored safely is named by group and kind."""
-        recipe = models.Recipe(
-            name="mamba2",
-            config_class="Mamba2Config",
-            config={
-                "vocab_size": 512,
-                "hidden_size": 64,
-                "state_size": 16,
-                "num_hidden_layers": 2,
-                "num_heads": 4,
-                "head_dim": 32,
-                "n_groups": 1,
-                "expand": 2,
-            },
-        )
-        model = models.make_model(recipe)
-        with pytest.raises(UCMError) as raised:
-            start(model, ucm_config(tmp_path / "slab"), enable_prefix_caching=False)
-        assert isinstance(raised.value, LayoutError)
-        assert "MambaSpec" in str(raised.value)
+    @pytest.mark.parametrize(
+        ("recipe", "options", "named"),
+        [
+            (models.MAMBA2, {"enable_prefix_caching": False}, r"MambaSpec.*align"),
+            (
+                models.LLAMA4,
+                {},
+                r"ChunkedLocalAttentionSpec.*--disable-hybrid-kv-cache-manager",
+            ),
+        ],
+        ids=["states without a block's end", "attention within chunks"],
+    )
+    def test_model_that_cannot_be_restored_is_refused(
+        self,
+        tmp_path: Path,
+        recipe: models.Recipe,
+        options: dict[str, Any],
+        named: str,
+    ) -> None:
+        """A KV cache that cannot be restored safely is named by group and kind, with
+        the options under which it can."""
+        with pytest.raises(LayoutError, match=named):
+            start(models.make_model(recipe), ucm_config(tmp_path / "slab"), **options)

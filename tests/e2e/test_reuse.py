@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved prefixes come back token-exact, and a store that lies costs only time."""
+"""
+Saved prefixes come back token-exact, however the engine cuts and caches them.
+
+``test_models.py`` has the same for each model and mode.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.connector import (
-    FAILURES,
-    LOADED,
-    SAVED,
-    corrupt,
-    prompt,
-    quiesced,
-    ucm_config,
-)
+from tests.e2e.connector import SAVED, prompt, ucm_config
 from tests.e2e.engine import (
     await_counter,
     counter,
@@ -41,50 +37,7 @@ def expected(model: Path) -> list[list[int]]:
         return generate(llm, PROMPTS, TOKENS).token_ids
 
 
-class TestExactness:
-    def test_cold_warm_and_restarted_give_the_same_tokens(
-        self, model: Path, expected: list[list[int]], tmp_path: Path
-    ) -> None:
-        """S4-34: with the engine's cache emptied, and in a new engine, the prefix is
-        loaded rather than computed, and the tokens are those of the plain engine."""
-        config = ucm_config(tmp_path / "slab")
-        with in_process_engine(model, kv_transfer_config=config) as llm:
-            cold = generate(llm, PROMPTS, TOKENS)
-            saved = await_counter(llm, SAVED, 10)
-            reset_prefix_cache(llm)
-            warm = generate(llm, PROMPTS, TOKENS)
-            loaded = counter(llm, LOADED)
-            assert {} == quiesced(llm)
-        with in_process_engine(model, kv_transfer_config=config) as llm:
-            restarted = generate(llm, PROMPTS, TOKENS)
-            loaded_again = await_counter(llm, LOADED, 1)
-        assert expected == cold.token_ids == warm.token_ids == restarted.token_ids
-        assert 0 == cold.external_tokens
-        assert warm.external_tokens > 1200
-        assert restarted.external_tokens > 1200
-        assert min(saved, loaded, loaded_again) > 0
-
-    def test_corrupted_store_is_recomputed_with_the_right_tokens(
-        self, model: Path, expected: list[list[int]], tmp_path: Path
-    ) -> None:
-        """H-05: blocks that do not verify fail their load, the engine recomputes, and
-        what was wrong is a miss until it is stored anew."""
-        config = ucm_config(tmp_path / "slab")
-        with in_process_engine(model, kv_transfer_config=config) as llm:
-            generate(llm, PROMPTS, TOKENS)
-            await_counter(llm, SAVED, 10)
-            corrupt(tmp_path / "slab")
-            reset_prefix_cache(llm)
-            recomputed = generate(llm, PROMPTS, TOKENS)
-            failures = await_counter(llm, FAILURES, 1)
-            assert {} == quiesced(llm)
-            reset_prefix_cache(llm)
-            again = generate(llm, PROMPTS, TOKENS)
-            loaded = await_counter(llm, LOADED, 1)
-        assert expected == recomputed.token_ids == again.token_ids
-        assert failures >= 1
-        assert loaded > 0
-
+class TestChunks:
     def test_chunked_prefill_and_small_blocks_are_exact(
         self, model: Path, expected: list[list[int]], tmp_path: Path
     ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.e2e.connector import LOADED, SAVED, prompt, ucm_config
 from tests.e2e.server import Server, serve
+from tests.e2e.test_multi import around
 
 PROMPT = prompt(800, 400)
 
@@ -24,14 +25,16 @@ class TestServe:
         self, llama: Path, tmp_path: Path
     ) -> None:
         """A server answers the same with a loaded prefix, reports it in usage and on
-        /metrics, and so does its successor over the same slab."""
+        /metrics, and so does its successor over the same slab, which has the connector
+        inside of MultiConnector."""
         config = ucm_config(tmp_path / "slab")
+        configs = {"first": config, "second": around(config)}
         options = ("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager")
         options += ("--enable-prompt-tokens-details", "--kv-cache-memory-bytes")
         options += (str(64 << 20), "--shutdown-timeout", "10")
         environment = {"VLLM_SERVER_DEV_MODE": "1"}
         texts, cached = [], []
-        for life in ("first", "second"):
+        for life, config in configs.items():
             with serve(
                 llama,
                 *options,
