@@ -119,6 +119,19 @@ class TestRowSaves:
         saves.finish(DoneFence)
         assert [("submit", [1], [1]), ("add", [1], [0, 2])] == calls.take()
 
+    def test_states_go_when_the_step_ends_whatever_a_layer_says(self):
+        """A recurrent state may be moved behind the forward pass, when it is known how
+        many guessed tokens hold: no hook of a layer submits it."""
+        calls = Calls()
+        saves = RowSaves(calls, LAYOUT)
+        states = SpanGroup([2], ROWS, (save(2, 10),), at_end=True)
+        saves.begin([group_of(save(1)), states])
+        for layer in LAYERS:
+            saves.layer_done(layer, DoneFence)
+        assert {1} == {number for said in calls.take() for number in said[1]}
+        saves.finish(DoneFence)
+        assert [("submit", [2], [0, 1, 2])] == calls.take()
+
     def test_step_without_saves_costs_no_fence(self):
         """A step that saves nothing makes no fence at any layer, and none at its end."""
 

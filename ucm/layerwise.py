@@ -41,12 +41,14 @@ class SpanGroup:
         transfer_ids: The tickets.
         row_ids: Rows of each of them.
         orders: The same tickets; iterated on the loop, once.
+        at_end: The rows are final when the step ends only, whatever a layer says.
         submitted: Rows that were submitted.
     """
 
     transfer_ids: Sequence[int]
     row_ids: Sequence[RowId]
     orders: Iterable[Order]
+    at_end: bool = False
     submitted: set[RowId] = attrs.Factory(set)
 
     def submit(self, runtime: Runtime, row_ids: Iterable[RowId], fence: Fence) -> None:
@@ -106,11 +108,13 @@ class RowSaves:
             make_fence: Makes a fence behind the layer's write; called if it is needed.
         """
         row = self._saved_by.get(layer_name)
-        if row is None or not any(group.lacks(row) for group in self._groups):
+        if row is None:
             return
-        fence = make_fence()
-        for group in self._groups:
-            group.submit(self._runtime, (row,), fence)
+        groups = [each for each in self._groups if each.lacks(row) and not each.at_end]
+        if groups:
+            fence = make_fence()
+            for group in groups:
+                group.submit(self._runtime, (row,), fence)
 
     def finish(self, make_fence: Callable[[], Fence]) -> None:
         """Submit all rows that are left: the forward pass is over."""

@@ -15,7 +15,7 @@ from ucm.blocks import (
 )
 from ucm.intake import Order
 from ucm.layerwise import SpanGroup
-from ucm.layout import KVLayout
+from ucm.layout import GroupKind, GroupLayout, KVLayout
 from ucm.pipeline.tickets import Direction
 from ucm.scheduler.messages import SpanOrder, TransferKind
 
@@ -66,13 +66,20 @@ class OrderMaker:
         for order in orders:
             together.setdefault((by(order), order.group_id), []).append(order)
         return [
-            SpanGroup(
-                [order.transfer_id for order in alike],
-                [row.row_id for row in self._layout.group(GroupId(group_id)).rows],
-                self.made(digest, alike),
-            )
+            self._group(digest, self._layout.group(GroupId(group_id)), alike)
             for (_, group_id), alike in together.items()
         ]
+
+    def _group(
+        self, digest: bytes, group: GroupLayout, orders: Sequence[SpanOrder]
+    ) -> SpanGroup:
+        """Put tickets of one group together; states may still move behind the pass."""
+        return SpanGroup(
+            [order.transfer_id for order in orders],
+            [row.row_id for row in group.rows],
+            self.made(digest, orders),
+            at_end=group.kind is GroupKind.STATE,
+        )
 
 
 def _make(
