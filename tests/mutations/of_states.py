@@ -162,4 +162,14 @@ STATES = (
         replace="if NULL_BLOCK in (",
         killers=(f"{_ONE}::test_state_leaves_nothing_to_go_on_from",),
     ),
+    Mutant(
+        name="state_saved_by_a_hook",
+        why="A state that the engine moves behind the forward pass is stored before.",
+        file="ucm/layerwise.py",
+        find="if each.lacks(row) and not each.at_end]",
+        replace="if each.lacks(row)]",
+        killers=(
+            "tests/test_layerwise.py::TestRowSaves::test_states_go_when_the_step_ends_whatever_a_layer_says",
+        ),
+    ),
 )
