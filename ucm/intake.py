@@ -76,11 +76,15 @@ class _MoreRows(NamedTuple):
     transfer_ids: Sequence[int]
     row_ids: Sequence[RowId]
     fence: Fence
+    submitted_at: float
 
 
 class Intake:
     """
     Makes tickets of orders, and items of tickets and rows.
+
+    A ticket's time begins anew with each row that is brought: what it waits for in
+    between is the engine's forward pass, which may take as long as it likes.
 
     Args:
         queue: Where items are offered.
@@ -128,7 +132,8 @@ class Intake:
         self, transfer_ids: Sequence[int], row_ids: Sequence[RowId], fence: Fence
     ) -> None:
         """Take more rows of tickets that were submitted with some."""
-        self._batches.append(_MoreRows(transfer_ids, row_ids, fence))
+        more = _MoreRows(transfer_ids, row_ids, fence, self._clock())
+        self._batches.append(more)
 
     def take_in(self) -> None:
         """Make tickets and items of what was submitted, and offer them."""
@@ -166,6 +171,8 @@ class Intake:
         for transfer_id in more.transfer_ids:
             ticket = self.open.get(TransferId(transfer_id))
             if ticket is not None and ticket.outcome is None:
+                limit = self._limit(ticket.direction)
+                ticket.deadline = max(ticket.deadline, more.submitted_at + limit)
                 rows = tuple(row for row in ticket.row_ids if row in more.row_ids)
                 self._offer_item(Item(ticket, rows, more.fence, is_first=False))
 
@@ -175,8 +182,6 @@ class Intake:
             self._recorder.settle(item.ticket, outcome)
 
     def _ticket(self, order: Order, submitted_at: float) -> Ticket:
-        save = order.direction is Direction.SAVE
-        limit = self._timeout.save if save else self._timeout.load
         return Ticket(
             transfer_id=order.transfer_id,
             direction=order.direction,
@@ -186,9 +191,13 @@ class Intake:
             row_ids=order.row_ids,
             block_bytes=order.block_bytes,
             accepted_at=submitted_at,
-            deadline=submitted_at + limit,
+            deadline=submitted_at + self._limit(order.direction),
             on_release=self._recorder.released,
             log=self._log,
             changed=self._changed,
             clock=self._clock,
         )
+
+    def _limit(self, direction: Direction) -> float:
+        save = direction is Direction.SAVE
+        return self._timeout.save if save else self._timeout.load
