@@ -8,6 +8,7 @@ __all__ = ["LANES"]
 _LANE = "ucm/pipeline/lane.py"
 _RUNNER = "ucm/pipeline/runner.py"
 _PIPELINE = "ucm/pipeline/pipeline.py"
+_TICKETS = "ucm/pipeline/tickets.py"
 _WORKERS = "ucm/pipeline/workers.py"
 _LANES = "tests/pipeline/test_lane.py"
 _RUNS = "tests/pipeline/test_runner.py::TestRunner"
@@ -257,9 +258,9 @@ LANES = (
     Mutant(
         name="slots_freed_under_a_lost_copy",
         why="A copy that was given up writes over another request's stored blocks.",
-        file=_PIPELINE,
-        find="in_use = guard.is_copying or guard.is_quarantined",
-        replace="in_use = guard.is_copying",
+        file=_TICKETS,
+        find="self.guard.is_copying or self.guard.is_quarantined",
+        replace="self.guard.is_copying",
         killers=(_STUCK,),
     ),
     Mutant(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import attrs
 
 from ucm.devices.accelerator import AcceleratorDevice
+from ucm.layerwise import RowSaves
 from ucm.runtime import Runtime
 from ucm.testing.accelerator import SimEvent, SimulatedDriver
 from ucm.testing.accelerator_streams import SimHardware
@@ -110,9 +111,11 @@ class Parts:
     Args:
         driver: Of the device.
         device: On that driver.
+        row_saves: Submits the rows of a pass.
         tamper: Called with the runtime before it starts.
     """
 
     driver: type[WorldDriver] = WorldDriver
     device: type[AcceleratorDevice] = AcceleratorDevice
+    row_saves: type[RowSaves] = RowSaves
     tamper: Callable[[Runtime], None] = lambda _: None

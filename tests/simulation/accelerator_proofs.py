@@ -4,7 +4,7 @@
 import random
 from types import SimpleNamespace
 
-from tests.simulation.runtime_world import LAYERS
+from tests.simulation.contents import LAYERS
 from ucm.devices.abc import Fence
 from ucm.devices.selection import EventSelector
 from ucm.errors import DeviceFailedError
@@ -45,10 +45,12 @@ class Prover:
         self._dice = dice
         self._step = 0
         self.kept: list[SimEvent] = []
+        self._kept_before = 0
 
     def begin_step(self) -> None:
         """Begin the engine's next step."""
         self._step += 1
+        self._kept_before = len(self.kept)
         self._selector.begin_step(self._step)
 
     def before_load(self) -> Fence | None:
@@ -101,7 +103,8 @@ class Prover:
 
     def _stale(self) -> Fence:
         """Lend an event of an earlier step once more."""
-        return self._lend(self._dice.choice(self.kept) if self.kept else None)
+        kept = self.kept[: self._kept_before]
+        return self._lend(self._dice.choice(kept) if kept else None)
 
     def _foreign(self) -> Fence:
         event = SimEvent(self._hardware)

@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from tests.simulation.accelerator_parts import Parts, WatchedDevice
 from tests.simulation.accelerator_proofs import PROOFS, Prover
-from tests.simulation.runtime_world import (
+from tests.simulation.accelerator_rows import RowKernels
+from tests.simulation.contents import (
     BLOCK_BYTES,
     CONTENTS,
     LAYERS,
     LAYOUT,
-    LINE_MODULES,
     NEVER,
     NUM_BLOCKS,
     NUM_CONTENTS,
@@ -32,11 +32,10 @@ from tests.simulation.runtime_world import (
     NUMBERS,
     PAGE_BYTES,
     POISON,
-    RuntimeWorld,
-    Transfer,
     WrongBytesError,
     check_bytes,
 )
+from tests.simulation.runtime_world import LINE_MODULES, Transfer
 from ucm.devices import accelerator, events, poller
 from ucm.devices.abc import Device
 from ucm.devices.driver import Direction as CopyDirection
@@ -53,7 +52,7 @@ _MOST_AHEAD = 100
 _POISONED = -1
 
 
-class AcceleratorWorld(RuntimeWorld):
+class AcceleratorWorld(RowKernels):
     """
     One simulated run.
 
@@ -123,7 +122,16 @@ class AcceleratorWorld(RuntimeWorld):
             stays = self.dice.random() < 0.5
             self.driver.fail_at(verb, self.dice.randrange(1, 120), stays=stays)
         often = (self._compute, self._compute, self._compute, self._load, self._load)
-        return *often, self._save_again, self._abort, self._tick, self._rest, self._look
+        rows = (self._forward, self._forward)
+        return (
+            *often,
+            *rows,
+            self._save_again,
+            self._abort,
+            self._tick,
+            self._rest,
+            self._look,
+        )
 
     def _live(self) -> None:
         with self.driver.on_stream(self.compute):
@@ -136,10 +144,7 @@ class AcceleratorWorld(RuntimeWorld):
         self.prover.begin_step()
         blocks = self._blocks_to_write()
         numbers = [self._new_number() for _ in blocks]
-        for _ in range(self.dice.choice(_LATE)):
-            if len(self.compute.ops) > _MOST_AHEAD:
-                break
-            self.hardware.launch(self.compute, lambda: None)
+        self._work()
         for block, number in zip(blocks, numbers, strict=True):
             self._write(block, number)
         self._save(blocks, numbers)
@@ -218,6 +223,13 @@ class AcceleratorWorld(RuntimeWorld):
 
     # What it launches.
 
+    def _work(self) -> None:
+        """Launch kernels that hold up what comes behind them."""
+        for _ in range(self.dice.choice(_LATE)):
+            if len(self.compute.ops) > _MOST_AHEAD:
+                break
+            self.hardware.launch(self.compute, lambda: None)
+
     def _write(self, block: int, number: int) -> None:
         """Let each row be written some time."""
         self.content[block] = number
@@ -227,7 +239,10 @@ class AcceleratorWorld(RuntimeWorld):
     def _poison(self, block: int) -> None:
         """Overwrite a block that is ours no more: at once where no kernel is left."""
         self.content[block] = _POISONED
-        put = [functools.partial(self._put, block, r, _POISONED) for r in (0, 1)]
+        put = [
+            functools.partial(self._put, block, row, _POISONED)
+            for row in range(NUM_ROWS)
+        ]
         if self.busy[block] or self.dice.random() < 0.5:
             for each in put:
                 self._launch(block, each)
@@ -285,6 +300,8 @@ class AcceleratorWorld(RuntimeWorld):
         span = transfer.order.span
         if transfer.order.direction is Direction.SAVE:
             return
+        if self._row_load_over(transfer):
+            return
         self.loading.difference_update(span.block_ids)
         for block, key in zip(span.block_ids, span.keys, strict=True):
             if transfer.outcome == OutcomeKind.COMMITTED.value:
@@ -298,6 +315,9 @@ class AcceleratorWorld(RuntimeWorld):
         for block in set(self._free_blocks()).intersection(blocks):
             if not self.readers_of([block]) and self.dice.random() < 0.7:
                 self._poison(block)
+
+    def _may_stand_still(self) -> bool:
+        return self._has_hung() or self.accelerator._failure is not None
 
     def _threads_left(self) -> list[str]:
         """Return threads that should have ended; a device left open keeps its poller."""

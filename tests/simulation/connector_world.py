@@ -17,6 +17,7 @@ from tests.testing.host_kit import HYBRID, ONE_FULL, PAGE_BYTES, RECURRENT
 from ucm.blocks import PackedKey
 from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
+from ucm.integration.vllm.modes import Facts, Loads, choose_mode, shape_of
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.topology import Topology
@@ -95,7 +96,7 @@ class ConnectorWorld:
 
     def _build(self) -> None:
         dice, simulation = self.dice, self.simulation
-        self.layout: KVLayout = dice.choice([ONE_FULL, HYBRID, RECURRENT])
+        self.layout: KVLayout = dice.choice([ONE_FULL, ONE_FULL, HYBRID, RECURRENT])
         self.num_ranks = dice.choice([1, 2, 3])
         topology = Topology(
             tensor=self.num_ranks, replicas=dice.choice([1, self.num_ranks])
@@ -135,8 +136,17 @@ class ConnectorWorld:
             # up keeps its blocks, which this engine does not put up with.
             timeout=attrs.evolve(plain.config.timeout, stuck=600.0),
         )
+        in_flight = dice.choice([1, 2])
+        self.mode = choose_mode(
+            Facts(
+                use_layerwise=dice.random() < 0.6,
+                shape=shape_of(self.layout),
+                overlapping_batches=in_flight > 1,
+            )
+        )
         setup = _SimulatedSetup(
-            config=config,
+            config=attrs.evolve(config, load_ahead_rows=dice.choice([0, 1, 3])),
+            mode=self.mode,
             layout=self.layout,
             keyspace=plain.keyspace,
             topology=topology,
@@ -173,9 +183,12 @@ class ConnectorWorld:
             layout=self.layout,
             choices=SeededChoices(dice),
             settings=HostSettings(
-                local_cache=dice.random() < 0.5,
+                # vLLM leaves blocks that were not loaded in its own cache, for others
+                # to hit should their request end before it has computed them again.
+                local_cache=dice.random() < 0.5
+                and self.mode.loads is not Loads.LAYERWISE,
                 partial_hits=dice.random() < 0.3,
-                in_flight=dice.choice([1, 2]),
+                in_flight=in_flight,
                 odds=HostOdds(
                     abort=dice.choice([0.01, 0.1]),
                     preempt=dice.choice([0.01, 0.1]),
@@ -213,6 +226,7 @@ class ConnectorWorld:
         self._check_sums()
         self.inner.close()
         self.checker.finish()
+        self.seen[f"mode {self.mode.name}"] += 1
         self.seen.update(self.host.seen)
         self.seen.update(self.faults.done)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tests.simulation.runtime_world import (
+from tests.simulation.contents import (
     CONTENTS,
     LAYERS,
     LAYOUT,
@@ -23,10 +23,10 @@ from tests.simulation.runtime_world import (
     NUMBERS,
     PAGE_BYTES,
     POISON,
-    RuntimeWorld,
-    Transfer,
     check_bytes,
 )
+from tests.simulation.row_acts import RowActs
+from tests.simulation.runtime_world import Transfer
 from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
 from ucm.pipeline.tickets import Direction, OutcomeKind
@@ -36,7 +36,7 @@ from ucm.testing.unreliable import LateDevice
 _NUM_KEYS = 40
 
 
-class PipelineWorld(RuntimeWorld):
+class PipelineWorld(RowActs):
     """
     One simulated run.
 
@@ -61,7 +61,8 @@ class PipelineWorld(RuntimeWorld):
         return device
 
     def _acts(self) -> Sequence[Callable[[], None]]:
-        return self._save, self._save, self._load, self._load, self._rest, self._look
+        whole = (self._save, self._save, self._load, self._load)
+        return *whole, *self._row_acts(), self._rest, self._look
 
     def _save(self) -> None:
         blocks = self._blocks_to_write()
@@ -107,6 +108,8 @@ class PipelineWorld(RuntimeWorld):
 
     def _blocks_over(self, transfer: Transfer) -> None:
         if transfer.order.direction is Direction.SAVE:
+            return
+        if self._row_load_over(transfer):
             return
         span = transfer.order.span
         for block, key in zip(span.block_ids, span.keys, strict=True):

@@ -15,11 +15,19 @@ from typing import Any
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from tests.rig import keys_of
+from tests.simulation.contents import (
+    BLOCK_BYTES,
+    CONTENTS,
+    KEYS,
+    NUM_ROWS,
+    NUMBERS,
+    PAGE_BYTES,
+    WrongBytesError,
+    check_bytes,
+)
 from tests.simulation.traced import traced
-from ucm import mailbox, runtime
+from ucm import intake, layerwise, mailbox, runtime
 from ucm.blocks import (
     BlockId,
     BlockSpan,
@@ -31,11 +39,10 @@ from ucm.blocks import (
 )
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
-from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.metrics import Counters
-from ucm.pipeline import lane, pipeline, save, tickets, workers
+from ucm.pipeline import dump_queue, guard, lane, load, pipeline, save, tickets, workers
 from ucm.pipeline.recorder import Notice, NoticeKind
-from ucm.pipeline.tickets import Direction
+from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
 from ucm.runtime import Order, Runtime
 from ucm.stores.memory import MemoryStore
 from ucm.testing.lockstep import QueueBounds, TraceChecker
@@ -43,70 +50,34 @@ from ucm.testing.simulation import Simulation
 from ucm.testing.unreliable import Odds, SeededFaults, UnreliableStore
 from ucm.tracing import TICKET_SETTLED
 
-NUM_BLOCKS = 24
-NUM_ROWS = 2
-PAGE_BYTES = 64
-BLOCK_BYTES = NUM_ROWS * PAGE_BYTES
-NUM_CONTENTS = 1024
-LAYERS = tuple(f"layer.{row}" for row in range(NUM_ROWS))
-LAYOUT = KVLayout(
-    groups=(
-        GroupLayout(
-            group_id=GroupId(0),
-            kind=GroupKind.FULL,
-            block_tokens=16,
-            rows=tuple(
-                RowLayout(row_id=RowId(row), page_bytes=PAGE_BYTES, layer_names=(name,))
-                for row, name in enumerate(LAYERS)
-            ),
-        ),
-    ),
-    hash_block_tokens=16,
-    engine_tag="test",
-)
-POISON = 0xDB
-NEVER = np.full((NUM_ROWS, PAGE_BYTES), POISON, dtype=np.uint8)
-KEYS = keys_of(*range(NUM_CONTENTS))
-NUMBERS = {key: number for number, key in enumerate(KEYS)}
-CONTENTS = np.random.default_rng(7).integers(
-    0, 256, (NUM_CONTENTS, NUM_ROWS, PAGE_BYTES), dtype=np.uint8
-)
-"""``[number, row, byte]``: what belongs under each key."""
 LINE_MODULES = tuple(
     str(module.__file__)
-    for module in (lane, mailbox, pipeline, runtime, save, tickets, workers)
+    for module in (
+        *(dump_queue, guard, intake, lane, layerwise, load, mailbox, pipeline),
+        *(runtime, save, tickets, workers),
+    )
 )
 _COPY_HANGS = {"hang gather", "hang scatter", "hang stream", "hang device"}
 
 
-class WrongBytesError(AssertionError):
-    """A block has other bytes than those that were computed for it."""
-
-
-def check_bytes(
-    expected: npt.NDArray[np.uint8], found: npt.NDArray[np.uint8], what: str
-) -> None:
-    """
-    Compare the bytes of a block.
-
-    Raises:
-        WrongBytesError: They differ; says what they are instead.
-    """
-    if np.array_equal(expected, found):
-        return
-    poisoned = (found == POISON).all(axis=-1).any()
-    names = [at for at in range(NUM_CONTENTS) if (CONTENTS[at] == found).all(-1).any()]
-    raise WrongBytesError(f"{what}; it has pages of {names}, {poisoned=}")
-
-
 @attrs.define
 class Transfer:
-    """What the engine knows of a ticket."""
+    """
+    What the engine knows of a ticket.
+
+    Args:
+        order: What was asked for.
+        released: How often its blocks were given back.
+        quarantined: How often they were given up.
+        outcome: The last word, if it was told.
+        rows_left: Rows that were not submitted.
+    """
 
     order: Order
     released: int = 0
     quarantined: int = 0
     outcome: str = ""
+    rows_left: set[int] = attrs.Factory(set)
 
 
 class CheckedStore(MemoryStore):
@@ -124,7 +95,7 @@ class CheckedStore(MemoryStore):
 
     def close(self) -> None:
         """Check that no lease is left and what is stored."""
-        assert not self._writing
+        assert not self._writing, "slots are leased"
         self._check()
         super().close()
 
@@ -155,6 +126,7 @@ class RuntimeWorld(ABC):
         self.more_queue: dict[str, int] = {}
         self.next_id = 1
         self.settled_after: dict[str, float] = {"save": 0.0, "load": 0.0}
+        self.by_rows: set[int] = set()
 
     def run(self) -> None:
         """Run to the end; whatever does not hold is an AssertionError."""
@@ -240,7 +212,8 @@ class RuntimeWorld(ABC):
         self._check_end()
 
     def _note_time(self, event: Mapping[str, Any]) -> None:
-        if event["event"] == TICKET_SETTLED:
+        by_rows = event.get("transfer_id") in self.by_rows  # these wait for the engine
+        if event["event"] == TICKET_SETTLED and not by_rows:
             after = self.settled_after
             direction = event["direction"]
             after[direction] = max(after[direction], event["total_s"])
@@ -249,10 +222,10 @@ class RuntimeWorld(ABC):
 
     def _rest(self) -> None:
         self.simulation.sleep(self.dice.choice([0.0, 1e-5, 1e-3, 0.1, 10.0]))
-        if self.dice.random() < 0.3:
+        if self.transfers and self.dice.random() < 0.3:
             start = self.simulation.now
             self.runtime.wait_for_notice(self.dice.choice([0.002, 1.0, 1000.0]))
-            limit = 200.0 if self._has_hung() else 20.0
+            limit = 200.0 if self._has_hung() else 40.0
             assert self.simulation.now - start < limit, "a notice is overdue"
 
     def _take(self, free: Sequence[int]) -> list[int]:
@@ -285,11 +258,30 @@ class RuntimeWorld(ABC):
         numbers: Sequence[int],
         fence: Fence,
     ) -> None:
+        order = self._order(direction, blocks, numbers)
+        self.runtime.submit([order], fence)
+
+    def _order(
+        self,
+        direction: Direction,
+        blocks: Sequence[int],
+        numbers: Sequence[int],
+        generation: int = 0,
+    ) -> Order:
+        """
+        Return an order, to be submitted, that is waited for from now on.
+
+        Args:
+            direction: Save or load.
+            blocks: Of the engine.
+            numbers: Of their content.
+            generation: Which life of the request; drawn if not given.
+        """
         order = Order(
             transfer_id=TransferId(self.next_id),
             direction=direction,
             request_id=RequestId(self.dice.choice("abcd")),
-            generation=self.dice.randrange(2),
+            generation=generation or self.dice.randrange(2),
             span=BlockSpan(
                 GroupId(0),
                 tuple(map(BlockId, blocks)),
@@ -300,7 +292,7 @@ class RuntimeWorld(ABC):
         )
         self.transfers[self.next_id] = Transfer(order)
         self.next_id += 1
-        self.runtime.submit([order], fence)
+        return order
 
     # What it hears.
 
@@ -329,10 +321,19 @@ class RuntimeWorld(ABC):
             transfer.outcome = notice.outcome.kind.value
             self.seen[f"{transfer.order.direction.value} {transfer.outcome}"] += 1
             self.seen[f"reason {notice.outcome.reason}"] += 1
+            self._check_rows(transfer, notice.outcome)
             if notice.outcome.reason == "corrupt" and not self.flipped.intersection(
                 transfer.order.span.keys
             ):
                 raise WrongBytesError("a block is corrupt though no byte of it rotted")
+
+    def _check_rows(self, transfer: Transfer, outcome: Outcome) -> None:
+        """No end is good before the last row came."""
+        if not transfer.rows_left:
+            return
+        if outcome.kind in (OutcomeKind.COMMITTED, OutcomeKind.SKIPPED):
+            raise WrongBytesError(f"{outcome} without rows {transfer.rows_left}")
+        self.seen[f"rows missing: {outcome.reason}"] += 1
 
     def check_stored(self) -> None:
         """Whatever can be found is what belongs under its key, or rotted afterwards."""
@@ -358,6 +359,10 @@ class RuntimeWorld(ABC):
         }
         assert {} == open_loads
         assert 0 == self.runtime.num_open
+        assert not self.seen["reason over"], "nobody says why a ticket ended"
+        if not self.runtime.failure:
+            pipeline = self.runtime._pipeline
+            assert ([], 0) == (pipeline.unfinished(), pipeline.num_in_flight)
         for direction in ("save", "load"):
             offered = self.counters.total(
                 "ucm_offered_blocks_total", direction=direction

@@ -8,6 +8,8 @@ with one of them must show wrong bytes, or name a misuse; otherwise it proves no
 when it runs without.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -19,6 +21,7 @@ from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.driver import Direction as CopyDirection
 from ucm.devices.driver import Stream
 from ucm.devices.events import DoneFence
+from ucm.layerwise import RowSaves, SpanGroup
 from ucm.pipeline.save import Gather, Gathered, Ready, save_chain
 from ucm.pipeline.stage import Chain
 from ucm.pipeline.tickets import Direction
@@ -126,13 +129,41 @@ class _ReleasingGather(Gather):
         return gathered
 
 
-def _release_at_submission(runtime: Runtime) -> None:
+def _gathers_by(kind: type[Gather], runtime: Runtime) -> None:
     store, device = runtime._store, runtime._device
     stages = tuple(
-        _ReleasingGather(store, device) if isinstance(stage, Gather) else stage
+        kind(store, device) if isinstance(stage, Gather) else stage
         for stage in save_chain(store, device).stages
     )
     runtime._pipeline._segments[Direction.SAVE] = Chain(stages).segments()
+
+
+class _FenceOfFirstRow(RowSaves):
+    """Takes the first row's fence for all rows of a pass."""
+
+    first: Fence | None = None
+
+    def begin(self, groups: Sequence[SpanGroup]) -> None:
+        super().begin(groups)
+        self.first = None
+
+    def layer_done(self, layer_name: str, make_fence: Callable[[], Fence]) -> None:
+        super().layer_done(layer_name, lambda: self._once(make_fence))
+
+    def finish(self, make_fence: Callable[[], Fence]) -> None:
+        super().finish(lambda: self._once(make_fence))
+
+    def _once(self, make_fence: Callable[[], Fence]) -> Fence:
+        self.first = self.first or make_fence()
+        return self.first
+
+
+class _CountingGather(Gather):
+    def run(self, given: Ready) -> Gathered:
+        """Take a row for copied as soon as its copy was submitted."""
+        gathered = super().run(given)
+        given.ticket._rows_left.difference_update(given.row_ids)
+        return gathered
 
 
 SABOTAGES: dict[str, Sabotage] = {
@@ -152,7 +183,13 @@ SABOTAGES: dict[str, Sabotage] = {
         parts=Parts(device=_FencesBeforeCopy)
     ),
     "blocks are released at submission": Sabotage(
-        parts=Parts(tamper=_release_at_submission)
+        parts=Parts(tamper=partial(_gathers_by, _ReleasingGather))
+    ),
+    "row has the fence of an earlier one": Sabotage(
+        parts=Parts(row_saves=_FenceOfFirstRow)
+    ),
+    "block is stored when its last row was submitted": Sabotage(
+        parts=Parts(tamper=partial(_gathers_by, _CountingGather))
     ),
     "load is told before the copy's fence": Sabotage(
         parts=Parts(device=_NoScatterFence)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.simulation.accelerator_world import AcceleratorWorld
-from tests.simulation.runtime_world import WrongBytesError
+from tests.simulation.contents import WrongBytesError
 from tests.simulation.sabotage import SABOTAGES
 
 SEEN = [
@@ -20,7 +20,16 @@ SEEN = [
     *("reason recycled", "reason corrupt", "reason evicted", "reason deadline"),
     *("reason queue_tickets", "reason queue_bytes", "reason store_full"),
     *("reason runtime_failed", "reason shutdown", "reason device", "reason stuck"),
-    *("semantics cuda", "semantics npu", "pins all", "pins staging", "pins none"),
+    *("reason unfinished", "reason row_failed", "reason unasked", "rows loaded"),
+    *("rows missing: unfinished", "rows missing: recycled", "came late"),
+    *(
+        "pass ended early",
+        "semantics cuda",
+        "semantics npu",
+        "pins all",
+        "pins staging",
+        "pins none",
+    ),
     *("closed False", "closed True"),
     *("proof written_hook_used", "proof current_stream_used"),
     *("proof sync_fallback_used", "proof reshape_cache_layer_used"),

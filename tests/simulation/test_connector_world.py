@@ -25,6 +25,9 @@ SEEN = [
         "runtime failed",
         "reset",
     ),
+    *("mode direct", "mode layerwise", "mode layerwise-groups"),
+    *("mode layerwise-overlapping", "mode layerwise-recurrent"),
+    *("load_in_step", "blocks_failed"),
 ]
 """Kinds of acts and ends, of the engine and of the store."""
 

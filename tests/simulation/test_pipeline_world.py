@@ -82,6 +82,9 @@ class TestPipelineWorld:
             *("reason recycled", "reason corrupt", "reason evicted", "reason deadline"),
             *("reason queue_tickets", "reason queue_bytes", "reason store_full"),
             *("reason runtime_failed", "reason shutdown"),
+            *("reason unfinished", "reason row_failed", "reason unasked"),
+            *("rows missing: deadline", "rows missing: recycled", "rows loaded"),
+            *("rows come late", "rows never come", "pass ended early", "came late"),
         ):
             assert seen.get(f"pipeline: {what}"), what
 

@@ -232,9 +232,7 @@ class Pipeline:
 
     def _unwind_settled(self, ticket: Ticket) -> None:
         """Give slots back, except those into which a copy may still write."""
-        guard = ticket.guard
-        in_use = guard.is_copying or guard.is_quarantined
-        if ticket.outcome is not None and ticket.owns_resources and not in_use:
+        if ticket.outcome is not None and ticket.owns_resources:
             # Where slots are reserved: the next save finds them given back.
             copy = self._copy[ticket.direction][CopyStage.worker]
             copy.post(Ticket.unwind, ticket)

@@ -124,10 +124,12 @@ class WorkerDoor:
         self.half.start_loads(is_idle=False)
 
     def wait_for_layer_load(self, name) -> None:
-        """Do nothing."""
+        """Forward; waits where layers load their own rows."""
+        self.half.wait_for_layer(name)
 
     def save_kv_layer(self, name, layer, metadata) -> None:
-        """Do nothing."""
+        """Forward."""
+        self.half.layer_saved(name, metadata)
 
     def get_transfer_results(self, finished):
         """Forward."""
@@ -137,8 +139,8 @@ class WorkerDoor:
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return none."""
-        return set()
+        """Forward; there are none where requests wait for their loads."""
+        return self.half.bad_blocks()
 
 
 class WholeConnector(UCMConnector):
@@ -217,7 +219,7 @@ def world(
         layouts: By rank, where they have rows of their own.
         tells_early: Ranks tell what they store before the first request; else by
             their first report.
-        mode: How blocks are saved and loaded; by layer only with *is_whole*.
+        mode: How blocks are saved and loaded.
         capacity_blocks: Of the store.
         wrap: Puts a class around the one that the engine is given.
     """

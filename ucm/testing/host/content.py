@@ -95,9 +95,10 @@ class Pages:
         at: int,
         blocks: Sequence[int],
         states: Sequence[int],
+        only_row: int | None = None,
     ) -> None:
         """Let blocks of the group at position *at* hold what *states* say."""
-        for row, page in self._rows[at]:
+        for row, page in self._rows_of(at, only_row):
             memory[row][blocks, :page] = self._expected(rank, at, row, page, states)
 
     def first_wrong(
@@ -107,19 +108,30 @@ class Pages:
         at: int,
         blocks: Sequence[int],
         states: Sequence[int],
+        only_row: int | None = None,
     ) -> tuple[int, int] | None:
         """Return position in *blocks* and row of the first page that is wrong."""
-        for row, page in self._rows[at]:
+        for row, page in self._rows_of(at, only_row):
             expected = self._expected(rank, at, row, page, states)
             found = memory[row][blocks, :page]
             if not np.array_equal(expected, found):
                 return int((expected != found).any(axis=1).argmax()), row
         return None
 
-    def poison(self, memory: Memory, at: int, blocks: Sequence[int]) -> None:
+    def poison(
+        self,
+        memory: Memory,
+        at: int,
+        blocks: Sequence[int],
+        only_row: int | None = None,
+    ) -> None:
         """Overwrite blocks of the group at position *at*."""
-        for row, _ in self._rows[at]:
+        for row, _ in self._rows_of(at, only_row):
             memory[row][blocks] = POISON
+
+    def _rows_of(self, at: int, only_row: int | None) -> list[tuple[RowId, int]]:
+        rows = self._rows[at]
+        return rows if only_row is None else [r for r in rows if r[0] == only_row]
 
     def _expected(
         self, rank: int, at: int, row: RowId, page: int, states: Sequence[int]

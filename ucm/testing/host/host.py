@@ -112,6 +112,8 @@ class FakeHost:
             )
             for rank, (worker, memory) in enumerate(zip(workers, memories, strict=True))
         ]
+        every = (name for runner in self._runners for name in runner.layers)
+        self._layers = tuple(dict.fromkeys(every))
         self._aggregator = Aggregator(len(workers))
         self._steps: deque[tuple[Step, list[KVOutput]]] = deque()
         self._held: list[deque[KVOutput]] = [deque() for _ in workers]
@@ -208,14 +210,15 @@ class FakeHost:
         """Let all ranks carry a step out; their forward passes are one."""
         for runner in self._in_any_order():
             runner.begin(step)
-        tainted: set[str] = set()
         for runner in self._runners:
             for wrong in runner.check(step):
-                if not step.output.has_sync_kv_loads:
-                    raise wrong.error
-                tainted.add(wrong.reader)
-        for runner in self._runners:
-            runner.forward(step, tainted)
+                raise wrong.error
+        tainted: set[str] = set()
+        for layer in self._layers:
+            for runner in self._runners:
+                tainted.update(wrong.reader for wrong in runner.read_layer(step, layer))
+            for runner in self._runners:
+                runner.write_layer(step, layer, tainted)
         outputs = [KVOutput()] * len(self._runners)
         for runner in self._in_any_order():
             outputs[runner.rank] = runner.end(step)

@@ -81,12 +81,18 @@ class FakeRunner:
         self._wrong: list[Wrong] = []
         for row in range(layout.num_rows):
             memory[row][:] = POISON
-        self._layers = [
-            (name, memory[row.row_id])
-            for group in layout.groups
+        # By layer: the group and row that it reads first, or writes last.
+        self._place: dict[str, tuple[int, int]] = {
+            name: (at, row.row_id)
+            for at, group in enumerate(layout.groups)
             for row in group.rows
             for name in row.layer_names
-        ]
+        }
+        self.layers = [name for name in layout.layers if name in self._place]
+        places = [(self._place[name], name) for name in self.layers]
+        firsts, lasts = dict(reversed(places)), dict(places)
+        self._reads_first = {name: place for place, name in firsts.items()}
+        self._writes_last = {name: place for place, name in lasts.items()}
 
     def begin(self, step: Step) -> None:
         """Do all that comes before the forward pass."""
@@ -99,7 +105,7 @@ class FakeRunner:
             first, second = second, first
         self._call(first, metadata)
         self._call(second, metadata)
-        layers = dict.fromkeys(name for name, _ in self._layers)
+        layers = dict.fromkeys(self.layers)
         self._context = ForwardContext(dict(layers) if step.scheduled else None)
         # From here on the engine may write to what it was handed out.
         if step.fresh:
@@ -113,6 +119,8 @@ class FakeRunner:
         """
         Return what is wrong with the content that the forward pass relies on.
 
+        What is loaded while it runs is looked at layer by layer instead.
+
         Args:
             step: Fills blocks from the engine's own cache first.
         """
@@ -122,39 +130,47 @@ class FakeRunner:
                 self._pages.write(
                     self._memory, self._shard, at, each.copies, each.copy_states
                 )
-            if each.reads:
-                self._seen["checked_blocks"] += len(each.reads)
-                found = self._pages.first_wrong(
-                    self._memory, self._shard, at, each.reads, each.read_states
-                )
-                if found is not None:
-                    self._wrong += self._explain(step, at)
+            self._seen["checked_blocks"] += len(each.reads)
+            if not step.output.has_sync_kv_loads:
+                self._look(step, at)
         return self._wrong
 
-    def forward(self, step: Step, tainted: set[str]) -> None:
+    def read_layer(self, step: Step, name: str) -> list[Wrong]:
+        """Wait for what a layer reads; return what is wrong up to here."""
+        if step.scheduled and name in self._place:
+            self._hooks.wait_for_layer_load(name)
+        if step.output.has_sync_kv_loads and name in self._reads_first:
+            self._look(step, *self._reads_first[name])
+        return self._wrong
+
+    def write_layer(self, step: Step, name: str, tainted: set[str]) -> None:
         """
-        Compute.
+        Compute a layer.
 
         Args:
             step: What.
+            name: Of the layer; one of another rank's computes nothing here.
             tainted: Requests that some rank computes from wrong content.
         """
-        for at, each in enumerate(step.passes):
+        if name in self._writes_last:
+            at, row = self._writes_last[name]
+            each = step.passes[at]
             if each.writes:
                 self._pages.write(
-                    self._memory, self._shard, at, each.writes, each.write_states
+                    *(self._memory, self._shard, at, each.writes, each.write_states),
+                    only_row=row,
                 )
             bad = [
                 block
-                for block, name in zip(each.writes, each.writers, strict=True)
-                if name in tainted
+                for block, writer in zip(each.writes, each.writers, strict=True)
+                if writer in tainted
             ]
             if bad:
-                self._pages.poison(self._memory, at, bad)
-        if step.scheduled:
-            for name, memory in self._layers:
-                self._hooks.wait_for_layer_load(name)
-                self._hooks.save_kv_layer(name, memory, self._context.attn_metadata)
+                self._pages.poison(self._memory, at, bad, only_row=row)
+        if step.scheduled and name in self._place:
+            _, row = self._place[name]
+            metadata = self._context.attn_metadata
+            self._hooks.save_kv_layer(name, self._memory[row], metadata)
 
     def end(self, step: Step) -> KVOutput:
         """Do all that comes after the forward pass and return what is told."""
@@ -239,7 +255,14 @@ class FakeRunner:
         for _ in range(self._times()):
             hook(*args)
 
-    def _explain(self, step: Step, at: int) -> list[Wrong]:
+    def _look(self, step: Step, at: int, only_row: int | None = None) -> None:
+        each = step.passes[at]
+        if each.reads and self._pages.first_wrong(
+            *(self._memory, self._shard, at, each.reads, each.read_states, only_row)
+        ):
+            self._wrong += self._explain(step, at, only_row)
+
+    def _explain(self, step: Step, at: int, only_row: int | None) -> list[Wrong]:
         """Name every block of a group that is wrong."""
         wrong = []
         each = step.passes[at]
@@ -247,7 +270,7 @@ class FakeRunner:
             each.reads, each.read_states, each.readers, strict=True
         ):
             found = self._pages.first_wrong(
-                self._memory, self._shard, at, [block], [state]
+                self._memory, self._shard, at, [block], [state], only_row
             )
             if found is not None:
                 page = self._memory[found[1]][block]
