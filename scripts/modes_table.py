@@ -24,6 +24,7 @@ _SHOWN = {
     "context_parallel": "context parallel",
     "use_layerwise": "`use_layerwise`",
     "overlapping_batches": "batches overlap",
+    "local_cache": "prefix caching",
 }
 
 
@@ -62,18 +63,18 @@ def _described(mode: Mode, middle: str) -> str:
 def _combinations() -> Iterable[str]:
     yield (
         "| `hit_ratio` | context parallel | `use_layerwise` | the model's KV cache "
-        "| batches overlap | mode | saves | loads |"
+        "| batches overlap | prefix caching | mode | saves | loads |"
     )
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|"
     mock = choose_mode(Facts(is_mock=True))
-    yield f"| set | any | any | any | any | {_outcome(mock)} |"
+    yield f"| set | any | any | any | any | any | {_outcome(mock)} |"
     for facts in all_facts():
         if facts.is_mock or facts.kv_role != "kv_both":
             continue
         yield (
             f"| unset | {_yes(facts.context_parallel)} | {_yes(facts.use_layerwise)} "
             f"| {facts.shape.value} | {_yes(facts.overlapping_batches)} "
-            f"| {_outcome(choose_mode(facts))} |"
+            f"| {_yes(facts.local_cache)} | {_outcome(choose_mode(facts))} |"
         )
 
 

@@ -4,21 +4,16 @@
 import attrs
 import pytest
 
-from tests.rig import LAYERS, LAYOUT, NUM_ROWS, keys_of, null_log, order, running
+from tests.rig import LAYERS, LAYOUT, NUM_ROWS, keys_of, order, running
 from ucm.blocks import GroupId, RowId
-from ucm.config import UCMConfig
 from ucm.devices.events import DoneFence
 from ucm.errors import BlockCorruptError, DeviceTimeoutError
-from ucm.intake import UNFINISHED, Intake
+from ucm.intake import UNFINISHED
 from ucm.layerwise import ROW_FAILED, UNASKED, RowLoads, RowSaves, SpanGroup
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
-from ucm.mailbox import Mailbox
-from ucm.metrics import Counters
-from ucm.pipeline.dump_queue import DumpQueue
-from ucm.pipeline.recorder import NoticeKind, Recorder
+from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
-from ucm.threads import Threads
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 ROWS = tuple(RowId(row) for row in range(NUM_ROWS))
@@ -209,36 +204,6 @@ class TestQueue:
             rig.runtime.submit([save(1)], rig.device.lease(None), ROWS[:1])
             assert "deadline" == rig.settle()[1].reason
             assert [1] == rig.told(NoticeKind.RELEASED)
-
-    def test_long_forward_pass_uses_up_no_time_of_its_transfers(self):
-        """A pass that takes longer than any deadline, but goes on, loses neither what it
-        saves nor what it loads: each row that comes begins a ticket's time anew."""
-
-        class Clock(Threads):
-            now = 0.0
-
-            def monotonic(self):
-                return self.now
-
-        clock = Clock()
-        timeout = UCMConfig().timeout
-        recorder = Recorder(Counters(), Mailbox(clock), null_log())
-        queue = DumpQueue(max_tickets=9, max_nbytes=1 << 30, threads=clock)
-        intake = Intake(
-            queue,
-            recorder,
-            timeout=timeout,
-            log=null_log(),
-            threads=clock,
-            on_failure=pytest.fail,
-        )
-        intake.submit([save(1), load(2)], DoneFence(), ROWS[:1])
-        intake.take_in()
-        clock.now = 8.0
-        intake.add_rows([1, 2], ROWS[1:2], DoneFence())
-        intake.take_in()
-        limits = (8.0 + timeout.save, 8.0 + timeout.load)
-        assert limits == tuple(ticket.deadline for ticket in intake.open.values())
 
     def test_close_does_not_wait_for_rows_that_cannot_come(self):
         """S1-27: an engine that stops in the middle of a forward pass is not waited

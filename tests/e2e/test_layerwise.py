@@ -25,6 +25,8 @@ PROMPTS = [prompt(7000, 700), prompt(7001, 555)]
 BLOCKS = 5 + 4
 ROWS = models.LLAMA.config["num_hidden_layers"]
 TOKENS = 8
+ALONE = {"enable_prefix_caching": False}
+"""Layer-wise loads do not go together with a cache of the engine's own."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def layerwise(tmp_path: Path, **settings: object) -> dict[str, Any]:
 
 def fill(llama: Path, config: dict[str, Any]) -> None:
     """Have an engine save the prompts, and end."""
-    with in_process_engine(llama, kv_transfer_config=config) as llm:
+    with in_process_engine(llama, kv_transfer_config=config, **ALONE) as llm:
         generate(llm, PROMPTS, 1)
         assert {} == quiesced(llm)
 
@@ -56,7 +58,7 @@ def test_rows_are_copied_one_by_one_where_that_is_asked_for(
     plant(monkeypatch, plan)
     config = ucm_config(tmp_path / "slab", use_layerwise=use_layerwise)
     copies = ROWS * len(PROMPTS) if use_layerwise else len(PROMPTS)
-    with in_process_engine(llama, kv_transfer_config=config) as llm:
+    with in_process_engine(llama, kv_transfer_config=config, **ALONE) as llm:
         generate(llm, PROMPTS, TOKENS)
         assert {} == quiesced(llm)
         assert copies == plan.calls["gather"]
@@ -78,7 +80,7 @@ def test_layers_wait_for_rows_that_come_late(
     config = layerwise(tmp_path)
     fill(llama, config)
     plant(monkeypatch, FaultPlan(Fault(verb, slowly(0.1), nth=0)))
-    with in_process_engine(llama, kv_transfer_config=config) as llm:
+    with in_process_engine(llama, kv_transfer_config=config, **ALONE) as llm:
         late = generate(llm, PROMPTS, TOKENS)
         assert (BLOCKS, 0) == (counter(llm, LOADED), counter(llm, FAILURES))
         assert {} == quiesced(llm)
@@ -107,7 +109,7 @@ def test_row_that_fails_on_the_way_is_recomputed(
     config = layerwise(tmp_path)
     fill(llama, config)
     plant(monkeypatch, FaultPlan(fault))
-    with in_process_engine(llama, kv_transfer_config=config) as llm:
+    with in_process_engine(llama, kv_transfer_config=config, **ALONE) as llm:
         with traced(llm) as trace:
             recomputed = generate(llm, PROMPTS, TOKENS)
         assert 1 == counter(llm, FAILURES)
@@ -133,7 +135,7 @@ def test_row_that_never_comes_ends_at_the_deadline(
     fill(llama, config)
     gate = Gate()
     plant(monkeypatch, FaultPlan(Fault("read", gate)))
-    with in_process_engine(llama, kv_transfer_config=config) as llm:
+    with in_process_engine(llama, kv_transfer_config=config, **ALONE) as llm:
         recomputed = generate(llm, PROMPTS, TOKENS)
         assert counter(llm, FAILURES) >= 1
         gate.open()

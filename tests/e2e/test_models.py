@@ -47,8 +47,6 @@ class Case:
         loads: By group, the blocks that all prompts together need.
         layerwise: Name of the mode that ``use_layerwise`` leads to.
         tokens: Prompt tokens that these stand for.
-        shared: Of these blocks, those of the first prompt that the third one gets from
-            the engine, where a load does not park its request: they are there at once.
         options: Arguments of the engine that the model needs.
     """
 
@@ -56,7 +54,6 @@ class Case:
     loads: tuple[int, ...]
     layerwise: str
     tokens: int = 13 * 128
-    shared: int = 0
     options: dict[str, Any] = attrs.Factory(dict)
 
     def engine(self, config: dict[str, Any] | None) -> Any:
@@ -69,14 +66,17 @@ class Case:
         )
 
 
+NO_LOCAL_CACHE = {"enable_prefix_caching": False}
 WHOLE_TABLES = {"disable_hybrid_kv_cache_manager": True}
 CASES = [
-    Case(recipe=models.LLAMA, loads=(13,), layerwise="layerwise", shared=3),
+    Case(recipe=models.LLAMA, loads=(13,), layerwise="layerwise-cached"),
+    Case(
+        recipe=models.LLAMA, loads=(13,), layerwise="layerwise", options=NO_LOCAL_CACHE
+    ),
     Case(
         recipe=models.LLAMA4,
         loads=(13,),
-        layerwise="layerwise",
-        shared=3,
+        layerwise="layerwise-cached",
         options=WHOLE_TABLES,
     ),
     Case(recipe=models.MISTRAL, loads=(3,), layerwise="layerwise-groups"),
@@ -143,8 +143,6 @@ class TestExactness:
         """S2-05, S4-34: with the engine's cache emptied, and in a new engine, each
         group's blocks are loaded and not computed; the tokens are the plain engine's."""
         by_group = dict(enumerate(case.loads))
-        shared = case.shared if is_layerwise(config) else 0
-        by_group[0] -= shared
         with case.engine(config) as llm:
             mode = halves(llm)[1]._worker._setup.mode.name
             assert (case.layerwise if is_layerwise(config) else "direct") == mode
@@ -166,8 +164,7 @@ class TestExactness:
             assert sum(by_group.values()) == counter(llm, LOADED)
             assert 0 == counter(llm, FAILURES)
         assert expected == cold.token_ids == warm.token_ids == restarted.token_ids
-        tokens = case.tokens - 128 * shared
-        assert [0, tokens, tokens] == [
+        assert [0, case.tokens, case.tokens] == [
             output.external_tokens for output in (cold, warm, restarted)
         ]
 

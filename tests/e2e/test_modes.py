@@ -39,7 +39,7 @@ class TestModes:
     @pytest.mark.parametrize(
         ("recipe", "name"),
         [
-            (models.LLAMA, "layerwise"),
+            (models.LLAMA, "layerwise-cached"),
             (models.DEEPSEEK, "layerwise"),
             (models.GEMMA3, "layerwise-groups"),
             (models.QWEN3_NEXT, "layerwise-recurrent"),

@@ -108,6 +108,7 @@ class TestSmallPool:
             "num_blocks": 24,
             "max_num_seqs": 6,
             "max_model_len": 256,
+            "enable_prefix_caching": not use_layerwise,
         }
         with monkeypatch.context() as patch:
             plant(patch, FaultPlan(Fault("reserve", slowly(0.02), nth=0)))

@@ -84,7 +84,9 @@ def engine_config(model_dir: str, **extra: object) -> SimpleNamespace:
             hf_overrides={},
         ),
         cache_config=SimpleNamespace(
-            cache_dtype="auto", prefix_caching_hash_algo="sha256"
+            enable_prefix_caching=False,
+            cache_dtype="auto",
+            prefix_caching_hash_algo="sha256",
         ),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=1,

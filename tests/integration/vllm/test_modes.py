@@ -34,32 +34,33 @@ from ucm.integration.vllm.setup import Setup
 from ucm.layout import GroupKind
 
 EXPECTED = """
-cp layerwise shape overlap : mode saves loads
+cp layerwise shape overlap cache : mode saves loads, with * for any
 
--  -  single    -  : direct                     whole     async
--  -  single    o  : direct                     whole     async
--  -  several   -  : direct                     whole     async
--  -  several   o  : direct                     whole     async
--  -  recurrent -  : direct                     whole     async
--  -  recurrent o  : direct                     whole     async
--  l  single    -  : layerwise                  layerwise layerwise
--  l  single    o  : layerwise-overlapping      layerwise async
--  l  several   -  : layerwise-groups           layerwise async
--  l  several   o  : layerwise-groups           layerwise async
--  l  recurrent -  : layerwise-recurrent        layerwise async
--  l  recurrent o  : layerwise-recurrent        layerwise async
-cp -  single    -  : context-parallel           whole     async
-cp -  single    o  : context-parallel           whole     async
-cp -  several   -  : context-parallel           whole     async
-cp -  several   o  : context-parallel           whole     async
-cp -  recurrent -  : context-parallel           whole     async
-cp -  recurrent o  : context-parallel           whole     async
-cp l  single    -  : context-parallel-layerwise layerwise async
-cp l  single    o  : context-parallel-layerwise layerwise async
-cp l  several   -  : context-parallel-layerwise layerwise async
-cp l  several   o  : context-parallel-layerwise layerwise async
-cp l  recurrent -  : context-parallel-layerwise layerwise async
-cp l  recurrent o  : context-parallel-layerwise layerwise async
+-  -  single    -  *  : direct                     whole     async
+-  -  single    o  *  : direct                     whole     async
+-  -  several   -  *  : direct                     whole     async
+-  -  several   o  *  : direct                     whole     async
+-  -  recurrent -  *  : direct                     whole     async
+-  -  recurrent o  *  : direct                     whole     async
+-  l  single    -  -  : layerwise                  layerwise layerwise
+-  l  single    -  c  : layerwise-cached           layerwise async
+-  l  single    o  *  : layerwise-overlapping      layerwise async
+-  l  several   -  *  : layerwise-groups           layerwise async
+-  l  several   o  *  : layerwise-groups           layerwise async
+-  l  recurrent -  *  : layerwise-recurrent        layerwise async
+-  l  recurrent o  *  : layerwise-recurrent        layerwise async
+cp -  single    -  *  : context-parallel           whole     async
+cp -  single    o  *  : context-parallel           whole     async
+cp -  several   -  *  : context-parallel           whole     async
+cp -  several   o  *  : context-parallel           whole     async
+cp -  recurrent -  *  : context-parallel           whole     async
+cp -  recurrent o  *  : context-parallel           whole     async
+cp l  single    -  *  : context-parallel-layerwise layerwise async
+cp l  single    o  *  : context-parallel-layerwise layerwise async
+cp l  several   -  *  : context-parallel-layerwise layerwise async
+cp l  several   o  *  : context-parallel-layerwise layerwise async
+cp l  recurrent -  *  : context-parallel-layerwise layerwise async
+cp l  recurrent o  *  : context-parallel-layerwise layerwise async
 """
 """Written by hand. A line that changes is a change for users: see the changelog."""
 
@@ -78,8 +79,11 @@ def expected() -> dict[Facts, tuple[str, Saves, Loads]]:
         )
         full_mode = (name, Saves[saves.upper()], Loads[loads.upper()])
         mock = ("mock", Saves.NOTHING, Loads.CLAIMED)
-        for is_mock, (name, saves, loads) in ((False, full_mode), (True, mock)):
-            one = attrs.evolve(facts, is_mock=is_mock)
+        caches = {"-": (False,), "c": (True,), "*": (False, True)}[given[4]]
+        for local_cache, (is_mock, (name, saves, loads)) in itertools.product(
+            caches, ((False, full_mode), (True, mock))
+        ):
+            one = attrs.evolve(facts, is_mock=is_mock, local_cache=local_cache)
             table[one] = (name, saves, loads)
             table[attrs.evolve(one, kv_role="kv_producer")] = (
                 name,
@@ -99,7 +103,7 @@ class TestTable:
         """S4-32: for each combination of flags and facts the mode is that of the table
         in this file, which changes only together with the changelog."""
         table = expected()
-        assert 2 * 2 * 2 * 3 * 2 * 3 == len(table)
+        assert 2 * 2 * 2 * 3 * 2 * 2 * 3 == len(table)
         assert set(table) == set(all_facts())
         found = {}
         for facts in all_facts():
@@ -146,7 +150,8 @@ class TestTable:
 
     def test_layerwise_is_as_asked_for_saves_and_as_possible_for_loads(self):
         """Saves are layer-wise wherever that is asked for; loads only where a failure
-        can be told: full attention alone, one batch at a time, no context ranks."""
+        can be told and harms nobody else: full attention alone, one batch at a time, no
+        context ranks, no cache of the engine's."""
         for facts in all_facts():
             mode = choose_mode(facts)
             if facts.is_mock:
@@ -159,6 +164,7 @@ class TestTable:
                 and facts.shape is Shape.SINGLE
                 and not facts.overlapping_batches
                 and not facts.context_parallel
+                and not facts.local_cache
                 and facts.kv_role != "kv_producer"
             )
             assert possible == (mode.loads is Loads.LAYERWISE)
@@ -234,6 +240,16 @@ class TestSetup:
         made = setup(tmp_path, plain_cache(), change, **extra)
         assert name == made.mode.name
         assert (role == "kv_producer") is (made.mode.loads is Loads.NOTHING)
+
+    def test_engine_that_caches_blocks_itself_does_not_load_layerwise(self, tmp_path):
+        """The engine keeps blocks in its cache whose load has failed: whoever finds them
+        before they are computed would say something wrong."""
+
+        def change(config):
+            config.cache_config.enable_prefix_caching = True
+
+        made = setup(tmp_path, plain_cache(), change, use_layerwise=True)
+        assert ("layerwise-cached", Loads.ASYNC) == (made.mode.name, made.mode.loads)
 
     def test_engine_that_does_not_say_is_taken_to_overlap(self, tmp_path):
         """An engine without the word for it gets the loads that are always safe."""

@@ -94,6 +94,7 @@ class Facts:
         shape: The layout's groups.
         overlapping_batches: The engine begins a step before it knows how the former
             ended: asynchronous scheduling, or pipeline stages.
+        local_cache: The engine finds blocks again in its own cache.
         kv_role: One of ``ROLES``.
     """
 
@@ -102,6 +103,7 @@ class Facts:
     use_layerwise: bool = False
     shape: Shape = Shape.SINGLE
     overlapping_batches: bool = False
+    local_cache: bool = False
     kv_role: str = attrs.field(default="kv_both", validator=attrs.validators.in_(ROLES))
 
 
@@ -207,6 +209,17 @@ RULES = (
     ),
     Rule(
         Mode(
+            name="layerwise-cached",
+            saves=Saves.LAYERWISE,
+            loads=Loads.ASYNC,
+            reason="The engine's own cache keeps blocks whose load failed, and gives them "
+            "to others before they are computed. Layer-wise loads need "
+            "`--no-enable-prefix-caching`.",
+        ),
+        {"use_layerwise": True, "local_cache": True},
+    ),
+    Rule(
+        Mode(
             name="layerwise",
             saves=Saves.LAYERWISE,
             loads=Loads.LAYERWISE,
@@ -264,6 +277,7 @@ def all_facts() -> Iterator[Facts]:
         "use_layerwise": (False, True),
         "shape": tuple(Shape),
         "overlapping_batches": (False, True),
+        "local_cache": (False, True),
         "kv_role": tuple(ROLES),
     }
     for values in itertools.product(*choices.values()):

@@ -55,6 +55,7 @@ def _facts(
         shape=shape_of(layout),
         # An engine that does not say so is taken for one whose batches overlap.
         overlapping_batches=getattr(vllm_config, "max_concurrent_batches", 2) > 1,
+        local_cache=bool(vllm_config.cache_config.enable_prefix_caching),
         kv_role=vllm_config.kv_transfer_config.kv_role,
     )
 
