@@ -241,7 +241,7 @@ class UCMConfig:
     )
     use_layerwise: bool = _field(
         False,
-        "Save each layer's rows once it has run, and load them so where the model allows.",
+        "Save each layer's rows once it has run; load them so where model and engine can.",
     )
     load_ahead_rows: int = _field(
         1, "Rows that a layer-wise load submits beyond the one waited for.", least=0

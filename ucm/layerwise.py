@@ -146,17 +146,18 @@ class RowLoads:
         self._waited: set[RowId] = set()
         self._fence: Fence | None = None
 
-    def begin(self, groups: Sequence[SpanGroup], fence: Fence) -> None:
+    def begin(self, groups: Sequence[SpanGroup], fence: Fence) -> list[int]:
         """
         Take the loads of a step, a group for each request, and submit their first row.
 
-        What the former step left is ended first.
+        What the former step left is ended first; returns and raises as ``finish``.
         """
-        self.finish()
+        late = self.finish()
         self._groups = list(groups)
         self._waited = set()
         self._fence = fence
         self._submit_until(0)
+        return late
 
     def wait_for(self, layer_name: str) -> None:
         """

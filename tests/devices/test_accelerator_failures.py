@@ -388,6 +388,22 @@ class TestForOnce:
             world.device.close()
             gc.collect()
 
+    def test_loan_outlives_a_device_that_failed_before_a_late_wait(self):
+        """C6 rule 5: an event that a stream still looks for outlives the device, when
+        that has failed and nobody can tell how far its streams are."""
+        with running(NPU, pace=STILL) as world:
+            world.write()
+            event = world.event()
+            world.device.lease(event)
+            world.driver.fail_at("synchronize", 1, stays=False)
+            with pytest.raises(DeviceFailedError):
+                world.device.synchronize()
+            del event
+            world.device.close()
+            gc.collect()
+            world.hardware.drain()
+            world.driver.pins.clear()  # a device that has failed unpins nothing
+
 
 class TestOrder:
     def test_nothing_is_leased_before_register(self):

@@ -126,6 +126,10 @@ class TestScheduler:
         scheduler, _ = halves(recorded.llm)
         assert scheduler.requires_kv_delivery is False
         assert not UCMConnector.requires_piecewise_for_cudagraph({})
+        layerwise = {"use_layerwise": True}
+        assert UCMConnector.requires_piecewise_for_cudagraph(layerwise)
+        mock = {**layerwise, "hit_ratio": 0.5}
+        assert not UCMConnector.requires_piecewise_for_cudagraph(mock)
 
     def test_count_leaves_out_what_the_engine_has(self, recorded: Recorded) -> None:
         """S3-08: only tokens beyond the engine's own hit are promised."""

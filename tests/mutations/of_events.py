@@ -16,6 +16,16 @@ _BOOK_ENDS = "tests/devices/test_event_book.py::TestClose"
 _GAPS = "tests/mutations/test_gaps_devices.py"
 
 EVENTS = (
+    Mutant(
+        name="failed_device_drops_loans",
+        why="A stream that nobody can ask any more waits for an event that is gone.",
+        file=_EVENTS,
+        find="            loan.abandon()\n",
+        replace="            loan.release()\n",
+        killers=(
+            "tests/devices/test_accelerator_failures.py::TestForOnce::test_loan_outlives_a_device_that_failed_before_a_late_wait",
+        ),
+    ),
     # Leases.
     Mutant(
         name="fence_not_waited_for",

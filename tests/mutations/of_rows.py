@@ -268,6 +268,16 @@ ROWS = (
         ),
     ),
     Mutant(
+        name="late_loads_of_a_broken_pass_passed_over",
+        why="The engine keeps what a pass that broke off computed from stale blocks.",
+        file="ucm/integration/vllm/worker.py",
+        find="self._progress.came_late(self._row_loads.begin(groups, fence))",
+        replace="self._row_loads.begin(groups, fence)",
+        killers=(
+            "tests/integration/vllm/test_host_layerwise.py::TestLateLoads::test_late_load_of_a_pass_that_broke_off_is_told_by_the_next",
+        ),
+    ),
+    Mutant(
         name="late_load_told_as_loaded",
         why="The engine keeps what it computed from blocks that were not there.",
         file=_PROGRESS,

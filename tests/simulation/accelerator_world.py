@@ -343,7 +343,9 @@ class AcceleratorWorld(RowKernels):
             self._check_closed()
 
     def _check_closed(self) -> None:
-        """Nothing of ours is left: no event, loan or pin."""
+        """Nothing of ours is left: no event, loan or pin; what has failed keeps loans."""
+        assert not events._ABANDONED or self.accelerator._failure is not None
+        events._ABANDONED.clear()
         self.prover.kept.clear()
         gc.collect()
         left = (self.accelerator.events.num_own, self.accelerator.events.borrowed)

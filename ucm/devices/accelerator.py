@@ -201,7 +201,8 @@ class AcceleratorDevice(PagedDevice[Pages]):
         End the poller, then let go of events, streams and memory.
 
         Idempotent. Events on loan are given a while to pass. Should one not, or the
-        poller's thread not end, nothing is let go of; a later call tries again.
+        poller's thread not end, nothing is let go of; a later call tries again. What a
+        device that has failed has on loan is never let go of.
         """
         if self._has_let_go:
             return
@@ -236,7 +237,8 @@ class AcceleratorDevice(PagedDevice[Pages]):
         except RuntimeError as exc:
             self._fail(exc)
         except DeviceError:  # no event to be had: wait for all instead
-            _give_back(self._held_back, self._synchronized())
+            held_back, self._held_back = self._held_back, []
+            _give_back(held_back, self._synchronized())
         self._poller.wait_idle(_LOAN_TIMEOUT_S)
 
     def _prepare(self, parts: Sequence[Part], num_blocks: int) -> Pages:

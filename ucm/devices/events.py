@@ -37,6 +37,8 @@ __all__ = ["BorrowedEvent", "DoneFence", "EventBook", "FailedFence", "Loan", "an
 _MOST_FREE = 64
 """Events kept for the next record; more are destroyed when they have passed."""
 _UNREADABLE = (AttributeError, TypeError, ValueError)
+_ABANDONED: list[Event] = []
+"""Engines' events that a stream of a failed device may still wait for."""
 
 
 def anew(error: DeviceError) -> DeviceError:
@@ -146,12 +148,27 @@ class BorrowedEvent:
 
     def release(self) -> None:
         """Give the event back. Idempotent; the event itself is its owner's."""
+        self._end()
+
+    def abandon(self) -> None:
+        """
+        End the loan, and keep the event alive for the life of the process.
+
+        For one that a stream waits for and nobody can tell any more for how long.
+        """
+        event = self._end()
+        if event is not None:
+            _ABANDONED.append(event)
+
+    def _end(self) -> Event | None:
+        """End the loan, if it is not over; return the event that it was for."""
         with self._lock:
             if self.state is Loan.RELEASED:
-                return
+                return None
             self.state = Loan.RELEASED
-            self._event = None
+            event, self._event = self._event, None
         self._on_release(self)
+        return event
 
 
 class EventBook:
@@ -259,7 +276,7 @@ class EventBook:
 
     def close(self) -> None:
         """
-        Forget all events, ours and others'.
+        Forget all events of ours, and abandon those that are still on loan.
 
         Nothing is asked of the driver, which may be gone; dropping the last reference
         to an event of ours destroys it. Idempotent.
@@ -269,7 +286,7 @@ class EventBook:
             self._free.clear()
             self._own.clear()
         for loan in loans:
-            loan.release()
+            loan.abandon()
 
     def _check_fresh(self, event: Event, handle: int) -> None:
         try:

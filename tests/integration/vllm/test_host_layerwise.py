@@ -3,6 +3,7 @@
 
 from collections import Counter
 
+import attrs
 import pytest
 
 from tests.integration.vllm.host_kit import world
@@ -89,3 +90,23 @@ class TestLateLoads:
             (failure,) = decode_report(report.payloads[0]).failures
             assert (UNASKED, b"") == (failure.reason, failure.bad_hash)
             assert {0} == set(half.counts().values())
+
+    def test_late_load_of_a_pass_that_broke_off_is_told_by_the_next(self) -> None:
+        """S4-13: a load behind its layer is told as failed also when its own step never
+        came to its end."""
+        mode = choose_mode(Facts(use_layerwise=True))
+        with working(mode=mode, config={"load_ahead_rows": 9}) as half:
+            save = an_order(1, TransferKind.SAVE, range(2))
+            step(half, StepPlan(step=1, saves=(save,)))
+            assert half._runtime.flush(5.0)
+            load = an_order(2, TransferKind.LOAD, range(9, 11))
+            plan = StepPlan(step=2, loads=(load,), keyspace_digest=KEYSPACE.digest)
+            half.bind(PlanEnvelope(encode(plan)))
+            half.start_loads(is_idle=False)
+            half.wait_for_layer(LAYERS[0])
+            assert half._runtime.flush(5.0)
+            another = attrs.evolve(
+                an_order(3, TransferKind.LOAD, range(11, 13)), request_id="r2"
+            )
+            step(half, StepPlan(step=3, loads=(another,)))
+            assert {9, 10} <= half.bad_blocks()

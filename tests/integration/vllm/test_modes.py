@@ -146,7 +146,6 @@ class TestTable:
             assert (mode.loads is Loads.CLAIMED) <= mode.is_mock
             if mode.is_mock:
                 assert Saves.NOTHING is mode.saves
-                assert not mode.hooks_layers
 
     def test_layerwise_is_as_asked_for_saves_and_as_possible_for_loads(self):
         """Saves are layer-wise wherever that is asked for; loads only where a failure
@@ -168,7 +167,6 @@ class TestTable:
                 and facts.kv_role != "kv_producer"
             )
             assert possible == (mode.loads is Loads.LAYERWISE)
-            assert mode.hooks_layers == (possible or mode.saves is Saves.LAYERWISE)
 
     def test_unknown_role_is_refused(self):
         """A role that is not in the table is no fact."""

@@ -126,11 +126,6 @@ class Mode:
     reason: str
     is_mock: bool = False
 
-    @property
-    def hooks_layers(self) -> bool:
-        """Whether a layer's own hooks have work in the forward pass."""
-        return self.saves is Saves.LAYERWISE or self.loads is Loads.LAYERWISE
-
 
 @attrs.frozen
 class Rule:

@@ -129,12 +129,13 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         """
         Return whether layers call hooks within the forward pass: layer-wise modes.
 
-        A graph of the whole pass would replay without them.
+        A graph of the whole pass would replay without them. A mock has no such mode.
 
         Raises:
             ConfigError: A setting cannot be used.
         """
-        return UCMConfig.from_mapping(extra_config or {}).use_layerwise
+        config = UCMConfig.from_mapping(extra_config or {})
+        return config.use_layerwise and config.hit_ratio is None
 
     # Worker.
 

@@ -131,10 +131,15 @@ class WorkerHalf:
 
     def start_loads(self, *, is_idle: bool) -> None:
         """
-        Submit the plan's loads. Never blocks.
+        Submit the plan's loads.
+
+        Blocks only in layer-wise modes, for loads that a step which broke off has left.
 
         Args:
             is_idle: This step computes nothing; ``finished`` may then wait a moment.
+
+        Raises:
+            DeviceTimeoutError: See ``wait_for_layer``.
         """
         plan = self._plan
         if plan is None or plan.step == self._loaded_step:
@@ -148,7 +153,8 @@ class WorkerHalf:
             groups = self._orders.grouped(
                 plan.keyspace_digest, plan.loads, lambda order: order.request_id
             )
-            self._row_loads.begin(groups, _fence_or_failure(self._device.lease))
+            fence = _fence_or_failure(self._device.lease)
+            self._progress.came_late(self._row_loads.begin(groups, fence))
 
     def wait_for_layer(self, layer_name: str) -> None:
         """
@@ -198,7 +204,11 @@ class WorkerHalf:
         Return the requests that are through: saves released, loads over, loads failed.
 
         A failed load is in both of the latter. Each is told once. In a step that
-        computes nothing, waits up to 2 ms for what the engine waits for.
+        computes nothing, waits up to 2 ms for what the engine waits for. In layer-wise
+        modes, blocks until nothing writes the blocks of the step's loads any more.
+
+        Raises:
+            DeviceTimeoutError: See ``wait_for_layer``.
         """
         if self._is_idle:
             self.submit_saves()  # older engines do not ask for it in such a step
