@@ -37,21 +37,21 @@ NUM_BLOCKS = 64
 NUM_ROWS = 3
 PAGE_BYTES = 512
 LAYERS = tuple(f"layer.{row}" for row in range(NUM_ROWS))
-LAYOUT = KVLayout(
-    groups=(
-        GroupLayout(
-            group_id=GroupId(0),
-            kind=GroupKind.FULL,
-            block_tokens=16,
-            rows=tuple(
-                RowLayout(row_id=RowId(row), page_bytes=PAGE_BYTES, layer_names=(name,))
-                for row, name in enumerate(LAYERS)
-            ),
-        ),
-    ),
-    hash_block_tokens=16,
-    engine_tag="test",
-)
+
+
+def layout_of(page_bytes: int) -> KVLayout:
+    """Return one full-attention group of a row for each layer."""
+    rows = (
+        RowLayout(row_id=RowId(row), page_bytes=page_bytes, layer_names=(name,))
+        for row, name in enumerate(LAYERS)
+    )
+    group = GroupLayout(
+        group_id=GroupId(0), kind=GroupKind.FULL, block_tokens=16, rows=tuple(rows)
+    )
+    return KVLayout(groups=(group,), hash_block_tokens=16, engine_tag="test")
+
+
+LAYOUT = layout_of(PAGE_BYTES)
 BLOCK_BYTES = LAYOUT.max_block_bytes
 KEYSPACE_DIGEST = bytes(range(16))
 _PACKER = KeyPacker(KEYSPACE_DIGEST, GroupId(0), ShardId(0))

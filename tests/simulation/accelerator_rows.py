@@ -10,7 +10,6 @@ import functools
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -24,47 +23,22 @@ from tests.simulation.contents import (
     NUMBERS,
     WrongBytesError,
 )
-from tests.simulation.runtime_world import RuntimeWorld, Transfer
-from ucm.blocks import RowId
+from tests.simulation.row_world import RowLoad, RowWorld, group_of
+from tests.simulation.runtime_world import Transfer
 from ucm.devices.abc import Fence
 from ucm.devices.events import FailedFence
-from ucm.errors import DeviceError, DeviceTimeoutError
-from ucm.layerwise import RowLoads, SpanGroup
+from ucm.errors import DeviceError
+from ucm.layerwise import RowLoads
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.runtime import Order
 
 __all__ = ["RowKernels"]
 
-_LONGEST_WAIT_S = 75.0
 
-
-@attrs.define
-class _RowLoad:
-    """
-    A load that layers wait for.
-
-    Args:
-        order: Its blocks and keys.
-        numbers: What is to be in each block.
-        wrong: What a kernel read that was none of it.
-        is_unasked: A layer ran without having waited.
-        is_late: The engine was told so when its pass was over.
-        is_over: Its pass ended well.
-        is_well: The last word was that it is loaded.
-    """
-
-    order: Order
-    numbers: Sequence[int]
-    wrong: str = ""
-    is_unasked: bool = False
-    is_late: bool = False
-    is_over: bool = False
-    is_well: bool = False
-
-
-class RowKernels(RuntimeWorld):
+class RowKernels(RowWorld):
     """Acts of an engine whose kernels run late, ``pages[row, :, block]`` its memory."""
 
+    patience_s = 5.0
     parts: Parts
     prover: Prover
     pages: npt.NDArray[np.uint8]
@@ -78,11 +52,6 @@ class RowKernels(RuntimeWorld):
         self.row_saves = self.parts.row_saves(self.runtime, LAYOUT)
         ahead = self.dice.randrange(NUM_ROWS + 1)
         self.row_loads = RowLoads(self.runtime, LAYOUT, ahead)
-        self.row_loading: dict[int, _RowLoad] = {}
-
-    @abstractmethod
-    def _blocks_to_write(self) -> list[int]:
-        """Choose blocks that no load fills, and fence those that saves may read."""
 
     @abstractmethod
     def _new_number(self) -> int:
@@ -104,16 +73,15 @@ class RowKernels(RuntimeWorld):
     def _poison(self, block: int) -> None:
         """Overwrite a block that is ours no more."""
 
-    @abstractmethod
-    def _may_stand_still(self) -> bool:
-        """Whether a copy may not end in time."""
-
     def _forward(self) -> None:
         """Run the layers one after the other; each loads and saves its own row."""
         self.prover.begin_step()
-        requests = [self._new_loads() for _ in range(self.dice.choice([0, 1, 2]))]
+        requests = [
+            self._new_loads(self._loadable())
+            for _ in range(self.dice.choice([0, 1, 2]))
+        ]
         loads = [load for request in requests for load in request]
-        groups = [_group(*(load.order for load in each)) for each in requests if each]
+        groups = [group_of(*(load.order for load in each)) for each in requests if each]
         fence = _fence(self.prover.before_load)
         if not self._timed(lambda: self.row_loads.begin(groups, fence)):
             self._never_begun([load.order for load in loads])
@@ -155,7 +123,7 @@ class RowKernels(RuntimeWorld):
                 self.transfers[transfer_id].rows_left = set(range(NUM_ROWS))
                 self.by_rows.add(transfer_id)
         self.saved += numbers
-        self.row_saves.begin([_group(*saves)] if saves else [])
+        self.row_saves.begin([group_of(*saves)] if saves else [])
         return saves
 
     def _save_row(self, row: int, layer: str, saves: list[Order]) -> None:
@@ -165,7 +133,7 @@ class RowKernels(RuntimeWorld):
             self.row_saves.layer_done(layer, lambda: _fence(self.prover.after_write))
 
     def _read_row(
-        self, row: int, layer: str, ends_at: int, loads: Sequence[_RowLoad]
+        self, row: int, layer: str, ends_at: int, loads: Sequence[RowLoad]
     ) -> int:
         """Let kernels read a row once it is there; return how far the pass may go."""
         if row >= ends_at:
@@ -183,17 +151,17 @@ class RowKernels(RuntimeWorld):
                 self._launch(block, kernel)
         return NUM_ROWS
 
-    def _compare_row(self, load: _RowLoad, block: int, row: int, number: int) -> None:
+    def _compare_row(self, load: RowLoad, block: int, row: int, number: int) -> None:
         found = self.pages[row, :, block].reshape(-1)
         if not np.array_equal(CONTENTS[number][row], found):
             load.wrong = f"row {row} of block {block} was read as other bytes"
         self._judge(load)
 
-    def _judge(self, load: _RowLoad) -> None:
+    def _judge(self, load: RowLoad) -> None:
         if load.is_well and load.wrong:
             self.wrong.append(WrongBytesError(load.wrong))
 
-    def _finish_loads(self, loads: Sequence[_RowLoad]) -> None:
+    def _finish_loads(self, loads: Sequence[RowLoad]) -> None:
         """End the pass: its loads are over, and whoever gets their blocks may write."""
         late: list[int] = []
         if not self._timed(lambda: late.extend(self.row_loads.finish())):
@@ -214,27 +182,14 @@ class RowKernels(RuntimeWorld):
             left = self.transfers.get(load.order.transfer_id)
             assert left is None or left.outcome, "a load is not over"
 
-    def _new_loads(self) -> list[_RowLoad]:
-        """Return the loads of a request."""
-        blocks = self._blocks_to_write()
+    def _loadable(self) -> list[int]:
+        """Return contents that a request may ask for; as a rule they are stored."""
         stored = [NUMBERS[key] for key in self.inner._entries]
-        known = sorted(set(stored if self.dice.random() < 0.9 else self.saved))
-        if not blocks or len(known) < len(blocks):
-            return []
-        numbers = self.dice.sample(known, len(blocks))
-        cut = self.dice.randrange(1, len(blocks) + 1)
-        loads = []
-        for part in (slice(cut), slice(cut, None)):
-            if not blocks[part]:
-                continue
-            order = self._order(Direction.LOAD, blocks[part], numbers[part])
-            loads.append(_RowLoad(order, numbers[part]))
-            self.by_rows.add(order.transfer_id)
-            self.row_loading[order.transfer_id] = loads[-1]
-            self.loading.update(blocks[part])
-            for block in blocks[part]:
-                self.content[block] = None
-        return loads
+        return sorted(set(stored if self.dice.random() < 0.9 else self.saved))
+
+    def _to_be_loaded(self, block: int) -> None:
+        self.loading.add(block)
+        self.content[block] = None
 
     def _row_load_over(self, transfer: Transfer) -> bool:
         """Look at a load whose pass ended well; False if it is another one."""
@@ -260,26 +215,6 @@ class RowKernels(RuntimeWorld):
         """Forget what nobody has heard of."""
         for order in orders:
             del self.transfers[order.transfer_id]
-
-    def _timed(self, wait: Callable[[], object]) -> bool:
-        """Do what may block the engine; it must end. Return whether it did well."""
-        start = self.simulation.now
-        try:
-            wait()
-        except DeviceTimeoutError:
-            assert self._may_stand_still(), "a wait failed for no reason"
-            self.seen["engine gave up"] += 1
-            return False
-        finally:
-            took = self.simulation.now - start
-            limit = 4 * _LONGEST_WAIT_S if self._may_stand_still() else 5.0
-            assert took < limit, f"the engine stood still for {took} s"
-        return True
-
-
-def _group(*orders: Order) -> SpanGroup:
-    rows = [RowId(row) for row in range(NUM_ROWS)]
-    return SpanGroup([order.transfer_id for order in orders], rows, iter(orders))
 
 
 def _fence(make_fence: Callable[[], Fence | None]) -> Fence:

@@ -9,31 +9,30 @@ too late or from somewhere else is seen.
 import numpy as np
 import numpy.typing as npt
 
-from tests.rig import keys_of
-from ucm.blocks import GroupId, RowId
-from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
+from tests.rig import LAYERS, NUM_ROWS, keys_of, layout_of
+
+__all__ = [
+    "BLOCK_BYTES",
+    "CONTENTS",
+    "KEYS",
+    "LAYERS",
+    "LAYOUT",
+    "NEVER",
+    "NUMBERS",
+    "NUM_BLOCKS",
+    "NUM_CONTENTS",
+    "NUM_ROWS",
+    "PAGE_BYTES",
+    "POISON",
+    "WrongBytesError",
+    "check_bytes",
+]
 
 NUM_BLOCKS = 24
-NUM_ROWS = 3
 PAGE_BYTES = 64
 BLOCK_BYTES = NUM_ROWS * PAGE_BYTES
 NUM_CONTENTS = 1024
-LAYERS = tuple(f"layer.{row}" for row in range(NUM_ROWS))
-LAYOUT = KVLayout(
-    groups=(
-        GroupLayout(
-            group_id=GroupId(0),
-            kind=GroupKind.FULL,
-            block_tokens=16,
-            rows=tuple(
-                RowLayout(row_id=RowId(row), page_bytes=PAGE_BYTES, layer_names=(name,))
-                for row, name in enumerate(LAYERS)
-            ),
-        ),
-    ),
-    hash_block_tokens=16,
-    engine_tag="test",
-)
+LAYOUT = layout_of(PAGE_BYTES)
 POISON = 0xDB
 NEVER = np.full((NUM_ROWS, PAGE_BYTES), POISON, dtype=np.uint8)
 KEYS = keys_of(*range(NUM_CONTENTS))

@@ -8,7 +8,6 @@ bytes than those under its key. Some saves never get their last row; some passes
 the middle. Loads are read row by row while the rest of them is still on its way.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -25,17 +24,16 @@ from tests.simulation.contents import (
     WrongBytesError,
     check_bytes,
 )
-from tests.simulation.runtime_world import RuntimeWorld, Transfer
+from tests.simulation.row_world import RowLoad, RowWorld, group_of
+from tests.simulation.runtime_world import Transfer
 from ucm.blocks import RowId
-from ucm.errors import DeviceTimeoutError
 from ucm.intake import UNFINISHED
-from ucm.layerwise import RowLoads, RowSaves, SpanGroup
+from ucm.layerwise import RowLoads, RowSaves
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.runtime import Order
 
 __all__ = ["RowActs"]
 
-_LONGEST_WAIT_S = 75.0
 _NUM_KEYS = 40
 _PAUSES_S = (0.0, 0.0, 0.0, 1e-4, 0.02, 1.0)
 
@@ -58,29 +56,7 @@ class _RowSave:
     is_lost: bool = False
 
 
-@attrs.define
-class _RowLoad:
-    """
-    A load that layers wait for.
-
-    Args:
-        order: Its blocks and keys.
-        numbers: What is to be in each block.
-        wrong: What a layer read that was none of it.
-        is_unasked: A layer ran without having waited.
-        is_late: The engine was told so when its pass was over.
-        landed: The blocks when the pass was over.
-    """
-
-    order: Order
-    numbers: Sequence[int]
-    wrong: str = ""
-    is_unasked: bool = False
-    is_late: bool = False
-    landed: list[npt.NDArray[np.uint8]] = attrs.Factory(list)
-
-
-class RowActs(RuntimeWorld):
+class RowActs(RowWorld):
     """Acts of an engine that computes at once, ``pages[row, block]`` being its memory."""
 
     pages: npt.NDArray[np.uint8]
@@ -92,11 +68,6 @@ class RowActs(RuntimeWorld):
         ahead = self.dice.randrange(NUM_ROWS + 1)
         self.row_loads = RowLoads(self.runtime, LAYOUT, ahead)
         self.partial: list[_RowSave] = []
-        self.row_loading: dict[int, _RowLoad] = {}
-
-    @abstractmethod
-    def _blocks_to_write(self) -> list[int]:
-        """Choose blocks that no load fills, and fence those that saves may read."""
 
     def _row_acts(self) -> Sequence[Callable[[], None]]:
         return self._begin_rows, self._more_rows, self._more_rows, self._forward
@@ -183,15 +154,23 @@ class RowActs(RuntimeWorld):
 
     # A forward pass.
 
+    def _to_be_loaded(self, block: int) -> None:
+        self.expected[block] = None
+
+    def _loadable(self) -> Sequence[int]:
+        """Return contents that a request may ask for; as a rule they are stored."""
+        stored = sorted(NUMBERS[key] for key in self.inner._entries)
+        return stored if self.dice.random() < 0.8 else range(_NUM_KEYS)
+
     def _forward(self) -> None:
         """Run the layers one after the other; each loads and saves its own row."""
-        requests = [self._new_loads() for _ in range(2)]
+        requests = [self._new_loads(self._loadable()) for _ in range(2)]
         loads = [load for request in requests for load in request]
         dice = self.dice
         blocks = self._blocks_to_write()
         cut = dice.randrange(1, len(blocks) + 1) if blocks else 0
         saves = [self._new_save(part) for part in (blocks[:cut], blocks[cut:]) if part]
-        groups = [_group(*(load.order for load in each)) for each in requests if each]
+        groups = [group_of(*(load.order for load in each)) for each in requests if each]
         fence = self.device.lease(None)
         if not self._timed(lambda: self.row_loads.begin(groups, fence)):
             self._never_begun(loads, saves)
@@ -199,7 +178,9 @@ class RowActs(RuntimeWorld):
         for save in saves:
             save.left = list(range(NUM_ROWS))
         self.partial += saves  # for whoever takes their blocks
-        self.row_saves.begin([_group(*(save.order for save in saves))] if saves else [])
+        self.row_saves.begin(
+            [group_of(*(save.order for save in saves))] if saves else []
+        )
         ends_at = dice.randrange(NUM_ROWS) if dice.random() < 0.1 else NUM_ROWS
         for row, layer in enumerate(LAYERS[:ends_at]):
             if not self._run_layer(row, layer, loads, saves):
@@ -216,7 +197,7 @@ class RowActs(RuntimeWorld):
         self.row_saves.finish(lambda: self.device.lease(None))
         self._finish_loads(loads)
 
-    def _never_begun(self, loads: list[_RowLoad], saves: list[_RowSave]) -> None:
+    def _never_begun(self, loads: list[RowLoad], saves: list[_RowSave]) -> None:
         """Forget what nobody has heard of."""
         orders = [load.order for load in loads] + [save.order for save in saves]
         for order in orders:
@@ -227,7 +208,7 @@ class RowActs(RuntimeWorld):
                 self.expected[block] = self.pages[:, block].copy()
 
     def _run_layer(
-        self, row: int, layer: str, loads: list[_RowLoad], saves: list[_RowSave]
+        self, row: int, layer: str, loads: list[RowLoad], saves: list[_RowSave]
     ) -> bool:
         if self.dice.random() < 0.95:
             if not self._timed(lambda: self.row_loads.wait_for(layer)):
@@ -255,7 +236,7 @@ class RowActs(RuntimeWorld):
         if dice.random() < 0.5:
             self.simulation.sleep(dice.choice(_PAUSES_S))
 
-    def _finish_loads(self, loads: list[_RowLoad]) -> None:
+    def _finish_loads(self, loads: list[RowLoad]) -> None:
         """End the pass: its loads are over, and whoever gets their blocks may write."""
         late: list[int] = []
         if not self._timed(lambda: late.extend(self.row_loads.finish())):
@@ -272,42 +253,6 @@ class RowActs(RuntimeWorld):
         for load in loads:  # word that the blocks are free may still be on its way
             left = self.transfers.get(load.order.transfer_id)
             assert left is None or left.outcome, "a load is not over"
-
-    def _new_loads(self) -> list[_RowLoad]:
-        """Return the loads of a request."""
-        blocks = self._blocks_to_write()
-        stored = sorted(NUMBERS[key] for key in self.inner._entries)
-        known = stored if self.dice.random() < 0.8 else range(_NUM_KEYS)
-        if not blocks or len(known) < len(blocks):
-            return []
-        numbers = self.dice.sample(known, len(blocks))
-        for block in blocks:
-            self.expected[block] = None
-        cut = self.dice.randrange(1, len(blocks) + 1)
-        loads = []
-        for at in (slice(cut), slice(cut, None)):
-            if not blocks[at]:
-                continue
-            order = self._order(Direction.LOAD, blocks[at], numbers[at])
-            loads.append(_RowLoad(order, numbers[at]))
-            self.by_rows.add(order.transfer_id)
-            self.row_loading[order.transfer_id] = loads[-1]
-        return loads
-
-    def _timed(self, wait: Callable[[], object]) -> bool:
-        """Do what may block the engine; it must end. Return whether it did well."""
-        start = self.simulation.now
-        try:
-            wait()
-        except DeviceTimeoutError:
-            assert self._has_hung(), "a wait failed for no reason"
-            self.seen["engine gave up"] += 1
-            return False
-        finally:
-            took = self.simulation.now - start
-            limit = 4 * _LONGEST_WAIT_S if self._has_hung() else 2.0
-            assert took < limit, f"the engine stood still for {took} s"
-        return True
 
     def _row_load_over(self, transfer: Transfer) -> bool:
         """Look at a load that layers waited for; False if it is another one."""
@@ -326,8 +271,3 @@ class RowActs(RuntimeWorld):
             for block in load.order.span.block_ids:
                 self.expected[block] = self.pages[:, block].copy()
         return True
-
-
-def _group(*orders: Order) -> SpanGroup:
-    rows = [RowId(row) for row in range(NUM_ROWS)]
-    return SpanGroup([order.transfer_id for order in orders], rows, iter(orders))
