@@ -202,8 +202,8 @@ EVENTS = (
         name="event_kept_after_its_release",
         why="The engine's events live until the process ends.",
         file=_EVENTS,
-        find="            self._event = None\n",
-        replace="            pass\n",
+        find="            event, self._event = self._event, None\n",
+        replace="            event = self._event\n",
         killers=(f"{_LOAN}::test_loans_of_one_event_are_counted",),
     ),
     Mutant(
@@ -254,11 +254,11 @@ EVENTS = (
     ),
     Mutant(
         name="loans_outlive_the_book",
-        why="Closing leaves the engine's events alive.",
+        why="A device that was closed goes on counting what it has on loan.",
         file=_EVENTS,
         find="""\
         for loan in loans:
-            loan.release()
+            loan.abandon()
 """,
         replace="",
         killers=(f"{_BOOK_ENDS}::test_both_sides_are_empty",),

@@ -38,6 +38,24 @@ LANES = (
         killers=(f"{_LANES}::TestOrder::test_items_pass_in_order",),
     ),
     Mutant(
+        name="copy_thread_waits_for_the_loop",
+        why="Between two spans of a request its copy thread stands still.",
+        file=_LANE,
+        find="most = _AHEAD if segment.is_copy else 1",
+        replace="most = 1",
+        killers=(
+            f"{_LANES}::TestOrder::test_copy_thread_has_the_next_item_before_it_is_through",
+        ),
+    ),
+    Mutant(
+        name="lane_waits_for_several_at_once",
+        why="A later item whose event passes first overtakes the one before it.",
+        file=_LANE,
+        find="most = _AHEAD if segment.is_copy else 1",
+        replace="most = _AHEAD",
+        killers=(f"{_LANES}::TestOrder::test_items_pass_in_order",),
+    ),
+    Mutant(
         name="given_up_item_blocks_its_lane",
         why="One span that was given up holds up all that the request saves later.",
         file=_LANE,

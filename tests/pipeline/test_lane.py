@@ -55,6 +55,18 @@ class CopyWait(Wait):
     awaits_copy = True
 
 
+class Ready(Wait):
+    """Has nothing to wait for."""
+
+    def try_now(self, given):
+        """Let the item pass."""
+        return given
+
+    async def run(self, given):
+        """Never be asked."""
+        raise AssertionError("it was waited for")
+
+
 class Work(CopyStage):
     """Notes the ticket, or raises what the test planned for it."""
 
@@ -74,19 +86,26 @@ class Work(CopyStage):
 class Lane:
     """A lane, and all that it told."""
 
-    def __init__(self, runner, wait, plans):
+    def __init__(self, runner, wait, plans, depth):
         self.settled, self.quarantined, self.left = [], [], []
         chain = Chain.start(wait).then(Work(plans))
         self.lane = RequestLane(
             make_ticket().lane_key,
             chain.segments(),
             runner,
-            depth=2,
+            depth=depth,
             stuck_after=0.01,
             settle=self.settle,
             quarantine=lambda ticket: self.quarantined.append(ticket.transfer_id),
             on_left=lambda lane, _: self.left.append(lane.num_items),
         )
+
+    @property
+    def running(self):
+        """The tickets that are in each segment."""
+        return [
+            [run.ticket.transfer_id for run in runs] for runs in self.lane._running
+        ]
 
     def settle(self, ticket, outcome):
         """Note a ticket's end and settle it."""
@@ -104,7 +123,7 @@ class Lane:
 
 
 @contextlib.asynccontextmanager
-async def serving(plans=None, wait=None):
+async def serving(plans=None, wait=None, depth=2):
     """Serve a lane over a real copy thread until it is empty."""
     copy = CopyThread("ucm-test", asyncio.get_running_loop(), lambda _: None)
     copy.start()
@@ -127,7 +146,7 @@ async def serving(plans=None, wait=None):
                 runner = Runner(
                     {Direction.SAVE: {"copy": copy}}, group, lambda: woken.set()
                 )
-                lane = Lane(runner, wait or Wait(), plans or {})
+                lane = Lane(runner, wait or Wait(), plans or {}, depth)
                 group.start_soon(serve)
                 yield lane
                 closing.append(True)
@@ -167,20 +186,29 @@ class TestOrder:
     async def test_item_that_waits_for_nothing_needs_no_task(self):
         """A segment whose stage has nothing to wait for is over at once: the item is
         with the copy thread when it is put in."""
-
-        class Ready(Wait):
-            def try_now(self, given):
-                return given
-
-            async def run(self, given):
-                raise AssertionError("it was waited for")
-
         async with serving(wait=Ready()) as lane:
             lane.put(1)
-            assert [None, 1] == [
-                run and run.ticket.transfer_id for run in lane.lane._running
-            ]
+            assert [[], [1]] == lane.running
         assert [(1, DONE)] == lane.settled
+
+    async def test_copy_thread_has_the_next_item_before_it_is_through(self):
+        """A copy thread need not stand still until the loop has taken back what it has
+        done: the lane's next item is with it by then, and no third one."""
+        async with serving(wait=Ready(), depth=3) as lane:
+            for number in (1, 2, 3):
+                lane.put(number)
+            assert [[], [1, 2]] == lane.running
+        assert [(1, DONE), (2, DONE), (3, DONE)] == lane.settled
+
+    async def test_one_item_at_a_time_waits(self):
+        """What waits on the loop is one item of a lane; the others stand behind it."""
+        fence = HandFence()
+        async with serving() as lane:
+            lane.put(1, fence)
+            lane.put(2)
+            assert [[1], []] == lane.running
+            fence.open()
+        assert [(1, DONE), (2, DONE)] == lane.settled
 
 
 class TestErrors:

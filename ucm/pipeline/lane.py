@@ -2,8 +2,9 @@
 """
 One request's way through a chain.
 
-A lane has a bounded queue in front of each segment, and at most one item in it: while a
-copy thread works on one span, the next already waits for its event. Items of a lane pass
+A lane has a bounded queue in front of each segment. A copy thread is given the lane's
+next item while it works on the one before, so that it does not stand still until the
+loop has taken that back; other segments have one item at a time. Items of a lane pass
 each stage in order; lanes do not know each other. A lane lives while it has items.
 
 All of it runs on the loop thread, in the pipeline's one task.
@@ -46,6 +47,8 @@ _REASONS: dict[type[Exception], str] = {
 }
 
 
+_AHEAD = 2
+"""Items of a lane that one copy segment may have, the second behind the first."""
 _TOO_LATE = Outcome(OutcomeKind.CANCELLED, "deadline")
 
 
@@ -87,7 +90,7 @@ class RequestLane:
         self._on_left = on_left
         # Never longer than the lane is deep.
         self._waiting: list[deque[Carrier]] = [deque() for _ in segments]
-        self._running: list[Run | None] = [None] * len(segments)
+        self._running: list[list[Run]] = [[] for _ in segments]
 
     @property
     def has_room(self) -> bool:
@@ -108,8 +111,8 @@ class RequestLane:
         ``stuck_after`` too, all its segments together, is quarantined. It was seen to
         be late before: a loop that was held up looks at its fence first.
         """
-        for run in self._running:
-            if run is None or now <= run.ticket.deadline:
+        for run in [run for runs in self._running for run in runs]:
+            if now <= run.ticket.deadline:
                 continue
             ticket = run.ticket
             is_free = ticket.guard.revoke("deadline")
@@ -129,12 +132,14 @@ class RequestLane:
         self._start(at)
 
     def _start(self, at: int) -> None:
-        """Run the next item's segment if none is in it."""
-        waiting = self._waiting[at]
-        while waiting and self._running[at] is None:
-            run = Run(self._segments[at], at, waiting.popleft(), self._over)
+        """Let the next items into a segment if it has room."""
+        waiting, running = self._waiting[at], self._running[at]
+        segment = self._segments[at]
+        most = _AHEAD if segment.is_copy else 1
+        while waiting and len(running) < most:
+            run = Run(segment, at, waiting.popleft(), self._over)
             ticket = run.ticket
-            is_begun = run.segment.awaits_copy and ticket.guard.is_copying
+            is_begun = segment.awaits_copy and ticket.guard.is_copying
             if ticket.outcome is not None and not is_begun:
                 self._leave(run)  # a begun copy is waited for even then
                 continue
@@ -142,14 +147,14 @@ class RequestLane:
                 self._settle(ticket, _TOO_LATE)
                 self._leave(run)
                 continue
-            self._running[at] = run
+            running.append(run)
             self._runner.start(run)
             if run.is_over:
                 self._over(run)
 
     def _over(self, run: Run) -> None:
         """Let an item go on, or leave, and the next one in."""
-        self._running[run.at] = None
+        self._running[run.at].remove(run)
         done = run.result
         if done is None:
             self._fail(run)
@@ -163,7 +168,7 @@ class RequestLane:
 
     def _give_up(self, run: Run) -> None:
         run.give_up()
-        self._running[run.at] = None
+        self._running[run.at].remove(run)
 
     def _leave(self, run: Run) -> None:
         self.num_items -= 1

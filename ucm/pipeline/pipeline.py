@@ -39,7 +39,7 @@ from ucm.threads import SYSTEM, Threads
 
 __all__ = ["Pipeline"]
 
-_LANE_DEPTH = 2
+_LANE_DEPTH = 3
 _SWEEP_S = 0.05
 
 
