@@ -108,7 +108,7 @@ ROWS = (
         name="waits_for_all_rows",
         why="The first layer waits for the last one's row: no overlap is left.",
         file=_TICKETS,
-        find="self._rows_left.isdisjoint(row_ids)",
+        find="frozenset(self._rows_left).isdisjoint(row_ids)",
         replace="not self._rows_left",
         killers=(f"{_WAITS}::test_layer_does_not_wait_for_rows_of_others",),
     ),

@@ -103,9 +103,7 @@ class Lane:
     @property
     def running(self):
         """The tickets that are in each segment."""
-        return [
-            [run.ticket.transfer_id for run in runs] for runs in self.lane._running
-        ]
+        return [[run.ticket.transfer_id for run in runs] for runs in self.lane._running]
 
     def settle(self, ticket, outcome):
         """Note a ticket's end and settle it."""

@@ -162,7 +162,8 @@ class _CountingGather(Gather):
     def run(self, given: Ready) -> Gathered:
         """Take a row for copied as soon as its copy was submitted."""
         gathered = super().run(given)
-        given.ticket._rows_left.difference_update(given.row_ids)
+        ticket = given.ticket
+        ticket._rows_left = frozenset(ticket._rows_left).difference(given.row_ids)
         return gathered
 
 

@@ -163,7 +163,7 @@ class Ticket:
         self.generation = generation
         self.span = span
         self.row_ids = row_ids
-        self._rows_left = set(row_ids)
+        self._rows_left: Collection[RowId] = row_ids  # a set takes 2 KB
         self.block_bytes = block_bytes
         self.accepted_at = accepted_at
         self.clock = clock
@@ -218,7 +218,7 @@ class Ticket:
             Whether these were the last ones: the ticket is whole.
         """
         with self._changed:
-            self._rows_left.difference_update(row_ids)
+            self._rows_left = frozenset(self._rows_left).difference(row_ids)
             whole = not self._rows_left
             self._changed.notify_all()
         self.guard.end(last=whole)
@@ -233,7 +233,8 @@ class Ticket:
         """
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._is_told or self._rows_left.isdisjoint(row_ids), timeout
+                lambda: self._is_told or frozenset(self._rows_left).isdisjoint(row_ids),
+                timeout,
             )
 
     def own(self, resource: contextlib.AbstractContextManager[object]) -> None:
