@@ -19,6 +19,8 @@ FROZEN = {
     "ucm_loaded_blocks_total": ("counter", ()),
     "ucm_load_failures_total": ("counter", ("reason",)),
     "ucm_matched_tokens_total": ("counter", ()),
+    "ucm_failed_lookups_total": ("counter", ("reason",)),
+    "ucm_bypassed_lookups_total": ("counter", ()),
     "ucm_held_blocks": ("gauge", ()),
     "ucm_quarantined_holds_total": ("counter", ()),
     "ucm_healthy": ("gauge", ()),

@@ -32,6 +32,8 @@ EVENTS = {
     "STAGE_FAILED": "stage.failed",
     "STAGE_FINISHED": "stage.finished",
     "STAGE_STARTED": "stage.started",
+    "STORE_ANSWERS": "store.answers",
+    "STORE_BYPASSED": "store.bypassed",
     "STORE_CLEAR_FAILED": "store.clear_failed",
     "STORE_DESCRIBE_FAILED": "store.describe_failed",
     "TICKET_ACCEPTED": "ticket.accepted",

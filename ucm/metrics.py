@@ -100,6 +100,18 @@ METRICS: dict[str, Metric] = {
             "Prompt tokens the engine was given instead of computing them.",
         ),
         Metric(
+            "ucm_failed_lookups_total",
+            MetricKind.COUNTER,
+            ("reason",),
+            "Look-ups that the store did not answer, or answered too late.",
+        ),
+        Metric(
+            "ucm_bypassed_lookups_total",
+            MetricKind.COUNTER,
+            (),
+            "Look-ups that were misses at once, because several before had failed.",
+        ),
+        Metric(
             "ucm_held_blocks",
             MetricKind.GAUGE,
             (),

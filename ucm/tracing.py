@@ -38,6 +38,8 @@ __all__ = [
     "STAGE_FAILED",
     "STAGE_FINISHED",
     "STAGE_STARTED",
+    "STORE_ANSWERS",
+    "STORE_BYPASSED",
     "STORE_CLEAR_FAILED",
     "STORE_DESCRIBE_FAILED",
     "THREAD_BOUND",
@@ -68,6 +70,8 @@ RUNTIME_CLOSED: Final = "runtime.closed"
 RUNTIME_FAILED: Final = "runtime.failed"
 SCHEDULER_STARTED: Final = "scheduler.started"
 SCHEDULER_CLOSED: Final = "scheduler.closed"
+STORE_BYPASSED: Final = "store.bypassed"
+STORE_ANSWERS: Final = "store.answers"
 STORE_CLEAR_FAILED: Final = "store.clear_failed"
 STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
 SETTING_UNSAFE: Final = "setting.unsafe"

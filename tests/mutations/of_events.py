@@ -23,7 +23,7 @@ EVENTS = (
         find="            loan.abandon()\n",
         replace="            loan.release()\n",
         killers=(
-            "tests/devices/test_accelerator_failures.py::TestForOnce::test_loan_outlives_a_device_that_failed_before_a_late_wait",
+            "tests/devices/test_accelerator_loans.py::TestLoans::test_loan_outlives_a_device_that_failed_before_a_late_wait",
         ),
     ),
     # Leases.

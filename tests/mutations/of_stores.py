@@ -11,6 +11,8 @@ _LEASES = "ucm/stores/slab/_leases.py"
 _LOCKS = "ucm/stores/slab/_locks.py"
 _OPENED = "ucm/stores/slab/_opened.py"
 _FILES = "ucm/stores/slab/_files.py"
+_BYPASS = "ucm/stores/bypass.py"
+_LOOK_UPS = "tests/stores/test_bypass.py::TestBypass"
 _CPU = "ucm/devices/cpu.py"
 _IN_MEMORY = "tests/stores/test_memory.py::TestMemoryStore"
 _SLAB = "tests/stores/test_slab.py::TestSlabStore"
@@ -206,6 +208,72 @@ STORES = (
         replace="",
         killers=(
             f"{_RESTART}::test_clean_slab_is_empty_after_a_later_crash_of_the_machine",
+        ),
+    ),
+    # Look-ups that are not answered.
+    Mutant(
+        name="look_ups_never_bypassed",
+        why="Each request of each step waits for a store that does not answer.",
+        file=_BYPASS,
+        find="        if started < self._until:\n",
+        replace="        if False:\n",
+        killers=(
+            f"{_LOOK_UPS}::test_store_that_does_not_answer_is_not_asked_for_a_while",
+            "tests/integration/vllm/test_halves.py::TestTogether::test_store_that_stands_still_holds_up_three_look_ups_at_most",
+        ),
+    ),
+    Mutant(
+        name="scheduler_asks_the_store_itself",
+        why="The bypass is there, and nobody goes through it.",
+        file="ucm/integration/vllm/scheduler.py",
+        find='            self._store,\n            keyspace_digest=b"",\n',
+        replace='            store,\n            keyspace_digest=b"",\n',
+        killers=(
+            "tests/integration/vllm/test_halves.py::TestTogether::test_store_that_stands_still_holds_up_three_look_ups_at_most",
+        ),
+    ),
+    Mutant(
+        name="one_failure_bypasses",
+        why="A single late answer costs a second of hits.",
+        file=_BYPASS,
+        find="sum(self._bad) >= _MOST_BAD",
+        replace="sum(self._bad) >= 1",
+        killers=(f"{_LOOK_UPS}::test_single_failures_do_not_count",),
+    ),
+    Mutant(
+        name="slow_answers_do_not_count",
+        why="A store that is slow holds up every step.",
+        file=_BYPASS,
+        find='"slow" if is_slow else ""',
+        replace='""',
+        killers=(f"{_LOOK_UPS}::test_slow_store_is_not_asked_for_a_while",),
+    ),
+    Mutant(
+        name="long_prompts_are_slow",
+        why="Who asks for many blocks has no hits for a second.",
+        file=_BYPASS,
+        find="_SLOW_S + _SLOW_PER_KEY_S * len(keys)",
+        replace="_SLOW_S",
+        killers=(f"{_LOOK_UPS}::test_long_prompt_may_take_longer",),
+    ),
+    Mutant(
+        name="bypass_ends_with_three_more_waits",
+        why="A store that stays away holds up three look-ups each second.",
+        file=_BYPASS,
+        find="if self._bypassed_s or sum(",
+        replace="if sum(",
+        killers=(
+            f"{_LOOK_UPS}::test_bypass_gets_longer_while_the_store_does_not_recover",
+        ),
+    ),
+    Mutant(
+        name="store_that_recovered_stays_on_trial",
+        why="After one outage a single late answer bypasses the store again.",
+        file=_BYPASS,
+        find="                self._bypassed_s = 0.0\n",
+        replace="",
+        killers=(
+            f"{_LOOK_UPS}::test_bypass_gets_longer_while_the_store_does_not_recover",
         ),
     ),
     # Who may look.

@@ -2,6 +2,7 @@
 """Both halves of the connector hand in hand, over a slab and without an engine."""
 
 import contextlib
+import fcntl
 from types import SimpleNamespace
 
 import attrs
@@ -16,6 +17,7 @@ from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.scheduler.messages import StepReport, encode
+from ucm.stores.slab._layout import Word
 from ucm.testing.lockstep import check_trace, read_traces
 
 PAGE = 1024
@@ -182,6 +184,21 @@ class TestTogether:
         assert (0, False) == engine.scheduler.match(request("q"), 0)
         engine.save("r2")
         assert (set(), {"s"}, set()) == engine.load()
+
+    def test_store_that_stands_still_holds_up_three_look_ups_at_most(
+        self, engine, tmp_path
+    ):
+        """X-14: while a process stands still within a change of the index, look-ups are
+        misses: three behind their deadline, all others at once, and counted."""
+        engine.save()
+        with (tmp_path / "slab" / "index.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            engine.worker._store._slab.index.header[Word.VERSION] |= 1
+            for _ in range(50):
+                assert (0, False) == engine.scheduler.match(request("s"), 0)
+        counted = engine.scheduler._counters.total
+        assert 3 == counted("ucm_failed_lookups_total", reason="unavailable")
+        assert 47 == counted("ucm_bypassed_lookups_total")
 
     def test_failed_runtime_is_told_once_and_plans_end(self, engine):
         """S2-13: a worker that serves nothing more says so, and is asked for nothing."""

@@ -34,6 +34,7 @@ from ucm.scheduler.requests import (
     StateOffer,
     StepFacts,
 )
+from ucm.stores.bypass import BypassStore
 from ucm.tracing import (
     HOLD_QUARANTINED,
     HOLD_RELEASED,
@@ -90,7 +91,13 @@ class SchedulerHalf:
         self._setup = setup
         self._log = setup.open_log("scheduler")
         self._counters = Counters()
-        self._store = setup.open_store(index_only=True)
+        store = setup.open_store(index_only=True)
+        self._store = BypassStore(
+            store,
+            counters=self._counters,
+            log=self._log,
+            clock=setup.threads.monotonic,
+        )
         self._parks = setup.mode.loads is not Loads.LAYERWISE
         self._adapter = SchedulerAdapter(
             setup.layout,
@@ -114,7 +121,7 @@ class SchedulerHalf:
         self._is_closed = False
         self._log.info(
             SCHEDULER_STARTED,
-            store=type(self._store).__name__,
+            store=type(store).__name__,
             mode=setup.mode.name,
             reason=setup.mode.reason,
         )

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store that fails or is slow is not asked for a while."""
+
+import contextlib
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from tests.stores.slab_kit import open_slab
+from tests.stores.test_wrap import InnerBypass
+from ucm.errors import StoreUnavailableError
+from ucm.metrics import Counters
+from ucm.stores.abc import Store
+from ucm.stores.bypass import BypassStore
+from ucm.stores.memory import MemoryStore
+from ucm.stores.slab._layout import Word
+from ucm.stores.wrap import WrapperStore
+from ucm.testing.lockstep import Tracer
+from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, save
+from ucm.testing.store_contract import StoreContract
+from ucm.tracing import STORE_ANSWERS, STORE_BYPASSED
+
+KEYS = make_keys(3)
+VERBS = ("match", "contains", "touch")
+
+
+class TestContract(InnerBypass, StoreContract):
+    """The contract, through a bypass of a store that is well."""
+
+    def make_store(self, directory: Path, num_blocks: int) -> Store:
+        """Return a store that is never bypassed."""
+        inner = MemoryStore(num_blocks, BLOCK_BYTES)
+        return BypassStore(inner, counters=Counters(), log=Tracer().log)
+
+
+class LookedAt(WrapperStore):
+    """A store that calls a function at each look-up."""
+
+    def __init__(self, look):
+        super().__init__(MemoryStore(4, BLOCK_BYTES))
+        self.look = look
+
+    def match(self, keys):
+        """Look, and answer."""
+        self.look()
+        return super().match(keys)
+
+    def contains(self, keys):
+        """Look, and answer."""
+        self.look()
+        return super().contains(keys)
+
+    def touch(self, keys):
+        """Look, and mark."""
+        self.look()
+        super().touch(keys)
+
+
+class Asked:
+    """A store in a time of its own, and what is asked of it."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.calls = 0
+        self.took_s = 0.0
+        self.fails = False
+        self.counters = Counters()
+        self.tracer = Tracer()
+        self.store = BypassStore(
+            LookedAt(self.look),
+            counters=self.counters,
+            log=self.tracer.log,
+            clock=lambda: self.now,
+        )
+
+    def look(self):
+        """Take some time, and fail if that is planned."""
+        self.calls += 1
+        self.now += self.took_s
+        if self.fails:
+            raise StoreUnavailableError("planned")
+
+    def ask(self, verb="match", keys=KEYS):
+        """Return whether there was an answer."""
+        with contextlib.suppress(StoreUnavailableError):
+            getattr(self.store, verb)(keys)
+            return True
+        return False
+
+    def fail(self, times):
+        """Ask and get no answer so often."""
+        self.fails = True
+        for _ in range(times):
+            assert not self.ask()
+        self.fails = False
+
+    @property
+    def told(self):
+        """The events that were logged, and how long a bypass was to be."""
+        return [(each["event"], each.get("seconds")) for each in self.tracer.events]
+
+
+class TestBypass:
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_store_that_does_not_answer_is_not_asked_for_a_while(self, verb):
+        """X-14: behind the third failure every look-up fails at once, without asking,
+        and each is counted; when the time is up the store is asked again."""
+        asked = Asked()
+        asked.fail(3)
+        assert [(STORE_BYPASSED, 1.0)] == asked.told
+        assert not asked.ask(verb)
+        assert 3 == asked.calls
+        asked.now += 1.0
+        assert asked.ask(verb)
+        assert asked.ask(verb)
+        assert 5 == asked.calls
+        assert [(STORE_BYPASSED, 1.0), (STORE_ANSWERS, None)] == asked.told
+        counted = asked.counters.total
+        assert 3 == counted("ucm_failed_lookups_total", reason="unavailable")
+        assert 1 == counted("ucm_bypassed_lookups_total")
+
+    def test_slow_store_is_not_asked_for_a_while(self):
+        """X-14: answers that come late count like failures; they are used all the same."""
+        asked = Asked()
+        asked.took_s = 0.06
+        assert asked.ask()
+        assert asked.ask()
+        assert asked.ask()
+        assert not asked.ask()
+        assert 3 == asked.calls
+        assert 3 == asked.counters.total("ucm_failed_lookups_total", reason="slow")
+
+    def test_long_prompt_may_take_longer(self):
+        """What counts as slow grows with the keys that are asked for: a long prompt is
+        not a slow store."""
+        asked = Asked()
+        asked.took_s = 0.06
+        for _ in range(10):
+            assert asked.ask(keys=make_keys(8) * 1000)
+        assert [] == asked.told
+
+    def test_single_failures_do_not_count(self):
+        """A store that mostly answers is asked: two bad answers in eight are none."""
+        asked = Asked()
+        for _ in range(5):
+            asked.fail(2)
+            for _ in range(6):
+                assert asked.ask()
+        assert [] == asked.told
+
+    def test_failures_need_not_follow_each_other(self):
+        """Three bad answers in eight are too many, whatever came between them."""
+        asked = Asked()
+        for _ in range(2):
+            asked.fail(1)
+            assert asked.ask()
+            assert asked.ask()
+        asked.fail(1)
+        assert [(STORE_BYPASSED, 1.0)] == asked.told
+
+    def test_bypass_gets_longer_while_the_store_does_not_recover(self):
+        """One try ends each bypass; while it fails the next is twice as long, up to half
+        a minute, and an answer makes the store one as good as ever."""
+        asked = Asked()
+        asked.fail(3)
+        for seconds in (1, 2, 4, 8, 16, 30, 30):
+            assert (STORE_BYPASSED, float(seconds)) == asked.told[-1]
+            asked.now += seconds - 0.01
+            calls = asked.calls
+            asked.fail(1)
+            assert calls == asked.calls
+            asked.now += 0.01
+            asked.fail(1)
+            assert calls + 1 == asked.calls
+        asked.now += 30
+        assert asked.ask()
+        assert (STORE_ANSWERS, None) == asked.told[-1]
+        asked.fail(2)
+        assert asked.ask()
+        asked.fail(1)
+        assert (STORE_BYPASSED, 1.0) == asked.told[-1]
+
+    def test_other_errors_are_the_callers(self):
+        """A bug is no trouble of the store's and hides behind no bypass."""
+        asked = Asked()
+        for _ in range(5):
+            with pytest.raises(TypeError):
+                asked.store.match(None)
+        assert [] == asked.told
+
+
+def test_process_that_stopped_within_a_change_holds_nobody_up_for_long(tmp_path):
+    """X-14: a look-up waits its deadline for a process that stands still in the middle
+    of a change, three times; then nobody waits any more, and when it has died the store
+    is as good as ever."""
+    now = [0.0]
+    with (
+        open_slab(tmp_path / "s") as writer,
+        open_slab(tmp_path / "s", index_only=True, lock_timeout=0.01) as index,
+    ):
+        store = BypassStore(
+            index, counters=Counters(), log=Tracer().log, clock=lambda: now[0]
+        )
+        save(writer, KEYS)
+        assert 3 == store.match(KEYS)
+        with (tmp_path / "s" / "index.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            writer._slab.index.header[Word.VERSION] |= 1
+            for _ in range(3):
+                with pytest.raises(StoreUnavailableError, match="held by a process"):
+                    store.match(KEYS)
+            for _ in range(100):
+                with pytest.raises(StoreUnavailableError, match=r"another 1\.0 s"):
+                    store.match(KEYS)
+        now[0] = 1.0
+        assert 3 == store.match(KEYS)
