@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker does differently under engines that ask in another way."""
 
+import time
+
 import attrs
 
 from tests.integration.vllm.test_worker import an_order
@@ -26,7 +28,9 @@ def begin(half: WorkerHalf, number: int, *, is_idle: bool, **orders: object) -> 
 
 def finished_after(half: WorkerHalf, told: int, *, by_blocks: bool) -> set[str]:
     """Wait until something of a kind is told, and return it."""
+    limit = time.monotonic() + 5.0
     while not (found := half.finished(by_blocks=by_blocks)[told]):
+        assert time.monotonic() < limit, "nothing is told"
         half._runtime.wait_for_notice(5.0)
     return found
 
