@@ -192,6 +192,8 @@ def answer(role: str, store: Path, tokens: int) -> None:
         generate(
             llm, [[4 if role == PREFILL else 5] * (tokens + QUESTION)], max_tokens=2
         )
+        if role == PREFILL:  # or the first row would count these blocks as its own
+            await_counter(llm, SAVED, tokens // BLOCK_TOKENS)
         for line in sys.stdin:
             row = _row(llm, json.loads(line))
             print(json.dumps({"role": role, **row}), flush=True)
