@@ -344,8 +344,10 @@ class AcceleratorWorld(RowKernels):
 
     def _check_closed(self) -> None:
         """Nothing of ours is left: no event, loan or pin; what has failed keeps loans."""
-        assert not events._ABANDONED or self.accelerator._failure is not None
-        events._ABANDONED.clear()
+        kept = [e for e in events._ABANDONED if e._hardware is self.hardware]
+        assert not kept or self.accelerator._failure is not None
+        while kept:
+            events._ABANDONED.remove(kept.pop())
         self.prover.kept.clear()
         gc.collect()
         left = (self.accelerator.events.num_own, self.accelerator.events.borrowed)
