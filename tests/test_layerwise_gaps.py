@@ -56,6 +56,17 @@ def begin_save(rig, number, first=0):
     return ticket
 
 
+def turn_loop_until(runtime, is_so):
+    """Let the loop run, turn by turn, until something is so."""
+    for _ in range(1000):
+        if is_so():
+            return
+        turned = threading.Event()
+        runtime._call_loop(turned.set)
+        assert turned.wait(TIMEOUT)
+    raise AssertionError("it never came")
+
+
 class Resource(contextlib.AbstractContextManager):
     """Slots that count how often they were given back."""
 
@@ -83,6 +94,30 @@ class TestSlots:
             rig.settle()
             rig.runtime.submit([save(3)], fence)
             assert OutcomeKind.COMMITTED is rig.settle()[3].kind
+
+    def test_row_behind_a_failed_one_is_not_copied(self):
+        """S1-20: a row that stands behind one that fails, on the same copy thread, is
+        not copied: by then its slots may be those of another save."""
+        gate, copied = Gate(), []
+
+        def fail_first():
+            copied.append(None)
+            if len(copied) == 1:
+                gate()
+                raise DeviceError("planned")
+
+        with running({}, FaultPlan(Fault("gather", fail_first, nth=0))) as rig:
+            fence = rig.device.lease(None)
+            rig.runtime.submit([save(1)], fence, ROWS[:1])
+            gate.wait_reached()
+            rig.runtime.add_rows([1], ROWS[1:], fence)
+            rig.runtime.submit([save(2, 10, "other")], fence)
+            copy = rig.runtime._pipeline._copy[SAVE]["copy"]
+            turn_loop_until(rig.runtime, lambda: copy._jobs.qsize() == 2)
+            gate.open()
+            outcomes = rig.settle()
+        assert ("device", "") == (outcomes[1].reason, outcomes[2].reason)
+        assert 2 == len(copied)
 
     def test_slots_of_a_row_are_given_back_at_shutdown(self):
         """S1-27: a save that is cut off with a row in its slots and another one in the

@@ -268,6 +268,17 @@ ROWS = (
         ),
     ),
     Mutant(
+        name="row_behind_a_failed_one_is_copied",
+        why="A row is written into slots that are another ticket's by now.",
+        file=_TICKETS,
+        find="if self.outcome is not None or self._has_failed:",
+        replace="if self.outcome is not None:",
+        killers=(
+            "tests/pipeline/test_tickets.py::TestTicket::test_job_behind_one_that_raised_does_not_start",
+            "tests/test_layerwise_gaps.py::TestSlots::test_row_behind_a_failed_one_is_not_copied",
+        ),
+    ),
+    Mutant(
         name="late_loads_of_a_broken_pass_passed_over",
         why="The engine keeps what a pass that broke off computed from stale blocks.",
         file="ucm/integration/vllm/worker.py",

@@ -237,6 +237,21 @@ class TestTicket:
         ticket.unwind()
         assert 1 == resource.left
 
+    def test_job_behind_one_that_raised_does_not_start(self):
+        """The slots of a ticket are given back with the job that raised: another row's,
+        which stands behind it before the ticket is settled, must not write there."""
+        ticket = make_ticket()
+
+        def work():
+            with ticket.working():
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            work()
+        assert ticket.outcome is None
+        with pytest.raises(TicketOverError, match="transfer 1"):
+            work()
+
     def test_job_that_ends_well_keeps_resources_for_the_next(self):
         """Slots stay with the ticket from one job to the next."""
         ticket, resource = make_ticket(), Resource()

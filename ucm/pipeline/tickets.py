@@ -115,6 +115,7 @@ class Ticket:
     __slots__ = (
         "_active_jobs",
         "_changed",
+        "_has_failed",
         "_is_told",
         "_log",
         "_process_log",
@@ -180,6 +181,7 @@ class Ticket:
         self._changed = changed or SYSTEM.condition()
         self._is_told = False
         self._active_jobs = 0
+        self._has_failed = False
         self._resources: contextlib.ExitStack | None = None
 
         def released() -> None:
@@ -268,14 +270,16 @@ class Ticket:
         """
         Mark a copy job as running on this ticket, so that resources outlive it.
 
-        A job that raises unwinds the ticket's resources on its own thread.
+        A job that raises unwinds the ticket's resources on its own thread. Jobs of other
+        rows may stand behind it already: their slots are somebody else's by then.
 
         Raises:
-            TicketOverError: The ticket is settled; the job must not start.
+            TicketOverError: The ticket is settled, or a job has raised before; the job
+                must not start.
         """
         with self._changed:
-            if self.outcome is not None:
-                raise TicketOverError(f"transfer {self.transfer_id} is settled")
+            if self.outcome is not None or self._has_failed:
+                raise TicketOverError(f"transfer {self.transfer_id} is over")
             self._active_jobs += 1
         whole = False
         try:
@@ -284,6 +288,7 @@ class Ticket:
         finally:
             with self._changed:
                 self._active_jobs -= 1
+                self._has_failed |= not whole
             if not whole or self.outcome is not None:
                 self.unwind()
 
