@@ -28,10 +28,22 @@ WHOLE = 4 * 384
 
 
 def run_once(
-    model: str, slab: str, *, multiprocess: bool, reset: bool = False
+    model: str,
+    slab: str,
+    *,
+    multiprocess: bool,
+    reset: bool = False,
+    by_name: bool = False,
 ) -> dict[str, Any]:
-    """Start an engine, generate, and say where the tokens came from."""
+    """
+    Start an engine, generate, and say where the tokens came from.
+
+    With *by_name* the connector is named only, and nobody but the engine's own loading
+    of plugins has told it where that name leads.
+    """
     config = ucm_config(Path(slab))
+    if by_name:
+        assert config.pop("kv_connector_module_path") not in sys.modules
     with in_process_engine(
         Path(model), kv_transfer_config=config, multiprocess=multiprocess
     ) as llm:
@@ -68,10 +80,11 @@ class TestProcesses:
     def test_scheduler_and_worker_in_processes_of_their_own(
         self, llama: Path, tmp_path: Path
     ) -> None:
-        """The halves agree on keys without talking, over a restart and a reset."""
+        """The halves agree on keys without talking, over a restart and a reset; the
+        second engine knows the connector by its name alone, in each process."""
         arguments = {"model": str(llama), "slab": str(tmp_path / "slab")}
         first = run_function(run_once, multiprocess=True, reset=True, **arguments)
-        second = run_function(run_once, multiprocess=True, **arguments)
+        second = run_function(run_once, multiprocess=True, by_name=True, **arguments)
         assert 0 == first["external_tokens"]
         assert WHOLE == first["warm_external_tokens"] == second["external_tokens"]
         assert first["token_ids"] == first["warm_token_ids"] == second["token_ids"]

@@ -13,10 +13,8 @@ vLLM calls, per step: on the scheduler ``build_connector_meta``; on the worker
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -32,6 +30,7 @@ from ucm.config import UCMConfig
 from ucm.integration.vllm.compat import host_hits, transfer_results
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake
 from ucm.integration.vllm.mock import MockSchedulerHalf, MockWorkerHalf
+from ucm.integration.vllm.plugin import register
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMPromMetrics, UCMStats
@@ -54,6 +53,9 @@ INHERITED_ON_PURPOSE = {
     "register_finished_partial_tail": "whole blocks only",
     "has_pending_block_frees": "delayed frees are as short as a copy",
     "has_pending_push_work": "nothing is pushed to other engines",
+    "supports_sleep_mode": "the base says yes",
+    "unregister_kv_caches": "nothing reads or writes while the engine sleeps",
+    "restore_kv_caches": "the same memory comes back at the same addresses",
 }
 """Hooks of the base that are left as they are, each with the reason."""
 
@@ -374,5 +376,4 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
 # MultiConnector looks its children up by name where it takes their statistics over
 # from another process, and ends the server where a name is not known.
-with suppress(ValueError):  # it is known already
-    KVConnectorFactory.register_connector("UCMConnector", __name__, "UCMConnector")
+register()
