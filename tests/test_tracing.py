@@ -27,6 +27,7 @@ EVENTS = {
     "SCHEDULER_CLOSED": "scheduler.closed",
     "SCHEDULER_STARTED": "scheduler.started",
     "SETTING_UNSAFE": "setting.unsafe",
+    "ENGINE_UNTRIED": "engine.untried",
     "SAVE_PASSED": "save.passed",
     "SOURCE_RELEASED": "source.released",
     "STAGE_FAILED": "stage.failed",

@@ -21,6 +21,7 @@ from ucm.config import LogConfig
 from ucm.errors import ConfigError
 
 __all__ = [
+    "ENGINE_UNTRIED",
     "EVENT_REFUSED",
     "HOLD_QUARANTINED",
     "HOLD_RELEASED",
@@ -75,6 +76,7 @@ STORE_ANSWERS: Final = "store.answers"
 STORE_CLEAR_FAILED: Final = "store.clear_failed"
 STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
 SETTING_UNSAFE: Final = "setting.unsafe"
+ENGINE_UNTRIED: Final = "engine.untried"
 
 Log = structlog.typing.FilteringBoundLogger
 """A structlog logger with the usual level methods."""

@@ -3,196 +3,21 @@
 Write what each release of vLLM offers to a connector, and asks of it, as JSON.
 
 Run ``python -m tests.golden.make_vllm_api vllm*.whl > tests/golden/vllm_api.json`` with
-the wheels (or unpacked directories) of all releases that are to be supported. Reads
-sources as syntax trees; imports nothing of them.
-
-Three kinds of names: ``Class`` with its bases, ``Class.member`` with its parameters (or
-its type, for a field), and ``call hook`` with the arguments of each call that the engine
-makes, so that it can be tested without the engine that a hook accepts them.
+the wheels (or unpacked directories) of all releases that are to be supported, or, with
+some of them, ``--onto tests/golden/vllm_api.json`` to keep what is written of others.
+``ucm.integration.vllm.sources`` reads them, and says what the names are.
 """
 
-import ast
+import argparse
 import json
 import re
 import sys
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.golden.make_torch_npu_api import plain
+from ucm.integration.vllm.sources import read_api
 
-__all__ = ["CALL", "make_api", "ranges", "unfold"]
-
-CALL = "call "
-"""Before the name of a hook that the engine calls."""
-_V1 = "vllm/distributed/kv_transfer/kv_connector/v1"
-SOURCES = {
-    f"{_V1}/base.py": "*",
-    f"{_V1}/metrics.py": "KVConnectorStats KVConnectorPromMetrics",
-    "vllm/v1/kv_cache_interface.py": "*",
-    "vllm/v1/core/sched/output.py": "*",
-    "vllm/v1/core/kv_cache_manager.py": "KVCacheBlocks",
-    "vllm/v1/outputs.py": "KVConnectorOutput",
-    "vllm/v1/request.py": "Request",
-    "vllm/v1/metrics/cache_hit_source.py": "CacheHitSource",
-    "vllm/forward_context.py": "ForwardContext",
-    "vllm/config/cache.py": "CacheConfig",
-    "vllm/config/device.py": "DeviceConfig",
-    "vllm/config/kv_transfer.py": "KVTransferConfig",
-    "vllm/config/model.py": "ModelConfig",
-    "vllm/config/parallel.py": "ParallelConfig",
-    "vllm/config/speculative.py": "SpeculativeConfig",
-    "vllm/config/vllm.py": "VllmConfig",
-}
-"""Where the classes are that a connector is given or derives from."""
-_UTILS = "vllm/v1/core/kv_cache_utils.py"
-_LOOSE = ("resolve_kv_cache_block_sizes", "DEFAULT_NONE_HASH_SEED")
-"""What is looked for outside of classes, there."""
-_CALLERS = (
-    "vllm/v1/core/sched",
-    "vllm/v1/engine",
-    "vllm/v1/executor",
-    "vllm/v1/worker",
-    "vllm/distributed/kv_transfer",
-    "vllm/model_executor/layers/attention",
-)
-"""Where hooks are called from."""
-_HOOK_OWNERS = ("KVConnectorBase_V1", "SupportsHMA", "KVConnectorWorkerMetadata")
-_RECEIVER = re.compile(
-    r"(?<!ec_)(?<!aux_output_)connector\b|connector_cls|kv_transfer_group|^c$"
-)
-_NOT_ENGINE = re.compile(
-    r"kv_connector/v1/(?!multi_connector)|ec_connector|cpu_offload"
-)
-
-
-def make_api(wheel: Path) -> tuple[str, dict[str, set[str]]]:
-    """Return the version of a wheel, and its names with all that is said of each."""
-    root: Any = wheel if wheel.is_dir() else zipfile.Path(wheel)
-    found: dict[str, set[str]] = {}
-    for path, wanted in SOURCES.items():
-        for name, text in _classes(root / path, wanted):
-            found.setdefault(name, set()).add(text)
-    found |= {name: {text} for name, text in _loose(root / _UTILS)}
-    hooks = {
-        name.partition(".")[2]
-        for name in found
-        if name.partition(".")[0] in _HOOK_OWNERS and "." in name
-    }
-    for start in _CALLERS:
-        for source in _modules(root / start):
-            for name, text in _calls(_tree(source), hooks):
-                found.setdefault(CALL + name, set()).add(text)
-    return _version(root), found
-
-
-def _classes(source: Any, wanted: str) -> Iterator[tuple[str, str]]:
-    """Yield the members of a module's classes; of settings, those that are public."""
-    for node in _tree(source).body if source.is_file() else ():
-        if not isinstance(node, ast.ClassDef):
-            continue
-        if wanted == "*" or node.name in wanted.split():
-            for name, text in _members(node):
-                if "config/" not in str(source) or not _is_private(name):
-                    yield name, text
-
-
-def _is_private(name: str) -> bool:
-    return name.partition(".")[2].startswith(("_", "validate"))
-
-
-def _loose(source: Any) -> Iterator[tuple[str, str]]:
-    for node in _tree(source).body if source.is_file() else ():
-        if isinstance(node, ast.FunctionDef) and node.name in _LOOSE:
-            yield node.name, f"({plain(node.args)})"
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in _LOOSE:
-            yield ast.unparse(node.targets[0]), "constant"
-
-
-def _version(root: Any) -> str:
-    for node in _tree(root / "vllm/_version.py").body:
-        if (
-            isinstance(node, ast.Assign)
-            and ast.unparse(node.targets[0]) == "__version__"
-        ):
-            version: str = ast.literal_eval(node.value)
-            return version
-    raise LookupError("__version__")
-
-
-def _tree(source: Any) -> ast.Module:
-    return ast.parse(source.read_text(encoding="utf-8"))
-
-
-def _modules(folder: Any) -> Iterator[Any]:
-    if not folder.is_dir():
-        return
-    for entry in sorted(folder.iterdir(), key=lambda one: str(one.name)):
-        if _NOT_ENGINE.search(str(entry)):
-            continue
-        if entry.is_dir():
-            yield from _modules(entry)
-        elif entry.name.endswith(".py"):
-            yield entry
-
-
-def _members(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    yield node.name, ", ".join(ast.unparse(base) for base in node.bases)
-    for item in node.body:
-        if isinstance(item, ast.AnnAssign):
-            yield (
-                f"{node.name}.{ast.unparse(item.target)}",
-                ast.unparse(item.annotation),
-            )
-        elif isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
-            yield f"{node.name}.{item.targets[0].id}", "constant"
-        elif isinstance(item, ast.FunctionDef):
-            yield from _function(node.name, item)
-
-
-def _function(owner: str, item: ast.FunctionDef) -> Iterator[tuple[str, str]]:
-    if any("property" in ast.unparse(one) for one in item.decorator_list):
-        returns = "" if item.returns is None else ast.unparse(item.returns)
-        yield f"{owner}.{item.name}", f"-> {returns}"
-        return
-    if item.name == "__init__":
-        for node in ast.walk(item):
-            name = _own_attribute(node)
-            if name is not None:
-                yield f"{owner}.{name}", "attribute"
-    bound = plain(item.args).partition(",")[2].strip()
-    yield f"{owner}.{item.name}", f"({bound})"
-
-
-def _own_attribute(node: ast.AST) -> str | None:
-    is_own = (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and ast.unparse(node.value) == "self"
-    )
-    return node.attr if is_own and isinstance(node, ast.Attribute) else None
-
-
-def _calls(tree: ast.Module, hooks: set[str]) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = "__init__"
-        receiver = ast.unparse(node.func)
-        if isinstance(node.func, ast.Attribute):
-            name, receiver = node.func.attr, ast.unparse(node.func.value)
-        elif receiver != "connector_cls":
-            continue
-        if name in hooks and _RECEIVER.search(receiver):
-            yield name, _arguments(node)
-
-
-def _arguments(call: ast.Call) -> str:
-    """Return a call's arguments as text, each value written as ``_``."""
-    parts = ["*_" if isinstance(arg, ast.Starred) else "_" for arg in call.args]
-    parts += ["**_" if word.arg is None else f"{word.arg}=_" for word in call.keywords]
-    return f"({', '.join(parts)})"
+__all__ = ["ranges", "unfold"]
 
 
 def ranges(versions: list[str], known: list[str]) -> str:
@@ -216,16 +41,21 @@ def unfold(text: str, known: list[str]) -> list[str]:
     return found
 
 
-def main(wheels: list[str]) -> dict[str, Any]:
-    """Return the versions, oldest first, and what is said of which name in which."""
-    made = sorted(
-        (make_api(Path(wheel)) for wheel in wheels),
-        key=lambda api: [int(part) for part in re.findall(r"\d+", api[0])],
+def main(wheels: list[str], before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """
+    Return the versions, oldest first, and what is said of which name in which.
+
+    Args:
+        wheels: Wheels, or unpacked ones.
+        before: An earlier answer, to which these releases are added.
+    """
+    apis = _written(before) | dict(read_api(Path(wheel)) for wheel in wheels)
+    known = sorted(
+        apis, key=lambda version: [int(part) for part in re.findall(r"\d+", version)]
     )
-    known = [version for version, _ in made]
     names: dict[str, dict[str, list[str]]] = {}
-    for version, found in made:
-        for name, texts in found.items():
+    for version in known:
+        for name, texts in apis[version].items():
             for text in sorted(texts):
                 names.setdefault(name, {}).setdefault(text, []).append(version)
     return {
@@ -235,6 +65,16 @@ def main(wheels: list[str]) -> dict[str, Any]:
             for name, texts in sorted(names.items())
         },
     }
+
+
+def _written(api: dict[str, Any] | None) -> dict[str, dict[str, set[str]]]:
+    """Return what an earlier answer says of each version."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for name, texts in api["names"].items() if api else ():
+        for text, spans in texts.items():
+            for version in unfold(spans, api["versions"] if api else []):
+                found.setdefault(version, {}).setdefault(name, set()).add(text)
+    return found
 
 
 def dumps(api: dict[str, Any]) -> str:
@@ -248,4 +88,9 @@ def dumps(api: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(dumps(main(sys.argv[1:])))
+    parser = argparse.ArgumentParser(prog="python -m tests.golden.make_vllm_api")
+    parser.add_argument("--onto", type=Path, help="an earlier answer to add to")
+    parser.add_argument("wheels", nargs="+")
+    given = parser.parse_args()
+    earlier = json.loads(given.onto.read_text(encoding="utf-8")) if given.onto else None
+    sys.stdout.write(dumps(main(given.wheels, earlier)))

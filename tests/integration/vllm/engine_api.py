@@ -9,9 +9,19 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.golden.make_vllm_api import CALL, unfold
+from tests.golden.make_vllm_api import unfold
+from ucm.integration.vllm.sources import CALL
 
-__all__ = ["VERSIONS", "Reads", "api_of", "calls_of", "made", "missing", "reads_of"]
+__all__ = [
+    "VERSIONS",
+    "Reads",
+    "api_of",
+    "calls_of",
+    "family_of",
+    "made",
+    "missing",
+    "reads_of",
+]
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "vllm_api.json"
 _LOADED = json.loads(GOLDEN.read_text(encoding="utf-8"))
@@ -73,11 +83,12 @@ def missing(reads: Reads, version: str) -> set[Read]:
     return {
         (owner, member)
         for owner, member in reads
-        if not any(f"{one}.{member}" in known for one in _family(owner, version))
+        if not any(f"{one}.{member}" in known for one in family_of(owner, version))
     }
 
 
-def _family(owner: str, version: str) -> set[str]:
+def family_of(owner: str, version: str) -> set[str]:
+    """Return a class with those that it derives from, or that derive from it."""
     known = api_of(version)
     family = {owner}
     for _ in range(4):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import vllm
 
-from tests.golden.make_vllm_api import make_api, ranges, unfold
+from tests.golden.make_vllm_api import ranges, unfold
 from tests.integration.vllm.engine_api import (
     VERSIONS,
     api_of,
@@ -23,6 +23,7 @@ from tests.integration.vllm.engine_api import (
     reads_of,
 )
 from ucm.integration.vllm import compat
+from ucm.integration.vllm.sources import read_api
 from ucm.integration.vllm.ucm_connector import INHERITED_ON_PURPOSE, UCMConnector
 
 DOOR = Path(compat.__file__).parent
@@ -133,7 +134,7 @@ def test_spoilt_door_is_found(name: str, right: str, wrong: str) -> None:
 
 def test_the_installed_release_is_told_truly() -> None:
     """What is written down of the installed release is what it has."""
-    version, found = make_api(Path(vllm.__file__).parents[1])
+    version, found = read_api(Path(vllm.__file__).parents[1])
     if version not in VERSIONS:
         pytest.skip(f"vLLM {version} is not written down")
     assert found == {name: set(texts) for name, texts in api_of(version).items()}
@@ -175,5 +176,5 @@ def test_api_is_read_from_sources(tmp_path: Path) -> None:
             "KVConnectorBase_V1.save": {"(name, **kwargs)"},
             "call save": {"(_, *_, name=_)"},
         },
-    ) == make_api(tmp_path)
+    ) == read_api(tmp_path)
     assert json.dumps(VERSIONS)

@@ -70,7 +70,7 @@ class TestSetup:
 
     def test_unknown_engine_is_refused_first(self, tmp_path, monkeypatch):
         """Nothing of an engine is read whose release is not known."""
-        monkeypatch.setattr(vllm, "__version__", "0.33.0")
+        monkeypatch.setattr(vllm, "__version__", "0.22.0")
         with pytest.raises(ConfigError, match="vllm"):
             Setup.of(None, None)
 

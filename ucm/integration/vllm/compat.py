@@ -2,6 +2,8 @@
 """
 Which releases of vLLM this door fits, and every difference between them.
 
+A release that is newer than those is tried: see ``release``.
+
 The rest of the door speaks the language of the newest release. What an older one lacks
 or calls otherwise is a line of ``FEATURES`` and one function here; nothing else looks at
 a version. ``tests/golden/vllm_api.json`` holds what each release really offers.
@@ -17,7 +19,7 @@ import torch
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
-from ucm.errors import ConfigError, LayoutError
+from ucm.errors import LayoutError
 
 __all__ = [
     "FEATURES",
@@ -25,8 +27,8 @@ __all__ = [
     "BlockTables",
     "Feature",
     "Place",
+    "as_text",
     "check_groups",
-    "check_version",
     "engine_name",
     "has",
     "hash_block_tokens",
@@ -40,11 +42,12 @@ __all__ = [
     "state_offers",
     "tp_replicas",
     "transfer_results",
+    "version",
 ]
 
 _Version = tuple[int, int]
 
-SUPPORTED: tuple[_Version, _Version] = ((0, 23), (0, 32))
+SUPPORTED: tuple[_Version, _Version] = ((0, 23), (0, 33))
 """First and last ``(major, minor)`` release; vllm-ascend 0.23 sits on the first."""
 
 
@@ -124,40 +127,39 @@ FEATURES = {
     "hit_sources": Feature(
         (0, 32), "CacheHitSource", "hits are not told apart by source"
     ),
+    "late_loads": Feature(
+        (0, 33),
+        "update_state_after_alloc in a later step than the match (deferred_loads)",
+        "a load is ordered in the step that matched it",
+    ),
+    "late_saves": Feature(
+        (0, 33),
+        "wait_for_save behind get_transfer_results (finalize_step)",
+        "a step's saves are asked for before its results",
+    ),
+    "sleep_hooks": Feature(
+        (0, 33),
+        "unregister_kv_caches, restore_kv_caches",
+        "nothing tells a connector that the memory of the KV cache goes",
+    ),
 }
 """Every difference that this door looks at, by name."""
 
 
-def _version() -> _Version:
+def version() -> _Version:
+    """Return the running engine's release; zeros if it does not say."""
     match = re.match(r"(\d+)\.(\d+)", vllm.__version__)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def has(feature: str) -> bool:
     """Return whether the running engine has a feature of ``FEATURES``."""
-    return _version() >= FEATURES[feature].since
+    return version() >= FEATURES[feature].since
 
 
-def _text(version: _Version) -> str:
-    return f"{version[0]}.{version[1]}"
-
-
-def check_version() -> None:
-    """
-    Refuse an engine whose hooks are not known.
-
-    Raises:
-        ConfigError: Names the version found and those supported.
-    """
-    first, last = SUPPORTED
-    if not first <= _version() <= last:
-        raise ConfigError(
-            "vllm",
-            vllm.__version__,
-            "this release of ucm does not know its connector hooks",
-            f"Install vLLM {_text(first)} to {_text(last)}, or a release of ucm that "
-            "lists this one.",
-        )
+def as_text(release: _Version) -> str:
+    """Return a release as people write it."""
+    return f"{release[0]}.{release[1]}"
 
 
 def check_groups(groups: Sequence[Any]) -> None:
@@ -176,7 +178,7 @@ def check_groups(groups: Sequence[Any]) -> None:
     names = {kind_of(spec).__name__ for spec in specs}
     if len(groups) == 1 and names <= {"FullAttentionSpec", "MLAAttentionSpec"}:
         return
-    needed = _text(
+    needed = as_text(
         max(FEATURES[one].since for one in ("block_state", "failed_requests"))
     )
     raise LayoutError(
@@ -197,7 +199,7 @@ def engine_name(device_type: str) -> str:
 
     On CPU the attention kernels pack pages by instruction set, so that is part of it.
     """
-    name = f"vllm/{_text(_version())}/{device_type}"
+    name = f"vllm/{as_text(version())}/{device_type}"
     if device_type != "cpu":
         return name
     cpu = torch.cpu

@@ -15,7 +15,7 @@ from ucm.blocks import GroupId, KeySpace
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device
 from ucm.errors import ConfigError
-from ucm.integration.vllm.compat import check_version, hash_block_tokens
+from ucm.integration.vllm.compat import hash_block_tokens
 from ucm.integration.vllm.keyspace import check_hash_algorithm, keyspace_of
 from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.modes import (
@@ -26,6 +26,7 @@ from ucm.integration.vllm.modes import (
     contradicts,
     shape_of,
 )
+from ucm.integration.vllm.release import check_version
 from ucm.integration.vllm.topology import (
     RankFacts,
     Topology,
@@ -36,7 +37,7 @@ from ucm.layout import KVLayout
 from ucm.registry import load_class
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import SETTING_UNSAFE, Log, open_log
+from ucm.tracing import ENGINE_UNTRIED, SETTING_UNSAFE, Log, open_log
 
 __all__ = ["Setup"]
 
@@ -75,6 +76,7 @@ class Setup:
         slot_bytes: Of the largest part of a block that any rank stores.
         recomputes: Whether the engine recomputes after a failed load.
         mode: How blocks are saved and loaded.
+        untried: What to warn of, where nobody has tried this release of the engine.
         threads: Where clocks, threads and locks come from.
     """
 
@@ -86,6 +88,7 @@ class Setup:
     topology: Topology = attrs.Factory(Topology)
     slot_bytes: int = attrs.field()
     mode: Mode = DIRECT
+    untried: str = ""
     threads: Threads = SYSTEM
 
     @slot_bytes.default
@@ -101,7 +104,7 @@ class Setup:
             ConfigError: A setting cannot be used; names key, value and remedy.
             LayoutError: The model's KV cache cannot be mapped.
         """
-        check_version()
+        untried = check_version()
         transfer = vllm_config.kv_transfer_config
         config = UCMConfig.from_mapping(transfer.kv_connector_extra_config or {})
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
@@ -125,6 +128,7 @@ class Setup:
             num_blocks=kv_cache_config.num_blocks,
             recomputes=transfer.kv_load_failure_policy == "recompute",
             mode=choose_mode(_facts(vllm_config, config, layout, topology)),
+            untried=untried,
         )
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
@@ -145,8 +149,10 @@ class Setup:
         return facts_of(rank, self.keyspace, self.layout)
 
     def open_log(self, role: str) -> Log:
-        """Return the log of one process, and warn once of settings that cost output."""
+        """Return the log of one process; the scheduler's warns of what may cost output."""
         log = open_log(self.config.log, role)
+        if self.untried and role == "scheduler":
+            log.warning(ENGINE_UNTRIED, reason=self.untried)
         if not self.recomputes and role == "scheduler":
             log.warning(
                 SETTING_UNSAFE,

@@ -30,7 +30,7 @@ from typing import Any
 import attrs
 
 from ucm.errors import ConfigError, LayoutError
-from ucm.integration.vllm.compat import check_version
+from ucm.integration.vllm.release import check_version
 
 __all__ = ["PATCHES", "SETTING", "Outcome", "Patch", "applied", "apply", "revert"]
 
