@@ -13,6 +13,7 @@ from tests.mutations.of_events import EVENTS
 from tests.mutations.of_lanes import LANES
 from tests.mutations.of_modes import MODES
 from tests.mutations.of_poller import POLLER
+from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_rows import ROWS
 from tests.mutations.of_selection import SELECTION
 from tests.mutations.of_states import STATES
@@ -39,4 +40,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *MODES,
     *TOPOLOGY,
     *ENGINES,
+    *RELEASES,
 )

@@ -10,7 +10,6 @@ _KEYSPACE = "ucm/integration/vllm/keyspace.py"
 _WORKER = "ucm/integration/vllm/worker.py"
 _PATCHES = "ucm/integration/vllm_ascend/patches.py"
 _TABLES = "tests/integration/vllm/test_compat.py::TestBlockTables"
-_VERSION = "tests/integration/vllm/test_compat.py::TestVersion"
 _GROUPS = "tests/integration/vllm/test_compat.py::TestGroups"
 _HASHES = "tests/integration/vllm/test_keyspace.py::TestHashAlgorithm"
 _IDLE = "tests/integration/vllm/test_older_engines.py::TestIdleSteps"
@@ -19,14 +18,6 @@ _GDN = "tests/integration/vllm_ascend/test_patches.py::TestGatedDeltaNet"
 _APPLYING = "tests/integration/vllm_ascend/test_patches.py::TestApplying"
 
 ENGINES = (
-    Mutant(
-        name="release_taken_unseen",
-        why="An engine whose hooks nobody knows runs, and breaks in its own way.",
-        file=_COMPAT,
-        find="if not first <= _version() <= last:",
-        replace="if not first <= _version():",
-        killers=(f"{_VERSION}::test_unknown_release_is_refused_with_those_known",),
-    ),
     Mutant(
         name="hybrid_on_an_old_release",
         why="Blocks that the engine has given away are saved; a failed load is silent.",

@@ -157,6 +157,23 @@ class TestTogether:
         assert 48 == engine.scheduler.stats().reduce()["ucm_matched_tokens_total"]
         assert engine.worker.stats() is None
 
+    def test_load_may_be_ordered_steps_after_it_was_matched(self, engine):
+        """S1-15: vLLM 0.33 may tell the blocks of a match steps later; where it asked
+        twice the last answer counts, and a request that ends before leaves nothing."""
+        engine.save()
+        late, gone = request("s"), request("t")
+        for one in (gone, late, late):
+            assert (48, True) == engine.scheduler.match(one, 0)
+        for _ in range(2):
+            assert (set(), set(), set()) == engine.work(engine.plan())
+        assert not engine.scheduler.finished("t")
+        assert (32, True) == engine.scheduler.match(late, 16)
+        engine.scheduler.allocated(late, [[4, 5, 6]], 32)
+        assert (set(), {"s"}, set()) == engine.work(engine.plan())
+        assert torch.equal(engine.memory[:, 2:4], engine.memory[:, 5:7])
+        engine.scheduler.finished("s")
+        assert engine.idle()
+
     def test_each_plan_is_carried_out_once(self, engine):
         """S2-08: hooks that are called again with the same plan do nothing more."""
         one = request("r")

@@ -113,6 +113,21 @@ class TestRealHalves:
         assert set() == missing(seen, COMMON)
 
     @pytest.mark.slow
+    @pytest.mark.parametrize("layout", [ONE_FULL, HYBRID], ids=["full", "hybrid"])
+    def test_loads_that_are_ordered_late_break_no_rule(self, layout) -> None:
+        """S1-15: vLLM 0.33 may order a load only steps after it was matched, or never,
+        where its request is aborted before; what comes is right, and nothing stays."""
+        settings = HostSettings(
+            in_flight=2, odds=attrs.evolve(BUSY, late_load=0.9, abort=0.3, arrive=0.5)
+        )
+        seen: Counter[str] = Counter()
+        for seed in (1, 2):
+            with world(seed, layout, settings=settings) as it:
+                it.run(800)
+                seen += it.host.seen
+        assert set() == missing(seen, {"late_load", "late_load_dropped", "full_hit"})
+
+    @pytest.mark.slow
     def test_states_of_the_engines_own_cache_mix_with_loaded_ones(self) -> None:
         """H-09, H-10: hits within a block, copies of states and states that are offered
         for tails only, all among loads and failures, leave every state right."""

@@ -53,6 +53,7 @@ class Results:
         while scheduler.late_frees and scheduler.late_frees[0][0] <= step.number:
             for block in scheduler.late_frees.popleft()[1]:
                 scheduler.pool.free(block)
+        scheduler.loads.step_ended(step.number)
         failed = self._fail_loads(output.failed_recving)
         failed += self._fail_blocks(output.invalid_block_ids, step)
         for request, tokens in step.scheduled:

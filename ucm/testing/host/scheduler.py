@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The engine's scheduler, after ``vllm.v1.core.sched.scheduler`` of vLLM 0.32.
+The engine's scheduler, after ``vllm.v1.core.sched.scheduler`` of vLLM 0.33.
 
 States and arrows of a request::
 
@@ -9,7 +9,8 @@ States and arrows of a request::
     (any) --finished--> finished --blocks free--> (gone)
 
 A failed load frees its blocks, and the request is matched again in the same step. A
-request that finishes while it loads keeps its blocks until the load is reported.
+request that finishes while it loads keeps its blocks until the load is reported, unless
+it was not ordered yet.
 """
 
 from collections import Counter, deque
@@ -17,6 +18,7 @@ from collections import Counter, deque
 from ucm.layout import GroupKind, KVLayout
 from ucm.testing.host.choices import Choices
 from ucm.testing.host.hooks import SchedulerHooks
+from ucm.testing.host.loads import Loads
 from ucm.testing.host.pool import BlockPool
 from ucm.testing.host.questions import Questions
 from ucm.testing.host.registrations import Registrations
@@ -77,6 +79,7 @@ class FakeScheduler:
             if group.kind is GroupKind.STATE
         ]
         self._questions = Questions(hooks, layout, choices, settings, seen)
+        self.loads = Loads(self._questions, self.registrations, choices, settings, seen)
         self._layout = layout
         self._choices = choices
         self._settings = settings
@@ -95,6 +98,7 @@ class FakeScheduler:
             "received": len(self.received),
             "failed": len(self.failed),
             "late_frees": len(self.late_frees),
+            "late_loads": len(self.loads),
             "used_blocks": self.pool.num_used,
             **self.registrations.counts(),
         }
@@ -113,7 +117,7 @@ class FakeScheduler:
         delayed = False
         name = request.request_id
         if request.status is Status.WAITING_FOR_REMOTE_KVS:
-            delayed = name not in self.received
+            delayed = not self.loads.drop(request) and name not in self.received
             self.received.discard(name)
             self.failed.discard(name)
         for queue in (self.running, self.waiting, self.holding):
@@ -274,14 +278,18 @@ class FakeScheduler:
         if blocks is None:
             return False
         request.has_run = True
-        self._questions.tell_blocks(request, external)
+        if parks:
+            self.loads.order(request, external, blocks, self.steps, self.processed)
+        else:
+            self._questions.tell_blocks(request, external)
         self._seen["local_hit"] += bool(local and local[1])
         request.num_computed_tokens = computed
         request.valid_tokens = max(request.valid_tokens, computed)
         queue = self.holding if request in self.holding else self.waiting
         queue.remove(request)
         if parks:
-            self._park(request, blocks)
+            request.status = Status.WAITING_FOR_REMOTE_KVS
+            self.holding.append(request)
             return True
         self._run(request, tokens, draft)
         if external:
@@ -292,14 +300,6 @@ class FakeScheduler:
             self._seen["partial_hit"] += 1
             draft.copies.append(request)
         return True
-
-    def _park(self, request: Request, blocks: list[list[int]]) -> None:
-        """Let a request wait until its load is reported."""
-        self._seen["load"] += 1
-        request.status = Status.WAITING_FOR_REMOTE_KVS
-        self.holding.append(request)
-        new = frozenset(block for each in blocks for block in each)
-        self.registrations.load_begins(request.request_id, new)
 
     def _run(self, request: Request, tokens: int, draft: Draft) -> None:
         resumes = request.status is Status.PREEMPTED
@@ -355,7 +355,7 @@ class FakeScheduler:
             number=self.steps,
             output=output,
             metadata=metadata,
-            fresh=self.tables.take_fresh() + copied,
+            fresh=self.loads.overwritten(self.tables.take_fresh()) + copied,
             passes=plan_passes(self._layout, draft, shares=self._settings.local_cache),
             generates=[],
             scheduled=[],

@@ -27,6 +27,7 @@ class Odds:
         hold_back: A rank's output reaches the scheduler only later, per step.
         stop_early: A request ends before its last token, per token.
         newest: Blocks are handed out last in, first out, per step.
+        late_load: A load is ordered only when the steps in flight have ended.
         copy: The engine copies a state to a block that nobody has, per step.
     """
 
@@ -45,6 +46,7 @@ class Odds:
     hold_back: float = 0.1
     stop_early: float = 0.02
     newest: float = 0.6
+    late_load: float = 0.2
     copy: float = 0.2
 
 
