@@ -25,6 +25,14 @@ def running(monkeypatch):
     return lambda version: monkeypatch.setattr(vllm, "__version__", version)
 
 
+@pytest.fixture
+def events():
+    """Capture what is logged, and leave structlog as a host that never set it up."""
+    with structlog.testing.capture_logs() as captured:
+        yield captured
+    structlog.reset_defaults()
+
+
 def offer(drop=(), abstract=(), **changed):
     """Return what the newest release offers, with differences."""
     names = {name: texts for name, texts in NEWEST.items() if name not in drop}
@@ -97,17 +105,18 @@ class TestUntried:
         assert {"start_load_kv", "wait_for_save"} <= set(found.abstract)
         assert found.names == api_of(vllm.__version__.partition("+")[0])
 
-    def test_the_scheduler_warns_of_it_once(self, running, monkeypatch, tmp_path):
+    def test_the_scheduler_warns_of_it_once(
+        self, running, monkeypatch, tmp_path, events
+    ):
         """The warning is an event of the scheduler's log, and of no worker's."""
         running("0.99.0")
         monkeypatch.setattr(release, "running", offer)
         (tmp_path / "config.json").write_text("{}")
         config = engine_config(str(tmp_path), weights_revision="1")
         setup = Setup.of(config, plain_cache())
-        with structlog.testing.capture_logs() as events:
-            setup.open_log("worker-0")
-            assert [] == events
-            setup.open_log("scheduler")
+        setup.open_log("worker-0")
+        assert [] == events
+        setup.open_log("scheduler")
         assert [(ENGINE_UNTRIED, "warning")] == [
             (event["event"], event["log_level"]) for event in events
         ]
