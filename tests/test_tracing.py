@@ -37,6 +37,7 @@ EVENTS = {
     "STORE_BYPASSED": "store.bypassed",
     "STORE_CLEAR_FAILED": "store.clear_failed",
     "STORE_DESCRIBE_FAILED": "store.describe_failed",
+    "STORE_EXPERIMENTAL": "store.experimental",
     "TICKET_ACCEPTED": "ticket.accepted",
     "TICKET_REFUSED": "ticket.refused",
     "TICKET_SETTLED": "ticket.settled",

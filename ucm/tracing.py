@@ -43,6 +43,7 @@ __all__ = [
     "STORE_BYPASSED",
     "STORE_CLEAR_FAILED",
     "STORE_DESCRIBE_FAILED",
+    "STORE_EXPERIMENTAL",
     "THREAD_BOUND",
     "TICKET_ACCEPTED",
     "TICKET_REFUSED",
@@ -75,6 +76,7 @@ STORE_BYPASSED: Final = "store.bypassed"
 STORE_ANSWERS: Final = "store.answers"
 STORE_CLEAR_FAILED: Final = "store.clear_failed"
 STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
+STORE_EXPERIMENTAL: Final = "store.experimental"
 SETTING_UNSAFE: Final = "setting.unsafe"
 ENGINE_UNTRIED: Final = "engine.untried"
 

@@ -20,8 +20,7 @@ from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.stores.abc import Store
-from ucm.stores.slab import SlabStore, _index, _opened
-from ucm.stores.slab._files import INDEX_LOCK
+from ucm.stores.slab import SlabStore, _creation, _index
 from ucm.stores.slab._locks import FileLock
 from ucm.testing.store_blocks import (
     BLOCK_BYTES,
@@ -214,7 +213,7 @@ class TestRestart:
         """Pretend that the machine was started again."""
         boot_id = tmp_path / "boot_id"
         boot_id.write_text("01234567-89ab-cdef-0123-456789abcdef\n")
-        monkeypatch.setattr(_opened, "_BOOT_ID", boot_id)
+        monkeypatch.setattr(_creation, "_BOOT_ID", boot_id)
 
     def test_killed_user_loses_no_block(self, tmp_path):
         """What was committed before a kill is there at the next start."""
@@ -226,7 +225,7 @@ class TestRestart:
         with open_slab(tmp_path / "s") as again:
             assert [payload(key) for key in keys] == load(again, keys)
             assert again.stats().reserved_blocks == 0
-            assert ["2.lock"] == [p.name for p in (tmp_path / "s/owners").iterdir()]
+            assert 2 == again._slab.owner_id
             assert again.audit() == []
 
     def test_clean_slab_survives_a_reboot(self, tmp_path, monkeypatch):
@@ -313,14 +312,23 @@ class TestRestart:
                 assert store.contains(make_keys(2)) == [False, False]
                 assert store.audit() == []
 
+    @pytest.mark.parametrize("text", ["", '{"kind":"ucm-'], ids=["empty", "torn"])
+    def test_creation_killed_at_its_start_is_made_up_for(self, tmp_path, text):
+        """A mark that was hardly begun stands alone, and is ours to replace (X-12)."""
+        (tmp_path / "s").mkdir(0o700)
+        (tmp_path / "s/slab.json.tmp").write_text(text)
+        (tmp_path / "s/slab.json.tmp").chmod(0o600)
+        with open_slab(tmp_path / "s") as store:
+            assert 8 == save(store, make_keys(8))
+
     def test_half_made_slab_is_made_again(self, tmp_path):
         """A creator that died before the manifest leaves nothing in the way (X-12)."""
         open_slab(tmp_path / "s").close()
-        (tmp_path / "s/slab.json").unlink()
-        (tmp_path / "s/slab.json.x.tmp").write_text("{")
+        (tmp_path / "s/slab.json").rename(tmp_path / "s/slab.json.tmp")
         with open_slab(tmp_path / "s", 3) as store:
             assert store.stats().capacity_blocks == 3
-            assert not list((tmp_path / "s").glob("*.tmp"))
+            names = {path.name for path in (tmp_path / "s").iterdir()}
+            assert {"slab.json", "data", "index"} == names
 
     def test_half_done_change_is_put_right_by_the_next(self, tmp_path):
         """Derived data that a death left wrong is rebuilt from the records."""
@@ -351,7 +359,8 @@ class TestOwedSlots:
         keys = make_keys(3)
         with open_slab(tmp_path / "s", lock_timeout=0.01) as store:
             lease = store.reserve(keys, BLOCK_BYTES)
-            other = FileLock(tmp_path / "s" / INDEX_LOCK, 1.0)
+            path = tmp_path / "s/index"
+            other = FileLock(os.open(path, os.O_RDWR), path, 1.0)
             with contextlib.closing(other), other.held():
                 lease.discard()
                 assert 3 == store.stats().reserved_blocks

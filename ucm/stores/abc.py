@@ -49,6 +49,8 @@ class StoreCapabilities:
     """Largest block that fits a slot."""
     keeps: bool = True
     """Committed blocks can be found again; a store for measuring may keep none."""
+    caveat: str = ""
+    """What speaks against this store as it was opened, as advice; told once."""
 
 
 @attrs.frozen(kw_only=True)

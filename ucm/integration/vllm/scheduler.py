@@ -45,6 +45,7 @@ from ucm.tracing import (
     SCHEDULER_STARTED,
     STORE_CLEAR_FAILED,
     STORE_DESCRIBE_FAILED,
+    STORE_EXPERIMENTAL,
 )
 
 __all__ = ["SchedulerHalf"]
@@ -92,6 +93,8 @@ class SchedulerHalf:
         self._log = setup.open_log("scheduler")
         self._counters = Counters()
         store = setup.open_store(index_only=True)
+        if caveat := store.capabilities.caveat:
+            self._log.warning(STORE_EXPERIMENTAL, remedy=caveat)
         self._store = BypassStore(
             store,
             counters=self._counters,

@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The directory of a slab: who may use it, what is in it, and how it comes to be.
+The directory of a slab and the files in it: whose they are, and how they are opened.
 
 Contents::
 
-    slab.json      what the slab is; written last, so without it there is no slab
+    slab.json      what the slab is; gets this name last, so without it there is no slab
+    slab.json.tmp  the same while the slab is being made: what else is there is ours
     data           the slots, one preallocated file
-    index          see the index module
-    index.lock     held for microseconds, by whoever changes the index
-    open.lock      held while a process creates, joins or leaves the slab
-    owners/N.lock  held for life by the process that joined as number N
-    keyspaces/     one file for each key space described
+    index          see the index module; also carries the locks, see the locks module
+    keyspaces/     the newest key spaces described, one file each
 
-Locks are ``flock``: the kernel drops them with the process, whatever ended it.
+A directory that holds neither of the first two and is not empty belongs to somebody
+else: nothing in it is changed. All files are opened relative to a descriptor of the
+directory, so that one replaced meanwhile is not mixed up with it.
 """
 
 import contextlib
 import errno
 import mmap
 import os
-import secrets
+import shlex
 import stat
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import attrs
 import msgspec
@@ -33,31 +33,23 @@ from ucm.errors import ConfigError
 __all__ = [
     "DATA",
     "INDEX",
-    "INDEX_LOCK",
-    "KEYSPACES",
     "MANIFEST",
-    "OPEN_LOCK",
-    "OWNERS",
+    "MARK",
+    "Directory",
     "Geometry",
     "Manifest",
-    "allocate",
-    "check_directory",
     "is_in_memory",
     "map_file",
-    "open_file",
     "path_error",
-    "write_whole",
 ]
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 MANIFEST = "slab.json"
+MARK = "slab.json.tmp"
 DATA = "data"
 INDEX = "index"
-INDEX_LOCK = "index.lock"
-OPEN_LOCK = "open.lock"
-OWNERS = "owners"
-KEYSPACES = "keyspaces"
 _SLOT_ALIGNMENT = 4096
+_MOST_TEXT = 1 << 20
 _MAX_SLOTS = 2**31 - 1
 _FOREIGN_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MADV_POPULATE_WRITE = 23
@@ -105,9 +97,16 @@ class Geometry:
         return self.num_slots * self.slot_bytes
 
 
+class _Head(msgspec.Struct, frozen=True):
+    """What every release's ``slab.json`` says."""
+
+    schema: int
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ``slab.json`` says."""
 
+    kind: Literal["ucm-slab"]
     schema: int
     slot_bytes: int
     num_slots: int
@@ -116,7 +115,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def of(cls, geometry: Geometry, durability: Durability) -> "Manifest":
         """Describe a new slab."""
-        return cls(_SCHEMA_VERSION, geometry.slot_bytes, geometry.num_slots, durability)
+        return cls(
+            "ucm-slab",
+            _SCHEMA_VERSION,
+            geometry.slot_bytes,
+            geometry.num_slots,
+            durability,
+        )
 
     def encode(self) -> bytes:
         """Return the text of ``slab.json``."""
@@ -128,30 +133,31 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Geometry(self.num_slots, self.slot_bytes)
 
     @classmethod
-    def read(cls, root: Path) -> "Manifest | None":
+    def read(cls, directory: "Directory") -> "Manifest | None":
         """
-        Return what the slab in *root* is, None where there is none.
+        Return what the slab in *directory* is, None where there is none.
 
         Raises:
-            ConfigError: The file is not ours or of another version.
+            ConfigError: The file is not ours or of another release.
         """
+        root = directory.root
         try:
-            fd = open_file(root / MANIFEST, os.O_RDONLY)
+            text = directory.read(MANIFEST)
         except FileNotFoundError:
             return None
         except OSError as exc:
             raise path_error(root, f"{MANIFEST} cannot be opened: {exc}") from exc
-        with open(fd, "rb") as file:
-            text = file.read()
         try:
-            found = msgspec.json.decode(text, type=cls)
+            schema = msgspec.json.decode(text, type=_Head).schema
+            if schema != _SCHEMA_VERSION:
+                raise path_error(
+                    root,
+                    f"another release made it: its schema version is {schema}, not "
+                    f"{_SCHEMA_VERSION}",
+                )
+            return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as exc:
             raise path_error(root, f"its {MANIFEST} cannot be read: {exc}") from exc
-        if found.schema != _SCHEMA_VERSION:
-            raise path_error(
-                root, f"its schema version is {found.schema}, not {_SCHEMA_VERSION}"
-            )
-        return found
 
     def require(self, root: Path, wanted: Geometry, durability: Durability) -> None:
         """
@@ -195,118 +201,155 @@ def path_error(root: Path, problem: str) -> ConfigError:
     )
 
 
-def open_file(path: Path, flags: int) -> int:
+class Directory:
     """
-    Open one of our files; never through a link, never somebody else's.
+    A slab's directory, held open: what happens to its path does not change which it is.
 
-    Raises:
-        ConfigError: It is not a plain file of ours.
-        OSError: As ``os.open``.
+    Args:
+        root: Its path.
+        fd: The directory itself; closed by the caller.
     """
-    try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        if exc.errno == errno.ELOOP:
-            raise path_error(path.parent, f"{path.name} is a symbolic link") from exc
-        raise
-    info = os.fstat(fd)
-    if (
-        not stat.S_ISREG(info.st_mode)
-        or info.st_uid != os.geteuid()
-        or info.st_mode & _FOREIGN_WRITE
-    ):
-        os.close(fd)
-        raise path_error(path.parent, f"{path.name} is not a file of only this user")
-    return fd
 
+    def __init__(self, root: Path, fd: int) -> None:
+        self.root = root
+        self.fd = fd
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Put *data* at *path*, all of it or nothing, and on the disk."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(open_file(temporary, os.O_WRONLY | os.O_CREAT), "wb") as file:
+    def check(self) -> None:
+        """
+        Make sure that only this user can have put something into it.
+
+        Raises:
+            ConfigError: It belongs to or is open to others.
+        """
+        self._check_owner(os.fstat(self.fd), "it")
+
+    def is_in_place(self) -> bool:
+        """Return whether the path still leads here."""
+        try:
+            return os.path.samestat(self.root.lstat(), os.fstat(self.fd))
+        except OSError:
+            return False
+
+    def names(self) -> set[str]:
+        """Return what is in it."""
+        return set(os.listdir(self.fd))
+
+    def open(self, name: str, flags: int = os.O_RDWR) -> int:
+        """
+        Open one of our files; never through a link, never somebody else's.
+
+        Raises:
+            ConfigError: It is not a plain file of ours.
+            OSError: As ``os.open``.
+        """
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            fd = os.open(name, flags, 0o600, dir_fd=self.fd)
+        except OSError as exc:
+            if exc.errno == errno.ELOOP:
+                raise path_error(self.root, f"{name} is a symbolic link") from exc
+            raise
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise path_error(self.root, f"{name} is not a plain file")
+            self._check_owner(info, name)
+        except ConfigError:
+            os.close(fd)
+            raise
+        return fd
+
+    def read(self, name: str) -> bytes:
+        """Return what a small file of ours holds; errors as those of ``open``."""
+        with open(self.open(name, os.O_RDONLY), "rb") as file:
+            return file.read(_MOST_TEXT)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make a small file that is not there yet; errors as those of ``open``."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(self.open(name, flags), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        os.fsync(self.fd)
+
+    def allocate(self, name: str, nbytes: int, *, in_memory: bool) -> None:
+        """
+        Make a file whose every byte has its place, so that no store to it can fail.
+
+        Raises:
+            OSError: There is no room.
+        """
+        fd = self.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            os.ftruncate(fd, nbytes)
+            if in_memory:
+                # Through a mapping first: only so does memory come in huge pages.
+                map_file(fd, in_memory=True).close()
+            os.posix_fallocate(fd, 0, nbytes)
+        finally:
+            os.close(fd)
+
+    def remove(self, *names: str) -> None:
+        """Remove files, those that are there."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.fd)
+
+    def _check_owner(self, info: os.stat_result, name: str) -> None:
+        if info.st_uid != os.geteuid():
+            raise path_error(self.root, f"{name} belongs to user {info.st_uid}")
+        mode = stat.S_IMODE(info.st_mode)
+        if mode & _FOREIGN_WRITE:
+            who = "everybody" if mode & stat.S_IWOTH else f"group {info.st_gid}"
+            raise ConfigError(
+                "store.path",
+                str(self.root),
+                f"{name} has mode {mode:04o}: {who} may write to it, and could put "
+                "blocks there that no model has computed",
+                "If nobody else has used it, run: chmod -R go-w "
+                f"{shlex.quote(str(self.root))}; otherwise remove it. An orchestrator "
+                "that widens modes at each start has to leave it alone (Kubernetes: "
+                "no fsGroup, or fsGroupChangePolicy: OnRootMismatch and a directory "
+                "below the volume's)",
+            )
 
 
-def check_directory(root: Path) -> None:
-    """
-    Make sure that only this user can have put something into *root*.
-
-    Raises:
-        ConfigError: It is a link, no directory, or open to others.
-        FileNotFoundError: There is nothing.
-    """
-    info = root.lstat()
-    if not stat.S_ISDIR(info.st_mode):
-        raise path_error(root, "it is not a directory")
-    if info.st_uid != os.geteuid():
-        raise path_error(root, f"it belongs to user {info.st_uid}")
-    if info.st_mode & _FOREIGN_WRITE:
-        raise path_error(root, "others may write to it")
-
-
-def is_in_memory(path: Path) -> bool:
-    """Return whether *path* lies in a file system that is made of memory."""
-    device = path.stat().st_dev
+def is_in_memory(fd: int) -> bool:
+    """Return whether *fd* lies in a file system that is made of memory."""
+    device = os.fstat(fd).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         if fields[2] == wanted:
-            return fields[fields.index("-") + 1] in {"tmpfs", "ramfs", "hugetlbfs"}
+            return fields[fields.index("-") + 1] == "tmpfs"
     return False
 
 
-def map_file(fd: int, *, populate: bool) -> mmap.mmap:
+def map_file(fd: int, *, in_memory: bool) -> mmap.mmap:
     """
-    Map a whole file, shared, in huge pages where the kernel has them.
+    Map a whole file, shared.
 
     Args:
         fd: Open for reading and writing.
-        populate: Touch every page now, so that none is missing later.
+        in_memory: Ask for huge pages, and touch every page now, so that none is
+            missing later. Of a file on a disk both would read what is not asked for.
 
     Raises:
         OSError: ``EFAULT`` or ``ENOMEM`` if there is no memory for a page.
     """
     mapping = mmap.mmap(fd, 0)
+    if not in_memory:
+        return mapping
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    if populate:
-        size = len(mapping)
-        try:
-            for start in range(0, size, _POPULATE_STEP):
-                step = min(_POPULATE_STEP, size - start)
-                mapping.madvise(_MADV_POPULATE_WRITE, start, step)
-        except OSError as exc:
-            if exc.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
-                mapping.close()
-                raise
-    return mapping
-
-
-def allocate(path: Path, nbytes: int) -> None:
-    """
-    Make a file whose every byte has its place, so that no store to it can fail.
-
-    Raises:
-        OSError: There is no room.
-    """
-    fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    size = len(mapping)
     try:
-        os.ftruncate(fd, nbytes)
-        if is_in_memory(path):
-            # Through a mapping first: only so does memory come in huge pages.
-            map_file(fd, populate=True).close()
-        os.posix_fallocate(fd, 0, nbytes)
-    finally:
-        os.close(fd)
+        for start in range(0, size, _POPULATE_STEP):
+            step = min(_POPULATE_STEP, size - start)
+            mapping.madvise(_MADV_POPULATE_WRITE, start, step)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
+            mapping.close()
+            raise
+    return mapping

@@ -111,7 +111,7 @@ class SlotIndex:
         self.header[Word.VERSION] |= 1
         self.state[:] = SlotState.FREE
         self.generation[:] = 0
-        for word in (Word.PUBLISHING, Word.NUM_EVICTED, Word.OWNER):
+        for word in (Word.PUBLISHING, Word.NUM_EVICTED):  # owners' numbers only grow
             self.header[word] = 0
         self.rebuild()
 

@@ -106,13 +106,13 @@ class SlabWriteLease(WriteLease):
         Give the slots back. Does nothing on a lease that has ended.
 
         While another process keeps the index locked they are owed: the store gives
-        them back before it reserves again.
+        them back before it reserves again. A slab that was lost gets nothing back.
         """
         if self._has_ended:
             return
         if self.keys and self._slab.is_open:
-            self._slab.check()
             try:
+                self._slab.check()
                 self._slab.index.discard(self._grant, self._slab.owner_id)
             except StoreUnavailableError:
                 self.is_owed = True

@@ -2,31 +2,41 @@
 """
 Locks that the kernel drops with the process that held them, whatever ended it.
 
-All are ``flock`` on a file of the slab's directory. They do not depend on process ids,
-so they hold across containers and survive the reuse of an id.
+All belong to files that their users keep open, never to a name in the directory: who
+shares an index shares its locks, whatever has become of the paths. They do not depend
+on process ids, so they hold across containers and survive the reuse of an id.
+
+====================  =======  =======================================================
+on                    lock     held
+====================  =======  =======================================================
+the directory         flock    while a process creates, joins or leaves the slab
+the index             flock    for microseconds, by whoever changes the index
+the index, byte N     range    for life, by the process that joined as number N
+the data, byte I      range,   for life, by whoever uses them under the index whose
+                      shared   inode has number I: no two indexes share one data file
+====================  =======  =======================================================
+
+The ranges are open file description locks, which a second opener in the same process
+does not share and a forked child cannot keep once it has closed its copy.
 """
 
 import contextlib
 import fcntl
-import io
 import os
+import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ucm.errors import StoreUnavailableError
-from ucm.stores.slab._files import (
-    MANIFEST,
-    OPEN_LOCK,
-    check_directory,
-    open_file,
-    path_error,
-)
+from ucm.stores.slab._files import Directory, path_error
 
-__all__ = ["FileLock", "Owners", "entered"]
+__all__ = ["FileLock", "Owners", "entered", "is_bound"]
 
 _SHORTEST_NAP, _LONGEST_NAP = 20e-6, 1e-3
+_FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
+_TO_THE_END = 0
 
 
 def _try_lock(fd: int) -> bool:
@@ -39,6 +49,28 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
+def _take(fd: int, kind: int, at: int) -> bool:
+    """Lock a byte for as long as the descriptor is open; return whether it was free."""
+    wanted = struct.pack(_FLOCK, kind, os.SEEK_SET, at, 1, 0)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
+    except BlockingIOError:
+        return False
+    except OSError as exc:
+        raise StoreUnavailableError(f"a lock of the slab failed: {exc}") from exc
+    return True
+
+
+def _is_taken(fd: int, start: int, length: int) -> bool:
+    """Return whether anybody but this very descriptor has a byte of the range."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+    try:
+        told = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
+    except OSError as exc:
+        raise StoreUnavailableError(f"a lock of the slab failed: {exc}") from exc
+    return bool(struct.unpack(_FLOCK, told)[0] != fcntl.F_UNLCK)
+
+
 class FileLock:
     """
     Excludes processes and threads; waits no longer than told.
@@ -47,14 +79,15 @@ class FileLock:
     be a stopped process.
 
     Args:
-        path: The file to lock; made if need be.
+        fd: The file to lock; closed with the lock.
+        name: Its name in messages.
         timeout: Longest wait in seconds.
     """
 
-    def __init__(self, path: Path, timeout: float) -> None:
-        self.file = io.FileIO(open_file(path, os.O_RDWR | os.O_CREAT), "r+")
+    def __init__(self, fd: int, name: Path, timeout: float) -> None:
+        self.fd = fd
         self._timeout = timeout
-        self._path = path
+        self._name = name
         self._threads = threading.Lock()
 
     @contextlib.contextmanager
@@ -67,107 +100,91 @@ class FileLock:
         """
         deadline = time.monotonic() + self._timeout
         if not self._threads.acquire(timeout=self._timeout):
-            raise StoreUnavailableError(f"{self._path} was held by a thread too long")
+            raise StoreUnavailableError(f"{self._name} was held by a thread too long")
         try:
-            if self.file.closed:
-                raise StoreUnavailableError(f"{self._path} is closed")
+            if self.fd < 0:
+                raise StoreUnavailableError(f"{self._name} is closed")
             nap = _SHORTEST_NAP
-            while not _try_lock(self.file.fileno()):
+            while not _try_lock(self.fd):
                 if time.monotonic() > deadline:
                     raise StoreUnavailableError(
-                        f"{self._path} was held by a process for {self._timeout} s"
+                        f"{self._name} was held by a process for {self._timeout} s"
                     )
                 time.sleep(nap)
                 nap = min(2 * nap, _LONGEST_NAP)
             try:
                 yield
             finally:
-                fcntl.flock(self.file.fileno(), fcntl.LOCK_UN)
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
         finally:
             self._threads.release()
 
     def close(self) -> None:
-        """Let go of the file; waits for the thread that holds the lock."""
+        """Close the file; waits for the thread that holds the lock. Idempotent."""
         with self._threads:
-            self.file.close()
+            self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the file, whoever holds the lock."""
-        self.file.close()
+        """Close the file, whoever holds the lock. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class Owners:
     """
-    Who is using the slab: one locked file for each, named by a number.
+    Who is using a slab: one locked byte of its index for each, at the owner's number.
 
-    To be called under ``open.lock`` or the index lock only: looking takes a lock for
-    a moment and must not be mistaken for life.
+    Asking takes no lock. An owner ends when its descriptor of the index is closed.
+
+    Args:
+        fd: The index, open for writing.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._mine: FileLock | None = None
-        self._my_path = directory
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
         self.owner_id = 0
 
-    def join(self, owner_id: int) -> None:
-        """Be the owner of that number until ``leave`` or death."""
-        self.owner_id = owner_id
-        self._my_path = self._path(owner_id)
-        self._mine = FileLock(self._my_path, 0.0)
-        if not _try_lock(self._mine.file.fileno()):
-            raise StoreUnavailableError(f"{self._my_path} is locked by somebody else")
+    def join(self, first_id: int) -> None:
+        """Be an owner until the descriptor is closed; take the first number free."""
+        self.owner_id = first_id
+        while not _take(self._fd, fcntl.F_WRLCK, self.owner_id):
+            self.owner_id += 1
 
-    def leave(self) -> None:
-        """Stop being an owner; remove the file."""
-        if self._mine is not None:
-            self._my_path.unlink(missing_ok=True)
-            self._mine.close()
-            self._mine = None
-
-    def abandon(self) -> None:
-        """Let go of the file but leave it there, as a death does."""
-        if self._mine is not None:
-            self._mine.abandon()
-
-    def known(self) -> list[int]:
-        """Return all owners but us, dead or alive."""
-        return [
-            int(path.stem)
-            for path in self._directory.glob("*.lock")
-            if path.stem.isdecimal() and int(path.stem) != self.owner_id
-        ]
+    def are_others(self) -> bool:
+        """Return whether anybody else is using the slab."""
+        return _is_taken(self._fd, 1, _TO_THE_END)
 
     def find_dead(self, owner_ids: Iterable[int]) -> list[int]:
         """Return which of these owners are gone for good."""
-        others = {int(owner_id) for owner_id in owner_ids} - {self.owner_id}
-        return sorted(filter(self._is_dead, others))
+        return [
+            owner_id
+            for owner_id in sorted(set(owner_ids) - {self.owner_id})
+            if not _is_taken(self._fd, owner_id, 1)
+        ]
 
-    def bury(self, owner_ids: Iterable[int]) -> None:
-        """Remove the files of dead owners."""
-        for owner_id in owner_ids:
-            self._path(owner_id).unlink(missing_ok=True)
 
-    def _path(self, owner_id: int) -> Path:
-        return self._directory / f"{owner_id}.lock"
+def is_bound(data_fd: int, index_fd: int) -> bool:
+    """
+    Tie the data to an index for as long as the descriptor is open.
 
-    def _is_dead(self, owner_id: int) -> bool:
-        try:
-            fd = open_file(self._path(owner_id), os.O_RDWR)
-        except FileNotFoundError:
-            return True
-        try:
-            return _try_lock(fd)
-        finally:
-            os.close(fd)
+    Returns:
+        Whether nobody else uses the data under another index. Of two that tie it at
+        the same moment at least one is told so.
+    """
+    inode = os.fstat(index_fd).st_ino & (1 << 62) - 1
+    return _take(data_fd, fcntl.F_RDLCK, inode) and not (
+        _is_taken(data_fd, 0, inode) or _is_taken(data_fd, inode + 1, _TO_THE_END)
+    )
 
 
 @contextlib.contextmanager
-def entered(root: Path, timeout: float, *, make: bool) -> Iterator[None]:
+def entered(root: Path, timeout: float) -> Iterator[tuple[Directory, FileLock]]:
     """
-    Hold ``open.lock`` of the directory.
+    Open a directory, made if need be, and hold its lock.
 
-    With *make* it is made if need be, and goes again if the body leaves no slab in it.
+    The caller closes the lock, and with it the directory. One that was made here goes
+    again if the body leaves nothing in it.
 
     Raises:
         ConfigError: The directory cannot be made or must not be used.
@@ -175,31 +192,33 @@ def entered(root: Path, timeout: float, *, make: bool) -> Iterator[None]:
     """
     deadline = time.monotonic() + timeout
     made = False
-    while True:
-        left = deadline - time.monotonic()
-        if left < 0:
-            raise StoreUnavailableError(f"{root} is made and removed all the time")
+    while time.monotonic() <= deadline:
         try:
-            made |= make and _make(root)
-            check_directory(root)
-            lock = FileLock(root / OPEN_LOCK, left)
+            made |= _make(root)
+            fd = os.open(root, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError as exc:
-            if make and root.parent.is_dir():
+            if root.parent.is_dir():
                 continue  # removed by another process whose creation was refused
-            raise path_error(root, "it or its parent does not exist") from exc
+            raise path_error(root, "its parent does not exist") from exc
+        except NotADirectoryError as exc:
+            raise path_error(root, "it is not a directory") from exc
         except OSError as exc:
-            raise path_error(root, f"it cannot be made or written: {exc}") from exc
-        with contextlib.closing(lock), lock.held():
-            if not _is_same(root / OPEN_LOCK, lock):
-                continue
-            try:
-                yield
-            finally:
-                if made and not (root / MANIFEST).exists():
-                    (root / OPEN_LOCK).unlink(missing_ok=True)
-                    with contextlib.suppress(OSError):
-                        root.rmdir()
-            return
+            raise path_error(root, f"it cannot be made or opened: {exc}") from exc
+        directory, lock = Directory(root, fd), FileLock(fd, root, timeout)
+        with contextlib.ExitStack() as unused:
+            unused.callback(lock.abandon)
+            with lock.held():
+                if not directory.is_in_place():
+                    continue
+                unused.pop_all()
+                try:
+                    yield directory, lock
+                finally:
+                    if made:
+                        with contextlib.suppress(OSError):  # it is not empty
+                            root.rmdir()
+                return
+    raise StoreUnavailableError(f"{root} is made and removed all the time")
 
 
 def _make(root: Path) -> bool:
@@ -208,10 +227,3 @@ def _make(root: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _is_same(path: Path, lock: FileLock) -> bool:
-    try:
-        return path.stat().st_ino == os.fstat(lock.file.fileno()).st_ino
-    except FileNotFoundError:
-        return False

@@ -12,23 +12,17 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import attrs
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.config import Durability, StoreConfig
-from ucm.errors import (
-    BlockNotFoundError,
-    KeyFormatError,
-    StoreError,
-    StoreUnavailableError,
-)
+from ucm.errors import BlockNotFoundError
 from ucm.plan import HostSlots
 from ucm.stores.abc import Store, StoreCapabilities, StoreStats
 from ucm.stores.slab._audit import audit
-from ucm.stores.slab._files import KEYSPACES, Geometry, is_in_memory, write_whole
+from ucm.stores.slab._files import Geometry
+from ucm.stores.slab._keyspaces import describe, read_all
 from ucm.stores.slab._layout import Word
 from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease
 from ucm.stores.slab._opened import OpenedSlab
@@ -36,13 +30,18 @@ from ucm.stores.slab._opened import OpenedSlab
 __all__ = ["SlabStore"]
 
 _MATCH_STEP = 1024  # a first miss ends the match: do not look far beyond it
+_CAVEAT = (
+    "A slab on a disk is experimental: copies wait for the disk while they hold blocks. "
+    "Put it below /dev/shm."
+)
 
 
 class SlabStore(Store):
     """
     Blocks in fixed slots of one preallocated file that all processes of a node share.
 
-    In ``/dev/shm`` the slots are memory, elsewhere they are the page cache of a disk.
+    In ``/dev/shm`` the slots are memory, elsewhere they are the page cache of a disk,
+    which is experimental.
     There is no server: each process that opens the directory joins, and may die at
     any moment without harm to the others.
 
@@ -86,6 +85,7 @@ class SlabStore(Store):
             shared=True,
             native_buffers=True,
             max_block_bytes=self._slab.geometry.slot_bytes,
+            caveat="" if self._slab.in_memory else _CAVEAT,
         )
         self._evicted_before = int(self._slab.index.header[Word.NUM_EVICTED])
         self._leases: set[SlabWriteLease] = set()
@@ -118,7 +118,7 @@ class SlabStore(Store):
     @property
     def buffers(self) -> tuple[npt.NDArray[np.uint8], ...]:
         """The slots, where they are memory; those of a disk are not to be locked."""
-        if self._slab.pool is None or not is_in_memory(self._slab.root):
+        if self._slab.pool is None or not self._slab.in_memory:
             return ()
         return (self._slab.pool,)
 
@@ -201,38 +201,20 @@ class SlabStore(Store):
         return count
 
     def describe(self, keyspace: KeySpace) -> None:
-        """Keep the text of a key space beside the blocks, for ``keyspaces``."""
+        """Keep the text of a key space beside the blocks; the newest 64 are kept."""
         self._slab.check()
-        name = f"{keyspace.digest.hex()}.json"
-        try:
-            write_whole(
-                self._slab.root / KEYSPACES / name,
-                msgspec.json.encode(attrs.asdict(keyspace)),
-            )
-        except OSError as exc:
-            raise StoreUnavailableError(f"{name} cannot be written: {exc}") from exc
+        describe(self._slab.directory, keyspace)
 
     def keyspaces(self) -> dict[bytes, KeySpace]:
         """
-        Return every key space described in this store, by digest.
+        Return every key space that is kept, by digest.
 
         Raises:
             StoreError: A file is damaged, or named after another key space.
             StoreUnavailableError: A file cannot be read.
         """
         self._slab.check()
-        found = {}
-        for path in (self._slab.root / KEYSPACES).glob("*.json"):
-            try:
-                keyspace = msgspec.json.decode(path.read_bytes(), type=KeySpace)
-            except OSError as exc:
-                raise StoreUnavailableError(f"{path} cannot be read: {exc}") from exc
-            except (msgspec.DecodeError, KeyFormatError) as exc:
-                raise StoreError(f"{path} is no key space; remove it: {exc}") from exc
-            if keyspace.digest.hex() != path.stem:
-                raise StoreError(f"{path} is named after another one; remove it")
-            found[keyspace.digest] = keyspace
-        return found
+        return read_all(self._slab.directory)
 
     def stats(self) -> StoreStats:
         """Return occupancy and totals, both for the whole node."""

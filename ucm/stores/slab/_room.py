@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Whether there is room for a slab before its first page is touched.
+
+Who fills a file in memory beyond a cgroup's limit is killed without a word, and who
+fills it beyond the machine's memory takes others along. So both are asked first. All of
+this reads ``/proc`` and ``/sys`` below a root that a test may choose.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import attrs
+
+__all__ = ["Room", "memory_rooms"]
+
+_UNLIMITED = 1 << 60  # version 1 says about 2**63 where there is no limit
+
+
+@attrs.frozen
+class Room:
+    """Bytes that are left of something, and what it is."""
+
+    left: int
+    what: str
+
+
+def memory_rooms(system: Path) -> list[Room]:
+    """
+    Return what is left of each limit on this process's memory.
+
+    Args:
+        system: Where ``proc`` and ``sys`` are: ``/``.
+    """
+    rooms = []
+    available = _number_of(_text(system / "proc/meminfo"), "MemAvailable:")
+    if available is not None:
+        rooms.append(Room(1024 * available, "the machine's available memory"))
+    for directory, limit_name, used_name, cache in _cgroups(system):
+        limit = _text(directory / limit_name).strip()
+        used = _text(directory / used_name).strip()
+        if not (limit.isdecimal() and used.isdecimal()) or int(limit) >= _UNLIMITED:
+            continue
+        stat = _text(directory / "memory.stat")
+        # Pages of files on disks go when memory is short; those of memory do not.
+        kept = int(used) - sum(_number_of(stat, name) or 0 for name in cache)
+        rooms.append(
+            Room(
+                max(0, int(limit) - max(0, kept)),
+                f"the limit of {limit} bytes in {directory / limit_name}, of which "
+                f"{max(0, kept)} are in use",
+            )
+        )
+    return rooms
+
+
+def _cgroups(system: Path) -> Iterator[tuple[Path, str, str, tuple[str, str]]]:
+    """Yield each directory that may limit us, with the names that its version uses."""
+    mount = system / "sys/fs/cgroup"
+    for line in _text(system / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            names = ("memory.max", "memory.current")
+            tops, cache = [mount, mount / "unified"], ("inactive_file", "active_file")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            cache = ("total_inactive_file", "total_active_file")
+            tops = [mount / "memory"]
+        else:
+            continue
+        inner = PurePosixPath(path.lstrip("/"))
+        for top in tops:
+            for step in (inner, *inner.parents):
+                if ".." not in step.parts:  # above what this namespace shows
+                    yield top / step, *names, cache
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _number_of(text: str, name: str) -> int | None:
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdecimal():
+            return int(words[1])
+    return None
