@@ -52,6 +52,16 @@ def reserve(directory: Path, num_blocks: int) -> None:
     sys.stdin.readline()
 
 
+def late(directory: Path, num_blocks: int) -> None:
+    """Hold a slot; write it when told, whatever has become of the slab by then."""
+    store = open_slab(directory, num_blocks)
+    lease = store.reserve(make_keys(1), BLOCK_BYTES)
+    say("reserved")
+    for _ in sys.stdin:
+        lease.slots.block(0)[:] = 7
+        say("written")
+
+
 def churn(directory: Path, num_blocks: int, seed: int) -> None:
     """Save, read, forget and discard at random; report each round."""
     chance = random.Random(seed)
@@ -84,6 +94,7 @@ ACTIONS = {
     "race": race,
     "save": save_some,
     "reserve": reserve,
+    "late": late,
     "churn": churn,
     "read": read_back,
 }

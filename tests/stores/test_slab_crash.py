@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A death at every single line of the index, one after the other."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 import numpy as np
@@ -12,11 +15,21 @@ from tests.stores.slab_kit import die, open_slab
 from ucm.errors import LeaseExpiredError
 from ucm.stores.slab import SlabStore
 from ucm.stores.slab._layout import SlotState, Word
-from ucm.testing.store_blocks import BLOCK_BYTES, fill, load, make_keys, payload, save
+from ucm.testing.store_blocks import (
+    BLOCK_BYTES,
+    fill,
+    load,
+    make_keys,
+    make_keyspace,
+    payload,
+    save,
+)
 
 pytestmark = pytest.mark.slow
 OLD, NEW = make_keys(3), make_keys(4, first=10)
 WATCHED = ("_index.py", "_chains.py", "_oldest.py")
+LIVES = ("_creation.py", "_files.py", "_keyspaces.py", "_locks.py", "_opened.py")
+ONLY_LOOK = {"_check_owner", "_find_loss", "check", "fit", "is_in_memory", "open"}
 
 
 class Death(BaseException):
@@ -111,6 +124,107 @@ def test_death_at_any_line_leaves_a_whole_slab(tmp_path, action):
         witness.close()
     assert line > 20
     assert outcomes == ({False, True} if action is evicting_save else {False})
+
+
+def killed_at(line: int, action: Callable[[], None]) -> bool:
+    """
+    Run *action* in a process that is killed before the *line*-th line it executes.
+
+    Counted are lines of all that makes, joins and leaves a slab, without what only
+    looks: a death there is one before its caller's next line.
+
+    Returns:
+        Whether it was killed; it came to its end otherwise.
+    """
+    executed = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> object:
+        nonlocal executed
+        code = frame.f_code
+        if not code.co_filename.endswith(LIVES) or code.co_name in ONLY_LOOK:
+            return None
+        if event == "line":
+            executed += 1
+            if executed == line:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    if not (child := os.fork()):
+        status = 1
+        try:
+            sys.settrace(trace)
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert status in {0, signal.SIGKILL}
+    return status != 0
+
+
+def live_briefly(path: Path) -> None:
+    """Join, hold slots, describe and leave."""
+    with open_slab(path, 5) as store:
+        store.reserve(NEW[:1], BLOCK_BYTES)
+        store.describe(make_keyspace())
+
+
+@pytest.mark.timeout(120)
+class TestKillsOfWholeLives:
+    """Kill -9 before each line that a process runs from its first look to its end."""
+
+    def test_alone(self, memory_path):
+        """R-23: what was committed is there whoever dies while nobody else lives."""
+        with open_slab(memory_path, 5) as store:
+            save(store, OLD)
+        line = 0
+        while killed_at(line := line + 1, lambda: live_briefly(memory_path)):
+            with open_slab(memory_path, 5) as store:
+                assert [payload(key) for key in OLD] == load(store, OLD)
+                assert 0 == store.stats().reserved_blocks
+                assert store.audit() == []
+        assert line > 100
+
+    def test_beside_another(self, memory_path):
+        """R-23: the living keep their slots and get back those of the dead."""
+        with open_slab(memory_path, 5) as witness:
+            save(witness, OLD)
+            lease = witness.reserve(NEW[3:], BLOCK_BYTES)
+            line = 0
+            while killed_at(line := line + 1, lambda: live_briefly(memory_path)):
+                with witness.reserve(NEW[:1], BLOCK_BYTES) as free:
+                    assert 1 == len(free.keys)
+                assert [payload(key) for key in OLD] == load(witness, OLD)
+                assert witness.audit() == []
+            assert line > 100
+            fill(lease)
+            assert 1 == lease.commit()
+
+    @pytest.mark.parametrize("marked", [False, True], ids=["new", "half made"])
+    def test_creation(self, memory_path, marked):
+        """R-24: a directory is ours again wherever its creation was killed, and what
+        the next one leaves is a slab and nothing else."""
+
+        def create() -> None:
+            open_slab(memory_path, 5)
+
+        line = 0
+        died = True
+        while died:
+            if marked:
+                memory_path.mkdir(0o700)
+                for name in ("data", "index", "slab.json.tmp"):
+                    (memory_path / name).write_bytes(b'{"kind":"ucm-slab",')
+                    (memory_path / name).chmod(0o600)
+            died = killed_at(line := line + 1, create)
+            with open_slab(memory_path, 5) as store:
+                assert 3 == save(store, OLD)
+                assert store.audit() == []
+            assert {"slab.json", "data", "index"} == set(os.listdir(memory_path))
+            for each in memory_path.iterdir():
+                each.unlink()
+            memory_path.rmdir()
+        assert line > 100
 
 
 @pytest.mark.parametrize("num_flipped", range(5))
