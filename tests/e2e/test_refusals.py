@@ -77,7 +77,7 @@ class TestStore:
             ),
             (
                 lambda path: (path.mkdir(), path.chmod(0o777)),
-                r"store\.path.*others may write",
+                r"store\.path.*everybody may write",
             ),
         ],
         ids=["a file", "no parent", "open to all"],
@@ -130,7 +130,7 @@ class TestStore:
         path = tmp_path / "slab"
         SlabStore(path=str(path), capacity_bytes=1 << 20, block_bytes=4096).close()
         manifest = path / "slab.json"
-        manifest.write_text(manifest.read_text().replace('"schema":1', '"schema":99'))
+        manifest.write_text(manifest.read_text().replace('"schema":2', '"schema":99'))
         with pytest.raises(ConfigError, match=r"store\.path.*(schema|version)"):
             start(llama, ucm_config(path, capacity="1MiB"))
 

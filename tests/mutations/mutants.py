@@ -16,6 +16,7 @@ from tests.mutations.of_poller import POLLER
 from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_rows import ROWS
 from tests.mutations.of_selection import SELECTION
+from tests.mutations.of_slab import SLAB
 from tests.mutations.of_states import STATES
 from tests.mutations.of_stores import STORES
 from tests.mutations.of_topology import TOPOLOGY
@@ -28,6 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *DECISIONS,
     *STATES,
     *STORES,
+    *SLAB,
     *SELECTION,
     *EVENTS,
     *POLLER,

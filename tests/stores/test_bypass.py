@@ -204,7 +204,7 @@ def test_process_that_stopped_within_a_change_holds_nobody_up_for_long(tmp_path)
         )
         save(writer, KEYS)
         assert 3 == store.match(KEYS)
-        with (tmp_path / "s" / "index.lock").open() as file:
+        with (tmp_path / "s" / "index").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             writer._slab.index.header[Word.VERSION] |= 1
             for _ in range(3):

@@ -3,10 +3,13 @@
 
 import contextlib
 import fcntl
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
 import pytest
+import structlog
 import torch
 
 from tests.integration.vllm.kit import NUM_BLOCKS, engine_config, plain_cache
@@ -19,6 +22,7 @@ from ucm.integration.vllm.worker import WorkerHalf
 from ucm.scheduler.messages import StepReport, encode
 from ucm.stores.slab._layout import Word
 from ucm.testing.lockstep import check_trace, read_traces
+from ucm.tracing import STORE_EXPERIMENTAL
 
 PAGE = 1024
 HASHES = [bytes([number]) * 32 for number in range(1, 9)]
@@ -208,7 +212,7 @@ class TestTogether:
         """X-14: while a process stands still within a change of the index, look-ups are
         misses: three behind their deadline, all others at once, and counted."""
         engine.save()
-        with (tmp_path / "slab" / "index.lock").open() as file:
+        with (tmp_path / "slab" / "index").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             engine.worker._store._slab.index.header[Word.VERSION] |= 1
             for _ in range(50):
@@ -245,6 +249,23 @@ class TestTogether:
 
 
 class TestStart:
+    def test_slab_on_a_disk_is_warned_of_and_one_in_memory_is_not(self, tmp_path):
+        """The scheduler's log says that a slab on a disk is experimental, and why."""
+        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ucm-test-") as memory:
+            for place in (tmp_path, Path(memory)):
+                structlog.configure()
+                try:
+                    with structlog.testing.capture_logs() as events:
+                        half = SchedulerHalf(make_setup(place))
+                        caveat = half._store.capabilities.caveat
+                        half.close()
+                finally:
+                    structlog.reset_defaults()
+                told = [each for each in events if each["event"] == STORE_EXPERIMENTAL]
+                assert (place == tmp_path) == bool(caveat)
+                assert [caveat] * len(told) == [each["remedy"] for each in told]
+                assert bool(caveat) == bool(told)
+
     def test_unknown_device_is_refused(self, tmp_path):
         """A device that nobody can copy from stops the start."""
         with pytest.raises(ConfigError, match="device"):
