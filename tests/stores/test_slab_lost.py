@@ -255,6 +255,16 @@ class TestNotice:
             with pytest.raises(StoreUnavailableError, match="no longer served"):
                 store.match(keys)
 
+    def test_process_that_goes_elsewhere_still_finds_its_slab(
+        self, tmp_path, monkeypatch
+    ):
+        """A path is meant from where it was opened."""
+        monkeypatch.setattr(_opened, "_LOOK_EVERY_S", 0.0)
+        monkeypatch.chdir(tmp_path)
+        with open_slab(Path("s")) as store:
+            monkeypatch.chdir("/")
+            assert 3 == save(store, make_keys(3))
+
     def test_who_leaves_late_says_no_word_to_a_slab_that_is_not_its_own(self, tmp_path):
         """R-23: the last user of a moved slab does not vouch for it (its files may
         be on their way to another machine), nor for the one in its place."""

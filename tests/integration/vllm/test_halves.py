@@ -3,6 +3,7 @@
 
 import contextlib
 import fcntl
+import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,6 +206,19 @@ class TestTogether:
         assert (0, False) == engine.scheduler.match(request("q"), 0)
         engine.save("r2")
         assert (set(), {"s"}, set()) == engine.load()
+
+    def test_slab_that_is_removed_is_a_miss(self, engine, tmp_path):
+        """R-23, R-32: what is left of a slab serves nobody, and the engine goes on:
+        look-ups are misses, saves are failed and counted."""
+        engine.save()
+        shutil.rmtree(tmp_path / "slab")
+        assert (0, False) == engine.scheduler.match(request("s"), 0)
+        engine.save("t", (5, 6, 7))
+        assert 3 == engine.worker._counters.total(
+            "ucm_settled_blocks_total", outcome="failed", reason="unavailable"
+        )
+        failed = engine.scheduler._counters.total("ucm_failed_lookups_total")
+        assert 2 == failed
 
     def test_store_that_stands_still_holds_up_three_look_ups_at_most(
         self, engine, tmp_path

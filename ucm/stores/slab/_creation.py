@@ -26,6 +26,7 @@ from ucm.stores.slab._files import (
     Directory,
     Geometry,
     Manifest,
+    foreign,
     is_in_memory,
     path_error,
 )
@@ -86,14 +87,7 @@ def _require_ours(directory: Directory, manifest: bytes) -> None:
         if found.startswith(start) or (names == {MARK} and start.startswith(found)):
             return
     if names:
-        raise ConfigError(
-            "store.path",
-            str(directory.root),
-            f"it has no {MANIFEST}, but {min(names)!r}: it is not a slab's, and nothing "
-            "in it was changed",
-            f"Give the slab a directory of its own, such as {directory.root / 'ucm'}, or "
-            "remove this one if all of it is of a slab that lost its manifest.",
-        )
+        raise foreign(directory.root, f"it has {min(names)!r}, but no {MANIFEST}")
 
 
 def _format(directory: Directory, layout: IndexLayout) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "Directory",
     "Geometry",
     "Manifest",
+    "foreign",
     "is_in_memory",
     "map_file",
     "path_error",
@@ -157,7 +158,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as exc:
-            raise path_error(root, f"its {MANIFEST} cannot be read: {exc}") from exc
+            raise foreign(root, f"its {MANIFEST} is not of a slab ({exc})") from exc
 
     def require(self, root: Path, wanted: Geometry, durability: Durability) -> None:
         """
@@ -198,6 +199,17 @@ def path_error(root: Path, problem: str) -> ConfigError:
         str(root),
         problem,
         "Use another path, or stop all its users and remove the directory.",
+    )
+
+
+def foreign(root: Path, problem: str) -> ConfigError:
+    """Return the error for a directory that is somebody else's, for all we know."""
+    return ConfigError(
+        "store.path",
+        str(root),
+        f"{problem}: nothing in it was changed",
+        f"Give the slab a directory of its own, such as {root / 'ucm'}; if all of this "
+        "one is a slab that was damaged, remove it.",
     )
 
 

@@ -57,7 +57,7 @@ def _take(fd: int, kind: int, at: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as exc:
-        raise StoreUnavailableError(f"a lock of the slab failed: {exc}") from exc
+        raise StoreUnavailableError(f"a range lock of the slab failed: {exc}") from exc
     return True
 
 
@@ -67,7 +67,7 @@ def _is_taken(fd: int, start: int, length: int) -> bool:
     try:
         told = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     except OSError as exc:
-        raise StoreUnavailableError(f"a lock of the slab failed: {exc}") from exc
+        raise StoreUnavailableError(f"a range lock of the slab failed: {exc}") from exc
     return bool(struct.unpack(_FLOCK, told)[0] != fcntl.F_UNLCK)
 
 

@@ -73,7 +73,7 @@ class OpenedSlab:
         open_timeout: float,
         lock_timeout: float,
     ) -> None:
-        self.root = root
+        self.root = root = root.absolute()
         self.geometry = geometry
         self.durability = durability
         self.pool: npt.NDArray[np.uint8] | None = None
