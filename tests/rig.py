@@ -200,12 +200,10 @@ def check_run(tracer: Tracer, config: UCMConfig, counters: Counters) -> None:
     for direction in ("save", "load"):
         told = {
             word: counters.total(
-                "ucm_settled_blocks_total", direction=direction, outcome=word
+                "ucm_settled_parts_total", direction=direction, outcome=word
             )
             for word in ("committed", "skipped", "refused", "failed", "cancelled")
         }
-        told["offered"] = counters.total(
-            "ucm_offered_blocks_total", direction=direction
-        )
+        told["offered"] = counters.total("ucm_offered_parts_total", direction=direction)
         for word, blocks in told.items():
             assert blocks == summary.blocks.get((direction, word), 0)

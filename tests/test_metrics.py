@@ -2,19 +2,25 @@
 """Metric names are frozen, and counters lose nothing between threads."""
 
 import random
+import re
 import threading
 from pathlib import Path
 
 import pytest
 
 from ucm.metrics import METRICS, Counters, MetricKind, sample_key, split_key
+from ucm.pipeline.tickets import Admission
+from ucm.reasons import Reason
 
 OUTCOME = ("direction", "outcome", "reason")
 FROZEN = {
-    "ucm_offered_blocks_total": ("counter", ("direction",)),
-    "ucm_offered_bytes_total": ("counter", ("direction",)),
-    "ucm_settled_blocks_total": ("counter", OUTCOME),
-    "ucm_settled_bytes_total": ("counter", OUTCOME),
+    "ucm_cut_messages_total": ("counter", ("message",)),
+    "ucm_dropped_blocks_total": ("counter", ()),
+    "ucm_loaded_tokens_total": ("counter", ()),
+    "ucm_offered_parts_total": ("counter", ("direction",)),
+    "ucm_offered_part_bytes_total": ("counter", ("direction",)),
+    "ucm_settled_parts_total": ("counter", OUTCOME),
+    "ucm_settled_part_bytes_total": ("counter", OUTCOME),
     "ucm_saved_blocks_total": ("counter", ()),
     "ucm_loaded_blocks_total": ("counter", ()),
     "ucm_load_failures_total": ("counter", ("reason",)),
@@ -40,6 +46,13 @@ FROZEN = {
     "ucm_dump_event_reshape_cache_stale_total": ("counter", ()),
     "ucm_dump_event_reshape_cache_foreign_total": ("counter", ()),
 }
+REASONS = {
+    *("", "stored", "error"),
+    *("queue_tickets", "queue_bytes", "store_full", "closed", "failed"),
+    *("deadline", "recycled", "unfinished", "late", "over", "shutdown"),
+    *("corrupt", "evicted", "unavailable", "slow", "device", "stuck"),
+    *("row_failed", "unasked", "runtime_failed", "worker_died"),
+}
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 
@@ -57,6 +70,13 @@ class TestNames:
         assert METRICS[metric.name] is metric
         assert metric.help.endswith(".")
 
+    def test_reasons_are_a_closed_list_of_words(self):
+        """R-20: every value that a reason can have is known, and none is made of a number
+        or an id; a new one is a new series for operators."""
+        assert {reason.value for reason in Reason} == REASONS
+        assert all(re.fullmatch("[a-z_]*", word) for word in REASONS)
+        assert {one.value for one in Admission} - {"accepted"} <= REASONS
+
     def test_counters_of_events_are_documented(self):
         """S0-43: the README lists the counters of events, each with its help."""
         text = README.read_text(encoding="utf-8")
@@ -71,9 +91,9 @@ class TestNames:
     def test_sample_key_round_trips_in_declared_order(self):
         """The text of a sample has its labels in declared order, and is read back."""
         labels = {"reason": "stored", "direction": "save", "outcome": "skipped"}
-        key = sample_key("ucm_settled_blocks_total", labels)
-        assert "ucm_settled_blocks_total|save|skipped|stored" == key
-        assert ("ucm_settled_blocks_total", labels) == split_key(key)
+        key = sample_key("ucm_settled_parts_total", labels)
+        assert "ucm_settled_parts_total|save|skipped|stored" == key
+        assert ("ucm_settled_parts_total", labels) == split_key(key)
         assert ("ucm_healthy", {}) == split_key(sample_key("ucm_healthy", {}))
 
 
@@ -85,7 +105,7 @@ class TestCounters:
             lambda: counters.add("ucm_new_total", 1),
             lambda: counters.set("ucm_new", 1),
             lambda: counters.observe("ucm_new_seconds", 1),
-            lambda: counters.add("ucm_offered_blocks_total", 1),
+            lambda: counters.add("ucm_offered_parts_total", 1),
         ):
             with pytest.raises(KeyError):
                 use()
@@ -100,17 +120,17 @@ class TestCounters:
             ("load", "full", 4),
         ):
             counters.add(
-                "ucm_settled_blocks_total",
+                "ucm_settled_parts_total",
                 blocks,
                 direction=direction,
                 outcome="x",
                 reason=reason,
             )
         total = counters.total
-        assert 7 == total("ucm_settled_blocks_total")
-        assert 3 == total("ucm_settled_blocks_total", direction="save")
-        assert 2 == total("ucm_settled_blocks_total", direction="save", reason="full")
-        assert 0 == total("ucm_settled_bytes_total")
+        assert 7 == total("ucm_settled_parts_total")
+        assert 3 == total("ucm_settled_parts_total", direction="save")
+        assert 2 == total("ucm_settled_parts_total", direction="save", reason="full")
+        assert 0 == total("ucm_settled_part_bytes_total")
 
     def test_take_tells_each_thing_once_and_keeps_totals(self):
         """What was taken is not told again; totals go on, gauges are told again."""
@@ -188,6 +208,15 @@ class TestCounters:
         assert expected == counters.total(name)
         told = [one for one in taken if one]
         assert expected == sum(one["counters"].get(name, 0) for one in told)
+
+    def test_reaching_a_total_counts_what_is_missing(self):
+        """What is counted elsewhere is told as a difference, like everything else."""
+        counters = Counters()
+        for total in (3, 3, 5):
+            counters.reach("ucm_load_failures_total", total, reason="corrupt")
+        assert {"ucm_load_failures_total|corrupt": 5} == counters.take()["counters"]
+        counters.reach("ucm_load_failures_total", 5, reason="corrupt")
+        assert {} == counters.take()
 
 
 class TestGauges:

@@ -23,8 +23,8 @@ SHORT = {"timeout": {"save": 0.05, "load": 0.05, "fence": 0.02, "shutdown": 0.2}
 
 def totals(rig, direction):
     """Return offered blocks and the sum of all ends."""
-    name = "ucm_settled_blocks_total"
-    offered = rig.counters.total("ucm_offered_blocks_total", direction=direction.value)
+    name = "ucm_settled_parts_total"
+    offered = rig.counters.total("ucm_offered_parts_total", direction=direction.value)
     return offered, rig.counters.total(name, direction=direction.value)
 
 
@@ -162,7 +162,9 @@ class TestSaveAndLoad:
             rig.settle()
             assert (14, 14) == totals(rig, SAVE)
             assert (6, 6) == totals(rig, LOAD)
-            nbytes = rig.counters.total("ucm_settled_bytes_total", direction="save")
+            nbytes = rig.counters.total(
+                "ucm_settled_part_bytes_total", direction="save"
+            )
             assert 14 * BLOCK_BYTES == nbytes
             for kind in (NoticeKind.SETTLED, NoticeKind.RELEASED):
                 assert [1, 2, 3, 4, 5] == sorted(rig.told(kind))
@@ -206,8 +208,8 @@ class TestFaults:
             outcomes = rig.settle()
             assert OutcomeKind.FAILED is outcomes[2].kind
             assert OutcomeKind.COMMITTED is outcomes[3].kind
-            assert 1 == rig.counters.total(
-                "ucm_load_failures_total", reason="unavailable"
+            assert 4 == rig.counters.total(
+                "ucm_settled_parts_total", direction="load", reason="unavailable"
             )
 
     def test_corrupt_blocks_are_blamed_and_forgotten_and_no_others(self):

@@ -28,12 +28,13 @@ from ucm.pipeline.tickets import (
     OutcomeKind,
     Ticket,
 )
+from ucm.reasons import Reason
 from ucm.threads import Threads
 from ucm.tracing import Log
 
 __all__ = ["UNFINISHED", "Intake", "Order"]
 
-UNFINISHED: Final = "unfinished"
+UNFINISHED: Final = Reason.UNFINISHED
 """Why a save was dropped: the forward pass ended before it wrote all rows."""
 
 
@@ -178,7 +179,7 @@ class Intake:
 
     def _offer_item(self, item: Item) -> None:
         if self._queue.offer(item) is not Admission.ACCEPTED:  # closed in between
-            outcome = Outcome(OutcomeKind.CANCELLED, "late")
+            outcome = Outcome(OutcomeKind.CANCELLED, Reason.LATE)
             self._recorder.settle(item.ticket, outcome)
 
     def _ticket(self, order: Order, submitted_at: float) -> Ticket:

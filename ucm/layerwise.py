@@ -21,14 +21,15 @@ from ucm.blocks import RowId
 from ucm.devices.abc import Fence
 from ucm.intake import UNFINISHED, Order
 from ucm.layout import KVLayout
+from ucm.reasons import Reason
 from ucm.runtime import Runtime
 
 __all__ = ["ROW_FAILED", "UNASKED", "RowLoads", "RowSaves", "SpanGroup"]
 
-ROW_FAILED: Final = "row_failed"
+ROW_FAILED: Final = Reason.ROW_FAILED
 """Why a load ended that was given up because another one of its request failed."""
 
-UNASKED: Final = "unasked"
+UNASKED: Final = Reason.UNASKED
 """Why a load failed: a layer ran without having waited for its row."""
 
 
@@ -92,7 +93,7 @@ class RowSaves:
         self.drop(UNFINISHED)
         self._groups = groups
 
-    def drop(self, reason: str) -> None:
+    def drop(self, reason: Reason) -> None:
         """Give up the saves whose rows did not all come: their forward pass has failed."""
         for group in self._groups:
             if group.submitted and not group.is_whole:

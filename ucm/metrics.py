@@ -2,8 +2,13 @@
 """
 Every metric's name, kind, labels and help, and the counters behind them.
 
-Exporters live in the doors. Names are frozen by a test. Blocks and bytes obey one law
-at all times, per direction::
+Exporters live in the doors. Names are frozen by a test, and so are the words that a label
+can have (``ucm.reasons``): none is made of a number or an id.
+
+An engine's ranks each carry out every order on their part of a block, and an exporter
+adds their numbers up. What is named after *parts* counts each of them; blocks and tokens
+count once, because only the scheduler counts them. Parts and their bytes obey one law at
+all times, per direction::
 
     offered = committed + skipped + refused + failed + cancelled + in flight
 
@@ -23,7 +28,14 @@ from collections.abc import Mapping
 
 import attrs
 
-__all__ = ["METRICS", "Counters", "Metric", "MetricKind", "sample_key", "split_key"]
+__all__ = [
+    "METRICS",
+    "Counters",
+    "Metric",
+    "MetricKind",
+    "sample_key",
+    "split_key",
+]
 
 _MAX_OBSERVATIONS = 1024
 
@@ -52,52 +64,70 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric(
-            "ucm_offered_blocks_total",
+            "ucm_offered_parts_total",
             MetricKind.COUNTER,
             ("direction",),
-            "Blocks that were to be saved or loaded.",
+            "Parts of blocks, one for each rank, that were to be saved or loaded.",
         ),
         Metric(
-            "ucm_offered_bytes_total",
+            "ucm_offered_part_bytes_total",
             MetricKind.COUNTER,
             ("direction",),
-            "Bytes that were to be saved or loaded.",
+            "Bytes of these parts.",
         ),
         Metric(
-            "ucm_settled_blocks_total",
+            "ucm_settled_parts_total",
             MetricKind.COUNTER,
             _BY_OUTCOME,
-            "Blocks by how they ended: committed, skipped, refused, failed, cancelled.",
+            "Parts by how they ended: committed, skipped, refused, failed, cancelled.",
         ),
         Metric(
-            "ucm_settled_bytes_total",
+            "ucm_settled_part_bytes_total",
             MetricKind.COUNTER,
             _BY_OUTCOME,
-            "Bytes by how they ended.",
+            "Bytes of parts by how they ended.",
         ),
         Metric(
             "ucm_saved_blocks_total",
             MetricKind.COUNTER,
             (),
-            "Blocks that became visible in the store.",
+            "Blocks that became visible in the store, all parts of them.",
+        ),
+        Metric(
+            "ucm_dropped_blocks_total",
+            MetricKind.COUNTER,
+            (),
+            "Complete blocks that were not saved: there was no room before it was too late.",
         ),
         Metric(
             "ucm_loaded_blocks_total",
             MetricKind.COUNTER,
             (),
-            "Blocks that were verified and copied into the engine.",
+            "Blocks that were verified and copied into the engine, on all ranks.",
+        ),
+        Metric(
+            "ucm_loaded_tokens_total",
+            MetricKind.COUNTER,
+            (),
+            "Tokens of these blocks: matched before, and all of the request's load ended well.",
         ),
         Metric(
             "ucm_load_failures_total",
             MetricKind.COUNTER,
             ("reason",),
-            "Loads that ended in a recompute.",
+            "Requests whose load ended in a recompute, by what was told first.",
         ),
         Metric(
             "ucm_matched_tokens_total",
             MetricKind.COUNTER,
             (),
-            "Prompt tokens the engine was given instead of computing them.",
+            "Tokens that were found and that the engine chose to load; some loads fail.",
+        ),
+        Metric(
+            "ucm_cut_messages_total",
+            MetricKind.COUNTER,
+            ("message",),
+            "Plans and reports that left something to the next one, for want of room.",
         ),
         Metric(
             "ucm_failed_lookups_total",
@@ -121,13 +151,13 @@ METRICS: dict[str, Metric] = {
             "ucm_quarantined_holds_total",
             MetricKind.COUNTER,
             (),
-            "Holds whose device copy never ended; their blocks stay out of use.",
+            "Holds whose device copy never ended on some rank; they are not waited for.",
         ),
         Metric(
             "ucm_healthy",
             MetricKind.GAUGE,
             (),
-            "1 while saves and loads are served, 0 in bypass.",
+            "1 while the engine's saves and loads are served, 0 in bypass.",
         ),
         Metric(
             "ucm_fence_wait_seconds",
@@ -257,6 +287,13 @@ class Counters:
         with self._lock:
             self._totals[key] = self._totals.get(key, 0) + amount
             self._fresh[key] = self._fresh.get(key, 0) + amount
+
+    def reach(self, name: str, total: float, **labels: str) -> None:
+        """Count what is missing to a total that is counted elsewhere."""
+        key = sample_key(name, labels)
+        with self._lock:
+            missing = total - self._totals.get(key, 0)
+        self.add(name, missing, **labels)
 
     def set(self, name: str, value: float) -> None:
         """Set a gauge."""

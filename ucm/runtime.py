@@ -29,12 +29,8 @@ from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
 from ucm.pipeline.pipeline import Pipeline
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
-from ucm.pipeline.tickets import (
-    Admission,
-    Outcome,
-    OutcomeKind,
-    Ticket,
-)
+from ucm.pipeline.tickets import Admission, Outcome, OutcomeKind, Ticket
+from ucm.reasons import Reason
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import (
@@ -193,7 +189,7 @@ class Runtime:
         self._intake.add_rows(transfer_ids, row_ids, fence)
         self._wake()
 
-    def abandon(self, transfer_ids: Iterable[int], reason: str) -> None:
+    def abandon(self, transfer_ids: Iterable[int], reason: Reason) -> None:
         """Cancel tickets whose missing rows will not come."""
         self._take_in()
         for transfer_id in transfer_ids:
@@ -253,7 +249,7 @@ class Runtime:
     def poll(self) -> list[Notice]:
         """Return what has happened since the last call. Never blocks."""
         if self._started.is_set() and not self._thread.is_alive() and not self._closed:
-            self._fail("the loop thread has died")
+            self._loop_died()
         if self._failure or self._closed:
             self._take_in()  # nobody else does
         notices = self._mailbox.drain()
@@ -298,7 +294,7 @@ class Runtime:
         for ticket in tickets:
             left = started + self._timeout.fence - self._clock()
             if self._failure or not ticket.guard.wait_released(max(0.0, left)):
-                ticket.guard.revoke("recycled")
+                ticket.guard.revoke(Reason.RECYCLED)
         self._wake()
         self._counters.observe("ucm_fence_wait_seconds", self._clock() - started)
 
@@ -333,7 +329,7 @@ class Runtime:
         self._thread.join(self._timeout.shutdown)
         quiet = not self._thread.is_alive()
         quiet = quiet and self._pipeline.join_threads(self._timeout.shutdown)
-        self._settle_open("closed", OutcomeKind.CANCELLED)
+        self._settle_open(Reason.CLOSED, OutcomeKind.CANCELLED)
         if quiet and not self._pipeline.has_quarantined:
             self._device.close()  # first: it may have pinned memory of the store
             self._store.close()
@@ -359,7 +355,7 @@ class Runtime:
             self._loop.call_soon_threadsafe(function)
 
     def _cancel_waiting(self) -> None:
-        self._pipeline.cancel_waiting("shutdown")
+        self._pipeline.cancel_waiting(Reason.SHUTDOWN)
 
     def _main(self) -> None:
         """Run the loop thread; whatever ends it early fails all that is open."""
@@ -370,7 +366,7 @@ class Runtime:
             )
         finally:
             if not self._closed:
-                self._fail("the loop thread has died")
+                self._loop_died()
             self._started.set()
 
     async def _serve(self) -> None:
@@ -381,6 +377,13 @@ class Runtime:
         finally:
             self._waker.close()
 
+    def _loop_died(self) -> None:
+        """Fail, and give up the copies that only the loop would have seen to end."""
+        tickets = list(self._open.values())
+        self._fail("the loop thread has died")
+        if not self._device.is_synchronous:
+            self._pipeline.give_up_copies(tickets)
+
     def _fail(self, why: str) -> None:
         """Fail everything once; called on the thread that noticed."""
         with self._failure_lock:
@@ -389,9 +392,9 @@ class Runtime:
             self._failure = why
         self._counters.set("ucm_healthy", 0)
         self._pipeline.queue.close(Admission.FAILED)
-        self._settle_open("runtime_failed", OutcomeKind.FAILED)
+        self._settle_open(Reason.RUNTIME_FAILED, OutcomeKind.FAILED)
         self._log.error(RUNTIME_FAILED, error=why)
 
-    def _settle_open(self, reason: str, kind: OutcomeKind) -> None:
+    def _settle_open(self, reason: Reason, kind: OutcomeKind) -> None:
         for ticket in list(self._open.values()):
             self._recorder.settle(ticket, Outcome(kind, reason))

@@ -31,7 +31,7 @@ from ucm.testing.faults import Fault, FaultPlan, Gate
 from ucm.testing.lockstep import read_traces
 from ucm.tracing import STAGE_FAILED, TICKET_REFUSED, TICKET_SETTLED
 
-SETTLED = "vllm:ucm_settled_blocks"
+SETTLED = "vllm:ucm_settled_parts"
 SAVE_VERBS = ("reserve", "seal", "commit")
 LOAD_VERBS = ("read", "verify", "recheck")
 TOKENS = 8

@@ -12,6 +12,7 @@ from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
 from tests.mutations.of_lanes import LANES
 from tests.mutations.of_modes import MODES
+from tests.mutations.of_numbers import NUMBERS
 from tests.mutations.of_poller import POLLER
 from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_rows import ROWS
@@ -43,4 +44,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *TOPOLOGY,
     *ENGINES,
     *RELEASES,
+    *NUMBERS,
 )

@@ -29,30 +29,14 @@ DECISIONS = (
         name="rank_forgotten",
         why="The first rank to release frees blocks that the others still read.",
         file=_HOLDS,
-        find="if hold.ranks_left or hold.quarantined:",
-        replace="if hold.quarantined:",
+        find="if hold.ranks_left:",
+        replace="if False:",
         killers=(f"{_LEDGER}::test_hold_ends_when_the_last_rank_releases",),
-    ),
-    Mutant(
-        name="quarantine_outlived",
-        why="A block whose read never ended is freed by the other ranks' releases.",
-        file=_HOLDS,
-        find="if hold.ranks_left or hold.quarantined:",
-        replace="if hold.ranks_left:",
-        killers=(f"{_LEDGER}::test_quarantined_hold_stays_for_good",),
-    ),
-    Mutant(
-        name="released_at_quarantine",
-        why="The engine overwrites a block into which a copy may still reach.",
-        file=_ADAPTER,
-        find="self._ledger.quarantine(transfer_id, report.rank)",
-        replace="self._ledger.release(transfer_id, report.rank)",
-        killers=(f"{_REPORTS}::test_quarantined_block_is_fenced_for_good",),
     ),
     Mutant(
         name="hold_skipped",
         why="The engine frees and reuses blocks while a save still reads them.",
-        file=_ADAPTER,
+        file=_SELECTOR,
         find="""\
                     self._ledger.take(
                         order.transfer_id, life.key, order.block_ids, self._ranks
@@ -221,7 +205,7 @@ DECISIONS = (
         name="failed_load_not_denied",
         why="A damaged block is matched, fails and is matched again without end.",
         file=_ADAPTER,
-        find="self._transfers.deny(failure.group_id, failure.bad_hash)",
+        find="self._transfers.denied.deny((failure.group_id, failure.bad_hash))",
         replace="pass",
         killers=(f"{_FAILURES}::test_failed_block_is_a_miss_until_it_is_saved",),
     ),
@@ -229,19 +213,11 @@ DECISIONS = (
         name="forgiven_without_a_save",
         why="A save that failed lets a damaged block be matched again.",
         file=_TRANSFERS,
-        find="entry.is_stored &= is_stored",
-        replace="entry.is_stored &= True",
+        find="self.is_stored &= is_stored",
+        replace="self.is_stored &= True",
         killers=(
             f"{_FAILURES}::test_denied_block_stays_denied_until_a_save_of_it_is_stored",
         ),
-    ),
-    Mutant(
-        name="load_split_over_plans",
-        why="A worker tells of a request when only the first half of it is loaded.",
-        file=_TRANSFERS,
-        find="            and order.generation != orders[at - 1].generation\n",
-        replace="",
-        killers=(f"{_OPEN}::test_loads_of_one_request_are_never_split_over_two_plans",),
     ),
     # Hits.
     Mutant(

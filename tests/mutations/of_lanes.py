@@ -18,6 +18,10 @@ _STUCK = f"{_LATE}::test_save_whose_fence_never_opens_is_quarantined"
 _GAPS = "tests/mutations/test_gaps.py"
 _DEATH = "tests/pipeline/test_workers.py::TestDeath"
 _WORLD = "tests/simulation/test_pipeline_world.py::TestPipelineWorld"
+_TOO_LATE = """\
+if ticket.clock() > ticket.deadline and ticket.guard.revoke(
+                Reason.DEADLINE
+            ):"""
 
 LANES = (
     # Lanes.
@@ -67,7 +71,7 @@ LANES = (
         name="begun_after_the_deadline",
         why="A copy begins that nobody will wait for, on blocks that are to be free.",
         file=_LANE,
-        find='if ticket.clock() > ticket.deadline and ticket.guard.revoke("deadline"):',
+        find=_TOO_LATE,
         replace="if False:",
         killers=(
             f"{_LANES}::TestDeadline::test_item_that_comes_too_late_is_not_begun",
@@ -77,7 +81,7 @@ LANES = (
         name="late_item_left_under_its_copy",
         why="A copy that ends behind its deadline never gives its blocks back.",
         file=_LANE,
-        find='if ticket.clock() > ticket.deadline and ticket.guard.revoke("deadline"):',
+        find=_TOO_LATE,
         replace="if ticket.clock() > ticket.deadline:",
         killers=(
             f"{_LATE}::test_copy_past_its_deadline_is_waited_for_and_does_not_count",
@@ -87,9 +91,9 @@ LANES = (
         name="begun_copy_given_up",
         why="Blocks under a copy are given back at the deadline.",
         file=_LANE,
-        find='            is_free = ticket.guard.revoke("deadline")\n',
+        find="            is_free = ticket.guard.revoke(Reason.DEADLINE)\n",
         replace="""\
-            ticket.guard.revoke("deadline")
+            ticket.guard.revoke(Reason.DEADLINE)
             ticket.guard.end()
             is_free = True
 """,

@@ -32,6 +32,7 @@ from ucm.pipeline.tickets import (
 )
 from ucm.pipeline.waiting import fence_passed
 from ucm.pipeline.workers import CopyThread
+from ucm.reasons import Reason
 
 pytestmark = pytest.mark.asyncio
 DONE = Outcome(OutcomeKind.COMMITTED)
@@ -220,8 +221,8 @@ class TestErrors:
             (WorkerDiedError("x"), OutcomeKind.FAILED, "worker_died", b""),
             (ValueError("a bug"), OutcomeKind.FAILED, "error", b""),
             (StoreFullError("x"), OutcomeKind.REFUSED, "store_full", b""),
-            (TicketOverError("recycled"), OutcomeKind.CANCELLED, "recycled", b""),
-            (TicketOverError(), OutcomeKind.CANCELLED, "over", b""),
+            (TicketOverError(Reason.RECYCLED), OutcomeKind.CANCELLED, "recycled", b""),
+            (TicketOverError(Reason.OVER), OutcomeKind.CANCELLED, "over", b""),
         ],
         ids=lambda one: type(one).__name__ if isinstance(one, Exception) else "",
     )

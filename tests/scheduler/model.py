@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ucm.blocks import GroupId, KeyPacker, PackedKey, RowId, ShardId
 from ucm.errors import StoreUnavailableError
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
+from ucm.reasons import Reason
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import Failure, SpanOrder, StepPlan, StepReport
 from ucm.scheduler.requests import ScheduledRequest, StateOffer, StepFacts
@@ -104,6 +105,7 @@ def make_adapter(
     span_blocks: int = 8,
     max_step_blocks: int = 1000,
     full_hits: bool = True,
+    parks: bool = True,
 ) -> SchedulerAdapter:
     """Return an adapter with the same span size for every group."""
     return SchedulerAdapter(
@@ -115,6 +117,7 @@ def make_adapter(
         span_blocks={group.group_id: span_blocks for group in layout.groups},
         max_step_blocks=max_step_blocks,
         full_hits=full_hits,
+        parks=parks,
     )
 
 
@@ -149,7 +152,9 @@ def facts(*requests: ScheduledRequest, preempted: Sequence[str] = ()) -> StepFac
     return StepFacts(scheduled=requests, preempted=frozenset(preempted))
 
 
-def failure_of(order: SpanOrder, at: int | None = 0, reason: str = "x") -> Failure:
+def failure_of(
+    order: SpanOrder, at: int | None = 0, reason: Reason = Reason.EVICTED
+) -> Failure:
     """Return the failure of a load, blamed on one of its blocks or on none."""
     return Failure(
         transfer_id=order.transfer_id,
@@ -162,9 +167,10 @@ def failure_of(order: SpanOrder, at: int | None = 0, reason: str = "x") -> Failu
 
 
 def saved(*orders: SpanOrder, rank: int = 0) -> StepReport:
-    """Return the report of saves that are released and settled."""
+    """Return the report of saves that are released and settled, all blocks new."""
     ids = tuple(order.transfer_id for order in orders)
-    return StepReport(rank=rank, released=ids, settled_saves=ids)
+    new = {order.transfer_id: len(order.block_ids) for order in orders}
+    return StepReport(rank=rank, released=ids, settled_saves=ids, new_blocks=new)
 
 
 def loaded(*orders: SpanOrder, rank: int = 0) -> StepReport:

@@ -60,15 +60,25 @@ class TestHoldLedger:
         with pytest.raises(LedgerError, match="no such hold"):
             ledger.release(1, 1)
 
-    def test_quarantined_hold_stays_for_good(self, ledger: HoldLedger) -> None:
-        """A hold whose read never ended stays, whatever the other ranks do."""
-        ledger.take(1, LIFE, (4,), (0, 1))
-        ledger.quarantine(1, 0)
-        assert not ledger.release(1, 1)
+    def test_quarantined_part_is_not_waited_for(self, ledger: HoldLedger) -> None:
+        """R-16: a hold ends when its ranks have released it or given it up, and counts
+        as quarantined once."""
+        ledger.take(1, LIFE, (4,), (0, 1, 2))
+        assert not ledger.quarantine(1, 0)
         assert {1} == ledger.readers_of([4])
-        assert (1, 1) == (ledger.num_holds, ledger.quarantined)
         with pytest.raises(LedgerError, match="rank 0 does not hold"):
             ledger.release(1, 0)
+        assert not ledger.quarantine(1, 2)
+        assert ledger.release(1, 1)
+        assert set() == ledger.readers_of([4])
+        assert (0, 1) == (ledger.num_holds, ledger.quarantined)
+
+    def test_hold_that_every_rank_gave_up_has_ended(self, ledger: HoldLedger) -> None:
+        """R-16: nothing is left of a hold whose only rank gave it up."""
+        ledger.take(1, LIFE, (4,), (0,))
+        assert ledger.quarantine(1, 0)
+        assert frozenset() == ledger.holds_of(LIFE)
+        assert (0, 1) == (ledger.held_blocks, ledger.quarantined)
 
     def test_take_twice_or_nothing_is_a_bug(self, ledger: HoldLedger) -> None:
         """A ticket holds once, and at least one block for at least one rank."""
@@ -111,6 +121,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = HoldLedger()
         self.model: dict[int, Hold] = {}
         self.next_id = 0
+        self.quarantined = 0
 
     @rule(
         life=st.tuples(st.sampled_from("rs"), st.integers(1, 2)),
@@ -139,8 +150,11 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         answer = verb(transfer_id, rank)
         parts[rank] = "quarantined" if quarantine else "released"
-        ended = {"released"} == set(parts.values())
-        assert answer is (None if quarantine else ended)
+        ended = "held" not in parts.values()
+        assert answer is ended
+        self.quarantined += (
+            quarantine and list(parts.values()).count("quarantined") == 1
+        )
         if ended:
             del self.model[transfer_id]
 
@@ -158,8 +172,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(self.model) == self.ledger.num_holds
         blocks = frozenset[int]().union(*(one.block_ids for one in holds))
         assert len(blocks) == self.ledger.held_blocks
-        parts = [part for one in holds for part in one.parts.values()]
-        assert parts.count("quarantined") == self.ledger.quarantined
+        assert self.quarantined == self.ledger.quarantined
 
 
 @pytest.mark.slow

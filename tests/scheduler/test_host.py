@@ -96,7 +96,7 @@ def test_random_acts_leave_nothing_behind(
     for _ in range(acts):
         _act(host, dice)
     host.drain()
-    assert 0 == host.adapter.stray_reports
+    assert 0 == host.adapter.totals.stray_reports
     kinds = {"load", "fenced", "preempted", "defer", "free_now", "corrupt", "deadline"}
     if max_step_blocks > 2 and len(groups) > 1:
         kinds |= {"recycled"}

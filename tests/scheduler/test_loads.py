@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is loaded, and what follows when a load fails."""
 
+import attrs
 import pytest
 
 from tests.scheduler.model import (
@@ -19,6 +20,7 @@ from tests.scheduler.model import (
     scheduled,
 )
 from ucm.errors import LayoutError
+from ucm.reasons import Reason
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.matching import MatchReason, PrefixMatch
 from ucm.scheduler.messages import StepPlan, StepReport
@@ -198,7 +200,7 @@ class TestFailures:
             StepReport(
                 rank=0,
                 loads_done=(order.transfer_id,),
-                failures=(failure_of(order, None, "deadline"),),
+                failures=(failure_of(order, None, Reason.DEADLINE),),
             )
         )
         expected = PrefixMatch(0, MatchReason.LOAD_FAILED)
@@ -271,6 +273,23 @@ class TestFailures:
         assert MatchReason.MISS is reason
         adapter.apply_report(loaded(late, order))
 
+    def test_failed_block_is_found_again_though_nobody_saves_it(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """R-15: others may have stored a block anew; it is tried again after a second,
+        and after twice as long when that fails."""
+        index.put(0, HASHES[:2])
+        for now, until in ((10.0, 11.0), (20.0, 22.0)):
+            adapter.tick(now)
+            (order,) = load(adapter, "r", [1, 2])
+            report = attrs.evolve(loaded(order), failures=(failure_of(order, 1),))
+            adapter.apply_report(report)
+            adapter.request_finished("r")
+            adapter.tick(until - 0.01)
+            assert 4 == adapter.match_prefix("s", 12, HASHES[:3], 0).tokens
+            adapter.tick(until)
+            assert 8 == adapter.match_prefix("s", 12, HASHES[:3], 0).tokens
+
     def test_reset_forgets_what_was_denied_and_keeps_holds(
         self, adapter: SchedulerAdapter, index: SetIndex
     ) -> None:
@@ -313,3 +332,39 @@ class TestFailures:
             ended = {ends: (save.transfer_id,), "released": (save.transfer_id,)}
             adapter.apply_report(StepReport(rank=0, **ended))
             assert tokens == adapter.match_prefix("t", 9, HASHES[:2], 0).tokens
+
+
+class TestTotals:
+    def test_load_counts_when_every_rank_has_ended_it_well(
+        self, on_two: SchedulerAdapter
+    ) -> None:
+        """R-20: what two ranks load are the blocks and tokens of one engine, and count
+        when the request can go on with them."""
+        (order,) = load(on_two, "r", [1, 2])
+        for rank, tokens in ((0, 0), (1, 8)):
+            on_two.apply_report(loaded(order, rank=rank))
+            totals = on_two.totals
+            assert (tokens, tokens // 4) == (totals.loaded_tokens, totals.loaded_blocks)
+        on_two.loads_finished({"r"})
+        assert 8 == on_two.totals.loaded_tokens
+
+    def test_failed_load_counts_once_and_nothing_of_it_is_loaded(
+        self, on_two: SchedulerAdapter
+    ) -> None:
+        """R-20: ranks that fail with one load are one load that failed, for the reason
+        that was told first."""
+        (order,) = load(on_two, "r", [1, 2])
+        for rank, reason in ((0, Reason.CORRUPT), (1, Reason.EVICTED)):
+            failed = (failure_of(order, 1, reason),)
+            on_two.apply_report(attrs.evolve(loaded(order, rank=rank), failures=failed))
+        assert {"corrupt": 1} == +on_two.totals.failed_loads
+        assert (0, 0) == (on_two.totals.loaded_tokens, on_two.totals.loaded_blocks)
+
+    def test_request_that_ends_while_it_loads_has_loaded_nothing(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """R-20: tokens that nobody went on with are matched, and not loaded."""
+        (order,) = load(adapter, "r", [1, 2])
+        adapter.request_finished("r")
+        adapter.apply_report(loaded(order))
+        assert 0 == adapter.totals.loaded_tokens

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ucm.errors import MessageError
+from ucm.reasons import Reason
 from ucm.scheduler.messages import (
     MAX_MESSAGE_BYTES,
     MESSAGE_VERSION,
@@ -38,6 +39,7 @@ PLANS = st.builds(
     StepPlan,
     step=IDS,
     loads=st.lists(ORDERS, max_size=3).map(tuple),
+    unfinished=st.text(max_size=9),
     saves=st.lists(ORDERS, max_size=3).map(tuple),
     fences=TUPLES_OF_IDS,
     deferred=st.lists(
@@ -51,6 +53,7 @@ REPORTS = st.builds(
     quarantined=TUPLES_OF_IDS,
     settled_saves=TUPLES_OF_IDS,
     unstored_saves=TUPLES_OF_IDS,
+    new_blocks=st.dictionaries(IDS, st.integers(1, 99), max_size=3),
     loads_done=TUPLES_OF_IDS,
     failures=st.lists(
         st.builds(
@@ -60,7 +63,7 @@ REPORTS = st.builds(
             generation=IDS,
             group_id=st.integers(0, 99),
             bad_hash=st.binary(max_size=64),
-            reason=st.text(max_size=9),
+            reason=st.sampled_from(Reason),
         ),
         max_size=3,
     ).map(tuple),
@@ -99,9 +102,9 @@ def test_report_after_round_trip_is_equal(report: StepReport) -> None:
 def test_message_of_other_version_is_refused() -> None:
     """H-12: A message of another release is refused and the error names both."""
     other = bytes([MESSAGE_VERSION + 1]) + encode(StepPlan(step=1))[1:]
-    with pytest.raises(MessageError, match="message version 02 is not 1"):
+    with pytest.raises(MessageError, match="message version 03 is not 2"):
         decode_plan(other)
-    with pytest.raises(MessageError, match="message version none is not 1"):
+    with pytest.raises(MessageError, match="message version none is not 2"):
         decode_report(b"")
 
 

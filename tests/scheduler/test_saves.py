@@ -116,9 +116,9 @@ class TestSaves:
         assert 2 == len(plan.saves)
         later = scheduled("r", HASHES[:7], [[0, 0, 3, 0, 5, 6, 7]], 28, 1)
         assert {0: [3, 5]} == saved_blocks(adapter.plan_step(facts(later)))
-        assert 1 == adapter.dropped_blocks
+        assert 1 == adapter.totals.dropped_blocks
         adapter.request_finished("r")
-        assert 3 == adapter.dropped_blocks
+        assert 3 == adapter.totals.dropped_blocks
 
     def test_decode_step_reads_no_table(self, adapter: SchedulerAdapter) -> None:
         """A step in which no block becomes complete does not resolve the tables."""

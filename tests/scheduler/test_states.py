@@ -84,7 +84,7 @@ class TestOffers:
         plan = adapter.plan_step(facts(prefill("r")))
         assert {FULL: [1, 2, 3, 4]} == saved_blocks(plan)
         adapter.request_finished("r")
-        assert 0 == adapter.dropped_blocks
+        assert 0 == adapter.totals.dropped_blocks
 
     def test_offered_block_need_not_stand_in_the_table(self) -> None:
         """An engine may hand over a copy, of any boundary that the step completes."""
@@ -104,7 +104,7 @@ class TestOffers:
         adapter = make_adapter(LAYOUT, SetIndex())
         plan = adapter.plan_step(facts(prefill("r", offer)))
         assert {FULL: [1, 2, 3, 4]} == saved_blocks(plan)
-        assert 0 == adapter.dropped_blocks
+        assert 0 == adapter.totals.dropped_blocks
 
     def test_offer_of_another_kind_of_group_is_passed_over(self) -> None:
         """What is saved of other groups stands in their tables."""
@@ -118,7 +118,7 @@ class TestOffers:
         adapter = make_adapter(LAYOUT, SetIndex(), max_step_blocks=4)
         plan = adapter.plan_step(facts(prefill("r", (9, 16))))
         assert {FULL: [1, 2, 3, 4]} == saved_blocks(plan)
-        assert 1 == adapter.dropped_blocks
+        assert 1 == adapter.totals.dropped_blocks
         plan = adapter.plan_step(facts(continued("r")))
         assert RECURRENT not in saved_blocks(plan)
 
@@ -132,7 +132,7 @@ class TestOffers:
         index.put(RECURRENT, HASHES[3:4])
         plan = adapter.plan_step(facts(prefill("c", (29, 16))))
         assert RECURRENT not in saved_blocks(plan)
-        assert 0 == adapter.dropped_blocks
+        assert 0 == adapter.totals.dropped_blocks
 
     def test_step_without_offers_asks_the_store_nothing(self) -> None:
         """Steps that complete no state cost no look-up."""
@@ -148,7 +148,7 @@ class TestOffers:
         adapter.reset(DIGEST[::-1])
         plan = adapter.plan_step(facts(continued("r", (10, 24))))
         assert () == plan.saves
-        assert 1 == adapter.dropped_blocks
+        assert 1 == adapter.totals.dropped_blocks
 
 
 class TestLoads:
@@ -173,7 +173,7 @@ class TestLoads:
         request = attrs.evolve(continued("r", (9, 16), (10, 24)), is_new=True)
         plan = adapter.plan_step(facts(request))
         assert {FULL: [5, 6], RECURRENT: [10]} == saved_blocks(plan)
-        assert 0 == adapter.dropped_blocks
+        assert 0 == adapter.totals.dropped_blocks
 
     def test_state_on_top_of_an_open_load_is_lost(self) -> None:
         """If the load fails, the state is garbage; it is not kept for later."""
@@ -182,7 +182,7 @@ class TestLoads:
         plan = load_prefix(adapter, index, "r")
         request = attrs.evolve(continued("r", (9, 16), (10, 24)), is_new=True)
         assert () == adapter.plan_step(facts(request)).saves
-        assert 1 == adapter.dropped_blocks
+        assert 1 == adapter.totals.dropped_blocks
         adapter.apply_report(loaded(*plan.loads))
         following = scheduled("r", HASHES[:6], request.tables, 24, 1)
         assert {FULL: [5, 6]} == saved_blocks(adapter.plan_step(facts(following)))

@@ -8,7 +8,13 @@ from ucm.blocks import GroupId
 from ucm.errors import LedgerError
 from ucm.scheduler import transfers
 from ucm.scheduler.messages import SpanOrder, TransferKind
-from ucm.scheduler.transfers import BlockRef, OpenTransfers, split_at_request
+from ucm.scheduler.transfers import (
+    FIRST_DENIAL_S,
+    LONGEST_DENIAL_S,
+    BlockRef,
+    Denials,
+    OpenTransfers,
+)
 
 G0 = GroupId(0)
 HASHES = hashes_of("t", 20)
@@ -73,8 +79,8 @@ class TestOpenTransfers:
     def test_denied_block_is_forgiven_when_a_save_of_it_ends(self) -> None:
         """A denied block counts as missing until it was saved anew."""
         book = _book()
-        book.deny(0, HASHES[1])
-        book.deny(0, HASHES[2])
+        book.denied.deny((0, HASHES[1]))
+        book.denied.deny((0, HASHES[2]))
         (order,) = _open(book, TransferKind.SAVE, [1])
         assert (0, HASHES[1]) in book.denied
         book.end(TransferKind.SAVE, order.transfer_id, 0)
@@ -84,9 +90,9 @@ class TestOpenTransfers:
         """Beyond the bound the block that was denied longest ago is let go."""
         monkeypatch.setattr(transfers, "MAX_DENIED_KEYS", 2)
         book = _book()
-        for at in (1, 2, 1, 3):
-            book.deny(0, HASHES[at])
-        assert [(0, HASHES[1]), (0, HASHES[3])] == list(book.denied)
+        for at in (1, 2, 3):
+            book.denied.deny((0, HASHES[at]))
+        assert [(0, HASHES[2]), (0, HASHES[3])] == list(book.denied)
 
     def test_validate_sees_broken_indexes(self) -> None:
         """Two open saves of one block and a lost load are both found."""
@@ -101,13 +107,75 @@ class TestOpenTransfers:
         with pytest.raises(LedgerError, match="a load that is not open"):
             book.validate()
 
-    def test_loads_of_one_request_are_never_split_over_two_plans(self) -> None:
-        """A plan takes whole requests until it has its share; a huge one goes alone."""
-        book = _book()
-        first = _open(book, TransferKind.LOAD, [0, 1, 2, 3, 4])
-        other = book.open(
-            TransferKind.LOAD, ("s", 2), G0, [BlockRef(9, 109, HASHES[9])]
-        )
-        assert (tuple(first), other) == split_at_request(first + other, 2)
-        assert (tuple(first + other), []) == split_at_request(first + other, 6)
-        assert ((), []) == split_at_request([], 1)
+    @pytest.mark.parametrize(
+        ("told", "saved"),
+        [
+            (((True, 3), (True, 3)), 3),
+            (((True, 3), (True, 0)), 3),  # a replica, or a rank that had its part
+            (((True, 0), (True, 0)), 0),
+            (((False, 2), (True, 3)), 2),
+            (((False, 0), (True, 3)), 0),
+        ],
+    )
+    def test_saved_block_counts_once_when_every_rank_has_its_part(
+        self, told: tuple[tuple[bool, int], ...], saved: int
+    ) -> None:
+        """R-20: parts of one block on several ranks are one saved block, if all are there
+        and some are new."""
+        book = _book(num_ranks=2)
+        (order,) = _open(book, TransferKind.SAVE, [0, 1, 2])
+        for rank, (is_stored, new) in enumerate(told):
+            assert 0 == book.saved_blocks
+            book.end(
+                TransferKind.SAVE,
+                order.transfer_id,
+                rank,
+                is_stored=is_stored,
+                new_blocks=new,
+            )
+        assert saved == book.saved_blocks
+
+    def test_ticket_fits_into_a_message_however_small_its_blocks_are(self) -> None:
+        """R-17: a setting that allows for huge tickets does not make a message too long."""
+        book = OpenTransfers(1, {G0: 1 << 40})
+        blocks = [BlockRef(i, i, bytes(32)) for i in range(40_000)]
+        orders = book.open(TransferKind.SAVE, ("r", 1), G0, blocks)
+        assert [16384, 16384, 7232] == [len(each.block_ids) for each in orders]
+
+
+class TestDenials:
+    def test_block_is_found_again_after_a_time_that_doubles(self) -> None:
+        """R-15: each time that a block fails anew it is missing for twice as long, up to
+        a limit, and never for good."""
+        denied, key = Denials(), (0, HASHES[0])
+        now = waited = 0.0
+        while waited < LONGEST_DENIAL_S:
+            denied.deny(key)
+            waited = min(2 * waited or FIRST_DENIAL_S, LONGEST_DENIAL_S)
+            denied.tick(now + 0.99 * waited)
+            assert key in denied
+            now += waited
+            denied.tick(now)
+            assert key not in denied
+        denied.deny(key)
+        denied.tick(now + LONGEST_DENIAL_S)
+        assert key not in denied
+        assert [] == list(denied)
+
+    def test_failures_at_the_same_time_count_once(self) -> None:
+        """Four ranks that meet one damaged block do not make it missing for longer."""
+        denied, key = Denials(), (0, HASHES[0])
+        for _ in range(4):
+            denied.deny(key)
+        denied.tick(FIRST_DENIAL_S)
+        assert key not in denied
+
+    def test_what_has_not_failed_for_long_is_forgotten(self) -> None:
+        """Nothing is kept of old failures, and the next one is a first one again."""
+        denied, key = Denials(), (0, HASHES[0])
+        denied.deny(key)
+        denied.tick(3 * LONGEST_DENIAL_S)
+        assert 0 == len(denied)
+        denied.deny(key)
+        denied.tick(3 * LONGEST_DENIAL_S + FIRST_DENIAL_S)
+        assert key not in denied

@@ -234,7 +234,7 @@ class ConnectorWorld:
         for worker in self.workers:
             for direction in ("save", "load"):
                 total = worker._counters.total
-                offered = total("ucm_offered_blocks_total", direction=direction)
-                settled = total("ucm_settled_blocks_total", direction=direction)
+                offered = total("ucm_offered_parts_total", direction=direction)
+                settled = total("ucm_settled_parts_total", direction=direction)
                 assert offered == settled
             self.seen["runtime failed"] += bool(worker._runtime.failure)

@@ -365,10 +365,10 @@ class RuntimeWorld(ABC):
             assert ([], 0) == (pipeline.unfinished(), pipeline.num_in_flight)
         for direction in ("save", "load"):
             offered = self.counters.total(
-                "ucm_offered_blocks_total", direction=direction
+                "ucm_offered_parts_total", direction=direction
             )
             settled = self.counters.total(
-                "ucm_settled_blocks_total", direction=direction
+                "ucm_settled_parts_total", direction=direction
             )
             assert offered == settled
         assert [] == self._threads_left()

@@ -170,7 +170,7 @@ def given_up() -> Trace:
         scheduler("hold.taken", hold_id=1, blocks=4, ranks_left=1),
         *process(stuck(1), failed=True, quiet=False),
         scheduler("hold.quarantined", hold_id=1, rank=0),
-        scheduler("scheduler.closed", holds=1),
+        scheduler("scheduler.closed", holds=0),
     ]
 
 

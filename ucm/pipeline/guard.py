@@ -22,13 +22,23 @@ import enum
 from collections.abc import Callable
 
 from ucm.errors import PipelineError
+from ucm.reasons import Reason
 from ucm.threads import SYSTEM, Condition
 
 __all__ = ["BlockGuard", "TicketOverError"]
 
 
 class TicketOverError(PipelineError):
-    """A stage came too late: the ticket was settled, or its blocks were taken back."""
+    """
+    A stage came too late: the ticket was settled, or its blocks were taken back.
+
+    Args:
+        reason: Why.
+    """
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class _Guarded(enum.Enum):
@@ -59,8 +69,8 @@ class BlockGuard:
         self._on_release = on_release
         self._state = _Guarded.FREE
         self._copies = 0
-        self.revoked = ""
-        self.torn = ""
+        self.revoked = Reason.NONE
+        self.torn = Reason.NONE
 
     @property
     def is_released(self) -> bool:
@@ -102,10 +112,10 @@ class BlockGuard:
             if not (last or self.torn):
                 self._state = _Guarded.FREE
                 return
-            self._mark_released("")
+            self._mark_released(Reason.NONE)
         self._on_release()
 
-    def revoke(self, reason: str) -> bool:
+    def revoke(self, reason: Reason) -> bool:
         """
         Take the blocks back without waiting.
 
@@ -139,7 +149,7 @@ class BlockGuard:
                 lambda: self._state is _Guarded.RELEASED, timeout
             )
 
-    def _mark_released(self, reason: str) -> None:
+    def _mark_released(self, reason: Reason) -> None:
         self._state = _Guarded.RELEASED
         self.revoked = reason
         self._changed.notify_all()

@@ -34,22 +34,23 @@ from ucm.pipeline.tickets import (
     OutcomeKind,
     Ticket,
 )
+from ucm.reasons import Reason
 from ucm.tracing import STAGE_FAILED
 
 __all__ = ["RequestLane"]
 
-_REASONS: dict[type[Exception], str] = {
-    BlockCorruptError: "corrupt",
-    BlockNotFoundError: "evicted",
-    StoreUnavailableError: "unavailable",
-    DeviceError: "device",
-    WorkerDiedError: "worker_died",
+_REASONS: dict[type[Exception], Reason] = {
+    BlockCorruptError: Reason.CORRUPT,
+    BlockNotFoundError: Reason.EVICTED,
+    StoreUnavailableError: Reason.UNAVAILABLE,
+    DeviceError: Reason.DEVICE,
+    WorkerDiedError: Reason.WORKER_DIED,
 }
 
 
 _AHEAD = 2
 """Items of a lane that one copy segment may have, the second behind the first."""
-_TOO_LATE = Outcome(OutcomeKind.CANCELLED, "deadline")
+_TOO_LATE = Outcome(OutcomeKind.CANCELLED, Reason.DEADLINE)
 
 
 class RequestLane:
@@ -115,7 +116,7 @@ class RequestLane:
             if now <= run.ticket.deadline:
                 continue
             ticket = run.ticket
-            is_free = ticket.guard.revoke("deadline")
+            is_free = ticket.guard.revoke(Reason.DEADLINE)
             if is_free and not (run.is_late and run.segment.is_copy):
                 self._give_up(run)
                 self._settle(ticket, _TOO_LATE)
@@ -143,7 +144,9 @@ class RequestLane:
             if ticket.outcome is not None and not is_begun:
                 self._leave(run)  # a begun copy is waited for even then
                 continue
-            if ticket.clock() > ticket.deadline and ticket.guard.revoke("deadline"):
+            if ticket.clock() > ticket.deadline and ticket.guard.revoke(
+                Reason.DEADLINE
+            ):
                 self._settle(ticket, _TOO_LATE)
                 self._leave(run)
                 continue
@@ -179,9 +182,9 @@ class RequestLane:
         """Turn a stage's error into the ticket's end."""
         ticket, error = run.ticket, run.error
         if isinstance(error, TicketOverError):
-            outcome = Outcome(OutcomeKind.CANCELLED, str(error) or "over")
+            outcome = Outcome(OutcomeKind.CANCELLED, error.reason)
         elif isinstance(error, StoreFullError):
-            outcome = Outcome(OutcomeKind.REFUSED, "store_full", error=str(error))
+            outcome = Outcome(OutcomeKind.REFUSED, Reason.STORE_FULL, error=str(error))
         else:
             outcome = _failed(run.carrier, error)
         if ticket.guard.is_copying and run.segment.awaits_copy:
@@ -194,7 +197,8 @@ def _failed(carrier: Carrier, error: Exception | None) -> Outcome:
     ticket, where = carrier.ticket, stage_of(carrier)
     failure = StageFailedError(str(where["stage"]), ticket.transfer_id)
     reason = next(
-        (word for kind, word in _REASONS.items() if isinstance(error, kind)), "error"
+        (word for kind, word in _REASONS.items() if isinstance(error, kind)),
+        Reason.ERROR,
     )
     text = f"{failure}: {error!r}"
     ticket.log.warning(STAGE_FAILED, **where, error=text)

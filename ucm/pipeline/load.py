@@ -20,6 +20,7 @@ from ucm.pipeline.save import EventWait, Finished, Queued, Ready, copy_over
 from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
 from ucm.pipeline.tickets import Outcome, OutcomeKind
 from ucm.pipeline.waiting import fence_passed
+from ucm.reasons import Reason
 from ucm.stores.abc import ReadLease, Store
 
 __all__ = [
@@ -110,7 +111,9 @@ class Scatter(CopyStage[Fetched, Scattered]):
         """Start the copy unless the destination was taken back."""
         ticket = given.ticket
         if not ticket.guard.begin():
-            raise TicketOverError(ticket.guard.torn or ticket.guard.revoked)
+            raise TicketOverError(
+                ticket.guard.torn or ticket.guard.revoked or Reason.OVER
+            )
         whole = False
         try:
             fence = self._device.scatter(

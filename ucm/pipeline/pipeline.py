@@ -12,7 +12,7 @@ lock. Notices for the engine go through the mailbox, once each: *released* (or
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import anyio
 
@@ -34,6 +34,7 @@ from ucm.pipeline.tickets import (
     Ticket,
 )
 from ucm.pipeline.workers import CopyThread
+from ucm.reasons import Reason
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
 
@@ -115,7 +116,7 @@ class Pipeline:
         self._sweep_unfinished()
         self._wake.set()
 
-    def cancel_waiting(self, reason: str) -> None:
+    def cancel_waiting(self, reason: Reason) -> None:
         """Settle everything that has not reached a copy. Loop thread only."""
         for item in self.queue.close():
             self._settle(item.ticket, Outcome(OutcomeKind.CANCELLED, reason))
@@ -237,15 +238,33 @@ class Pipeline:
             copy = self._copy[ticket.direction][CopyStage.worker]
             copy.post(Ticket.unwind, ticket)
 
-    def _quarantine(self, ticket: Ticket) -> None:
+    def give_up_copies(self, tickets: Iterable[Ticket]) -> None:
+        """Give up the copies that are under way; any thread, once the loop is dead."""
+        for ticket in tickets:
+            if ticket.guard.is_copying:
+                self._give_up(ticket)
+
+    def _give_up(self, ticket: Ticket) -> bool:
+        """
+        Take note of a copy that nobody will see the end of.
+
+        A load stays in its guard: should the copy end after all, its request is told.
+
+        Returns:
+            False for a save that has no copy under way.
+        """
         if ticket.direction is Direction.SAVE:
             if not ticket.guard.quarantine():
-                self._settle(ticket, Outcome(OutcomeKind.CANCELLED, "deadline"))
-                return
+                return False
             self.recorder.quarantined(ticket)
         self.has_quarantined = True
-        # A load stays in its guard: should the copy end after all, its request is told.
-        self._settle(ticket, Outcome(OutcomeKind.FAILED, "stuck"))
+        return True
+
+    def _quarantine(self, ticket: Ticket) -> None:
+        if not self._give_up(ticket):
+            self._settle(ticket, Outcome(OutcomeKind.CANCELLED, Reason.DEADLINE))
+            return
+        self._settle(ticket, Outcome(OutcomeKind.FAILED, Reason.STUCK))
         self._on_failure(f"a device copy of transfer {ticket.transfer_id} is stuck")
 
     def _sweep(self, now: float) -> None:
@@ -269,8 +288,8 @@ class Pipeline:
     def _settle_if_over(self, ticket: Ticket) -> bool:
         """Return whether a ticket is over, or has no time left; it gives its slots back."""
         if ticket.guard.is_released or ticket.clock() > ticket.deadline:
-            ticket.guard.revoke("deadline")
-            reason = ticket.guard.revoked or ticket.guard.torn or "over"
+            ticket.guard.revoke(Reason.DEADLINE)
+            reason = ticket.guard.revoked or ticket.guard.torn or Reason.OVER
             self._settle(ticket, Outcome(OutcomeKind.CANCELLED, reason))
         if ticket.outcome is None:
             return False

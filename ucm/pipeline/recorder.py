@@ -15,6 +15,7 @@ from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind, Ticket
+from ucm.reasons import Reason
 from ucm.tracing import (
     HOLD_QUARANTINED,
     SOURCE_RELEASED,
@@ -70,8 +71,8 @@ class Recorder:
             blocks = sum(len(ticket.span) for ticket in mine)
             nbytes = sum(ticket.nbytes for ticket in mine)
             name = direction.value
-            self.counters.add("ucm_offered_blocks_total", blocks, direction=name)
-            self.counters.add("ucm_offered_bytes_total", nbytes, direction=name)
+            self.counters.add("ucm_offered_parts_total", blocks, direction=name)
+            self.counters.add("ucm_offered_part_bytes_total", nbytes, direction=name)
 
     def admitted(self, ticket: Ticket, admission: Admission, queue: DumpQueue) -> None:
         """Log what became of an offer; a refusal is the ticket's end."""
@@ -85,7 +86,7 @@ class Recorder:
         }
         if admission is not Admission.ACCEPTED:
             ticket.log.info(TICKET_REFUSED, **told, reason=admission.value)
-            self.settle(ticket, Outcome(OutcomeKind.REFUSED, admission.value))
+            self.settle(ticket, Outcome(OutcomeKind.REFUSED, Reason(admission.value)))
         elif self._log.is_enabled_for(logging.DEBUG):
             ticket.log.debug(TICKET_ACCEPTED, **told)
 
@@ -100,14 +101,13 @@ class Recorder:
     def quarantined(self, ticket: Ticket) -> None:
         """Tell that a device copy never ended."""
         self._mailbox.put(Notice(NoticeKind.QUARANTINED, ticket))
-        self.counters.add("ucm_quarantined_holds_total", 1)
         ticket.log.error(HOLD_QUARANTINED, blocks=len(ticket.span))
 
     def settle(self, ticket: Ticket, outcome: Outcome) -> bool:
         """Give a ticket its last word, once; False when it had one."""
         if not ticket.settle(outcome):
             return False
-        ticket.guard.revoke(outcome.reason or "settled")
+        ticket.guard.revoke(outcome.reason or Reason.OVER)
         # First of all: whatever goes wrong below, the engine must hear of it.
         self._mailbox.put(Notice(NoticeKind.SETTLED, ticket, outcome))
         try:
@@ -139,21 +139,15 @@ class Recorder:
         direction = ticket.direction.value
         rest = len(ticket.span) - outcome.committed - outcome.skipped
         ends = (
-            (OutcomeKind.COMMITTED.value, "", outcome.committed),
-            (OutcomeKind.SKIPPED.value, "stored", outcome.skipped),
+            (OutcomeKind.COMMITTED.value, Reason.NONE, outcome.committed),
+            (OutcomeKind.SKIPPED.value, Reason.STORED, outcome.skipped),
             (outcome.kind.value, outcome.reason, rest),
         )
         add = self.counters.add
         for kind, reason, blocks in ends:
             labels = {"direction": direction, "outcome": kind, "reason": reason}
-            add("ucm_settled_blocks_total", blocks, **labels)
-            add("ucm_settled_bytes_total", blocks * ticket.block_bytes, **labels)
-        elapsed = ticket.clock() - ticket.accepted_at
-        if ticket.direction is Direction.SAVE:
-            add("ucm_saved_blocks_total", outcome.committed)
-            self.counters.observe("ucm_save_duration_seconds", elapsed)
-            return
-        add("ucm_loaded_blocks_total", outcome.committed)
-        self.counters.observe("ucm_load_duration_seconds", elapsed)
-        if outcome.kind is not OutcomeKind.COMMITTED:
-            add("ucm_load_failures_total", 1, reason=outcome.reason or "error")
+            add("ucm_settled_parts_total", blocks, **labels)
+            add("ucm_settled_part_bytes_total", blocks * ticket.block_bytes, **labels)
+        self.counters.observe(
+            f"ucm_{direction}_duration_seconds", ticket.clock() - ticket.accepted_at
+        )

@@ -22,6 +22,7 @@ from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
 from ucm.pipeline.tickets import Item, Outcome, OutcomeKind, Ticket
 from ucm.pipeline.waiting import fence_passed, has_passed
+from ucm.reasons import Reason
 from ucm.stores.abc import Store, WriteLease
 
 __all__ = [
@@ -129,7 +130,9 @@ class Gather(CopyStage[Ready, Gathered]):
         if len(lease.positions) < len(block_ids):
             block_ids = tuple(block_ids[at] for at in lease.positions)
         if not ticket.guard.begin():
-            raise TicketOverError(ticket.guard.torn or ticket.guard.revoked)
+            raise TicketOverError(
+                ticket.guard.torn or ticket.guard.revoked or Reason.OVER
+            )
         whole = False
         try:
             fence = self._device.gather(
@@ -192,16 +195,16 @@ class Commit(CopyStage[Sealed, Finished]):
             raise TicketOverError(ticket.guard.torn)
         lease = _lease(ticket)
         if ticket.clock() > ticket.deadline:
-            raise TicketOverError("deadline")
+            raise TicketOverError(Reason.DEADLINE)
         committed = lease.commit()
         stored = lease.num_stored + len(lease.keys) - committed
         full = len(ticket.span) - committed - stored
         if full:
-            kind, reason = OutcomeKind.REFUSED, "store_full"
+            kind, reason = OutcomeKind.REFUSED, Reason.STORE_FULL
         elif committed:
-            kind, reason = OutcomeKind.COMMITTED, ""
+            kind, reason = OutcomeKind.COMMITTED, Reason.NONE
         else:
-            kind, reason = OutcomeKind.SKIPPED, "stored"
+            kind, reason = OutcomeKind.SKIPPED, Reason.STORED
         outcome = Outcome(kind, reason, committed=committed, skipped=stored)
         return Finished(ticket, given.row_ids, outcome)
 

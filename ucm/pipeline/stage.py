@@ -19,6 +19,7 @@ import attrs
 from ucm.blocks import RowId
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.tickets import Ticket
+from ucm.reasons import Reason
 from ucm.tracing import STAGE_FINISHED, STAGE_STARTED
 
 __all__ = ["Carrier", "Chain", "CopyStage", "LoopStage", "Segment", "Stage", "stage_of"]
@@ -114,7 +115,7 @@ class Segment:
         with ticket.working():
             for stage in self.stages:
                 if not isinstance(stage, CopyStage) or ticket.outcome is not None:
-                    raise TicketOverError(f"transfer {ticket.transfer_id} is settled")
+                    raise TicketOverError(Reason.OVER)
                 with _traced(stage.name, given):
                     given = stage.run(given)
         return given

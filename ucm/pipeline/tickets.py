@@ -20,6 +20,7 @@ import attrs
 from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
 from ucm.devices.abc import Fence
 from ucm.pipeline.guard import BlockGuard, TicketOverError
+from ucm.reasons import Reason
 from ucm.stores.abc import ReadLease, WriteLease
 from ucm.threads import SYSTEM, Condition
 from ucm.tracing import Log
@@ -72,7 +73,7 @@ class Outcome:
     Args:
         kind: How the ticket as a whole ended; blocks that are neither committed nor
             skipped ended this way.
-        reason: A short fixed word; empty for a plain success.
+        reason: Why it is no plain success.
         committed: Blocks that were stored, or loaded.
         skipped: Blocks that needed no work because the store has them.
         bad_key: For a failed load, the packed key to blame; otherwise empty.
@@ -80,7 +81,7 @@ class Outcome:
     """
 
     kind: OutcomeKind
-    reason: str = ""
+    reason: Reason = Reason.NONE
     committed: int = attrs.field(default=0, kw_only=True)
     skipped: int = attrs.field(default=0, kw_only=True)
     bad_key: bytes = attrs.field(default=b"", kw_only=True)
@@ -279,7 +280,7 @@ class Ticket:
         """
         with self._changed:
             if self.outcome is not None or self._has_failed:
-                raise TicketOverError(f"transfer {self.transfer_id} is over")
+                raise TicketOverError(Reason.OVER)
             self._active_jobs += 1
         whole = False
         try:

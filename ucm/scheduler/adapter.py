@@ -3,7 +3,8 @@
 The scheduler's half of a connector: facts of the engine in, orders for workers out.
 
 Everything is called on the scheduler's thread and answers at once; there is no clock,
-no I/O of its own and no lock. Per engine step the calls come in this order::
+no I/O of its own and no lock; ``tick`` says what time it is. Per engine step the calls
+come in this order::
 
     match_prefix, blocks_allocated      any number, also for requests that never run
     plan_step                           once
@@ -13,8 +14,8 @@ no I/O of its own and no lock. Per engine step the calls come in this order::
 
 What must hold:
 
-- Blocks are held from the plan that saves them until every rank has released them. A
-  plan that hands a held block to a new owner, loads into one, or comes with a step that
+- Blocks are held from the plan that saves them until every rank has released them, or
+  given up a copy that does not end. A plan that hands a held block to a new owner, loads into one, or comes with a step that
   overwrites one, fences the readers.
 - A state that the engine offers is saved by the plan of the same step, or never: soon
   after, its block is another's.
@@ -26,12 +27,16 @@ What must hold:
 """
 
 import itertools
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ucm.blocks import GroupId, ShardId
 from ucm.errors import LayoutError, LedgerError
 from ucm.layout import GroupLayout, KVLayout
+from ucm.scheduler.budget import (
+    MAX_ID_CHARS,
+    LoadQueue,
+    cut_deferrals,
+)
 from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.matching import BlockIndex, MatchReason, PrefixMatch, PrefixMatcher
 from ucm.scheduler.messages import (
@@ -50,7 +55,8 @@ from ucm.scheduler.requests import (
     StepFacts,
 )
 from ucm.scheduler.saves import SaveSelector
-from ucm.scheduler.transfers import BlockRef, OpenTransfers, split_at_request
+from ucm.scheduler.totals import Totals
+from ucm.scheduler.transfers import BlockRef, OpenTransfers
 
 __all__ = ["SchedulerAdapter"]
 
@@ -92,19 +98,24 @@ class SchedulerAdapter:
         self._matcher = PrefixMatcher(
             layout, index, keyspace_digest, shards, full_hits=full_hits
         )
-        self._ranks = range(num_ranks)
-        self._max_step_blocks = max_step_blocks
-        self._max_load_blocks = max_step_blocks if parks else sys.maxsize
         self._ledger = HoldLedger()
         self._transfers = OpenTransfers(num_ranks, span_blocks)
         self._lives = Lives()
-        self._selector = SaveSelector(layout, self._matcher, self._transfers)
+        self._selector = SaveSelector(
+            layout,
+            self._matcher,
+            self._transfers,
+            self._ledger,
+            num_ranks=num_ranks,
+            max_blocks=max_step_blocks,
+        )
         self._steps = itertools.count(1)
-        self._queued_loads: list[SpanOrder] = []
+        self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
         self._new_deferrals: list[Deferral] = []
         self._deferred: set[str] = set()
         self._bypass = False
         self._saves_at_all = saves
+        self._cut_plans = 0
 
     @property
     def bypass(self) -> bool:
@@ -118,16 +129,26 @@ class SchedulerAdapter:
         return not any(counts[name] for name in counts if name != "denied_keys")
 
     @property
-    def dropped_blocks(self) -> int:
-        """Complete blocks that were never saved, since the start."""
-        return self._lives.dropped_blocks + self._selector.dropped_blocks
-
-    @property
-    def stray_reports(self) -> int:
-        """Reports of tickets that are not open, since the start."""
-        return self._transfers.strays
+    def totals(self) -> Totals:
+        """What was counted since the start."""
+        loaded = self._lives.loaded
+        return Totals(
+            saved_blocks=self._transfers.saved_blocks,
+            dropped_blocks=self._lives.dropped_blocks + self._selector.dropped_blocks,
+            loaded_blocks=loaded.blocks,
+            loaded_tokens=loaded.tokens,
+            failed_loads=loaded.failed,
+            held_blocks=self._ledger.held_blocks,
+            quarantined_holds=self._ledger.quarantined,
+            stray_reports=self._transfers.strays,
+            cut_plans=self._cut_plans,
+        )
 
     # From the engine, while it schedules.
+
+    def tick(self, now: float) -> None:
+        """Take note of the time, in seconds on any clock that never goes back."""
+        self._transfers.denied.tick(now)
 
     def match_prefix(
         self,
@@ -151,8 +172,14 @@ class SchedulerAdapter:
             return PrefixMatch(0, MatchReason.BYPASS)
         if (life := self._lives.get(request_id)) is not None and not life.may_load:
             return PrefixMatch(0, MatchReason.LOAD_FAILED)
+        if len(request_id) > MAX_ID_CHARS:
+            return PrefixMatch(0, MatchReason.LONG_ID)
+        room = self._queued_loads.room_tokens(request_id)
         return self._matcher.match(
-            num_tokens, hashes, computed_tokens, self._transfers.denied
+            min(num_tokens, computed_tokens + room + 1),  # one is left to compute
+            hashes,
+            computed_tokens,
+            self._transfers.denied,
         )
 
     def blocks_allocated(
@@ -185,7 +212,7 @@ class SchedulerAdapter:
             return
         life = self._lives.begin(request_id)
         total = computed_tokens + external_tokens
-        external = []
+        external, orders = [], list[SpanOrder]()
         for group, table in zip(self._layout.groups, tables, strict=True):
             size = group.block_tokens
             loaded = range(computed_tokens // size, total // size)
@@ -196,16 +223,12 @@ class SchedulerAdapter:
                 for i in range(first, loaded.stop)
                 if table[i] != NULL_BLOCK
             ]
-            self._queued_loads += self._transfers.open(
+            orders += self._transfers.open(
                 TransferKind.LOAD, life.key, group.group_id, blocks
             )
             self._matcher.touch(group, [block.block_hash for block in blocks])
-        life.external = tuple(external)
-        life.loads.update(
-            order.transfer_id
-            for order in self._queued_loads
-            if order.generation == life.generation
-        )
+        self._queued_loads.put(orders)
+        life.promised(orders, external_tokens, external)
         if not life.loads:
             raise LayoutError(
                 f"request {request_id}: {external_tokens} external tokens, but no "
@@ -220,20 +243,20 @@ class SchedulerAdapter:
         """
         for request_id in facts.preempted:
             self._lives.preempt(request_id)
-        loads, self._queued_loads = split_at_request(
-            self._queued_loads, self._max_load_blocks
-        )
-        deferred, self._new_deferrals = tuple(self._new_deferrals), []
+        loads, unfinished = self._queued_loads.take()
+        deferred, self._new_deferrals = cut_deferrals(self._new_deferrals)
         lives = [self._enter(request) for request in facts.scheduled]
         # Before the saves: these read what this step writes, after it was written.
         fences = self._fences(facts, loads)
         is_keyed = bool(self._matcher.keyspace_digest)
         may_save = self._saves_at_all and is_keyed and not self._bypass
+        self._cut_plans += bool(unfinished or self._new_deferrals)
         return StepPlan(
             step=next(self._steps),
             keyspace_digest=self._matcher.keyspace_digest,
             loads=loads,
-            saves=tuple(self._saves(facts, lives)) if may_save else (),
+            unfinished=unfinished,
+            saves=self._selector.orders(facts, lives) if may_save else (),
             fences=fences,
             deferred=deferred,
         )
@@ -257,19 +280,14 @@ class SchedulerAdapter:
                 self._ledger.quarantine(transfer_id, report.rank)
         for failure in report.failures:
             if failure.bad_hash:
-                self._transfers.deny(failure.group_id, failure.bad_hash)
+                self._transfers.denied.deny((failure.group_id, failure.bad_hash))
             self._lives.load_failed(failure)
         self._lives.loads_ended(
             transfer_id
             for transfer_id in report.loads_done
             if self._transfers.end(TransferKind.LOAD, transfer_id, report.rank)
         )
-        saves = ((report.settled_saves, True), (report.unstored_saves, False))
-        for ids, stored in saves:
-            for each in ids:
-                self._transfers.end(
-                    TransferKind.SAVE, each, report.rank, is_stored=stored
-                )
+        self._transfers.end_saves(report)
         self._bypass |= not report.healthy
 
     def loads_finished(self, request_ids: Collection[str]) -> None:
@@ -318,7 +336,7 @@ class SchedulerAdapter:
 
         Holds stay: the device may still read. What was before is never found again.
         """
-        self._transfers.forgive()
+        self._transfers.denied.clear()
         self._lives.stop_saving()
         self._matcher.rekey(keyspace_digest)
 
@@ -331,7 +349,6 @@ class SchedulerAdapter:
             "deferred": len(self._deferred),
             "holds": self._ledger.num_holds,
             "held_blocks": self._ledger.held_blocks,
-            "quarantined": self._ledger.quarantined,
             **self._transfers.counts(),
         }
 
@@ -368,20 +385,6 @@ class SchedulerAdapter:
         for order in loads:
             written.update(order.block_ids)
         return tuple(sorted(self._ledger.readers_of(written)))
-
-    def _saves(self, facts: StepFacts, lives: Iterable[Life]) -> Iterator[SpanOrder]:
-        """Order what became complete, as far as the step has room, and hold it."""
-        room = self._max_step_blocks
-        for request, life in zip(facts.scheduled, lives, strict=True):
-            for group_id, blocks in self._selector.select(life, request, room):
-                room -= len(blocks)
-                for order in self._transfers.open(
-                    TransferKind.SAVE, life.key, group_id, blocks
-                ):
-                    self._ledger.take(
-                        order.transfer_id, life.key, order.block_ids, self._ranks
-                    )
-                    yield order
 
     def _block(
         self, group: GroupLayout, at: int, table: Sequence[int], hashes: Sequence[bytes]

@@ -9,9 +9,9 @@ part per rank. The parts of a hold and their arrows::
                      held --quarantine--> quarantined
 
 A part leaves *held* exactly once; any other arrow is a bug of ours and raises
-``LedgerError``. The hold itself ends when every part is released. With a quarantined
-part (a device read that was never seen to end) it stays for good: nobody knows when
-its blocks may be overwritten.
+``LedgerError``. The hold itself ends when every part has left. A quarantined part is a
+device read that was never seen to end. It keeps the engine's blocks no longer: what it
+still reads goes into slots that are never committed (docs/decisions/0008-quarantine.md).
 """
 
 from collections.abc import Hashable, Iterable
@@ -31,7 +31,7 @@ class _Hold:
     life: tuple[str, int]
     block_ids: frozenset[int]
     ranks_left: set[int]
-    quarantined: set[int] = attrs.Factory(set)
+    is_quarantined: bool = False
 
 
 class HoldLedger:
@@ -41,13 +41,14 @@ class HoldLedger:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_by_block", "_by_life", "_holds", "_quarantined")
+    __slots__ = ("_by_block", "_by_life", "_holds", "quarantined")
 
     def __init__(self) -> None:
         self._holds: dict[int, _Hold] = {}
         self._by_block: dict[int, set[int]] = {}
         self._by_life: dict[tuple[str, int], set[int]] = {}
-        self._quarantined = 0
+        self.quarantined = 0
+        """Holds that were given up on some rank, since the start."""
 
     def take(
         self,
@@ -88,24 +89,24 @@ class HoldLedger:
         Raises:
             LedgerError: The rank does not hold, or not any more.
         """
-        hold = self._part_of(transfer_id, rank)
-        if hold.ranks_left or hold.quarantined:
-            return False
-        del self._holds[transfer_id]
-        _drop(self._by_life, hold.life, transfer_id)
-        for block_id in hold.block_ids:
-            _drop(self._by_block, block_id, transfer_id)
-        return True
+        return self._leave(transfer_id, rank) is None
 
-    def quarantine(self, transfer_id: int, rank: int) -> None:
+    def quarantine(self, transfer_id: int, rank: int) -> bool:
         """
-        Take note that a rank's read was never seen to end; the hold stays for good.
+        Take note that a rank's read was never seen to end; it is not waited for.
+
+        Returns:
+            Whether it was the last rank, so that the hold has ended.
 
         Raises:
             LedgerError: The rank does not hold, or not any more.
         """
-        self._part_of(transfer_id, rank).quarantined.add(rank)
-        self._quarantined += 1
+        hold = self._holds.get(transfer_id)
+        left = self._leave(transfer_id, rank)
+        if hold is not None and not hold.is_quarantined:
+            hold.is_quarantined = True
+            self.quarantined += 1
+        return left is None
 
     def is_held(self, transfer_id: int) -> bool:
         """Return whether some rank has yet to release the ticket's blocks."""
@@ -132,11 +133,6 @@ class HoldLedger:
         """Holds that have not ended."""
         return len(self._holds)
 
-    @property
-    def quarantined(self) -> int:
-        """Parts of holds that will never be released."""
-        return self._quarantined
-
     def validate(self) -> None:
         """
         Compare the indexes with the holds; for tests.
@@ -147,23 +143,16 @@ class HoldLedger:
         by_block: dict[int, set[int]] = {}
         by_life: dict[tuple[str, int], set[int]] = {}
         for transfer_id, hold in self._holds.items():
-            if hold.ranks_left & hold.quarantined or not (
-                hold.ranks_left or hold.quarantined
-            ):
+            if not hold.ranks_left:
                 raise LedgerError(f"transfer {transfer_id}: impossible {hold}")
             by_life.setdefault(hold.life, set()).add(transfer_id)
             for block_id in hold.block_ids:
                 by_block.setdefault(block_id, set()).add(transfer_id)
-        parts = sum(len(hold.quarantined) for hold in self._holds.values())
-        if (by_block, by_life, parts) != (
-            self._by_block,
-            self._by_life,
-            self._quarantined,
-        ):
+        if (by_block, by_life) != (self._by_block, self._by_life):
             raise LedgerError("the indexes of the ledger do not fit its holds")
 
-    def _part_of(self, transfer_id: int, rank: int) -> _Hold:
-        """Take a rank's part out of *held* and return its hold."""
+    def _leave(self, transfer_id: int, rank: int) -> _Hold | None:
+        """Take a rank's part out of *held*; return the hold unless it has ended."""
         hold = self._holds.get(transfer_id)
         if hold is None or rank not in hold.ranks_left:
             raise LedgerError(
@@ -171,7 +160,13 @@ class HoldLedger:
                 f"{hold or 'no such hold'}"
             )
         hold.ranks_left.remove(rank)
-        return hold
+        if hold.ranks_left:
+            return hold
+        del self._holds[transfer_id]
+        _drop(self._by_life, hold.life, transfer_id)
+        for block_id in hold.block_ids:
+            _drop(self._by_block, block_id, transfer_id)
+        return None
 
 
 def _drop(index: dict[_Key, set[int]], key: _Key, transfer_id: int) -> None:

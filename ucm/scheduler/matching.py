@@ -60,6 +60,8 @@ class MatchReason(enum.Enum):
     """The engine's own hit ends inside a block; a load would overwrite it."""
     LOAD_FAILED = "load_failed"
     """A load failed and named no block; another one might fail for ever."""
+    LONG_ID = "long_id"
+    """The request's id does not fit into a message."""
     UNAVAILABLE = "unavailable"
     """The store did not answer."""
     UNKEYED = "unkeyed"

@@ -16,6 +16,7 @@ import attrs
 import msgspec
 
 from ucm.errors import MessageError
+from ucm.reasons import Reason
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -31,7 +32,7 @@ __all__ = [
     "encode",
 ]
 
-MESSAGE_VERSION: Final = 1
+MESSAGE_VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 8 << 20
 
 
@@ -94,7 +95,9 @@ class StepPlan:
     Args:
         step: Counts up by one per plan; a worker that sees one twice acts once.
         keyspace_digest: Key space of all orders of this plan.
-        loads: Tickets to load; all tickets of a request come in one plan.
+        loads: Tickets to load.
+        unfinished: The request of whose loads more come with the next plan; empty if
+            there is none.
         saves: Tickets to save once this step's forward pass has run.
         fences: Save tickets whose blocks this step overwrites: their device reads
             must be over before the forward pass.
@@ -104,6 +107,7 @@ class StepPlan:
     step: int
     keyspace_digest: bytes = b""
     loads: tuple[SpanOrder, ...] = ()
+    unfinished: str = ""
     saves: tuple[SpanOrder, ...] = ()
     fences: tuple[int, ...] = ()
     deferred: tuple[Deferral, ...] = ()
@@ -125,7 +129,7 @@ class Failure:
         generation: Which life.
         group_id: Group of the ticket.
         bad_hash: The block hash that failed; empty when no single block is to blame.
-        reason: A short fixed word, such as ``corrupt`` or ``deadline``.
+        reason: Why.
     """
 
     transfer_id: int
@@ -133,7 +137,7 @@ class Failure:
     generation: int
     group_id: int
     bad_hash: bytes
-    reason: str
+    reason: Reason
 
 
 @attrs.frozen(kw_only=True)
@@ -144,9 +148,11 @@ class StepReport:
     Args:
         rank: The reporting rank.
         released: Save tickets whose source blocks may be overwritten.
-        quarantined: Save tickets whose device read never ended; not released.
+        quarantined: Save tickets whose device read never ended; not waited for.
         settled_saves: Save tickets whose blocks the store has now.
         unstored_saves: Save tickets that came to any other end.
+        new_blocks: Of both, the tickets that stored blocks which were not there before,
+            and how many.
         loads_done: Load tickets that came to their end, failed ones included.
         failures: Details of failed loads.
         healthy: False once the worker's runtime has failed; the scheduler then plans
@@ -158,6 +164,7 @@ class StepReport:
     quarantined: tuple[int, ...] = ()
     settled_saves: tuple[int, ...] = ()
     unstored_saves: tuple[int, ...] = ()
+    new_blocks: dict[int, int] = attrs.Factory(dict)
     loads_done: tuple[int, ...] = ()
     failures: tuple[Failure, ...] = ()
     healthy: bool = True
@@ -173,8 +180,8 @@ def encode(message: StepPlan | StepReport) -> bytes:
     Return the message's bytes.
 
     Raises:
-        MessageError: It is longer than ``MAX_MESSAGE_BYTES``; the sender must plan
-            less per step.
+        MessageError: It is longer than ``MAX_MESSAGE_BYTES``, a bug of ours: plans
+            are made within ``ucm.scheduler.budget``, reports within an ``Outbox``.
     """
     data = _VERSION_BYTE + _ENCODER.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:

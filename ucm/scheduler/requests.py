@@ -31,7 +31,9 @@ from typing import Final
 import attrs
 
 from ucm.layout import GroupKind, GroupLayout, KVLayout
-from ucm.scheduler.messages import Failure
+from ucm.scheduler.budget import MAX_ID_CHARS, block_nbytes
+from ucm.scheduler.messages import Failure, SpanOrder
+from ucm.scheduler.totals import LoadTotals
 from ucm.scheduler.transfers import BlockRef
 
 __all__ = [
@@ -146,10 +148,13 @@ class Life:
         may_load: False after a load failed and named no block.
         may_save: False after the store was reset: its blocks are of the time before.
         loads: Open loads on which the content of its blocks depends.
+        loading: Tokens and blocks of its own that are on their way; none once they
+            have arrived or failed.
         external: ``[groups]`` block indexes that came from a load; empty without one.
             Only those that a hit needs hold anything, and these are stored.
         starts_at_computed: A load failed; what lies before the first block that is
             computed anew is left alone.
+        block_nbytes: What a block of it costs at most in a message.
         cursors: ``[groups]`` first block not looked at; None before the first look.
         pending: ``[groups]`` complete blocks that wait to be saved.
     """
@@ -160,10 +165,15 @@ class Life:
     may_load: bool = True
     may_save: bool = True
     loads: set[int] = attrs.Factory(set)
+    loading: tuple[int, int] = (0, 0)
     external: tuple[range, ...] = ()
     starts_at_computed: bool = False
+    block_nbytes: int = attrs.field(init=False)
     cursors: list[int] | None = None
     pending: tuple[deque[int], ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        self.block_nbytes = block_nbytes(self.request_id)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -175,6 +185,14 @@ class Life:
         """Complete blocks that wait to be saved."""
         return sum(map(len, self.pending))
 
+    def promised(
+        self, orders: Sequence[SpanOrder], tokens: int, external: Iterable[range]
+    ) -> None:
+        """Take note of what the engine was promised, and by which tickets it comes."""
+        self.external = tuple(external)
+        self.loads.update(order.transfer_id for order in orders)
+        self.loading = tokens, sum(len(order.block_ids) for order in orders)
+
     def load_failed(self, *, names_block: bool) -> None:
         """
         Forget what was loaded; the engine computes it anew.
@@ -184,6 +202,7 @@ class Life:
                 Otherwise this life loads nothing any more.
         """
         self.may_load &= names_block
+        self.loading = 0, 0
         self.external = ()
         self.starts_at_computed = True
         self.cursors = None
@@ -267,7 +286,7 @@ class Lives:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_generations", "_lives", "dropped_blocks")
+    __slots__ = ("_generations", "_lives", "dropped_blocks", "loaded")
 
     def __init__(self) -> None:
         self._lives: dict[str, Life] = {}
@@ -275,6 +294,7 @@ class Lives:
         self.dropped_blocks = 0
         """Complete blocks that were never saved: their request ended before their
         turn, or the engine took them back."""
+        self.loaded = LoadTotals()
 
     def __len__(self) -> int:
         return len(self._lives)
@@ -286,7 +306,11 @@ class Lives:
     def begin(self, request_id: str) -> Life:
         """Start the next life of a request; a present one ends."""
         self.end(request_id)
-        life = Life(request_id=request_id, generation=next(self._generations))
+        life = Life(
+            request_id=request_id,
+            generation=next(self._generations),
+            may_save=len(request_id) <= MAX_ID_CHARS,
+        )
         self._lives[request_id] = life
         return life
 
@@ -326,12 +350,18 @@ class Lives:
         if ended:
             for life in self._lives.values():
                 life.loads -= ended
+                if not life.loads and life.loading[0]:
+                    tokens, blocks = life.loading
+                    life.loading = 0, 0
+                    self.loaded.tokens += tokens
+                    self.loaded.blocks += blocks
 
     def load_failed(self, failure: Failure) -> None:
         """Tell the life for which a load was ordered, and all that wait for it."""
         key = failure.request_id, failure.generation
         for life in self._lives.values():
             if failure.transfer_id in life.loads or life.key == key:
+                self.loaded.failed[failure.reason] += bool(life.loading[0])
                 life.load_failed(names_block=bool(failure.bad_hash))
 
     def loading(self) -> list[Life]:

@@ -3,16 +3,23 @@
 Which blocks of a request a step saves.
 
 Complete blocks of ``FULL`` and ``WINDOW`` groups queue up in the request's life and are
-taken as far as a step has room. A state that the engine offers is taken at once, or
+taken as far as a step and its message have room. A state that the engine offers is taken at once, or
 dropped: there is no queue for what is overwritten next.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ucm.blocks import GroupId
 from ucm.layout import GroupKind, GroupLayout, KVLayout
+from ucm.scheduler.budget import (
+    MAX_HOLDS,
+    SAVE_NBYTES,
+    order_nbytes,
+)
+from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.matching import PrefixMatcher
-from ucm.scheduler.requests import NULL_BLOCK, Life, ScheduledRequest
+from ucm.scheduler.messages import SpanOrder, TransferKind
+from ucm.scheduler.requests import NULL_BLOCK, Life, ScheduledRequest, StepFacts
 from ucm.scheduler.transfers import BlockRef, OpenTransfers
 
 __all__ = ["SaveSelector"]
@@ -20,7 +27,7 @@ __all__ = ["SaveSelector"]
 
 class SaveSelector:
     """
-    Selects blocks that are not stored and that nobody saves already.
+    Orders saves of blocks that are not stored and that nobody saves already.
 
     Used on the scheduler's thread only.
 
@@ -28,18 +35,58 @@ class SaveSelector:
         layout: Groups, in the order of the requests' tables.
         matcher: Knows which blocks are stored.
         transfers: Knows which are being saved, and which count as missing.
+        ledger: Where the blocks of each save are held.
+        num_ranks: Workers that each carry out every order.
+        max_blocks: The most blocks of one step.
     """
 
-    __slots__ = ("_layout", "_matcher", "_transfers", "dropped_blocks")
+    __slots__ = (
+        "_layout",
+        "_ledger",
+        "_matcher",
+        "_max_blocks",
+        "_ranks",
+        "_transfers",
+        "dropped_blocks",
+    )
 
     def __init__(
-        self, layout: KVLayout, matcher: PrefixMatcher, transfers: OpenTransfers
+        self,
+        layout: KVLayout,
+        matcher: PrefixMatcher,
+        transfers: OpenTransfers,
+        ledger: HoldLedger,
+        *,
+        num_ranks: int,
+        max_blocks: int,
     ) -> None:
         self._layout = layout
         self._matcher = matcher
         self._transfers = transfers
+        self._ledger = ledger
+        self._ranks = range(num_ranks)
+        self._max_blocks = max_blocks
         self.dropped_blocks = 0
         """Blocks whose turn came, or whose only chance it was, but were not taken."""
+
+    def orders(self, facts: StepFacts, lives: Iterable[Life]) -> tuple[SpanOrder, ...]:
+        """Order what became complete, as far as the step has room, and hold it."""
+        room = min(self._max_blocks, MAX_HOLDS - self._ledger.num_holds)
+        nbytes = SAVE_NBYTES
+        orders: list[SpanOrder] = []
+        for request, life in zip(facts.scheduled, lives, strict=True):
+            most = min(room, nbytes // life.block_nbytes)
+            for group_id, blocks in self.select(life, request, most):
+                room -= len(blocks)
+                for order in self._transfers.open(
+                    TransferKind.SAVE, life.key, group_id, blocks
+                ):
+                    self._ledger.take(
+                        order.transfer_id, life.key, order.block_ids, self._ranks
+                    )
+                    nbytes -= order_nbytes(order)
+                    orders.append(order)
+        return tuple(orders)
 
     def select(
         self, life: Life, request: ScheduledRequest, room: int

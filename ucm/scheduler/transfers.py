@@ -7,13 +7,15 @@ says of an unknown ticket, or says twice, is a *stray* and counts for nothing. O
 saves name the keys that are being written, so that no two tickets write one block.
 Open loads name the blocks that they fill.
 
-A block whose load failed is *denied*: it counts as missing until a save that contains
-it has ended, whatever the store says. Without this a request would be matched, fail
-and be matched again for ever.
+A block whose load failed is *denied*: it counts as missing, whatever the store says.
+Without this a request would be matched, fail and be matched again for ever. A save that
+contains it ends the denial, and so does time: the store may have been given the block
+anew by others. Each further failure of the block doubles the time.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -21,11 +23,22 @@ import attrs
 from ucm.blocks import GroupId
 from ucm.errors import LedgerError
 from ucm.scheduler.matching import DeniedKey
-from ucm.scheduler.messages import SpanOrder, TransferKind
+from ucm.scheduler.messages import SpanOrder, StepReport, TransferKind
 
-__all__ = ["MAX_DENIED_KEYS", "BlockRef", "OpenTransfers", "split_at_request"]
+__all__ = [
+    "FIRST_DENIAL_S",
+    "LONGEST_DENIAL_S",
+    "MAX_DENIED_KEYS",
+    "BlockRef",
+    "Denials",
+    "OpenTransfers",
+]
 
 MAX_DENIED_KEYS: Final = 65536
+FIRST_DENIAL_S: Final = 1.0
+LONGEST_DENIAL_S: Final = 300.0
+_MAX_SPAN_BLOCKS: Final = 16384
+"""However small its blocks are, a ticket has to fit into a message."""
 
 
 @attrs.frozen
@@ -49,6 +62,77 @@ class _Open:
     order: SpanOrder
     ranks_left: set[int]
     is_stored: bool = True
+    least_visible: int = sys.maxsize
+    most_new: int = 0
+
+    def stored_on(self, *, is_stored: bool, new_blocks: int) -> None:
+        """Take note of how many of a save's blocks a rank has stored, and how many anew."""
+        visible = len(self.order.block_ids) if is_stored else new_blocks
+        self.least_visible = min(self.least_visible, visible)
+        self.most_new = max(self.most_new, new_blocks)
+        self.is_stored &= is_stored
+
+
+@attrs.frozen
+class _Denial:
+    until: float
+    seconds: float
+
+
+class Denials(Collection[DeniedKey]):
+    """
+    Blocks that count as missing, each until a time of its own.
+
+    What is over is remembered for a while, so that the next failure counts for more.
+    """
+
+    __slots__ = ("_denials", "_forget_at", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """The time, in seconds on any clock that never goes back."""
+        self._denials: dict[DeniedKey, _Denial] = {}
+        self._forget_at = 0.0
+
+    def __contains__(self, key: object) -> bool:
+        denial = self._denials.get(key)  # type: ignore[call-overload]
+        return denial is not None and self.now < denial.until
+
+    def __iter__(self) -> Iterator[DeniedKey]:
+        return (key for key in self._denials if key in self)
+
+    def __len__(self) -> int:
+        """Return how many are known, also of those whose time is over."""
+        return len(self._denials)
+
+    def tick(self, now: float) -> None:
+        """Take note of the time; all is forgotten once nothing failed for long."""
+        self.now = now
+        if self._denials and now > self._forget_at:
+            self._denials.clear()
+
+    def deny(self, key: DeniedKey) -> None:
+        """Let a block count as missing; beyond the bound the oldest is let go."""
+        former = self._denials.get(key)
+        if former is not None and self.now < former.until:
+            return  # another rank or request met the same damage
+        seconds = FIRST_DENIAL_S
+        if former is not None:
+            seconds = min(2 * former.seconds, LONGEST_DENIAL_S)
+            del self._denials[key]
+        self._denials[key] = _Denial(self.now + seconds, seconds)
+        self._forget_at = self.now + 2 * LONGEST_DENIAL_S
+        if len(self._denials) > MAX_DENIED_KEYS:
+            del self._denials[next(iter(self._denials))]
+
+    def forgive(self, keys: Iterable[DeniedKey]) -> None:
+        """Forget these blocks: they were stored anew."""
+        for key in keys if self._denials else ():
+            self._denials.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget every block."""
+        self._denials.clear()
 
 
 class OpenTransfers:
@@ -63,12 +147,13 @@ class OpenTransfers:
     """
 
     __slots__ = (
-        "_denied",
         "_filling",
         "_ids",
         "_num_ranks",
         "_open",
         "_saving",
+        "denied",
+        "saved_blocks",
         "span_blocks",
         "strays",
     )
@@ -80,7 +165,10 @@ class OpenTransfers:
         self._open: dict[int, _Open] = {}
         self._saving: set[DeniedKey] = set()
         self._filling: dict[int, int] = {}
-        self._denied: dict[DeniedKey, None] = {}
+        self.denied = Denials()
+        """Blocks that count as missing."""
+        self.saved_blocks = 0
+        """Blocks that became visible with their last part, since the start."""
         self.strays = 0
         """Reports of tickets that are not open."""
 
@@ -101,7 +189,7 @@ class OpenTransfers:
             blocks: By ascending index. A ticket has consecutive ones only.
         """
         orders = []
-        limit = self.span_blocks[group_id]
+        limit = min(self.span_blocks[group_id], _MAX_SPAN_BLOCKS)
         start = 0
         for stop in range(1, len(blocks) + 1):
             if (
@@ -125,7 +213,13 @@ class OpenTransfers:
         return orders
 
     def end(
-        self, kind: TransferKind, transfer_id: int, rank: int, *, is_stored: bool = True
+        self,
+        kind: TransferKind,
+        transfer_id: int,
+        rank: int,
+        *,
+        is_stored: bool = True,
+        new_blocks: int = 0,
     ) -> bool:
         """
         Take note that a ticket came to its end on a rank.
@@ -135,6 +229,7 @@ class OpenTransfers:
             transfer_id: Its number.
             rank: Which.
             is_stored: Of a save, whether the rank's store has the blocks now.
+            new_blocks: Of a save, how many it did not have before.
 
         Returns:
             Whether this was the last rank.
@@ -148,11 +243,26 @@ class OpenTransfers:
             self.strays += 1
             return False
         entry.ranks_left.remove(rank)
-        entry.is_stored &= is_stored
+        entry.stored_on(is_stored=is_stored, new_blocks=new_blocks)
         if entry.ranks_left:
             return False
+        if kind is TransferKind.SAVE:
+            self.saved_blocks += min(entry.least_visible, entry.most_new)
         self._close(entry.order, is_stored=entry.is_stored)
         return True
+
+    def end_saves(self, report: StepReport) -> None:
+        """Take note of the saves that a rank reports as ended."""
+        saves = ((report.settled_saves, True), (report.unstored_saves, False))
+        for ids, is_stored in saves:
+            for each in ids:
+                self.end(
+                    TransferKind.SAVE,
+                    each,
+                    report.rank,
+                    is_stored=is_stored,
+                    new_blocks=report.new_blocks.get(each, 0),
+                )
 
     def end_loads_of(self, request_ids: Collection[str]) -> list[int]:
         """End the requests' loads on all ranks and return their numbers."""
@@ -176,29 +286,13 @@ class OpenTransfers:
             return set()
         return {self._filling[each] for each in block_ids if each in self._filling}
 
-    def deny(self, group_id: int, block_hash: bytes) -> None:
-        """Let a block count as missing; the oldest one is let go beyond the bound."""
-        self._denied.pop((group_id, block_hash), None)
-        self._denied[group_id, block_hash] = None
-        if len(self._denied) > MAX_DENIED_KEYS:
-            del self._denied[next(iter(self._denied))]
-
-    def forgive(self) -> None:
-        """Deny no block any more."""
-        self._denied.clear()
-
-    @property
-    def denied(self) -> Collection[DeniedKey]:
-        """Blocks that count as missing."""
-        return self._denied
-
     def counts(self) -> dict[str, int]:
         """Return the size of each container."""
         return {
             "open_transfers": len(self._open),
             "keys_being_saved": len(self._saving),
             "blocks_being_filled": len(self._filling),
-            "denied_keys": len(self._denied),
+            "denied_keys": len(self.denied),
         }
 
     def validate(self) -> None:
@@ -230,10 +324,10 @@ class OpenTransfers:
     def _close(self, order: SpanOrder, *, is_stored: bool = True) -> None:
         del self._open[order.transfer_id]
         if order.kind is TransferKind.SAVE:
-            for key in _keys_of(order):
-                self._saving.remove(key)
-                if is_stored:
-                    self._denied.pop(key, None)
+            keys = _keys_of(order)
+            self._saving.difference_update(keys)
+            if is_stored:
+                self.denied.forgive(keys)
         else:
             for block_id in order.block_ids:
                 if self._filling.get(block_id) == order.transfer_id:
@@ -242,27 +336,3 @@ class OpenTransfers:
 
 def _keys_of(order: SpanOrder) -> list[DeniedKey]:
     return [(order.group_id, each) for each in order.split_hashes()]
-
-
-def split_at_request(
-    orders: list[SpanOrder], max_blocks: int
-) -> tuple[tuple[SpanOrder, ...], list[SpanOrder]]:
-    """
-    Cut a queue of loads between two requests.
-
-    All tickets of a request belong in one plan: a worker tells of a request when all
-    it knows of have ended. The first request is taken whatever its size.
-
-    Returns:
-        The orders for this plan, of about *max_blocks* blocks, and those left over.
-    """
-    blocks = 0
-    for at, order in enumerate(orders):
-        if (
-            at
-            and blocks >= max_blocks
-            and order.generation != orders[at - 1].generation
-        ):
-            return tuple(orders[:at]), orders[at:]
-        blocks += len(order.block_ids)
-    return tuple(orders), []

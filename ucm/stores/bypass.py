@@ -16,6 +16,7 @@ from typing import TypeVar
 from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
 from ucm.metrics import Counters
+from ucm.reasons import Reason
 from ucm.stores.abc import Store
 from ucm.stores.wrap import WrapperStore
 from ucm.threads import SYSTEM
@@ -62,6 +63,11 @@ class BypassStore(WrapperStore):
         self._bypassed_s = 0.0
         """How long the last time was; 0 while the store answers."""
 
+    @property
+    def is_bypassed(self) -> bool:
+        """Whether the store has not answered well since it was bypassed."""
+        return self._bypassed_s > 0
+
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Ask, unless the store is bypassed; StoreUnavailableError then."""
         return self._ask(super().match, keys)
@@ -86,14 +92,17 @@ class BypassStore(WrapperStore):
         try:
             answer = look(keys)
         except StoreUnavailableError as exc:
-            self._judge("unavailable", str(exc))
+            self._judge(Reason.UNAVAILABLE, str(exc))
             raise
         took = self._clock() - started
         is_slow = took > _SLOW_S + _SLOW_PER_KEY_S * len(keys)
-        self._judge("slow" if is_slow else "", f"{len(keys)} keys took {took:.3f} s")
+        self._judge(
+            Reason.SLOW if is_slow else Reason.NONE,
+            f"{len(keys)} keys took {took:.3f} s",
+        )
         return answer
 
-    def _judge(self, trouble: str, text: str) -> None:
+    def _judge(self, trouble: Reason, text: str) -> None:
         """Take note of an answer, and of what was wrong with it."""
         self._bad.append(bool(trouble))
         if not trouble:

@@ -83,7 +83,6 @@ class Parts:
 class _Hold:
     num_ranks: int
     left_by: set[int] = attrs.Factory(set)
-    is_quarantined: bool = False
     story: list[Line] = attrs.Factory(list)
 
 
@@ -104,7 +103,7 @@ class HoldTrace:
 
     @property
     def num_open(self) -> int:
-        """Holds that some rank has not left, or not for good."""
+        """Holds that some rank has not left."""
         return len(self._holds)
 
     def finish(self) -> None:
@@ -145,8 +144,7 @@ class HoldTrace:
         hold.left_by.add(rank)
         how = str(line[1]["event"]).removeprefix("hold.")
         self._parts.heard(rank, hold_id, how)
-        hold.is_quarantined |= how == "quarantined"
-        if len(hold.left_by) == hold.num_ranks and not hold.is_quarantined:
+        if len(hold.left_by) == hold.num_ranks:
             del self._holds[hold_id]
 
     def _matched(self, line: Line) -> None:

@@ -6,7 +6,7 @@ Each rule is part of one of ten invariants. Of these a log shows some whole, som
 part and some not at all; what it does not show is proven elsewhere:
 
 1. Blocks go back to the engine exactly once per rank, never before the last read of
-   them; a copy that did not end is quarantined. Whole, but for whether the device was
+   them, but for a copy that was not seen to end and that nobody stores. Whole, but for whether the device was
    really done: ``DeviceContract`` and ``tests/pipeline/test_async_device.py``.
 2. Every accepted ticket is settled exactly once, and its blocks add up. Whole.
 3. Bytes are visible only after all is committed. In part: a save passed every stage.
@@ -51,7 +51,10 @@ Line = tuple[int, Event]
 class Rule(enum.Enum):
     """A rule: the invariant it is part of, and a sentence."""
 
-    SOURCE_ONCE = (1, "a ticket's blocks are given back once, or quarantined for good")
+    SOURCE_ONCE = (
+        1,
+        "a ticket's blocks are given back once, or given up with their copy",
+    )
     SOURCE_AFTER_COPY = (1, "blocks are given back before or behind their copy")
     SOURCE_LEFT = (1, "at the end no ticket keeps blocks")
     HOLD_ONCE = (1, "a hold is taken once, and left once by each of its ranks")

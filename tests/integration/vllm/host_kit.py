@@ -164,6 +164,7 @@ class World:
     """The host, and the connector around it."""
 
     host: FakeHost
+    scheduler: SchedulerHalf
     workers: list[WorkerHalf]
     store: MemoryStore
 
@@ -297,4 +298,4 @@ def world(
             layouts=layouts,
             containers=containers,
         )
-        yield World(host, workers, setup.store.inner)
+        yield World(host, scheduler, workers, setup.store.inner)

@@ -19,8 +19,10 @@ from ucm.errors import ConfigError, DeviceError, LayoutError, MessageError
 from ucm.integration.vllm.messages import RankHandshake, plan_in
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.stats import UCMStats
 from ucm.integration.vllm.worker import WorkerHalf
-from ucm.scheduler.messages import StepReport, encode
+from ucm.reasons import Reason
+from ucm.scheduler.messages import Failure, StepReport, encode
 from ucm.stores.slab._layout import Word
 from ucm.testing.lockstep import check_trace, read_traces
 from ucm.tracing import STORE_EXPERIMENTAL
@@ -154,13 +156,19 @@ class TestTogether:
         engine.scheduler.finished("q")
         assert engine.idle()
         engine.worker.close()  # behind it no thread counts any more
-        told = engine.worker.stats().reduce()
+        told = engine.scheduler.stats().reduce()
         assert (3, 3) == (
             told["ucm_saved_blocks_total"],
             told["ucm_loaded_blocks_total"],
         )
-        assert 48 == engine.scheduler.stats().reduce()["ucm_matched_tokens_total"]
-        assert engine.worker.stats() is None
+        assert (48, 48) == (
+            told["ucm_matched_tokens_total"],
+            told["ucm_loaded_tokens_total"],
+        )
+        parts = engine.worker.stats().reduce()
+        assert 6 == parts["ucm_settled_parts_total"]
+        assert not any({"blocks", "tokens", "holds"} & {*n.split("_")} for n in parts)
+        assert engine.worker.stats() is engine.scheduler.stats() is None
 
     def test_load_may_be_ordered_steps_after_it_was_matched(self, engine):
         """S1-15: vLLM 0.33 may tell the blocks of a match steps later; where it asked
@@ -185,7 +193,7 @@ class TestTogether:
         engine.scheduler.match(one, 0)
         engine.scheduler.allocated(one, [[1, 2, 3]], 0)
         engine.work(engine.plan([one], [1, 2, 3]), times=3)
-        assert 3 == engine.worker._counters.total("ucm_offered_blocks_total")
+        assert 3 == engine.worker._counters.total("ucm_offered_parts_total")
 
     def test_failed_load_is_told_as_received_and_failed(self, engine):
         """S4-15: a load that fails is told once, in both, and blamed in the report."""
@@ -198,6 +206,31 @@ class TestTogether:
         assert (set(), {"s"}, {"s"}) == engine.work(plan)
         assert (set(), set(), set()) == engine.worker.finished()
         assert (0, False) == engine.scheduler.match(request("t"), 0)
+
+    def test_failed_block_is_found_again(self, engine, monkeypatch):
+        """R-15: on an engine that never saves, time ends a denial; the door tells it."""
+        now = [100.0]
+        clock = SimpleNamespace(monotonic=lambda: now[0])
+        engine.save()
+        setup = attrs.evolve(engine.scheduler._setup, threads=clock)
+        monkeypatch.setattr(engine.scheduler, "_setup", setup)
+        one = request("s")
+        engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[5, 6, 7]], 48)
+        (load,) = plan_in(engine.plan()).loads
+        failure = Failure(
+            transfer_id=load.transfer_id,
+            request_id="s",
+            generation=load.generation,
+            group_id=0,
+            bad_hash=HASHES[0],
+            reason=Reason.EVICTED,
+        )
+        report = StepReport(rank=0, loads_done=(load.transfer_id,), failures=(failure,))
+        engine.scheduler._apply_report(encode(report))
+        assert (0, False) == engine.scheduler.match(request("t"), 0)
+        now[0] += 1
+        assert (48, True) == engine.scheduler.match(request("t"), 0)
 
     def test_reset_forgets_and_goes_on_under_new_keys(self, engine):
         """After a reset nothing is found, and what is saved then is found again."""
@@ -245,21 +278,81 @@ class TestTogether:
         assert plan_in(engine.plan([one], [1, 2, 3])).is_empty
         assert engine.worker.report() is None
 
-    def test_hold_that_was_given_up_is_told_and_kept(self, engine, tmp_path):
-        """A rank whose copy never ended is in the scheduler's log, which says at its
-        one end what it still holds."""
+    def test_hold_that_was_given_up_is_told_and_not_waited_for(self, engine, tmp_path):
+        """R-16: a rank whose copy never ended is in the scheduler's log and numbers; its
+        request's blocks go back to the engine at once."""
         one = request("r")
         engine.scheduler.match(one, 0)
         engine.scheduler.allocated(one, [[1, 2, 3]], 0)
         (save,) = plan_in(engine.plan([one], [1, 2, 3])).saves
         report = StepReport(rank=0, quarantined=(save.transfer_id,))
         engine.scheduler._apply_report(encode(report))
+        assert not engine.scheduler.finished("r")
+        told = engine.scheduler.stats()
+        assert 1 == told.reduce()["ucm_quarantined_holds_total"]
+        assert 0 == told.data["gauges"]["ucm_held_blocks"]
         for _ in range(2):
             engine.scheduler.close()
         events = list(read_traces(tmp_path / "traces"))
         (given_up,) = (each for each in events if each["event"] == "hold.quarantined")
         assert (save.transfer_id, 0) == (given_up["hold_id"], given_up["rank"])
-        assert [1] == [each["holds"] for each in events if "holds" in each]
+        assert [0] == [each["holds"] for each in events if "holds" in each]
+
+
+class TestHealth:
+    """R-19: ``ucm_healthy`` is told by the scheduler, who hears of every rank."""
+
+    def healthy(self, engine):
+        """Return what the engine would export behind a step, as it adds numbers up."""
+        told = UCMStats()
+        for half in (engine.worker, engine.scheduler):
+            told = told.aggregate(half.stats() or UCMStats())
+        return told.data["gauges"].get("ucm_healthy")
+
+    def test_engine_is_healthy_once_it_knows_what_its_ranks_store(self, tmp_path):
+        """R-19: before that nothing is served; behind it no news is good news."""
+        engine = Engine(make_setup(tmp_path))
+        with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
+            assert 0 == self.healthy(engine)
+            engine.register()
+            assert 1 == self.healthy(engine)
+            assert self.healthy(engine) is None
+
+    def test_failed_rank_is_not_outvoted(self, engine):
+        """R-19: a rank that is well and busy says nothing of the engine's health."""
+        assert 1 == self.healthy(engine)
+        report = StepReport(rank=1, healthy=False)
+        engine.scheduler._apply_report(encode(report))
+        assert 0 == self.healthy(engine)
+        engine.worker._counters.observe("ucm_fence_wait_seconds", 1)
+        assert self.healthy(engine) is None
+
+    def test_report_that_cannot_be_read_is_told(self, engine):
+        """R-19: from then on nothing is served."""
+        engine.scheduler._apply_report(b"?")
+        assert 0 == self.healthy(engine)
+
+    def test_rank_that_disagrees_late_is_told(self, engine):
+        """R-19: ranks that disagree in the middle of serving end our work."""
+        engine.scheduler._agree_late([RankHandshake(b"?")])
+        assert 0 == self.healthy(engine)
+
+    def test_store_that_does_not_answer_is_told(self, engine, tmp_path):
+        """R-19: a bypassed store serves nothing, and says so."""
+        assert 1 == self.healthy(engine)
+        engine.save()
+        with (tmp_path / "slab" / "index.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            engine.worker._store._slab.index.header[Word.VERSION] |= 1
+            for _ in range(3):
+                assert (0, False) == engine.scheduler.match(request("s"), 0)
+        assert 0 == self.healthy(engine)
+
+    def test_closed_store_is_told(self, engine):
+        """R-19: a closed scheduler's half serves nothing."""
+        assert 1 == self.healthy(engine)
+        engine.scheduler.close()
+        assert 0 == self.healthy(engine)
 
 
 class TestStart:

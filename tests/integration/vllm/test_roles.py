@@ -44,7 +44,7 @@ class TestRoles:
         """A producer stores what it computes, and finds nothing, not even its own."""
         with serving(tmp_path, "kv_producer") as engine:
             assert not engine.save()
-            assert 3 == engine.worker._counters.total("ucm_saved_blocks_total")
+            assert 3 == engine.scheduler.stats().reduce()["ucm_saved_blocks_total"]
             assert (0, False) == engine.scheduler.match(request("s"), 0)
             assert engine.idle()
 
@@ -56,13 +56,13 @@ class TestRoles:
             serving(tmp_path, "kv_consumer") as consumer,
         ):
             assert not consumer.save()
-            assert 0 == consumer.worker._counters.total("ucm_offered_blocks_total")
+            assert 0 == consumer.worker._counters.total("ucm_offered_parts_total")
             assert (0, False) == consumer.scheduler.match(request("s"), 0)
             producer.memory[:, 1:4] = 7
             producer.save()
             assert (set(), {"s"}, set()) == consumer.load()
             assert (consumer.memory[:, 5:8] == 7).all()
-            assert 0 == consumer.worker._counters.total("ucm_saved_blocks_total")
+            assert "ucm_saved_blocks_total" not in consumer.scheduler.stats().reduce()
 
     def test_both_does_both(self, tmp_path: Path) -> None:
         """The usual role saves, and loads what it has saved."""
@@ -119,7 +119,7 @@ class TestInsideOfAnother:
                 connector.set_xfer_handshake_metadata({0: foreign})
             assert not engine.scheduler.reset_cache(), "nobody knows what to forget"
             engine.save("too early")
-            assert 0 == engine.worker._counters.total("ucm_offered_blocks_total")
+            assert 0 == engine.worker._counters.total("ucm_offered_parts_total")
             engine.save("in time")
             assert (set(), {"s"}, set()) == engine.load()
 

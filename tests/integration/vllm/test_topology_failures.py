@@ -131,7 +131,7 @@ class Ranks(Engine):
         """Return by rank how many blocks that were to be saved came to this end."""
         return [
             worker._counters.total(
-                "ucm_settled_blocks_total", direction="save", outcome=outcome
+                "ucm_settled_parts_total", direction="save", outcome=outcome
             )
             for worker in self.workers
         ]

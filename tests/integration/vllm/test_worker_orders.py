@@ -110,7 +110,7 @@ class TestBlocks:
             assert half._runtime.flush(5.0)
             for direction in ("save", "load"):
                 assert 4 == half._counters.total(
-                    "ucm_offered_blocks_total", direction=direction
+                    "ucm_offered_parts_total", direction=direction
                 )
 
     def test_failed_device_fails_orders_and_not_the_engine(self) -> None:
@@ -135,6 +135,21 @@ class TestBlocks:
             report = settled(half)
             assert ((), (1,)) == (report.released, report.quarantined)
             gate.open()
+
+    def test_request_whose_save_is_stuck_is_told_as_sent(self) -> None:
+        """R-16: the engine gets the blocks back, so that it neither spins nor waits for
+        them; nothing that is read from them later is stored."""
+        gate = Gate()
+        with working(Fault("gather", gate), save=0.02, stuck=0.02) as half:
+            step(half, StepPlan(step=1, saves=(SAVE,)))
+            gate.wait_reached()
+            mine = Deferral(request_id="r", generation=1)
+            step(half, StepPlan(step=2, deferred=(mine,)))
+            assert half._runtime.flush(5.0)
+            assert ({"r"}, set(), set()) == half.finished()
+            assert not any(half.counts().values())
+            gate.open()
+            assert (1,) == decode_report(half.report().payloads[0]).unstored_saves
 
     def test_stuck_load_is_not_told_before_its_copy_ends(self) -> None:
         """H-05: a load that was given up is told as failed, and only when nothing
@@ -250,3 +265,23 @@ class TestHolds:
             engine.work(plan)
             engine.work(later)
             assert is_idle(engine)
+
+
+class TestUnfinished:
+    def test_load_is_told_when_its_last_plan_has_come(self) -> None:
+        """R-17: a request whose loads take several plans is told of once, with the last
+        of them, and failed if one of them was."""
+        more = an_order(3, TransferKind.LOAD, range(20, 24))
+        for order, failed in (
+            (more, set()),
+            (attrs.evolve(more, hashes=b"?" * 128), {"r"}),
+        ):
+            with working() as half:
+                step(half, StepPlan(step=1, saves=(SAVE,)))
+                settled(half)
+                step(half, StepPlan(step=2, loads=(LOAD,), unfinished="r"))
+                assert half._runtime.flush(5.0)
+                assert NOTHING == half.finished()
+                step(half, StepPlan(step=3, loads=(order,)))
+                assert half._runtime.flush(5.0)
+                assert (set(), {"r"}, failed) == half.finished()

@@ -2,8 +2,9 @@
 """
 How far the requests of one rank are, from what its runtime tells.
 
-A request's load is over when nothing writes its blocks any more and the outcome of each
-of its tickets was noticed. A finished request's blocks are free when no save reads them.
+A request's load is over when all its tickets have come, nothing writes its blocks any
+more, and the outcome of each was noticed. A finished request's blocks are free when no
+save reads them, or only such as were given up: these go nowhere any more.
 """
 
 from collections.abc import Iterable
@@ -54,6 +55,7 @@ class Progress:
         self._loads: dict[str, Load] = {}
         self._deferred: dict[str, int] = {}
         self._late: set[TransferId] = set()
+        self._unfinished = ""
 
     @property
     def is_awaited(self) -> bool:
@@ -66,8 +68,15 @@ class Progress:
             key = (order.request_id, order.generation)
             self._reading.setdefault(key, set()).add(TransferId(order.transfer_id))
 
-    def begin_loads(self, orders: Iterable[SpanOrder]) -> None:
-        """Take note of loads; all of a request come together."""
+    def begin_loads(self, orders: Iterable[SpanOrder], unfinished: str = "") -> None:
+        """
+        Take note of a plan's loads.
+
+        Args:
+            orders: The loads.
+            unfinished: The request of which more come with the next plan, if any.
+        """
+        self._unfinished = unfinished
         for order in orders:
             load = self._loads.setdefault(order.request_id, Load())
             load.waiting.add(TransferId(order.transfer_id))
@@ -95,7 +104,11 @@ class Progress:
 
     def take_loaded(self) -> dict[str, Load]:
         """Return the loads that are over, each once."""
-        names = [name for name, load in self._loads.items() if not load.waiting]
+        names = [
+            name
+            for name, load in self._loads.items()
+            if not load.waiting and name != self._unfinished
+        ]
         return {name: self._loads.pop(name) for name in names}
 
     def note(self, notices: Iterable[Notice]) -> None:
@@ -116,17 +129,17 @@ class Progress:
         }
 
     def _save_noticed(self, notice: Notice) -> None:
-        ticket = notice.ticket
+        ticket, outbox = notice.ticket, self._outbox
         if notice.outcome is not None:
             is_stored = notice.outcome.kind in _STORED
-            outbox = self._outbox
             ids = outbox.settled_saves if is_stored else outbox.unstored_saves
             ids.append(ticket.transfer_id)
+            if notice.outcome.committed:
+                outbox.new_blocks[ticket.transfer_id] = notice.outcome.committed
             return
-        if notice.kind is NoticeKind.QUARANTINED:
-            self._outbox.quarantined.append(ticket.transfer_id)
-            return
-        self._outbox.released.append(ticket.transfer_id)
+        is_given_up = notice.kind is NoticeKind.QUARANTINED
+        ids = outbox.quarantined if is_given_up else outbox.released
+        ids.append(ticket.transfer_id)
         key = (ticket.request_id, ticket.generation)
         reading = self._reading.get(key, set())
         reading.discard(ticket.transfer_id)

@@ -152,6 +152,7 @@ class SchedulerHalf:
         """Return how many tokens can be loaded, and whether the request waits so long."""
         if self._setup.mode.loads is Loads.NOTHING:
             return 0, False
+        self._adapter.tick(self._setup.threads.monotonic())
         match = self._adapter.match_prefix(
             request.request_id,
             request.num_tokens,
@@ -204,7 +205,6 @@ class SchedulerHalf:
                 blocks=len(order.block_ids),
                 ranks_left=self._setup.topology.num_ranks,
             )
-        self._counters.set("ucm_held_blocks", self._adapter.counts()["held_blocks"])
         return PlanEnvelope(encode(plan))
 
     def _scheduled(self, output: Any) -> Iterable[ScheduledRequest]:  # noqa: ANN401 - vLLM's SchedulerOutput
@@ -257,6 +257,7 @@ class SchedulerHalf:
 
     def apply(self, output: Any) -> None:  # noqa: ANN401 - vLLM's KVConnectorOutput
         """Take note of what the workers report."""
+        self._adapter.tick(self._setup.threads.monotonic())
         envelope = output.kv_connector_worker_meta
         if isinstance(envelope, ReportEnvelope):
             self._agree_late(envelope.handshakes)
@@ -329,7 +330,24 @@ class SchedulerHalf:
 
     def stats(self) -> UCMStats | None:
         """Return what is new since the last call."""
+        totals, reach = self._adapter.totals, self._counters.reach
+        reach("ucm_saved_blocks_total", totals.saved_blocks)
+        reach("ucm_dropped_blocks_total", totals.dropped_blocks)
+        reach("ucm_loaded_blocks_total", totals.loaded_blocks)
+        reach("ucm_loaded_tokens_total", totals.loaded_tokens)
+        reach("ucm_quarantined_holds_total", totals.quarantined_holds)
+        reach("ucm_cut_messages_total", totals.cut_plans, message="plan")
+        for reason, count in totals.failed_loads.items():
+            reach("ucm_load_failures_total", count, reason=reason)
+        self._counters.set("ucm_held_blocks", totals.held_blocks)
+        self._counters.set("ucm_healthy", self._is_serving)
         return stats_of(self._counters)
+
+    @property
+    def _is_serving(self) -> bool:
+        """Whether this engine's saves and loads are served, as far as is known here."""
+        is_off = self._is_closed or self._adapter.bypass or self._store.is_bypassed
+        return self._keyspace is not None and not is_off
 
     def counts(self) -> dict[str, int]:
         """Return the size of every per-request container; all zero when idle."""

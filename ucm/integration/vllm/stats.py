@@ -30,7 +30,12 @@ class UCMStats(KVConnectorStats):
         self.data.clear()
 
     def aggregate(self, other: KVConnectorStats) -> "UCMStats":
-        """Add another's numbers; of a gauge the lower: health is the worst rank's."""
+        """
+        Add another's numbers; of a gauge the lower.
+
+        A gauge belongs to the scheduler, who hears of all ranks. What a rank says of its
+        health before is never better news.
+        """
         mine, theirs = self.data, other.data
         counters = dict(mine.get("counters", {}))
         for key, amount in theirs.get("counters", {}).items():
@@ -99,7 +104,10 @@ class UCMPromMetrics(KVConnectorPromMetrics):
                     **args, buckets=_SECONDS_BUCKETS
                 )
             elif metric.kind is MetricKind.GAUGE:
-                self._metrics[name] = self._gauge_cls(**args)
+                # Each step's numbers go to one of the front-ends that serve an engine.
+                self._metrics[name] = self._gauge_cls(
+                    **args, multiprocess_mode="mostrecent"
+                )
             else:
                 self._metrics[name] = self._counter_cls(**args)
 

@@ -51,7 +51,6 @@ class WorkerHalf:
         self._rank = rank
         self._log = setup.open_log(f"worker-{rank}").bind(rank=rank)
         self._counters = Counters()
-        self._counters.set("ucm_healthy", 1)
         shard = setup.topology.shard_of(rank)
         self._orders = OrderMaker(setup.layout, shard)
         self._device = setup.make_device(device_type)
@@ -146,7 +145,7 @@ class WorkerHalf:
             return
         self._loaded_step = plan.step
         self._is_idle = is_idle
-        self._progress.begin_loads(plan.loads)
+        self._progress.begin_loads(plan.loads, plan.unfinished)
         if self._row_loads is None:
             self._submit(plan.keyspace_digest, plan.loads, self._device.lease)
         elif plan.loads:
@@ -235,6 +234,9 @@ class WorkerHalf:
         self._poll()
         healthy = self._runtime is None or not self._runtime.failure
         report = self._outbox.take(self._rank, healthy=healthy)
+        self._counters.reach(
+            "ucm_cut_messages_total", self._outbox.cut_reports, message="report"
+        )
         handshakes, self._untold = self._untold, ()
         if report is None and not handshakes:
             return None

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what is counted, of messages' bounds, and of what nobody waits for."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["NUMBERS"]
+
+_BUDGET = "ucm/scheduler/budget.py"
+_HOLDS = "ucm/scheduler/holds.py"
+_OUTBOX = "ucm/integration/vllm/outbox.py"
+_PROGRESS = "ucm/integration/vllm/progress.py"
+_REQUESTS = "ucm/scheduler/requests.py"
+_SAVES = "ucm/scheduler/saves.py"
+_SCHEDULER = "ucm/integration/vllm/scheduler.py"
+_TICKETS = "ucm/pipeline/tickets.py"
+_TRANSFERS = "ucm/scheduler/transfers.py"
+_WORKER = "ucm/integration/vllm/worker.py"
+_DENIALS = "tests/scheduler/test_transfers.py::TestDenials"
+_HALVES = "tests/integration/vllm/test_halves.py"
+_ORDERS = "tests/integration/vllm/test_worker_orders.py"
+_REPORTS = "tests/integration/vllm/test_outbox.py::TestOutbox"
+_LEDGER = "tests/scheduler/test_holds.py::TestHoldLedger"
+_LOADS = "tests/scheduler/test_loads.py"
+_SIZES = "tests/scheduler/test_budget.py"
+
+NUMBERS = (
+    # Denials.
+    Mutant(
+        name="denied_for_good",
+        why="R-15: a block that failed once is never found again where nobody saves.",
+        file=_TRANSFERS,
+        find="denial is not None and self.now < denial.until",
+        replace="denial is not None",
+        killers=(
+            f"{_DENIALS}::test_block_is_found_again_after_a_time_that_doubles",
+            f"{_LOADS}::TestFailures::test_failed_block_is_found_again_though_nobody_saves_it",
+        ),
+    ),
+    Mutant(
+        name="denied_for_a_second_each_time",
+        why="R-15: a block that stays damaged costs a failed load every second.",
+        file=_TRANSFERS,
+        find="min(2 * former.seconds, LONGEST_DENIAL_S)",
+        replace="min(former.seconds, LONGEST_DENIAL_S)",
+        killers=(f"{_DENIALS}::test_block_is_found_again_after_a_time_that_doubles",),
+    ),
+    Mutant(
+        name="four_ranks_deny_four_times",
+        why="R-15: a block is missing for longer the more ranks there are.",
+        file=_TRANSFERS,
+        find="if former is not None and self.now < former.until:",
+        replace="if False:",
+        killers=(f"{_DENIALS}::test_failures_at_the_same_time_count_once",),
+    ),
+    Mutant(
+        name="door_tells_no_time",
+        why="R-15: the scheduler never hears that a denial is over.",
+        file=_SCHEDULER,
+        find="""\
+        self._adapter.tick(self._setup.threads.monotonic())
+        match =""",
+        replace="        match =",
+        killers=(f"{_HALVES}::TestTogether::test_failed_block_is_found_again",),
+    ),
+    # Quarantine.
+    Mutant(
+        name="given_up_hold_stays",
+        why="R-16: a request is deferred, and the engine spins, for good.",
+        file=_HOLDS,
+        find="        left = self._leave(transfer_id, rank)\n",
+        replace="        left = hold\n",
+        killers=(
+            f"{_LEDGER}::test_hold_that_every_rank_gave_up_has_ended",
+            "tests/scheduler/test_adapter.py::TestReports::test_quarantined_hold_defers_no_request",
+        ),
+    ),
+    Mutant(
+        name="given_up_save_is_still_read",
+        why="R-16: the rank never tells the engine that it may free the blocks.",
+        file=_PROGRESS,
+        find="        ids.append(ticket.transfer_id)\n        key =",
+        replace="""\
+        ids.append(ticket.transfer_id)
+        if is_given_up:
+            return
+        key =""",
+        killers=(
+            f"{_ORDERS}::TestBlocks::test_request_whose_save_is_stuck_is_told_as_sent",
+        ),
+    ),
+    Mutant(
+        name="copies_of_a_dead_loop_held",
+        why="R-16: nobody sees a copy end any more, and its request waits for ever.",
+        file="ucm/runtime.py",
+        find="            self._pipeline.give_up_copies(tickets)\n",
+        replace="            pass\n",
+        killers=(
+            "tests/pipeline/test_async_device.py::TestDeadlines::test_copies_under_a_dead_loop_are_given_up",
+        ),
+    ),
+    # Messages.
+    Mutant(
+        name="plan_over_the_bound",
+        why="R-17: a huge request raises into the engine's scheduler.",
+        file=_BUDGET,
+        find="if at and nbytes > _LOAD_NBYTES and self._parks:",
+        replace="if False:",
+        killers=(
+            f"{_SIZES}::TestLoads::test_request_of_a_million_blocks_comes_in_several_plans",
+        ),
+    ),
+    Mutant(
+        name="more_promised_than_a_plan_holds",
+        why="R-17: a step that computes on its loads gets only a part of them.",
+        file=_BUDGET,
+        find="        if self._parks:\n            return sys.maxsize\n",
+        replace="        if True:\n            return sys.maxsize\n",
+        killers=(
+            f"{_SIZES}::TestLoads::test_request_that_does_not_wait_is_promised_what_one_plan_holds",
+        ),
+    ),
+    Mutant(
+        name="half_a_request_told",
+        why="R-17: a request runs on blocks whose loads the next plan brings.",
+        file=_PROGRESS,
+        find="if not load.waiting and name != self._unfinished",
+        replace="if not load.waiting",
+        killers=(
+            f"{_ORDERS}::TestUnfinished::test_load_is_told_when_its_last_plan_has_come",
+        ),
+    ),
+    Mutant(
+        name="saves_over_the_bound",
+        why="R-17: many saves with long ids raise into the engine's scheduler.",
+        file=_SAVES,
+        find="most = min(room, nbytes // life.block_nbytes)",
+        replace="most = room",
+        killers=(
+            f"{_SIZES}::TestSaves::test_saves_that_do_not_fit_wait_for_the_next_step",
+        ),
+    ),
+    Mutant(
+        name="holds_without_a_bound",
+        why="R-17: a step overwrites more saves' blocks than its plan can name.",
+        file=_SAVES,
+        find="min(self._max_blocks, MAX_HOLDS - self._ledger.num_holds)",
+        replace="self._max_blocks",
+        killers=(f"{_SIZES}::TestSaves::test_holds_are_bounded",),
+    ),
+    Mutant(
+        name="report_over_the_bound",
+        why="R-17: a worker that has much to tell raises into the engine.",
+        file=_OUTBOX,
+        find="released=_take(self.released, MAX_IDS)",
+        replace="released=_take(self.released, len(self.released))",
+        killers=(
+            f"{_REPORTS}::test_reports_of_a_million_tickets_are_cut_and_lose_nothing",
+        ),
+    ),
+    Mutant(
+        name="load_over_before_its_failure",
+        why="R-17: garbage counts as loaded, and what is computed on it is stored.",
+        file=_OUTBOX,
+        find="() if self.failures else _take(self.loads_done, MAX_IDS)",
+        replace="_take(self.loads_done, MAX_IDS)",
+        killers=(f"{_REPORTS}::test_load_is_not_told_as_over_before_its_failure",),
+    ),
+    # Health.
+    Mutant(
+        name="always_healthy",
+        why="R-19: an engine that is served nothing looks well.",
+        file=_SCHEDULER,
+        find='self._counters.set("ucm_healthy", self._is_serving)',
+        replace='self._counters.set("ucm_healthy", 1)',
+        killers=(
+            f"{_HALVES}::TestHealth::test_failed_rank_is_not_outvoted",
+            f"{_HALVES}::TestHealth::test_store_that_does_not_answer_is_told",
+            f"{_HALVES}::TestHealth::test_closed_store_is_told",
+        ),
+    ),
+    Mutant(
+        name="rank_outvotes_the_scheduler",
+        why="R-19: the next busy step of a rank that is well hides that others are not.",
+        file=_WORKER,
+        find="        self._counters = Counters()\n",
+        replace="""\
+        self._counters = Counters()
+        self._counters.set("ucm_healthy", 1)
+""",
+        killers=(f"{_HALVES}::TestHealth::test_failed_rank_is_not_outvoted",),
+    ),
+    # Counts.
+    Mutant(
+        name="saved_before_all_parts_are",
+        why="R-20: blocks count as saved that no look-up will find.",
+        file=_TRANSFERS,
+        find="min(entry.least_visible, entry.most_new)",
+        replace="entry.most_new",
+        killers=(
+            "tests/scheduler/test_transfers.py::TestOpenTransfers::test_saved_block_counts_once_when_every_rank_has_its_part",
+        ),
+    ),
+    Mutant(
+        name="failed_load_counts_as_loaded",
+        why="R-20: tokens that were computed after all count as loaded.",
+        file=_REQUESTS,
+        find="        self.loading = 0, 0\n        self.external = ()\n",
+        replace="        self.external = ()\n",
+        killers=(
+            f"{_LOADS}::TestTotals::test_failed_load_counts_once_and_nothing_of_it_is_loaded",
+        ),
+    ),
+    Mutant(
+        name="reason_with_a_number",
+        why="R-20: each ticket is a series of its own in everybody's dashboards.",
+        file=_TICKETS,
+        find="raise TicketOverError(Reason.OVER)",
+        replace='raise TicketOverError(f"transfer {self.transfer_id} is over")',
+        killers=(
+            "tests/pipeline/test_tickets.py::TestTicket::test_job_on_a_settled_ticket_does_not_start",
+        ),
+    ),
+)

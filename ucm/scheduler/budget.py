@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What fits into one plan.
+
+A message is bounded (``MAX_MESSAGE_BYTES``), so each part of a plan has a share of it and
+what is beyond goes with the next plan. Sizes are upper bounds; nothing is encoded to
+find out. Shares, with what must come at once or not:
+
+- Loads: the engine was promised them, so that they are put off but never dropped. A
+  request's loads may be cut, and the plan says so.
+- Saves: what has no room waits as complete blocks do that exceed a step's number.
+- Fences: never put off. One names a hold, and there are at most ``MAX_HOLDS``.
+- Deferrals: the engine keeps the blocks meanwhile.
+
+A request whose id alone is longer than ``MAX_ID_CHARS`` is neither matched nor saved.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from ucm.layout import KVLayout
+from ucm.scheduler.messages import MAX_MESSAGE_BYTES, Deferral, Failure, SpanOrder
+
+__all__ = [
+    "MAX_HOLDS",
+    "MAX_ID_CHARS",
+    "SAVE_NBYTES",
+    "LoadQueue",
+    "block_nbytes",
+    "cut_deferrals",
+    "failure_nbytes",
+    "order_nbytes",
+]
+
+_LOAD_NBYTES: Final = MAX_MESSAGE_BYTES // 2
+SAVE_NBYTES: Final = MAX_MESSAGE_BYTES // 4
+_DEFERRAL_NBYTES: Final = MAX_MESSAGE_BYTES // 8
+MAX_HOLDS: Final = 65536
+MAX_ID_CHARS: Final = 65536
+
+_UTF8: Final = 4
+_NUMBER: Final = 9
+_MAX_HASH: Final = 64
+_FIXED: Final = 192
+"""Field names, and numbers that an order has once."""
+
+
+def block_nbytes(request_id: str) -> int:
+    """Return what a block costs at most: as an order of its own."""
+    return _FIXED + _UTF8 * len(request_id) + _NUMBER + _MAX_HASH
+
+
+def order_nbytes(order: SpanOrder) -> int:
+    """Return what an order costs at most."""
+    numbers = _NUMBER * len(order.block_ids)
+    return _FIXED + _UTF8 * len(order.request_id) + numbers + len(order.hashes)
+
+
+def failure_nbytes(failure: Failure) -> int:
+    """Return what a failure costs at most in a report."""
+    return _FIXED + _UTF8 * (len(failure.request_id) + len(failure.reason)) + _MAX_HASH
+
+
+def cut_deferrals(
+    deferrals: Sequence[Deferral],
+) -> tuple[tuple[Deferral, ...], list[Deferral]]:
+    """Return the deferrals for this plan, and those left over."""
+    nbytes = 0
+    for at, deferral in enumerate(deferrals):
+        nbytes += _FIXED + _UTF8 * len(deferral.request_id)
+        if at and nbytes > _DEFERRAL_NBYTES:
+            return tuple(deferrals[:at]), list(deferrals[at:])
+    return tuple(deferrals), []
+
+
+class LoadQueue:
+    """
+    Loads that the engine was promised and that no plan has brought yet.
+
+    Args:
+        layout: The engine's groups.
+        max_blocks: About the most blocks of one plan.
+        parks: Whether requests wait until they are loaded. Otherwise they run in the
+            step that orders the load, and nothing may be left to a later plan.
+    """
+
+    __slots__ = ("_layout", "_max_blocks", "_orders", "_parks")
+
+    def __init__(self, layout: KVLayout, max_blocks: int, *, parks: bool) -> None:
+        self._layout = layout
+        self._max_blocks = max_blocks if parks else sys.maxsize
+        self._parks = parks
+        self._orders: list[SpanOrder] = []
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def put(self, orders: Iterable[SpanOrder]) -> None:
+        """Put the loads of a request behind those of others."""
+        self._orders += orders
+
+    def room_tokens(self, request_id: str) -> int:
+        """Return how many tokens may still be promised to a request."""
+        if self._parks:
+            return sys.maxsize
+        nbytes = _LOAD_NBYTES - sum(map(order_nbytes, self._orders))
+        blocks = max(0, nbytes) // block_nbytes(request_id)
+        groups = self._layout.groups
+        return blocks // len(groups) * min(group.block_tokens for group in groups)
+
+    def take(self) -> tuple[tuple[SpanOrder, ...], str]:
+        """
+        Take the next plan's loads, cut between two requests if that fits.
+
+        Returns:
+            The orders, and the request of which some are left over, or an empty text.
+        """
+        taken, cut = self._cut()
+        loads, self._orders = tuple(self._orders[:taken]), self._orders[taken:]
+        return loads, cut
+
+    def _cut(self) -> tuple[int, str]:
+        blocks = nbytes = generation = 0
+        for at, order in enumerate(self._orders):
+            is_other = order.generation != generation
+            nbytes += order_nbytes(order)
+            if at and nbytes > _LOAD_NBYTES and self._parks:
+                return at, "" if is_other else order.request_id
+            if at and is_other and blocks >= self._max_blocks:
+                return at, ""
+            blocks += len(order.block_ids)
+            generation = order.generation
+        return len(self._orders), ""
