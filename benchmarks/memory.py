@@ -25,7 +25,7 @@ from ucm.pipeline.tickets import Direction
 from ucm.runtime import Order, Runtime
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import Log, open_log
+from ucm.tracing import Log, close_log, open_log
 
 __all__ = [
     "GROUP",
@@ -103,6 +103,7 @@ def log_in(directory: Path) -> Iterator[Log]:
         with contextlib.redirect_stderr(file):
             log = open_log(LogConfig(), "benchmark")
         yield log
+        close_log(log)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Event names are frozen, and a log is opened without touching anybody's settings."""
 
+import contextlib
 import json
 import os
 import stat
@@ -8,15 +9,25 @@ import stat
 import pytest
 import structlog
 
-from ucm import tracing
+from tests.traces import Drain, filled_pipe
+from ucm import line_writer, tracing
 from ucm.config import LogConfig
 from ucm.errors import ConfigError
-from ucm.tracing import TICKET_SETTLED, open_log
+from ucm.tracing import (
+    LOG_DROPPED,
+    RUNTIME_FAILED,
+    SCHEDULER_STARTED,
+    STORE_BYPASSED,
+    TICKET_SETTLED,
+    close_log,
+    open_log,
+)
 
 EVENTS = {
     "HOLD_QUARANTINED": "hold.quarantined",
     "HOLD_RELEASED": "hold.released",
     "HOLD_TAKEN": "hold.taken",
+    "LOG_DROPPED": "log.dropped",
     "PREFIX_MATCHED": "prefix.matched",
     "RUNTIME_CLOSED": "runtime.closed",
     "RUNTIME_FAILED": "runtime.failed",
@@ -42,10 +53,21 @@ EVENTS = {
     "TICKET_REFUSED": "ticket.refused",
     "TICKET_SETTLED": "ticket.settled",
 }
+PER_REQUEST = ["ticket.refused", "ticket.settled", "prefix.matched"]
+LATER = "store.bypassed"
 
 
-def in_file(directory):
-    """Return the events of the one file in a directory."""
+@pytest.fixture
+def full_pipe():
+    """Return both ends of a pipe into which not one byte more can be written."""
+    with filled_pipe() as ends:
+        yield ends
+
+
+def in_file(directory, *logs):
+    """Return the events of the one file in a directory, once its logs are closed."""
+    for log in logs:
+        close_log(log)
     (path,) = directory.iterdir()
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -60,7 +82,7 @@ def _unconfigured():
 
 @pytest.fixture
 def opened():
-    """Return ``open_log``; files are closed behind the test, as at a process's end."""
+    """Return ``open_log``; logs are closed behind the test, as at a process's end."""
     logs = []
 
     def call(config, role="worker-0"):
@@ -69,7 +91,7 @@ def opened():
 
     yield call
     for log in logs:
-        log._logger._file._inner.close()
+        close_log(log)
 
 
 pytestmark = pytest.mark.usefixtures("_unconfigured")
@@ -122,7 +144,7 @@ class TestFile:
         assert f"ucm-worker-0-{os.getpid()}.jsonl" == path.name
         assert 0o600 == stat.S_IMODE(path.stat().st_mode)
         assert 0o700 == stat.S_IMODE(directory.stat().st_mode)
-        (event,) = in_file(directory)
+        (event,) = in_file(directory, log)
         assert event.pop("timestamp_s") > 0
         assert {
             "blocks": 3,
@@ -136,7 +158,9 @@ class TestFile:
         """Opening the same log again loses nothing that was written."""
         for number in range(2):
             config = LogConfig(directory=str(tmp_path))
-            opened(config).info(TICKET_SETTLED, number=number)
+            log = opened(config)
+            log.info(TICKET_SETTLED, number=number)
+            close_log(log)
         assert [0, 1] == [event["number"] for event in in_file(tmp_path)]
 
     def test_exception_is_written_with_its_traceback(self, tmp_path, opened):
@@ -146,7 +170,7 @@ class TestFile:
             raise ZeroDivisionError("nought")
         except ZeroDivisionError:
             log.exception(TICKET_SETTLED)
-        (event,) = in_file(tmp_path)
+        (event,) = in_file(tmp_path, log)
         assert "ZeroDivisionError: nought" in event["exception"]
 
     @pytest.mark.parametrize(
@@ -164,7 +188,7 @@ class TestFile:
         log = opened(config)
         for name in ("debug", "info", "warning", "error"):
             getattr(log, name)(TICKET_SETTLED)
-        assert written == [event["level"] for event in in_file(tmp_path)]
+        assert written == [event["level"] for event in in_file(tmp_path, log)]
 
     def test_log_that_is_off_writes_nowhere(self, tmp_path, capsys):
         """Switched off, there is no file and nothing on standard error."""
@@ -174,14 +198,16 @@ class TestFile:
         assert not directory.exists()
         assert ("", "") == capsys.readouterr()
 
-    def test_line_that_cannot_be_written_is_lost(self, tmp_path, opened):
-        """A full disk or a closed pipe never stops the engine that is logged."""
+    def test_closed_log_gives_its_file_back(self, tmp_path, opened):
+        """X-07: nothing of a log is left behind its end, and a late line harms nobody."""
+        before = set(os.listdir("/proc/self/fd"))
         log = opened(LogConfig(directory=str(tmp_path)))
         log.info(TICKET_SETTLED)
-        log._logger._file._inner.close()
+        for _ in range(2):
+            close_log(log)
         log.info(TICKET_SETTLED)
-        log._logger._file.flush()
         assert 1 == len(in_file(tmp_path))
+        assert before == set(os.listdir("/proc/self/fd"))
 
     def test_symlink_in_place_of_the_file_is_refused(self, tmp_path):
         """Nobody can make us append to a file of theirs."""
@@ -203,9 +229,75 @@ class TestFile:
 
 
 class TestStandardError:
-    def test_without_a_directory_events_go_to_standard_error(self, capsys):
+    def test_without_a_directory_events_go_to_standard_error(self, capsys, opened):
         """Standard output belongs to the program; events are JSON lines beside it."""
-        open_log(LogConfig(), "scheduler").info(TICKET_SETTLED)
+        log = opened(LogConfig(), "scheduler")
+        log.info(SCHEDULER_STARTED)
+        close_log(log)
         out, err = capsys.readouterr()
         assert "" == out
-        assert "ticket.settled" == json.loads(err)["event"]
+        assert "scheduler.started" == json.loads(err)["event"]
+
+    @pytest.mark.parametrize(
+        ("level", "seen"), [("debug", [*PER_REQUEST, LATER]), ("info", [LATER])]
+    )
+    def test_standard_error_gets_no_line_for_each_request(
+        self, capsys, opened, level, seen
+    ):
+        """R-22: at its default a server's standard error is not flooded; whoever asks
+        for more gets it."""
+        log = opened(LogConfig(level=level))
+        for event in (*PER_REQUEST, LATER):
+            log.info(event)
+        close_log(log)
+        lines = capsys.readouterr().err.splitlines()
+        assert seen == [json.loads(line)["event"] for line in lines]
+
+    def test_file_gets_every_line_of_its_level(self, tmp_path, opened):
+        """R-22: who names a directory gets a line for each request as before."""
+        log = opened(LogConfig(directory=str(tmp_path)))
+        for event in PER_REQUEST:
+            log.info(event)
+        assert PER_REQUEST == [event["event"] for event in in_file(tmp_path, log)]
+
+    def test_process_without_standard_error_logs_nowhere(self, monkeypatch, opened):
+        """A daemon may have none; its log is lost, and nothing else."""
+        monkeypatch.setattr("sys.stderr", None)
+        log = opened(LogConfig())
+        log.error(RUNTIME_FAILED)
+        close_log(log)
+
+
+class TestFullPipe:
+    """R-22: standard error is a pipe that nobody reads, and it is full."""
+
+    def test_who_logs_never_waits_and_what_is_dropped_is_told(
+        self, monkeypatch, opened, full_pipe
+    ):
+        """R-22: every call returns; lines beyond the bound are dropped, and once somebody
+        reads again a line says how many."""
+        reader, writer = full_pipe
+        monkeypatch.setattr(line_writer, "MAX_CHARS", 5000)
+        with os.fdopen(writer, "w") as stream, contextlib.redirect_stderr(stream):
+            log = opened(LogConfig())
+        for number in range(1000):
+            log.warning(STORE_BYPASSED, number=number)
+        drained = Drain(reader)
+        close_log(log)
+        events = drained.events()
+        told = [each["number"] for each in events if each["event"] == STORE_BYPASSED]
+        dropped = [each["lines"] for each in events if each["event"] == LOG_DROPPED]
+        assert told == sorted(told)
+        assert 1000 == len(told) + sum(dropped)
+        assert dropped
+        assert {"worker-0"} == {each["role"] for each in events}
+
+    def test_close_waits_for_a_moment_only(self, monkeypatch, opened, full_pipe):
+        """R-22: an engine that stops is not held up by a log that nobody reads."""
+        reader, writer = full_pipe
+        monkeypatch.setattr(tracing, "_CLOSE_S", 0.01)
+        with os.fdopen(writer, "w") as stream, contextlib.redirect_stderr(stream):
+            log = opened(LogConfig())
+        log.warning(STORE_BYPASSED)
+        close_log(log)
+        assert [STORE_BYPASSED] == [each["event"] for each in Drain(reader).events()]

@@ -181,7 +181,9 @@ class LogConfig:
 
     level: str = _field("info", "`debug`, `info`, `warning`, `error` or `off`.")
     directory: str = _field(
-        "", "Directory for one JSON-lines file per process; empty: standard error."
+        "",
+        "Directory for one JSON-lines file per process; empty: standard error, which at "
+        "`info` gets no line per request.",
     )
 
     def __attrs_post_init__(self) -> None:

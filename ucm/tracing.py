@@ -5,20 +5,25 @@ Event names of the structured log, and how a log is opened.
 Names are constants: renaming one is a breaking change for operators. The library never
 configures structlog globally. Where the host has configured it, events go to the
 host's loggers; otherwise to JSON lines on standard error or in a directory of the
-operator's choice.
+operator's choice. These are written on a thread of their own: who logs never waits.
+
+Standard error belongs to the server: at ``info`` it gets no line for each request or
+ticket. A file gets every line of its level.
 """
 
-import contextlib
+import json
 import logging
 import os
 import sys
+from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Final, TextIO, cast
+from typing import Any, Final
 
 import structlog
 
 from ucm.config import LogConfig
 from ucm.errors import ConfigError
+from ucm.line_writer import DescriptorSink, LineWriter, Sink, TextSink
 
 __all__ = [
     "ENGINE_UNTRIED",
@@ -26,6 +31,7 @@ __all__ = [
     "HOLD_QUARANTINED",
     "HOLD_RELEASED",
     "HOLD_TAKEN",
+    "LOG_DROPPED",
     "MEMORY_UNPINNED",
     "PREFIX_MATCHED",
     "RUNTIME_CLOSED",
@@ -49,6 +55,7 @@ __all__ = [
     "TICKET_REFUSED",
     "TICKET_SETTLED",
     "Log",
+    "close_log",
     "open_log",
 ]
 
@@ -67,6 +74,7 @@ PREFIX_MATCHED: Final = "prefix.matched"
 EVENT_REFUSED: Final = "event.refused"
 MEMORY_UNPINNED: Final = "memory.unpinned"
 THREAD_BOUND: Final = "thread.bound"
+LOG_DROPPED: Final = "log.dropped"
 RUNTIME_STARTED: Final = "runtime.started"
 RUNTIME_CLOSED: Final = "runtime.closed"
 RUNTIME_FAILED: Final = "runtime.failed"
@@ -92,9 +100,17 @@ _LEVELS = {
 }
 
 
+_PER_REQUEST: Final = frozenset((TICKET_REFUSED, TICKET_SETTLED, PREFIX_MATCHED))
+"""Events that a busy server logs at ``info`` for each request or ticket."""
+
+_STAMP: Final = structlog.processors.TimeStamper(fmt=None, key="timestamp_s")
+_CLOSE_S: Final = 1.0
+_STDERR: Final = 2
+
+
 def open_log(config: LogConfig, role: str) -> Log:
     """
-    Return the log of one process.
+    Return the log of one process, to be closed by ``close_log``.
 
     Args:
         config: Level and directory; both are unused when the host configured structlog.
@@ -107,11 +123,19 @@ def open_log(config: LogConfig, role: str) -> Log:
     if structlog.is_configured():
         log = structlog.get_logger("ucm").bind(role=role)
         return log
+
+    def tell_dropped(count: int) -> str:
+        event = {"role": role, "lines": count, "event": LOG_DROPPED, "level": "warning"}
+        return json.dumps(_STAMP(None, "warning", event)) + "\n"
+
+    sink = _sink(config, role)
+    quiet = [] if config.directory or config.level == "debug" else [_leave_out]
     log = structlog.wrap_logger(
-        structlog.WriteLogger(cast(TextIO, _Unbreakable(_stream(config, role)))),
+        _LineLogger(LineWriter(sink, tell_dropped)),
         processors=[
+            *quiet,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt=None, key="timestamp_s"),
+            _STAMP,
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
@@ -120,31 +144,41 @@ def open_log(config: LogConfig, role: str) -> Log:
     return log
 
 
-class _Unbreakable:
+def close_log(log: Log) -> None:
     """
-    A text stream whose failure is nobody's: lines that cannot be written are lost.
+    Write what is left of a log of ours, for at most a second, and close its file.
 
-    A full disk or a closed pipe must not stop the engine that the log is about.
+    Idempotent. A host's log is left alone. Lines that come later are lost.
     """
-
-    def __init__(self, inner: TextIO) -> None:
-        self._inner = inner
-
-    def write(self, text: str) -> int:
-        """Write if possible."""
-        with contextlib.suppress(OSError, ValueError):
-            self._inner.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush if possible."""
-        with contextlib.suppress(OSError, ValueError):
-            self._inner.flush()
+    logger = getattr(log, "_logger", None)
+    if isinstance(logger, _LineLogger):
+        logger.writer.close(_CLOSE_S)
 
 
-def _stream(config: LogConfig, role: str) -> TextIO:
+class _LineLogger:
+    """What structlog calls with the text of an event."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self.writer = writer
+
+    def msg(self, text: str) -> None:
+        """Take a line."""
+        self.writer.put(text + "\n")
+
+    debug = info = warning = error = exception = critical = msg
+
+
+def _leave_out(
+    _: object, __: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    if event["event"] in _PER_REQUEST:
+        raise structlog.DropEvent
+    return event
+
+
+def _sink(config: LogConfig, role: str) -> Sink:
     if not config.directory or config.level == "off":
-        return sys.stderr
+        return _standard_error()
     path = Path(config.directory) / f"ucm-{role}-{os.getpid()}.jsonl"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     try:
@@ -154,4 +188,17 @@ def _stream(config: LogConfig, role: str) -> TextIO:
         raise ConfigError(
             "log.directory", config.directory, str(exc), "Name a writable directory."
         ) from exc
-    return os.fdopen(descriptor, "a", buffering=1)
+    return DescriptorSink(descriptor, is_ours=True)
+
+
+def _standard_error() -> Sink:
+    """Return the host's stream; if it is a file, by a descriptor that stays valid."""
+    if sys.stderr is None:
+        return DescriptorSink(os.open(os.devnull, os.O_WRONLY), is_ours=True)
+    try:
+        descriptor = sys.stderr.fileno()
+        is_ours = descriptor != _STDERR
+        descriptor = os.dup(descriptor) if is_ours else descriptor
+    except (OSError, ValueError):  # it has none
+        return TextSink(sys.stderr)
+    return DescriptorSink(descriptor, is_ours=is_ours)

@@ -6,6 +6,7 @@ from tests.mutations.mutant import Mutant
 __all__ = ["NUMBERS"]
 
 _BUDGET = "ucm/scheduler/budget.py"
+_LINES = "ucm/line_writer.py"
 _HOLDS = "ucm/scheduler/holds.py"
 _OUTBOX = "ucm/integration/vllm/outbox.py"
 _PROGRESS = "ucm/integration/vllm/progress.py"
@@ -21,6 +22,7 @@ _ORDERS = "tests/integration/vllm/test_worker_orders.py"
 _REPORTS = "tests/integration/vllm/test_outbox.py::TestOutbox"
 _LEDGER = "tests/scheduler/test_holds.py::TestHoldLedger"
 _LOADS = "tests/scheduler/test_loads.py"
+_WRITER = "tests/test_line_writer.py::TestLineWriter"
 _SIZES = "tests/scheduler/test_budget.py"
 
 NUMBERS = (
@@ -219,5 +221,80 @@ NUMBERS = (
         killers=(
             "tests/pipeline/test_tickets.py::TestTicket::test_job_on_a_settled_ticket_does_not_start",
         ),
+    ),
+    # The log.
+    Mutant(
+        name="log_written_by_who_logs",
+        why="R-22: the engine stands still while nobody reads its standard error.",
+        file=_LINES,
+        find="            self._lines.append(line)\n",
+        replace="            self._sink.write(line)\n",
+        killers=(
+            f"{_HALVES}::TestLog::test_no_hook_waits_for_a_standard_error_that_nobody_reads",
+        ),
+    ),
+    Mutant(
+        name="lines_without_a_bound",
+        why="R-22: a log that nobody reads takes the engine's memory.",
+        file=_LINES,
+        find="if self._num_chars + len(line) > MAX_CHARS:",
+        replace="if False:",
+        killers=(
+            f"{_WRITER}::test_nobody_waits_and_dropped_lines_are_counted_where_they_were",
+        ),
+    ),
+    Mutant(
+        name="dropped_in_silence",
+        why="R-22: a log with gaps looks whole.",
+        file=_LINES,
+        find="            if dropped:\n",
+        replace="            if False:\n",
+        killers=(
+            "tests/test_tracing.py::TestFullPipe::test_who_logs_never_waits_and_what_is_dropped_is_told",
+        ),
+    ),
+    Mutant(
+        name="child_waits_for_its_parents_thread",
+        why="R-22: a forked process hangs at its first line.",
+        file=_LINES,
+        find="os.register_at_fork(after_in_child=_start_all_afresh)\n",
+        replace="",
+        killers=(f"{_WRITER}::test_forked_child_writes_its_own_lines_only",),
+    ),
+    Mutant(
+        name="log_file_left_open",
+        why="R-22: each engine of a process leaves a file and a thread.",
+        file=_LINES,
+        find="                self._sink.close()\n                return\n",
+        replace="                return\n",
+        killers=(
+            "tests/test_tracing.py::TestFile::test_closed_log_gives_its_file_back",
+        ),
+    ),
+    Mutant(
+        name="line_per_request",
+        why="R-22: a busy server's standard error is flooded.",
+        file="ucm/tracing.py",
+        find="        raise structlog.DropEvent\n",
+        replace="        pass\n",
+        killers=(
+            "tests/test_tracing.py::TestStandardError::test_standard_error_gets_no_line_for_each_request",
+        ),
+    ),
+    Mutant(
+        name="scheduler_leaves_its_log_open",
+        why="R-22: its last lines are lost with the process, and its file stays open.",
+        file=_SCHEDULER,
+        find="        close_log(self._log)\n",
+        replace="",
+        killers=(f"{_HALVES}::TestLog::test_both_halves_close_their_logs",),
+    ),
+    Mutant(
+        name="worker_leaves_its_log_open",
+        why="R-22: its last lines are lost with the process, and its file stays open.",
+        file=_WORKER,
+        find="        close_log(self._log)\n",
+        replace="",
+        killers=(f"{_HALVES}::TestLog::test_both_halves_close_their_logs",),
     ),
 )

@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes known of a ticket when the ways of telling it fail."""
 
-import errno
-import io
-
 import pytest
 import structlog
 
 from tests.rig import BLOCK_BYTES, keys_of, null_log
-from ucm import tracing
 from ucm.blocks import BlockId, BlockSpan, GroupId, RequestId, RowId, TransferId
-from ucm.config import LogConfig
 from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind, Ticket
-from ucm.tracing import Log, open_log
+from ucm.tracing import Log
 
 
 def a_ticket(recorder: Recorder, log: Log) -> Ticket:
@@ -65,19 +60,3 @@ class TestRecorder:
         assert not recorder.settle(ticket, Outcome(OutcomeKind.COMMITTED, committed=1))
         assert 2 == len(mailbox.drain())
         assert OutcomeKind.FAILED is ticket.outcome.kind
-
-
-class TestLog:
-    def test_full_disk_under_the_log_is_nobodys_problem(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Lines that cannot be written are lost; whoever logs does not notice."""
-
-        class Full(io.StringIO):
-            def write(self, _: str) -> int:
-                raise OSError(errno.ENOSPC, "no space left")
-
-        monkeypatch.setattr(tracing, "_stream", lambda *_: Full())
-        log = open_log(LogConfig(), "test")
-        for _ in range(3):
-            log.info(tracing.TICKET_SETTLED, blocks=1)

@@ -3,6 +3,7 @@
 
 import contextlib
 import fcntl
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ import structlog
 import torch
 
 from tests.integration.vllm.kit import NUM_BLOCKS, engine_config, plain_cache
-from tests.traces import logs_closed
+from tests.traces import Drain, filled_pipe, logs_closed
 from ucm.errors import ConfigError, DeviceError, LayoutError, MessageError
 from ucm.integration.vllm.messages import RankHandshake, plan_in
 from ucm.integration.vllm.scheduler import SchedulerHalf
@@ -353,6 +354,46 @@ class TestHealth:
         assert 1 == self.healthy(engine)
         engine.scheduler.close()
         assert 0 == self.healthy(engine)
+
+
+class TestLog:
+    def test_both_halves_close_their_logs(self, tmp_path):
+        """R-22: what was logged is in the files when the halves are closed, and nothing
+        of them is open any more."""
+
+        def open_files():
+            found = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
+            return [path.name for path in found if path.suffix == ".jsonl"]
+
+        setup = make_setup(tmp_path, log={"directory": str(tmp_path / "traces")})
+        engine = Engine(setup)
+        engine.register()
+        assert 2 == len(open_files())
+        engine.worker.close()
+        engine.scheduler.close()
+        assert [] == open_files()
+        summary = check_trace(read_traces(tmp_path / "traces"))
+        assert (
+            1 == summary.events["scheduler.closed"] == summary.events["runtime.closed"]
+        )
+
+    def test_no_hook_waits_for_a_standard_error_that_nobody_reads(self, tmp_path):
+        """R-22: requests are saved, loaded and finished while not one line can be
+        written; all of them come once somebody reads."""
+        setup = make_setup(tmp_path, log={"level": "debug"})
+        with filled_pipe() as (reader, writer):
+            with os.fdopen(writer, "w") as stream, contextlib.redirect_stderr(stream):
+                engine = Engine(setup)
+            engine.register()
+            assert not engine.save()
+            assert (set(), {"s"}, set()) == engine.load()
+            engine.scheduler.finished("s")
+            assert engine.idle()
+            drained = Drain(reader)
+            engine.worker.close()
+            engine.scheduler.close()
+            summary = check_trace(drained.events())
+        assert 2 == summary.events["ticket.settled"]
 
 
 class TestStart:

@@ -27,7 +27,7 @@ from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
 from ucm.metrics import Counters
 from ucm.scheduler.messages import SpanOrder, StepPlan, TransferKind, encode
-from ucm.tracing import SETTING_UNSAFE
+from ucm.tracing import SETTING_UNSAFE, close_log
 
 __all__ = ["MockSchedulerHalf", "MockWorkerHalf"]
 
@@ -53,9 +53,11 @@ class MockSchedulerHalf:
         self._claimed: list[str] = []
         self._step = 0
         remedy = "For sizing only: the output is garbage, nothing is saved."
-        setup.open_log("scheduler").warning(
+        log = setup.open_log("scheduler")
+        log.warning(
             SETTING_UNSAFE, key="hit_ratio", value=setup.config.hit_ratio, remedy=remedy
         )
+        close_log(log)
         logger.warning(
             "hit_ratio=%s: OUTPUT IS GARBAGE. Hits are made up for sizing, nothing is "
             "loaded or saved. Remove hit_ratio to serve.",

@@ -46,6 +46,7 @@ from ucm.tracing import (
     STORE_CLEAR_FAILED,
     STORE_DESCRIBE_FAILED,
     STORE_EXPERIMENTAL,
+    close_log,
 )
 
 __all__ = ["SchedulerHalf"]
@@ -365,3 +366,4 @@ class SchedulerHalf:
         self._is_closed = True
         self._store.close()
         self._log.info(SCHEDULER_CLOSED, holds=self._adapter.counts()["holds"])
+        close_log(self._log)

@@ -26,7 +26,7 @@ from ucm.layerwise import RowLoads, RowSaves
 from ucm.metrics import Counters
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder, StepPlan, encode
-from ucm.tracing import SAVE_PASSED
+from ucm.tracing import SAVE_PASSED, close_log
 
 __all__ = ["WorkerHalf"]
 
@@ -260,6 +260,7 @@ class WorkerHalf:
             self._store.close()
         else:
             self._runtime.close()
+        close_log(self._log)
 
     def _begin_saves(self, plan: StepPlan) -> list[SpanOrder]:
         """Return this rank's saves of a plan, from now on on the way."""
