@@ -70,8 +70,11 @@ def settle(llm: Any) -> None:
 
 
 def totals(llm: Any, name: str) -> list[float]:
-    """Return a counter of each child's worker, since its start."""
-    return [worker._worker._counters.total(name) for _, worker in ours(llm)]
+    """Return a counter of each child's scheduler, since its start."""
+    schedulers = [scheduler._scheduler for scheduler, _ in ours(llm)]
+    for one in schedulers:
+        one.stats()  # what it has heard is counted when somebody asks
+    return [one._counters.total(name) for one in schedulers]
 
 
 @pytest.mark.parametrize("children", ["alone", "beside one without HMA", "two"])
