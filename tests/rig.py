@@ -9,6 +9,7 @@ import numpy as np
 import structlog
 import torch
 
+from tests.clocks import AdvancingThreads
 from ucm.blocks import (
     BlockId,
     BlockSpan,
@@ -104,6 +105,7 @@ class Rig:
     counters: Counters
     plan: FaultPlan
     tracer: Tracer
+    threads: AdvancingThreads = attrs.Factory(AdvancingThreads)
     notices: list[Notice] = attrs.Factory(list)
 
     def submit(self, *orders: Order) -> list[str]:
@@ -122,10 +124,14 @@ class Rig:
         self.runtime.submit(orders, self.device.lease(None))
         self.runtime._take_in()
 
-    def settle(self, timeout: float = 5.0) -> dict[int, Outcome]:
+    def settle(self, timeout: float = 60.0) -> dict[int, Outcome]:
         """Wait until all is settled and return the outcomes by transfer id."""
         assert self.runtime.flush(timeout)
         return self.outcomes()
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time pass at once."""
+        self.threads.advance(seconds)
 
     def poll(self) -> list[Notice]:
         """Take new notices and remember them."""
@@ -184,10 +190,20 @@ def running_on(
     device.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
     parsed = UCMConfig.from_mapping(config or {})
     counters, tracer = Counters(), Tracer()
-    runtime = Runtime(store, device, config=parsed, counters=counters, log=tracer.log)
+    threads = AdvancingThreads()
+    runtime = Runtime(
+        store,
+        device,
+        config=parsed,
+        counters=counters,
+        log=tracer.log,
+        threads=threads,
+    )
     runtime.start()
     try:
-        yield Rig(runtime, store, device, memory, counters, FaultPlan(), tracer)
+        yield Rig(
+            runtime, store, device, memory, counters, FaultPlan(), tracer, threads
+        )
     finally:
         runtime.close()
     check_run(tracer, parsed, counters)

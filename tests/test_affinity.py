@@ -63,7 +63,7 @@ def on_thread(function):
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(10.0)
+    thread.join(60.0)
     return tuple(results)
 
 
@@ -230,7 +230,7 @@ class TestBinding:
             thread.post(lambda _: found.append(os.sched_getaffinity(0)), None)
             thread.stop()
             thread.close()
-            assert thread.join(10.0)
+            assert thread.join(60.0)
 
         deaths, found = [], []
         asyncio.run(bind())

@@ -356,7 +356,7 @@ class TestRowLoads:
         """A copy that may still write blocks is never computed over: the one case in
         which the engine is told to stop, with the request's name."""
         gate = Gate()
-        config = {"timeout": {"load": 0.02, "stuck": 0.02, "shutdown": 0.05}}
+        config = {"timeout": {"load": 2.0, "stuck": 0.02, "shutdown": 0.05}}
         with running(config, FaultPlan(Fault("scatter", gate))) as rig:
             rig.submit(order(1, SAVE, range(2), range(1, 3)))
             rig.settle()

@@ -29,7 +29,7 @@ from ucm.testing.faults import Fault, FaultDevice, FaultPlan, Gate, raising
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 ROWS = tuple(RowId(row) for row in range(NUM_ROWS))
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 def save(number, first=0, request="r"):

@@ -14,7 +14,7 @@ from ucm.scheduler.messages import SpanOrder, TransferKind
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 ROWS = tuple(RowId(row) for row in range(NUM_ROWS))
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 def load(number):

@@ -29,8 +29,8 @@ class TestMailbox:
         assert not box.wait(0)
         thread = threading.Thread(target=box.put, args=(1,))
         thread.start()
-        assert box.wait(10)
-        thread.join(10)
+        assert box.wait(60.0)
+        thread.join(60.0)
         assert [1] == box.drain()
         assert not box.wait(0)
 
@@ -42,18 +42,18 @@ class TestMailbox:
         count = 5000
 
         def produce(name):
-            start.wait(10)
+            start.wait(60.0)
             for number in range(count):
                 box.put((name, number))
 
         threads = [threading.Thread(target=produce, args=(name,)) for name in "ab"]
         for thread in threads:
             thread.start()
-        start.wait(10)
+        start.wait(60.0)
         while any(thread.is_alive() for thread in threads):
             taken.extend(box.drain())
         for thread in threads:
-            thread.join(10)
+            thread.join(60.0)
         taken.extend(box.drain())
         for name in "ab":
             assert list(range(count)) == [n for who, n in taken if who == name]

@@ -185,13 +185,13 @@ class TestCounters:
         start, done = threading.Barrier(5), threading.Event()
 
         def count(plan):
-            start.wait(10)
+            start.wait(60.0)
             for amount in plan:
                 counters.add("ucm_saved_blocks_total", amount)
                 counters.observe("ucm_fence_wait_seconds", amount)
 
         def take():
-            start.wait(10)
+            start.wait(60.0)
             while not done.is_set():
                 taken.append(counters.take())
 
@@ -200,9 +200,9 @@ class TestCounters:
         for thread in (*threads, taker):
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60.0)
         done.set()
-        taker.join(10)
+        taker.join(60.0)
         taken.append(counters.take())
         name, expected = "ucm_saved_blocks_total", sum(map(sum, plans))
         assert expected == counters.total(name)

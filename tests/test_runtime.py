@@ -40,7 +40,7 @@ class TestSubmit:
         with running() as rig:
             rig.runtime.submit(make(), rig.device.lease(None))
             while not rig.outcomes():
-                rig.runtime.wait_for_notice(5)
+                rig.runtime.wait_for_notice(60.0)
             assert (["ucm-loop"], 0) == (made_on, rig.runtime.num_open)
 
     def test_fence_reaches_what_was_just_submitted(self):
@@ -258,7 +258,7 @@ class TestFaults:
             assert "died" in rig.runtime.failure
             assert ["failed"] == rig.submit(order(3, SAVE, range(3, 4), range(1, 2)))
             # One may have been copied while the other thread died.
-            assert all(one.ticket.guard.wait_released(5.0) for one in rig.notices)
+            assert all(one.ticket.guard.wait_released(60.0) for one in rig.notices)
             assert [1, 2, 3] == sorted(rig.told(NoticeKind.RELEASED))
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -270,7 +270,7 @@ class TestFaults:
             gate.wait_reached()
             loop = rig.runtime._loop
             loop.call_soon_threadsafe(loop.stop)
-            rig.runtime._thread.join(5)
+            rig.runtime._thread.join(60.0)
             assert OutcomeKind.FAILED is rig.outcomes()[1].kind
             assert [1] == rig.told(NoticeKind.RELEASED)
             assert ["failed"] == rig.submit(order(2, SAVE, range(2), range(1, 3)))

@@ -9,15 +9,19 @@ from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.testing.faults import Fault, FaultPlan, Gate
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
-SHORT = {"timeout": {"save": 0.05, "load": 0.05, "fence": 0.02, "shutdown": 0.2}}
+LONG = 1000.0
+"""Seconds after which every deadline is over."""
+PATIENT = {"timeout": {"fence": 60.0}}
 
 
 class TestDeadlines:
     def test_save_behind_a_hung_store_gives_its_blocks_back(self):
         """S1-01: a store that hangs costs the save, never the engine's blocks."""
         gate = Gate()
-        with running(SHORT, FaultPlan(Fault("reserve", gate))) as rig:
+        with running(plan=FaultPlan(Fault("reserve", gate))) as rig:
             rig.submit(*(order(n, SAVE, range(n, n + 1), range(1, 2)) for n in (1, 2)))
+            gate.wait_reached()
+            rig.advance(LONG)
             outcomes = rig.settle()
             assert {"deadline"} == {one.reason for one in outcomes.values()}
             assert [1, 2] == sorted(rig.told(NoticeKind.RELEASED))
@@ -31,9 +35,11 @@ class TestDeadlines:
         """A copy under way is waited for, its blocks are released when it ended, and
         what it copied is not committed."""
         gate = Gate()
-        with running(SHORT, FaultPlan(Fault("gather", gate))) as rig:
+        config = {"timeout": {"save": 30.0, "stuck": 600.0}}
+        with running(config, FaultPlan(Fault("gather", gate))) as rig:
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
             gate.wait_reached()
+            rig.advance(31.0)
             assert not rig.runtime.flush(0.1)
             assert [] == rig.told(NoticeKind.RELEASED)
             gate.open()
@@ -45,10 +51,11 @@ class TestDeadlines:
         """A device copy that overruns every limit keeps its blocks, is reported, and
         the runtime serves nothing more."""
         gate = Gate()
-        config = {"timeout": {"save": 0.02, "stuck": 0.02, "shutdown": 0.2}}
+        config = {"timeout": {"shutdown": 0.2}}
         with running(config, FaultPlan(Fault("gather", gate))) as rig:
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
             gate.wait_reached()
+            rig.advance(LONG)
             assert "stuck" == rig.settle()[1].reason
             assert [1] == rig.told(NoticeKind.QUARANTINED)
             assert "stuck" in rig.runtime.failure
@@ -58,8 +65,10 @@ class TestDeadlines:
     def test_load_behind_a_hung_store_fails_in_time(self):
         """A load has a deadline: its request is given back for recompute."""
         gate = Gate()
-        with running(SHORT, FaultPlan(Fault("read", gate))) as rig:
+        with running(plan=FaultPlan(Fault("read", gate))) as rig:
             rig.submit(order(1, LOAD, range(4), range(20, 24)))
+            gate.wait_reached()
+            rig.advance(LONG)
             assert "deadline" == rig.settle()[1].reason
             assert [1] == rig.told(NoticeKind.RELEASED)
             before = rig.content(range(20, 24))
@@ -70,12 +79,12 @@ class TestDeadlines:
         """A load whose copy overruns every limit ends as failed; its blocks are given
         back when the copy ends after all, so that its request is not kept for ever."""
         gate = Gate()
-        config = {"timeout": {"load": 0.02, "stuck": 0.02, "shutdown": 2.0}}
-        with running(config, FaultPlan(Fault("scatter", gate))) as rig:
+        with running(plan=FaultPlan(Fault("scatter", gate))) as rig:
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
             rig.settle()
             rig.submit(order(2, LOAD, range(4), range(20, 24)))
             gate.wait_reached()
+            rig.advance(LONG)
             assert "stuck" == rig.settle()[2].reason
             assert [1] == rig.told(NoticeKind.RELEASED)
             gate.open()
@@ -88,7 +97,7 @@ class TestFence:
     def test_fence_waits_for_a_copy_under_way(self):
         """A fence returns after the copy of its block has ended, and the save counts."""
         gate = Gate()
-        with running(plan=FaultPlan(Fault("gather", gate))) as rig:
+        with running(PATIENT, FaultPlan(Fault("gather", gate))) as rig:
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
             gate.wait_reached()
             threading.Timer(0.02, gate.open).start()
@@ -99,7 +108,8 @@ class TestFence:
     def test_fenced_save_that_has_not_begun_is_dropped(self):
         """What still waits when the engine needs the block is dropped and counted."""
         gate = Gate()
-        with running(SHORT | {}, FaultPlan(Fault("reserve", gate))) as rig:
+        config = {"timeout": {"fence": 0.02}}
+        with running(config, FaultPlan(Fault("reserve", gate))) as rig:
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
             gate.wait_reached()
             rig.submit(order(2, SAVE, range(4, 8), range(5, 9), request="b"))
@@ -128,7 +138,7 @@ class TestFence:
     def test_fence_does_not_wait_behind_loads(self):
         """A save that the engine waits for goes before loads that wait."""
         gate = Gate()
-        config = {"queue": {"window": 1}}
+        config = {"queue": {"window": 1}, **PATIENT}
         with running(config, FaultPlan(Fault("read", gate))) as rig:
             rig.submit(order(1, LOAD, range(4), range(20, 24), request="a"))
             gate.wait_reached()

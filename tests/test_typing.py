@@ -14,7 +14,7 @@ PROGRAMS = ROOT / "tests" / "typing"
 NEGATIVE = sorted((PROGRAMS / "negative").glob("*.py"))
 OK = sorted((PROGRAMS / "ok").glob("*.py"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 def expected_errors(path: Path) -> set[tuple[str, int, str]]:

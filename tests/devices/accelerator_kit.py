@@ -46,7 +46,7 @@ ARRANGEMENT = Arrangement(
 OLD, NEW = 1, 2
 STILL = (0,)
 """A pace: asking an event does not let the hardware get on."""
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 _NUM_KERNELS = 20
 """So many that what does not wait for them comes first."""
 

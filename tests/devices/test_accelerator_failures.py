@@ -258,7 +258,6 @@ class TestForGood:
 
     @BOTH
     @pytest.mark.slow
-    @pytest.mark.timeout(60)
     def test_failure_at_any_moment_leaves_nobody_waiting(self, semantics):
         """C6 rule 10: wherever a run of leases and copies on several threads is hit, each
         fence passes with the right bytes or fails, and ``close`` ends."""

@@ -22,7 +22,7 @@ LAYER = "group0.row0"
 ARRANGEMENT = Arrangement(
     num_blocks=4, nesting=Nesting.LAYERS, pages=(64,), paddings=(0,), groups=((0,),)
 )
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 class World:

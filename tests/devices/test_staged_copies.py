@@ -115,7 +115,7 @@ class TestGather:
         """S2-04: the device copies to pinned memory only; the slots are written by the
         host, behind the fence."""
         fence, slots = gather(device, engine, 3)
-        assert fence.wait(10.0)
+        assert fence.wait(60.0)
         assert not slots.pool.any()
         fence.land()
         np.testing.assert_array_equal(expected(engine, 3), slots.pool)
@@ -127,7 +127,7 @@ class TestGather:
     def test_rows_that_were_not_asked_for_stay(self, device, engine):
         """Only the rows of a copy are brought to the slots: others may be there."""
         fence, slots = gather(device, engine, 2, rows=(0, 2))
-        assert fence.wait(10.0)
+        assert fence.wait(60.0)
         slots.pool[:, 64:128] = 7
         fence.land()
         wanted = expected(engine, 2, rows=(0, 2))
@@ -138,7 +138,7 @@ class TestGather:
         """A landed or closed copy frees its slots; who holds them is told meanwhile."""
         fence, _ = gather(device, engine, 3)
         assert {"device_to_host": 3 * BLOCK_BYTES} == device._staging.stats().borrowers
-        assert fence.wait(10.0)
+        assert fence.wait(60.0)
         fence.land()
         fence.close()
         assert 4 * BLOCK_BYTES == device._staging.stats().free_bytes
@@ -153,13 +153,13 @@ class TestGather:
         fence.close()
         assert 3 * BLOCK_BYTES == device._staging.stats().quarantined_bytes
         driver.is_held = False
-        assert fence.wait(10.0)
+        assert fence.wait(60.0)
         assert 0 == device._staging.stats().quarantined_bytes
 
     def test_more_than_the_budget_goes_straight_to_the_slots(self, device, engine):
         """A span that will never fit is copied without staging memory, slowly."""
         fence, slots = gather(device, engine, 6)
-        assert fence.wait(10.0)
+        assert fence.wait(60.0)
         fence.land()
         np.testing.assert_array_equal(expected(engine, 6), slots.pool)
 
@@ -175,7 +175,7 @@ class TestScatter:
         group = engine.layout.groups[0]
         blocks = tuple(map(BlockId, range(4)))
         fence = device.scatter(group.group_id, ROWS, slots, blocks)
-        assert fence.wait(10.0)
+        assert fence.wait(60.0)
         now = engine.read()
         for block in range(4):
             for page, place in engine.pages(now, group, ROWS, block):

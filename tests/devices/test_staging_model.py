@@ -199,7 +199,7 @@ class TestThreads:
 
         def borrower(number):
             dice = random.Random(number)
-            barrier.wait(10.0)
+            barrier.wait(60.0)
             for _ in range(200):
                 with take(pool, dice.randint(1, 4), f"{number}", 15.0) as slots:
                     for position in range(len(slots)):

@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.engine)
         item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(1800))
         for warning in ENGINE_WARNINGS:
             item.add_marker(pytest.mark.filterwarnings(warning))
 

@@ -57,7 +57,7 @@ def halves(llm: Any) -> tuple[Any, Any]:
 def quiesced(llm: Any) -> dict[str, int]:
     """Let all saves end and be reported; return what either half still keeps."""
     scheduler, worker = halves(llm)
-    assert worker._worker._runtime.flush(30.0)
+    assert worker._worker._runtime.flush(120.0)
     generate(llm, [[3]], 1)  # a step, in which the worker reports
     counts = scheduler._scheduler.counts() | worker._worker.counts()
     counts.pop("denied_keys")

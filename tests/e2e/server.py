@@ -36,7 +36,7 @@ class Server:
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             text = response.read()
         return json.loads(text) if text else None
 
@@ -56,7 +56,7 @@ class Server:
         """Return a counter from ``/metrics``, summed over its labels."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=300) as response:
             text = response.read().decode()
         name = name.removesuffix("_total") + "_total"
         return sum(
@@ -74,8 +74,8 @@ def serve(
     log: Path,
     kv_transfer_config: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
-    ready_timeout: float = 150.0,
-    grace: float = 20.0,
+    ready_timeout: float = 600.0,
+    grace: float = 60.0,
 ) -> Iterator[Server]:
     """
     Run ``vllm serve`` on a free loopback port for the length of the block.
@@ -140,7 +140,7 @@ def _await_ready(
     deadline = time.monotonic() + timeout
     while True:
         try:
-            with urllib.request.urlopen(f"{server.url}/health", timeout=5):
+            with urllib.request.urlopen(f"{server.url}/health", timeout=30):
                 return
         except (urllib.error.URLError, TimeoutError):
             tail = server.log.read_text(errors="replace")[-6000:]

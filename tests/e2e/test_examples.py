@@ -24,7 +24,7 @@ def run_example(*arguments: str) -> str:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         check=False,
     )
     assert 0 == done.returncode, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"

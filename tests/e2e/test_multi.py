@@ -61,7 +61,7 @@ def ours(llm: Any) -> list[tuple[Any, Any]]:
 def settle(llm: Any) -> None:
     """Let all saves end and be reported; nothing must be kept behind them."""
     for _, worker in ours(llm):
-        assert worker._worker._runtime.flush(30.0)
+        assert worker._worker._runtime.flush(120.0)
     generate(llm, [[3]], 1)  # a step, in which the workers report
     for scheduler, worker in ours(llm):
         counts = scheduler._scheduler.counts() | worker._worker.counts()

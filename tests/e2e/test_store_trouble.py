@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.clocks import AdvancingThreads
 from tests.e2e.connector import (
     FAILURES,
     LOADED,
@@ -29,6 +30,7 @@ from tests.traces import traces_of
 from ucm.errors import StoreUnavailableError
 from ucm.testing.faults import Fault, FaultPlan, Gate
 from ucm.testing.lockstep import read_traces
+from ucm.threads import SYSTEM
 from ucm.tracing import STAGE_FAILED, TICKET_REFUSED, TICKET_SETTLED
 
 SETTLED = "vllm:ucm_settled_parts"
@@ -38,7 +40,6 @@ TOKENS = 8
 PROMPTS = [prompt(2000 + n, 300) for n in range(9)]
 """Two whole blocks of 128 tokens each."""
 LONG = prompt(2100, 900)
-SHORT = {"timeout": {"save": 0.3, "load": 0.3, "fence": 0.05}}
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +138,15 @@ class TestHanging:
         """S1-26, X-05: a save and a load that hang end at their deadlines, named so in
         metric and log; the engine serves meanwhile, and all is well afterwards."""
         slab, save, load = tmp_path / "slab", Gate(), Gate()
-        plant(monkeypatch, FaultPlan(Fault("commit", save, 2), Fault("read", load, 1)))
-        config = ucm_config(slab, **SHORT)
+        clock = AdvancingThreads()
+        monkeypatch.setattr(SYSTEM, "monotonic", clock.monotonic)
+
+        def hang() -> None:
+            clock.advance(31.0)  # what is open now is late, and nothing that follows
+            load()
+
+        plant(monkeypatch, FaultPlan(Fault("commit", save, 2), Fault("read", hang, 1)))
+        config = ucm_config(slab)
         with in_process_engine(llama, kv_transfer_config=config) as llm:
             ask(llm, PROMPTS[0])
             await_counter(llm, SAVED, 2)
@@ -154,6 +162,7 @@ class TestHanging:
             assert 2 == labelled(
                 llm, SETTLED, direction="save", outcome="cancelled", reason="deadline"
             )
+            assert 256 == ask(llm, PROMPTS[2])
         assert list(lines(slab, TICKET_SETTLED, direction="load", reason="deadline"))
 
 

@@ -4,8 +4,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.connector import LOADED, SAVED, prompt, ucm_config
 from tests.e2e.engine import (
     await_counter,
@@ -84,7 +82,6 @@ def run_twice(
 
 
 class TestRanks:
-    @pytest.mark.timeout(500)
     def test_tensor_ranks_store_each_their_own_heads(
         self, llama: Path, tmp_path: Path
     ) -> None:
@@ -95,7 +92,6 @@ class TestRanks:
         assert 2 * 256 == first["found"][1]
         assert (8, 16) == (first["loaded"], second["loaded"])
 
-    @pytest.mark.timeout(500)
     def test_latents_are_stored_once_for_all_ranks(
         self, deepseek: Path, tmp_path: Path
     ) -> None:
@@ -112,7 +108,6 @@ class TestRanks:
         assert 2 * 36 == first["loaded"]
         assert 2 * 36 == second["loaded"]
 
-    @pytest.mark.timeout(500)
     def test_pipeline_stages_store_each_their_own_layers(
         self, llama: Path, tmp_path: Path
     ) -> None:

@@ -67,12 +67,14 @@ def test_save_that_waits_in_the_queue_is_dropped_at_its_deadline() -> None:
     """S1-26: behind a copy that is waited for, a save that has not begun gives its
     blocks back when its time is over, and not when its turn comes."""
     gate = Gate()
-    config = {"queue": {"window": 1}, "timeout": {"save": 0.05, "shutdown": 0.2}}
+    config = {"queue": {"window": 1}}
     with running(config, FaultPlan(Fault("gather", gate))) as rig:
         rig.submit(order(1, Direction.SAVE, range(1), range(1, 2)))
         gate.wait_reached()
         rig.submit(order(2, Direction.SAVE, range(2, 3), range(2, 3), request="b"))
-        assert rig.runtime._open[TransferId(2)].wait_told(1.0)
+        waiting = rig.runtime._open[TransferId(2)]
+        rig.advance(31.0)
+        assert waiting.wait_told(20.0)
         assert [2] == rig.told(NoticeKind.RELEASED)
         assert "deadline" == rig.outcomes()[2].reason
         gate.open()

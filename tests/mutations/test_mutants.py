@@ -95,7 +95,6 @@ def trees() -> Iterator[Trees]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 class TestRun:
     def test_mutant_is_killed_and_the_copy_put_right(self, trees: Trees) -> None:
         """A killer that fails kills; neither the copy nor the tree stays changed."""

@@ -24,7 +24,7 @@ from ucm.devices.events import DoneFence
 from ucm.pipeline.tickets import Direction, Item, Ticket
 from ucm.tracing import Log
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 def make_ticket(

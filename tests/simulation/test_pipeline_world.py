@@ -51,12 +51,12 @@ class TestPipelineWorld:
         )
 
     @pytest.mark.slow
-    @pytest.mark.timeout(120)
+    @pytest.mark.timeout(1800)
     def test_many_seeds_see_all_that_can_happen(self, tmp_path):
         """S1-15, S2-11: thousands of steps over many seeds meet every outcome and every
         trouble, and nothing that must hold is broken."""
         result = tmp_path / "result.json"
-        arguments = ["--seconds", "60", "--most-steps", "24000", "--first", "1000"]
+        arguments = ["--seconds", "1500", "--most-steps", "24000", "--first", "1000"]
         done = subprocess.run(
             [
                 sys.executable,

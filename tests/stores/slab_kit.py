@@ -25,8 +25,8 @@ def open_slab(
     *,
     index_only: bool = False,
     durability: Durability = Durability.PROCESS,
-    open_timeout: float = 10.0,
-    lock_timeout: float = 5.0,
+    open_timeout: float = 60.0,
+    lock_timeout: float = 60.0,
 ) -> SlabStore:
     """Open a slab of that many slots."""
     return SlabStore(
@@ -123,7 +123,7 @@ class Child:
     def finish(self) -> int:
         """Wait for the end; return the exit status."""
         try:
-            self.process.communicate(timeout=15)
+            self.process.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()

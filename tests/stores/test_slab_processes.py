@@ -83,7 +83,7 @@ def test_writer_killed_before_commit_leaves_nothing(tmp_path):
             with store.reserve(keys, 96) as lease:
                 assert lease.keys == ()
             os.kill(writer.process.pid, signal.SIGKILL)
-            writer.process.wait(10)
+            writer.process.wait(60)
             assert store.match(keys) == 0
             with store.reserve(keys, 96) as lease:
                 assert lease.keys == tuple(keys)

@@ -33,7 +33,7 @@ from ucm.testing.device_memory import Arrangement, Engine, Nesting, arrangements
 
 __all__ = ["Copy", "DeviceContract"]
 
-_TIMEOUT = 10.0
+_TIMEOUT = 60.0
 _PLAIN = Arrangement(
     num_blocks=8,
     nesting=Nesting.LAYERS,

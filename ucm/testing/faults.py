@@ -24,7 +24,7 @@ from ucm.stores.wrap import WrapperStore
 
 __all__ = ["Fault", "FaultDevice", "FaultPlan", "FaultStore", "Gate", "raising"]
 
-_GATE_TIMEOUT_S = 10.0
+_GATE_TIMEOUT_S = 120.0
 
 
 class Gate:

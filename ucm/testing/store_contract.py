@@ -136,14 +136,14 @@ class StoreContract(LeaseContract):
         start = threading.Barrier(4)
 
         def write() -> None:
-            start.wait(10)
+            start.wait(60)
             counts.append(save(store, keys))
 
         threads = [threading.Thread(target=write) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert sum(counts) == 4
         assert [payload(key) for key in keys] == load(store, keys)
 

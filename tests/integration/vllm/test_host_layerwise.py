@@ -74,13 +74,13 @@ class TestLateLoads:
                 half,
                 StepPlan(step=1, saves=(an_order(1, TransferKind.SAVE, range(2)),)),
             )
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             load = an_order(2, TransferKind.LOAD, range(9, 11))
             plan = StepPlan(step=2, loads=(load,), keyspace_digest=KEYSPACE.digest)
             half.bind(PlanEnvelope(encode(plan)))
             half.start_loads(is_idle=False)
             half.wait_for_layer(LAYERS[0])
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             half.wait_for_layer(LAYERS[2])
             half.submit_saves()
             half.finished()
@@ -98,13 +98,13 @@ class TestLateLoads:
         with working(mode=mode, config={"load_ahead_rows": 9}) as half:
             save = an_order(1, TransferKind.SAVE, range(2))
             step(half, StepPlan(step=1, saves=(save,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             load = an_order(2, TransferKind.LOAD, range(9, 11))
             plan = StepPlan(step=2, loads=(load,), keyspace_digest=KEYSPACE.digest)
             half.bind(PlanEnvelope(encode(plan)))
             half.start_loads(is_idle=False)
             half.wait_for_layer(LAYERS[0])
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             another = attrs.evolve(
                 an_order(3, TransferKind.LOAD, range(11, 13)), request_id="r2"
             )

@@ -33,12 +33,12 @@ class TestCompletions:
         gate = Gate()
         with working(Fault("read", gate)) as half:
             carry_out(half, 1, saves=(SAVE,))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert NOTHING == carry_out(half, 2, loads=(LOAD,))
             gate.wait_reached()
             assert [NOTHING] * 2 == [carry_out(half, number) for number in (3, 4)]
             gate.open()
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert (set(), {"l"}, set()) == carry_out(half, 5)
             assert NOTHING == carry_out(half, 6)
 
@@ -47,10 +47,10 @@ class TestCompletions:
         gate = Gate()
         with working(Fault("read", gate)) as half:
             carry_out(half, 1, saves=(SAVE,))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             carry_out(half, 2, loads=(LOAD,))
             gate.open()
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             half.submit_saves()  # S1-24: nothing is bound, and nothing happens
             assert (set(), {"l"}, set()) == half.finished()
 
@@ -59,7 +59,7 @@ class TestCompletions:
         gate = Gate()
         with working(Fault("read", gate)) as half:
             carry_out(half, 1, saves=(SAVE,))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             carry_out(half, 2, loads=(LOAD,))
             gate.wait_reached()
             later = an_order(3, TransferKind.SAVE, range(20, 24))
@@ -70,7 +70,7 @@ class TestCompletions:
             assert [1, 3] == half._outbox.settled_saves
             assert [] == half._outbox.loads_done
             gate.open()
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert (set(), {"l"}, set()) == half.finished()
 
 

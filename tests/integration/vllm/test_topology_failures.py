@@ -108,7 +108,7 @@ class Ranks(Engine):
             worker.start_loads(is_idle=False)
             worker.submit_saves()
             worker.clear()
-            assert worker._runtime.flush(5.0)
+            assert worker._runtime.flush(60.0)
             told.append(worker.finished()[1])
             self.scheduler.apply(
                 SimpleNamespace(

@@ -139,7 +139,7 @@ class TestLoads:
             for number in range(2, 12):
                 assert (set(), set(), set()) == step(half, StepPlan(step=number))
             gate.open()
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert (set(), {"r"}, {"r"}) == step(half, StepPlan(step=12))
             assert (set(), set(), set()) == step(half, StepPlan(step=13))
 
@@ -148,7 +148,7 @@ class TestLoads:
         load = an_order(1, TransferKind.LOAD, range(1, 5))
         with working() as half:
             step(half, StepPlan(step=1, loads=(load,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             envelope = half.report()
             assert envelope is not None
             report = decode_report(envelope.payloads[0])
@@ -193,10 +193,10 @@ class TestSaves:
         save = an_order(1, TransferKind.SAVE, range(1, 5))
         with working() as half:
             step(half, StepPlan(step=1, saves=(save,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             load = an_order(2, TransferKind.LOAD, range(10, 14))
             step(half, StepPlan(step=2, loads=(load,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert (set(), {"r"}, set()) == step(half, StepPlan(step=3))
             other = StepPlan(
                 step=4,
@@ -205,5 +205,5 @@ class TestSaves:
             )
             half.bind(PlanEnvelope(encode(other)))
             half.start_loads(is_idle=False)
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert {"r"} == half.finished()[2]

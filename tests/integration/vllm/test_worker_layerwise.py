@@ -67,7 +67,7 @@ class TestSaves:
             assert (set(), set(), set()) == told
             assert 1 == half.counts()["reading"]
             gate.open()
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert ({"r"}, set(), set()) == forward(half, StepPlan(step=3))
             assert (set(), set(), set()) == forward(half, StepPlan(step=4))
             assert {0} == set(half.counts().values())
@@ -86,7 +86,7 @@ class TestSaves:
             gate.wait_reached()
             forward(half, StepPlan(step=2, fences=(1,)))
             gate.open()
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             envelope = half.report()
             assert envelope is not None
             report = decode_report(envelope.payloads[0])
@@ -107,10 +107,10 @@ class TestSaves:
         save, load = an_order(1, SAVE, range(1, 3)), an_order(2, LOAD, range(9, 11))
         with working(mode=mode, memory=memory) as half:
             forward(half, StepPlan(step=1, saves=(save,)), write)
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             memory.zero_()
             forward(half, StepPlan(step=2, loads=(load,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert [1, 2, 3] == [int(row[9:11].min()) for row in memory]
 
 
@@ -142,7 +142,7 @@ class TestRows:
             half.submit_saves()
             half.submit_saves()
             half.layer_saved(LAYERS[1], None)
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             report = half.report()
             assert report is not None
             assert (1,) == decode_report(report.payloads[0]).settled_saves
@@ -157,7 +157,7 @@ class TestRows:
             half.layer_saved(LAYERS[0], None)
             half.clear()
             forward(half, StepPlan(step=2, fences=(1,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             forward(half, StepPlan(step=3))
             report = half.report()
             assert report is not None
@@ -182,7 +182,7 @@ class TestLoads:
             forward(
                 half, StepPlan(step=1, saves=(an_order(1, SAVE, range(1, 3)),)), write
             )
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             load = an_order(2, LOAD, range(9, 11))
             told = forward(half, StepPlan(step=2, loads=(load,)), look)
             assert [1, 2, 3] == found
@@ -215,7 +215,7 @@ class TestLoads:
         )
         with working(mode=LAYERWISE) as half:
             forward(half, StepPlan(step=1, saves=(save,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             half.report()
             forward(half, StepPlan(step=2, loads=(good, bad)))
             assert 11 in half.bad_blocks()
@@ -231,7 +231,7 @@ class TestLoads:
         save, load = an_order(1, SAVE, range(1, 3)), an_order(2, LOAD, range(9, 11))
         with working(mode=LAYERWISE) as half:
             forward(half, StepPlan(step=1, saves=(save,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             half.report()
             plan = StepPlan(step=2, loads=(load,), keyspace_digest=KEYSPACE.digest)
             half.bind(PlanEnvelope(encode(plan)))

@@ -80,7 +80,7 @@ def working(
 
 def settled(half: WorkerHalf) -> StepReport:
     """Wait until all is settled and return the report of it."""
-    assert half._runtime.flush(5.0)
+    assert half._runtime.flush(60.0)
     return decode_report(half.report().payloads[0])
 
 
@@ -107,7 +107,7 @@ class TestBlocks:
                 half.bind(PlanEnvelope(encode(plan)))
                 half.start_loads(is_idle=False)
                 half.submit_saves()
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             for direction in ("save", "load"):
                 assert 4 == half._counters.total(
                     "ucm_offered_parts_total", direction=direction
