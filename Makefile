@@ -3,6 +3,7 @@
 # make demo    cold, warm, restarted and corrupted on the real engine, with a table
 # make test    all checks, then every test with branch coverage
 # make lint    the checks alone        make unit / make e2e   a part of the tests
+#              tests run in two processes side by side; JOBS=n changes that
 # make soak SECONDS=60       simulated runs over random seeds, for as long as you like
 # make mutations             breaks ucm in small ways; tests must notice each of them
 # make clean   remove what the targets above made
@@ -20,10 +21,13 @@ MAKEFLAGS += --no-print-directory
 VENV ?= .venv
 INSTALL_ARGS ?=
 PYTEST_ARGS ?=
+JOBS ?= 2
 SECONDS ?= 60
 SOAK_ARGS ?=
 MUTATIONS_ARGS ?=
 BIN := $(VENV)/bin
+# Whole stretches of neighbours go to one process, so that they share an engine's files.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # The stamps carry the hash of their inputs: a changed pin rebuilds the environment,
 # a changed pyproject.toml only installs the package anew.
@@ -69,13 +73,13 @@ lint: setup
 
 # pytest comes last and alone: its closing line is the last line of the output.
 test: lint
-	@$(BIN)/python -m pytest --cov=ucm --cov-branch --cov-report=term $(PYTEST_ARGS)
+	@$(PYTEST) --cov=ucm --cov-branch --cov-report=term $(PYTEST_ARGS)
 
 unit: setup
-	@$(BIN)/python -m pytest -m 'not engine' $(PYTEST_ARGS)
+	@$(PYTEST) -m 'not engine' $(PYTEST_ARGS)
 
 e2e: setup
-	@$(BIN)/python -m pytest -m engine $(PYTEST_ARGS)
+	@$(PYTEST) -m engine $(PYTEST_ARGS)
 
 soak: setup
 	@$(BIN)/python -m tests.simulation.soak --seconds $(SECONDS) $(SOAK_ARGS)
