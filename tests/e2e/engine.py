@@ -8,19 +8,18 @@ by the first helper that needs it, after ``tests/conftest.py`` set its environme
 
 import functools
 import gc
-import importlib
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
+
+from tests.e2e.forked import end_group, forked
 
 __all__ = [
     "Generation",
@@ -30,7 +29,6 @@ __all__ = [
     "drain",
     "generate",
     "in_process_engine",
-    "live_members",
     "process_group",
     "reset_prefix_cache",
     "run_function",
@@ -106,7 +104,11 @@ def in_process_engine(
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+    from vllm.model_executor.models import registry
 
+    # It would look at each new model's class in a process of its own, so that nothing
+    # touches an accelerator in this one; that costs the imports once more.
+    registry._run_in_subprocess = _call
     arguments: dict[str, Any] = {
         "model": str(model),
         "dtype": dtype,
@@ -144,6 +146,11 @@ def in_process_engine(
         cleanup_dist_env_and_memory()
         gc.freeze, gc.unfreeze = freezing
         _freeze_imports()
+
+
+def _call(function: Callable[[], object]) -> object:
+    """Stand in for a call in a process of its own."""
+    return function()
 
 
 def _leave_the_heap_alone() -> None:
@@ -186,7 +193,7 @@ def generate(llm: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> Gen
     )
 
 
-def drain(llm: Any, timeout: float = 30.0) -> None:
+def drain(llm: Any, timeout: float = 300.0) -> None:
     """
     Step an in-process engine until it freed what finished requests left behind.
 
@@ -204,7 +211,7 @@ def drain(llm: Any, timeout: float = 30.0) -> None:
 
 
 def reset_prefix_cache(
-    llm: Any, *, reset_external: bool = False, timeout: float = 30.0
+    llm: Any, *, reset_external: bool = False, timeout: float = 300.0
 ) -> None:
     """Empty the engine's own cache, and with *reset_external* the connector's."""
     drain(llm)
@@ -221,7 +228,7 @@ def counter(llm: Any, name: str) -> int:
     return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
 
 
-def await_counter(llm: Any, name: str, at_least: int, timeout: float = 30.0) -> int:
+def await_counter(llm: Any, name: str, at_least: int, timeout: float = 300.0) -> int:
     """
     Run small steps until a counter is large enough, and return it.
 
@@ -248,14 +255,14 @@ def run_function(
     function: Callable[..., object],
     *,
     env: Mapping[str, str] | None = None,
-    timeout: float = 240.0,
+    timeout: float = 600.0,
     **arguments: object,
 ) -> Any:
     """
     Call a function of a module in a fresh process and return its result.
 
-    Arguments and result travel as JSON. This is how a test restarts an engine, or
-    runs one whose scheduler and worker are processes.
+    The result travels as JSON. This is how a test restarts an engine, or runs one whose
+    scheduler and worker are processes.
 
     Args:
         function: Defined at module level.
@@ -265,25 +272,19 @@ def run_function(
 
     Raises:
         AssertionError: The process failed; carries the end of its output.
-        subprocess.TimeoutExpired: It did not end in time.
+        TimeoutError: It did not end in time.
     """
-    call = json.dumps([function.__module__, function.__qualname__, arguments])
-    code = "from tests.e2e.engine import _answer; _answer()"
-    with process_group(
-        [sys.executable, "-c", code, call],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        stdout, stderr = process.communicate(timeout=timeout)
-    assert process.returncode == 0, f"{call}\n{stdout[-2000:]}\n{stderr[-6000:]}"
+    with forked(_answer, env=env, call=function, arguments=arguments) as process:
+        status = process.wait(timeout)
+        stdout = process.stdout.read_text(errors="replace")
+        stderr = process.stderr.read_text(errors="replace")
+    assert 0 == status, f"{function} {status}\n{stdout[-2000:]}\n{stderr[-6000:]}"
     return json.loads(stdout.splitlines()[-1])
 
 
-def _answer() -> None:
-    """Do the call named on the command line; the last line of stdout is its result."""
-    module, name, arguments = json.loads(sys.argv[1])
-    result = getattr(importlib.import_module(module), name)(**arguments)
+def _answer(call: Callable[..., object], arguments: Mapping[str, object]) -> None:
+    """Print what a call returns; the last line of stdout is its result."""
+    result = call(**arguments)
     print(f"\n{json.dumps(result)}", flush=True)  # noqa: T201  the protocol
 
 
@@ -304,25 +305,8 @@ def process_group(
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):  # all of them ended by themselves
-            os.killpg(process.pid, signal.SIGKILL)
+        end_group(process.pid)
         process.wait()
-        deadline = time.monotonic() + 10.0
-        while live_members(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.02)
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-
-
-def live_members(group: int) -> list[int]:
-    """Return the ids of a process group's members; zombies are not alive."""
-    import psutil
-
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            alive = process.status() != psutil.STATUS_ZOMBIE
-            if alive and os.getpgid(process.pid) == group:
-                found.append(process.pid)
-    return found

@@ -12,10 +12,10 @@ from tests.e2e.engine import (
     counter,
     generate,
     in_process_engine,
-    live_members,
     reset_prefix_cache,
     run_function,
 )
+from tests.e2e.forked import live_members
 from tests.e2e.server import serve
 
 PROMPT = [3 + (7 * index + index // 11) % 500 for index in range(300)]

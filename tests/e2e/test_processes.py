@@ -4,7 +4,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from tests.e2e.engine import (
     counter,
     generate,
     in_process_engine,
-    process_group,
     reset_prefix_cache,
     run_function,
 )
+from tests.e2e.forked import forked
 
 PROMPTS = [prompt(n, 400) for n in range(700, 704)]
 WHOLE = 4 * 384
@@ -116,27 +115,14 @@ class TestProcesses:
         """Kill -9 while saves and evictions run: the next engine opens the slab, no
         slot is lost, and whatever is found is exact."""
         slab = tmp_path / "slab"
-        call = json.dumps(
-            [
-                "tests.e2e.test_processes",
-                "save_and_wait_to_be_killed",
-                {"model": str(llama), "slab": str(slab)},
-            ]
-        )
-        code = "from tests.e2e.engine import _answer; _answer()"
-        with process_group(
-            [sys.executable, "-c", code, call],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+        with forked(
+            save_and_wait_to_be_killed, model=str(llama), slab=str(slab)
         ) as process:
-            assert process.stdout is not None
-            tokens = next(
-                json.loads(line) for line in process.stdout if line.startswith("[[")
-            )
+            tokens = json.loads(process.first_line("[[", 300.0))
             data = slab / "data"
             before = data.stat().st_mtime_ns
             os.kill(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(60.0)
         assert before
         config = ucm_config(slab, capacity="8MiB")
         with in_process_engine(llama, kv_transfer_config=config) as llm:

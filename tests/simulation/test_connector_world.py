@@ -56,7 +56,7 @@ class TestConnectorWorld:
                     "--world",
                     "connector",
                 ),
-                *("--first", "3000", "--steps", "400", "--most-steps", "32000"),
+                *("--first", "3000", "--steps", "400", "--most-steps", "16000"),
                 *("--seconds", "1500", "--json", str(result)),
             ],
             capture_output=True,
@@ -66,4 +66,4 @@ class TestConnectorWorld:
         assert 0 == done.returncode, done.stdout
         seen = json.loads(result.read_text())["seen"]
         assert [] == [what for what in SEEN if not seen.get(f"connector: {what}")]
-        assert seen["connector: arrived"] > 3000
+        assert seen["connector: arrived"] > 1500

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine imports until it serves; see ``tests.e2e.forked``."""
+
+import importlib
+import warnings
+
+import tests.conftest
+import tests.engine_imports  # noqa: F401 - its import is what counts
+from tests.e2e.forked import stand_in_for_spawn
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    for name in (
+        "vllm.entrypoints.llm",
+        "vllm.v1.engine.core",
+        "vllm.v1.worker.cpu_worker",
+        "vllm.v1.executor.multiproc_executor",
+        "ucm.integration.vllm.ucm_connector",
+    ):
+        importlib.import_module(name)
+
+stand_in_for_spawn()
