@@ -73,7 +73,7 @@ class TestAcceleratorWorld:
             [
                 *(sys.executable, "-m", "tests.simulation.soak"),
                 *("--world", "accelerator", "--first", "1000", "--seconds", "1500"),
-                *("--steps", "100", "--most-steps", "8000", "--json", str(result)),
+                *("--steps", "100", "--most-steps", "6000", "--json", str(result)),
             ],
             capture_output=True,
             text=True,

@@ -108,7 +108,7 @@ class TestEntryPoint:
             [sys.executable, "-c", code],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             check=True,
             cwd=ROOT,
         )
