@@ -25,7 +25,7 @@ __all__ = ["MAX_CHARS", "DescriptorSink", "LineWriter", "Sink", "TextSink"]
 
 MAX_CHARS: Final = 4 << 20
 """The most text that waits."""
-_RETRY_S: Final = 1.0
+_RETRY_MS: Final = 1000
 _EXIT_S: Final = 1.0
 
 
@@ -59,7 +59,9 @@ class DescriptorSink:
             try:
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:  # somebody has made it non-blocking
-                select.select((), (self._descriptor,), (), _RETRY_S)
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll(_RETRY_MS)
             except OSError:
                 return
 
@@ -98,7 +100,7 @@ class _Buffer:
 
     def start_afresh(self) -> None:
         """Forget lines and thread; in a forked child they are the parent's."""
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()
         self._lines: list[str] = []
         self._num_chars = 0
         self._dropped = 0

@@ -172,7 +172,7 @@ NUMBERS = (
         name="always_healthy",
         why="R-19: an engine that is served nothing looks well.",
         file=_SCHEDULER,
-        find='self._counters.set("ucm_healthy", self._is_serving)',
+        find='self._counters.set("ucm_healthy", int(self._is_serving))',
         replace='self._counters.set("ucm_healthy", 1)',
         killers=(
             f"{_HALVES}::TestHealth::test_failed_rank_is_not_outvoted",

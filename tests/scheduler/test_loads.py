@@ -357,7 +357,7 @@ class TestTotals:
         for rank, reason in ((0, Reason.CORRUPT), (1, Reason.EVICTED)):
             failed = (failure_of(order, 1, reason),)
             on_two.apply_report(attrs.evolve(loaded(order, rank=rank), failures=failed))
-        assert {"corrupt": 1} == +on_two.totals.failed_loads
+        assert {"corrupt": 1} == on_two.totals.failed_loads
         assert (0, 0) == (on_two.totals.loaded_tokens, on_two.totals.loaded_blocks)
 
     def test_request_that_ends_while_it_loads_has_loaded_nothing(

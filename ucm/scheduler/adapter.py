@@ -137,7 +137,7 @@ class SchedulerAdapter:
             dropped_blocks=self._lives.dropped_blocks + self._selector.dropped_blocks,
             loaded_blocks=loaded.blocks,
             loaded_tokens=loaded.tokens,
-            failed_loads=loaded.failed,
+            failed_loads=dict(loaded.failed),
             held_blocks=self._ledger.held_blocks,
             quarantined_holds=self._ledger.quarantined,
             stray_reports=self._transfers.strays,

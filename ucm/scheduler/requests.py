@@ -361,7 +361,8 @@ class Lives:
         key = failure.request_id, failure.generation
         for life in self._lives.values():
             if failure.transfer_id in life.loads or life.key == key:
-                self.loaded.failed[failure.reason] += bool(life.loading[0])
+                if life.loading[0]:
+                    self.loaded.failed[failure.reason] += 1
                 life.load_failed(names_block=bool(failure.bad_hash))
 
     def loading(self) -> list[Life]:

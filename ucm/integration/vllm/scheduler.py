@@ -34,6 +34,7 @@ from ucm.scheduler.requests import (
     StateOffer,
     StepFacts,
 )
+from ucm.scheduler.totals import Totals
 from ucm.stores.bypass import BypassStore
 from ucm.tracing import (
     HOLD_QUARANTINED,
@@ -123,6 +124,7 @@ class SchedulerHalf:
         self._agreement = Agreement(setup.topology, setup.facts(0))
         self._keyspace: KeySpace | None = None
         self._is_closed = False
+        self._told: Totals | None = None
         self._log.info(
             SCHEDULER_STARTED,
             store=type(store).__name__,
@@ -331,7 +333,15 @@ class SchedulerHalf:
 
     def stats(self) -> UCMStats | None:
         """Return what is new since the last call."""
-        totals, reach = self._adapter.totals, self._counters.reach
+        totals = self._adapter.totals
+        if totals != self._told:
+            self._told = totals
+            self._tell(totals)
+        self._counters.set("ucm_healthy", int(self._is_serving))
+        return stats_of(self._counters)
+
+    def _tell(self, totals: Totals) -> None:
+        reach = self._counters.reach
         reach("ucm_saved_blocks_total", totals.saved_blocks)
         reach("ucm_dropped_blocks_total", totals.dropped_blocks)
         reach("ucm_loaded_blocks_total", totals.loaded_blocks)
@@ -341,8 +351,6 @@ class SchedulerHalf:
         for reason, count in totals.failed_loads.items():
             reach("ucm_load_failures_total", count, reason=reason)
         self._counters.set("ucm_held_blocks", totals.held_blocks)
-        self._counters.set("ucm_healthy", self._is_serving)
-        return stats_of(self._counters)
 
     @property
     def _is_serving(self) -> bool:

@@ -234,9 +234,8 @@ class WorkerHalf:
         self._poll()
         healthy = self._runtime is None or not self._runtime.failure
         report = self._outbox.take(self._rank, healthy=healthy)
-        self._counters.reach(
-            "ucm_cut_messages_total", self._outbox.cut_reports, message="report"
-        )
+        if cut := self._outbox.cut_reports:
+            self._counters.reach("ucm_cut_messages_total", cut, message="report")
         handshakes, self._untold = self._untold, ()
         if report is None and not handshakes:
             return None
