@@ -30,6 +30,8 @@ FROZEN = {
     "ucm_held_blocks": ("gauge", ()),
     "ucm_quarantined_holds_total": ("counter", ()),
     "ucm_healthy": ("gauge", ()),
+    "ucm_weights_proven": ("gauge", ()),
+    "ucm_weights_doubted_total": ("counter", ()),
     "ucm_fence_wait_seconds": ("histogram", ()),
     "ucm_save_duration_seconds": ("histogram", ()),
     "ucm_load_duration_seconds": ("histogram", ()),

@@ -32,6 +32,7 @@ EVENTS = {
     "RUNTIME_CLOSED": "runtime.closed",
     "RUNTIME_FAILED": "runtime.failed",
     "EVENT_REFUSED": "event.refused",
+    "MEMORY_UNMAPPED": "memory.unmapped",
     "MEMORY_UNPINNED": "memory.unpinned",
     "THREAD_BOUND": "thread.bound",
     "RUNTIME_STARTED": "runtime.started",
@@ -46,12 +47,16 @@ EVENTS = {
     "STAGE_STARTED": "stage.started",
     "STORE_ANSWERS": "store.answers",
     "STORE_BYPASSED": "store.bypassed",
-    "STORE_CLEAR_FAILED": "store.clear_failed",
     "STORE_DESCRIBE_FAILED": "store.describe_failed",
     "STORE_EXPERIMENTAL": "store.experimental",
     "TICKET_ACCEPTED": "ticket.accepted",
     "TICKET_REFUSED": "ticket.refused",
     "TICKET_SETTLED": "ticket.settled",
+    "WEIGHTS_DOUBTED": "weights.doubted",
+    "WEIGHTS_MIXED": "weights.mixed",
+    "WEIGHTS_PROVEN": "weights.proven",
+    "WEIGHTS_READ": "weights.read",
+    "WEIGHTS_UNREADABLE": "weights.unreadable",
 }
 PER_REQUEST = ["ticket.refused", "ticket.settled", "prefix.matched"]
 LATER = "store.bypassed"

@@ -160,6 +160,18 @@ METRICS: dict[str, Metric] = {
             "1 while the engine's saves and loads are served, 0 in bypass.",
         ),
         Metric(
+            "ucm_weights_proven",
+            MetricKind.GAUGE,
+            (),
+            "1 while blocks are found and saved, 0 while the weights are in doubt.",
+        ),
+        Metric(
+            "ucm_weights_doubted_total",
+            MetricKind.COUNTER,
+            (),
+            "Times that the weights may have changed, so that all ranks read them.",
+        ),
+        Metric(
             "ucm_fence_wait_seconds",
             MetricKind.HISTOGRAM,
             (),

@@ -160,13 +160,11 @@ class Runtime:
         """
         Ask for tickets; never blocks, wakes the loop once.
 
-        An order that the queue refuses is settled at once; ``poll`` tells of it like of
-        any other.
+        ``poll`` tells also of orders that the queue refuses.
 
         Args:
-            orders: In the order in which they are to be served. As a rule iterated on
-                the loop, so that an iterator can spare the engine's thread the work of
-                making them; it must not depend on anything that changes meanwhile.
+            orders: In the order of service. As a rule iterated on the loop, to spare the
+                engine's thread the work; must not depend on anything that changes.
             fence: Behind everything the engine has done to the blocks so far.
             row_ids: The rows that are ready, at least one of each order; ``add_rows``
                 brings the others. All if not given.
@@ -181,8 +179,7 @@ class Runtime:
         Bring more rows of tickets, each row once; never blocks, wakes the loop once.
 
         Args:
-            transfer_ids: Submitted before, with some of their rows. Those that came to
-                an end are passed over.
+            transfer_ids: Submitted before; those that came to an end are passed over.
             row_ids: Rows that are ready now; each ticket takes those of its group.
             fence: Behind everything the engine has done to these rows.
         """
@@ -259,12 +256,7 @@ class Runtime:
         return notices
 
     def wait_for_notice(self, timeout: float) -> None:
-        """
-        Block until there is something to poll, at most *timeout* seconds.
-
-        For an engine that has nothing to compute before a load is over: a thread that
-        spins takes the interpreter away from the threads it waits for.
-        """
+        """Block until there is something to poll, at most *timeout* seconds."""
         if self.num_open and not self._failure:
             self._mailbox.wait(timeout)
 
@@ -273,11 +265,9 @@ class Runtime:
         Make sure that no save is stored with bytes the engine now overwrites.
 
         Blocks until the named saves have read their blocks, at most the configured
-        time. A save that has not begun by then is dropped; one that is still copying
-        is marked torn and will not be committed. Unknown ids are over already.
+        time. One that has not begun by then is dropped; one that still copies is torn
+        and will not be committed. Unknown ids are over already.
         """
-        if not transfer_ids:
-            return
         self._take_in()
         tickets = [
             ticket
@@ -298,6 +288,17 @@ class Runtime:
         self._wake()
         self._counters.observe("ucm_fence_wait_seconds", self._clock() - started)
 
+    def quiesce(self) -> bool:
+        """Take all blocks back as ``fence`` does; False if a copy still touches some."""
+        self._take_in()
+        tickets = [t for t in self._open.values() if not t.guard.is_released]
+        self.fence([ticket.transfer_id for ticket in tickets])
+        limit = self._clock() + self._timeout.stuck
+        return all(
+            ticket.guard.wait_released(max(0.0, limit - self._clock()))
+            for ticket in tickets
+        )
+
     def flush(self, timeout: float) -> bool:
         """Block until all accepted tickets are settled; False after *timeout* seconds."""
         limit = self._clock() + timeout
@@ -309,10 +310,9 @@ class Runtime:
 
     def close(self) -> None:
         """
-        Drain for the configured time, cancel the rest, and end all threads.
+        Drain for the configured time, cancel the rest, and end all threads. Idempotent.
 
-        Idempotent. Store and device are closed only if no thread uses them any more,
-        and no copy was given up that may still go on.
+        Store and device are closed only if no copy or thread may still use them.
         """
         if self._closed:
             return

@@ -32,6 +32,7 @@ __all__ = [
     "HOLD_RELEASED",
     "HOLD_TAKEN",
     "LOG_DROPPED",
+    "MEMORY_UNMAPPED",
     "MEMORY_UNPINNED",
     "PREFIX_MATCHED",
     "RUNTIME_CLOSED",
@@ -47,13 +48,17 @@ __all__ = [
     "STAGE_STARTED",
     "STORE_ANSWERS",
     "STORE_BYPASSED",
-    "STORE_CLEAR_FAILED",
     "STORE_DESCRIBE_FAILED",
     "STORE_EXPERIMENTAL",
     "THREAD_BOUND",
     "TICKET_ACCEPTED",
     "TICKET_REFUSED",
     "TICKET_SETTLED",
+    "WEIGHTS_DOUBTED",
+    "WEIGHTS_MIXED",
+    "WEIGHTS_PROVEN",
+    "WEIGHTS_READ",
+    "WEIGHTS_UNREADABLE",
     "Log",
     "close_log",
     "open_log",
@@ -72,6 +77,7 @@ HOLD_RELEASED: Final = "hold.released"
 HOLD_QUARANTINED: Final = "hold.quarantined"
 PREFIX_MATCHED: Final = "prefix.matched"
 EVENT_REFUSED: Final = "event.refused"
+MEMORY_UNMAPPED: Final = "memory.unmapped"
 MEMORY_UNPINNED: Final = "memory.unpinned"
 THREAD_BOUND: Final = "thread.bound"
 LOG_DROPPED: Final = "log.dropped"
@@ -82,11 +88,15 @@ SCHEDULER_STARTED: Final = "scheduler.started"
 SCHEDULER_CLOSED: Final = "scheduler.closed"
 STORE_BYPASSED: Final = "store.bypassed"
 STORE_ANSWERS: Final = "store.answers"
-STORE_CLEAR_FAILED: Final = "store.clear_failed"
 STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
 STORE_EXPERIMENTAL: Final = "store.experimental"
 SETTING_UNSAFE: Final = "setting.unsafe"
 ENGINE_UNTRIED: Final = "engine.untried"
+WEIGHTS_DOUBTED: Final = "weights.doubted"
+WEIGHTS_MIXED: Final = "weights.mixed"
+WEIGHTS_PROVEN: Final = "weights.proven"
+WEIGHTS_READ: Final = "weights.read"
+WEIGHTS_UNREADABLE: Final = "weights.unreadable"
 
 Log = structlog.typing.FilteringBoundLogger
 """A structlog logger with the usual level methods."""

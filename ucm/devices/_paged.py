@@ -5,7 +5,7 @@ What all devices check before a byte moves.
 A device that copies pages of torch tensors derives from ``PagedDevice`` and says what
 it makes of a group at registration, and how it copies.
 
-Threading: ``register`` and ``close`` run alone. In between nothing changes here, so that
+Threading: ``register``, ``unregister`` and ``close`` run alone. In between nothing changes here, so that
 ``gather`` and ``scatter`` need no lock. Two copies at once must not write the same page
 or slot; whoever holds the blocks sees to that.
 """
@@ -126,6 +126,11 @@ class PagedDevice(Device, Generic[G]):
         }
         self._tensors = tensors
 
+    def unregister(self) -> None:
+        """Let go of the engine's tensors; see ``Device.unregister``."""
+        self._groups = {}
+        self._tensors = None
+
     def gather(
         self,
         group_id: GroupId,
@@ -157,8 +162,7 @@ class PagedDevice(Device, Generic[G]):
     def close(self) -> None:
         """Let go of the engine's tensors. Idempotent; no copy may be under way."""
         self._is_closed = True
-        self._groups = {}
-        self._tensors = None
+        self.unregister()
 
     def _check_open(self) -> None:
         if self._is_closed:

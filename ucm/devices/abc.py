@@ -2,7 +2,7 @@
 """
 What a device promises to the pipeline.
 
-Threading: ``register``, ``pin``, ``begin_step``, ``lease`` and ``synchronize`` run on
+Threading: ``register``, ``unregister``, ``pin``, ``begin_step``, ``lease`` and ``synchronize`` run on
 the engine's thread; ``gather`` and ``scatter`` on copy threads, possibly several at once;
 ``Fence`` methods anywhere.
 """
@@ -93,7 +93,7 @@ class Device(ABC):
     @abstractmethod
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
         """
-        Take the engine's KV cache, once, before any other call.
+        Take the engine's KV cache, before any other call and again after ``unregister``.
 
         Args:
             layout: Groups and rows.
@@ -102,6 +102,15 @@ class Device(ABC):
 
         Raises:
             LayoutError: A tensor does not lie as the layout says; names the layer.
+        """
+
+    @abstractmethod
+    def unregister(self) -> None:
+        """
+        Let go of the engine's KV cache, whose memory is about to go away.
+
+        No copy may be under way. What is pinned stays so; copies and leases raise
+        ``DeviceError`` until ``register``. Idempotent.
         """
 
     @abstractmethod

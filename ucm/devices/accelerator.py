@@ -114,16 +114,23 @@ class AcceleratorDevice(PagedDevice[Pages]):
         self._has_let_go = False
 
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
-        """Take the engine's KV cache, and start the poller."""
+        """Take the engine's KV cache; the first time, start the poller."""
         super().register(layout, kv_caches)
         assert self._tensors is not None  # just registered
         with self._runtime():
             self._driver.adopt(self._tensors.storages)
+            if self._lanes:
+                return
             self._relay = self._driver.make_stream()
             for direction in Direction:
                 stream = self._driver.make_stream()
                 self._lanes[direction] = _Lane(stream, self._threads.lock())
         self._poller.start()
+
+    def unregister(self) -> None:
+        """Let go of the engine's tensors; streams, events and pinned memory stay."""
+        super().unregister()
+        self._driver.adopt(())
 
     def numa_node(self) -> int | None:
         """Return the node that the device is attached to."""

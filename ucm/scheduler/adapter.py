@@ -60,6 +60,9 @@ from ucm.scheduler.transfers import BlockRef, OpenTransfers
 
 __all__ = ["SchedulerAdapter"]
 
+_NOWHERE = bytes(16)
+"""A key space without blocks, for loads that were promised before a doubt: they miss."""
+
 
 class SchedulerAdapter:
     """
@@ -114,6 +117,7 @@ class SchedulerAdapter:
         self._new_deferrals: list[Deferral] = []
         self._deferred: set[str] = set()
         self._bypass = False
+        self._epoch = 0
         self._saves_at_all = saves
         self._cut_plans = 0
 
@@ -248,12 +252,13 @@ class SchedulerAdapter:
         lives = [self._enter(request) for request in facts.scheduled]
         # Before the saves: these read what this step writes, after it was written.
         fences = self._fences(facts, loads)
-        is_keyed = bool(self._matcher.keyspace_digest)
-        may_save = self._saves_at_all and is_keyed and not self._bypass
+        digest = self._matcher.keyspace_digest
+        may_save = self._saves_at_all and bool(digest) and not self._bypass
         self._cut_plans += bool(unfinished or self._new_deferrals)
         return StepPlan(
             step=next(self._steps),
-            keyspace_digest=self._matcher.keyspace_digest,
+            epoch=self._epoch,
+            keyspace_digest=digest or _NOWHERE,
             loads=loads,
             unfinished=unfinished,
             saves=self._selector.orders(facts, lives) if may_save else (),
@@ -320,24 +325,23 @@ class SchedulerAdapter:
     # Upkeep.
 
     def agree(self, keyspace_digest: bytes, span_blocks: Mapping[GroupId, int]) -> None:
-        """
-        Begin to look up and to save: it is known now what the ranks store.
-
-        Args:
-            keyspace_digest: Key space of all keys.
-            span_blocks: By group, the most blocks of one ticket.
-        """
+        """Begin to find and save; by group, tickets have *span_blocks* at most."""
         self._transfers.span_blocks = span_blocks
-        self._matcher.rekey(keyspace_digest)
+        self.rekey(keyspace_digest)
 
-    def reset(self, keyspace_digest: bytes) -> None:
+    def doubt(self, epoch: int) -> None:
         """
-        Go on under another key space, in which nothing is stored yet.
+        Find and save nothing for now, and nothing more of what has computed already.
 
-        Holds stay: the device may still read. What was before is never found again.
+        Holds stay: the device may still read. *epoch* goes to the ranks.
         """
-        self._transfers.denied.clear()
+        self._epoch = epoch
         self._lives.stop_saving()
+        self._matcher.rekey(b"")
+
+    def rekey(self, keyspace_digest: bytes) -> None:
+        """Find and save again, under the same key space as before or another."""
+        self._transfers.denied.clear()
         self._matcher.rekey(keyspace_digest)
 
     def counts(self) -> dict[str, int]:

@@ -206,7 +206,7 @@ class PrefixMatcher:
         """Mark blocks as used just now, so that they outlive their load."""
         keys = [
             key
-            for packer in self._packers[group.group_id]
+            for packer in self._packers.get(group.group_id, ())
             for key in packer.pack(hashes)
         ]
         with contextlib.suppress(StoreUnavailableError):

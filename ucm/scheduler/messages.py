@@ -27,6 +27,7 @@ __all__ = [
     "StepPlan",
     "StepReport",
     "TransferKind",
+    "WeightsNews",
     "decode_plan",
     "decode_report",
     "encode",
@@ -102,9 +103,12 @@ class StepPlan:
         fences: Save tickets whose blocks this step overwrites: their device reads
             must be over before the forward pass.
         deferred: Requests that finished since the last plan and wait for release.
+        epoch: Grows each time that the weights may have changed; a worker that sees a
+            new one reads its weights and answers.
     """
 
     step: int
+    epoch: int = 0
     keyspace_digest: bytes = b""
     loads: tuple[SpanOrder, ...] = ()
     unfinished: str = ""
@@ -141,6 +145,25 @@ class Failure:
 
 
 @attrs.frozen(kw_only=True)
+class WeightsNews:
+    """
+    What a rank knows of its weights.
+
+    Args:
+        epoch: The latest that it has seen in a plan.
+        is_written: Whether somebody has written to its weights since it saw that.
+        digest: Of its weights, read since then; empty when nothing can tell, None
+            when it is not known yet.
+        base: Of the weights of its start; empty when nothing can tell.
+    """
+
+    epoch: int
+    is_written: bool = False
+    digest: bytes | None = None
+    base: bytes = b""
+
+
+@attrs.frozen(kw_only=True)
 class StepReport:
     """
     What one rank has to tell since its last report.
@@ -157,6 +180,7 @@ class StepReport:
         failures: Details of failed loads.
         healthy: False once the worker's runtime has failed; the scheduler then plans
             nothing any more.
+        weights: What is new about its weights.
     """
 
     rank: int
@@ -168,6 +192,7 @@ class StepReport:
     loads_done: tuple[int, ...] = ()
     failures: tuple[Failure, ...] = ()
     healthy: bool = True
+    weights: WeightsNews | None = None
 
 
 _Message = TypeVar("_Message", StepPlan, StepReport)

@@ -199,6 +199,10 @@ class FaultDevice(Device):
         """Forward."""
         self._inner.register(layout, kv_caches)
 
+    def unregister(self) -> None:
+        """Forward."""
+        self._inner.unregister()
+
     def pin(self, memory: npt.NDArray[np.uint8]) -> str:
         """Forward."""
         return self._inner.pin(memory)

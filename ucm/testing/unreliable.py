@@ -200,7 +200,12 @@ class LateDevice(Device):
         """Forward, and start the streams."""
         self._inner.register(layout, kv_caches)
         for thread in self._threads:
-            thread.start()
+            if not thread.is_alive():
+                thread.start()
+
+    def unregister(self) -> None:
+        """Forward."""
+        self._inner.unregister()
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> str:
         """Forward."""

@@ -25,6 +25,7 @@ from ucm.integration.vllm.messages import (
 from ucm.integration.vllm.modes import Loads
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
+from ucm.integration.vllm.weights import EngineParts
 from ucm.metrics import Counters
 from ucm.scheduler.messages import SpanOrder, StepPlan, TransferKind, encode
 from ucm.tracing import SETTING_UNSAFE, close_log
@@ -110,6 +111,9 @@ class MockSchedulerHalf:
         """Return False: no block is kept for a save."""
         return False
 
+    def watch_cache(self, block_pool: object) -> None:
+        """Do nothing: hits are made up, whatever the weights are."""
+
     def reset_cache(self) -> bool:
         """Return True: there is nothing to forget."""
         return True
@@ -168,8 +172,15 @@ class MockWorkerHalf:
         self._loaded_step = 0
         self._received: set[str] = set()
 
-    def register(self, kv_caches: Mapping[str, object]) -> None:
+    def register(
+        self, kv_caches: Mapping[str, object], parts: EngineParts | None = None
+    ) -> None:
         """Do nothing: the engine's memory is left alone."""
+
+    def unregister(self) -> None:
+        """Do nothing: nothing was registered."""
+
+    restore = unregister
 
     def handshake(self) -> RankHandshake:
         """Return what this rank would store."""

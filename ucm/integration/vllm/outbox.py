@@ -10,7 +10,12 @@ from typing import Final, TypeVar
 import attrs
 
 from ucm.scheduler.budget import failure_nbytes
-from ucm.scheduler.messages import MAX_MESSAGE_BYTES, Failure, StepReport
+from ucm.scheduler.messages import (
+    MAX_MESSAGE_BYTES,
+    Failure,
+    StepReport,
+    WeightsNews,
+)
 
 __all__ = ["MAX_IDS", "Outbox"]
 
@@ -32,12 +37,14 @@ class Outbox:
     new_blocks: dict[int, int] = attrs.Factory(dict)
     loads_done: list[int] = attrs.Factory(list)
     failures: list[Failure] = attrs.Factory(list)
+    weights: WeightsNews | None = None
     told_unhealthy: bool = False
     cut_reports: int = 0
 
     def take(self, rank: int, *, healthy: bool) -> StepReport | None:
         """Return a report and forget what it says; None when there is nothing to tell."""
-        if not self._has_more() and (healthy or self.told_unhealthy):
+        is_told = healthy or self.told_unhealthy
+        if not self._has_more() and is_told and self.weights is None:
             return None
         failures = _take(self.failures, self._num_failures())
         settled = _take(self.settled_saves, MAX_IDS)
@@ -58,7 +65,9 @@ class Outbox:
             loads_done=done,
             failures=failures,
             healthy=healthy,
+            weights=self.weights,
         )
+        self.weights = None
         self.told_unhealthy = not healthy
         self.cut_reports += self._has_more()
         return report

@@ -7,19 +7,19 @@ store is asked only through its index.
 """
 
 import functools
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import attrs
 
-from ucm.blocks import KeySpace, keyspace_prefix
+from ucm.blocks import KeySpace
 from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.compat import (
     BlockTables,
     overwritten_blocks,
     state_offers,
 )
+from ucm.integration.vllm.doubts import Doubts
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.setup import Setup
@@ -44,7 +44,6 @@ from ucm.tracing import (
     RUNTIME_FAILED,
     SCHEDULER_CLOSED,
     SCHEDULER_STARTED,
-    STORE_CLEAR_FAILED,
     STORE_DESCRIBE_FAILED,
     STORE_EXPERIMENTAL,
     close_log,
@@ -123,6 +122,15 @@ class SchedulerHalf:
         self._tables = BlockTables()
         self._agreement = Agreement(setup.topology, setup.facts(0))
         self._keyspace: KeySpace | None = None
+        self._doubts = Doubts(
+            setup.topology.num_ranks,
+            clock=setup.threads.monotonic,
+            counters=self._counters,
+            log=self._log,
+            on_doubt=self._adapter.doubt,
+            on_proof=self._rekey,
+        )
+        self.watch_cache = self._doubts.watch
         self._is_closed = False
         self._told: Totals | None = None
         self._log.info(
@@ -145,16 +153,22 @@ class SchedulerHalf:
         if self._keyspace is not None or not self._agreement.is_complete:
             return
         self._keyspace = self._agreement.keyspace()
-        self._adapter.agree(
-            self._keyspace.digest,
-            self._setup.span_blocks(self._agreement.block_bytes()),
-        )
-        self._describe()
+        span_blocks = self._setup.span_blocks(self._agreement.block_bytes())
+        self._adapter.agree(b"", span_blocks)
+        if self._doubts.name is not None:
+            self._rekey(self._doubts.name)
 
-    def match(self, request: Any, computed_tokens: int) -> tuple[int, bool]:  # noqa: ANN401 - vLLM's Request
-        """Return how many tokens can be loaded, and whether the request waits so long."""
+    def match(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:  # noqa: ANN401 - vLLM's Request
+        """
+        Return how many tokens can be loaded, and whether the request waits so long.
+
+        None tokens when the engine is to ask again: the weights are being read.
+        """
         if self._setup.mode.loads is Loads.NOTHING:
             return 0, False
+        self._doubts.look()
+        if self._keyspace is not None and self._doubts.may_end_soon:
+            return None, False
         self._adapter.tick(self._setup.threads.monotonic())
         match = self._adapter.match_prefix(
             request.request_id,
@@ -194,12 +208,14 @@ class SchedulerHalf:
 
     def plan(self, output: Any) -> PlanEnvelope:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return this step's orders; does not touch *output*."""
+        self._doubts.look()
         facts = StepFacts(
             scheduled=tuple(self._scheduled(output)),
             preempted=frozenset(output.preempted_req_ids or ()),
             overwritten=overwritten_blocks(output),
         )
         plan = self._adapter.plan_step(facts)
+        self._doubts.sent()
         for order in plan.saves:
             self._log.debug(
                 HOLD_TAKEN,
@@ -286,6 +302,8 @@ class SchedulerHalf:
             self._log.error(RUNTIME_FAILED, error=repr(exc))
             self._adapter.apply_report(StepReport(rank=0, healthy=False))
             return
+        if report.weights is not None:
+            self._doubts.told(report.rank, report.weights)
         for hold_id in report.released:
             self._log.debug(HOLD_RELEASED, hold_id=hold_id, rank=report.rank)
         for hold_id in report.quarantined:
@@ -300,34 +318,24 @@ class SchedulerHalf:
 
     def reset_cache(self) -> bool:
         """
-        Forget every stored block of this engine, and go on under new keys.
+        Ask the ranks whether their weights are what they were; find nothing meanwhile.
 
-        An engine whose weights were changed in place is another engine, though its
-        files say otherwise: neither saves that are still on their way nor other
-        engines of the old weights may share keys with it.
+        Nothing that is stored is touched: if the weights are the same it is still
+        right, and if not it is under keys of the former ones. Never fails.
         """
-        if self._keyspace is None:
-            return False
-        cleared = True
-        try:
-            self._store.clear(keyspace_prefix(self._keyspace.digest))
-        except StoreError as exc:
-            cleared = False
-            self._log.error(STORE_CLEAR_FAILED, error=repr(exc))
-        self._keyspace = attrs.evolve(
-            self._keyspace,
-            weights=f"{self._setup.keyspace.weights}/reset-{secrets.token_hex(8)}",
-        )
-        self._adapter.reset(self._keyspace.digest)
-        self._describe()
-        return cleared
+        self._doubts.reset()
+        return True
 
-    def _describe(self) -> None:
-        """Leave the key space's text beside the blocks, for people; best effort."""
-        if self._keyspace is None:
+    def _rekey(self, weights: str) -> None:
+        """Find and save under the keys of these weights, once the ranks have agreed."""
+        keyspace = self._keyspace
+        if keyspace is None:
             return
+        if weights:
+            keyspace = attrs.evolve(keyspace, weights=f"{keyspace.weights}/{weights}")
+        self._adapter.rekey(keyspace.digest)
         try:
-            self._store.describe(self._keyspace)
+            self._store.describe(keyspace)  # for people; best effort
         except StoreError as exc:
             self._log.warning(STORE_DESCRIBE_FAILED, error=repr(exc))
 

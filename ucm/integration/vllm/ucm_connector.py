@@ -34,6 +34,7 @@ from ucm.integration.vllm.plugin import register
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMPromMetrics, UCMStats
+from ucm.integration.vllm.weights import calling_parts
 from ucm.integration.vllm.worker import WorkerHalf
 
 __all__ = ["INHERITED_ON_PURPOSE", "UCMConnector"]
@@ -45,7 +46,6 @@ INHERITED_ON_PURPOSE = {
     "get_loaded_kv_cache_group_ids": "the default names the groups found by hash: ours",
     "supports_divergent_local_hybrid_hits": "recurrent groups are refused at start-up",
     "bind_kv_cache_manager": "the base binds it; we ask the step's own block state",
-    "bind_gpu_block_pool": "blocks are held by delayed free, not by pool references",
     "get_mem_pool_context": "the engine's own allocation is mapped as it is",
     "finish_forward": "saves are ordered by the fence of wait_for_save",
     "reset_capture_state": "nothing of ours is captured in a graph",
@@ -121,6 +121,11 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         """Derive what both halves agree on; tests put another store in."""
         return Setup.of(vllm_config, kv_cache_config)
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ANN401 - vLLM's
+        """Return True: the KV cache is let go of and taken again."""
+        return True
+
     @property
     def requires_kv_delivery(self) -> bool:
         """False: a dropped save is a later miss, never a request to be repeated."""
@@ -142,9 +147,19 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     # Worker.
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Take the engine's KV cache and start the runtime."""
+        """Take the engine's KV cache, look at its weights and start the runtime."""
         if self._worker is not None:
-            self._worker.register(kv_caches)
+            self._worker.register(kv_caches, calling_parts())
+
+    def unregister_kv_caches(self) -> None:
+        """Let go of the KV cache before the engine sleeps; blocks until nobody copies."""
+        if self._worker is not None:
+            self._worker.unregister()
+
+    def restore_kv_caches(self) -> None:
+        """Take the KV cache again after the engine slept."""
+        if self._worker is not None:
+            self._worker.restore()
 
     def set_host_xfer_buffer_ops(self, copy_operation: Any) -> None:  # noqa: ANN401
         """Ignore the engine's copy routine; the device layer has its own."""
@@ -336,8 +351,13 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
                 one for one in metadata if isinstance(one, RankHandshake)
             )
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:  # noqa: ANN401
+        """Take the engine's block pool, which shows when its cache is emptied."""
+        if self._scheduler is not None:
+            self._scheduler.watch_cache(gpu_block_pool)
+
     def reset_cache(self) -> bool | None:
-        """Forget every stored block of this engine."""
+        """See whether the weights changed; nothing that is stored is touched."""
         return None if self._scheduler is None else self._scheduler.reset_cache()
 
     # Both.

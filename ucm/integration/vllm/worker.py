@@ -22,11 +22,12 @@ from ucm.integration.vllm.outbox import Outbox
 from ucm.integration.vllm.progress import Progress
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
+from ucm.integration.vllm.weights import EngineParts, WeightsKeeper
 from ucm.layerwise import RowLoads, RowSaves
 from ucm.metrics import Counters
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder, StepPlan, encode
-from ucm.tracing import SAVE_PASSED, close_log
+from ucm.tracing import MEMORY_UNMAPPED, SAVE_PASSED, close_log
 
 __all__ = ["WorkerHalf"]
 
@@ -73,12 +74,21 @@ class WorkerHalf:
         self._outbox = Outbox()
         self._progress = Progress(self._outbox)
         self._untold: tuple[RankHandshake, ...] = (self.handshake(),)
-        self._is_idle = False
+        self._is_idle = self._is_unregistered = False
         self._bad_blocks: set[int] = set()
+        self._kv_caches: Mapping[str, object] = {}
+        self._weights: WeightsKeeper | None = None
 
-    def register(self, kv_caches: Mapping[str, object]) -> None:
+    def register(
+        self, kv_caches: Mapping[str, object], parts: EngineParts | None = None
+    ) -> None:
         """
-        Take the engine's KV cache and start the runtime.
+        Take the engine's KV cache, read its weights and start the runtime.
+
+        Args:
+            kv_caches: By layer.
+            parts: What of the engine has to do with its weights; if not given, nothing
+                ever proves that they did not change.
 
         Raises:
             LayoutError: A tensor does not lie as the configuration says.
@@ -87,6 +97,14 @@ class WorkerHalf:
         # Layers that borrow another layer's KV come without memory of their own.
         own = {name: cache for name, cache in kv_caches.items() if name in layers}
         self._device.register(setup.layout, own)
+        self._kv_caches = own
+        self._weights = WeightsKeeper(
+            parts or EngineParts(),
+            threads=setup.threads,
+            log=self._log,
+            on_sleep=self.unregister,
+            on_wake=self.restore,
+        )
         self._runtime = Runtime(
             self._store,
             self._device,
@@ -102,6 +120,28 @@ class WorkerHalf:
             ahead = setup.config.load_ahead_rows
             self._row_loads = RowLoads(self._runtime, setup.layout, ahead)
         self._runtime.start()
+
+    def unregister(self) -> None:
+        """
+        Let go of the KV cache, whose memory is about to go away. Idempotent.
+
+        Blocks until no copy touches it any more, for as long as a stuck one is waited
+        for. What is asked for meanwhile fails.
+        """
+        if self._runtime is None or self._is_unregistered:
+            return
+        self._is_unregistered = True
+        quiet = self._runtime.quiesce()
+        if self._weights is not None:
+            quiet &= self._weights.pause(self._setup.config.timeout.stuck)
+        self._device.unregister()
+        (self._log.info if quiet else self._log.error)(MEMORY_UNMAPPED, quiet=quiet)
+
+    def restore(self) -> None:
+        """Take the KV cache again, whose memory is back. Idempotent."""
+        if self._is_unregistered:
+            self._is_unregistered = False
+            self._device.register(self._setup.layout, self._kv_caches)
 
     def handshake(self) -> RankHandshake:
         """Return what the scheduler decides the key space from."""
@@ -121,6 +161,8 @@ class WorkerHalf:
     def bind(self, metadata: object) -> None:
         """Take this step's plan; the step begins."""
         self._plan = self._decoded(metadata)
+        if self._weights is not None:
+            self._weights.begin_step(self._plan.epoch)
         if self._runtime is not None:
             self._selector.begin_step(self._plan.step)
 
@@ -152,7 +194,7 @@ class WorkerHalf:
             groups = self._orders.grouped(
                 plan.keyspace_digest, plan.loads, lambda order: order.request_id
             )
-            fence = _fence_or_failure(self._device.lease)
+            fence = self._fence_or_failure(self._device.lease)
             self._progress.came_late(self._row_loads.begin(groups, fence))
 
     def wait_for_layer(self, layer_name: str) -> None:
@@ -176,7 +218,9 @@ class WorkerHalf:
         def make_fence() -> Fence:
             return self._selector.for_layer(layer_name, attn_metadata)
 
-        self._row_saves.layer_done(layer_name, lambda: _fence_or_failure(make_fence))
+        self._row_saves.layer_done(
+            layer_name, lambda: self._fence_or_failure(make_fence)
+        )
 
     def kv_written(self, layer_name: str) -> None:
         """Take note that the engine has submitted the write of a layer's KV."""
@@ -189,7 +233,9 @@ class WorkerHalf:
             return
         if self._row_saves is not None:
             self._begin_row_saves(self._row_saves, plan)
-            self._row_saves.finish(lambda: _fence_or_failure(self._selector.for_step))
+            self._row_saves.finish(
+                lambda: self._fence_or_failure(self._selector.for_step)
+            )
         else:
             orders = self._begin_saves(plan)
             self._submit(plan.keyspace_digest, orders, self._selector.for_step)
@@ -214,6 +260,8 @@ class WorkerHalf:
         waits = self._is_idle and self._progress.is_awaited
         if waits and self._runtime is not None:
             self._runtime.wait_for_notice(_IDLE_WAIT_S)
+        elif self._is_idle and self._weights is not None:
+            self._weights.wait(_IDLE_WAIT_S)
         if self._row_loads is not None:
             self._progress.came_late(self._row_loads.finish())
         self._poll()
@@ -233,6 +281,8 @@ class WorkerHalf:
         """Return what happened since the last report; None when nothing did."""
         self._poll()
         healthy = self._runtime is None or not self._runtime.failure
+        if self._weights is not None:
+            self._outbox.weights = self._weights.news()
         report = self._outbox.take(self._rank, healthy=healthy)
         if cut := self._outbox.cut_reports:
             self._counters.reach("ucm_cut_messages_total", cut, message="report")
@@ -255,6 +305,8 @@ class WorkerHalf:
 
     def close(self) -> None:
         """Drain, then end all threads. Idempotent."""
+        if self._weights is not None:
+            self._weights.close(self._setup.config.timeout.shutdown)
         if self._runtime is None:
             self._store.close()
         else:
@@ -306,7 +358,7 @@ class WorkerHalf:
     ) -> None:
         if orders:
             made = self._orders.made(digest, orders)
-            self._running().submit(made, _fence_or_failure(make_fence))
+            self._running().submit(made, self._fence_or_failure(make_fence))
 
     def _running(self) -> Runtime:
         if self._runtime is None:
@@ -317,10 +369,11 @@ class WorkerHalf:
         if self._runtime is not None:
             self._progress.note(self._runtime.poll())
 
-
-def _fence_or_failure(make_fence: Callable[[], Fence]) -> Fence:
-    """Return a fence; one that fails its orders where the device gives none."""
-    try:
-        return make_fence()
-    except DeviceError as exc:
-        return FailedFence(exc)
+    def _fence_or_failure(self, make_fence: Callable[[], Fence]) -> Fence:
+        """Return a fence; one that fails its orders where nothing is to be moved."""
+        if self._weights is not None and self._weights.is_written:
+            return FailedFence(DeviceError("the weights were written"))
+        try:
+            return make_fence()
+        except DeviceError as exc:
+            return FailedFence(exc)
