@@ -47,7 +47,7 @@ class TestAgreement:
         in tickets of the size that fits all ranks."""
         adapter = make(SetIndex())
         plan = adapter.plan_step(facts(prefill("r", [1, 2])))
-        assert (b"", ()) == (plan.keyspace_digest, plan.saves)
+        assert (bytes(16), ()) == (plan.keyspace_digest, plan.saves)
         adapter.agree(DIGEST, {GroupId(0): 1})
         again = facts(scheduled("r", HASHES[:3], [[1, 2, 3]], 8, 4))
         plan = adapter.plan_step(again)

@@ -60,7 +60,8 @@ def _act(host: Host, dice: random.Random) -> None:
     elif what < 0.975:
         host.fail_next_load = dice.choice(["corrupt", "deadline"])
     elif what < 0.976:
-        host.adapter.reset(DIGEST)
+        host.adapter.doubt(1)
+        host.adapter.rekey(DIGEST)
 
 
 @pytest.mark.slow

@@ -290,30 +290,35 @@ class TestFailures:
             adapter.tick(until)
             assert 8 == adapter.match_prefix("s", 12, HASHES[:3], 0).tokens
 
-    def test_reset_forgets_what_was_denied_and_keeps_holds(
+    def test_proof_forgets_what_was_denied_and_doubt_keeps_holds(
         self, adapter: SchedulerAdapter, index: SetIndex
     ) -> None:
-        """A cleared store is believed again, but the device may still read blocks."""
+        """Behind a doubt every block is believed again; the device may still read."""
         adapter.plan_step(facts(prefill("r", [1])))
         (order,) = load(adapter, "s", [2])
         adapter.apply_report(StepReport(rank=0, failures=(failure_of(order, 0),)))
         before = adapter.counts()
-        adapter.reset(bytes(16))
+        adapter.doubt(1)
+        adapter.rekey(bytes(16))
         assert {**before, "denied_keys": 0} == adapter.counts()
         assert (1, 1) == (before["denied_keys"], before["holds"])
 
-    def test_reset_finds_nothing_from_before_and_saves_nothing_of_it(
+    def test_doubt_finds_nothing_and_saves_nothing_of_what_was_before(
         self, adapter: SchedulerAdapter, index: SetIndex
     ) -> None:
-        """After a reset the keys are others: what was stored is a miss, and a request
-        that computed on what was before saves nothing more."""
+        """R-07: while the weights are in doubt nothing is found or saved, and behind it
+        a request that computed on what was before saves nothing more."""
         index.put(0, HASHES[:2])
         adapter.plan_step(facts(prefill("r", [1])))
         assert 8 == adapter.match_prefix("s", 9, HASHES[:2], 0).tokens
-        adapter.reset(bytes(16))
+        adapter.doubt(1)
         assert 0 == adapter.match_prefix("s", 9, HASHES[:2], 0).tokens
         goes_on = scheduled("r", HASHES[:2], [[1, 2]], 4, 4, new=[[2]])
         other = scheduled("t", HASHES[8:10], [[3, 4]], 0, 8, is_new=True)
+        plan = adapter.plan_step(facts(goes_on))
+        assert (1, ()) == (plan.epoch, plan.saves)
+        adapter.rekey(bytes(16))
+        assert 0 == adapter.match_prefix("s", 9, HASHES[:2], 0).tokens
         plan = adapter.plan_step(facts(goes_on, other))
         assert bytes(16) == plan.keyspace_digest
         assert ["t"] == [order.request_id for order in plan.saves]

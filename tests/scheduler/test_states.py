@@ -141,11 +141,12 @@ class TestOffers:
         adapter.plan_step(facts(prefill("r")))
         assert 0 == index.calls
 
-    def test_offer_after_a_reset_is_lost(self) -> None:
-        """Blocks of the time before a reset are of no use behind it."""
+    def test_offer_after_a_doubt_is_lost(self) -> None:
+        """Blocks of the time before a doubt are of no use behind it."""
         adapter = make_adapter(LAYOUT, SetIndex())
         adapter.plan_step(facts(prefill("r", (9, 16))))
-        adapter.reset(DIGEST[::-1])
+        adapter.doubt(1)
+        adapter.rekey(DIGEST[::-1])
         plan = adapter.plan_step(facts(continued("r", (10, 24))))
         assert () == plan.saves
         assert 1 == adapter.totals.dropped_blocks

@@ -152,6 +152,7 @@ class WeightsNews:
     Args:
         epoch: The latest that it has seen in a plan.
         is_written: Whether somebody has written to its weights since it saw that.
+        is_torn: Whether steps ran, before that, with weights that nobody has read.
         digest: Of its weights, read since then; empty when nothing can tell, None
             when it is not known yet.
         base: Of the weights of its start; empty when nothing can tell.
@@ -159,6 +160,7 @@ class WeightsNews:
 
     epoch: int
     is_written: bool = False
+    is_torn: bool = False
     digest: bytes | None = None
     base: bytes = b""
 

@@ -91,8 +91,7 @@ class Weights:
             self._is_emptied = self._is_sent = False
         self._is_emptied |= emptied
         self._is_mixed &= not emptied
-        is_lost = self._is_mixed
-        self.state = WeightsState.MIXED if is_lost else WeightsState.ASKED
+        self.state = WeightsState.MIXED if self._is_mixed else WeightsState.ASKED
 
     def sent(self) -> None:
         """Take note that a plan carries the epoch to the ranks."""
@@ -115,6 +114,7 @@ class Weights:
         if news.digest is None or self.state is not WeightsState.ASKED:
             return False
         self._answers[rank] = news.digest
+        self._is_mixed |= news.is_torn and not self._is_emptied
         if len(self._answers) < self._num_ranks:
             return False
         self._decide()
@@ -122,7 +122,7 @@ class Weights:
 
     def _decide(self) -> None:
         name = self._named()
-        self._is_mixed = name != self.name and not self._is_emptied
+        self._is_mixed |= name != self.name and not self._is_emptied
         if self._is_mixed:
             self.state = WeightsState.MIXED
         else:

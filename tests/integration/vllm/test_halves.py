@@ -47,9 +47,9 @@ class Engine:
         self.worker = WorkerHalf(setup, 0, "cpu")
         self.memory = torch.zeros((2, NUM_BLOCKS, PAGE), dtype=torch.uint8)
 
-    def register(self):
-        """Hand over the KV cache."""
-        self.worker.register(dict(zip("ab", self.memory, strict=True)))
+    def register(self, parts=None):
+        """Hand over the KV cache, and what there is of an engine."""
+        self.worker.register(dict(zip("ab", self.memory, strict=True)), parts)
         self.scheduler.agree([self.worker.handshake()])
 
     def plan(self, new=(), blocks=(), preempted=()):
@@ -232,14 +232,6 @@ class TestTogether:
         assert (0, False) == engine.scheduler.match(request("t"), 0)
         now[0] += 1
         assert (48, True) == engine.scheduler.match(request("t"), 0)
-
-    def test_reset_forgets_and_goes_on_under_new_keys(self, engine):
-        """After a reset nothing is found, and what is saved then is found again."""
-        engine.save()
-        assert engine.scheduler.reset_cache()
-        assert (0, False) == engine.scheduler.match(request("q"), 0)
-        engine.save("r2")
-        assert (set(), {"s"}, set()) == engine.load()
 
     def test_slab_that_is_removed_is_a_miss(self, engine, tmp_path):
         """R-23, R-32: what is left of a slab serves nobody, and the engine goes on:

@@ -74,7 +74,7 @@ def read_weights(
                     for chunk in _chunks(tensor):
                         if is_given_up():
                             return None
-                        digest.update(memoryview(chunk))
+                        digest.update(chunk.data)
     except (LookupError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return Reading(b"", tuple(hidden))
     return Reading(digest.digest() if models else b"", tuple(hidden))

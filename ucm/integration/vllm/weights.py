@@ -183,9 +183,12 @@ class WeightsKeeper:
         if not has_news or present == self._told:
             return None
         self._told = present
+        is_torn = self._is_torn
+        self._is_torn &= self._is_written
         return WeightsNews(
             epoch=self._epoch,
             is_written=self._is_written,
+            is_torn=is_torn,
             digest=self._answer,
             base=self._base,
         )
@@ -272,5 +275,4 @@ class WeightsKeeper:
         if not reading.hides_as(self._last):
             self._secret = secrets.token_bytes(16)
         self._last = reading
-        is_torn, self._is_torn = self._is_torn, False
-        return b"" if is_torn or not reading.digest else reading.digest + self._secret
+        return reading.digest and reading.digest + self._secret
