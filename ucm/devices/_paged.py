@@ -162,7 +162,7 @@ class PagedDevice(Device, Generic[G]):
     def close(self) -> None:
         """Let go of the engine's tensors. Idempotent; no copy may be under way."""
         self._is_closed = True
-        self.unregister()
+        PagedDevice.unregister(self)
 
     def _check_open(self) -> None:
         if self._is_closed:

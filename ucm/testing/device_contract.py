@@ -328,6 +328,36 @@ class DeviceContract(ABC):
                 verb()
         device.close()
 
+    def test_memory_may_go_away_and_come_back(self) -> None:
+        """
+        Behind ``unregister`` nothing is copied, and behind ``register`` all is again.
+
+        The engine's memory is let go of, not touched, and what is pinned stays so.
+        """
+        with self.opened(_PLAIN) as (device, engine):
+            image = engine.fill(5)
+            copy = self.plain_copy(engine, [1, 3])
+            self.gather(device, copy)
+            for _ in range(2):
+                device.unregister()
+            for move in (self.gather, self.scatter):
+                with pytest.raises(DeviceError, match="registered"):
+                    move(device, copy)
+            for verb in (device.lease, device.synchronize):
+                with pytest.raises(DeviceError, match="registered"):
+                    verb()
+            engine.fill(6)
+            device.register(engine.layout, engine.kv_caches)
+            assert device.lease().wait(_TIMEOUT)
+            self.scatter(device, copy)
+            for block in copy.block_ids:
+                for now, before in zip(
+                    engine.pages(engine.read(), copy.group, copy.row_ids, block),
+                    engine.pages(image, copy.group, copy.row_ids, block),
+                    strict=True,
+                ):
+                    np.testing.assert_array_equal(before[0], now[0])
+
     def test_a_lease_without_event_passes(self) -> None:
         """A fence behind an idle engine passes within its timeout and stays done."""
         with self.opened(_PLAIN) as (device, _):
