@@ -268,6 +268,8 @@ class Runtime:
         time. One that has not begun by then is dropped; one that still copies is torn
         and will not be committed. Unknown ids are over already.
         """
+        if not transfer_ids:
+            return
         self._take_in()
         tickets = [
             ticket

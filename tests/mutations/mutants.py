@@ -22,6 +22,7 @@ from tests.mutations.of_states import STATES
 from tests.mutations.of_stores import STORES
 from tests.mutations.of_topology import TOPOLOGY
 from tests.mutations.of_transport import TRANSPORT
+from tests.mutations.of_weights import WEIGHTS
 
 __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
 
@@ -45,4 +46,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *ENGINES,
     *RELEASES,
     *NUMBERS,
+    *WEIGHTS,
 )

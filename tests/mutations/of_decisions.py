@@ -130,7 +130,7 @@ DECISIONS = (
         find="if life.loads or not life.may_save:",
         replace="if life.loads:",
         killers=(
-            f"{_FAILURES}::test_reset_finds_nothing_from_before_and_saves_nothing_of_it",
+            f"{_FAILURES}::test_doubt_finds_nothing_and_saves_nothing_of_what_was_before",
         ),
     ),
     # Deferral.

@@ -12,7 +12,9 @@ import attrs
 import torch
 
 from tests.integration.vllm.host_kit import SchedulerDoor, WorkerDoor, make_setup
+from tests.integration.vllm.weights_kit import TinyModel, parts_of
 from tests.simulation.traced import traced
+from tests.simulation.weight_acts import WeightActs
 from tests.testing.host_kit import HYBRID, ONE_FULL, PAGE_BYTES, RECURRENT
 from ucm.blocks import PackedKey
 from ucm.devices.abc import Device
@@ -70,12 +72,15 @@ class ConnectorWorld:
     Args:
         seed: Decides everything, also what kind of engine it is.
         steps: Acts of the engine and its users.
+        renews: How often weights are loaded, caches reset or the engine put to sleep,
+            per act; drawn if not given.
     """
 
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, steps: int, renews: float | None = None) -> None:
         self.simulation = Simulation(seed)
         self.dice = self.simulation.dice
         self.steps = steps
+        self.renews = renews
         self.seen: Counter[str] = Counter()
         self.checker = TraceChecker()
 
@@ -165,14 +170,16 @@ class ConnectorWorld:
         self.workers = [
             WorkerHalf(setup, rank, "simulated") for rank in range(self.num_ranks)
         ]
-        for worker, memory in zip(self.workers, memories, strict=True):
+        models = [TinyModel() for _ in self.workers]
+        for worker, memory, model in zip(self.workers, memories, models, strict=True):
             worker.register(
                 {
                     name: memory[row.row_id]
                     for group in self.layout.groups
                     for row in group.rows
                     for name in row.layer_names
-                }
+                },
+                parts_of(model),
             )
         if dice.random() < 0.8:  # else the first reports tell
             self.scheduler.agree(worker.handshake() for worker in self.workers)
@@ -198,6 +205,19 @@ class ConnectorWorld:
             shards=[topology.shard_of(rank) for rank in range(self.num_ranks)],
             containers=self._containers,
         )
+        self.scheduler.watch_cache(self.host.scheduler.pool)
+        if self.renews is None:
+            self.renews = dice.choice([0, 0, 0.03])
+        self.weights = WeightActs(
+            self.host,
+            self.scheduler,
+            self.workers,
+            models,
+            [memory.numpy() for memory in memories],
+            dice=dice,
+            idle=lambda: simulation.sleep(0.3),
+            seen=self.seen,
+        )
 
     def _flip(self, key: PackedKey) -> None:
         entry = self.inner._entries[key]
@@ -214,6 +234,8 @@ class ConnectorWorld:
         self._build()
         for _ in range(self.steps):
             self.host.act()
+            if self.renews and self.dice.random() < self.renews:
+                self.weights.act()
             self.simulation.sleep(self.dice.choice(_PAUSES_S))
         self.host.drain(lambda: self.simulation.sleep(0.3))
         assert {} == {name: n for name, n in self.host.audit().items() if n}

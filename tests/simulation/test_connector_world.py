@@ -27,7 +27,8 @@ SEEN = [
     ),
     *("mode direct", "mode layerwise", "mode layerwise-groups"),
     *("mode layerwise-overlapping", "mode layerwise-recurrent"),
-    *("load_in_step", "blocks_failed"),
+    *("load_in_step", "blocks_failed", "loaded_weights"),
+    *("weights touch", "weights reset", "weights renew", "weights sleep"),
 ]
 """Kinds of acts and ends, of the engine and of the store."""
 

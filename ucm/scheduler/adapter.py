@@ -252,13 +252,13 @@ class SchedulerAdapter:
         lives = [self._enter(request) for request in facts.scheduled]
         # Before the saves: these read what this step writes, after it was written.
         fences = self._fences(facts, loads)
-        digest = self._matcher.keyspace_digest
-        may_save = self._saves_at_all and bool(digest) and not self._bypass
+        is_keyed = bool(self._matcher.keyspace_digest)
+        may_save = self._saves_at_all and is_keyed and not self._bypass
         self._cut_plans += bool(unfinished or self._new_deferrals)
         return StepPlan(
             step=next(self._steps),
             epoch=self._epoch,
-            keyspace_digest=digest or _NOWHERE,
+            keyspace_digest=self._matcher.keyspace_digest or _NOWHERE,
             loads=loads,
             unfinished=unfinished,
             saves=self._selector.orders(facts, lives) if may_save else (),

@@ -68,7 +68,7 @@ class MockSchedulerHalf:
     def agree(self, handshakes: Iterable[RankHandshake]) -> None:
         """Do nothing: nothing is stored under any key."""
 
-    def match(self, request: Any, computed_tokens: int) -> tuple[int, bool]:  # noqa: ANN401 - vLLM's Request
+    def match(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:  # noqa: ANN401 - vLLM's Request
         """Claim whole blocks up to the ratio, less what is computed and one token."""
         prompt: int = request.num_prompt_tokens
         share = min(int(prompt * self._ratio + _EPSILON), prompt - 1)

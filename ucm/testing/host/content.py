@@ -73,6 +73,9 @@ class Pages:
         layout: Groups and rows.
     """
 
+    weights = 0
+    """Version of the engine's weights, on which all bytes depend."""
+
     def __init__(self, layout: KVLayout) -> None:
         self._ramps = {
             (group.group_id, row.row_id): (
@@ -137,7 +140,7 @@ class Pages:
         self, rank: int, at: int, row: RowId, page: int, states: Sequence[int]
     ) -> npt.NDArray[np.uint8]:
         group = self._groups[at]
-        salt = np.uint64((rank << 40) + (group << 20) + row + 1)
+        salt = np.uint64((self.weights << 50) + (rank << 40) + (group << 20) + row + 1)
         base = (np.array(states, dtype=np.uint64) + salt) * np.uint64(
             0xD1342543DE82EF95
         )

@@ -255,6 +255,39 @@ class FakeHost:
             held.clear()
         self._results.process(step, self._aggregator.aggregate(arrived))
 
+    # Weights.
+
+    def pause(self, idle: Callable[[], None] = _nothing, steps: int = 200) -> bool:
+        """
+        Abort all requests and let the engine come to rest, as before it sleeps.
+
+        Saves may still be on their way to the store.
+
+        Args:
+            idle: Called between two steps.
+            steps: At most so many.
+
+        Returns:
+            Whether nobody has a block any more.
+        """
+        for request in list(self.scheduler.requests.values()):
+            if not request.is_finished():
+                self.abort(request)
+        for _ in range(steps):
+            self.step()
+            while self._steps:
+                self._take_in()
+            if not self.scheduler.pool.num_used:
+                return True
+            idle()
+        return False
+
+    def load_weights(self, version: int) -> None:
+        """Compute with other weights from now on; every block there is is wrong."""
+        self.seen["loaded_weights"] += 1
+        for runner in self._runners:
+            runner.load_weights(version)
+
     # The end.
 
     def drain(self, idle: Callable[[], None] = _nothing) -> int:

@@ -93,7 +93,12 @@ class BlockPool:
         """Return the block of that name, or the null block."""
         return self._cached.get((group, block_hash), NULL_BLOCK)
 
+    @property
+    def cached_block_hash_to_block(self) -> object:
+        """What a connector may look at: another object after each ``forget``."""
+        return self._cached
+
     def forget(self) -> None:
         """Forget the prefix cache."""
-        self._cached.clear()
+        self._cached = {}
         self._names.clear()

@@ -191,6 +191,10 @@ class FakeRunner:
                 raise wrong.error
         return output
 
+    def load_weights(self, version: int) -> None:
+        """Compute other bytes from now on; those that are there are wrong."""
+        self._pages.weights = version
+
     def check_null_block(self) -> None:
         """
         Look whether the null block is as it was.
