@@ -107,6 +107,14 @@ class TestHidden:
         assert not first.hides_as(other)
         assert not first.hides_as(read_weights([TinyModel()], lambda: False))
 
+    def test_empty_integers_hide_nothing(self) -> None:
+        """R-08: what a kernel for quantised weights wants empty is no weight."""
+        model = TinyModel()
+        empty = torch.empty(0, dtype=torch.int32)
+        model.layer.order = torch.nn.Parameter(empty, requires_grad=False)
+        reading = read_weights([model], lambda: False)
+        assert (16, ()) == (len(reading.digest), reading.hidden)
+
     def test_weights_that_are_nowhere_cannot_be_read(self) -> None:
         """R-07: an empty parameter beside which nothing stands proves nothing."""
         model = PackedModel()

@@ -226,8 +226,8 @@ class WeightsKeeper:
         after: Callable[[], None] | None = None,
     ) -> None:
         method = getattr(owner, name, None)
-        if not callable(method) or name in vars(owner):
-            return
+        if not callable(method) or name in getattr(owner, "__dict__", {name: None}):
+            return  # not there, or somebody else's
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the engine's
