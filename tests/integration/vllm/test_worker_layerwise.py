@@ -96,6 +96,35 @@ class TestSaves:
                 report.settled_saves,
             )
 
+    def test_rank_whose_weights_were_written_moves_nothing(self, mode: Mode) -> None:
+        """R-10: from the moment that its weights are written a rank stores and loads
+        nothing, whole or by rows, until a plan has a new number; all of it ends."""
+        memory = zeroed_memory()
+        saves = [an_order(n, SAVE, range(1, 3)) for n in (1, 3)]
+        load = an_order(2, LOAD, range(9, 11))
+        with working(mode=mode, memory=memory) as half:
+            forward(half, StepPlan(step=1, saves=(saves[0],)))
+            assert half._runtime.flush(5.0)
+            half._weights.written()
+            memory[:, 9:11] = 7
+            new = attrs.evolve(saves[1], hashes=bytes(range(64)))
+            forward(half, StepPlan(step=2, saves=(new,), loads=(load,)))
+            assert half._runtime.flush(5.0)
+            half.finished()
+            report = half.report()
+            assert report is not None
+            told = decode_report(report.payloads[0])
+            assert ((1,), (3,)) == (told.settled_saves, told.unstored_saves)
+            assert ((1, 3), (2,)) == (tuple(sorted(told.released)), told.loads_done)
+            assert "" == half._runtime.failure
+            assert (memory[:, 9:11] == 7).all()
+            again = attrs.evolve(new, transfer_id=4)
+            forward(half, StepPlan(step=3, epoch=1, saves=(again,)))
+            assert half._runtime.flush(5.0)
+            report = half.report()
+            assert report is not None
+            assert (4,) == decode_report(report.payloads[0]).settled_saves
+
     def test_what_is_saved_is_what_the_forward_pass_wrote(self, mode: Mode) -> None:
         """Each row has the bytes that its layer wrote in this step, both ways."""
         memory = zeroed_memory()
