@@ -216,7 +216,7 @@ class TestBlockKey:
             ({"shard_id": 65536}, "shard 65536"),
             ({"block_hash": bytes(7)}, "hash has 7 bytes"),
             ({"block_hash": bytes(65)}, "hash has 65 bytes"),
-            ({"version": KEY_SCHEMA_VERSION + 1}, "schema version 2"),
+            ({"version": KEY_SCHEMA_VERSION + 1}, "schema version 3"),
         ],
     )
     def test_a_field_out_of_range_is_refused(
@@ -233,7 +233,7 @@ class TestBlockKey:
             (KEY.pack()[:20], "20 bytes are too few"),
             (KEY.pack()[:28], "hash has 7 bytes"),
             (KEY.pack() + bytes(33), "hash has 65 bytes"),
-            (b"\x02" + KEY.pack()[1:], "schema version 2 is not 1"),
+            (b"\x03" + KEY.pack()[1:], "schema version 3 is not 2"),
         ],
     )
     def test_malformed_bytes_are_refused(self, data: bytes, problem: str) -> None:

@@ -347,7 +347,13 @@ class TestDocumentation:
             made = getattr(UCMConfig(), section)
             for name in attrs.fields_dict(type(made)):
                 assert lines.pop(f"{section}.{name}").rstrip("| ").endswith(".")
-        rest = ["weights_revision", *EVENT_KEYS, *MODE_KEYS, "patch_vllm_ascend"]
+        rest = [
+            "weights_revision",
+            "immutable_adapters",
+            *EVENT_KEYS,
+            *MODE_KEYS,
+            "patch_vllm_ascend",
+        ]
         assert rest == list(lines)
 
     def test_example_is_read_strictly_and_says_the_defaults(self):

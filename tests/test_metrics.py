@@ -27,6 +27,7 @@ FROZEN = {
     "ucm_matched_tokens_total": ("counter", ()),
     "ucm_failed_lookups_total": ("counter", ("reason",)),
     "ucm_bypassed_lookups_total": ("counter", ()),
+    "ucm_unkeyed_lookups_total": ("counter", ("reason",)),
     "ucm_held_blocks": ("gauge", ()),
     "ucm_quarantined_holds_total": ("counter", ()),
     "ucm_healthy": ("gauge", ()),

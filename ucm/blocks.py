@@ -60,7 +60,7 @@ BlockHash = NewType("BlockHash", bytes)
 PackedKey = NewType("PackedKey", bytes)
 """A ``BlockKey`` in its canonical bytes."""
 
-KEY_SCHEMA_VERSION = 1
+KEY_SCHEMA_VERSION = 2
 _HEADER = struct.Struct(">B16sHH")
 _DIGEST_BYTES = 16
 _MIN_HASH_BYTES, _MAX_HASH_BYTES = 8, 64
@@ -80,8 +80,8 @@ class KeySpace:
     """
     All that must be equal for stored bytes to be interchangeable.
 
-    The engine's block hashes already carry tokens, LoRA, images and cache salt; they
-    carry none of these fields.
+    The engine's block hashes already carry tokens, adapters, images and cache salt;
+    they carry none of these fields.
     """
 
     model: str = attrs.field(validator=_is_text)
@@ -100,6 +100,8 @@ class KeySpace:
     """Algorithm of the engine's block hashes."""
     engine: str = attrs.field(validator=_is_text)
     """The engine and what of its build decides the bytes, such as ``vllm/cpu/vec``."""
+    settings: str = attrs.field(default="{}", validator=_is_text)
+    """What is set of all else that decides the bytes, as JSON."""
 
     def encode(self) -> bytes:
         """Return the canonical bytes: each field as length-prefixed name and value."""

@@ -233,6 +233,10 @@ class UCMConfig:
         "",
         "Names the weights in every key; empty: derived from the model's own files.",
     )
+    immutable_adapters: bool = _field(
+        False,
+        "Reuse LoRA adapters written after the start; no path may be written twice.",
+    )
     enable_event_sync: bool = _field(
         True,
         "Order saves behind events; `false` waits for the device at each save.",

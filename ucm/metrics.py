@@ -142,6 +142,12 @@ METRICS: dict[str, Metric] = {
             "Look-ups that were misses at once, because several before had failed.",
         ),
         Metric(
+            "ucm_unkeyed_lookups_total",
+            MetricKind.COUNTER,
+            ("reason",),
+            "Look-ups that were misses, because it was not known what an adapter holds.",
+        ),
+        Metric(
             "ucm_held_blocks",
             MetricKind.GAUGE,
             (),

@@ -26,6 +26,7 @@ from ucm.errors import ConfigError
 from ucm.line_writer import DescriptorSink, LineWriter, Sink, TextSink
 
 __all__ = [
+    "ADAPTER_PASSED",
     "ENGINE_UNTRIED",
     "EVENT_REFUSED",
     "HOLD_QUARANTINED",
@@ -76,6 +77,7 @@ HOLD_TAKEN: Final = "hold.taken"
 HOLD_RELEASED: Final = "hold.released"
 HOLD_QUARANTINED: Final = "hold.quarantined"
 PREFIX_MATCHED: Final = "prefix.matched"
+ADAPTER_PASSED: Final = "adapter.passed"
 EVENT_REFUSED: Final = "event.refused"
 MEMORY_UNMAPPED: Final = "memory.unmapped"
 MEMORY_UNPINNED: Final = "memory.unpinned"

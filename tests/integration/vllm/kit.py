@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hand-made configurations of an engine, for tests that start none."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -13,6 +15,23 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     SlidingWindowSpec,
 )
+
+TENSORS = {"a": (0, 1 << 20), "b": (1 << 20, 3 << 20), "c": (3 << 20, (3 << 20) + 8)}
+HEADER = json.dumps(
+    {
+        "__metadata__": {"format": "pt"},
+        **{
+            name: {
+                "dtype": "U8",
+                "shape": [stop - start],
+                "data_offsets": [start, stop],
+            }
+            for name, (start, stop) in TENSORS.items()
+        },
+    }
+).encode()
+DATA = 8 + len(HEADER)
+SAFETENSORS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(TENSORS["c"][1])
 
 NUM_BLOCKS = 10
 SHAPE = {"num_kv_heads": 2, "head_size": 8, "dtype": torch.float16}
@@ -82,6 +101,19 @@ def engine_config(model_dir: str, **extra: object) -> SimpleNamespace:
             quantization=None,
             revision=None,
             hf_overrides={},
+            hf_config_path=None,
+            hf_text_config=SimpleNamespace(
+                model_type="llama", rope_parameters={"rope_type": "default"}
+            ),
+            max_model_len=2048,
+            model_weights="",
+            override_generation_config={},
+            seed=0,
+            try_get_generation_config=dict,
+            using_transformers_backend=lambda: False,
+        ),
+        load_config=SimpleNamespace(
+            load_format="auto", download_dir=None, model_loader_extra_config={}
         ),
         cache_config=SimpleNamespace(
             enable_prefix_caching=False,
@@ -108,3 +140,21 @@ def engine_config(model_dir: str, **extra: object) -> SimpleNamespace:
         ),
         max_concurrent_batches=1,
     )
+
+
+def model_files(path: Path) -> Path:
+    """Make a model directory with two weight files and other files beside them."""
+    path.mkdir()
+    (path / "config.json").write_text('{"num_layers": 2}')
+    (path / "README.md").write_text("about")
+    (path / "one.safetensors").write_bytes(SAFETENSORS)
+    (path / "two.bin").write_bytes(b"\1" * 100)
+    (path / "odd.safetensors").write_bytes(b"\1" * 100)
+    return path
+
+
+def change_byte(path, at):
+    """Change one byte of a file and leave its size."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff")

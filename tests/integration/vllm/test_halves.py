@@ -420,7 +420,7 @@ class TestStart:
             facts, keyspace=attrs.evolve(facts.keyspace, weights="others")
         )
         with pytest.raises(
-            LayoutError, match="weights='others', the scheduler has 'r/"
+            LayoutError, match="weights='others', the scheduler has 'r'"
         ):
             engine.scheduler.agree([RankHandshake.of(other)])
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine stores under: equal where bytes may be shared, different elsewhere."""
 
-import json
 import shutil
 from functools import partial
 
@@ -10,105 +9,29 @@ import torch
 import vllm
 
 from tests.integration.vllm.kit import (
+    DATA,
     cache_config,
+    change_byte,
     engine_config,
     full,
+    model_files,
     plain_cache,
 )
 from ucm.errors import ConfigError
-from ucm.integration.vllm.keyspace import (
-    check_hash_algorithm,
-    keyspace_of,
-    weights_digest,
-)
+from ucm.integration.vllm.keyspace import check_hash_algorithm, keyspace_of
 from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.topology import Topology
-
-TENSORS = {"a": (0, 1 << 20), "b": (1 << 20, 3 << 20), "c": (3 << 20, (3 << 20) + 8)}
-HEADER = json.dumps(
-    {
-        "__metadata__": {"format": "pt"},
-        **{
-            name: {
-                "dtype": "U8",
-                "shape": [stop - start],
-                "data_offsets": [start, stop],
-            }
-            for name, (start, stop) in TENSORS.items()
-        },
-    }
-).encode()
-DATA = 8 + len(HEADER)
-SAFETENSORS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(TENSORS["c"][1])
 
 
 @pytest.fixture
 def model(tmp_path):
     """Return a model directory with two weight files and other files beside them."""
-    path = tmp_path / "model"
-    path.mkdir()
-    (path / "config.json").write_text('{"num_layers": 2}')
-    (path / "README.md").write_text("about")
-    (path / "one.safetensors").write_bytes(SAFETENSORS)
-    (path / "two.bin").write_bytes(b"\1" * 100)
-    (path / "odd.safetensors").write_bytes(b"\1" * 100)
-    return path
+    return model_files(tmp_path / "model")
 
 
 @pytest.fixture(autouse=True)
 def _no_seed(monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-
-
-def change_byte(path, at):
-    """Change one byte of a file and leave its size."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(b"\xff")
-
-
-class TestWeightsDigest:
-    def test_copy_in_another_directory_is_equal(self, model, tmp_path):
-        """The same files elsewhere, with other times, have the same digest."""
-        copy = tmp_path / "elsewhere" / "copy"
-        shutil.copytree(model, copy, copy_function=shutil.copyfile)
-        assert weights_digest(model) == weights_digest(copy)
-
-    def test_files_beside_the_weights_do_not_count(self, model):
-        """What decides no byte of the cache may change freely."""
-        before = weights_digest(model)
-        (model / "README.md").write_text("changed")
-        assert before == weights_digest(model)
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda path: change_byte(path / "one.safetensors", DATA),
-            lambda path: change_byte(path / "one.safetensors", DATA + (1 << 20) - 1),
-            lambda path: change_byte(path / "one.safetensors", DATA + (2 << 20)),
-            lambda path: change_byte(path / "one.safetensors", DATA + (3 << 20) + 3),
-            lambda path: change_byte(path / "one.safetensors", DATA - 3),
-            lambda path: change_byte(path / "odd.safetensors", 50),
-            lambda path: change_byte(path / "two.bin", 50),
-            lambda path: (path / "two.bin").write_bytes(b"\1" * 101),
-            lambda path: (path / "two.bin").rename(path / "zwei.bin"),
-            lambda path: (path / "two.bin").unlink(),
-            lambda path: (path / "three.bin").write_bytes(b""),
-            lambda path: (path / "config.json").write_text('{"num_layers": 3}'),
-            lambda path: (path / "config.json").unlink(),
-        ],
-        ids=[
-            *("begin-a", "end-a", "middle-b", "small-c", "header", "no-header"),
-            *("other-format", "size", "renamed", "gone", "added"),
-            *("config", "no-config"),
-        ],
-    )
-    def test_changed_weights_are_others(self, model, change):
-        """X-08: a byte at a tensor's beginning, middle or end, a header, a name, a
-        size, a byte of another format or the configuration makes another digest."""
-        before = weights_digest(model)
-        change(model)
-        assert before != weights_digest(model)
 
 
 class TestHashAlgorithm:
@@ -163,9 +86,9 @@ CHANGES = {
     "quantization": (settings("model_config", quantization="fp8"), "kv_dtype"),
     "overrides": (
         settings("model_config", hf_overrides={"rope_theta": 1}),
-        "weights",
+        "settings",
     ),
-    "override-function": (settings("model_config", hf_overrides=len), "weights"),
+    "dummy": (settings("load_config", load_format="dummy"), "weights"),
     "cache_dtype": (settings("cache_config", cache_dtype="fp8"), "kv_dtype"),
     "hash": (
         settings("cache_config", prefix_caching_hash_algo="sha256_cbor"),
@@ -230,7 +153,7 @@ class TestKeyspace:
         assert {} == plain.diff(named(engine_config(str(model))))
         changed = engine_config(str(model))
         changed.model_config.hf_overrides = {"rope_theta": 1}
-        assert {"weights"} == set(plain.diff(named(changed)))
+        assert {"settings"} == set(plain.diff(named(changed)))
         other = derive(engine_config(str(model)), revision="r2")
         assert {"weights"} == set(plain.diff(other))
 

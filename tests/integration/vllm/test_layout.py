@@ -250,6 +250,13 @@ class TestGroups:
 
 
 class TestRefused:
+    def test_model_without_a_cache_is_refused_by_name(self):
+        """R-21: an encoder has nothing to reuse, and start-up says so with the remedy."""
+        empty = plain_cache()
+        empty.kv_cache_groups = []
+        with pytest.raises(LayoutError, match=r"no KV cache.*encoder-only.*Serve this"):
+            layout_of(empty)
+
     @pytest.mark.parametrize(
         ("spec", "remedy"),
         [

@@ -32,6 +32,7 @@ class TestSetup:
 
     def test_no_settings_at_all_are_the_defaults(self, tmp_path):
         """An engine without our settings passes none, not an empty mapping."""
+        (tmp_path / "model.safetensors").write_bytes(b"")
 
         def unset(config):
             config.kv_transfer_config.kv_connector_extra_config = None

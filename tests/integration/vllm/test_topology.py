@@ -226,10 +226,10 @@ class TestAgreement:
             agreement.add(facts(rank, layout, topology))
         assert [stage("b", "c").max_block_bytes] == agreement.block_bytes()
 
-    @pytest.mark.parametrize(
-        "field", ["model", "weights", "kv_dtype", "hash_algorithm", "engine"]
-    )
-    def test_ranks_that_disagree_are_refused_with_both_values(self, field: str) -> None:
+    @pytest.mark.parametrize("field", ["model", "weights", "hash_algorithm", "engine"])
+    def test_rank_that_disagrees_with_the_scheduler_is_refused(
+        self, field: str
+    ) -> None:
         """X-08: what must be equal and is not is named, with rank and values."""
         topology = Topology(tensor=2)
         agreement = Agreement(topology, facts(0, stage("a"), topology))
@@ -238,6 +238,20 @@ class TestAgreement:
         with pytest.raises(LayoutError, match=f"rank 1 has {field}='another'") as error:
             agreement.add(other)
         assert repr(ours) in str(error.value)
+
+    @pytest.mark.parametrize("field", ["kv_dtype", "settings"])
+    def test_ranks_know_what_the_engine_settles_in_its_workers(
+        self, field: str
+    ) -> None:
+        """R-05: a type that a worker settles while it loads the model is the ranks', and
+        the scheduler's is not held against it; ranks that differ are refused."""
+        topology = Topology(tensor=2)
+        agreement = Agreement(topology, facts(0, stage("a"), topology))
+        agreement.add(facts(0, stage("a"), topology, **{field: "settled"}))
+        with pytest.raises(LayoutError, match=f"rank 1 has {field}='another', rank 0"):
+            agreement.add(facts(1, stage("a"), topology, **{field: "another"}))
+        agreement.add(facts(1, stage("a"), topology, **{field: "settled"}))
+        assert "settled" == getattr(agreement.keyspace(), field)
 
     def test_ranks_of_other_block_sizes_are_refused(self) -> None:
         """Tokens of a hash and of a block are the same on all ranks."""

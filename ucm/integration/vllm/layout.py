@@ -68,8 +68,13 @@ def layout_of(
 
     Raises:
         LayoutError: A kind of KV cache that cannot be mapped safely; names the group,
-            its layers and the kind.
+            its layers and the kind. Or there is none at all.
     """
+    if not config.kv_cache_groups:
+        raise LayoutError(
+            "this model keeps no KV cache (it is encoder-only, or has no attention), so "
+            f"that there is nothing to reuse. {_ANY}"
+        )
     compat.check_groups(config.kv_cache_groups)
     places = dict(compat.places(config))
     order = _execution_order(config)

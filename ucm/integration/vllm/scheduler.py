@@ -3,7 +3,7 @@
 The scheduler's half of the connector: vLLM's words into ours and back.
 
 Threading: all of it runs on the engine's scheduler thread. Nothing here waits; the
-store is asked only through its index.
+store is asked only through its index, and ``Adapters`` reads files on a thread of its own.
 """
 
 import functools
@@ -14,6 +14,7 @@ import attrs
 
 from ucm.blocks import KeySpace
 from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
+from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.compat import (
     BlockTables,
     overwritten_blocks,
@@ -120,6 +121,13 @@ class SchedulerHalf:
         self._requests: dict[str, Any] = {}
         self._local_tokens: dict[str, int] = {}
         self._tables = BlockTables()
+        self._adapters = Adapters(
+            setup.adapters,
+            is_immutable=setup.config.immutable_adapters,
+            counters=self._counters,
+            log=self._log,
+            threads=setup.threads,
+        )
         self._agreement = Agreement(setup.topology, setup.facts(0))
         self._keyspace: KeySpace | None = None
         self._doubts = Doubts(
@@ -162,8 +170,11 @@ class SchedulerHalf:
         """
         Return how many tokens can be loaded, and whether the request waits so long.
 
-        None tokens when the engine is to ask again: the weights are being read.
+        None tokens when the engine is to ask again: the weights are being read, or its
+        LoRA adapter is.
         """
+        if not self._adapters.may_match(request):
+            return None, False
         if self._setup.mode.loads is Loads.NOTHING:
             return 0, False
         self._doubts.look()
@@ -173,7 +184,7 @@ class SchedulerHalf:
         match = self._adapter.match_prefix(
             request.request_id,
             request.num_tokens,
-            request.block_hashes,
+            self._adapters.hashes_of(request),
             computed_tokens,
         )
         self._local_tokens[request.request_id] = computed_tokens
@@ -188,13 +199,14 @@ class SchedulerHalf:
         """Order the load that the engine has decided on."""
         request_id = request.request_id
         self._requests[request_id] = request
+        self._adapters.begun(request_id)
         computed = self._local_tokens.pop(request_id, 0)
         if not external_tokens:
             return
         self._adapter.blocks_allocated(
             request_id,
             tables,
-            request.block_hashes,
+            self._adapters.hashes_of(request),
             computed_tokens=computed,
             external_tokens=external_tokens,
         )
@@ -267,7 +279,7 @@ class SchedulerHalf:
             request_id=request_id,
             computed_tokens=computed_tokens,
             scheduled_tokens=output.num_scheduled_tokens[request_id],
-            hashes=request.block_hashes if request is not None else (),
+            hashes=() if request is None else self._adapters.hashes_of(request),
             tables=_Tables(resolve, request_id),
             new_block_ids=new_block_ids,
             is_new=is_new,
@@ -314,6 +326,7 @@ class SchedulerHalf:
         self._requests.pop(request_id, None)
         self._local_tokens.pop(request_id, None)
         self._tables.forget(request_id)
+        self._adapters.forget(request_id)
         return self._adapter.request_finished(request_id) is Disposition.DEFER
 
     def reset_cache(self) -> bool:
@@ -372,6 +385,7 @@ class SchedulerHalf:
             "requests": len(self._requests),
             "local_tokens": len(self._local_tokens),
             "tables": len(self._tables),
+            "adapters": len(self._adapters),
             **self._adapter.counts(),
         }
 
@@ -380,6 +394,7 @@ class SchedulerHalf:
         if self._is_closed:
             return
         self._is_closed = True
+        self._adapters.close()
         self._store.close()
         self._log.info(SCHEDULER_CLOSED, holds=self._adapter.counts()["holds"])
         close_log(self._log)

@@ -15,7 +15,9 @@ from ucm.blocks import GroupId, KeySpace
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device
 from ucm.errors import ConfigError
+from ucm.integration.vllm.adapters import adapter_settings
 from ucm.integration.vllm.compat import hash_block_tokens
+from ucm.integration.vllm.identity import check_reusable
 from ucm.integration.vllm.keyspace import check_hash_algorithm, keyspace_of
 from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.modes import (
@@ -77,6 +79,7 @@ class Setup:
         recomputes: Whether the engine recomputes after a failed load.
         mode: How blocks are saved and loaded.
         untried: What to warn of, where nobody has tried this release of the engine.
+        adapters: How the engine applies LoRA adapters, as far as it decides the bytes.
         threads: Where clocks, threads and locks come from.
     """
 
@@ -89,6 +92,7 @@ class Setup:
     slot_bytes: int = attrs.field()
     mode: Mode = DIRECT
     untried: str = ""
+    adapters: str = ""
     threads: Threads = SYSTEM
 
     @slot_bytes.default
@@ -108,6 +112,7 @@ class Setup:
         transfer = vllm_config.kv_transfer_config
         config = UCMConfig.from_mapping(transfer.kv_connector_extra_config or {})
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
+        check_reusable(vllm_config)
         parallel = vllm_config.parallel_config
         topology = Topology.of(parallel, kv_cache_config)
         layout = layout_of(
@@ -129,6 +134,7 @@ class Setup:
             recomputes=transfer.kv_load_failure_policy == "recompute",
             mode=choose_mode(_facts(vllm_config, config, layout, topology)),
             untried=untried,
+            adapters=adapter_settings(getattr(vllm_config, "lora_config", None)),
         )
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:

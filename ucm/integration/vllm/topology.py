@@ -34,9 +34,10 @@ __all__ = [
     "largest_stage",
 ]
 
-_KNOWN_TO_RANKS = ("layout", "parallel")
+_KNOWN_TO_RANKS = ("layout", "parallel", "kv_dtype", "settings")
 """Fields of a key space that ranks know better: the scheduler has the layers of the
-first rank, and the engine settles how tokens are interleaved in its workers."""
+first rank, and the engine settles in its workers how tokens are interleaved, and which
+type a KV cache has that is to be the model's own."""
 
 
 @attrs.frozen(kw_only=True)

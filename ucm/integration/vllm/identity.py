@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What of the engine's settings decides the bytes of a block, as text for the key space.
+
+``ucm.integration.vllm.fields`` says for each field whether it counts. Here is what counts
+under a condition, how values become text, and whose blocks nobody may use again.
+"""
+
+import dataclasses
+import enum
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.platforms import current_platform
+
+from ucm.errors import ConfigError
+from ucm.integration.vllm.fields import COUNTED
+
+__all__ = ["check_reusable", "settings_of"]
+
+_LENGTH_FREE = frozenset(
+    {
+        "default",
+        "linear",
+        "llama3",
+        "yarn",
+        "deepseek_yarn",
+        "deepseek_llama_scaling",
+        "proportional",
+    }
+)
+"""Kinds of rotary embedding whose factors come from the model's configuration alone."""
+
+_WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
+
+
+def check_reusable(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
+    """
+    Refuse engines whose blocks no other start of them may use, or not all requests.
+
+    Raises:
+        ConfigError: Names setting and remedy.
+    """
+    model, remedy = vllm_config.model_config, "Serve without kv_connector=UCMConnector."
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        raise ConfigError(
+            "calculate_kv_scales",
+            True,
+            "the scales come from the first batch, so that no other start of the engine "
+            "can read its blocks",
+            "Leave it out and take scales from the checkpoint, or serve without "
+            "kv_connector=UCMConnector.",
+        )
+    if getattr(vllm_config, "diffusion_config", None) is not None:
+        raise ConfigError(
+            "diffusion_config",
+            "set",
+            "tokens look at later ones, so that a block is no function of its prefix",
+            remedy,
+        )
+    if getattr(model, "pooler_config", None) is not None and not getattr(
+        model, "is_prefix_caching_supported", True
+    ):
+        raise ConfigError(
+            "pooler_config",
+            getattr(model.pooler_config, "seq_pooling_type", None),
+            "this pooling needs the output of every token, and tokens that are loaded "
+            "have none",
+            remedy,
+        )
+
+
+def settings_of(vllm_config: Any) -> str:  # noqa: ANN401 - vLLM's VllmConfig
+    """
+    Return what of the engine's settings decides the bytes of blocks, as JSON.
+
+    What is not set is left out, so that the text is short and can be read.
+
+    Raises:
+        ConfigError: A value cannot be told apart from others.
+    """
+    model = vllm_config.model_config
+    found: dict[str, object] = {}
+    for part, names in COUNTED.items():
+        holder: object = vllm_config
+        for step in filter(None, part.split(".")):
+            holder = getattr(holder, step, None)
+        for name in names:
+            found[f"{part}.{name}".lstrip(".")] = getattr(holder, name, None)
+    found |= {
+        "hf_overrides": model.hf_overrides,
+        "length": _length(model),
+        "attention": _generation(model),
+        "draft": _draft(getattr(vllm_config, "speculative_config", None)),
+        "platform": _platform(),
+        "conv_state_layout": getattr(envs, "VLLM_SSM_CONV_STATE_LAYOUT", None),
+        "loader": _loader(vllm_config.load_config),
+    }
+    plain = {name: _plain(name, value) for name, value in found.items() if value}
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+
+def _length(model: Any) -> object:  # noqa: ANN401 - vLLM's ModelConfig
+    """
+    Return the longest request where positions depend on it, else nothing.
+
+    Where the engine fits it into memory, it loads the model before it knows the result.
+    """
+    if _is_length_free(model):
+        return None
+    fitted = getattr(model, "original_max_model_len", None) == -1
+    return "auto" if fitted else getattr(model, "max_model_len", None)
+
+
+def _is_length_free(model: Any) -> bool:  # noqa: ANN401 - vLLM's ModelConfig
+    config = getattr(model, "hf_text_config", None)
+    rope = getattr(config, "rope_parameters", None)
+    if (
+        not isinstance(rope, Mapping)
+        or getattr(model, "multimodal_config", None) is not None
+        or getattr(config, "dual_chunk_attention_config", None) is not None
+        or _is_llama4(config)
+        or model.using_transformers_backend()
+    ):
+        return False
+    # One for all layers, or one for each kind of layer.
+    nested = [one for one in rope.values() if isinstance(one, Mapping)]
+    return all(one.get("rope_type") in _LENGTH_FREE for one in nested or [rope])
+
+
+def _is_llama4(config: object) -> bool:
+    """Return whether temperatures of attention may depend on what is not in its files."""
+    return "llama4" in str(getattr(config, "model_type", ""))
+
+
+def _generation(model: Any) -> object:  # noqa: ANN401 - vLLM's ModelConfig
+    """Return what a generation configuration says of attention, for who reads it."""
+    if not _is_llama4(getattr(model, "hf_text_config", None)):
+        return None
+    said = {**model.try_get_generation_config(), **model.override_generation_config}
+    return {name: said[name] for name in said if name.startswith("attn")}
+
+
+def _draft(speculative: Any) -> object:  # noqa: ANN401 - vLLM's SpeculativeConfig
+    """Return what decides the bytes of layers that draft; their weights count apart."""
+    if speculative is None or speculative.method in _WITHOUT_DRAFT:
+        return None
+    names = (
+        "method",
+        "quantization",
+        "kv_cache_dtype",
+        "index_share_for_mtp_iteration",
+        "parallel_drafting",
+    )
+    return {
+        name: value for name in names if (value := getattr(speculative, name, None))
+    }
+
+
+def _platform() -> object:
+    """Return what two device types of the same name differ in."""
+    if not current_platform.is_rocm():
+        return None
+    return {"rocm": True, "fp8_fnuz": current_platform.is_fp8_fnuz()}
+
+
+def _loader(load: Any) -> object:  # noqa: ANN401 - vLLM's LoadConfig
+    """Return a loader's own settings where they may name what is loaded."""
+    tuned = ("auto", "hf", "safetensors", "fastsafetensors", "runai_streamer")
+    return None if load.load_format in tuned else load.model_loader_extra_config
+
+
+def _plain(key: str, value: object) -> object:
+    """
+    Return a value as JSON has it, the same in every process.
+
+    Raises:
+        ConfigError: Two different values could look alike.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, Path | torch.dtype):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(key, one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(key, one) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted(str(_plain(key, one)) for one in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (field.name for field in dataclasses.fields(value))
+        return {name: _plain(key, getattr(value, name)) for name in fields}
+    module = getattr(value, "__module__", "") or ""
+    if callable(value) and module.partition(".")[0] == "vllm":
+        return f"{module}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    raise ConfigError(
+        key,
+        type(value).__qualname__,
+        "another one of this name may do something else, and keys could not tell",
+        "Give plain values, as JSON has them.",
+    )

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What a model's weights and files are called in keys.
+
+Equal names promise equal weights, so they come from what the engine reads: the files of
+the model's directory. Where these are not the weights, or not all of them, nothing can
+be promised, and the operator has to name the revision.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from ucm.errors import ConfigError
+
+__all__ = ["config_digest", "weights_digest", "weights_name"]
+
+_SAMPLE_BYTES = 4096
+_MAX_HEADER_BYTES = 100 << 20
+_HEADER_DECODER = msgspec.json.Decoder(dict[str, dict[str, Any]])
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
+_CONFIG_SUFFIXES = (".json", ".py")
+_TEXT_ONLY = (
+    "tokenizer",
+    "vocab",
+    "merges",
+    "added_tokens",
+    "special_tokens_map",
+    "chat_template",
+    "tekken",
+    "generation_config",
+)
+"""Beginnings of files that decide which tokens there are, which hashes say themselves."""
+_SAME_FILES = frozenset(
+    {
+        "auto",
+        "hf",
+        "safetensors",
+        "fastsafetensors",
+        "instanttensor",
+        "runai_streamer",
+    }
+)
+"""Load formats that read the same tensors out of the same directory."""
+_LOCAL_FORMATS = _SAME_FILES | {
+    "pt",
+    "npcache",
+    "mistral",
+    "bitsandbytes",
+    "sharded_state",
+    "runai_streamer_sharded",
+}
+
+
+def weights_digest(model_dir: Path) -> str:
+    """
+    Return a digest of a model directory that is the same in every copy of it.
+
+    Takes configuration and code whole. Of a safetensors file it takes name, size, header
+    and beginning, middle and end of each tensor, so that a tensor that was trained
+    further is seen without reading all of it; weights in other formats are read whole.
+    """
+    return _digest(model_dir, lambda path: _is_weights(path) or _is_config(path))
+
+
+def config_digest(model_dir: Path) -> str:
+    """
+    Return a digest of a model directory's configuration and code alone.
+
+    All JSON counts that does not only say how text becomes tokens: which file decides
+    how an image is cut, or how weights were quantised, differs from model to model.
+    """
+    return _digest(model_dir, _is_config)
+
+
+def weights_name(model: Any, load: Any, revision: str) -> str:  # noqa: ANN401 - vLLM's
+    """
+    Name the weights and the files that say what is done with them.
+
+    Args:
+        model: vLLM's ModelConfig.
+        load: vLLM's LoadConfig.
+        revision: The operator's name for them; empty to derive it.
+
+    Raises:
+        ConfigError: They cannot be told apart from others; names ``weights_revision``.
+    """
+    is_dummy = load.load_format == "dummy"
+    if revision:
+        return f"dummy/{model.seed}/{revision}" if is_dummy else revision
+    place = _directory(model.model, model.revision, load.download_dir)
+    if place is None:
+        raise _unnamed(model, "no directory holds them")
+    if is_dummy:
+        name = f"dummy/{model.seed}/{config_digest(place)}"
+    elif problem := _hidden(model, load, place):
+        raise _unnamed(model, problem)
+    else:
+        name = weights_digest(place)
+        name += "" if load.load_format in _SAME_FILES else f"/{load.load_format}"
+    if model.hf_config_path:
+        apart = _directory(model.hf_config_path, None, None)
+        if apart is None:
+            raise _unnamed(model, f"no directory holds {model.hf_config_path}")
+        name += f"/{config_digest(apart)}"
+    return name
+
+
+def _hidden(model: Any, load: Any, place: Path) -> str:  # noqa: ANN401 - vLLM's
+    """Return why a directory does not show the weights; empty if it does."""
+    if model.model_weights:
+        return f"they lie in {model.model_weights}"
+    if load.load_format not in _LOCAL_FORMATS:
+        return f"load_format={load.load_format} may read them from elsewhere"
+    if not any(map(_is_weights, place.iterdir())):
+        return f"{place} holds none"
+    return ""
+
+
+def _unnamed(model: Any, problem: str) -> ConfigError:  # noqa: ANN401 - vLLM's
+    return ConfigError(
+        "weights_revision",
+        "",
+        f"the weights of {model.model} cannot be told apart from other revisions: "
+        f"{problem}",
+        "Set kv_connector_extra_config.weights_revision to a name of this revision, and "
+        "to another one whenever they change.",
+    )
+
+
+def _directory(name: str, revision: str | None, cache: str | None) -> Path | None:
+    """Return the directory of a model that is given by path, or by its name on the hub."""
+    if (path := Path(name)).exists():
+        return path if path.is_dir() else None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for cache_dir in (cache, None):
+        for file in ("config.json", "params.json"):
+            try:
+                found = try_to_load_from_cache(name, file, cache_dir, revision)
+            except HFValidationError:  # an address, or a path that is not there
+                return None
+            if isinstance(found, str):
+                return Path(found).parent
+    return None
+
+
+def _is_weights(path: Path) -> bool:
+    return path.suffix in _WEIGHT_SUFFIXES
+
+
+def _is_config(path: Path) -> bool:
+    return path.suffix in _CONFIG_SUFFIXES and not path.name.startswith(_TEXT_ONLY)
+
+
+def _digest(directory: Path, counts: Callable[[Path], bool]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if not counts(path) or not path.is_file():
+            continue
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            if path.suffix != ".safetensors" or not _sample_tensors(digest, file):
+                file.seek(0)
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _sample_tensors(digest: "hashlib._Hash", file: BinaryIO) -> bool:
+    """
+    Take the header and some of each tensor; False if it is no safetensors file.
+
+    Format: 8 bytes little endian length, JSON header, data.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if length > _MAX_HEADER_BYTES:
+        return False
+    header = file.read(length)
+    try:
+        tensors = _HEADER_DECODER.decode(header)
+    except msgspec.MsgspecError:
+        return False
+    digest.update(header)
+    for name in sorted(tensors):
+        start, stop = tensors[name].get("data_offsets", (0, 0))
+        for at in (start, (start + stop) // 2, stop - _SAMPLE_BYTES):
+            file.seek(8 + length + max(start, at))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return True
