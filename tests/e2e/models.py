@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 __all__ = [
+    "BERT",
     "DEEPSEEK",
     "GEMMA2",
     "GEMMA3",
@@ -24,6 +25,7 @@ __all__ = [
     "LLAMA",
     "LLAMA4",
     "LLAMA_DEMO",
+    "LLAMA_LONGROPE",
     "MAMBA2",
     "MISTRAL",
     "QWEN3_NEXT",
@@ -227,6 +229,38 @@ QWEN3_NEXT = Recipe(
     dtype="bfloat16",
 )
 """Three layers of gated delta net, whose state is recurrent, and one of attention."""
+
+LLAMA_LONGROPE = attrs.evolve(
+    LLAMA,
+    name="llama-longrope",
+    config=LLAMA.config
+    | {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 1024,
+            "short_factor": [1.0] * 16,
+            "long_factor": [1.0 + 0.5 * at for at in range(16)],
+        },
+    },
+)
+"""One of two sets of rotary factors, by the length of the longest request."""
+
+BERT = Recipe(
+    name="bert",
+    config_class="BertConfig",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 512,
+        "is_decoder": True,
+    },
+)
+"""What becomes an encoder with ``hf_overrides``; it is written as a decoder."""
 
 MAMBA2 = Recipe(
     name="mamba2",

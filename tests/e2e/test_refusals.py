@@ -136,6 +136,36 @@ class TestStore:
 
 
 class TestModels:
+    def test_encoder_is_refused(self, tmp_path: Path) -> None:
+        """R-21: a model without a KV cache is named as such, with the remedy."""
+        with pytest.raises(LayoutError, match=r"no KV cache.*encoder-only.*Serve this"):
+            start(
+                models.make_model(models.BERT),
+                ucm_config(tmp_path / "slab"),
+                runner="pooling",
+                max_model_len=512,
+                load_format="dummy",
+                hf_overrides={"architectures": ["BertModel"], "is_decoder": False},
+            )
+
+    def test_weights_that_cannot_be_seen_are_refused(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """R-06: a loader that is not known to read the directory's files is named, with
+        the setting that stands for the weights; with it, the engine starts."""
+        from vllm.model_executor.model_loader import register_model_loader
+        from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+        register_model_loader("from_elsewhere")(type("Any", (DummyModelLoader,), {}))
+        config = ucm_config(tmp_path / "slab")
+        with pytest.raises(ConfigError, match=r"weights_revision.*from_elsewhere"):
+            start(llama, config, load_format="from_elsewhere")
+        named = change(config, weights_revision="r1")
+        with in_process_engine(
+            llama, kv_transfer_config=named, load_format="from_elsewhere"
+        ):
+            pass
+
     @pytest.mark.parametrize(
         ("recipe", "options", "named"),
         [

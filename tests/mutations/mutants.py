@@ -10,6 +10,7 @@ from tests.mutations.of_doors import DOORS
 from tests.mutations.of_drivers import DRIVERS
 from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
+from tests.mutations.of_keys import KEYS
 from tests.mutations.of_lanes import LANES
 from tests.mutations.of_modes import MODES
 from tests.mutations.of_numbers import NUMBERS
@@ -47,4 +48,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *RELEASES,
     *NUMBERS,
     *WEIGHTS,
+    *KEYS,
 )

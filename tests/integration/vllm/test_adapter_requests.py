@@ -12,7 +12,6 @@ from tests.integration.vllm.adapter_kit import SlowThreads, request, write_adapt
 from tests.integration.vllm.host_kit import world
 from tests.integration.vllm.test_halves import Engine, make_setup
 from ucm.integration.vllm.scheduler import SchedulerHalf
-from ucm.testing.host import HostSettings
 
 BLOCKS = (1, 2, 3)
 
@@ -149,12 +148,10 @@ def test_host_whose_requests_have_adapters_breaks_no_rule(
     """R-05: look-ups that are put off, preemptions, aborts and hits of requests with and
     without an adapter leave nothing behind, and load what was saved."""
     monkeypatch.setattr("ucm.integration.vllm.adapters._MARGIN_NS", -(10**18))
-    settings = HostSettings()
     with world(
         seed,
         num_ranks=1,
         is_whole=True,
-        settings=settings,
         wrap=lambda connector: _Adapted(connector, adapter),
     ) as running:
         running.run(400)

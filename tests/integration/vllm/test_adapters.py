@@ -3,6 +3,7 @@
 
 import os
 import shutil
+import threading
 import time
 
 import pytest
@@ -252,6 +253,8 @@ class TestWaiting:
         assert 3 == len(adapters.hashes_of(one))
         adapters.close()
         adapters.close()
+        names = {thread.name for thread in threading.enumerate()}
+        assert "ucm-adapters" not in names
         assert adapters.may_match(request("s", adapter))
         assert [] == list(adapters.hashes_of(request("s", adapter)))
 

@@ -3,6 +3,7 @@
 
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,6 +145,30 @@ class TestKeyspace:
         plain = derive(engine_config(str(model)))
         change_byte(model / "one.safetensors", DATA)
         assert {"weights"} == set(plain.diff(derive(engine_config(str(model)))))
+
+    def test_weights_of_a_draft_count(self, model, tmp_path):
+        """R-05: a head that drafts keeps blocks beside the model's, of weights of its
+        own; one that uses the model's files adds nothing."""
+        draft = model_files(tmp_path / "draft")
+
+        def drafting(path):
+            config = engine_config(str(model))
+            config.speculative_config = SimpleNamespace(
+                method="eagle",
+                draft_model_config=engine_config(str(path)).model_config,
+            )
+            return derive(config)
+
+        plain, first = drafting(model), drafting(draft)
+        assert {"weights"} == set(plain.diff(first))
+        change_byte(draft / "one.safetensors", DATA)
+        assert {"weights"} == set(first.diff(drafting(draft)))
+
+    def test_model_of_object_storage_is_called_by_its_address(self, model):
+        """R-06: the engine puts its JSON into a directory of another name."""
+        config = engine_config("/tmp/streamed/1a2b")
+        config.model_config.model_weights = "s3://bucket/llama"
+        assert "llama" == derive(config, revision="r1").model
 
     def test_operators_name_stands_for_the_weights(self, model):
         """A named revision is not derived from files, but still covers overrides."""

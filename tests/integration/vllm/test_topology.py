@@ -227,9 +227,7 @@ class TestAgreement:
         assert [stage("b", "c").max_block_bytes] == agreement.block_bytes()
 
     @pytest.mark.parametrize("field", ["model", "weights", "hash_algorithm", "engine"])
-    def test_rank_that_disagrees_with_the_scheduler_is_refused(
-        self, field: str
-    ) -> None:
+    def test_ranks_that_disagree_are_refused_with_both_values(self, field: str) -> None:
         """X-08: what must be equal and is not is named, with rank and values."""
         topology = Topology(tensor=2)
         agreement = Agreement(topology, facts(0, stage("a"), topology))

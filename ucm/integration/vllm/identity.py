@@ -68,8 +68,8 @@ def check_reusable(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfi
         raise ConfigError(
             "pooler_config",
             getattr(model.pooler_config, "seq_pooling_type", None),
-            "this pooling needs the output of every token, and tokens that are loaded "
-            "have none",
+            "the result depends on the output of every token, or tokens on later ones, "
+            "and those that are loaded have none",
             remedy,
         )
 

@@ -112,7 +112,6 @@ class Setup:
         transfer = vllm_config.kv_transfer_config
         config = UCMConfig.from_mapping(transfer.kv_connector_extra_config or {})
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
-        check_reusable(vllm_config)
         parallel = vllm_config.parallel_config
         topology = Topology.of(parallel, kv_cache_config)
         layout = layout_of(
@@ -120,6 +119,7 @@ class Setup:
             topology.decode_context,
             hash_block_tokens(kv_cache_config, vllm_config),
         )
+        check_reusable(vllm_config)
         return cls(
             config=config,
             layout=layout,
