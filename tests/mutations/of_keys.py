@@ -19,6 +19,9 @@ _TEXT = f"{_TESTS}/test_identity.py::TestText"
 _REUSABLE = f"{_TESTS}/test_identity.py::TestReusable"
 _EVERY = f"{_TESTS}/test_identity.py::TestFields"
 _NAMES = f"{_TESTS}/test_weights.py::TestName"
+_FILES = f"{_TESTS}/test_weights.py::TestWeightsDigest"
+_RANKS = f"{_TESTS}/test_topology.py::TestAgreement"
+_LAYOUTS = f"{_TESTS}/test_layout.py::TestRefused"
 _CONTENT = f"{_TESTS}/test_adapters.py::TestContent"
 _KNOWN = f"{_TESTS}/test_adapters.py::TestKnown"
 _WAITING = f"{_TESTS}/test_adapters.py::TestWaiting"
@@ -133,10 +136,7 @@ KEYS = (
         file="ucm/integration/vllm/topology.py",
         find='("layout", "parallel", "kv_dtype", "settings")',
         replace='("layout", "parallel")',
-        killers=(
-            f"{_TESTS}/test_topology.py::TestAgreement"
-            "::test_ranks_know_what_the_engine_settles_in_its_workers",
-        ),
+        killers=(f"{_RANKS}::test_ranks_know_what_the_engine_settles_in_its_workers",),
     ),
     Mutant(
         name="no_cache_no_word",
@@ -144,10 +144,7 @@ KEYS = (
         file="ucm/integration/vllm/layout.py",
         find="    if not config.kv_cache_groups:\n",
         replace="    if not config:\n",
-        killers=(
-            f"{_TESTS}/test_layout.py::TestRefused"
-            "::test_model_without_a_cache_is_refused_by_name",
-        ),
+        killers=(f"{_LAYOUTS}::test_model_without_a_cache_is_refused_by_name",),
     ),
     # Weights.
     Mutant(
@@ -188,10 +185,7 @@ KEYS = (
         file=_WEIGHTS,
         find="return path.suffix in _CONFIG_SUFFIXES and not path.name.startswith(_TEXT_ONLY)",
         replace='return path.name == "config.json"',
-        killers=(
-            f"{_TESTS}/test_weights.py::TestWeightsDigest"
-            "::test_files_that_say_what_is_computed_count",
-        ),
+        killers=(f"{_FILES}::test_files_that_say_what_is_computed_count",),
     ),
     Mutant(
         name="download_dir_passed_by",
@@ -262,8 +256,8 @@ KEYS = (
         name="one_look_for_good",
         why="A request that comes back keeps the hashes of an adapter that is gone.",
         file=_ADAPTERS,
-        find="if use is None or use.is_spent or ",
-        replace="if use is None or ",
+        find="            or use.is_spent\n",
+        replace="",
         killers=(f"{_WAITING}::test_request_that_begins_anew_is_looked_at_anew",),
     ),
     Mutant(
