@@ -31,6 +31,7 @@ EVENTS = {
     "PREFIX_MATCHED": "prefix.matched",
     "RUNTIME_CLOSED": "runtime.closed",
     "RUNTIME_FAILED": "runtime.failed",
+    "ADAPTER_PASSED": "adapter.passed",
     "EVENT_REFUSED": "event.refused",
     "MEMORY_UNMAPPED": "memory.unmapped",
     "MEMORY_UNPINNED": "memory.unpinned",

@@ -50,14 +50,14 @@ _SETTINGS = (
     "enable_moe_shared_loras",
 )
 
-CHANGED: Final = "changed"
-UNREADABLE: Final = "unreadable"
-LATE: Final = "late"
-CROWDED: Final = "crowded"
+_CHANGED: Final = "changed"
+_UNREADABLE: Final = "unreadable"
+_LATE: Final = "late"
+_CROWDED: Final = "crowded"
 _REMEDIES = {
-    CHANGED: "Give each version a path of its own and restart the engine, or set "
+    _CHANGED: "Give each version a path of its own and restart the engine, or set "
     "immutable_adapters if no path is ever written again.",
-    UNREADABLE: "Give the adapter as a local directory.",
+    _UNREADABLE: "Give the adapter as a local directory.",
 }
 
 
@@ -200,7 +200,7 @@ class Adapters:
             return True
         if not use.look.is_over and now < use.since + _LONGEST_WAIT_S:
             return False
-        problem = use.look.problem if use.look.is_over else LATE
+        problem = use.look.problem if use.look.is_over else _LATE
         use.hashes = () if problem else SaltedHashes(request, use.look.salt)
         if problem:
             self._pass_over(adapter, problem)
@@ -235,7 +235,7 @@ class Adapters:
         look = _Look(adapter)
         self._open = [one for one in self._open if not one.is_over]
         if self._is_closed or len(self._open) >= _MAX_OPEN:
-            look.problem, look.is_over = CROWDED, True
+            look.problem, look.is_over = _CROWDED, True
             return look
         if self._thread is None:
             self._thread = self._threads.thread(self._run, "ucm-adapters")
@@ -264,7 +264,7 @@ class Adapters:
             except _PassedOverError as exc:
                 look.problem = str(exc)
             except (OSError, ValueError):
-                look.problem = UNREADABLE
+                look.problem = _UNREADABLE
             look.is_over = True
 
 
@@ -299,7 +299,7 @@ class _Files:
         """
         directory = Path(adapter.lora_path).expanduser().absolute()
         if getattr(adapter, "tensorizer_config_dict", None):
-            raise _PassedOverError(UNREADABLE)
+            raise _PassedOverError(_UNREADABLE)
         signature, changed_ns = _stamp(directory)
         known = self._known.get(directory)
         if self._before_ns is None:
@@ -307,11 +307,11 @@ class _Files:
         else:
             is_changed = changed_ns >= self._before_ns
         if is_changed:
-            raise _PassedOverError(CHANGED)
+            raise _PassedOverError(_CHANGED)
         if known is None or known[0] != signature:
             known = signature, _digest(directory)
             if _stamp(directory)[0] != signature:
-                raise _PassedOverError(CHANGED)
+                raise _PassedOverError(_CHANGED)
             if len(self._known) >= _MAX_KNOWN:
                 del self._known[next(iter(self._known))]
             self._known[directory] = known
