@@ -317,7 +317,7 @@ KEYS = (
         file=_SCHEDULER,
         find="            tables,\n            self._adapters.hashes_of(request),",
         replace="            tables,\n            request.block_hashes,",
-        killers=(f"{_REUSE}::test_adapter_hits_its_own_content_only",),
+        killers=(f"{_REUSE}::test_engine_that_only_saves_knows_the_adapter_as_well",),
     ),
     Mutant(
         name="adapter_not_forgotten",

@@ -96,7 +96,8 @@ class TestReuse:
             assert 3 == engine.compute(request("t"))
 
     def test_engine_that_only_saves_knows_the_adapter_as_well(self, tmp_path, adapter):
-        """R-05: a producer looks nothing up, and saves under what the adapter holds."""
+        """R-05: a producer looks nothing up, and saves under what the adapter holds; a
+        consumer loads by the same hashes."""
         setup = make_setup(tmp_path, immutable_adapters=True, log={"level": "off"})
         mode = attrs.evolve(setup.mode, loads=type(setup.mode.loads).NOTHING)
         engine = LoraEngine(attrs.evolve(setup, mode=mode))
@@ -105,6 +106,8 @@ class TestReuse:
         with an_engine(tmp_path) as engine:
             one = request("s", adapter)
             assert (48, True) == engine.match(one)
+            engine.scheduler.allocated(one, [[5, 6, 7]], 48)
+            assert (set(), {"s"}, set()) == engine.work(engine.plan())
             engine.scheduler.finished("s")
 
 
