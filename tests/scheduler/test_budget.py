@@ -162,6 +162,31 @@ class TestLoads:
             plan.unfinished,
         )
 
+    def test_request_that_does_not_wait_hits_as_far_as_the_step_has_room(
+        self, index: SetIndex
+    ) -> None:
+        """A step's loads are bounded in blocks as well, at the match: a hit is as long as
+        there is room, a miss when there is none, and whole again in the next step."""
+        index.put(0, HASHES[:8])
+        adapter = make_adapter(
+            ONE_FULL, index, max_step_blocks=5, full_hits=False, parks=False
+        )
+        found = []
+        for name in ("a", "b", "c"):
+            tokens = adapter.match_prefix(name, 14, HASHES[:3], 0).tokens
+            found.append(tokens)
+            adapter.blocks_allocated(
+                name,
+                [[1, 2, 3]],
+                HASHES[:3],
+                computed_tokens=0,
+                external_tokens=tokens,
+            )
+        assert [12, 8, 0] == found
+        loads = adapter.plan_step(StepFacts()).loads
+        assert 5 == sum(len(one.block_ids) for one in loads)
+        assert 12 == adapter.match_prefix("c", 14, HASHES[:3], 0).tokens
+
     def test_request_whose_id_fits_into_no_message_is_left_alone(
         self, adapter: SchedulerAdapter, index: SetIndex
     ) -> None:

@@ -89,7 +89,7 @@ class LoadQueue:
 
     def __init__(self, layout: KVLayout, max_blocks: int, *, parks: bool) -> None:
         self._layout = layout
-        self._max_blocks = max_blocks if parks else sys.maxsize
+        self._max_blocks = max_blocks
         self._parks = parks
         self._orders: list[SpanOrder] = []
 
@@ -105,7 +105,8 @@ class LoadQueue:
         if self._parks:
             return sys.maxsize
         nbytes = _LOAD_NBYTES - sum(map(order_nbytes, self._orders))
-        blocks = max(0, nbytes) // block_nbytes(request_id)
+        blocks = self._max_blocks - sum(len(each.block_ids) for each in self._orders)
+        blocks = max(0, min(blocks, nbytes // block_nbytes(request_id)))
         groups = self._layout.groups
         return blocks // len(groups) * min(group.block_tokens for group in groups)
 
@@ -127,7 +128,7 @@ class LoadQueue:
             nbytes += order_nbytes(order)
             if at and nbytes > _LOAD_NBYTES and self._parks:
                 return at, "" if is_other else order.request_id
-            if at and is_other and blocks >= self._max_blocks:
+            if at and is_other and self._parks and blocks >= self._max_blocks:
                 return at, ""
             blocks += len(order.block_ids)
             generation = order.generation
