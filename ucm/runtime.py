@@ -158,9 +158,7 @@ class Runtime:
         row_ids: Sequence[RowId] | None = None,
     ) -> None:
         """
-        Ask for tickets; never blocks, wakes the loop once.
-
-        ``poll`` tells also of orders that the queue refuses.
+        Ask for tickets; never blocks, wakes the loop once. Refusals ``poll`` tells.
 
         Args:
             orders: In the order of service. As a rule iterated on the loop, to spare the

@@ -330,11 +330,7 @@ class SchedulerAdapter:
         self.rekey(keyspace_digest)
 
     def doubt(self, epoch: int) -> None:
-        """
-        Find and save nothing for now, and nothing more of what has computed already.
-
-        Holds stay: the device may still read. *epoch* goes to the ranks.
-        """
+        """Find and save nothing for now, but keep holds; *epoch* goes to the ranks."""
         self._epoch = epoch
         self._lives.stop_saving()
         self._matcher.rekey(b"")

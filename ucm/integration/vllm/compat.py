@@ -140,7 +140,7 @@ FEATURES = {
     "sleep_hooks": Feature(
         (0, 33),
         "unregister_kv_caches, restore_kv_caches",
-        "nothing tells a connector that the memory of the KV cache goes",
+        "the worker's sleep, discard and wake_up are watched",
     ),
 }
 """Every difference that this door looks at, by name."""

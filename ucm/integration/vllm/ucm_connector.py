@@ -54,8 +54,6 @@ INHERITED_ON_PURPOSE = {
     "has_pending_block_frees": "delayed frees are as short as a copy",
     "has_pending_push_work": "nothing is pushed to other engines",
     "supports_sleep_mode": "the base says yes",
-    "unregister_kv_caches": "nothing reads or writes while the engine sleeps",
-    "restore_kv_caches": "the same memory comes back at the same addresses",
 }
 """Hooks of the base that are left as they are, each with the reason."""
 
@@ -120,11 +118,6 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def _make_setup(self, vllm_config: Any, kv_cache_config: Any) -> Setup:  # noqa: ANN401 - vLLM's
         """Derive what both halves agree on; tests put another store in."""
         return Setup.of(vllm_config, kv_cache_config)
-
-    @classmethod
-    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ANN401 - vLLM's
-        """Return True: the KV cache is let go of and taken again."""
-        return True
 
     @property
     def requires_kv_delivery(self) -> bool:
