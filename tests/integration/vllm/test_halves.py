@@ -334,7 +334,7 @@ class TestHealth:
         """R-19: a bypassed store serves nothing, and says so."""
         assert 1 == self.healthy(engine)
         engine.save()
-        with (tmp_path / "slab" / "index.lock").open() as file:
+        with (tmp_path / "slab" / "index").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             engine.worker._store._slab.index.header[Word.VERSION] |= 1
             for _ in range(3):
