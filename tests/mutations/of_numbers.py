@@ -18,6 +18,7 @@ _TRANSFERS = "ucm/scheduler/transfers.py"
 _WORKER = "ucm/integration/vllm/worker.py"
 _DENIALS = "tests/scheduler/test_transfers.py::TestDenials"
 _HALVES = "tests/integration/vllm/test_halves.py"
+_HEALTH = "tests/integration/vllm/test_health.py"
 _ORDERS = "tests/integration/vllm/test_worker_orders.py"
 _REPORTS = "tests/integration/vllm/test_outbox.py::TestOutbox"
 _LEDGER = "tests/scheduler/test_holds.py::TestHoldLedger"
@@ -175,9 +176,9 @@ NUMBERS = (
         find='self._counters.set("ucm_healthy", int(self._is_serving))',
         replace='self._counters.set("ucm_healthy", 1)',
         killers=(
-            f"{_HALVES}::TestHealth::test_failed_rank_is_not_outvoted",
-            f"{_HALVES}::TestHealth::test_store_that_does_not_answer_is_told",
-            f"{_HALVES}::TestHealth::test_closed_store_is_told",
+            f"{_HEALTH}::TestHealth::test_failed_rank_is_not_outvoted",
+            f"{_HEALTH}::TestHealth::test_store_that_does_not_answer_is_told",
+            f"{_HEALTH}::TestHealth::test_closed_store_is_told",
         ),
     ),
     Mutant(
@@ -189,7 +190,7 @@ NUMBERS = (
         self._counters = Counters()
         self._counters.set("ucm_healthy", 1)
 """,
-        killers=(f"{_HALVES}::TestHealth::test_failed_rank_is_not_outvoted",),
+        killers=(f"{_HEALTH}::TestHealth::test_failed_rank_is_not_outvoted",),
     ),
     # Counts.
     Mutant(
@@ -230,7 +231,7 @@ NUMBERS = (
         find="            self._lines.append(line)\n",
         replace="            self._sink.write(line)\n",
         killers=(
-            f"{_HALVES}::TestLog::test_no_hook_waits_for_a_standard_error_that_nobody_reads",
+            f"{_HEALTH}::TestLog::test_no_hook_waits_for_a_standard_error_that_nobody_reads",
         ),
     ),
     Mutant(
@@ -287,7 +288,7 @@ NUMBERS = (
         file=_SCHEDULER,
         find="        close_log(self._log)\n",
         replace="",
-        killers=(f"{_HALVES}::TestLog::test_both_halves_close_their_logs",),
+        killers=(f"{_HEALTH}::TestLog::test_both_halves_close_their_logs",),
     ),
     Mutant(
         name="worker_leaves_its_log_open",
@@ -295,6 +296,6 @@ NUMBERS = (
         file=_WORKER,
         find="        close_log(self._log)\n",
         replace="",
-        killers=(f"{_HALVES}::TestLog::test_both_halves_close_their_logs",),
+        killers=(f"{_HEALTH}::TestLog::test_both_halves_close_their_logs",),
     ),
 )
