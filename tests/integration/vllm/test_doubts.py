@@ -92,9 +92,9 @@ class TestChanged:
         engine.scheduler.reset_cache()
         engine.ask()
         assert NOTHING == engine.look_up()
-        offered = engine.worker._counters.total("ucm_offered_blocks_total")
+        offered = engine.worker._counters.total("ucm_offered_parts_total")
         engine.save("n")
-        assert offered == engine.worker._counters.total("ucm_offered_blocks_total")
+        assert offered == engine.worker._counters.total("ucm_offered_parts_total")
         assert 0 == engine.scheduler.stats().data["gauges"]["ucm_weights_proven"]
         engine.empty()
         engine.model.load_weights(1.0)
@@ -225,6 +225,7 @@ class TestInFlight:
         assert (set(), {"s"}, {"s"}) == engine.work(engine.plan())
         engine.scheduler.finished("s")
         engine.ask()
+        assert engine.scheduler.stats().reduce()["ucm_load_failures_total"] > 0
         assert HIT == engine.look_up()
 
 

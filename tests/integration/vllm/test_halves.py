@@ -246,7 +246,7 @@ class TestTogether:
         assert (0, False) == engine.scheduler.match(request("s"), 0)
         engine.save("t", (5, 6, 7))
         assert 3 == engine.worker._counters.total(
-            "ucm_settled_blocks_total", outcome="failed", reason="unavailable"
+            "ucm_settled_parts_total", outcome="failed", reason="unavailable"
         )
         failed = engine.scheduler._counters.total("ucm_failed_lookups_total")
         assert 2 == failed
