@@ -25,6 +25,8 @@ _SHOWN = {
     "use_layerwise": "`use_layerwise`",
     "overlapping_batches": "batches overlap",
     "local_cache": "prefix caching",
+    "micro_batches": "micro-batches",
+    "speculation": "speculation",
 }
 
 
@@ -63,18 +65,20 @@ def _described(mode: Mode, middle: str) -> str:
 def _combinations() -> Iterable[str]:
     yield (
         "| `hit_ratio` | context parallel | `use_layerwise` | the model's KV cache "
-        "| batches overlap | prefix caching | mode | saves | loads |"
+        "| batches overlap | prefix caching | micro-batches | speculation "
+        "| mode | saves | loads |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     mock = choose_mode(Facts(is_mock=True))
-    yield f"| set | any | any | any | any | any | {_outcome(mock)} |"
+    yield f"| set{' | any' * 7} | {_outcome(mock)} |"
     for facts in all_facts():
         if facts.is_mock or facts.kv_role != "kv_both":
             continue
         yield (
             f"| unset | {_yes(facts.context_parallel)} | {_yes(facts.use_layerwise)} "
             f"| {facts.shape.value} | {_yes(facts.overlapping_batches)} "
-            f"| {_yes(facts.local_cache)} | {_outcome(choose_mode(facts))} |"
+            f"| {_yes(facts.local_cache)} | {_yes(facts.micro_batches)} "
+            f"| {_yes(facts.speculation)} | {_outcome(choose_mode(facts))} |"
         )
 
 

@@ -151,7 +151,7 @@ class TestRowSaves:
             saves = RowSaves(rig.runtime, LAYOUT)
             saves.begin([group_of(save(1), save(2, 10))])
             saves.layer_done(LAYERS[0], DoneFence)
-            saves.drop(UNFINISHED)
+            saves.drop()
             outcomes = rig.settle()
             assert {UNFINISHED} == {one.reason for one in outcomes.values()}
             assert [1, 2] == sorted(rig.told(NoticeKind.RELEASED))

@@ -32,10 +32,13 @@ from ucm.reasons import Reason
 from ucm.threads import Threads
 from ucm.tracing import Log
 
-__all__ = ["UNFINISHED", "Intake", "Order"]
+__all__ = ["UNFINISHED", "UNSUBMITTED", "Intake", "Order"]
 
 UNFINISHED: Final = Reason.UNFINISHED
 """Why a save was dropped: the forward pass ended before it wrote all rows."""
+
+UNSUBMITTED: Final = Reason.UNSUBMITTED
+"""Why an order came to nothing: its step ended before it was carried out."""
 
 
 @attrs.frozen(kw_only=True)

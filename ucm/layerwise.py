@@ -19,7 +19,7 @@ import attrs
 
 from ucm.blocks import RowId
 from ucm.devices.abc import Fence
-from ucm.intake import UNFINISHED, Order
+from ucm.intake import UNFINISHED, UNSUBMITTED, Order
 from ucm.layout import KVLayout
 from ucm.reasons import Reason
 from ucm.runtime import Runtime
@@ -90,14 +90,16 @@ class RowSaves:
 
     def begin(self, groups: Sequence[SpanGroup]) -> None:
         """Take the saves of a step; what the former step left unfinished is dropped."""
-        self.drop(UNFINISHED)
+        self.drop()
         self._groups = groups
 
-    def drop(self, reason: Reason) -> None:
-        """Give up the saves whose rows did not all come: their forward pass has failed."""
+    def drop(self) -> None:
+        """Give up the saves whose rows did not all come: their step ended before."""
         for group in self._groups:
-            if group.submitted and not group.is_whole:
-                self._runtime.abandon(group.transfer_ids, reason)
+            if not group.submitted:
+                self._runtime.decline(group.orders, UNSUBMITTED)
+            elif not group.is_whole:
+                self._runtime.abandon(group.transfer_ids, UNFINISHED)
         self._groups = ()
 
     def layer_done(self, layer_name: str, make_fence: Callable[[], Fence]) -> None:

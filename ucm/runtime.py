@@ -23,10 +23,12 @@ from ucm.affinity import AffinityPlan, bind_thread, format_cpulist
 from ucm.blocks import RowId, TransferId
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
-from ucm.errors import DeviceTimeoutError, PipelineClosedError
+from ucm.devices.events import FailedFence
+from ucm.errors import DeviceError, PipelineClosedError
 from ucm.intake import UNFINISHED, Intake, Order
 from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
+from ucm.pipeline.engine_waits import EngineWaits
 from ucm.pipeline.pipeline import Pipeline
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
 from ucm.pipeline.tickets import Admission, Outcome, OutcomeKind, Ticket
@@ -46,7 +48,6 @@ from ucm.waker import Waker
 __all__ = ["Order", "Runtime"]
 
 _START_TIMEOUT_S = 10.0
-_MARGIN_S = 1.0
 
 
 class Runtime:
@@ -61,6 +62,8 @@ class Runtime:
         log: The process's log.
         threads: Where the clock, threads and locks come from.
         affinity: Where copy threads run; as the system pleases if not given.
+        confirms: The engine overwrites blocks before it says so: a save is committed
+            only once ``poll`` has told of its release.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Runtime:
         log: Log,
         threads: Threads = SYSTEM,
         affinity: AffinityPlan | None = None,
+        confirms: bool = False,
     ) -> None:
         self._store = store
         self._device = device
@@ -93,6 +97,7 @@ class Runtime:
             recorder=self._recorder,
             on_failure=self._fail,
             take_in=self._take_in,
+            confirms=confirms,
             threads=threads,
             on_copy_thread=self._bind_copy_thread,
         )
@@ -105,6 +110,15 @@ class Runtime:
             on_failure=self._fail,
         )
         self._open = self._intake.open
+        self._waits = EngineWaits(
+            self._open,
+            self._pipeline.queue,
+            counters,
+            timeout=config.timeout,
+            clock=self._clock,
+            wake=self._wake,
+        )
+        self._confirms = confirms
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waker: Waker | None = None
         self._started = threads.event()
@@ -184,6 +198,12 @@ class Runtime:
         self._intake.add_rows(transfer_ids, row_ids, fence)
         self._wake()
 
+    def decline(self, orders: Iterable[Order], reason: Reason) -> None:
+        """Take orders that nothing is to be done for: they are counted and end at once."""
+        made = list(orders)
+        self.submit(made, FailedFence(DeviceError(reason)))
+        self.abandon([order.transfer_id for order in made], reason)
+
     def abandon(self, transfer_ids: Iterable[int], reason: Reason) -> None:
         """Cancel tickets whose missing rows will not come."""
         self._take_in()
@@ -210,7 +230,8 @@ class Runtime:
         def landed(ticket: Ticket, timeout: float) -> bool:
             return ticket.wait_copied(row_ids, timeout)
 
-        return self._wait_loads(transfer_ids, landed)
+        self._take_in()
+        return self._waits.for_loads(transfer_ids, landed)
 
     def wait_loaded(self, transfer_ids: Iterable[int]) -> list[int]:
         """Block until loads are over and nothing writes their blocks; as ``wait_rows``."""
@@ -218,28 +239,8 @@ class Runtime:
         def over(ticket: Ticket, timeout: float) -> bool:
             return ticket.wait_told(timeout) and ticket.guard.wait_released(timeout)
 
-        return self._wait_loads(transfer_ids, over)
-
-    def _wait_loads(
-        self, transfer_ids: Iterable[int], is_over: Callable[[Ticket, float], bool]
-    ) -> list[int]:
         self._take_in()
-        limit = self._clock() + self._timeout.load + self._timeout.stuck + _MARGIN_S
-        failed = []
-        for transfer_id in transfer_ids:
-            ticket = self._open.get(TransferId(transfer_id))
-            if ticket is None:
-                failed.append(transfer_id)
-                continue
-            if not is_over(ticket, max(0.0, limit - self._clock())):
-                raise DeviceTimeoutError(
-                    f"transfer {transfer_id} still writes blocks of request "
-                    f"{ticket.request_id} that the engine is about to use"
-                )
-            outcome = ticket.outcome
-            if outcome is not None and outcome.kind is not OutcomeKind.COMMITTED:
-                failed.append(transfer_id)
-        return failed
+        return self._waits.for_loads(transfer_ids, over)
 
     def poll(self) -> list[Notice]:
         """Return what has happened since the last call. Never blocks."""
@@ -251,6 +252,8 @@ class Runtime:
         for notice in notices:
             if notice.kind is NoticeKind.SETTLED:
                 self._open.pop(notice.ticket.transfer_id, None)
+            elif notice.kind is NoticeKind.RELEASED:
+                notice.ticket.guard.is_confirmed = True
         return notices
 
     def wait_for_notice(self, timeout: float) -> None:
@@ -258,35 +261,25 @@ class Runtime:
         if self.num_open and not self._failure:
             self._mailbox.wait(timeout)
 
-    def fence(self, transfer_ids: Sequence[int]) -> None:
+    def fence(
+        self, transfer_ids: Sequence[int], overwritten: Sequence[int] = ()
+    ) -> None:
         """
         Make sure that no save is stored with bytes the engine now overwrites.
 
         Blocks until the named saves have read their blocks, at most the configured
         time. One that has not begun by then is dropped; one that still copies is torn
         and will not be committed. Unknown ids are over already.
+
+        Args:
+            transfer_ids: Saves whose blocks are overwritten when this returns.
+            overwritten: Saves whose blocks may be overwritten already. Nothing is
+                waited for: what they copied counts only if ``poll`` told of it before.
         """
-        if not transfer_ids:
-            return
-        self._take_in()
-        tickets = [
-            ticket
-            for transfer_id in transfer_ids
-            if (ticket := self._open.get(TransferId(transfer_id))) is not None
-            and not ticket.guard.is_released
-        ]
-        if not tickets:
-            return
-        started = self._clock()
-        for ticket in tickets:
-            self._pipeline.queue.promote(ticket.lane_key)
-        self._wake()
-        for ticket in tickets:
-            left = started + self._timeout.fence - self._clock()
-            if self._failure or not ticket.guard.wait_released(max(0.0, left)):
-                ticket.guard.revoke(Reason.RECYCLED)
-        self._wake()
-        self._counters.observe("ucm_fence_wait_seconds", self._clock() - started)
+        if transfer_ids or overwritten:
+            self._take_in()
+            self._waits.tear(overwritten)
+            self._waits.for_saves(transfer_ids, lambda: self._failure)
 
     def quiesce(self) -> bool:
         """Take all blocks back as ``fence`` does; False if a copy still touches some."""
@@ -319,6 +312,8 @@ class Runtime:
         self._take_in()
         rowwise = self._pipeline.unfinished()
         self.abandon([ticket.transfer_id for ticket in rowwise], UNFINISHED)
+        if self._confirms:  # no step will tell any more what it overwrites
+            self.abandon(self._waits.unconfirmed(), Reason.UNCONFIRMED)
         self._closed = True
         self._pipeline.queue.refuse(Admission.CLOSED)
         drained = not self._failure and self.flush(self._timeout.shutdown)

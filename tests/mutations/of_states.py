@@ -93,9 +93,9 @@ STATES = (
     Mutant(
         name="copy_not_fenced",
         why="The engine copies onto a block that a save still reads.",
-        file=_REQUESTS,
-        find="written = set(self.overwritten)",
-        replace="written = set[int]()",
+        file="ucm/scheduler/holds.py",
+        find="torn = self.readers_of(overwritten)",
+        replace="torn = self.readers_of(())",
         killers=(f"{_FENCES}::test_block_that_a_step_overwrites_is_fenced",),
     ),
     # The order of layers.

@@ -259,8 +259,14 @@ class Host(Workers):
             for transfer_id in held
             if written.intersection(self.tickets[transfer_id].order.block_ids)
         }
-        assert expected == set(plan.fences)
-        for transfer_id in plan.fences:
+        overwritten = {
+            transfer_id
+            for transfer_id in held
+            if facts.overwritten.intersection(self.tickets[transfer_id].order.block_ids)
+        }
+        assert overwritten == set(plan.overwritten)
+        assert expected - overwritten == set(plan.fences)
+        for transfer_id in (*plan.fences, *plan.overwritten):
             self.count("fenced")
             for rank in list(self.tickets[transfer_id].to_read):
                 self.read(rank, transfer_id)

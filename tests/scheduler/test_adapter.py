@@ -29,12 +29,12 @@ from ucm.scheduler.requests import Disposition, StepFacts
 class TestPlans:
     def test_empty_facts_give_an_empty_plan(self, adapter: SchedulerAdapter) -> None:
         """S1-24: A step without any facts orders nothing and counts up."""
-        assert StepPlan(keyspace_digest=DIGEST, step=1) == adapter.plan_step(
-            StepFacts()
-        )
-        assert StepPlan(keyspace_digest=DIGEST, step=2) == adapter.plan_step(
-            StepFacts()
-        )
+        assert StepPlan(
+            keyspace_digest=DIGEST, step=1, is_idle=True
+        ) == adapter.plan_step(StepFacts())
+        assert StepPlan(
+            keyspace_digest=DIGEST, step=2, is_idle=True
+        ) == adapter.plan_step(StepFacts())
 
     def test_second_plan_without_news_is_empty(self, index: SetIndex) -> None:
         """S3-06: A plan resets what was for its step and leaves the facts alone."""

@@ -37,9 +37,9 @@ class TestLoads:
         adapter.blocks_allocated(
             "r", [[1, 2]], HASHES[:2], computed_tokens=0, external_tokens=0
         )
-        assert StepPlan(keyspace_digest=DIGEST, step=1) == adapter.plan_step(
-            StepFacts()
-        )
+        assert StepPlan(
+            keyspace_digest=DIGEST, step=1, is_idle=True
+        ) == adapter.plan_step(StepFacts())
         assert [] == index.touched
 
     def test_load_leaves_out_what_is_computed_and_is_touched(

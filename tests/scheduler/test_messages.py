@@ -42,6 +42,7 @@ PLANS = st.builds(
     unfinished=st.text(max_size=9),
     saves=st.lists(ORDERS, max_size=3).map(tuple),
     fences=TUPLES_OF_IDS,
+    overwritten=TUPLES_OF_IDS,
     deferred=st.lists(
         st.builds(Deferral, request_id=st.text(max_size=9), generation=IDS), max_size=3
     ).map(tuple),
@@ -147,6 +148,7 @@ def test_plan_is_empty_only_without_any_order() -> None:
         StepPlan(step=3, loads=(order,)),
         StepPlan(step=3, saves=(order,)),
         StepPlan(step=3, fences=(1,)),
+        StepPlan(step=3, overwritten=(1,)),
         StepPlan(step=3, deferred=(Deferral(request_id="r", generation=1),)),
     ):
         assert not orders.is_empty

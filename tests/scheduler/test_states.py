@@ -191,13 +191,17 @@ class TestLoads:
 
 class TestFences:
     def test_block_that_a_step_overwrites_is_fenced(self) -> None:
-        """S1-22: copies onto a block, and clearing it, wait for the save that reads it
-        though no request was given the block."""
+        """S1-22, R-01: copies onto a block, and clearing it, name the save that reads it
+        apart, though no request was given the block, and though one was."""
         adapter = make_adapter(LAYOUT, SetIndex())
         plan = adapter.plan_step(facts(prefill("r", (9, 16))))
         (state,) = (each for each in plan.saves if each.group_id == RECURRENT)
         plan = adapter.plan_step(StepFacts(overwritten=frozenset({9, 50})))
-        assert (state.transfer_id,) == plan.fences
+        assert ((), (state.transfer_id,)) == (plan.fences, plan.overwritten)
+        given = StepFacts(scheduled=(prefill("s", (9, 1)),), overwritten=frozenset({9}))
+        again = adapter.plan_step(given)
+        assert plan.overwritten == again.overwritten
+        assert set(plan.overwritten).isdisjoint(again.fences)
 
     def test_state_is_fenced_when_its_block_is_given_away(self) -> None:
         """S1-22: the engine takes a state's block back two steps after its boundary."""

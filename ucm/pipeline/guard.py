@@ -15,6 +15,11 @@ Copies of several rows may be under way at once; the guard is COPYING until all 
 overwrite the blocks meanwhile, so what was copied must never be committed, and the
 blocks are released as soon as the copies are over.
 
+Some engines overwrite blocks before they call any hook. A copy that was over when the
+engine's thread last looked is *confirmed*: what is overwritten later cannot have torn
+it. ``tear`` takes blocks back that may be overwritten already: it tears also what is
+released and not confirmed.
+
 Threading: guards are used from engine, loop and copy threads, under one lock.
 """
 
@@ -58,7 +63,15 @@ class BlockGuard:
         changed: Shared by all guards of a runtime; its own if none is given.
     """
 
-    __slots__ = ("_changed", "_copies", "_on_release", "_state", "revoked", "torn")
+    __slots__ = (
+        "_changed",
+        "_copies",
+        "_on_release",
+        "_state",
+        "is_confirmed",
+        "revoked",
+        "torn",
+    )
 
     def __init__(
         self,
@@ -69,6 +82,8 @@ class BlockGuard:
         self._on_release = on_release
         self._state = _Guarded.FREE
         self._copies = 0
+        self.is_confirmed = False
+        """Whether the engine's thread has seen that the blocks were released."""
         self.revoked = Reason.NONE
         self.torn = Reason.NONE
 
@@ -132,6 +147,14 @@ class BlockGuard:
             self._mark_released(reason)
         self._on_release()
         return True
+
+    def tear(self, reason: Reason) -> None:
+        """Let nothing count that was copied, unless it was confirmed."""
+        with self._changed:
+            if self.is_confirmed:
+                return
+            self.torn = self.torn or reason
+        self.revoke(reason)
 
     def quarantine(self) -> bool:
         """Give a copy up that does not end; False when none is under way."""

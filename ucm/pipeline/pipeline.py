@@ -56,6 +56,7 @@ class Pipeline:
         recorder: Told of everything.
         on_failure: Called once when a copy thread has died or is stuck; any thread.
         take_in: Called on the loop before the queue is looked at; offers what is new.
+        confirms: See ``save_chain``.
         threads: Where the clock, threads and locks come from.
         on_copy_thread: Called on each copy thread before its first job.
     """
@@ -70,6 +71,7 @@ class Pipeline:
         recorder: Recorder,
         on_failure: Callable[[str], None],
         take_in: Callable[[], None],
+        confirms: bool = False,
         threads: Threads = SYSTEM,
         on_copy_thread: Callable[[], None] = lambda: None,
     ) -> None:
@@ -78,7 +80,7 @@ class Pipeline:
         )
         self.recorder = recorder
         self._segments = {
-            Direction.SAVE: save_chain(store, device).segments(),
+            Direction.SAVE: save_chain(store, device, confirms=confirms).segments(),
             Direction.LOAD: load_chain(store, device).segments(),
         }
         self._window = queue.window

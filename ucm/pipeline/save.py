@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The save chain: event wait → gather → transfer → commit.
+The save chain: event wait → gather → transfer → (confirm) → commit.
 
 ``EventWait`` lets the item pass when its bytes are written. ``Gather`` copies device
 pages straight into the store's slots; with the last row the source is released.
@@ -8,11 +8,14 @@ pages straight into the store's slots; with the last row the source is released.
 no slots of its own. ``Commit`` publishes. These two run as one call on a thread of their
 own, so that blocks are held for as long as the copy takes, however slow the store is; on
 an asynchronous device ``GatherWait`` waits for its fence before them. A copy that has
-begun is always waited for, also when its ticket is over.
+begun is always waited for, also when its ticket is over. ``Confirm`` is there for engines
+that overwrite blocks before they say so: it waits until the engine's thread has seen the
+copy's end, which is then older than anything that it overwrites later.
 """
 
 import contextlib
 
+import anyio
 import attrs
 
 from ucm.blocks import RowId
@@ -27,6 +30,7 @@ from ucm.stores.abc import Store, WriteLease
 
 __all__ = [
     "Commit",
+    "Confirm",
     "EventWait",
     "Finished",
     "Gather",
@@ -39,6 +43,9 @@ __all__ = [
     "copy_over",
     "save_chain",
 ]
+
+_LOOK_S = 0.002
+"""How often a confirmation is looked for; it comes once in a step of the engine."""
 
 
 @attrs.frozen
@@ -180,6 +187,24 @@ class Transfer(CopyStage[Gathered, Sealed]):
         return Sealed(ticket, given.row_ids, given.is_whole)
 
 
+class Confirm(LoopStage[Sealed, Sealed]):
+    """Waits until the engine's thread knows whether the copy was torn."""
+
+    name = "confirm"
+
+    def try_now(self, given: Sealed) -> Sealed | None:
+        """Return at once while rows are missing, or if it is known already."""
+        guard = given.ticket.guard
+        is_known = not given.is_whole or guard.is_confirmed or guard.torn
+        return given if is_known else None
+
+    async def run(self, given: Sealed) -> Sealed:
+        """Return when it is known; ``Commit`` looks at what it is."""
+        while self.try_now(given) is None:  # noqa: ASYNC110 - told on another thread
+            await anyio.sleep(_LOOK_S)
+        return given
+
+
 class Commit(CopyStage[Sealed, Finished]):
     """Publishes the blocks."""
 
@@ -215,9 +240,21 @@ def _lease(ticket: Ticket) -> WriteLease:
     return ticket.write_lease
 
 
-def save_chain(store: Store, device: Device) -> Chain[Queued, Finished]:
-    """Return the save chain for a device."""
+def save_chain(
+    store: Store, device: Device, *, confirms: bool = False
+) -> Chain[Queued, Finished]:
+    """
+    Return the save chain for a device.
+
+    Args:
+        store: Where blocks go.
+        device: Where they come from.
+        confirms: The engine overwrites blocks before it calls any hook.
+    """
     gathered = Chain.start(EventWait()).then(Gather(store, device))
     if not device.is_synchronous:
         gathered = gathered.then(GatherWait())
-    return gathered.then(Transfer()).then(Commit())
+    sealed = gathered.then(Transfer())
+    if confirms:
+        sealed = sealed.then(Confirm())
+    return sealed.then(Commit())

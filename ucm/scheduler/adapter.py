@@ -15,8 +15,8 @@ come in this order::
 What must hold:
 
 - Blocks are held from the plan that saves them until every rank has released them, or
-  given up a copy that does not end. A plan that hands a held block to a new owner, loads into one, or comes with a step that
-  overwrites one, fences the readers.
+  given up a copy that does not end. A plan that hands a held block to a new owner, or
+  loads into one, fences the readers; what the engine overwrites itself it names apart.
 - A state that the engine offers is saved by the plan of the same step, or never: soon
   after, its block is another's.
 - A finished request is deferred only if its own life holds blocks. It has no open
@@ -251,7 +251,9 @@ class SchedulerAdapter:
         deferred, self._new_deferrals = cut_deferrals(self._new_deferrals)
         lives = [self._enter(request) for request in facts.scheduled]
         # Before the saves: these read what this step writes, after it was written.
-        fences = self._fences(facts, loads)
+        fences, overwritten = self._ledger.readers_apart(
+            facts.written_blocks(self._layout, loads), facts.overwritten
+        )
         is_keyed = bool(self._matcher.keyspace_digest)
         may_save = self._saves_at_all and is_keyed and not self._bypass
         self._cut_plans += bool(unfinished or self._new_deferrals)
@@ -263,7 +265,9 @@ class SchedulerAdapter:
             unfinished=unfinished,
             saves=self._selector.orders(facts, lives) if may_save else (),
             fences=fences,
+            overwritten=overwritten,
             deferred=deferred,
+            is_idle=not facts.scheduled,
         )
 
     # From the workers.
@@ -378,13 +382,6 @@ class SchedulerAdapter:
                 prefix = request.prefix_blocks(group, at)
                 life.loads |= self._transfers.loads_into(prefix)
         return life
-
-    def _fences(self, facts: StepFacts, loads: Iterable[SpanOrder]) -> tuple[int, ...]:
-        """Return the saves that read what this step overwrites."""
-        written = facts.written_blocks(self._layout)
-        for order in loads:
-            written.update(order.block_ids)
-        return tuple(sorted(self._ledger.readers_of(written)))
 
     def _block(
         self, group: GroupLayout, at: int, table: Sequence[int], hashes: Sequence[bytes]

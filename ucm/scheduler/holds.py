@@ -123,6 +123,13 @@ class HoldLedger:
             readers.update(self._by_block.get(block_id, ()))
         return readers
 
+    def readers_apart(
+        self, written: Iterable[int], overwritten: Iterable[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the readers of blocks, and apart those that also read overwritten ones."""
+        torn = self.readers_of(overwritten)
+        return tuple(sorted(self.readers_of(written) - torn)), tuple(sorted(torn))
+
     @property
     def held_blocks(self) -> int:
         """Distinct blocks that some ticket reads."""

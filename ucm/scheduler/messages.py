@@ -100,11 +100,14 @@ class StepPlan:
         unfinished: The request of whose loads more come with the next plan; empty if
             there is none.
         saves: Tickets to save once this step's forward pass has run.
-        fences: Save tickets whose blocks this step overwrites: their device reads
-            must be over before the forward pass.
+        fences: Save tickets whose blocks the forward pass, or a load, overwrites:
+            their device reads must be over before it.
+        overwritten: Save tickets whose blocks the engine clears or copies onto by
+            itself. Some engines do so before they call any hook.
         deferred: Requests that finished since the last plan and wait for release.
         epoch: Grows each time that the weights may have changed; a worker that sees a
             new one reads its weights and answers.
+        is_idle: The step computes nothing.
     """
 
     step: int
@@ -114,12 +117,15 @@ class StepPlan:
     unfinished: str = ""
     saves: tuple[SpanOrder, ...] = ()
     fences: tuple[int, ...] = ()
+    overwritten: tuple[int, ...] = ()
     deferred: tuple[Deferral, ...] = ()
+    is_idle: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Whether a worker has nothing to do for it."""
-        return not (self.loads or self.saves or self.fences or self.deferred)
+        orders = self.loads or self.saves or self.fences
+        return not (orders or self.overwritten or self.deferred)
 
 
 @attrs.frozen(kw_only=True)

@@ -116,17 +116,19 @@ class StepFacts:
     Args:
         scheduled: Who runs.
         preempted: Whose blocks were taken away.
-        overwritten: Blocks that the engine writes besides those that it has given to
-            the scheduled requests: copied onto, or cleared.
+        overwritten: Blocks that the engine clears or copies onto by itself, beside the
+            forward pass.
     """
 
     scheduled: tuple[ScheduledRequest, ...] = ()
     preempted: frozenset[str] = frozenset()
     overwritten: frozenset[int] = frozenset()
 
-    def written_blocks(self, layout: KVLayout) -> set[int]:
-        """Return the blocks that a new owner writes in this step."""
-        written = set(self.overwritten)
+    def written_blocks(
+        self, layout: KVLayout, loads: Iterable[SpanOrder] = ()
+    ) -> set[int]:
+        """Return the blocks that loads, and the forward pass for new owners, write."""
+        written = {block_id for order in loads for block_id in order.block_ids}
         for request in self.scheduled:
             for at, group in enumerate(layout.groups):
                 new = set(request.new_block_ids[at])

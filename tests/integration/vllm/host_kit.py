@@ -121,7 +121,7 @@ class WorkerDoor:
 
     def start_load_kv(self, context) -> None:
         """Forward; never waits for what the engine waits for."""
-        self.half.start_loads(is_idle=False)
+        self.half.start_loads()
 
     def wait_for_layer_load(self, name) -> None:
         """Forward; waits where layers load their own rows."""

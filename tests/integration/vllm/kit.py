@@ -131,7 +131,9 @@ def engine_config(model_dir: str, **extra: object) -> SimpleNamespace:
             nnodes_within_dp=1,
             world_size=1,
             rank=0,
+            use_ubatching=False,
         ),
+        speculative_config=None,
         device_config=SimpleNamespace(device_type="cpu"),
         kv_transfer_config=SimpleNamespace(
             kv_connector_extra_config=extra,

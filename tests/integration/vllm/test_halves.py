@@ -80,7 +80,7 @@ class Engine:
         worker.fence(plan)
         worker.bind(plan)
         for _ in range(times):
-            worker.start_loads(is_idle=True)
+            worker.start_loads()
             worker.submit_saves()
         worker.clear()
         sent, received, failed = worker.finished()

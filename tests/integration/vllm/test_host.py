@@ -11,7 +11,7 @@ from tests.testing.host_kit import BUSY, HYBRID, ONE_FULL, RECURRENT, missing
 from ucm.blocks import GroupId
 from ucm.errors import StoreUnavailableError
 from ucm.layout import KVLayout
-from ucm.scheduler.requests import Life, ScheduledRequest, StepFacts
+from ucm.scheduler.requests import Life, ScheduledRequest
 from ucm.scheduler.transfers import BlockRef
 from ucm.testing.faults import Fault, FaultPlan, raising
 from ucm.testing.host import HostAssertionError, HostSettings, Odds, Rule
@@ -48,13 +48,9 @@ class TestSpoiltHalves:
         if mistake == "tails":
             monkeypatch.setattr(Life, "offered", offered_tails)
         else:
-            inner = StepFacts.written_blocks
             monkeypatch.setattr(
-                StepFacts,
-                "written_blocks",
-                lambda facts, layout: inner(
-                    attrs.evolve(facts, overwritten=frozenset()), layout
-                ),
+                "ucm.integration.vllm.scheduler.overwritten_blocks",
+                lambda _: frozenset(),
             )
         settings = HostSettings(odds=BUSY)
         assert any(

@@ -78,7 +78,7 @@ class TestLateLoads:
             load = an_order(2, TransferKind.LOAD, range(9, 11))
             plan = StepPlan(step=2, loads=(load,), keyspace_digest=KEYSPACE.digest)
             half.bind(PlanEnvelope(encode(plan)))
-            half.start_loads(is_idle=False)
+            half.start_loads()
             half.wait_for_layer(LAYERS[0])
             assert half._runtime.flush(60.0)
             half.wait_for_layer(LAYERS[2])
@@ -102,7 +102,7 @@ class TestLateLoads:
             load = an_order(2, TransferKind.LOAD, range(9, 11))
             plan = StepPlan(step=2, loads=(load,), keyspace_digest=KEYSPACE.digest)
             half.bind(PlanEnvelope(encode(plan)))
-            half.start_loads(is_idle=False)
+            half.start_loads()
             half.wait_for_layer(LAYERS[0])
             assert half._runtime.flush(60.0)
             another = attrs.evolve(

@@ -170,10 +170,10 @@ class TestLoads:
             rank.fence(plan)
             rank.bind(plan)
             for _ in range(2):
-                rank.start_loads(is_idle=True)
+                rank.start_loads()
                 rank.submit_saves()
             rank.clear()
-            rank.start_loads(is_idle=True)
+            rank.start_loads()
             assert (set(), {"a"}, set()) == rank.finished()
             assert (set(), set(), set()) == rank.finished()
             assert rank.report() is None

@@ -14,6 +14,7 @@ from tests.integration.vllm.kit import (
     engine_config,
     full,
     plain_cache,
+    state,
     window,
 )
 from ucm.config import Switch, UCMConfig
@@ -35,6 +36,11 @@ from ucm.layout import GroupKind
 
 EXPECTED = """
 cp layerwise shape overlap cache : mode saves loads, with * for any
+
+Above all of it, where a forward pass runs in parts: layer-wise becomes
+layerwise-microbatches, whole blocks and asynchronous. Where there is a drafter, the lines
+of one group of full attention without context ranks become layerwise-speculation,
+layer-wise and asynchronous.
 
 -  -  single    -  *  : direct                     whole     async
 -  -  single    o  *  : direct                     whole     async
@@ -68,7 +74,7 @@ cp l  recurrent o  *  : context-parallel-layerwise layerwise async
 def expected() -> dict[Facts, tuple[str, Saves, Loads]]:
     """Return the table above with all roles, and with the mock beside it."""
     table = {}
-    for line in EXPECTED.strip().splitlines()[2:]:
+    for line in EXPECTED.strip().splitlines()[7:]:
         given, outcome = (part.split() for part in line.split(":"))
         name, saves, loads = outcome
         facts = Facts(
@@ -80,10 +86,25 @@ def expected() -> dict[Facts, tuple[str, Saves, Loads]]:
         full_mode = (name, Saves[saves.upper()], Loads[loads.upper()])
         mock = ("mock", Saves.NOTHING, Loads.CLAIMED)
         caches = {"-": (False,), "c": (True,), "*": (False, True)}[given[4]]
-        for local_cache, (is_mock, (name, saves, loads)) in itertools.product(
-            caches, ((False, full_mode), (True, mock))
+        for local_cache, parts, drafts, is_mock in itertools.product(
+            caches, *[(False, True)] * 3
         ):
-            one = attrs.evolve(facts, is_mock=is_mock, local_cache=local_cache)
+            name, saves, loads = full_mode
+            is_single = (facts.shape, given[0]) == (Shape.SINGLE, "-")
+            if facts.use_layerwise and drafts and is_single:
+                name, loads = "layerwise-speculation", Loads.ASYNC
+            if facts.use_layerwise and parts:
+                name, saves = "layerwise-microbatches", Saves.WHOLE
+                loads = Loads.ASYNC
+            if is_mock:
+                name, saves, loads = mock
+            one = attrs.evolve(
+                facts,
+                is_mock=is_mock,
+                local_cache=local_cache,
+                micro_batches=parts,
+                speculation=drafts,
+            )
             table[one] = (name, saves, loads)
             table[attrs.evolve(one, kv_role="kv_producer")] = (
                 name,
@@ -103,7 +124,7 @@ class TestTable:
         """S4-32: for each combination of flags and facts the mode is that of the table
         in this file, which changes only together with the changelog."""
         table = expected()
-        assert 2 * 2 * 2 * 3 * 2 * 2 * 3 == len(table)
+        assert 2 * 2 * 2 * 3 * 2 * 2 * 2 * 2 * 3 == len(table)
         assert set(table) == set(all_facts())
         found = {}
         for facts in all_facts():
@@ -148,15 +169,18 @@ class TestTable:
                 assert Saves.NOTHING is mode.saves
 
     def test_layerwise_is_as_asked_for_saves_and_as_possible_for_loads(self):
-        """Saves are layer-wise wherever that is asked for; loads only where a failure
-        can be told and harms nobody else: full attention alone, one batch at a time, no
-        context ranks, no cache of the engine's."""
+        """R-03, R-04: saves are layer-wise wherever that is asked for, unless a layer runs
+        in parts; loads only where a failure can be told and harms nobody else: full
+        attention alone, one batch at a time, no context ranks, no cache of the engine's,
+        no layers behind the forward pass."""
         for facts in all_facts():
             mode = choose_mode(facts)
             if facts.is_mock:
                 continue
             assert (mode.saves is Saves.LAYERWISE) == (
-                facts.use_layerwise and facts.kv_role != "kv_consumer"
+                facts.use_layerwise
+                and not facts.micro_batches
+                and facts.kv_role != "kv_consumer"
             )
             possible = (
                 facts.use_layerwise
@@ -164,6 +188,8 @@ class TestTable:
                 and not facts.overlapping_batches
                 and not facts.context_parallel
                 and not facts.local_cache
+                and not facts.micro_batches
+                and not facts.speculation
                 and facts.kv_role != "kv_producer"
             )
             assert possible == (mode.loads is Loads.LAYERWISE)
@@ -257,6 +283,58 @@ class TestSetup:
 
         made = setup(tmp_path, plain_cache(), change, use_layerwise=True)
         assert "layerwise-overlapping" == made.mode.name
+
+    @pytest.mark.parametrize(
+        ("micro_batches", "speculation", "name"),
+        [
+            (False, None, "layerwise"),
+            (False, object(), "layerwise-speculation"),
+            (True, None, "layerwise-microbatches"),
+            (None, None, "layerwise-microbatches"),
+            (False, "silent", "layerwise-speculation"),
+        ],
+    )
+    def test_engine_that_runs_layers_otherwise_falls_back_by_name(
+        self, tmp_path, micro_batches, speculation, name
+    ):
+        """R-03, R-04: an engine whose layers run in parts, or behind the forward pass, or
+        that does not say so, gets what is safe."""
+
+        def change(config):
+            if micro_batches is None:
+                del config.parallel_config.use_ubatching
+            else:
+                config.parallel_config.use_ubatching = micro_batches
+            if speculation == "silent":
+                del config.speculative_config
+            else:
+                config.speculative_config = speculation
+
+        made = setup(tmp_path, plain_cache(), change, use_layerwise=True)
+        assert name == made.mode.name
+
+    @pytest.mark.parametrize(
+        ("second", "groups", "expected"),
+        [
+            (False, (["a"], full()), (False, False)),
+            (True, (["a"], full()), (True, False)),
+            (True, (["a"], state()), (True, True)),
+            (False, (["a"], state()), (False, False)),
+            (None, (["a"], state()), (True, True)),
+        ],
+    )
+    def test_order_of_the_engines_runner_is_found(
+        self, tmp_path, second, groups, expected
+    ):
+        """R-01: what runs on the second runner, or does not say on which, overwrites before
+        it says so; copies are confirmed only where blocks are ever cleared."""
+
+        def change(config):
+            if second is not None:
+                config.use_v2_model_runner = second
+
+        made = setup(tmp_path, cache_config(groups), change)
+        assert expected == (made.overwrites_first, made.confirms)
 
     def test_groups_come_from_the_engine(self, tmp_path):
         """S4-33: what the KV cache configuration says decides, nothing has to be set."""

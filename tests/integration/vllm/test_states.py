@@ -116,4 +116,4 @@ def test_blocks_that_the_engine_writes_itself_are_fenced(
     made = SchedulerOutput.make_empty()
     made.scheduled_cached_reqs = CachedRequestData.make_empty()
     plan = plan_in(half.plan(described(made, {}, **options)))
-    assert (state.transfer_id,) == plan.fences
+    assert ((), (state.transfer_id,)) == (plan.fences, plan.overwritten)

@@ -105,7 +105,7 @@ class Ranks(Engine):
         for worker in self.workers:
             worker.fence(plan)
             worker.bind(plan)
-            worker.start_loads(is_idle=False)
+            worker.start_loads()
             worker.submit_saves()
             worker.clear()
             assert worker._runtime.flush(60.0)

@@ -79,6 +79,9 @@ def working(
     mode: Mode = DIRECT,
     config: dict[str, object] | None = None,
     memory: torch.Tensor | None = None,
+    *,
+    overwrites_first: bool = False,
+    confirms: bool = False,
 ) -> Iterator[WorkerHalf]:
     """Run a worker's half, over zeroed memory if none is given."""
     setup = LocalSetup(
@@ -88,6 +91,8 @@ def working(
         keyspace=KEYSPACE,
         num_blocks=NUM_BLOCKS,
         recomputes=True,
+        overwrites_first=overwrites_first,
+        confirms=confirms,
         plan=plan or FaultPlan(),
         at_event=at_event or {},
     )
@@ -120,7 +125,7 @@ def step(half: WorkerHalf, plan: StepPlan) -> tuple[set[str], set[str], set[str]
     envelope = PlanEnvelope(encode(attrs.evolve(plan, keyspace_digest=KEYSPACE.digest)))
     half.fence(envelope)
     half.bind(envelope)
-    half.start_loads(is_idle=False)
+    half.start_loads()
     half.submit_saves()
     told = half.finished()
     half.clear()
@@ -204,6 +209,6 @@ class TestSaves:
                 loads=(an_order(3, TransferKind.LOAD, range(20, 24)),),
             )
             half.bind(PlanEnvelope(encode(other)))
-            half.start_loads(is_idle=False)
+            half.start_loads()
             assert half._runtime.flush(60.0)
             assert {"r"} == half.finished()[2]

@@ -39,7 +39,7 @@ def forward(
     envelope = PlanEnvelope(encode(attrs.evolve(plan, keyspace_digest=KEYSPACE.digest)))
     half.fence(envelope)
     half.bind(envelope)
-    half.start_loads(is_idle=False)
+    half.start_loads()
     for layer in LAYERS:
         half.wait_for_layer(layer)
         in_layer(layer)
@@ -264,7 +264,7 @@ class TestLoads:
             half.report()
             plan = StepPlan(step=2, loads=(load,), keyspace_digest=KEYSPACE.digest)
             half.bind(PlanEnvelope(encode(plan)))
-            half.start_loads(is_idle=False)
+            half.start_loads()
             half.submit_saves()
             half.finished()
             assert {9, 10} == half.bad_blocks()

@@ -105,7 +105,7 @@ class TestBlocks:
         with working() as half:
             for _ in range(3):
                 half.bind(PlanEnvelope(encode(plan)))
-                half.start_loads(is_idle=False)
+                half.start_loads()
                 half.submit_saves()
             assert half._runtime.flush(60.0)
             for direction in ("save", "load"):

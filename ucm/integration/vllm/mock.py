@@ -197,7 +197,7 @@ class MockWorkerHalf:
         """Forget this step's plan."""
         self._plan = None
 
-    def start_loads(self, *, is_idle: bool) -> None:
+    def start_loads(self) -> None:
         """Take the plan's loads as over."""
         if self._plan is None or self._plan.step == self._loaded_step:
             return

@@ -3,8 +3,8 @@
 How blocks are saved and loaded, decided in one place from flags and facts.
 
 ``RULES`` is the decision: the first rule whose ``when`` agrees with the facts holds. Its
-order is the precedence: mock by ``hit_ratio``, context parallel, layer-wise by what the
-layout and the engine allow, whole blocks. Pure; both halves of the connector decide
+order is the precedence: mock by ``hit_ratio``, micro-batches, context parallel,
+layer-wise by what the layout and the engine allow, whole blocks. Pure; both halves of the connector decide
 alike.
 
 Why loads are layer-wise under conditions: such a load has no request of its own that
@@ -95,6 +95,9 @@ class Facts:
         overlapping_batches: The engine begins a step before it knows how the former
             ended: asynchronous scheduling, or pipeline stages.
         local_cache: The engine finds blocks again in its own cache.
+        micro_batches: The engine may run a forward pass in parts, each of which calls
+            the hooks of every layer.
+        speculation: A drafter may run behind the forward pass, with layers of its own.
         kv_role: One of ``ROLES``.
     """
 
@@ -104,6 +107,8 @@ class Facts:
     shape: Shape = Shape.SINGLE
     overlapping_batches: bool = False
     local_cache: bool = False
+    micro_batches: bool = False
+    speculation: bool = False
     kv_role: str = attrs.field(default="kv_both", validator=attrs.validators.in_(ROLES))
 
 
@@ -153,6 +158,16 @@ RULES = (
     ),
     Rule(
         Mode(
+            name="layerwise-microbatches",
+            saves=Saves.WHOLE,
+            loads=Loads.ASYNC,
+            reason="A forward pass that runs in parts tells of each layer once per part: "
+            "a row is written only when the last of them is through.",
+        ),
+        {"use_layerwise": True, "micro_batches": True},
+    ),
+    Rule(
+        Mode(
             name="context-parallel-layerwise",
             saves=Saves.LAYERWISE,
             loads=Loads.ASYNC,
@@ -190,6 +205,16 @@ RULES = (
             "window has kept nothing.",
         ),
         {"use_layerwise": True, "shape": Shape.SEVERAL},
+    ),
+    Rule(
+        Mode(
+            name="layerwise-speculation",
+            saves=Saves.LAYERWISE,
+            loads=Loads.ASYNC,
+            reason="A drafter runs after the engine has asked which loads failed; layers "
+            "of its own would wait for rows too late.",
+        ),
+        {"use_layerwise": True, "speculation": True},
     ),
     Rule(
         Mode(
@@ -273,6 +298,8 @@ def all_facts() -> Iterator[Facts]:
         "shape": tuple(Shape),
         "overlapping_batches": (False, True),
         "local_cache": (False, True),
+        "micro_batches": (False, True),
+        "speculation": (False, True),
         "kv_role": tuple(ROLES),
     }
     for values in itertools.product(*choices.values()):

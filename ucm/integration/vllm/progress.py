@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import attrs
 
 from ucm.blocks import BlockHash, BlockKey, TransferId
+from ucm.intake import UNSUBMITTED
 from ucm.integration.vllm.outbox import Outbox
 from ucm.layerwise import ROW_FAILED, UNASKED
 from ucm.pipeline.recorder import Notice, NoticeKind
@@ -67,6 +68,11 @@ class Progress:
         for order in orders:
             key = (order.request_id, order.generation)
             self._reading.setdefault(key, set()).add(TransferId(order.transfer_id))
+
+    def saved_elsewhere(self, order: SpanOrder) -> None:
+        """Take note of a save that a replica of this rank does."""
+        self._outbox.released.append(order.transfer_id)
+        self._outbox.settled_saves.append(order.transfer_id)
 
     def begin_loads(self, orders: Iterable[SpanOrder], unfinished: str = "") -> None:
         """
@@ -177,11 +183,11 @@ def _failure(ticket: Ticket, outcome: Outcome) -> Failure:
     """
     Blame the block that failed, or the span's first when none is known.
 
-    No block is to blame for a load whose layers did not ask for it; the request then
-    loads nothing any more.
+    No block is to blame for a load whose layers did not ask for it, or that never began;
+    the request then loads nothing any more.
     """
     bad_hash = BlockHash(b"")
-    if outcome.reason != UNASKED:
+    if outcome.reason not in (UNASKED, UNSUBMITTED):
         bad_hash = BlockHash(
             BlockKey.unpack(outcome.bad_key or ticket.span.keys[0]).block_hash
         )

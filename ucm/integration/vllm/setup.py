@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
 from ucm.blocks import GroupId, KeySpace
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device
@@ -29,6 +30,12 @@ from ucm.integration.vllm.modes import (
     shape_of,
 )
 from ucm.integration.vllm.release import check_version
+from ucm.integration.vllm.runners import (
+    has_micro_batches,
+    overwrites_blocks,
+    overwrites_first,
+    speculates,
+)
 from ucm.integration.vllm.topology import (
     RankFacts,
     Topology,
@@ -59,6 +66,8 @@ def _facts(
         # An engine that does not say so is taken for one whose batches overlap.
         overlapping_batches=getattr(vllm_config, "max_concurrent_batches", 2) > 1,
         local_cache=bool(vllm_config.cache_config.enable_prefix_caching),
+        micro_batches=has_micro_batches(vllm_config),
+        speculation=speculates(vllm_config),
         kv_role=vllm_config.kv_transfer_config.kv_role,
     )
 
@@ -80,6 +89,9 @@ class Setup:
         mode: How blocks are saved and loaded.
         untried: What to warn of, where nobody has tried this release of the engine.
         adapters: How the engine applies LoRA adapters, as far as it decides the bytes.
+        overwrites_first: The engine clears blocks and copies onto them before it calls
+            the hooks of a step.
+        confirms: It does so, and this model's blocks are of that kind.
         threads: Where clocks, threads and locks come from.
     """
 
@@ -93,6 +105,8 @@ class Setup:
     mode: Mode = DIRECT
     untried: str = ""
     adapters: str = ""
+    overwrites_first: bool = False
+    confirms: bool = False
     threads: Threads = SYSTEM
 
     @slot_bytes.default
@@ -113,6 +127,7 @@ class Setup:
         config = UCMConfig.from_mapping(transfer.kv_connector_extra_config or {})
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
         parallel = vllm_config.parallel_config
+        first = overwrites_first(vllm_config)
         topology = Topology.of(parallel, kv_cache_config)
         layout = layout_of(
             kv_cache_config,
@@ -135,6 +150,8 @@ class Setup:
             mode=choose_mode(_facts(vllm_config, config, layout, topology)),
             untried=untried,
             adapters=adapter_settings(getattr(vllm_config, "lora_config", None)),
+            overwrites_first=first,
+            confirms=first and overwrites_blocks(kv_cache_config),
         )
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
@@ -207,6 +224,13 @@ class Setup:
                 "store.type", self.config.store.type, "is no store", "Use slab."
             )
         return store
+
+    def plan_affinity(self, device: Device) -> AffinityPlan | None:
+        """Return where copy threads run; None where the system decides."""
+        setting = self.config.threads.affinity
+        if setting == OFF:
+            return None
+        return plan_beside_engine(setting, device.numa_node())
 
     def make_device(self, device_type: str) -> Device:
         """

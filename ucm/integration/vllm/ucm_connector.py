@@ -181,8 +181,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Submit this step's loads; returns at once."""
         if self._worker is not None:
-            computes = getattr(forward_context, "attn_metadata", None) is not None
-            self._worker.start_loads(is_idle=not computes)
+            self._worker.start_loads()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """

@@ -4,17 +4,16 @@ The worker's half of the connector: carries out plans on one rank.
 
 Threading: all of it runs on the engine's worker thread, which meets the loop only in
 ``Runtime``. Each plan is carried out once, however often a hook is called with it: the
-step number decides.
+step number decides. Results may be asked for before or after ``submit_saves``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
 from ucm.devices.abc import Fence
 from ucm.devices.events import FailedFence
 from ucm.devices.selection import EventSelector
 from ucm.errors import DeviceError
-from ucm.intake import UNFINISHED
+from ucm.intake import UNSUBMITTED
 from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.orders import OrderMaker
@@ -22,6 +21,7 @@ from ucm.integration.vllm.outbox import Outbox
 from ucm.integration.vllm.progress import Progress
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
+from ucm.integration.vllm.step import Step
 from ucm.integration.vllm.weights import EngineParts, WeightsKeeper
 from ucm.layerwise import RowLoads, RowSaves
 from ucm.metrics import Counters
@@ -65,16 +65,13 @@ class WorkerHalf:
         )
         self._store = setup.open_store(index_only=False)
         self._runtime: Runtime | None = None
-        self._plan: StepPlan | None = None
-        self._last: tuple[object, StepPlan] | None = None
-        self._fenced_step = self._loaded_step = self._saved_step = 0
+        self._step = Step(StepPlan(step=0))
         self._row_saves: RowSaves | None = None
         self._row_loads: RowLoads | None = None
-        self._rows_begun_step = 0
         self._outbox = Outbox()
         self._progress = Progress(self._outbox)
         self._untold: tuple[RankHandshake, ...] = (self.handshake(),)
-        self._is_idle = self._is_unregistered = False
+        self._is_unregistered = False
         self._bad_blocks: set[int] = set()
         self._kv_caches: Mapping[str, object] = {}
         self._weights: WeightsKeeper | None = None
@@ -112,7 +109,8 @@ class WorkerHalf:
             counters=self._counters,
             log=self._log,
             threads=setup.threads,
-            affinity=self._plan_affinity(),
+            affinity=setup.plan_affinity(self._device),
+            confirms=setup.confirms,
         )
         if setup.mode.saves is Saves.LAYERWISE:
             self._row_saves = RowSaves(self._runtime, setup.layout)
@@ -149,44 +147,33 @@ class WorkerHalf:
 
     def fence(self, metadata: object) -> None:
         """Before the forward pass: see that no save reads blocks it overwrites."""
-        plan = self._decoded(metadata)
-        if plan.step == self._fenced_step:
-            return
-        self._fenced_step = plan.step
-        if self._row_saves is not None:
-            self._row_saves.drop(UNFINISHED)
-        if self._runtime is not None and plan.fences:
-            self._runtime.fence(plan.fences)
+        self._begin(metadata)
 
     def bind(self, metadata: object) -> None:
         """Take this step's plan; the step begins."""
-        self._plan = self._decoded(metadata)
+        self._begin(metadata)
+        self._step.is_bound = True
         if self._weights is not None:
-            self._weights.begin_step(self._plan.epoch)
-        if self._runtime is not None:
-            self._selector.begin_step(self._plan.step)
+            self._weights.begin_step(self._step.plan.epoch)
 
     def clear(self) -> None:
         """Forget this step's plan."""
-        self._plan = None
+        self._step.is_bound = False
 
-    def start_loads(self, *, is_idle: bool) -> None:
+    def start_loads(self) -> None:
         """
         Submit the plan's loads.
 
         Blocks only in layer-wise modes, for loads that a step which broke off has left.
 
-        Args:
-            is_idle: This step computes nothing; ``finished`` may then wait a moment.
-
         Raises:
             DeviceTimeoutError: See ``wait_for_layer``.
         """
-        plan = self._plan
-        if plan is None or plan.step == self._loaded_step:
+        step = self._step
+        if not step.is_bound or step.has_loaded:
             return
-        self._loaded_step = plan.step
-        self._is_idle = is_idle
+        step.has_loaded = True
+        plan = step.plan
         self._progress.begin_loads(plan.loads, plan.unfinished)
         if self._row_loads is None:
             self._submit(plan.keyspace_digest, plan.loads, self._device.lease)
@@ -210,10 +197,10 @@ class WorkerHalf:
 
     def layer_saved(self, layer_name: str, attn_metadata: object) -> None:
         """Within the forward pass: save the row that a layer was the last to write."""
-        plan = self._plan
-        if self._row_saves is None or plan is None or plan.step == self._saved_step:
+        step = self._step
+        if self._row_saves is None or not step.is_bound or step.has_saved:
             return
-        self._begin_row_saves(self._row_saves, plan)
+        self._begin_row_saves(self._row_saves, step)
 
         def make_fence() -> Fence:
             return self._selector.for_layer(layer_name, attn_metadata)
@@ -228,19 +215,9 @@ class WorkerHalf:
 
     def submit_saves(self) -> None:
         """After the forward pass: submit the plan's saves. Blocks in a fallback only."""
-        plan = self._plan
-        if plan is None or plan.step == self._saved_step:
-            return
-        if self._row_saves is not None:
-            self._begin_row_saves(self._row_saves, plan)
-            self._row_saves.finish(
-                lambda: self._fence_or_failure(self._selector.for_step)
-            )
-        else:
-            orders = self._begin_saves(plan)
-            self._submit(plan.keyspace_digest, orders, self._selector.for_step)
-        self._saved_step = plan.step
-        self._progress.defer(plan.deferred)
+        step = self._step
+        if step.is_bound and not step.has_saved and not step.note_error():
+            self._submit_saves(step)
 
     def finished(
         self, *, by_blocks: bool = False
@@ -255,13 +232,14 @@ class WorkerHalf:
         Raises:
             DeviceTimeoutError: See ``wait_for_layer``.
         """
-        if self._is_idle:
+        step = self._step
+        step.is_over |= step.is_bound and not step.note_error()
+        if step.plan.is_idle:
             self.submit_saves()  # older engines do not ask for it in such a step
-        waits = self._is_idle and self._progress.is_awaited
-        if waits and self._runtime is not None:
-            self._runtime.wait_for_notice(_IDLE_WAIT_S)
-        elif self._is_idle and self._weights is not None:
-            self._weights.wait(_IDLE_WAIT_S)
+            if self._progress.is_awaited and self._runtime is not None:
+                self._runtime.wait_for_notice(_IDLE_WAIT_S)
+            elif self._weights is not None:
+                self._weights.wait(_IDLE_WAIT_S)
         if self._row_loads is not None:
             self._progress.came_late(self._row_loads.finish())
         self._poll()
@@ -313,42 +291,85 @@ class WorkerHalf:
             self._runtime.close()
         close_log(self._log)
 
+    def _begin(self, metadata: object) -> None:
+        """Begin a step with the first of its hooks."""
+        former = self._step
+        if former.metadata is metadata:
+            return
+        plan = plan_in(metadata)
+        if plan.step == former.plan.step:
+            return
+        self._settle(former)
+        self._step = Step(plan, metadata)
+        self._progress.defer(plan.deferred)
+        if self._runtime is None:
+            return
+        if self._setup.overwrites_first:
+            self._runtime.fence(plan.fences, plan.overwritten)
+        else:
+            self._runtime.fence((*plan.fences, *plan.overwritten))
+        self._selector.begin_step(plan.step)
+
+    def _settle(self, step: Step) -> None:
+        """
+        Bring what a step has ordered and nobody submitted to its end.
+
+        A stage of a pipeline may be asked for results and never for its saves: it has
+        written what they read, and they are submitted now if nothing was overwritten
+        since. Whatever else is left was perhaps never written.
+        """
+        plan = step.plan
+        if plan.loads and not step.has_loaded:
+            self._progress.begin_loads(plan.loads, plan.unfinished)
+            self._decline(plan, plan.loads)
+        if not plan.saves or step.has_saved:
+            return
+        if step.can_save and not self._setup.overwrites_first:
+            self._submit_saves(step)
+        elif self._row_saves is not None:
+            self._begin_row_saves(self._row_saves, step)
+            self._row_saves.drop()
+        else:
+            self._decline(plan, self._begin_saves(plan))
+
+    def _decline(self, plan: StepPlan, orders: Sequence[SpanOrder]) -> None:
+        if orders:
+            made = self._orders.made(plan.keyspace_digest, orders)
+            self._running().decline(made, UNSUBMITTED)
+
+    def _submit_saves(self, step: Step) -> None:
+        if self._row_saves is not None:
+            self._begin_row_saves(self._row_saves, step)
+            self._row_saves.finish(lambda: self._fence_or_failure(self._selector.for_step))
+        else:
+            orders = self._begin_saves(step.plan)
+            digest = step.plan.keyspace_digest
+            self._submit(digest, orders, self._selector.for_step)
+        step.has_saved = True
+
     def _begin_saves(self, plan: StepPlan) -> list[SpanOrder]:
         """Return this rank's saves of a plan, from now on on the way."""
         orders = [order for order in plan.saves if self._is_our_turn(order)]
         self._progress.begin_saves(orders)
         return orders
 
-    def _begin_row_saves(self, row_saves: RowSaves, plan: StepPlan) -> None:
-        if plan.step == self._rows_begun_step:
+    def _begin_row_saves(self, row_saves: RowSaves, step: Step) -> None:
+        if step.has_begun_rows:
             return
-        self._rows_begun_step = plan.step
-        orders = self._begin_saves(plan)
+        step.has_begun_rows = True
+        orders = self._begin_saves(step.plan)
         if orders:
             self._running()
-        digest = plan.keyspace_digest
-        row_saves.begin(self._orders.grouped(digest, orders, lambda _: None))
+        made = self._orders.grouped(step.plan.keyspace_digest, orders, lambda _: None)
+        row_saves.begin(made)
 
     def _is_our_turn(self, order: SpanOrder) -> bool:
         """Return whether to save; what a replica saves is over for us at once."""
         if self._setup.topology.saves(self._rank, order.transfer_id):
             return True
         self._log.debug(SAVE_PASSED, transfer_id=order.transfer_id, direction="save")
-        self._outbox.released.append(order.transfer_id)
-        self._outbox.settled_saves.append(order.transfer_id)
+        self._progress.saved_elsewhere(order)
         return False
-
-    def _plan_affinity(self) -> AffinityPlan | None:
-        setting = self._setup.config.threads.affinity
-        if setting == OFF:
-            return None
-        return plan_beside_engine(setting, self._device.numa_node())
-
-    def _decoded(self, metadata: object) -> StepPlan:
-        """Return the plan of a step, decoded once for all hooks that are given it."""
-        if self._last is None or self._last[0] is not metadata:
-            self._last = (metadata, plan_in(metadata))
-        return self._last[1]
 
     def _submit(
         self,

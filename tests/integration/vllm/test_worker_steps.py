@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps in the order of either model runner, and steps that end otherwise."""
+
+import contextlib
+from collections.abc import Iterator
+
+import attrs
+import pytest
+
+from tests.integration.vllm.test_worker import KEYSPACE, an_order, step, working
+from tests.rig import LAYERS
+from ucm.integration.vllm.messages import PlanEnvelope
+from ucm.integration.vllm.modes import DIRECT, Facts, Mode, choose_mode
+from ucm.integration.vllm.worker import WorkerHalf
+from ucm.runtime import UNCONFIRMED
+from ucm.scheduler.messages import (
+    Deferral,
+    StepPlan,
+    StepReport,
+    TransferKind,
+    decode_report,
+    encode,
+)
+from ucm.testing.faults import Fault, FaultPlan, Gate
+from ucm.tracing import SOURCE_RELEASED
+
+LAYERWISE = choose_mode(Facts(use_layerwise=True, overlapping_batches=True))
+SAVE = an_order(1, TransferKind.SAVE, range(1, 5))
+LOAD = attrs.evolve(an_order(2, TransferKind.LOAD, range(10, 14)), request_id="s")
+SECOND = {"overwrites_first": True, "confirms": True}
+"""The second runner, with a model whose blocks it clears."""
+
+
+def enveloped(plan: StepPlan) -> PlanEnvelope:
+    """Return a plan as the engine hands it out."""
+    return PlanEnvelope(encode(attrs.evolve(plan, keyspace_digest=KEYSPACE.digest)))
+
+
+def told(half: WorkerHalf) -> StepReport:
+    """Wait until all is settled and return the report of it."""
+    assert half._runtime.flush(5.0)
+    envelope = half.report()
+    assert envelope is not None
+    return decode_report(envelope.payloads[0])
+
+
+def reasons(half: WorkerHalf) -> set[str]:
+    """Return why saved blocks were settled as they were."""
+    total = half._counters.total
+    known = ("", "overwritten", "recycled", "unsubmitted", "unfinished", "deadline")
+    return {
+        reason
+        for reason in (*known, UNCONFIRMED)
+        if total("ucm_settled_blocks_total", direction="save", reason=reason)
+    }
+
+
+class TestOverwrittenFirst:
+    def test_copy_that_ended_unseen_is_torn_by_what_was_overwritten_before(self):
+        """R-01: on a runner that clears blocks before it says so, a save whose copy ended
+        since the engine last looked may have read zeroes: it is never stored."""
+        gather, released = Gate(), Gate()
+        released.open()
+        plan = FaultPlan(Fault("reserve", gather))
+        with working(plan, {SOURCE_RELEASED: released}, **SECOND) as half:
+            step(half, StepPlan(step=1, saves=(SAVE,)))
+            gather.open()
+            released.wait_reached()  # the engine's thread has not looked since
+            step(half, StepPlan(step=2, overwritten=(1,)))
+            report = told(half)
+            assert ((), (1,)) == (report.settled_saves, report.unstored_saves)
+            assert {"overwritten"} == reasons(half)
+
+    def test_copy_under_way_is_torn_and_not_waited_for(self):
+        """R-01: waiting for a copy does not mend what it has read; the step goes on."""
+        gate = Gate()
+        plan = FaultPlan(Fault("reserve", gate))
+        config: dict[str, object] = {"timeout": {"fence": 3600.0}}
+        with working(plan, config=config, **SECOND) as half:
+            step(half, StepPlan(step=1, saves=(SAVE,)))
+            gate.wait_reached()
+            step(half, StepPlan(step=2, overwritten=(1,)))
+            gate.open()
+            assert (1,) == told(half).unstored_saves
+
+    def test_copy_that_was_seen_to_end_is_stored(self):
+        """R-01: what the engine overwrites after it has seen a copy end harms nothing."""
+        released = Gate()
+        released.open()
+        with working(at_event={SOURCE_RELEASED: released}, **SECOND) as half:
+            step(half, StepPlan(step=1, saves=(SAVE,)))
+            released.wait_reached()
+            step(half, StepPlan(step=2))
+            step(half, StepPlan(step=3, overwritten=(1,)))
+            assert half._runtime.flush(5.0)
+            assert {""} == reasons(half)
+
+    def test_nothing_is_stored_before_the_engine_has_looked(self):
+        """R-01: a save that nobody confirms ends at its deadline, as a miss."""
+        released = Gate()
+        released.open()
+        config: dict[str, object] = {"timeout": {"save": 0.2}}
+        at_event = {SOURCE_RELEASED: released}
+        with working(at_event=at_event, config=config, **SECOND) as half:
+            envelope = enveloped(StepPlan(step=1, saves=(SAVE,)))
+            half.bind(envelope)
+            half.submit_saves()
+            released.wait_reached()
+            assert half._runtime.flush(5.0)
+            assert {"deadline"} == reasons(half)
+
+    def test_unconfirmed_saves_are_dropped_when_the_engine_closes(self):
+        """R-01: an engine that ends in the middle of a step names nothing any more."""
+        released = Gate()
+        released.open()
+        with working(at_event={SOURCE_RELEASED: released}, **SECOND) as half:
+            envelope = enveloped(StepPlan(step=1, saves=(SAVE,)))
+            half.bind(envelope)
+            half.submit_saves()
+            released.wait_reached()
+            half.close()
+            assert {UNCONFIRMED} == reasons(half)
+
+    def test_first_runner_waits_for_what_it_will_overwrite(self):
+        """R-01: before anything is overwritten a wait is enough, and the save is kept."""
+        with working() as half:
+            step(half, StepPlan(step=1, saves=(SAVE,)))
+            step(half, StepPlan(step=2, overwritten=(1,)))
+            assert half._runtime.flush(5.0)
+            assert {""} == reasons(half)
+
+
+@pytest.mark.parametrize("mode", [DIRECT, LAYERWISE], ids=lambda mode: mode.name)
+class TestUnsubmitted:
+    def test_plan_that_was_never_bound_is_settled_by_the_next(self, mode: Mode):
+        """R-02: blocks are released and the load has failed, though nobody asked for any
+        of it; what waits for its blocks is told."""
+        deferral = Deferral(request_id="q", generation=3)
+        plan = StepPlan(step=1, saves=(SAVE,), loads=(LOAD,), deferred=(deferral,))
+        with working(mode=mode) as half:
+            half.fence(enveloped(plan))
+            sent, received, failed = step(half, StepPlan(step=2))
+            assert ({"q"}, {"s"}, {"s"}) == (sent, received, failed)
+            report = told(half)
+            assert ((1,), (1,)) == (report.released, report.unstored_saves)
+            assert (2,) == report.loads_done
+            assert [("unsubmitted", b"")] == [
+                (one.reason, one.bad_hash) for one in report.failures
+            ]
+            assert {"unsubmitted"} == reasons(half)
+            assert {0} == set(half.counts().values())
+
+    def test_stage_that_is_asked_for_results_only_saves_with_the_next_step(
+        self, mode: Mode
+    ):
+        """R-02: with speculation, stages before the last are never asked for their saves;
+        what they wrote is stored all the same."""
+        with working(mode=mode) as half:
+            envelope = enveloped(StepPlan(step=1, saves=(SAVE,)))
+            half.fence(envelope)
+            half.bind(envelope)
+            for layer in LAYERS[:-1]:
+                half.layer_saved(layer, None)
+            half.start_loads()
+            half.finished()
+            step(half, StepPlan(step=2, fences=(1,)))
+            assert half._runtime.flush(5.0)
+            assert {""} == reasons(half)
+            step(half, StepPlan(step=3))
+            assert {0} == set(half.counts().values())
+
+    def test_late_saves_are_dropped_where_blocks_are_overwritten_first(
+        self, mode: Mode
+    ):
+        """R-02: when the next step is heard of, it has overwritten blocks already."""
+        with working(mode=mode, overwrites_first=True) as half:
+            half.bind(enveloped(StepPlan(step=1, saves=(SAVE,))))
+            half.finished()
+            step(half, StepPlan(step=2))
+            report = told(half)
+            assert ((), (1,)) == (report.settled_saves, report.unstored_saves)
+            assert {"unsubmitted"} == reasons(half)
+
+    def test_forward_pass_that_raised_saves_nothing(self, mode: Mode):
+        """R-02: the engine asks for results and saves while it handles the error; what
+        the pass has written is not known."""
+        with working(mode=mode) as half:
+            envelope = enveloped(StepPlan(step=1, saves=(SAVE,)))
+            with contextlib.suppress(ZeroDivisionError), forward_pass(half, envelope):
+                raise ZeroDivisionError
+            step(half, StepPlan(step=2))
+            report = told(half)
+            assert ((), (1,)) == (report.settled_saves, report.unstored_saves)
+
+    def test_request_is_freed_in_a_step_without_saves(self, mode: Mode):
+        """R-02: engines that ask for no saves where nothing is computed are told which
+        blocks are free all the same."""
+        plan = StepPlan(
+            step=1, is_idle=True, deferred=(Deferral(request_id="q", generation=3),)
+        )
+        with working(mode=mode) as half:
+            half.bind(enveloped(plan))
+            assert {"q"} == half.finished()[0]
+
+
+@contextlib.contextmanager
+def forward_pass(half: WorkerHalf, envelope: PlanEnvelope) -> Iterator[None]:
+    """Call the hooks around a forward pass as ``KVConnectorModelRunnerMixin`` does."""
+    half.bind(envelope)
+    try:
+        yield
+    finally:
+        half.start_loads()
+        half.submit_saves()
+        half.finished()
+        half.clear()
+
+
+class TestIdle:
+    @pytest.mark.parametrize("is_idle", [False, True])
+    def test_only_a_step_that_computes_nothing_waits_for_news(self, is_idle: bool):
+        """R-02: whether a step computes is told by the plan: the second runner asks for
+        results when nothing says so any more."""
+        gate, waits = Gate(), []
+        with working(FaultPlan(Fault("reserve", gate))) as half:
+            step(half, StepPlan(step=1, saves=(SAVE,)))
+            gate.wait_reached()
+            half._runtime.wait_for_notice = waits.append
+            deferral = Deferral(request_id="r", generation=1)
+            step(half, StepPlan(step=2, is_idle=is_idle, deferred=(deferral,)))
+            assert is_idle == bool(waits)
+            gate.open()

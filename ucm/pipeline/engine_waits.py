@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Where the engine's thread waits for tickets, and what it takes back from them.
+
+Threading: everything runs on the engine's thread. Every wait ends within its time.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ucm.blocks import TransferId
+from ucm.config import TimeoutConfig
+from ucm.errors import DeviceTimeoutError
+from ucm.metrics import Counters
+from ucm.pipeline.dump_queue import DumpQueue
+from ucm.pipeline.tickets import Direction, OutcomeKind, Ticket
+from ucm.reasons import Reason
+
+__all__ = ["EngineWaits"]
+
+_MARGIN_S = 1.0
+
+
+class EngineWaits:
+    """
+    Waits for open tickets.
+
+    Args:
+        tickets: Those that are open, by number.
+        queue: Where the saves wait that have not begun.
+        counters: Told how long the engine has waited for saves.
+        timeout: How long it waits.
+        clock: In seconds.
+        wake: Lets the loop look at the queue again.
+    """
+
+    def __init__(
+        self,
+        tickets: Mapping[TransferId, Ticket],
+        queue: DumpQueue,
+        counters: Counters,
+        *,
+        timeout: TimeoutConfig,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        self._tickets = tickets
+        self._queue = queue
+        self._counters = counters
+        self._timeout = timeout
+        self._clock = clock
+        self._wake = wake
+
+    def for_saves(
+        self, transfer_ids: Iterable[int], has_failed: Callable[[], object]
+    ) -> None:
+        """
+        Block until saves have read their blocks; drop or tear those that take too long.
+
+        Args:
+            transfer_ids: The saves; unknown ones are over already.
+            has_failed: Tells that nothing is to be waited for any more.
+        """
+        found = (self._tickets.get(TransferId(each)) for each in transfer_ids)
+        tickets = [each for each in found if each and not each.guard.is_released]
+        if not tickets:
+            return
+        started = self._clock()
+        for ticket in tickets:
+            self._queue.promote(ticket.lane_key)
+        self._wake()
+        for ticket in tickets:
+            left = started + self._timeout.fence - self._clock()
+            if has_failed() or not ticket.guard.wait_released(max(0.0, left)):
+                ticket.guard.revoke(Reason.RECYCLED)
+        self._wake()
+        self._counters.observe("ucm_fence_wait_seconds", self._clock() - started)
+
+    def tear(self, transfer_ids: Sequence[int]) -> None:
+        """Let saves count for nothing whose blocks may be overwritten already."""
+        for transfer_id in transfer_ids:
+            ticket = self._tickets.get(TransferId(transfer_id))
+            if ticket is not None:
+                ticket.guard.tear(Reason.OVERWRITTEN)
+        if transfer_ids:
+            self._wake()
+
+    def unconfirmed(self) -> list[int]:
+        """Return the saves whose release the engine's thread has not seen."""
+        return [
+            ticket.transfer_id
+            for ticket in self._tickets.values()
+            if ticket.direction is Direction.SAVE and not ticket.guard.is_confirmed
+        ]
+
+    def for_loads(
+        self, transfer_ids: Iterable[int], is_over: Callable[[Ticket, float], bool]
+    ) -> list[int]:
+        """
+        Block until loads are as far as *is_over* asks, given the time that is left.
+
+        Returns:
+            Those that ended without success.
+
+        Raises:
+            DeviceTimeoutError: A copy goes on that was given up long ago.
+        """
+        limit = self._clock() + self._timeout.load + self._timeout.stuck + _MARGIN_S
+        failed = []
+        for transfer_id in transfer_ids:
+            ticket = self._tickets.get(TransferId(transfer_id))
+            if ticket is None:
+                failed.append(transfer_id)
+                continue
+            if not is_over(ticket, max(0.0, limit - self._clock())):
+                raise DeviceTimeoutError(
+                    f"transfer {transfer_id} still writes blocks of request "
+                    f"{ticket.request_id} that the engine is about to use"
+                )
+            outcome = ticket.outcome
+            if outcome is not None and outcome.kind is not OutcomeKind.COMMITTED:
+                failed.append(transfer_id)
+        return failed
