@@ -53,6 +53,7 @@ REASONS = {
     *("", "stored", "error"),
     *("queue_tickets", "queue_bytes", "store_full", "closed", "failed"),
     *("deadline", "recycled", "unfinished", "late", "over", "shutdown"),
+    *("overwritten", "unconfirmed", "unsubmitted"),
     *("corrupt", "evicted", "unavailable", "slow", "device", "stuck"),
     *("row_failed", "unasked", "runtime_failed", "worker_died"),
 }

@@ -17,6 +17,7 @@ from tests.mutations.of_numbers import NUMBERS
 from tests.mutations.of_poller import POLLER
 from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_rows import ROWS
+from tests.mutations.of_runner import RUNNER
 from tests.mutations.of_selection import SELECTION
 from tests.mutations.of_slab import SLAB
 from tests.mutations.of_states import STATES
@@ -49,4 +50,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *NUMBERS,
     *WEIGHTS,
     *KEYS,
+    *RUNNER,
 )

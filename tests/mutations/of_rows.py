@@ -160,7 +160,7 @@ ROWS = (
     Mutant(
         name="unknown_load_trusted",
         why="A layer computes with the blocks of a load that was refused.",
-        file=_RUNTIME,
+        file="ucm/pipeline/engine_waits.py",
         find="                failed.append(transfer_id)\n                continue\n",
         replace="                continue\n",
         killers=(f"{_WAITS}::test_load_that_is_not_open_counts_as_failed",),
@@ -204,8 +204,8 @@ ROWS = (
         name="unfinished_saves_forgotten",
         why="Saves of a step that failed hold their blocks until their deadline.",
         file=_LAYERWISE,
-        find="            if group.submitted and not group.is_whole:\n",
-        replace="            if False:\n",
+        find="            elif not group.is_whole:\n",
+        replace="            elif False:\n",
         killers=(f"{_SAVES}::test_save_whose_forward_pass_failed_is_dropped",),
     ),
     Mutant(

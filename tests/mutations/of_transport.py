@@ -323,7 +323,7 @@ TRANSPORT = (
     Mutant(
         name="fence_gives_up",
         why="A save that did not end in time is stored with the engine's new bytes.",
-        file=_RUNTIME,
+        file="ucm/pipeline/engine_waits.py",
         find="                ticket.guard.revoke(Reason.RECYCLED)\n",
         replace="                pass\n",
         killers=(f"{_FENCE}::test_torn_copy_is_never_stored",),
@@ -332,8 +332,8 @@ TRANSPORT = (
         name="fence_misses_the_newest",
         why="A fence passes over saves of which the loop has not heard yet.",
         file=_RUNTIME,
-        find="            return\n        self._take_in()\n        tickets = [",
-        replace="            return\n        tickets = [",
+        find="            self._take_in()\n            self._waits.tear",
+        replace="            self._waits.tear",
         killers=(f"{_SUBMIT}::test_fence_reaches_what_was_just_submitted",),
     ),
     Mutant(

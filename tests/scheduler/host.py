@@ -254,18 +254,11 @@ class Host(Workers):
         plan = self.adapter.plan_step(facts)
         self.adapter.validate()
         written = self._written(facts, plan.loads)
-        expected = {
-            transfer_id
-            for transfer_id in held
-            if written.intersection(self.tickets[transfer_id].order.block_ids)
-        }
-        overwritten = {
-            transfer_id
-            for transfer_id in held
-            if facts.overwritten.intersection(self.tickets[transfer_id].order.block_ids)
-        }
-        assert overwritten == set(plan.overwritten)
-        assert expected - overwritten == set(plan.fences)
+        readers = {each: set(self.tickets[each].order.block_ids) for each in held}
+        torn = {each for each in held if readers[each] & facts.overwritten}
+        expected = {each for each in held if readers[each] & written}
+        assert torn == set(plan.overwritten)
+        assert expected - torn == set(plan.fences)
         for transfer_id in (*plan.fences, *plan.overwritten):
             self.count("fenced")
             for rank in list(self.tickets[transfer_id].to_read):

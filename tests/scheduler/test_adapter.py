@@ -36,6 +36,13 @@ class TestPlans:
             keyspace_digest=DIGEST, step=2, is_idle=True
         ) == adapter.plan_step(StepFacts())
 
+    def test_step_knows_if_idle(self, adapter: SchedulerAdapter) -> None:
+        """R-02: a plan says whether its step computes anything."""
+        plans = [
+            adapter.plan_step(each) for each in (facts(prefill("r", [1])), facts())
+        ]
+        assert [False, True] == [plan.is_idle for plan in plans]
+
     def test_second_plan_without_news_is_empty(self, index: SetIndex) -> None:
         """S3-06: A plan resets what was for its step and leaves the facts alone."""
         adapter = make_adapter(ONE_FULL, index)

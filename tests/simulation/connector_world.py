@@ -13,6 +13,7 @@ import torch
 
 from tests.integration.vllm.host_kit import SchedulerDoor, WorkerDoor, make_setup
 from tests.integration.vllm.weights_kit import TinyModel, parts_of
+from tests.simulation.stored_blocks import StoredBlocks
 from tests.simulation.traced import traced
 from tests.simulation.weight_acts import WeightActs
 from tests.testing.host_kit import HYBRID, ONE_FULL, PAGE_BYTES, RECURRENT
@@ -36,6 +37,7 @@ from ucm.testing.unreliable import LateDevice, Odds, SeededFaults, UnreliableSto
 from ucm.tracing import Log
 
 _PAUSES_S = (0.0, 0.0, 1e-5, 1e-4, 1e-2, 1.0)
+_PREPARES_S = (0.0, 0.0, 1e-5, 1e-3)
 _SHORT_HANGS_S = (0.001, 0.3, 15.0, 35.0)
 
 
@@ -83,6 +85,7 @@ class ConnectorWorld:
         self.renews = renews
         self.seen: Counter[str] = Counter()
         self.checker = TraceChecker()
+        self.damaged: set[PackedKey] = set()
 
     def run(self) -> None:
         """Run to the end; whatever does not hold is an error."""
@@ -142,16 +145,25 @@ class ConnectorWorld:
             timeout=attrs.evolve(plain.config.timeout, stuck=600.0),
         )
         in_flight = dice.choice([1, 2])
+        drafts = dice.choice([0, 0, 1, 2])
+        parts = dice.choice([1, 1, 2])
+        # Models with states are cleared; others may be, for another reason.
+        clears = self.layout is RECURRENT or dice.random() < 0.3
+        second = dice.random() < 0.5
         self.mode = choose_mode(
             Facts(
                 use_layerwise=dice.random() < 0.6,
                 shape=shape_of(self.layout),
                 overlapping_batches=in_flight > 1,
+                micro_batches=parts > 1,
+                speculation=drafts > 0,
             )
         )
         setup = _SimulatedSetup(
             config=attrs.evolve(config, load_ahead_rows=dice.choice([0, 1, 3])),
             mode=self.mode,
+            overwrites_first=second,
+            confirms=second and clears,
             layout=self.layout,
             keyspace=plain.keyspace,
             topology=topology,
@@ -196,12 +208,24 @@ class ConnectorWorld:
                 and self.mode.loads is not Loads.LAYERWISE,
                 partial_hits=dice.random() < 0.3,
                 in_flight=in_flight,
+                clears=clears,
+                overwrites_first=second,
+                # The second runner did not, before vLLM 0.33.
+                defers_saves=drafts > 0 and (not second or dice.random() < 0.5),
+                draft_layers=drafts,
+                parts=parts,
+                silent_ranks=frozenset(
+                    range(dice.randrange(self.num_ranks))
+                    if drafts and not second
+                    else ()
+                ),
                 odds=HostOdds(
                     abort=dice.choice([0.01, 0.1]),
                     preempt=dice.choice([0.01, 0.1]),
                     reset=dice.choice([0, 0, 0.005]),
                 ),
             ),
+            between=lambda: simulation.sleep(dice.choice(_PREPARES_S)),
             shards=[topology.shard_of(rank) for rank in range(self.num_ranks)],
             containers=self._containers,
         )
@@ -220,6 +244,7 @@ class ConnectorWorld:
         )
 
     def _flip(self, key: PackedKey) -> None:
+        self.damaged.add(key)
         entry = self.inner._entries[key]
         self.inner._pool[entry.slot, self.dice.randrange(entry.nbytes)] ^= 1
 
@@ -232,10 +257,13 @@ class ConnectorWorld:
 
     def _main(self) -> None:
         self._build()
-        for _ in range(self.steps):
+        stored = StoredBlocks(self.layout, self.host.streams)
+        for at in range(self.steps):
             self.host.act()
             if self.renews and self.dice.random() < self.renews:
                 self.weights.act()
+            if not (self.renews or at % 20):
+                stored.check(self.inner, self.damaged)
             self.simulation.sleep(self.dice.choice(_PAUSES_S))
         self.host.drain(lambda: self.simulation.sleep(0.3))
         assert {} == {name: n for name, n in self.host.audit().items() if n}
@@ -246,11 +274,19 @@ class ConnectorWorld:
         assert not left, "threads are left"
         assert not self.inner._writing, "leases are left"
         self._check_sums()
+        if not self.renews:  # else what belongs under a key is of its own weights
+            self.seen["stored blocks"] += stored.check(self.inner, self.damaged)
         self.inner.close()
         self.checker.finish()
         self.seen[f"mode {self.mode.name}"] += 1
+        self.seen["torn by an overwrite"] += self._torn()
         self.seen.update(self.host.seen)
         self.seen.update(self.faults.done)
+
+    def _torn(self) -> float:
+        name, reason = "ucm_settled_blocks_total", "overwritten"
+        totals = [worker._counters.total for worker in self.workers]
+        return sum(total(name, direction="save", reason=reason) for total in totals)
 
     def _check_sums(self) -> None:
         for worker in self.workers:

@@ -29,6 +29,8 @@ SEEN = [
     *("mode layerwise-overlapping", "mode layerwise-recurrent"),
     *("load_in_step", "blocks_failed", "loaded_weights"),
     *("weights touch", "weights reset", "weights renew", "weights sleep"),
+    *("cleared", "torn by an overwrite", "part", "drafted", "never_asked"),
+    *("mode layerwise-microbatches", "mode layerwise-speculation"),
 ]
 """Kinds of acts and ends, of the engine and of the store."""
 

@@ -5,7 +5,7 @@ import itertools
 from typing import Any
 
 from ucm.testing.lockstep import QueueBounds
-from ucm.testing.lockstep_tickets import CHAINS
+from ucm.testing.lockstep_tickets import CHAINS, OPTIONAL
 
 Event = dict[str, Any]
 Trace = list[Event]
@@ -63,7 +63,7 @@ def through(number: int, direction: str, *, waits: bool) -> Trace:
     giving_back = f"{copy}_wait" if waits else copy
     trace = [accepted(number, direction)]
     for name in CHAINS[direction]:
-        if waits or name != f"{copy}_wait":
+        if waits or name not in OPTIONAL:
             within = [released(number, direction)] if name == giving_back else []
             trace += stage(number, direction, name, *within)
     return [*trace, settled(number, direction, "committed", committed=4)]

@@ -13,6 +13,7 @@ blocks given back, and one stage that started while another thread gave the last
 such a start never leads to a copy.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import attrs
@@ -20,13 +21,16 @@ import attrs
 from ucm.testing.lockstep_rules import Line, Rule, Violate, number_in, word_in
 from ucm.tracing import STAGE_FAILED
 
-__all__ = ["CHAINS", "TicketTrace", "rows_in"]
+__all__ = ["CHAINS", "OPTIONAL", "TicketTrace", "rows_in"]
 
 CHAINS: Final = {
-    "save": ("event_wait", "gather", "gather_wait", "transfer", "commit"),
+    "save": ("event_wait", "gather", "gather_wait", "transfer", "confirm", "commit"),
     "load": ("event_wait", "fetch", "scatter", "scatter_wait", "publish"),
 }
-"""Stages by direction; those that wait for the device's fence may be left out."""
+"""Stages by direction."""
+
+OPTIONAL: Final = frozenset({"gather_wait", "scatter_wait", "confirm"})
+"""Those that are there for some devices and engines only."""
 
 _COPIES: Final = {"save": 1, "load": 2}
 _IN_QUEUE: Final = -1
@@ -74,11 +78,15 @@ class _ItemTrace:
         is_last = self.at == len(self.chain) - 1
         return is_last and not (self.is_running or self.has_failed)
 
+    def _following(self) -> Iterator[str]:
+        for stage in self.chain[self.at + 1 :]:
+            yield stage
+            if stage not in OPTIONAL:
+                return
+
     def start(self, stage: str) -> bool:
         """Take note that a stage starts; return whether it may."""
-        may_skip = self.at == self.copy
-        following = self.chain[self.at + 1 : self.at + (3 if may_skip else 2)]
-        fits = stage in following and not (self.is_running or self.has_failed)
+        fits = stage in self._following() and not (self.is_running or self.has_failed)
         if self.is_running and stage == self.stage == self.chain[self.copy + 1]:
             fits = not self.waits_again  # once more, beyond the deadline
             self.waits_again = True

@@ -236,7 +236,13 @@ def world(
         topology=topology,
         slot_bytes=max(one.max_block_bytes for one in layouts),
     )
-    setup = attrs.evolve(setup, mode=mode)
+    second = settings is not None and settings.overwrites_first
+    setup = attrs.evolve(
+        setup,
+        mode=mode,
+        overwrites_first=second,
+        confirms=second and settings.clears,
+    )
     setups = [
         attrs.evolve(
             setup,

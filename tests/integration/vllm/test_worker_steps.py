@@ -12,6 +12,7 @@ from tests.rig import LAYERS
 from ucm.integration.vllm.messages import PlanEnvelope
 from ucm.integration.vllm.modes import DIRECT, Facts, Mode, choose_mode
 from ucm.integration.vllm.worker import WorkerHalf
+from ucm.pipeline.guard import BlockGuard
 from ucm.runtime import UNCONFIRMED
 from ucm.scheduler.messages import (
     Deferral,
@@ -230,3 +231,14 @@ class TestIdle:
             step(half, StepPlan(step=2, is_idle=is_idle, deferred=(deferral,)))
             assert is_idle == bool(waits)
             gate.open()
+
+
+class TestGuard:
+    def test_confirmed_copy_cannot_be_torn(self):
+        """R-01: between confirmation and commit a later overwrite changes nothing."""
+        guard = BlockGuard(lambda: None)
+        guard.begin()
+        guard.end()
+        guard.is_confirmed = True
+        guard.tear("overwritten")
+        assert ("", True) == (guard.torn, guard.is_released)

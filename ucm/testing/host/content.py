@@ -102,7 +102,7 @@ class Pages:
     ) -> None:
         """Let blocks of the group at position *at* hold what *states* say."""
         for row, page in self._rows_of(at, only_row):
-            memory[row][blocks, :page] = self._expected(rank, at, row, page, states)
+            memory[row][blocks, :page] = self.expected(rank, at, row, page, states)
 
     def first_wrong(
         self,
@@ -115,7 +115,7 @@ class Pages:
     ) -> tuple[int, int] | None:
         """Return position in *blocks* and row of the first page that is wrong."""
         for row, page in self._rows_of(at, only_row):
-            expected = self._expected(rank, at, row, page, states)
+            expected = self.expected(rank, at, row, page, states)
             found = memory[row][blocks, :page]
             if not np.array_equal(expected, found):
                 return int((expected != found).any(axis=1).argmax()), row
@@ -136,9 +136,10 @@ class Pages:
         rows = self._rows[at]
         return rows if only_row is None else [r for r in rows if r[0] == only_row]
 
-    def _expected(
+    def expected(
         self, rank: int, at: int, row: RowId, page: int, states: Sequence[int]
     ) -> npt.NDArray[np.uint8]:
+        """Return the pages of a row that hold *states*, one for each."""
         group = self._groups[at]
         salt = np.uint64((self.weights << 50) + (rank << 40) + (group << 20) + row + 1)
         base = (np.array(states, dtype=np.uint64) + salt) * np.uint64(

@@ -60,6 +60,8 @@ class FakeHost:
         settings: What kind of engine.
         shards: By rank, which part of a block it computes; each its own if none.
         layouts: By rank, where ranks have rows of their own; groups are alike.
+        between: Called on each rank between what the engine overwrites and the hooks of
+            the step: it prepares its inputs meanwhile.
         containers: Returns the sizes of the connector's own containers, which
             ``drain`` waits for and ``audit`` tells.
     """
@@ -75,6 +77,7 @@ class FakeHost:
         settings: HostSettings | None = None,
         shards: Sequence[int] | None = None,
         layouts: Sequence[KVLayout] | None = None,
+        between: Callable[[], None] = _nothing,
         containers: Callable[[], Mapping[str, int]] = _no_containers,
     ) -> None:
         settings = settings or HostSettings()
@@ -109,6 +112,7 @@ class FakeHost:
                 choices=choices,
                 settings=settings,
                 seen=self.seen,
+                between=between,
             )
             for rank, (worker, memory) in enumerate(zip(workers, memories, strict=True))
         ]
@@ -118,11 +122,12 @@ class FakeHost:
         self._steps: deque[tuple[Step, list[KVOutput]]] = deque()
         self._held: list[deque[KVOutput]] = [deque() for _ in workers]
         length = settings.max_request_tokens
-        self._streams = make_streams(
+        self.streams = make_streams(
             length + 2 * layout.alignment_tokens,
             layout.hash_block_tokens,
             settings.num_streams,
         )
+        """The texts that requests are cut from."""
         self._longest = min(length, self._room(num_blocks))
         self._used_ids: set[str] = set()
 
@@ -173,7 +178,7 @@ class FakeHost:
             length -= length % align
         request = Request(
             request_id=name,
-            stream=choices.pick("stream", self._streams),
+            stream=choices.pick("stream", self.streams),
             num_prompt_tokens=length,
             max_tokens=output,
             hash_block_tokens=self._layout.hash_block_tokens,
@@ -215,13 +220,14 @@ class FakeHost:
                 raise wrong.error
         tainted: set[str] = set()
         for layer in self._layers:
-            for runner in self._runners:
+            runners = [each for each in self._runners if layer not in each.later]
+            for runner in runners:
                 tainted.update(wrong.reader for wrong in runner.read_layer(step, layer))
-            for runner in self._runners:
+            for runner in runners:
                 runner.write_layer(step, layer, tainted)
         outputs = [KVOutput()] * len(self._runners)
         for runner in self._in_any_order():
-            outputs[runner.rank] = runner.end(step)
+            outputs[runner.rank] = runner.end(step, tainted)
         for rank, output in enumerate(outputs):
             self.scheduler.registrations.check(
                 rank, output, is_single_group=len(self._layout.groups) == 1

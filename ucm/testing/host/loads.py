@@ -46,6 +46,7 @@ class Loads:
         self._seen = seen
         self._late: dict[str, tuple[int, Request, int, frozenset[int]]] = {}
         self._begun: list[int] = []
+        self._loading: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._late)
@@ -101,6 +102,11 @@ class Loads:
         begun, self._begun = self._begun, []
         return begun + [block for block in fresh if block not in waiting]
 
+    def take_begun(self) -> set[int]:
+        """Return the blocks of all loads that were ordered since the last call."""
+        loading, self._loading = self._loading, set()
+        return loading
+
     def drop(self, request: Request) -> bool:
         """Forget a load that was not ordered yet; return whether there was one."""
         dropped = self._late.pop(request.request_id, None) is not None
@@ -108,5 +114,6 @@ class Loads:
         return dropped
 
     def _begin(self, request: Request, external: int, new: frozenset[int]) -> None:
+        self._loading |= new
         self._questions.tell_blocks(request, external)
         self._registrations.load_begins(request.request_id, new)

@@ -2,9 +2,11 @@
 """
 One rank's model runner: calls the hooks of a step in order, and computes.
 
-The order is that of ``KVConnectorModelRunnerMixin`` of vLLM 0.32, with its variants:
-results are asked for before ``wait_for_save`` under speculative decoding, and each hook
-may be called again.
+The order is that of vLLM's two model runners, with their variants. The first calls
+``handle_preemptions`` before it overwrites anything by itself, the second after. With
+speculation results are asked for before ``wait_for_save``, a drafter runs in between, and
+on the first runner stages before the last never come to it. A forward pass may run in
+parts, and each hook may be called again.
 """
 
 import pickle  # noqa: TID251 - what the engine does with metadata
@@ -54,6 +56,7 @@ class FakeRunner:
         choices: Take the decisions.
         settings: The engine.
         seen: Counts what happens.
+        between: See ``FakeHost``.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class FakeRunner:
         choices: Choices,
         settings: HostSettings,
         seen: Counter[str],
+        between: Callable[[], None],
     ) -> None:
         self.rank = rank
         self._shard = shard
@@ -75,7 +79,9 @@ class FakeRunner:
         self._layout = layout
         self._pages = Pages(layout)
         self._choices = choices
+        self._settings = settings
         self._odds = settings.odds
+        self._between = between
         self._seen = seen
         self._context = ForwardContext(None)
         self._wrong: list[Wrong] = []
@@ -89,6 +95,9 @@ class FakeRunner:
             for name in row.layer_names
         }
         self.layers = [name for name in layout.layers if name in self._place]
+        drafts = self.layers[len(self.layers) - settings.draft_layers :]
+        self.later = frozenset(drafts if settings.defers_saves else ())
+        """Layers that run after results were asked for."""
         places = [(self._place[name], name) for name in self.layers]
         firsts, lasts = dict(reversed(places)), dict(places)
         self._reads_first = {name: place for place, name in firsts.items()}
@@ -98,6 +107,9 @@ class FakeRunner:
         """Do all that comes before the forward pass."""
         hooks = self._hooks
         metadata = pickle.loads(step.metadata)  # noqa: S301 - ours
+        if self._settings.overwrites_first:
+            self._overwrite(step)
+            self._between()
         first: Callable[..., None] = hooks.handle_preemptions
         second: Callable[..., None] = hooks.bind_connector_metadata
         if self._choices.chance("bind first", self._odds.bind_first):
@@ -105,6 +117,8 @@ class FakeRunner:
             first, second = second, first
         self._call(first, metadata)
         self._call(second, metadata)
+        if not self._settings.overwrites_first:
+            self._overwrite(step)
         layers = dict.fromkeys(self.layers)
         self._context = ForwardContext(dict(layers) if step.scheduled else None)
         # From here on the engine may write to what it was handed out.
@@ -114,6 +128,14 @@ class FakeRunner:
                 self._memory[row][step.fresh] = POISON
         if step.output.has_sync_kv_loads:
             self._call(hooks.start_load_kv, self._context)
+
+    def _overwrite(self, step: Step) -> None:
+        """Clear blocks and copy onto others, as the plan was told."""
+        cleared = step.output.new_block_ids_to_zero or []
+        copied = [each.dst_block_id for each in step.output.kv_cache_block_copies or ()]
+        for row in range(self._layout.num_rows):
+            self._memory[row][cleared] = 0
+            self._memory[row][copied] = POISON
 
     def check(self, step: Step) -> list[Wrong]:
         """
@@ -152,40 +174,59 @@ class FakeRunner:
             name: Of the layer; one of another rank's computes nothing here.
             tainted: Requests that some rank computes from wrong content.
         """
-        if name in self._writes_last:
-            at, row = self._writes_last[name]
-            each = step.passes[at]
-            if each.writes:
-                self._pages.write(
-                    *(self._memory, self._shard, at, each.writes, each.write_states),
-                    only_row=row,
-                )
-            bad = [
-                block
-                for block, writer in zip(each.writes, each.writers, strict=True)
-                if writer in tainted
-            ]
-            if bad:
-                self._pages.poison(self._memory, at, bad, only_row=row)
-        if step.scheduled and name in self._place:
-            _, row = self._place[name]
-            metadata = self._context.attn_metadata
-            self._hooks.save_kv_layer(name, self._memory[row], metadata)
+        for part in range(self._settings.parts):
+            if part:
+                self._seen["part"] += 1
+                self.read_layer(step, name)
+            if name in self._writes_last:
+                self._write(step, name, tainted, part)
+            if step.scheduled and name in self._place:
+                _, row = self._place[name]
+                metadata = self._context.attn_metadata
+                self._hooks.save_kv_layer(name, self._memory[row], metadata)
 
-    def end(self, step: Step) -> KVOutput:
+    def _write(self, step: Step, name: str, tainted: set[str], part: int) -> None:
+        """Compute what one part of the pass does to the row that a layer completes."""
+        at, row = self._writes_last[name]
+        each = step.passes[at]
+        mine = slice(part, None, self._settings.parts)
+        writes = each.writes[mine]
+        if writes:
+            self._pages.write(
+                *(self._memory, self._shard, at, writes, each.write_states[mine]),
+                only_row=row,
+            )
+        bad = [
+            block
+            for block, writer in zip(writes, each.writers[mine], strict=True)
+            if writer in tainted
+        ]
+        if bad:
+            self._pages.poison(self._memory, at, bad, only_row=row)
+
+    def end(self, step: Step, tainted: set[str]) -> KVOutput:
         """Do all that comes after the forward pass and return what is told."""
         hooks = self._hooks
         if not step.output.has_sync_kv_loads:
             self._call(hooks.start_load_kv, self._context)
-        early = self._choices.chance("early results", self._odds.early_results)
+        early = self._settings.defers_saves and bool(step.scheduled)
+        early = early or self._choices.chance("early", self._odds.early_results)
         if early:
             self._seen["results_first"] += 1
         else:
             self._call(hooks.wait_for_save)
         output = self._results(step)
-        if early:
-            self._call(hooks.wait_for_save)
-        self._call(hooks.clear_connector_metadata)
+        for layer in self.layers:
+            if layer in self.later:
+                self._seen["drafted"] += bool(step.scheduled)
+                self.read_layer(step, layer)
+                self.write_layer(step, layer, tainted)
+        if step.scheduled and self.rank in self._settings.silent_ranks:
+            self._seen["never_asked"] += 1
+        else:
+            if early:
+                self._call(hooks.wait_for_save)
+            self._call(hooks.clear_connector_metadata)
         for wrong in self._wrong:
             if wrong.block not in output.invalid_block_ids:
                 raise wrong.error

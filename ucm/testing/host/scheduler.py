@@ -19,14 +19,13 @@ from ucm.layout import GroupKind, KVLayout
 from ucm.testing.host.choices import Choices
 from ucm.testing.host.hooks import SchedulerHooks
 from ucm.testing.host.loads import Loads
+from ucm.testing.host.overwriting import Overwriting
 from ucm.testing.host.pool import BlockPool
 from ucm.testing.host.questions import Questions
 from ucm.testing.host.registrations import Registrations
 from ucm.testing.host.requests import (
-    BlockCopy,
     BlockState,
     Request,
-    SchedulerOutput,
     Status,
 )
 from ucm.testing.host.settings import HostSettings
@@ -87,6 +86,7 @@ class FakeScheduler:
         self._finished_ids: set[str] = set()
         self._preempted_ids: set[str] = set()
         self.late_frees: deque[tuple[int, list[int]]] = deque()
+        self._overwriting = Overwriting(layout, self.tables, choices, settings, seen)
 
     def counts(self) -> dict[str, int]:
         """Return the size of each container."""
@@ -340,7 +340,6 @@ class FakeScheduler:
         output = draft.output()
         output.finished_req_ids, self._finished_ids = self._finished_ids, set()
         output.preempted_req_ids, self._preempted_ids = self._preempted_ids, set()
-        copied = self._copy_a_state(output)
         offers = self._offers(draft)
         output.kv_connector_block_state = BlockState(
             req_ids={*draft.entries, *offers},
@@ -349,13 +348,15 @@ class FakeScheduler:
             ),
             boundary_state_offloads=offers,
         )
+        fresh = self.loads.overwritten(self.tables.take_fresh())
+        fresh = self._overwriting.plan(output, fresh, self.loads.take_begun())
         metadata = self._questions.plan(output)
         output.kv_connector_block_state = None
         step = Step(
             number=self.steps,
             output=output,
             metadata=metadata,
-            fresh=self.loads.overwritten(self.tables.take_fresh()) + copied,
+            fresh=fresh,
             passes=plan_passes(self._layout, draft, shares=self._settings.local_cache),
             generates=[],
             scheduled=[],
@@ -372,19 +373,6 @@ class FakeScheduler:
                 request.placeholders += 1
                 step.generates.append(request)
         return step
-
-    def _copy_a_state(self, output: SchedulerOutput) -> list[int]:
-        """Let the engine keep a state within a block, in a block that nobody has."""
-        odds = self._settings.odds.copy
-        if not self._states or not self.pool.num_free:
-            return []
-        if not self._choices.chance("copy", odds):
-            return []
-        self._seen["copied"] += 1
-        block = self.pool.allocate(newest=self.tables.newest)
-        self.pool.free(block)
-        output.kv_cache_block_copies = [BlockCopy(block, block)]
-        return [block]
 
     def _offers(self, draft: Draft) -> dict[str, list[tuple[int, int, int]]]:
         """Return the states that this step completes, also those within a block."""

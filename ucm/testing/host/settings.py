@@ -66,6 +66,16 @@ class HostSettings:
         recomputes: Whether failed loads are recomputed; their requests fail otherwise.
         in_flight: Steps that may be planned before their results are known, at most
             2; with 2 the engine schedules asynchronously.
+        clears: Whether new blocks are cleared before a forward pass.
+        overwrites_first: Whether that, and copies, come before any hook of the step:
+            the order of vLLM's second model runner.
+        defers_saves: Whether ``wait_for_save`` comes after results were asked for, as it
+            does with speculation.
+        draft_layers: Layers, of the last ones, that run after the others: behind the
+            results where saves are deferred.
+        parts: Micro-batches of a forward pass, each of which calls all layers' hooks.
+        silent_ranks: Ranks that are never asked for the saves of a step that computes:
+            stages before the last, with speculation, on the first model runner.
         max_metadata_bytes: Bound of what is sent to a worker in a step.
         max_drain_steps: In which ``drain`` must succeed.
         odds: How likely each act is.
@@ -80,6 +90,12 @@ class HostSettings:
     partial_hits: bool = False
     recomputes: bool = True
     in_flight: int = 1
+    clears: bool = False
+    overwrites_first: bool = False
+    defers_saves: bool = False
+    draft_layers: int = 0
+    parts: int = 1
+    silent_ranks: frozenset[int] = frozenset()
     max_metadata_bytes: int = 1 << 16
     max_drain_steps: int = 2000
     odds: Odds = attrs.Factory(Odds)

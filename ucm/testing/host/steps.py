@@ -148,7 +148,8 @@ class Step:
         number: Counts up.
         output: What the connector was told.
         metadata: What it wants its workers to be told, as sent.
-        fresh: Blocks handed out in this step: the engine may overwrite them.
+        fresh: Blocks handed out in this step that the engine may overwrite; those that
+            *output* tells to be cleared or copied onto are not among them.
         passes: ``[groups]`` what the forward pass does.
         generates: Requests of which the step computes the last known token.
         scheduled: Requests and their tokens.
