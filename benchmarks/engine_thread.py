@@ -244,7 +244,7 @@ def measure_hooks(name: str, scale: Scale) -> Iterator[Figure]:
                 half.fence(envelope)
                 half.bind(envelope)
                 marks.append(clock())
-                half.start_loads(is_idle=False)
+                half.start_loads()
                 marks.append(clock())
                 half.submit_saves()
                 marks.append(clock())

@@ -19,11 +19,12 @@ LOAD = attrs.evolve(an_order(2, TransferKind.LOAD, range(10, 14)), request_id="l
 
 def begin(half: WorkerHalf, number: int, *, is_idle: bool, **orders: object) -> None:
     """Begin a step; its saves are not asked for."""
-    plan = StepPlan(step=number, keyspace_digest=KEYSPACE.digest, **orders)
+    digest = KEYSPACE.digest
+    plan = StepPlan(step=number, keyspace_digest=digest, is_idle=is_idle, **orders)
     envelope = PlanEnvelope(encode(plan))
     half.fence(envelope)
     half.bind(envelope)
-    half.start_loads(is_idle=is_idle)
+    half.start_loads()
 
 
 def finished_after(half: WorkerHalf, told: int, *, by_blocks: bool) -> set[str]:

@@ -340,7 +340,9 @@ class WorkerHalf:
     def _submit_saves(self, step: Step) -> None:
         if self._row_saves is not None:
             self._begin_row_saves(self._row_saves, step)
-            self._row_saves.finish(lambda: self._fence_or_failure(self._selector.for_step))
+            self._row_saves.finish(
+                lambda: self._fence_or_failure(self._selector.for_step)
+            )
         else:
             orders = self._begin_saves(step.plan)
             digest = step.plan.keyspace_digest
