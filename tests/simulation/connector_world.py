@@ -284,7 +284,7 @@ class ConnectorWorld:
         self.seen.update(self.faults.done)
 
     def _torn(self) -> float:
-        name, reason = "ucm_settled_blocks_total", "overwritten"
+        name, reason = "ucm_settled_parts_total", "overwritten"
         totals = [worker._counters.total for worker in self.workers]
         return sum(total(name, direction="save", reason=reason) for total in totals)
 

@@ -288,7 +288,7 @@ class TestSetup:
         ("micro_batches", "speculation", "name"),
         [
             (False, None, "layerwise"),
-            (False, object(), "layerwise-speculation"),
+            (False, SimpleNamespace(method="ngram"), "layerwise-speculation"),
             (True, None, "layerwise-microbatches"),
             (None, None, "layerwise-microbatches"),
             (False, "silent", "layerwise-speculation"),

@@ -13,7 +13,7 @@ from ucm.integration.vllm.messages import PlanEnvelope
 from ucm.integration.vllm.modes import DIRECT, Facts, Mode, choose_mode
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.pipeline.guard import BlockGuard
-from ucm.runtime import UNCONFIRMED
+from ucm.reasons import Reason
 from ucm.scheduler.messages import (
     Deferral,
     StepPlan,
@@ -39,7 +39,7 @@ def enveloped(plan: StepPlan) -> PlanEnvelope:
 
 def told(half: WorkerHalf) -> StepReport:
     """Wait until all is settled and return the report of it."""
-    assert half._runtime.flush(5.0)
+    assert half._runtime.flush(60.0)
     envelope = half.report()
     assert envelope is not None
     return decode_report(envelope.payloads[0])
@@ -51,8 +51,8 @@ def reasons(half: WorkerHalf) -> set[str]:
     known = ("", "overwritten", "recycled", "unsubmitted", "unfinished", "deadline")
     return {
         reason
-        for reason in (*known, UNCONFIRMED)
-        if total("ucm_settled_blocks_total", direction="save", reason=reason)
+        for reason in (*known, Reason.UNCONFIRMED)
+        if total("ucm_settled_parts_total", direction="save", reason=reason)
     }
 
 
@@ -93,7 +93,7 @@ class TestOverwrittenFirst:
             released.wait_reached()
             step(half, StepPlan(step=2))
             step(half, StepPlan(step=3, overwritten=(1,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert {""} == reasons(half)
 
     def test_nothing_is_stored_before_the_engine_has_looked(self):
@@ -107,7 +107,7 @@ class TestOverwrittenFirst:
             half.bind(envelope)
             half.submit_saves()
             released.wait_reached()
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert {"deadline"} == reasons(half)
 
     def test_unconfirmed_saves_are_dropped_when_the_engine_closes(self):
@@ -120,14 +120,14 @@ class TestOverwrittenFirst:
             half.submit_saves()
             released.wait_reached()
             half.close()
-            assert {UNCONFIRMED} == reasons(half)
+            assert {Reason.UNCONFIRMED} == reasons(half)
 
     def test_first_runner_waits_for_what_it_will_overwrite(self):
         """R-01: before anything is overwritten a wait is enough, and the save is kept."""
         with working() as half:
             step(half, StepPlan(step=1, saves=(SAVE,)))
             step(half, StepPlan(step=2, overwritten=(1,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert {""} == reasons(half)
 
 
@@ -165,7 +165,7 @@ class TestUnsubmitted:
             half.start_loads()
             half.finished()
             step(half, StepPlan(step=2, fences=(1,)))
-            assert half._runtime.flush(5.0)
+            assert half._runtime.flush(60.0)
             assert {""} == reasons(half)
             step(half, StepPlan(step=3))
             assert {0} == set(half.counts().values())

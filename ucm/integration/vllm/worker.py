@@ -333,20 +333,17 @@ class WorkerHalf:
             self._decline(plan, self._begin_saves(plan))
 
     def _decline(self, plan: StepPlan, orders: Sequence[SpanOrder]) -> None:
-        if orders:
-            made = self._orders.made(plan.keyspace_digest, orders)
-            self._running().decline(made, UNSUBMITTED)
+        made = self._orders.made(plan.keyspace_digest, orders)
+        self._running().decline(made, UNSUBMITTED)
 
     def _submit_saves(self, step: Step) -> None:
+        for_step = self._selector.for_step
         if self._row_saves is not None:
             self._begin_row_saves(self._row_saves, step)
-            self._row_saves.finish(
-                lambda: self._fence_or_failure(self._selector.for_step)
-            )
+            self._row_saves.finish(lambda: self._fence_or_failure(for_step))
         else:
             orders = self._begin_saves(step.plan)
-            digest = step.plan.keyspace_digest
-            self._submit(digest, orders, self._selector.for_step)
+            self._submit(step.plan.keyspace_digest, orders, for_step)
         step.has_saved = True
 
     def _begin_saves(self, plan: StepPlan) -> list[SpanOrder]:
