@@ -74,8 +74,8 @@ DECISIONS = (
         name="no_fence_for_loads",
         why="A load overwrites a block that a save still reads.",
         file=_ADAPTER,
-        find="            written.update(order.block_ids)\n",
-        replace="            pass\n",
+        find="facts.written_blocks(self._layout, loads), facts",
+        replace="facts.written_blocks(self._layout), facts",
         killers=(f"{_FENCES}::test_destination_of_a_load_is_fenced",),
     ),
     Mutant(

@@ -72,7 +72,7 @@ RUNNER = (
         name="close_waits_for_confirmations",
         why="An engine that closes waits for what can come no more.",
         file=_RUNTIME,
-        find="            self.abandon(self._waits.unconfirmed(), UNCONFIRMED)\n",
+        find="            self.abandon(self._waits.unconfirmed(), Reason.UNCONFIRMED)\n",
         replace="            pass\n",
         killers=(
             f"{_FIRST}::test_unconfirmed_saves_are_dropped_when_the_engine_closes",

@@ -47,7 +47,7 @@ TOPOLOGY = (
     Mutant(
         name="skipped_save_not_released",
         why="Blocks that a replica never read are held for ever.",
-        file=_WORKER,
+        file="ucm/integration/vllm/progress.py",
         find="        self._outbox.released.append(order.transfer_id)\n        self._outbox.settled",
         replace="        self._outbox.settled",
         killers=(f"{_FAILURES}::test_skipped_save_is_told_like_any_other",),
@@ -55,9 +55,9 @@ TOPOLOGY = (
     Mutant(
         name="skipped_save_not_settled",
         why="A ticket stays open, and its blocks are never saved again.",
-        file=_WORKER,
-        find="        self._outbox.settled_saves.append(order.transfer_id)\n        return False",
-        replace="        return False",
+        file="ucm/integration/vllm/progress.py",
+        find="        self._outbox.settled_saves.append(order.transfer_id)\n\n    def begin_loads",
+        replace="\n    def begin_loads",
         killers=(f"{_FAILURES}::test_skipped_save_is_told_like_any_other",),
     ),
     Mutant(
