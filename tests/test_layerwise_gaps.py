@@ -148,7 +148,7 @@ class TestSlots:
             item = Item(ticket, rows, DoneFence(), is_first)
             assert Admission.ACCEPTED is queue.offer(item)
         assert [] == queue.unfinished()
-        assert queue.take_nowait(SAVE, lambda _: True) is not None
+        assert queue.take_nowait(SAVE) is not None
         assert [ROWS[1:]] == [item.row_ids for item in queue.close()]
         assert [ticket] == queue.unfinished()
         queue.expect_no_more(ticket)
@@ -202,7 +202,7 @@ class TestQueue:
             queue.offer(Item(first, (row,), DoneFence(), at == 0))
         assert (1, first.nbytes) == queue.waiting(SAVE)
         assert Admission.ACCEPTED is queue.offer(Item(second, ROWS, DoneFence()))
-        while queue.take_nowait(SAVE, lambda _: True) is not None:
+        while queue.take_nowait(SAVE) is not None:
             pass
         assert (0, 0) == queue.waiting(SAVE)
 

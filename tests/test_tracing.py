@@ -48,6 +48,7 @@ EVENTS = {
     "STAGE_STARTED": "stage.started",
     "STORE_ANSWERS": "store.answers",
     "STORE_BYPASSED": "store.bypassed",
+    "STORE_HUNG": "store.hung",
     "STORE_DESCRIBE_FAILED": "store.describe_failed",
     "STORE_EXPERIMENTAL": "store.experimental",
     "TICKET_ACCEPTED": "ticket.accepted",

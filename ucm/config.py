@@ -135,10 +135,12 @@ class QueueConfig:
     """Bounds of what waits; a full queue refuses a save at once."""
 
     tickets: int = _field(
-        1024, "Saves that may wait in a worker's queue; more are refused.", least=1
+        1024,
+        "Saves that may wait for their copy, and as many for the store; more are refused.",
+        least=1,
     )
     nbytes: int = _field(
-        1 << 30, "Bytes of blocks whose saves may wait.", read=_size, least=1
+        1 << 30, "Bytes of saves that may wait for either.", read=_size, least=1
     )
     staging_bytes: int = _field(
         256 << 20,
@@ -150,7 +152,7 @@ class QueueConfig:
         16 << 20, "Bytes that one ticket carries at most.", read=_size, least=1
     )
     window: int = _field(
-        4, "Tickets per direction between queue and settlement.", least=1
+        4, "Tickets per direction between queue and the end of their copy.", least=1
     )
 
 

@@ -19,11 +19,13 @@ from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
 from ucm.config import TimeoutConfig
 from ucm.devices.abc import Fence
 from ucm.pipeline.dump_queue import DumpQueue
+from ucm.pipeline.pace import cost_of, overdue
 from ucm.pipeline.recorder import Recorder
 from ucm.pipeline.tickets import (
     Admission,
     Direction,
     Item,
+    LaneKey,
     Outcome,
     OutcomeKind,
     Ticket,
@@ -159,10 +161,13 @@ class Intake:
         orders = list(batch.orders)  # should one be none, no ticket was made
         tickets = [self._ticket(order, batch.submitted_at) for order in orders]
         self._recorder.offered(tickets)  # before any of them can end
+        late = self._overdue(batch, tickets)
         for ticket in tickets:
             # First the log, so that nothing is told of the ticket before; then the
             # list of what a failure ends; then the queue, which a failure closes first.
             admission = self._queue.admits(ticket)
+            if admission is Admission.ACCEPTED and ticket.lane_key in late:
+                admission = Admission.OVERLOAD
             self._recorder.admitted(ticket, admission, self._queue)
             if admission is Admission.ACCEPTED:
                 self.open[ticket.transfer_id] = ticket
@@ -170,6 +175,27 @@ class Intake:
                 if batch.row_ids is not None:
                     rows = tuple(row for row in rows if row in batch.row_ids)
                 self._offer_item(Item(ticket, rows, batch.fence))
+
+    def _overdue(self, batch: _Batch, tickets: Sequence[Ticket]) -> set[LaneKey]:
+        """
+        Return the loads that would come too late, so that the engine computes at once.
+
+        Layer-wise ones come at the pace of the layers that wait for them, not at ours,
+        and their time begins anew with each row.
+        """
+        costs: dict[LaneKey, int] = {}
+        for ticket in tickets:
+            if ticket.direction is Direction.LOAD and batch.row_ids is None:
+                cost = costs.get(ticket.lane_key, 0) + cost_of(1, ticket.nbytes)
+                costs[ticket.lane_key] = cost
+        if not costs:
+            return set()
+        return overdue(
+            costs,
+            ahead=cost_of(*self._queue.due(Direction.LOAD)),
+            seconds_per_byte=self._queue.pace.seconds_per_byte,
+            seconds_left=batch.submitted_at + self._timeout.load - self._clock(),
+        )
 
     def _offer_rows(self, more: _MoreRows) -> None:
         for transfer_id in more.transfer_ids:
@@ -196,11 +222,16 @@ class Intake:
             block_bytes=order.block_bytes,
             accepted_at=submitted_at,
             deadline=submitted_at + self._limit(order.direction),
-            on_release=self._recorder.released,
+            on_release=self._released,
+            on_settle=self._queue.over,
             log=self._log,
             changed=self._changed,
             clock=self._clock,
         )
+
+    def _released(self, ticket: Ticket) -> None:
+        self._queue.released(ticket)
+        self._recorder.released(ticket)
 
     def _limit(self, direction: Direction) -> float:
         save = direction is Direction.SAVE

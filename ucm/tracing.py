@@ -51,6 +51,7 @@ __all__ = [
     "STORE_BYPASSED",
     "STORE_DESCRIBE_FAILED",
     "STORE_EXPERIMENTAL",
+    "STORE_HUNG",
     "THREAD_BOUND",
     "TICKET_ACCEPTED",
     "TICKET_REFUSED",
@@ -90,6 +91,7 @@ SCHEDULER_STARTED: Final = "scheduler.started"
 SCHEDULER_CLOSED: Final = "scheduler.closed"
 STORE_BYPASSED: Final = "store.bypassed"
 STORE_ANSWERS: Final = "store.answers"
+STORE_HUNG: Final = "store.hung"
 STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
 STORE_EXPERIMENTAL: Final = "store.experimental"
 SETTING_UNSAFE: Final = "setting.unsafe"

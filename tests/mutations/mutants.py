@@ -22,6 +22,7 @@ from tests.mutations.of_selection import SELECTION
 from tests.mutations.of_slab import SLAB
 from tests.mutations.of_states import STATES
 from tests.mutations.of_stores import STORES
+from tests.mutations.of_stuck import STUCK
 from tests.mutations.of_topology import TOPOLOGY
 from tests.mutations.of_transport import TRANSPORT
 from tests.mutations.of_weights import WEIGHTS
@@ -51,4 +52,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *WEIGHTS,
     *KEYS,
     *RUNNER,
+    *STUCK,
 )

@@ -37,34 +37,34 @@ LANES = (
         name="lane_forgets_who_waits",
         why="The second span of a request stands before a segment that is free.",
         file=_LANE,
-        find="            self._arrive(run.at + 1, done)\n            self._start(run.at)\n",
-        replace="            self._arrive(run.at + 1, done)\n",
+        find="        self._pass_on(run)\n        self._start(run.at)\n",
+        replace="        self._pass_on(run)\n",
         killers=(f"{_LANES}::TestOrder::test_items_pass_in_order",),
     ),
     Mutant(
         name="copy_thread_waits_for_the_loop",
         why="Between two spans of a request its copy thread stands still.",
         file=_LANE,
-        find="most = _AHEAD if segment.is_copy else 1",
-        replace="most = 1",
+        find="while waiting and (self._segments[at].is_copy or not running):",
+        replace="while waiting and not running:",
         killers=(
-            f"{_LANES}::TestOrder::test_copy_thread_has_the_next_item_before_it_is_through",
+            f"{_LANES}::TestOrder::test_copy_thread_has_the_next_items_before_it_is_through",
         ),
     ),
     Mutant(
         name="lane_waits_for_several_at_once",
         why="A later item whose event passes first overtakes the one before it.",
         file=_LANE,
-        find="most = _AHEAD if segment.is_copy else 1",
-        replace="most = _AHEAD",
+        find="while waiting and (self._segments[at].is_copy or not running):",
+        replace="while waiting:",
         killers=(f"{_LANES}::TestOrder::test_items_pass_in_order",),
     ),
     Mutant(
         name="given_up_item_blocks_its_lane",
         why="One span that was given up holds up all that the request saves later.",
         file=_LANE,
-        find="        self._on_left(self, run.ticket)\n        self._start(run.at)\n",
-        replace="        self._on_left(self, run.ticket)\n",
+        find="            self._leave(run)\n            self._start(run.at)\n",
+        replace="            self._leave(run)\n",
         killers=(f"{_LANES}::TestDeadline::test_item_given_up_lets_the_next_one_in",),
     ),
     Mutant(
@@ -91,9 +91,9 @@ LANES = (
         name="begun_copy_given_up",
         why="Blocks under a copy are given back at the deadline.",
         file=_LANE,
-        find="            is_free = ticket.guard.revoke(Reason.DEADLINE)\n",
+        find="            is_free = ticket.guard.revoke(reason)\n",
         replace="""\
-            ticket.guard.revoke(Reason.DEADLINE)
+            ticket.guard.revoke(reason)
             ticket.guard.end()
             is_free = True
 """,
@@ -229,7 +229,7 @@ LANES = (
         name="lanes_not_swept",
         why="A save whose event never passes keeps its blocks for ever.",
         file=_PIPELINE,
-        find="            lane.check(now)\n",
+        find="            lane.check(now, is_hung=bool(self._hung[lane.key[0]]))\n",
         replace="            pass\n",
         killers=(f"{_LATE}::test_engine_work_that_never_ends_costs_the_save_only",),
     ),
@@ -253,7 +253,7 @@ LANES = (
         name="window_leaks",
         why="After as many spans as the window has places nothing is saved any more.",
         file=_PIPELINE,
-        find="        self._in_flight[lane.key[0]] -= 1\n",
+        find="        self._holding[direction] -= 1\n",
         replace="",
         killers=("tests/test_runtime.py::TestBounds::test_requests_take_turns",),
     ),
@@ -261,7 +261,7 @@ LANES = (
         name="window_unbounded",
         why="All that waits is under a copy at once, and loads stand behind it.",
         file=_PIPELINE,
-        find="while self._in_flight[direction] < self._window:",
+        find="while self._holding[direction] < self._window:",
         replace="while True:",
         killers=(
             "tests/pipeline/test_accelerator_pipeline.py::TestWindow::test_no_more_copies_are_under_way_than_the_window",
@@ -271,8 +271,8 @@ LANES = (
         name="slots_of_a_settled_ticket_kept",
         why="Each save that ends while it is copied costs its slots for good.",
         file=_PIPELINE,
-        find="        self._unwind_settled(ticket)\n        self._in_flight",
-        replace="        self._in_flight",
+        find="        self._unwind_settled(ticket)\n        if not lane",
+        replace="        if not lane",
         killers=(
             f"{_ASYNC}::TestFailure::test_ticket_failed_from_outside_gives_its_slots_back_after_the_copy",
         ),

@@ -37,6 +37,7 @@ def make_ticket(
     row_ids: Sequence[int] = (0,),
     lasts: float = 60.0,
     on_release: Callable[[Ticket], None] = lambda _: None,
+    on_settle: Callable[[Ticket], None] = lambda _: None,
     log: Log | None = None,
 ) -> Ticket:
     """Return a ticket that ends in *lasts* seconds."""
@@ -52,6 +53,7 @@ def make_ticket(
         accepted_at=time.monotonic(),
         deadline=time.monotonic() + lasts,
         on_release=on_release,
+        on_settle=on_settle,
         log=log or null_log(),
     )
 

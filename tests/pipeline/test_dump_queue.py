@@ -10,28 +10,27 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.pipeline.kit import make_item, make_ticket
 from ucm.pipeline.dump_queue import DumpQueue
-from ucm.pipeline.tickets import Admission, Direction
+from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 MAX_TICKETS, MAX_NBYTES = 6, 40
+SHARE = 8
+DONE = Outcome(OutcomeKind.COMMITTED)
 requests = st.sampled_from("abc")
 directions = st.sampled_from(list(Direction))
 
 
-def anywhere(_):
-    """Let every lane have room."""
-    return True
-
-
 def offer(queue, number, request="a", direction=SAVE, nbytes=1):
     """Offer a ticket of *nbytes*; return the admission."""
-    ticket = make_ticket(number, direction, request, block_bytes=nbytes)
+    ticket = make_ticket(
+        number, direction, request, block_bytes=nbytes, on_settle=queue.over
+    )
     return queue.offer(make_item(ticket))
 
 
-def take(queue, direction=SAVE, has_room=anywhere):
+def take(queue, direction=SAVE):
     """Take an item; return its number."""
-    item = queue.take_nowait(direction, has_room)
+    item = queue.take_nowait(direction)
     return None if item is None else item.ticket.transfer_id
 
 
@@ -42,7 +41,10 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.queue = DumpQueue(max_tickets=MAX_TICKETS, max_nbytes=MAX_NBYTES)
         self.waiting = []
+        self.begun = []
+        self.due = {SAVE: [], LOAD: []}
         self.turns = []
+        self.credit = self.ticks = 0
         self.promoted = set()
         self.number = 0
         self.closed = None
@@ -65,6 +67,9 @@ class QueueMachine(RuleBasedStateMachine):
             return Admission.QUEUE_TICKETS
         if direction is SAVE and saves and sum(saves) + nbytes > MAX_NBYTES:
             return Admission.QUEUE_BYTES
+        due = [each.nbytes for each in self.due[SAVE]]
+        if direction is SAVE and (len(due) >= MAX_TICKETS or sum(due) >= MAX_NBYTES):
+            return Admission.STORE_BEHIND
         return Admission.ACCEPTED
 
     def lane(self, key):
@@ -82,36 +87,84 @@ class QueueMachine(RuleBasedStateMachine):
     def offer(self, request, direction, nbytes):
         """An offer is taken in exactly when the bounds allow it."""
         self.number += 1
-        ticket = make_ticket(self.number, direction, request, block_bytes=nbytes)
+        ticket = make_ticket(
+            self.number,
+            direction,
+            request,
+            block_bytes=nbytes,
+            on_release=self.queue.released,
+            on_settle=self.queue.over,
+        )
         item = make_item(ticket)
         expected = self.expected_admission(direction, nbytes)
         assert expected is self.queue.offer(item)
         if expected is Admission.ACCEPTED:
             self.counts["accepted"] += 1
             self.waiting.append(item)
+            if direction is LOAD:
+                self.due[LOAD].append(ticket)
             if ticket.lane_key not in self.turns:
                 self.turns.append(ticket.lane_key)
 
-    @rule(direction=directions, full=st.sets(requests))
-    def take(self, direction, full):
-        """The oldest item of the next lane with room comes; loads go before saves,
-        except before saves that were promoted."""
-        held_back = direction is SAVE and any(k[0] is LOAD for k in self.turns)
+    @rule(direction=directions)
+    def take(self, direction):
+        """The oldest item of the next lane comes; loads one request after the other,
+        saves in turns; loads go before saves, except before saves that were promoted
+        and those whose share it is."""
+        loads_wait = any(key[0] is LOAD for key in self.turns)
+        held_back = direction is SAVE and loads_wait and self.credit <= 0
         keys = [
             key
             for key in self.turns
-            if key[0] is direction
-            and key[1] not in full
-            and (key in self.promoted or not held_back)
+            if key[0] is direction and (key in self.promoted or not held_back)
         ]
         key = keys[0] if keys else None
-        item = self.queue.take_nowait(direction, lambda lane: lane[1] not in full)
+        item = self.queue.take_nowait(direction)
         assert (None if key is None else self.lane(key)[0]) is item
-        if item is not None:
-            self.drop([item], "taken")
-            if key in self.turns:
-                self.turns.remove(key)
-                self.turns.append(key)
+        if item is None:
+            return
+        if direction is LOAD:
+            self.ticks = 0
+            saves_wait = any(key[0] is SAVE for key in self.turns)
+            self.credit = self.credit + item.nbytes if saves_wait else 0
+        elif loads_wait and key not in self.promoted:
+            self.credit -= SHARE * item.nbytes
+        self.drop([item], "taken")
+        self.begun.append(item.ticket)
+        if key in self.turns and direction is SAVE:
+            self.turns.remove(key)
+            self.turns.append(key)
+
+    @rule(ticks=st.integers(1, 6))
+    def tick(self, ticks):
+        """When no load was taken for a while a save may go although loads wait."""
+        for _ in range(ticks):
+            self.queue.tick()
+        self.ticks = self.ticks + ticks if self.sizes(LOAD) else 0
+        if self.ticks > 10:
+            self.credit = max(1, self.credit)
+
+    @rule()
+    @precondition(lambda self: self.begun)
+    def copied(self):
+        """What has begun is copied; a save waits for the store from now on."""
+        ticket = self.begun.pop(0)
+        assert ticket.guard.revoke("copied")
+        if ticket.direction is SAVE:
+            self.due[SAVE].append(ticket)
+
+    @rule(direction=directions, at=st.integers(0, 5))
+    def end(self, direction, at):
+        """A ticket ends, and makes room."""
+        if at < len(self.due[direction]):
+            self.settle(self.due[direction][at])
+
+    def settle(self, ticket):
+        """End a ticket, which may have ended before."""
+        ticket.settle(DONE)
+        for due in self.due.values():
+            if ticket in due:
+                due.remove(ticket)
 
     @rule(request=requests, direction=directions)
     def promote(self, request, direction):
@@ -134,6 +187,8 @@ class QueueMachine(RuleBasedStateMachine):
         swept = self.queue.sweep(is_over)
         assert sorted(map(id, over)) == sorted(map(id, swept))
         self.drop(over, "swept")
+        for item in swept:
+            self.settle(item.ticket)
 
     @rule(reason=st.sampled_from([Admission.CLOSED, Admission.FAILED]))
     @precondition(lambda self: self.number > 8)
@@ -150,6 +205,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert sorted(map(id, self.waiting)) == sorted(map(id, left))
         self.closed = self.closed or Admission.CLOSED
         self.drop(left, "closed")
+        for item in left:
+            self.settle(item.ticket)
 
     @invariant()
     def is_bounded_and_conserves(self):
@@ -162,6 +219,8 @@ class QueueMachine(RuleBasedStateMachine):
         for direction in Direction:
             sizes = self.sizes(direction)
             assert (len(sizes), sum(sizes)) == queue.waiting(direction)
+            due = [ticket.nbytes for ticket in self.due[direction]]
+            assert (len(due), sum(due)) == queue.due(direction)
         out = sum(self.counts[how] for how in ("taken", "swept", "closed"))
         assert self.counts["accepted"] == out + len(self.waiting)
 
@@ -213,12 +272,10 @@ class TestDumpQueue:
         assert take(queue, SAVE) is None
 
     def test_save_is_held_back_while_a_load_waits(self):
-        """Loads outrank saves, also loads that find no room yet; only a save that the
-        engine waits for goes before them."""
+        """Loads outrank saves; only a save that the engine waits for goes before them."""
         queue = DumpQueue(max_tickets=9, max_nbytes=10)
         offer(queue, 1)
         offer(queue, 2, direction=LOAD)
-        assert take(queue, LOAD, lambda _: False) is None
         assert take(queue, SAVE) is None
         offer(queue, 3, "urgent")
         queue.promote((SAVE, "urgent", 1))
@@ -226,17 +283,104 @@ class TestDumpQueue:
         assert 2 == take(queue, LOAD)
         assert 1 == take(queue, SAVE)
 
+    def test_loads_come_one_request_after_the_other(self):
+        """R-12: of two requests that load at once the first is through before the second
+        begins, so that one of them is in time when both together would not be."""
+        queue = DumpQueue(max_tickets=9, max_nbytes=10)
+        for number, request in enumerate("abab"):
+            offer(queue, number, request, LOAD)
+        assert [0, 2, 1, 3] == [take(queue, LOAD) for _ in range(4)]
 
-def test_deep_queue_is_not_searched_for_each_item():
-    """With thousands of requests waiting, taking one looks at one lane."""
-    queue = DumpQueue(max_tickets=5000, max_nbytes=1 << 40)
-    for number in range(2000):
-        queue.offer(make_item(make_ticket(number, request=f"r{number}")))
-    asked = []
+    def test_saves_have_a_share_beside_loads_that_never_end(self):
+        """R-13: while loads and saves wait, each eight bytes of loads let a byte of saves
+        go, however large a single save is, and no more."""
+        queue = DumpQueue(max_tickets=900, max_nbytes=1000)
+        for number in range(100):
+            offer(queue, number, f"s{number}", nbytes=2)
+        for number in range(1000, 1021):
+            offer(queue, number, "endless", LOAD, nbytes=4)
+        saved = []
+        for _ in range(20):
+            take(queue, LOAD)
+            while (number := take(queue)) is not None:
+                saved.append(number)
+        assert list(range(5)) == saved
 
-    def has_room(key):
-        asked.append(key)
-        return True
+    def test_saves_get_on_though_the_loads_before_them_do_not(self):
+        """R-13: when no load was taken for ten ticks a save goes at each of them; loads
+        that do get on leave it at the share."""
+        queue = DumpQueue(max_tickets=9, max_nbytes=10)
+        for number, direction in ((1, SAVE), (2, SAVE), (3, LOAD), (4, LOAD)):
+            offer(queue, number, str(number), direction, nbytes=2)
+        for _ in range(10):
+            queue.tick()
+        assert take(queue) is None
+        queue.tick()
+        assert [1, None] == [take(queue), take(queue)]
+        assert 3 == take(queue, LOAD)
+        queue.tick()
+        assert take(queue) is None
 
-    assert [0, 1, 2] == [take(queue, has_room=has_room) for _ in range(3)]
-    assert 3 == len(asked)
+    def test_quiet_time_is_no_standstill(self):
+        """R-13: ticks in which no load waited do not let a save go before the next one."""
+        queue = DumpQueue(max_tickets=9, max_nbytes=10)
+        for _ in range(99):
+            queue.tick()
+        offer(queue, 1)
+        offer(queue, 2, direction=LOAD)
+        assert take(queue) is None
+
+    def test_loads_of_a_quiet_time_let_no_crowd_of_saves_go_first(self):
+        """What was loaded while no save waited is no claim of later saves."""
+        queue = DumpQueue(max_tickets=9, max_nbytes=10)
+        for number in range(9):
+            offer(queue, number, direction=LOAD, nbytes=1000)
+        for _ in range(8):
+            take(queue, LOAD)
+        offer(queue, 20)
+        assert take(queue) is None
+
+    @pytest.mark.parametrize(("bounds", "nbytes"), [((2, 1 << 30), 1), ((99, 20), 10)])
+    def test_saves_are_refused_while_the_store_is_behind(self, bounds, nbytes):
+        """R-11: saves that were copied and are not stored are bounded by tickets and by
+        bytes; beyond, others are refused with a reason of their own, and taken again as
+        soon as one of those has ended. Loads are not concerned."""
+        queue = DumpQueue(max_tickets=bounds[0], max_nbytes=bounds[1])
+        tickets = [
+            make_ticket(
+                number,
+                block_bytes=nbytes,
+                on_release=queue.released,
+                on_settle=queue.over,
+            )
+            for number in range(3)
+        ]
+        for ticket in tickets[:2]:
+            assert Admission.ACCEPTED is queue.offer(make_item(ticket))
+            assert queue.take_nowait(SAVE) is not None
+            assert Admission.ACCEPTED is queue.admits(tickets[2])
+            ticket.guard.revoke("copied")
+        assert Admission.STORE_BEHIND is queue.admits(tickets[2])
+        assert Admission.ACCEPTED is offer(queue, 9, direction=LOAD)
+        tickets[0].settle(DONE)
+        assert Admission.ACCEPTED is queue.admits(tickets[2])
+
+    def test_ticket_that_ended_before_its_offer_is_not_counted(self):
+        """A ticket that was settled while it was taken in takes up no room for good."""
+        queue = DumpQueue(max_tickets=9, max_nbytes=10)
+        for direction in Direction:
+            ticket = make_ticket(1, direction, on_settle=queue.over)
+            ticket.settle(DONE)
+            queue.offer(make_item(ticket))
+            queue.released(ticket)
+            assert (0, 0) == queue.due(direction)
+
+    def test_direction_that_hangs_takes_nothing_in(self):
+        """R-14: while a call of the store hangs, what would stand behind it is refused;
+        the other direction goes on, and so does this one when the call has returned."""
+        queue = DumpQueue(max_tickets=9, max_nbytes=10)
+        queue.hold_off(LOAD, is_hung=True)
+        assert Admission.STORE_HUNG is offer(queue, 1, direction=LOAD)
+        assert Admission.ACCEPTED is offer(queue, 2)
+        queue.hold_off(LOAD, is_hung=False)
+        assert Admission.ACCEPTED is offer(queue, 3, direction=LOAD)

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request's lane: order, depth, and errors that end one ticket only."""
+"""One request's lane: order, places in the window, and errors that end one ticket."""
 
-import asyncio
-import contextlib
 import time
 
 import anyio
 import pytest
 
-from tests.pipeline.kit import TIMEOUT, HandFence, make_item, make_ticket
+from tests.pipeline.kit import TIMEOUT, HandFence, make_ticket
+from tests.pipeline.lane_kit import (
+    DONE,
+    CopyWait,
+    Pass,
+    Passable,
+    Ready,
+    Work,
+    serving,
+)
 from tests.rig import keys_of
 from ucm.errors import (
     BlockCorruptError,
@@ -20,138 +27,12 @@ from ucm.errors import (
     WorkerDiedError,
 )
 from ucm.pipeline.guard import TicketOverError
-from ucm.pipeline.lane import RequestLane
-from ucm.pipeline.runner import Runner
-from ucm.pipeline.save import Finished
-from ucm.pipeline.stage import Chain, CopyStage, LoopStage
-from ucm.pipeline.tickets import (
-    Direction,
-    Item,
-    Outcome,
-    OutcomeKind,
-)
-from ucm.pipeline.waiting import fence_passed
-from ucm.pipeline.workers import CopyThread
+from ucm.pipeline.tickets import Direction, Item, Outcome, OutcomeKind
 from ucm.reasons import Reason
+from ucm.testing.faults import Gate
 
 pytestmark = pytest.mark.asyncio
-DONE = Outcome(OutcomeKind.COMMITTED)
 (KEY,) = keys_of(1)
-
-
-class Wait(LoopStage):
-    """Waits for the item's fence."""
-
-    name = "wait"
-
-    async def run(self, given):
-        """Let the item pass with its fence."""
-        await fence_passed(given.item.fence)
-        return given
-
-
-class CopyWait(Wait):
-    """Waits for a copy that has begun."""
-
-    awaits_copy = True
-
-
-class Ready(Wait):
-    """Has nothing to wait for."""
-
-    def try_now(self, given):
-        """Let the item pass."""
-        return given
-
-    async def run(self, given):
-        """Never be asked."""
-        raise AssertionError("it was waited for")
-
-
-class Work(CopyStage):
-    """Notes the ticket, or raises what the test planned for it."""
-
-    name = "work"
-
-    def __init__(self, plans):
-        self.plans = plans
-
-    def run(self, given):
-        """Raise or finish."""
-        plan = self.plans.get(given.ticket.transfer_id)
-        if plan is not None:
-            raise plan
-        return Finished(given.ticket, given.row_ids, DONE)
-
-
-class Lane:
-    """A lane, and all that it told."""
-
-    def __init__(self, runner, wait, plans, depth):
-        self.settled, self.quarantined, self.left = [], [], []
-        chain = Chain.start(wait).then(Work(plans))
-        self.lane = RequestLane(
-            make_ticket().lane_key,
-            chain.segments(),
-            runner,
-            depth=depth,
-            stuck_after=0.01,
-            settle=self.settle,
-            quarantine=lambda ticket: self.quarantined.append(ticket.transfer_id),
-            on_left=lambda lane, _: self.left.append(lane.num_items),
-        )
-
-    @property
-    def running(self):
-        """The tickets that are in each segment."""
-        return [[run.ticket.transfer_id for run in runs] for runs in self.lane._running]
-
-    def settle(self, ticket, outcome):
-        """Note a ticket's end and settle it."""
-        if ticket.settle(outcome):
-            self.settled.append((ticket.transfer_id, outcome))
-
-    def put(self, number, fence=None, **options):
-        """Put an item in; return its ticket."""
-        ticket = make_ticket(number, **options)
-        item = make_item(ticket)
-        if fence is not None:
-            item = type(item)(ticket, item.row_ids, fence)
-        self.lane.put_nowait(item)
-        return ticket
-
-
-@contextlib.asynccontextmanager
-async def serving(plans=None, wait=None, depth=2):
-    """Serve a lane over a real copy thread until it is empty."""
-    copy = CopyThread("ucm-test", asyncio.get_running_loop(), lambda _: None)
-    copy.start()
-    woken = anyio.Event()
-
-    async def serve():
-        """Do for the lane what the pipeline's task does."""
-        nonlocal woken
-        while not closing or lane.lane.num_items:
-            with anyio.move_on_after(0.002):
-                await woken.wait()
-            woken = anyio.Event()
-            runner.hand_back()
-            lane.lane.check(time.monotonic())
-
-    closing = []
-    try:
-        with anyio.fail_after(TIMEOUT):
-            async with anyio.create_task_group() as group:
-                runner = Runner(
-                    {Direction.SAVE: {"copy": copy}}, group, lambda: woken.set()
-                )
-                lane = Lane(runner, wait or Wait(), plans or {}, depth)
-                group.start_soon(serve)
-                yield lane
-                closing.append(True)
-    finally:
-        copy.stop()
-        assert copy.join(TIMEOUT)
 
 
 class TestOrder:
@@ -167,20 +48,42 @@ class TestOrder:
         assert [(1, DONE), (2, DONE)] == lane.settled
         assert [1, 0] == lane.left
 
-    async def test_lane_is_bounded_by_its_depth(self):
-        """A lane has room until its depth is reached, and again when an item left."""
+    async def test_item_needs_no_place_behind_its_copy(self):
+        """R-11: an item frees its place in the window once, with its copy, and all that
+        are copied are with the store's thread at once, however many."""
+        gate = Gate()
+        stages = (Pass(), Work({}, gate))
+        async with serving(wait=Ready(), stages=stages) as lane:
+            for number in range(1, 9):
+                lane.put(number)
+            while len(lane.copied) < 8:
+                await anyio.lowlevel.checkpoint()
+            assert [[], [], list(range(1, 9))] == lane.running
+            assert [] == lane.settled
+            gate.open()
+        assert list(range(1, 9)) == [number for number, _ in lane.settled]
+        assert [Direction.SAVE] * 8 == lane.copied
+
+    async def test_item_that_fails_frees_its_place_once(self):
+        """R-11: whatever ends an item before or behind its copy, the window has its
+        place back, and no more than that."""
+        stages = (Pass({2}), Work({3: ValueError("a bug")}, lambda: None))
+        async with serving(stages=stages) as lane:
+            for number in range(1, 4):
+                lane.put(number)
+            lane.put(4, HandFence(), lasts=0.01)
+        assert 4 == len(lane.copied) == len(lane.left)
+        assert {1, 2, 3, 4} == {number for number, _ in lane.settled}
+
+    async def test_long_line_of_items_is_let_in_without_end(self):
+        """However many items a window lets in, one event that lets all of them pass does
+        not exhaust the stack."""
         fence = HandFence()
-        async with serving() as lane:
-            assert lane.lane.has_room
-            lane.put(1, fence)
-            assert lane.lane.has_room
-            lane.put(2, fence)
-            assert not lane.lane.has_room
-            with pytest.raises(AssertionError):
-                lane.put(3)
+        async with serving(wait=Passable()) as lane:
+            for number in range(1, 501):
+                lane.put(number, fence)
             fence.open()
-        assert 0 == lane.lane.num_items
-        assert lane.lane.has_room
+        assert 500 == len(lane.settled)
 
     async def test_item_that_waits_for_nothing_needs_no_task(self):
         """A segment whose stage has nothing to wait for is over at once: the item is
@@ -190,13 +93,13 @@ class TestOrder:
             assert [[], [1]] == lane.running
         assert [(1, DONE)] == lane.settled
 
-    async def test_copy_thread_has_the_next_item_before_it_is_through(self):
-        """A copy thread need not stand still until the loop has taken back what it has
-        done: the lane's next item is with it by then, and no third one."""
-        async with serving(wait=Ready(), depth=3) as lane:
+    async def test_copy_thread_has_the_next_items_before_it_is_through(self):
+        """R-12: a copy thread need not stand still until the loop has taken back what it
+        has done, nor work on what came later: all that is let in is with it by then."""
+        async with serving(wait=Ready()) as lane:
             for number in (1, 2, 3):
                 lane.put(number)
-            assert [[], [1, 2]] == lane.running
+            assert [[], [1, 2, 3]] == lane.running
         assert [(1, DONE), (2, DONE), (3, DONE)] == lane.settled
 
     async def test_one_item_at_a_time_waits(self):
@@ -285,6 +188,40 @@ class TestErrors:
         assert [0] == lane.left
 
 
+class TestHung:
+    async def test_what_waits_ends_and_what_is_worked_on_does_not(self):
+        """R-14: behind a copy thread that hangs items end at once; the one at which it
+        stands is told of, and ends at its own deadline."""
+        gate = Gate()
+        async with serving(wait=Ready(), stages=[Work({}, gate)]) as lane:
+            tickets = [lane.put(number, lasts=60.0 + number) for number in (1, 2)]
+            while not gate.reached.is_set():
+                await anyio.lowlevel.checkpoint()
+            now = time.monotonic()
+            lane.lane.check(now)
+            assert ([], []) == (lane.hung, lane.settled)
+            lane.lane.check(now, is_hung=True)
+            hung = Outcome(OutcomeKind.CANCELLED, "store_hung")
+            assert [(2, hung)] == lane.settled
+            lane.lane.check(tickets[0].deadline + 0.1)
+            assert [1] == lane.hung
+            assert [(2, hung), (1, Outcome(hung.kind, "deadline"))] == lane.settled
+            gate.open()
+
+    async def test_begun_copy_goes_on(self):
+        """R-14: what the device copies already does not wait for the copy thread: it is
+        neither ended nor torn."""
+        fence = HandFence()
+        async with serving(wait=CopyWait()) as lane:
+            ticket = lane.put(1, fence)
+            assert ticket.guard.begin()
+            lane.lane.check(time.monotonic(), is_hung=True)
+            assert "" == ticket.guard.torn
+            fence.open()
+            ticket.guard.end()
+        assert [(1, DONE)] == lane.settled
+
+
 class TestDeadline:
     async def test_ticket_past_its_deadline_gives_its_blocks_back(self):
         """An item whose fence does not pass in time is cancelled, nothing is held."""
@@ -299,7 +236,7 @@ class TestDeadline:
         is empty in the end."""
         async with serving() as lane:
             ticket = lane.put(1, HandFence())
-            lane.put(2)
+            lane.put(2, lasts=120.0)
             lane.lane.check(ticket.deadline + 1.0)
             assert [1] == lane.left
             with anyio.move_on_after(1.0):

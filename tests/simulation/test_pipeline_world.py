@@ -83,6 +83,7 @@ class TestPipelineWorld:
             *("reason queue_tickets", "reason queue_bytes", "reason store_full"),
             *("reason runtime_failed", "reason shutdown"),
             *("reason unfinished", "reason row_failed", "reason unasked"),
+            *("reason store_hung", "reason store_behind"),
             *("rows missing: deadline", "rows missing: recycled", "rows loaded"),
             *("rows come late", "rows never come", "pass ended early", "came late"),
         ):

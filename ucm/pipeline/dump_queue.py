@@ -2,41 +2,55 @@
 """
 The explicit queue in front of the pipeline.
 
-Saves that wait to begin are bounded by tickets and by bytes. ``offer`` never blocks: a
-full queue refuses with a reason, and a refused save is a later miss. Loads are bounded
-by the blocks that the engine has allocated for them and are refused only after close.
-Layer-wise tickets come row by row; those with rows to come are remembered, as nothing
-else may be left of them that could end.
-``take_nowait`` picks fairly: lanes take turns, so that one huge request cannot starve
-others, and loads go before saves, except before saves that the engine waits for.
+Saves that wait to begin are bounded by tickets and by bytes, and so are those that were
+copied and are not stored: the former hold the engine's blocks, the latter slots of the
+store. ``offer`` never blocks: beyond a bound it refuses with a reason, and a refused save
+is a later miss. Loads are bounded by the blocks that the engine has allocated for them;
+which of them would come too late is not decided here (``pace``). Layer-wise tickets come
+row by row; those with rows to come are remembered, as nothing else may be left of them
+that could end.
+
+``take_nowait`` serves loads in the order in which their requests came: of loads that
+cannot all be there in time, the first ones are. Saves take turns by request, so that one
+huge request cannot starve others. Loads go before saves, but not for ever: for each few
+bytes of loads a byte of saves goes as well, and a save that the engine waits for at once.
 
 Threading: ``offer`` runs on one thread at a time, ``promote`` on the engine's thread,
-``take_nowait`` on the loop, ``close`` on any; one short lock covers the queue.
+``take_nowait``, ``tick`` and ``hold_off`` on the loop, ``released``, ``over`` and
+``close`` on any; one short lock covers the queue.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from typing import Final
 
 from ucm.blocks import RowId
+from ucm.pipeline.pace import Pace
 from ucm.pipeline.tickets import Admission, Direction, Item, LaneKey, Ticket
 from ucm.threads import SYSTEM, Threads
 
 __all__ = ["DumpQueue"]
 
+_LOADS_PER_SAVE: Final = 8
+"""Bytes of loads for each byte of saves, while both wait."""
+_STANDSTILL_TICKS: Final = 10
+
 
 class DumpQueue:
     """
-    Items that were accepted and wait for their lane.
+    Items that were accepted and wait for their lane, and what came of those before.
 
     Args:
-        max_tickets: Most saves that may wait.
-        max_nbytes: Most bytes of saves that may wait.
+        max_tickets: Most saves that may wait, and that may be copied and not stored.
+        max_nbytes: Most bytes of either.
         threads: Where its lock comes from.
     """
 
     def __init__(
         self, *, max_tickets: int, max_nbytes: int, threads: Threads = SYSTEM
     ) -> None:
+        self.pace = Pace()
+        """How fast loads go; noted by who carries them out."""
         self._max_tickets = max_tickets
         self._max_nbytes = max_nbytes
         self._lock = threads.lock()
@@ -46,9 +60,15 @@ class DumpQueue:
         self._items = dict.fromkeys(Direction, 0)
         self._tickets = dict.fromkeys(Direction, 0)
         self._nbytes = dict.fromkeys(Direction, 0)
+        self._due: dict[Direction, set[Ticket]] = {each: set() for each in Direction}
+        self._due_nbytes = dict.fromkeys(Direction, 0)
         self._promoted: set[LaneKey] = set()
+        self._credit = 0
+        """Bytes of loads that saves have let go first; above zero it is a save's turn."""
+        self._ticks_without_load = 0
         self._to_come: dict[Ticket, set[RowId]] = {}
         self._closed: Admission | None = None
+        self._held_off: set[Direction] = set()
 
     @property
     def num_items(self) -> int:
@@ -58,6 +78,14 @@ class DumpQueue:
     def waiting(self, direction: Direction) -> tuple[int, int]:
         """Return how many tickets of a direction wait to begin, and their bytes."""
         return self._tickets[direction], self._nbytes[direction]
+
+    def due(self, direction: Direction) -> tuple[int, int]:
+        """
+        Return how many tickets the store has yet to see to the end of, and their bytes.
+
+        All loads that were accepted; of the saves those that were copied.
+        """
+        return len(self._due[direction]), self._due_nbytes[direction]
 
     def offer(self, item: Item) -> Admission:
         """
@@ -76,6 +104,8 @@ class DumpQueue:
                 lanes = self._lanes[ticket.direction]
                 lanes.setdefault(ticket.lane_key, deque()).append(item)
                 self._count(item, 1)
+                if item.is_first and ticket.direction is Direction.LOAD:
+                    self._add_due(ticket)
                 if len(item.row_ids) < len(ticket.row_ids):
                     self._note_rows(item)
         return admission
@@ -84,18 +114,49 @@ class DumpQueue:
         """
         Return what an offer would get now.
 
-        Only who offers can make it worse, or a close.
+        Only who offers can make it worse, or a close, or a store that hangs.
         """
         if self._closed is not None:
             return self._closed
+        if ticket.direction in self._held_off:
+            return Admission.STORE_HUNG
         if ticket.direction is Direction.SAVE:
-            waiting, nbytes = self._tickets[Direction.SAVE], ticket.nbytes
-            if waiting >= self._max_tickets:
-                return Admission.QUEUE_TICKETS
-            nbytes += self._nbytes[Direction.SAVE]
-            if waiting and nbytes > self._max_nbytes:
-                return Admission.QUEUE_BYTES
+            return self._admits_save(ticket)
         return Admission.ACCEPTED
+
+    def _admits_save(self, ticket: Ticket) -> Admission:
+        waiting, nbytes = self.waiting(Direction.SAVE)
+        if waiting >= self._max_tickets:
+            return Admission.QUEUE_TICKETS
+        if waiting and nbytes + ticket.nbytes > self._max_nbytes:
+            return Admission.QUEUE_BYTES
+        due, due_nbytes = self.due(Direction.SAVE)
+        if due >= self._max_tickets or due_nbytes >= self._max_nbytes:
+            return Admission.STORE_BEHIND
+        return Admission.ACCEPTED
+
+    def released(self, ticket: Ticket) -> None:
+        """Take note that a ticket's blocks are free: a save's bytes are in slots now."""
+        if ticket.direction is Direction.SAVE:
+            with self._lock:
+                self._add_due(ticket)
+
+    def over(self, ticket: Ticket) -> None:
+        """Take note that a ticket has ended, accepted or not."""
+        with self._lock:
+            if ticket in self._due[ticket.direction]:
+                self._due[ticket.direction].remove(ticket)
+                self._due_nbytes[ticket.direction] -= ticket.nbytes
+
+    def _add_due(self, ticket: Ticket) -> None:
+        if ticket.outcome is None:  # else it was ``over`` before
+            self._due[ticket.direction].add(ticket)
+            self._due_nbytes[ticket.direction] += ticket.nbytes
+
+    def hold_off(self, direction: Direction, *, is_hung: bool) -> None:
+        """Refuse tickets of a direction, or no longer; rows of others still come."""
+        with self._lock:
+            (self._held_off.add if is_hung else self._held_off.discard)(direction)
 
     def unfinished(self) -> list[Ticket]:
         """Return the tickets with rows to come."""
@@ -115,36 +176,53 @@ class DumpQueue:
                 lanes.move_to_end(key, last=False)
                 self._promoted.add(key)
 
-    def take_nowait(
-        self, direction: Direction, has_room: Callable[[LaneKey], bool]
-    ) -> Item | None:
+    def tick(self) -> None:
         """
-        Take the oldest item of the next lane that has room; None when there is none.
+        Let a save go although loads wait, if these have not got on for ten ticks.
+
+        To be called at regular intervals.
+        """
+        loads_wait = bool(self._lanes[Direction.LOAD])
+        self._ticks_without_load = self._ticks_without_load + 1 if loads_wait else 0
+        if self._ticks_without_load > _STANDSTILL_TICKS:
+            self._credit = max(self._credit, 1)
+
+    def take_nowait(self, direction: Direction) -> Item | None:
+        """
+        Take the oldest item of the next lane; None when there is none.
 
         Args:
-            direction: Saves are held back while a load waits, unless promoted.
-            has_room: Whether a lane can take one more item.
+            direction: Saves get their share only while a load waits, unless promoted.
         """
         with self._lock:
             lanes = self._lanes[direction]
-            held_back = direction is Direction.SAVE and self._lanes[Direction.LOAD]
-            candidates = (
-                filter(self._promoted.__contains__, lanes) if held_back else lanes
-            )
-            if held_back and not self._promoted:
-                return None
-            # The lanes served last are at the end: as a rule the first has room.
-            key = next(filter(has_room, candidates), None)
+            is_save = direction is Direction.SAVE
+            is_beside = is_save and bool(self._lanes[Direction.LOAD])
+            key = next(iter(lanes), None)
+            if is_beside and self._credit <= 0:
+                # Without a look through all lanes, which may be thousands.
+                promoted = filter(self._promoted.__contains__, lanes)
+                key = next(promoted, None) if self._promoted else None
             if key is None:
                 return None
-            waiting = lanes.pop(key)
+            waiting = lanes[key]
             item = waiting.popleft()
-            if waiting:
-                lanes[key] = waiting  # to the end: the others' turn
-            else:
+            self._give_credit(item, is_beside=is_beside and key not in self._promoted)
+            if not waiting:
+                del lanes[key]
                 self._promoted.discard(key)
+            elif is_save:
+                lanes.move_to_end(key)  # the others' turn
             self._count(item, -1)
             return item
+
+    def _give_credit(self, item: Item, *, is_beside: bool) -> None:
+        if is_beside:
+            self._credit -= _LOADS_PER_SAVE * item.nbytes
+        elif item.ticket.direction is Direction.LOAD:
+            saves_wait = bool(self._lanes[Direction.SAVE])
+            self._credit = self._credit + item.nbytes if saves_wait else 0
+            self._ticks_without_load = 0
 
     def sweep(self, is_over: Callable[[Item], bool]) -> list[Item]:
         """Take out every waiting item for which *is_over* holds."""

@@ -3,7 +3,12 @@
 The pipeline: queue, lanes and copy threads put together on one event loop.
 
 One task does all that is not waiting: it moves items into lanes, takes back what is over
-and lets it go on, and looks at deadlines every 50 ms.
+and lets it go on, and looks at deadlines every 50 ms. The window bounds the items that
+hold blocks of the engine; what the store still has to do with others holds slots only.
+
+A call on a copy thread that has not returned at its ticket's deadline *hangs*, as a rule
+in the store. Until it returns nothing of its direction can get on: what waits behind it
+ends at once, and what is offered is refused. The other direction has threads of its own.
 
 Threading: ``run`` and everything it calls stay on the loop thread. ``offer`` and
 ``promote`` come from the engine's thread and only touch the queue, which has its own
@@ -21,6 +26,7 @@ from ucm.devices.abc import Device
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.lane import RequestLane
 from ucm.pipeline.load import load_chain
+from ucm.pipeline.pace import cost_of
 from ucm.pipeline.recorder import Recorder
 from ucm.pipeline.runner import Runner
 from ucm.pipeline.save import save_chain
@@ -37,10 +43,10 @@ from ucm.pipeline.workers import CopyThread
 from ucm.reasons import Reason
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
+from ucm.tracing import STORE_ANSWERS, STORE_HUNG
 
 __all__ = ["Pipeline"]
 
-_LANE_DEPTH = 3
 _SWEEP_S = 0.05
 
 
@@ -90,7 +96,10 @@ class Pipeline:
         self._threads = threads
         self._on_copy_thread = on_copy_thread
         self._lanes: dict[LaneKey, RequestLane] = {}
-        self._in_flight = dict.fromkeys(Direction, 0)
+        self._holding = dict.fromkeys(Direction, 0)
+        """Items in lanes that hold blocks of the engine."""
+        self._hung: dict[Direction, set[Ticket]] = {each: set() for each in Direction}
+        """Tickets past their deadline at which a copy thread still stands."""
         self._copy: dict[Direction, dict[str, CopyThread]] = {}
         self._runner: Runner | None = None
         self._wake = asyncio.Event()
@@ -102,7 +111,7 @@ class Pipeline:
     @property
     def num_in_flight(self) -> int:
         """Items that are in a lane."""
-        return sum(self._in_flight.values())
+        return sum(lane.num_items for lane in self._lanes.values())
 
     def wake(self) -> None:
         """Look at the queue again. Loop thread only."""
@@ -171,6 +180,7 @@ class Pipeline:
         """Move what can be moved, then wait for the next reason to look."""
         self._wake.clear()
         runner.hand_back()
+        self._look_at_hung()
         self._take_in()
         for direction in (Direction.LOAD, Direction.SAVE):
             self._fill_lanes(direction)
@@ -188,17 +198,13 @@ class Pipeline:
             self._sweep(now)
 
     def _fill_lanes(self, direction: Direction) -> None:
-        while self._in_flight[direction] < self._window:
-            item = self.queue.take_nowait(direction, self._has_room)
+        while self._holding[direction] < self._window:
+            item = self.queue.take_nowait(direction)
             if item is None:
                 return
             if not self._settle_if_over(item.ticket):
-                self._in_flight[direction] += 1
+                self._holding[direction] += 1
                 self._lane(item.ticket.lane_key).put_nowait(item)
-
-    def _has_room(self, key: LaneKey) -> bool:
-        lane = self._lanes.get(key)
-        return lane is None or lane.has_room
 
     def _lane(self, key: LaneKey) -> RequestLane:
         lane = self._lanes.get(key)
@@ -208,23 +214,28 @@ class Pipeline:
                 key,
                 self._segments[key[0]],
                 self._runner,
-                depth=_LANE_DEPTH,
                 stuck_after=self._stuck_after,
                 settle=self._settle,
                 quarantine=self._quarantine,
+                on_hung=self._note_hung,
+                on_copied=self._copied,
                 on_left=self._left,
             )
         return lane
 
+    def _copied(self, direction: Direction) -> None:
+        """Free a place in the window."""
+        self._holding[direction] -= 1
+        self._wake.set()
+
     def _left(self, lane: RequestLane, ticket: Ticket) -> None:
         """
-        Free the window; a lane without items ends.
+        End a lane without items.
 
         A ticket that was settled from outside, while a copy was waited for, gives its
         slots back now that nothing writes to them any more.
         """
         self._unwind_settled(ticket)
-        self._in_flight[lane.key[0]] -= 1
         if not lane.num_items:
             del self._lanes[lane.key]
         self._wake.set()
@@ -232,6 +243,25 @@ class Pipeline:
     def _settle(self, ticket: Ticket, outcome: Outcome) -> None:
         if self.recorder.settle(ticket, outcome):
             self._unwind_settled(ticket)
+            is_load = ticket.direction is Direction.LOAD
+            if is_load and outcome.kind is OutcomeKind.COMMITTED:
+                cost = cost_of(1, ticket.nbytes)
+                self.queue.pace.note(cost, ticket.begun_at, ticket.clock())
+
+    def _note_hung(self, ticket: Ticket) -> None:
+        hung = self._hung[ticket.direction]
+        if ticket not in hung:
+            hung.add(ticket)
+            ticket.log.warning(STORE_HUNG, stages=sorted(ticket.stages.values()))
+            self.queue.hold_off(ticket.direction, is_hung=True)
+
+    def _look_at_hung(self) -> None:
+        """Go on where a copy thread has returned."""
+        for direction, hung in self._hung.items():
+            for ticket in [each for each in hung if not each.is_worked_on]:
+                hung.remove(ticket)
+                ticket.log.info(STORE_ANSWERS)
+                self.queue.hold_off(direction, is_hung=bool(hung))
 
     def _unwind_settled(self, ticket: Ticket) -> None:
         """Give slots back, except those into which a copy may still write."""
@@ -271,15 +301,22 @@ class Pipeline:
 
     def _sweep(self, now: float) -> None:
         """Settle tickets that were taken back or are past their deadline."""
+        self.queue.tick()
         for lane in list(self._lanes.values()):
-            lane.check(now)
+            lane.check(now, is_hung=bool(self._hung[lane.key[0]]))
 
         def is_over(item: Item) -> bool:
-            return item.ticket.guard.is_released or now > item.ticket.deadline
+            return item.ticket.guard.is_released or bool(self._why_over(item.ticket))
 
         for item in self.queue.sweep(is_over):
             self._settle_if_over(item.ticket)
         self._sweep_unfinished()
+
+    def _why_over(self, ticket: Ticket) -> Reason:
+        """Return why a ticket that waits need not wait any more, if so."""
+        if ticket.clock() > ticket.deadline:
+            return Reason.DEADLINE
+        return Reason.STORE_HUNG if self._hung[ticket.direction] else Reason.NONE
 
     def _sweep_unfinished(self) -> None:
         """End what waits for rows and is over, or has no time left."""
@@ -288,9 +325,10 @@ class Pipeline:
                 self.queue.expect_no_more(ticket)
 
     def _settle_if_over(self, ticket: Ticket) -> bool:
-        """Return whether a ticket is over, or has no time left; it gives its slots back."""
-        if ticket.guard.is_released or ticket.clock() > ticket.deadline:
-            ticket.guard.revoke(Reason.DEADLINE)
+        """Return whether a ticket is over, or will not get on; it gives its slots back."""
+        why = self._why_over(ticket)
+        if ticket.guard.is_released or why:
+            ticket.guard.revoke(why)
             reason = ticket.guard.revoked or ticket.guard.torn or Reason.OVER
             self._settle(ticket, Outcome(OutcomeKind.CANCELLED, reason))
         if ticket.outcome is None:

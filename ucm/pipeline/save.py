@@ -22,7 +22,7 @@ from ucm.blocks import RowId
 from ucm.devices.abc import Device, Fence
 from ucm.errors import DeviceTimeoutError, StoreFullError
 from ucm.pipeline.guard import TicketOverError
-from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
+from ucm.pipeline.stage import STORE_WORKER, Carrier, Chain, CopyStage, LoopStage
 from ucm.pipeline.tickets import Item, Outcome, OutcomeKind, Ticket
 from ucm.pipeline.waiting import fence_passed, has_passed
 from ucm.reasons import Reason
@@ -173,7 +173,7 @@ class Transfer(CopyStage[Gathered, Sealed]):
     """Makes the slots' bytes final."""
 
     name = "transfer"
-    worker = "store"
+    worker = STORE_WORKER
 
     def run(self, given: Gathered) -> Sealed:
         """Seal all blocks once every row is there."""
@@ -209,7 +209,7 @@ class Commit(CopyStage[Sealed, Finished]):
     """Publishes the blocks."""
 
     name = "commit"
-    worker = "store"
+    worker = STORE_WORKER
 
     def run(self, given: Sealed) -> Finished:
         """Commit once every row is there and none was overwritten meanwhile."""

@@ -12,7 +12,7 @@ with separate tests and trace marks, one hop.
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
@@ -22,7 +22,19 @@ from ucm.pipeline.tickets import Ticket
 from ucm.reasons import Reason
 from ucm.tracing import STAGE_FINISHED, STAGE_STARTED
 
-__all__ = ["Carrier", "Chain", "CopyStage", "LoopStage", "Segment", "Stage", "stage_of"]
+__all__ = [
+    "STORE_WORKER",
+    "Carrier",
+    "Chain",
+    "CopyStage",
+    "LoopStage",
+    "Segment",
+    "Stage",
+    "stage_of",
+]
+
+STORE_WORKER: Final = "store"
+"""The copy thread of what comes behind the device's copy."""
 
 
 @attrs.frozen
@@ -97,6 +109,11 @@ class Segment:
     def is_copy(self) -> bool:
         """Whether it runs on a copy thread."""
         return bool(self.worker)
+
+    @property
+    def is_behind_copy(self) -> bool:
+        """Whether it needs slots of the store only, none of the engine's blocks."""
+        return self.worker == STORE_WORKER
 
     @property
     def awaits_copy(self) -> bool:

@@ -51,6 +51,12 @@ class Admission(enum.Enum):
     ACCEPTED = "accepted"
     QUEUE_TICKETS = "queue_tickets"
     QUEUE_BYTES = "queue_bytes"
+    STORE_BEHIND = "store_behind"
+    """Too much was copied that the store has not stored yet."""
+    STORE_HUNG = "store_hung"
+    """A call of the store has not returned for longer than its ticket may take."""
+    OVERLOAD = "overload"
+    """The loads before it leave too little time for this one."""
     CLOSED = "closed"
     FAILED = "failed"
 
@@ -108,6 +114,7 @@ class Ticket:
         accepted_at: When it was asked for, on *clock*.
         deadline: Latest end, on *clock*.
         on_release: See ``BlockGuard``.
+        on_settle: Called once, on the thread that settles it. Must not block.
         log: The process's log; ``log`` of the ticket carries its ids as well.
         changed: Shared by all tickets of a runtime; its own if none is given.
         clock: In seconds.
@@ -119,10 +126,12 @@ class Ticket:
         "_has_failed",
         "_is_told",
         "_log",
+        "_on_settle",
         "_process_log",
         "_resources",
         "_rows_left",
         "accepted_at",
+        "begun_at",
         "block_bytes",
         "clock",
         "deadline",
@@ -156,6 +165,7 @@ class Ticket:
         deadline: float,
         on_release: Callable[["Ticket"], None],
         log: Log,
+        on_settle: Callable[["Ticket"], None] = lambda _: None,
         changed: Condition | None = None,
         clock: Callable[[], float] = SYSTEM.monotonic,
     ) -> None:
@@ -169,8 +179,10 @@ class Ticket:
         self.block_bytes = block_bytes
         self.accepted_at = accepted_at
         self.clock = clock
+        self.begun_at = 0.0
         self.released_at = 0.0
         self.deadline = deadline
+        self._on_settle = on_settle
         self._process_log = log
         self._log: Log | None = None
         self.stages: dict[tuple[RowId, ...], str] = {}
@@ -213,6 +225,11 @@ class Ticket:
         """The lane it travels in."""
         return (self.direction, self.request_id, self.generation)
 
+    @property
+    def is_worked_on(self) -> bool:
+        """Whether a copy job runs on it right now."""
+        return self._active_jobs > 0
+
     def copied(self, row_ids: Collection[RowId]) -> bool:
         """
         Take note that the copy of some rows is over; ends it in the guard.
@@ -253,6 +270,7 @@ class Ticket:
             if self.outcome is not None:
                 return False
             self.outcome = outcome
+        self._on_settle(self)
         return True
 
     def mark_told(self) -> None:
@@ -282,6 +300,7 @@ class Ticket:
             if self.outcome is not None or self._has_failed:
                 raise TicketOverError(Reason.OVER)
             self._active_jobs += 1
+            self.begun_at = self.begun_at or self.clock()
         whole = False
         try:
             yield
@@ -321,3 +340,9 @@ class Item:
     row_ids: tuple[RowId, ...]
     fence: Fence
     is_first: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its rows, were they all alike."""
+        ticket = self.ticket
+        return ticket.nbytes * len(self.row_ids) // len(ticket.row_ids)

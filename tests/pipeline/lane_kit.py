@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lane over real copy threads, and stages that do what the test wants."""
+
+import asyncio
+import contextlib
+import time
+
+import anyio
+
+from tests.pipeline.kit import TIMEOUT, make_item, make_ticket
+from ucm.errors import DeviceError
+from ucm.pipeline.lane import RequestLane
+from ucm.pipeline.runner import Runner
+from ucm.pipeline.save import Finished
+from ucm.pipeline.stage import STORE_WORKER, Chain, CopyStage, LoopStage
+from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
+from ucm.pipeline.waiting import fence_passed
+from ucm.pipeline.workers import CopyThread
+
+DONE = Outcome(OutcomeKind.COMMITTED)
+
+
+class Wait(LoopStage):
+    """Waits for the item's fence."""
+
+    name = "wait"
+
+    async def run(self, given):
+        """Let the item pass with its fence."""
+        await fence_passed(given.item.fence)
+        return given
+
+
+class CopyWait(Wait):
+    """Waits for a copy that has begun."""
+
+    awaits_copy = True
+
+
+class Ready(Wait):
+    """Has nothing to wait for."""
+
+    def try_now(self, given):
+        """Let the item pass."""
+        return given
+
+    async def run(self, given):
+        """Never be asked."""
+        raise AssertionError("it was waited for")
+
+
+class Passable(Wait):
+    """Passes at once behind an event that has passed."""
+
+    def try_now(self, given):
+        """Let the item pass if it can."""
+        return given if given.item.fence.is_done() else None
+
+
+class Pass(CopyStage):
+    """Copies all tickets but some."""
+
+    name = "pass"
+
+    def __init__(self, fails=()):
+        self.fails = fails
+
+    def run(self, given):
+        """Raise or go on to the store."""
+        if given.ticket.transfer_id in self.fails:
+            raise DeviceError("planned")
+        return given
+
+
+class Work(CopyStage):
+    """
+    Notes the ticket, or raises what the test planned for it.
+
+    Args:
+        plans: By ticket, what to raise.
+        gate: Where all stand first; the stage is the store's if there is one.
+    """
+
+    name = "work"
+
+    def __init__(self, plans, gate=None):
+        self.plans = plans
+        self.gate = gate or (lambda: None)
+        if gate is not None:
+            self.worker = STORE_WORKER
+
+    def run(self, given):
+        """Raise or finish."""
+        self.gate()
+        plan = self.plans.get(given.ticket.transfer_id)
+        if plan is not None:
+            raise plan
+        return Finished(given.ticket, given.row_ids, DONE)
+
+
+class Lane:
+    """A lane, and all that it told."""
+
+    def __init__(self, runner, wait, plans, stages):
+        self.settled, self.quarantined, self.left = [], [], []
+        self.hung, self.copied = [], []
+        chain = Chain.start(wait)
+        for stage in stages or [Work(plans)]:
+            chain = chain.then(stage)
+        self.lane = RequestLane(
+            make_ticket().lane_key,
+            chain.segments(),
+            runner,
+            stuck_after=0.01,
+            settle=self.settle,
+            quarantine=lambda ticket: self.quarantined.append(ticket.transfer_id),
+            on_hung=lambda ticket: self.hung.append(ticket.transfer_id),
+            on_copied=self.copied.append,
+            on_left=lambda lane, _: self.left.append(lane.num_items),
+        )
+
+    @property
+    def running(self):
+        """The tickets that are in each segment."""
+        return [[run.ticket.transfer_id for run in runs] for runs in self.lane._running]
+
+    def settle(self, ticket, outcome):
+        """Note a ticket's end and settle it."""
+        if ticket.settle(outcome):
+            self.settled.append((ticket.transfer_id, outcome))
+
+    def put(self, number, fence=None, **options):
+        """Put an item in; return its ticket."""
+        ticket = make_ticket(number, **options)
+        item = make_item(ticket)
+        if fence is not None:
+            item = type(item)(ticket, item.row_ids, fence)
+        self.lane.put_nowait(item)
+        return ticket
+
+
+@contextlib.asynccontextmanager
+async def serving(plans=None, wait=None, stages=()):
+    """Serve a lane over real copy threads until it is empty."""
+    loop = asyncio.get_running_loop()
+    copy = {
+        name: CopyThread(f"ucm-{name}", loop, lambda _: None)
+        for name in ("copy", "store")
+    }
+    for thread in copy.values():
+        thread.start()
+    woken = anyio.Event()
+
+    async def serve():
+        """Do for the lane what the pipeline's task does."""
+        nonlocal woken
+        while not closing or lane.lane.num_items:
+            with anyio.move_on_after(0.002):
+                await woken.wait()
+            woken = anyio.Event()
+            runner.hand_back()
+            lane.lane.check(time.monotonic())
+
+    closing = []
+    try:
+        with anyio.fail_after(TIMEOUT):
+            async with anyio.create_task_group() as group:
+                runner = Runner({Direction.SAVE: copy}, group, lambda: woken.set())
+                lane = Lane(runner, wait or Wait(), plans or {}, stages)
+                group.start_soon(serve)
+                yield lane
+                closing.append(True)
+    finally:
+        for thread in copy.values():
+            thread.stop()
+            assert thread.join(TIMEOUT)
