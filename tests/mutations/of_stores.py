@@ -215,7 +215,7 @@ STORES = (
         name="look_ups_never_bypassed",
         why="Each request of each step waits for a store that does not answer.",
         file=_BYPASS,
-        find="        if started < self._until:\n",
+        find="        if started < until:\n",
         replace="        if False:\n",
         killers=(
             f"{_LOOK_UPS}::test_store_that_does_not_answer_is_not_asked_for_a_while",
@@ -260,7 +260,7 @@ STORES = (
         name="bypass_ends_with_three_more_waits",
         why="A store that stays away holds up three look-ups each second.",
         file=_BYPASS,
-        find="if self._bypassed_s or sum(",
+        find="if self._lookups.seconds or sum(",
         replace="if sum(",
         killers=(
             f"{_LOOK_UPS}::test_bypass_gets_longer_while_the_store_does_not_recover",
@@ -270,8 +270,8 @@ STORES = (
         name="store_that_recovered_stays_on_trial",
         why="After one outage a single late answer bypasses the store again.",
         file=_BYPASS,
-        find="                self._bypassed_s = 0.0\n",
-        replace="",
+        find="            pause.seconds = pause.until = 0.0\n",
+        replace="            pause.until = 0.0\n",
         killers=(
             f"{_LOOK_UPS}::test_bypass_gets_longer_while_the_store_does_not_recover",
         ),

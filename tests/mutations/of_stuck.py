@@ -5,11 +5,14 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["STUCK"]
 
+_BYPASS = "ucm/stores/bypass.py"
+_DOOR = "ucm/integration/vllm/scheduler.py"
 _INTAKE = "ucm/intake.py"
 _LANE = "ucm/pipeline/lane.py"
 _PACE = "ucm/pipeline/pace.py"
 _PIPELINE = "ucm/pipeline/pipeline.py"
 _QUEUE = "ucm/pipeline/dump_queue.py"
+_BYPASSES = "tests/stores/test_bypass.py::TestLoads"
 _LANES = "tests/pipeline/test_lane.py"
 _OVERDUE = "tests/pipeline/test_pace.py::TestOverdue::test_table"
 _PACES = "tests/pipeline/test_pace.py::TestPace"
@@ -18,6 +21,10 @@ _RUNTIME = "tests/test_runtime_overload.py"
 _SLOW = f"{_RUNTIME}::TestSlowStore"
 _OVERLOAD = f"{_RUNTIME}::TestOverload"
 _HUNG = f"{_RUNTIME}::TestHungRead"
+_TOGETHER = (
+    "tests/integration/vllm/test_hung_loads.py::TestTogether::"
+    "test_store_whose_reads_hang_costs_one_deadline_and_is_tried_again"
+)
 
 STUCK = (
     # A slow store.
@@ -254,5 +261,100 @@ STUCK = (
             f"{_HUNG}::test_read_that_never_returns_ends_loads_and_nothing_else",
             f"{_QUEUES}::test_direction_that_hangs_takes_nothing_in",
         ),
+    ),
+    # Look-ups of a store whose loads hang.
+    Mutant(
+        name="hung_loads_never_bypassed",
+        why="Each hit of a store whose reads hang costs a request ten seconds.",
+        file=_BYPASS,
+        find="        elif self._loads.seconds or sum(bad) >= _MOST_BAD:\n",
+        replace="        elif False:\n",
+        killers=(
+            f"{_BYPASSES}::test_store_whose_loads_hang_is_not_asked_for_a_while",
+            _TOGETHER,
+        ),
+    ),
+    Mutant(
+        name="all_try_a_store_that_hung",
+        why="When the time is up everybody who waits tries the store that hangs.",
+        file=_BYPASS,
+        find="            self._loads.until = now + _LONGEST_S  #",
+        replace="            pass  #",
+        killers=(
+            f"{_BYPASSES}::test_store_whose_loads_hang_is_not_asked_for_a_while",
+            _TOGETHER,
+        ),
+    ),
+    Mutant(
+        name="loads_from_before_double_the_pause",
+        why="What was ordered before the pause makes it half a minute at once.",
+        file=_BYPASS,
+        find="        if now < self._loads.until and not self._is_tried:\n",
+        replace="        if False:\n",
+        killers=(f"{_BYPASSES}::test_pause_gets_longer_while_each_try_fails",),
+    ),
+    Mutant(
+        name="one_good_rank_ends_the_pause",
+        why="Of four ranks the one that hangs costs each hit its deadline.",
+        file=_BYPASS,
+        find="            if not self._troubled:\n",
+        replace="            if True:\n",
+        killers=(f"{_BYPASSES}::test_one_rank_of_four_is_enough",),
+    ),
+    Mutant(
+        name="failed_load_ends_well_later",
+        why="A load that failed and whose copy ended counts as a success too.",
+        file=_BYPASS,
+        find="            self._failed.add((rank, number))\n",
+        replace="",
+        killers=(f"{_BYPASSES}::test_load_that_failed_is_not_counted_as_done_later",),
+    ),
+    Mutant(
+        name="try_without_an_answer_holds_all_up",
+        why="A try that an abort ends leaves the store alone for half a minute.",
+        file=_BYPASS,
+        find="            self._loads.until = min(self._loads.until, now)",
+        replace="            pass",
+        killers=(f"{_BYPASSES}::test_try_that_says_nothing_lets_another_one_try",),
+    ),
+    Mutant(
+        name="damaged_blocks_bypass_the_store",
+        why="Three damaged blocks make all that is stored a miss.",
+        file=_BYPASS,
+        find="(Reason.DEADLINE, ",
+        replace="(Reason.CORRUPT, Reason.DEADLINE, ",
+        killers=(
+            f"{_BYPASSES}::test_failures_that_are_none_of_the_stores_do_not_count",
+        ),
+    ),
+    Mutant(
+        name="loads_not_told",
+        why="The scheduler never hears that loads hang.",
+        file=_DOOR,
+        find="        self._store.loads_ended(report.rank, failures, report.loads_done)\n",
+        replace="",
+        killers=(_TOGETHER,),
+    ),
+    Mutant(
+        name="try_not_told",
+        why="When the time is up everybody who waits tries the store that hangs.",
+        file=_DOOR,
+        find="        self._store.load_begun()\n",
+        replace="",
+        killers=(_TOGETHER,),
+    ),
+    Mutant(
+        name="blameless_block_denied",
+        why="A prefix whose load came too late once is a miss until it is saved again.",
+        file="ucm/integration/vllm/progress.py",
+        find="""\
+    if outcome.bad_key:
+        bad_hash = BlockHash(BlockKey.unpack(outcome.bad_key).block_hash)
+""",
+        replace="""\
+    bad_key = outcome.bad_key or ticket.span.keys[0]
+    bad_hash = BlockHash(BlockKey.unpack(bad_key).block_hash)
+""",
+        killers=(_TOGETHER,),
     ),
 )

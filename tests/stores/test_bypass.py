@@ -11,6 +11,7 @@ from tests.stores.slab_kit import open_slab
 from tests.stores.test_wrap import InnerBypass
 from ucm.errors import StoreUnavailableError
 from ucm.metrics import Counters
+from ucm.reasons import Reason
 from ucm.stores.abc import Store
 from ucm.stores.bypass import BypassStore
 from ucm.stores.memory import MemoryStore
@@ -215,3 +216,138 @@ def test_process_that_stopped_within_a_change_holds_nobody_up_for_long(tmp_path)
                     store.match(KEYS)
         now[0] = 1.0
         assert 3 == store.match(KEYS)
+
+
+class TestLoads:
+    """R-14: a store that answers look-ups and keeps loads waiting is bypassed as well."""
+
+    @staticmethod
+    def lose(asked, *numbers, rank=0, reason="deadline"):
+        """Have loads fail on a rank."""
+        asked.store.loads_ended(rank, dict.fromkeys(numbers, Reason(reason)), numbers)
+
+    @staticmethod
+    def win(asked, *numbers, rank=0):
+        """Have loads succeed on a rank."""
+        asked.store.loads_ended(rank, {}, numbers)
+
+    @pytest.mark.parametrize("reason", ["deadline", "unavailable", "store_hung"])
+    def test_store_whose_loads_hang_is_not_asked_for_a_while(self, reason):
+        """R-14: behind the third such load every look-up is a miss at once; when the time
+        is up one request tries the store, the others are misses until it has an answer."""
+        asked = Asked()
+        self.lose(asked, 1, 2, reason=reason)
+        assert asked.ask()
+        self.lose(asked, 3, reason=reason)
+        assert [(STORE_BYPASSED, 1.0)] == asked.told
+        for verb in VERBS:
+            assert not asked.ask(verb)
+        asked.now += 1.0
+        assert asked.ask()
+        asked.store.load_begun()
+        assert not asked.ask()
+        self.win(asked, 4)
+        assert asked.ask()
+        asked.store.load_begun()
+        assert asked.ask()
+        assert [(STORE_BYPASSED, 1.0), (STORE_ANSWERS, None)] == asked.told
+        assert 4 == asked.counters.total("ucm_bypassed_lookups_total")
+
+    @pytest.mark.parametrize(
+        "reason", ["corrupt", "evicted", "overload", "device", "recycled"]
+    )
+    def test_failures_that_are_none_of_the_stores_do_not_count(self, reason):
+        """R-14: a block that is damaged or gone, an engine with too many loads, a device:
+        no reason to leave the store alone."""
+        asked = Asked()
+        self.lose(asked, *range(20), reason=reason)
+        assert [] == asked.told
+        assert asked.ask()
+
+    def test_pause_gets_longer_while_each_try_fails(self):
+        """R-14: one load tries behind each pause, and one that fails doubles it; other
+        ends of loads from before say nothing, neither good nor bad."""
+        asked = Asked()
+        self.lose(asked, 1, 2, 3)
+        for number, seconds in enumerate((1, 2, 4, 8, 16, 30, 30), start=10):
+            assert (STORE_BYPASSED, float(seconds)) == asked.told[-1]
+            before = len(asked.told)
+            self.lose(asked, 100 + number)
+            self.win(asked, 200 + number)
+            asked.store.load_begun()  # matched before, and allocated late
+            assert before == len(asked.told)
+            asked.now += seconds - 0.01
+            assert not asked.ask()
+            asked.now += 0.01
+            assert asked.ask()
+            asked.store.load_begun()
+            assert not asked.ask()
+            self.lose(asked, number)
+        asked.now += 30.0
+        asked.store.load_begun()
+        self.win(asked, 99)
+        assert (STORE_ANSWERS, None) == asked.told[-1]
+        self.lose(asked, 1, 2, 3)
+        assert (STORE_BYPASSED, 1.0) == asked.told[-1]
+
+    def test_one_rank_of_four_is_enough(self):
+        """R-14: three ranks whose loads succeed neither hide a fourth one whose loads
+        hang, nor end the pause before that one's has succeeded too."""
+        asked = Asked()
+        for number in range(3):
+            for rank in range(3):
+                self.win(asked, number, rank=rank)
+            self.lose(asked, number, rank=3)
+        assert [(STORE_BYPASSED, 1.0)] == asked.told
+        asked.now += 1.0
+        asked.store.load_begun()
+        for rank in range(3):
+            self.win(asked, 9, rank=rank)
+        assert not asked.ask()
+        self.win(asked, 9, rank=3)
+        assert asked.ask()
+
+    def test_load_that_failed_is_not_counted_as_done_later(self):
+        """R-14: a load may be told as failed first, and as through when its copy is: that
+        is no second, good end."""
+        asked = Asked()
+        for number in range(3):
+            asked.store.loads_ended(0, {number: Reason.DEADLINE}, ())
+            if number < 2:
+                asked.store.loads_ended(0, {}, [number])
+        assert [(STORE_BYPASSED, 1.0)] == asked.told
+        asked.now += 1.0
+        asked.store.load_begun()
+        asked.store.loads_ended(0, {}, [2])
+        assert not asked.ask()
+
+    @pytest.mark.parametrize("reason", ["overload", "device"])
+    def test_try_that_says_nothing_lets_another_one_try(self, reason):
+        """R-14: a try that ends for a reason of the engine's holds nobody up."""
+        asked = Asked()
+        self.lose(asked, 1, 2, 3)
+        asked.now += 1.0
+        asked.store.load_begun()
+        self.lose(asked, 4, reason=reason)
+        assert asked.ask()
+        asked.store.load_begun()
+        assert not asked.ask()
+
+    def test_try_whose_end_is_never_told_lets_another_one_try_in_the_end(self):
+        """R-14: a request that is gone holds the others up for half a minute at most."""
+        asked = Asked()
+        self.lose(asked, 1, 2, 3)
+        asked.now += 1.0
+        asked.store.load_begun()
+        asked.now += 29.9
+        assert not asked.ask()
+        asked.now += 0.2
+        assert asked.ask()
+
+    def test_few_failures_among_many_loads_do_not_count(self):
+        """A store that mostly gives is used: two late loads in eight are none."""
+        asked = Asked()
+        for first in range(0, 100, 10):
+            self.lose(asked, first, first + 1)
+            self.win(asked, *range(first + 2, first + 8))
+        assert [] == asked.told

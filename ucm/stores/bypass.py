@@ -7,11 +7,19 @@ step. A store whose look-ups fail only after a wait, or are slow, would hold up 
 step. After three bad answers among the last eight it is *bypassed*: look-ups fail at
 once, which is a miss. When the time is up a single look-up tries again; if it is bad too,
 the next time is twice as long.
+
+A store may answer look-ups and still not give its blocks: then each hit costs a request
+the whole deadline of its load. So loads count as well, by rank, as their ends are told.
+After three among a rank's last eight that the store kept waiting or did not answer, it
+is bypassed in the same way. Behind that time the first request that hits tries it; until
+its load has ended on all ranks that had trouble, the others are misses.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+import attrs
 
 from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
@@ -30,14 +38,38 @@ _SLOW_PER_KEY_S = 2e-6
 """Beyond the former; twice what an index needs that is well."""
 _FIRST_S, _LONGEST_S = 1.0, 30.0
 
+_KEPT_WAITING: Final = (Reason.DEADLINE, Reason.UNAVAILABLE, Reason.STORE_HUNG)
+"""Ends of loads for which the store is to blame, and no single block."""
+_ANSWERED: Final = (Reason.NONE, Reason.EVICTED, Reason.CORRUPT)
+"""Ends of loads for which the store gave what it had; others say nothing about it."""
+
 _T = TypeVar("_T")
+
+
+@attrs.define
+class _Pause:
+    """
+    How long nobody asks.
+
+    Args:
+        until: On the clock.
+        seconds: How long the last time was; 0 while all is well.
+    """
+
+    until: float = 0.0
+    seconds: float = 0.0
+
+    def begin(self, now: float) -> None:
+        """Pause, twice as long as the last time if nothing was well since."""
+        self.seconds = min(max(2 * self.seconds, _FIRST_S), _LONGEST_S)
+        self.until = now + self.seconds
 
 
 class BypassStore(WrapperStore):
     """
-    Asks a store's index only while it answers.
+    Asks a store's index only while it answers, and loads from it do not hang.
 
-    Threading: for one thread, the one that looks up.
+    Threading: for one thread, the one that looks up and hears of loads.
 
     Args:
         inner: The store; closed with this one.
@@ -59,14 +91,20 @@ class BypassStore(WrapperStore):
         self._log = log
         self._clock = clock
         self._bad: deque[bool] = deque(maxlen=_LAST)
-        self._until = 0.0
-        self._bypassed_s = 0.0
-        """How long the last time was; 0 while the store answers."""
+        self._lookups = _Pause()
+        self._bad_loads: dict[int, deque[bool]] = {}
+        self._loads = _Pause()
+        self._is_tried = False
+        """Behind a pause of loads, one was begun."""
+        self._troubled: set[int] = set()
+        """Ranks whose loads have not ended well since they did not."""
+        self._failed: set[tuple[int, int]] = set()
+        """Rank and number of loads that failed and are not done."""
 
     @property
     def is_bypassed(self) -> bool:
         """Whether the store has not answered well since it was bypassed."""
-        return self._bypassed_s > 0
+        return self._lookups.seconds + self._loads.seconds > 0
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Ask, unless the store is bypassed; StoreUnavailableError then."""
@@ -84,10 +122,11 @@ class BypassStore(WrapperStore):
         self, look: Callable[[Sequence[PackedKey]], _T], keys: Sequence[PackedKey]
     ) -> _T:
         started = self._clock()
-        if started < self._until:
+        until = max(self._lookups.until, self._loads.until)
+        if started < until:
             self._counters.add("ucm_bypassed_lookups_total", 1)
             raise StoreUnavailableError(
-                f"the store is not asked for another {self._until - started:.1f} s"
+                f"the store is not asked for another {until - started:.1f} s"
             )
         try:
             answer = look(keys)
@@ -106,15 +145,71 @@ class BypassStore(WrapperStore):
         """Take note of an answer, and of what was wrong with it."""
         self._bad.append(bool(trouble))
         if not trouble:
-            if self._bypassed_s:
-                self._bypassed_s = 0.0
-                self._log.info(STORE_ANSWERS)
+            self._end(self._lookups)
             return
         self._counters.add("ucm_failed_lookups_total", 1, reason=trouble)
-        if self._bypassed_s or sum(self._bad) >= _MOST_BAD:
-            self._bypassed_s = min(max(2 * self._bypassed_s, _FIRST_S), _LONGEST_S)
-            self._until = self._clock() + self._bypassed_s
+        if self._lookups.seconds or sum(self._bad) >= _MOST_BAD:
             self._bad.clear()
-            self._log.warning(
-                STORE_BYPASSED, reason=trouble, error=text, seconds=self._bypassed_s
-            )
+            self._begin(self._lookups, trouble, text)
+
+    # Loads.
+
+    def load_begun(self) -> None:
+        """Take note that a load was ordered: behind a pause no other one is tried."""
+        now = self._clock()
+        if self._loads.seconds and now >= self._loads.until:
+            self._is_tried = True
+            self._loads.until = now + _LONGEST_S  # should its end not be told
+
+    def loads_ended(
+        self, rank: int, failures: Mapping[int, Reason], done: Iterable[int]
+    ) -> None:
+        """
+        Take note of what became of loads on one rank.
+
+        Args:
+            rank: Which.
+            failures: Why loads failed, by number; each is told once.
+            done: Numbers of loads that are through, failed ones included.
+        """
+        for number, reason in failures.items():
+            self._failed.add((rank, number))
+            self._judge_load(rank, reason)
+        for number in done:
+            if (rank, number) in self._failed:
+                self._failed.remove((rank, number))
+            else:
+                self._judge_load(rank, Reason.NONE)
+
+    def _judge_load(self, rank: int, reason: Reason) -> None:
+        is_bad, now = reason in _KEPT_WAITING, self._clock()
+        if is_bad:
+            self._troubled.add(rank)
+        if now < self._loads.until and not self._is_tried:
+            return  # it was begun before the pause
+        if not (is_bad or reason in _ANSWERED):
+            self._is_tried = False
+            self._loads.until = min(self._loads.until, now)  # another one is to try
+            return
+        bad = self._bad_loads.setdefault(rank, deque(maxlen=_LAST))
+        bad.append(is_bad)
+        if not is_bad:
+            self._troubled.discard(rank)
+            if not self._troubled:
+                self._is_tried = False
+                self._end(self._loads)
+        elif self._loads.seconds or sum(bad) >= _MOST_BAD:
+            self._bad_loads.clear()
+            self._is_tried = False
+            self._begin(self._loads, reason, f"loads of rank {rank} fail")
+
+    def _begin(self, pause: _Pause, reason: str, text: str) -> None:
+        pause.begin(self._clock())
+        self._log.warning(
+            STORE_BYPASSED, reason=reason, error=text, seconds=pause.seconds
+        )
+
+    def _end(self, pause: _Pause) -> None:
+        if pause.seconds:
+            pause.seconds = pause.until = 0.0
+            self._log.info(STORE_ANSWERS)

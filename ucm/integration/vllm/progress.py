@@ -12,7 +12,6 @@ from collections.abc import Iterable
 import attrs
 
 from ucm.blocks import BlockHash, BlockKey, TransferId
-from ucm.intake import UNSUBMITTED
 from ucm.integration.vllm.outbox import Outbox
 from ucm.layerwise import ROW_FAILED, UNASKED
 from ucm.pipeline.recorder import Notice, NoticeKind
@@ -181,16 +180,14 @@ class Progress:
 
 def _failure(ticket: Ticket, outcome: Outcome) -> Failure:
     """
-    Blame the block that failed, or the span's first when none is known.
+    Blame the block that failed, if one is known.
 
-    No block is to blame for a load whose layers did not ask for it, or that never began;
-    the request then loads nothing any more.
+    No block is to blame for a load that came too late, was refused, not asked for or never begun: its
+    request loads nothing any more, but others find the block, as soon as they may.
     """
     bad_hash = BlockHash(b"")
-    if outcome.reason not in (UNASKED, UNSUBMITTED):
-        bad_hash = BlockHash(
-            BlockKey.unpack(outcome.bad_key or ticket.span.keys[0]).block_hash
-        )
+    if outcome.bad_key:
+        bad_hash = BlockHash(BlockKey.unpack(outcome.bad_key).block_hash)
     return Failure(
         transfer_id=ticket.transfer_id,
         request_id=ticket.request_id,

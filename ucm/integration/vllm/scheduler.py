@@ -170,8 +170,7 @@ class SchedulerHalf:
         """
         Return how many tokens can be loaded, and whether the request waits so long.
 
-        None tokens when the engine is to ask again: the weights are being read, or its
-        LoRA adapter is.
+        None tokens when it is to ask again: weights, or its LoRA adapter, are being read.
         """
         if not self._adapters.may_match(request):
             return None, False
@@ -210,6 +209,7 @@ class SchedulerHalf:
             computed_tokens=computed,
             external_tokens=external_tokens,
         )
+        self._store.load_begun()
         self._counters.add("ucm_matched_tokens_total", external_tokens)
         self._log.info(
             PREFIX_MATCHED,
@@ -316,6 +316,8 @@ class SchedulerHalf:
             return
         if report.weights is not None:
             self._doubts.told(report.rank, report.weights)
+        failures = {each.transfer_id: each.reason for each in report.failures}
+        self._store.loads_ended(report.rank, failures, report.loads_done)
         for hold_id in report.released:
             self._log.debug(HOLD_RELEASED, hold_id=hold_id, rank=report.rank)
         for hold_id in report.quarantined:
@@ -341,8 +343,7 @@ class SchedulerHalf:
 
     def _rekey(self, weights: str) -> None:
         """Find and save under the keys of these weights, once the ranks have agreed."""
-        keyspace = self._keyspace
-        if keyspace is None:
+        if (keyspace := self._keyspace) is None:
             return
         if weights:
             keyspace = attrs.evolve(keyspace, weights=f"{keyspace.weights}/{weights}")
@@ -354,8 +355,7 @@ class SchedulerHalf:
 
     def stats(self) -> UCMStats | None:
         """Return what is new since the last call."""
-        totals = self._adapter.totals
-        if totals != self._told:
+        if (totals := self._adapter.totals) != self._told:
             self._told = totals
             self._tell(totals)
         self._counters.set("ucm_healthy", int(self._is_serving))
