@@ -182,8 +182,9 @@ def _failure(ticket: Ticket, outcome: Outcome) -> Failure:
     """
     Blame the block that failed, if one is known.
 
-    No block is to blame for a load that came too late, was refused, not asked for or never begun: its
-    request loads nothing any more, but others find the block, as soon as they may.
+    No block is to blame for a load that came too late, was refused, not asked for or
+    never begun: its request loads nothing any more, but others find the block, as soon
+    as they may.
     """
     bad_hash = BlockHash(b"")
     if outcome.bad_key:
