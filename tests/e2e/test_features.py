@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features of the engine beside ucm: the answer is that of the engine alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.e2e import models
+from tests.e2e.connector import LOADED, SAVED, prompt, quiesced, ucm_config
+from tests.e2e.engine import (
+    EXTERNAL_HITS,
+    await_counter,
+    counter,
+    drain,
+    generate,
+    in_process_engine,
+    reset_prefix_cache,
+)
+
+PROMPTS = [prompt(3000 + at, 300 + 40 * at) for at in range(4)]
+"""Two, two, two and three blocks, and a tail."""
+BLOCKS = 9
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+DRAFTED = "vllm:spec_decode_num_draft_tokens"
+
+
+def cold_and_warm(
+    model: Path, store: Path, ask: Callable[[Any], Any], **arguments: object
+) -> None:
+    """
+    Ask an engine alone, then one with ucm before and after its own cache was emptied.
+
+    All answers must be equal, and the last must come from saved blocks.
+    """
+    with in_process_engine(model, **arguments) as llm:  # type: ignore[arg-type]
+        alone = ask(llm)
+    config = ucm_config(store)
+    with in_process_engine(model, kv_transfer_config=config, **arguments) as llm:  # type: ignore[arg-type]
+        assert alone == ask(llm)
+        await_counter(llm, SAVED, BLOCKS)
+        reset_prefix_cache(llm)
+        before = counter(llm, EXTERNAL_HITS)
+        assert alone == ask(llm)
+        assert 128 * BLOCKS == counter(llm, EXTERNAL_HITS) - before
+        assert BLOCKS <= counter(llm, LOADED)
+        assert {} == quiesced(llm)
+
+
+def test_fp8_cache_is_restored_as_it_was(llama: Path, tmp_path: Path) -> None:
+    """A KV cache in fp8 gives the same tokens from saved blocks."""
+
+    def ask(llm: Any) -> object:
+        return generate(llm, PROMPTS, 12).token_ids
+
+    cold_and_warm(llama, tmp_path / "slab", ask, kv_cache_dtype="fp8")
+
+
+def test_prompt_embeddings_are_part_of_the_key(llama: Path, tmp_path: Path) -> None:
+    """Prompts given as embeddings hit their own blocks, and no others."""
+    import torch
+    from vllm import SamplingParams
+
+    generator = torch.Generator().manual_seed(5)
+    given = [torch.randn(300, 128, generator=generator) for _ in range(4)]
+    given.append(torch.cat([given[0][:128], given[1][128:]]))  # a block in common
+    sampling = SamplingParams(
+        temperature=0, max_tokens=8, ignore_eos=True, detokenize=False
+    )
+
+    def ask(llm: Any) -> object:
+        outputs = llm.generate(
+            [{"prompt_embeds": each} for each in given], sampling, use_tqdm=False
+        )
+        drain(llm)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    config = ucm_config(tmp_path / "slab")
+    with in_process_engine(llama, enable_prompt_embeds=True) as llm:
+        alone = ask(llm)
+    with in_process_engine(
+        llama, kv_transfer_config=config, enable_prompt_embeds=True
+    ) as llm:
+        assert alone == ask(llm)
+        await_counter(llm, SAVED, 9)  # the fifth shares its first with the first
+        reset_prefix_cache(llm)
+        before = counter(llm, EXTERNAL_HITS)
+        assert alone == ask(llm)
+        assert 128 * 10 == counter(llm, EXTERNAL_HITS) - before
+        assert {} == quiesced(llm)
+
+
+def test_pooling_model_gives_the_same_vectors(llama: Path, tmp_path: Path) -> None:
+    """A decoder that answers with an embedding computes the same from saved blocks."""
+
+    def ask(llm: Any) -> tuple[object, int]:
+        before = counter(llm, EXTERNAL_HITS)
+        outputs = llm.embed(
+            [{"prompt_token_ids": each} for each in PROMPTS], use_tqdm=False
+        )
+        drain(llm)
+        vectors = [output.outputs.embedding for output in outputs]
+        return vectors, counter(llm, EXTERNAL_HITS) - before
+
+    arguments: dict[str, Any] = {"runner": "pooling", "convert": "embed"}
+    config = ucm_config(tmp_path / "slab")
+    with in_process_engine(llama, **arguments) as llm:
+        alone, _ = ask(llm)
+    with in_process_engine(llama, kv_transfer_config=config, **arguments) as llm:
+        assert (alone, 0) == ask(llm)
+    with in_process_engine(llama, kv_transfer_config=config, **arguments) as llm:
+        assert (alone, 128 * BLOCKS) == ask(llm)
+
+
+def test_draft_model_drafts_as_well_from_saved_blocks(
+    llama: Path, tmp_path: Path
+) -> None:
+    """
+    Speculation with a draft model: equal tokens, and the draft layers' blocks are right.
+
+    Their bytes decide no token, only how many drafts are accepted: all of them where
+    model and draft are one, also when both go on from what was loaded.
+    """
+    speculation = {
+        "method": "draft_model",
+        "model": str(llama),
+        "num_speculative_tokens": 3,
+    }
+
+    def ask(llm: Any) -> object:
+        rejected = counter(llm, DRAFTED) - counter(llm, ACCEPTED)
+        tokens = generate(llm, PROMPTS, 12).token_ids
+        return tokens, counter(llm, DRAFTED) - counter(llm, ACCEPTED) - rejected
+
+    cold_and_warm_speculating(llama, tmp_path / "slab", ask, speculation)
+
+
+def test_draft_model_that_guesses_badly_changes_no_token(llama: Path, tmp_path: Path) -> None:
+    """Tokens are those of the model alone, whatever the drafts are worth."""
+    other = attrs.evolve(models.LLAMA, name="llama-draft", seed=11)
+    speculation = {
+        "method": "draft_model",
+        "model": str(models.make_model(other)),
+        "num_speculative_tokens": 3,
+    }
+
+    def ask(llm: Any) -> object:
+        return generate(llm, PROMPTS, 12).token_ids
+
+    cold_and_warm_speculating(llama, tmp_path / "slab", ask, speculation)
+
+
+def cold_and_warm_speculating(
+    model: Path,
+    store: Path,
+    ask: Callable[[Any], Any],
+    speculation: dict[str, object],
+) -> None:
+    """As ``cold_and_warm``, against the tokens of an engine that does not speculate."""
+    with in_process_engine(model) as llm:
+        alone = generate(llm, PROMPTS, 12).token_ids
+    config = ucm_config(store)
+    with in_process_engine(
+        model, kv_transfer_config=config, speculative_config=speculation
+    ) as llm:
+        cold = ask(llm)
+        await_counter(llm, SAVED, BLOCKS)
+        reset_prefix_cache(llm)
+        before = counter(llm, EXTERNAL_HITS)
+        assert cold == ask(llm)
+        assert 128 * BLOCKS == counter(llm, EXTERNAL_HITS) - before
+        assert alone == generate(llm, PROMPTS, 12).token_ids
+        assert {} == quiesced(llm)
