@@ -18,6 +18,9 @@ from tests.e2e.engine import (
     in_process_engine,
     reset_prefix_cache,
 )
+from tests.traces import traces_of
+from ucm.testing.lockstep import read_traces
+from ucm.tracing import PREFIX_MATCHED
 
 PROMPTS = [prompt(3000 + at, 300 + 40 * at) for at in range(4)]
 """Two, two, two and three blocks, and a tail."""
@@ -136,7 +139,9 @@ def test_draft_model_drafts_as_well_from_saved_blocks(
     cold_and_warm_speculating(llama, tmp_path / "slab", ask, speculation)
 
 
-def test_draft_model_that_guesses_badly_changes_no_token(llama: Path, tmp_path: Path) -> None:
+def test_draft_model_that_guesses_badly_changes_no_token(
+    llama: Path, tmp_path: Path
+) -> None:
     """Tokens are those of the model alone, whatever the drafts are worth."""
     other = attrs.evolve(models.LLAMA, name="llama-draft", seed=11)
     speculation = {
@@ -172,3 +177,54 @@ def cold_and_warm_speculating(
         assert 128 * BLOCKS == counter(llm, EXTERNAL_HITS) - before
         assert alone == generate(llm, PROMPTS, 12).token_ids
         assert {} == quiesced(llm)
+
+
+def streamed(llm: Any, name: str, parts: list[list[int]]) -> list[int]:
+    """
+    Return the answer to a prompt that comes in parts, each answered before the next.
+
+    Only the asynchronous front end streams; the engine's core takes its requests here
+    as from there.
+    """
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    client, processor = llm.llm_engine.engine_core, llm.llm_engine.input_processor
+    sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    tokens: list[int] = []
+    for at, part in enumerate([*parts, [0]]):
+        request = processor.process_inputs(
+            request_id=name,
+            # The session makes the first part longer as others come.
+            prompt=TokensPrompt(prompt_token_ids=list(part)),
+            params=sampling,
+            supported_tasks=client.get_supported_tasks(),
+            resumable=at < len(parts),  # what is not ends the session
+        )
+        client.add_request(request)
+        while len(tokens) < 4 * min(at + 1, len(parts)):
+            for output in client.get_output().outputs:
+                tokens += output.new_token_ids
+    drain(llm)
+    return tokens
+
+
+def test_streamed_input_goes_on_from_saved_blocks(llama: Path, tmp_path: Path) -> None:
+    """A prompt that comes in parts, each answered before the next, gives the same tokens
+    when its first part was loaded."""
+    parts = [prompt(3100 + part, 300) for part in range(4)]
+    with in_process_engine(llama) as llm:
+        alone = streamed(llm, "alone", parts)
+    config = ucm_config(tmp_path / "slab")
+    with in_process_engine(llama, kv_transfer_config=config) as llm:
+        assert alone == streamed(llm, "cold", parts)
+        assert {} == quiesced(llm)
+        reset_prefix_cache(llm)
+        assert alone == streamed(llm, "warm", parts)
+        assert {} == quiesced(llm)
+    matched = [
+        each["external_tokens"]
+        for each in read_traces(traces_of(tmp_path / "slab"))
+        if each["event"] == PREFIX_MATCHED
+    ]
+    assert [256] == matched
