@@ -8,7 +8,6 @@ __all__ = ["RUNNER"]
 _WORKER = "ucm/integration/vllm/worker.py"
 _STEP = "ucm/integration/vllm/step.py"
 _RUNNERS = "ucm/integration/vllm/runners.py"
-_PROGRESS = "ucm/integration/vllm/progress.py"
 _MODES = "ucm/integration/vllm/modes.py"
 _SETUP = "ucm/integration/vllm/setup.py"
 _ADAPTER = "ucm/scheduler/adapter.py"
@@ -140,14 +139,6 @@ RUNNER = (
         file=_LAYERWISE,
         find="                self._runtime.decline(group.orders, UNSUBMITTED)\n",
         replace="                pass\n",
-        killers=(f"{_LEFT}::test_plan_that_was_never_bound_is_settled_by_the_next",),
-    ),
-    Mutant(
-        name="unsubmitted_load_blames_a_block",
-        why="A block that is good counts as missing, for a reason that was not its own.",
-        file=_PROGRESS,
-        find="outcome.reason not in (UNASKED, UNSUBMITTED)",
-        replace="outcome.reason not in (UNASKED,)",
         killers=(f"{_LEFT}::test_plan_that_was_never_bound_is_settled_by_the_next",),
     ),
     #

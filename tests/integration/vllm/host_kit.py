@@ -9,6 +9,7 @@ import attrs
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from tests.integration.vllm.weights_kit import TinyModel, parts_of
 from tests.testing.host_kit import ONE_FULL
 from ucm.blocks import KeySpace
 from ucm.config import UCMConfig
@@ -276,7 +277,8 @@ def world(
                 for group in one.groups
                 for row in group.rows
                 for name in row.layer_names
-            }
+            },
+            parts_of(TinyModel()),
         )
 
     if tells_early:

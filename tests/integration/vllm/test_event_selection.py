@@ -145,5 +145,5 @@ class TestHook:
             half.bind(PlanEnvelope(encode(StepPlan(step=1))))
             assert [] == device.calls
             register(half)
-            half.bind(PlanEnvelope(encode(StepPlan(step=1))))
-            assert [("begin_step", 1)] == device.calls
+            half.bind(PlanEnvelope(encode(StepPlan(step=2))))
+            assert [("begin_step", 2)] == device.calls

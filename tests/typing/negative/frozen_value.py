@@ -4,6 +4,6 @@
 from ucm.config import StoreConfig
 from ucm.pipeline.tickets import Outcome, OutcomeKind
 
-Outcome(OutcomeKind.SKIPPED).reason = "stored"  # error: misc
+Outcome(OutcomeKind.SKIPPED).error = "none"  # error: misc
 StoreConfig().capacity = 1  # error: misc
 Outcome("skipped")  # error: arg-type
