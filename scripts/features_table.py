@@ -15,6 +15,7 @@ from scripts.settings_table import ROOT, put_between
 __all__ = ["FEATURES", "PAGE", "Feature", "Verdict", "rewrite"]
 
 PAGE = ROOT / "docs" / "features.md"
+_DOOR = "integration/vllm"
 
 
 class Verdict(enum.Enum):
@@ -47,7 +48,176 @@ class Feature:
     proofs: tuple[str, ...] = ()
 
 
-FEATURES: tuple[Feature, ...] = ()
+FEATURES: tuple[Feature, ...] = (
+    Feature(
+        "Asynchronous scheduling",
+        Verdict.HANDLED,
+        "Plans may be in flight; layer-wise loads fall back. The engine has it off on "
+        "CPU, so this is the fake engine's word.",
+        (
+            f"{_DOOR}/test_host_runners.py::TestRunners",
+            f"{_DOOR}/test_modes.py::TestTable",
+        ),
+    ),
+    Feature(
+        "Second model runner",
+        Verdict.HANDLED,
+        "It clears and copies onto blocks before it says so: such saves are torn, and "
+        "where it may happen a save is stored only once the engine has seen its copy's "
+        "end. Not run on an engine: it needs an accelerator.",
+        (
+            f"{_DOOR}/test_worker_steps.py::TestOverwrittenFirst",
+            f"{_DOOR}/test_runner_orders.py::TestSecondRunner",
+            f"{_DOOR}/test_host_runners.py::TestRunners",
+        ),
+    ),
+    Feature(
+        "Speculation, draft model",
+        Verdict.HANDLED,
+        "Layer-wise loads fall back. Draft layers are saved with the others, and the "
+        "draft's weights are part of the key. After a hit of a whole prompt the first "
+        "drafts are rejected, as with the engine's own cache.",
+        (
+            "e2e/test_features.py::test_draft_model_drafts_as_well_from_saved_blocks",
+            "e2e/test_features.py::test_draft_model_that_guesses_badly_changes_no_token",
+            f"{_DOOR}/test_keyspace.py::TestKeyspace::test_weights_of_a_draft_count",
+        ),
+    ),
+    Feature(
+        "Speculation, EAGLE and MTP",
+        Verdict.NOT_RUN,
+        "As with a draft model. The last draft block of a prefix depends on the next "
+        "token: that may cost accepted drafts, never a token.",
+        (f"{_DOOR}/test_host_runners.py::TestRunners",),
+    ),
+    Feature(
+        "Speculation on pipeline stages",
+        Verdict.HANDLED,
+        "Stages before the last never ask for saves; they save with their next step.",
+        (f"{_DOOR}/test_worker_steps.py::TestUnsubmitted",),
+    ),
+    Feature(
+        "Micro-batches (DBO)",
+        Verdict.FALLS_BACK,
+        "Layer-wise transfer falls back to whole blocks: a layer's hook comes once per "
+        "part.",
+        (f"{_DOOR}/test_modes.py::TestSetup", f"{_DOOR}/test_host_runners.py"),
+    ),
+    Feature(
+        "Tensor parallel, pipeline stages, MLA",
+        Verdict.HANDLED,
+        "Each rank stores its part; identical parts are stored once.",
+        ("e2e/test_topology.py::TestRanks",),
+    ),
+    Feature(
+        "Data parallel",
+        Verdict.HANDLED,
+        "Engines of their own, which share keys and the store of their machine.",
+        ("e2e/test_serve.py::TestServe",),
+    ),
+    Feature(
+        "Decode and prefill context parallel",
+        Verdict.NOT_RUN,
+        "Mapped, and proven on the fake engine.",
+        (f"{_DOOR}/test_topology_host.py",),
+    ),
+    Feature(
+        "LoRA",
+        Verdict.HANDLED,
+        "Adapters count by content. One whose files were written after the engine "
+        "started is not reused, unless `immutable_adapters` is set.",
+        (
+            "e2e/test_keys.py::test_adapter_of_another_content_at_one_path_shares_nothing",
+            f"{_DOOR}/test_adapters.py",
+        ),
+    ),
+    Feature(
+        "Multimodal input",
+        Verdict.NOT_RUN,
+        "The engine's hashes hold the images, the key holds the processor's settings.",
+        (f"{_DOOR}/test_identity.py::TestFields",),
+    ),
+    Feature(
+        "Prompt embeddings",
+        Verdict.HANDLED,
+        "The engine's hashes hold them.",
+        ("e2e/test_features.py::test_prompt_embeddings_are_part_of_the_key",),
+    ),
+    Feature(
+        "Cache salt",
+        Verdict.HANDLED,
+        "Tenants share nothing.",
+        ("e2e/test_tenants.py::test_salt_keeps_tenants_apart",),
+    ),
+    Feature(
+        "Input that streams",
+        Verdict.HANDLED,
+        "A session's first part is looked up; what it computes is saved.",
+        ("e2e/test_features.py::test_streamed_input_goes_on_from_saved_blocks",),
+    ),
+    Feature(
+        "Pooling of the last token",
+        Verdict.HANDLED,
+        "The same vectors from saved blocks.",
+        ("e2e/test_features.py::test_pooling_model_gives_the_same_vectors",),
+    ),
+    Feature(
+        "Pooling over all tokens, models without a KV cache",
+        Verdict.REFUSED,
+        "A hit would leave tokens out; there is nothing to save.",
+        (
+            f"{_DOOR}/test_identity.py::TestReusable",
+            "e2e/test_refusals.py::TestModels::test_encoder_is_refused",
+        ),
+    ),
+    Feature(
+        "Encoder-decoder models",
+        Verdict.NOT_RUN,
+        "The engine itself refuses them beside any connector.",
+    ),
+    Feature(
+        "KV cache in fp8",
+        Verdict.HANDLED,
+        "Its type is part of the key. `calculate_kv_scales`, whose scales are of one "
+        "start, is refused.",
+        (
+            "e2e/test_features.py::test_fp8_cache_is_restored_as_it_was",
+            f"{_DOOR}/test_identity.py::TestReusable",
+        ),
+    ),
+    Feature(
+        "Weights that cannot be seen (object storage, GGUF)",
+        Verdict.REFUSED,
+        "`weights_revision` names them.",
+        ("e2e/test_refusals.py::TestModels",),
+    ),
+    Feature(
+        "Weights reloaded in place, weight transfer",
+        Verdict.HANDLED,
+        "See [weights](weights.md): empty the engine's own cache, as for the engine "
+        "itself.",
+        ("e2e/test_weights.py::TestWeights", f"{_DOOR}/test_doubts.py::TestChanged"),
+    ),
+    Feature(
+        "Reset of the prefix cache, pause",
+        Verdict.HANDLED,
+        "Nothing is lost while the weights are the same, and no other engine notices.",
+        (f"{_DOOR}/test_doubts.py::TestSame", "e2e/test_weights.py::TestWeights"),
+    ),
+    Feature(
+        "Sleep",
+        Verdict.HANDLED,
+        "The KV cache is let go of and taken again. On CPU the engine sleeps in name "
+        "only; not run on an accelerator.",
+        (f"{_DOOR}/test_doubts.py::TestSleep", "e2e/test_weights.py::TestWeights"),
+    ),
+    Feature(
+        "MultiConnector",
+        Verdict.HANDLED,
+        "As a child, beside others or twice.",
+        ("e2e/test_multi.py",),
+    ),
+)
 """In the order of the page."""
 
 
