@@ -12,7 +12,7 @@ from tests.simulation.contents import NUM_ROWS
 from tests.simulation.runtime_world import RuntimeWorld
 from ucm.blocks import RowId
 from ucm.errors import DeviceTimeoutError
-from ucm.layerwise import SpanGroup
+from ucm.layerwise import RowSaves, SpanGroup
 from ucm.pipeline.tickets import Direction
 from ucm.runtime import Order
 
@@ -55,10 +55,16 @@ class RowWorld(RuntimeWorld):
     """
 
     patience_s = 2.0
+    row_saves: RowSaves
 
     def _build(self) -> None:
         super()._build()
         self.row_loading: dict[int, RowLoad] = {}
+
+    def _stop(self) -> None:
+        """End the last pass: saves of which no row came are told to have ended."""
+        self.row_saves.drop()
+        super()._stop()
 
     @abstractmethod
     def _blocks_to_write(self) -> list[int]:

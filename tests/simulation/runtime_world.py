@@ -199,6 +199,7 @@ class RuntimeWorld(ABC):
         for _ in range(self.steps):
             self.dice.choice(acts)()
             self._poll()
+        self._stop()
         if self.dice.random() < 0.5:
             self._calm()
             self.seen["drained"] += self.runtime.flush(1000.0)
@@ -210,6 +211,9 @@ class RuntimeWorld(ABC):
         self.simulation.sleep(200.0)  # threads that did not end in time still tell
         self._poll()
         self._check_end()
+
+    def _stop(self) -> None:
+        """Let the engine take its last step."""
 
     def _note_time(self, event: Mapping[str, Any]) -> None:
         by_rows = event.get("transfer_id") in self.by_rows  # these wait for the engine
