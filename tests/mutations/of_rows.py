@@ -271,11 +271,21 @@ ROWS = (
         name="row_behind_a_failed_one_is_copied",
         why="A row is written into slots that are another ticket's by now.",
         file=_TICKETS,
-        find="if self.outcome is not None or self._has_failed:",
+        find="if self.outcome is not None or self.failed_as is not None:",
         replace="if self.outcome is not None:",
         killers=(
             "tests/pipeline/test_tickets.py::TestTicket::test_job_behind_one_that_raised_does_not_start",
             "tests/test_layerwise_gaps.py::TestSlots::test_row_behind_a_failed_one_is_not_copied",
+        ),
+    ),
+    Mutant(
+        name="row_behind_a_failed_one_tells_no_reason",
+        why="R-20: a save ended, and neither log nor metric says why.",
+        file="ucm/pipeline/lane.py",
+        find="outcome = ticket.failed_as or outcome",
+        replace="pass",
+        killers=(
+            "tests/pipeline/test_lane.py::TestErrors::test_row_that_finds_its_ticket_failed_tells_why_it_failed",
         ),
     ),
     Mutant(

@@ -169,9 +169,9 @@ TRANSPORT = (
     Mutant(
         name="failed_load_told_as_loaded",
         why="A store's error is swallowed, and the engine computes on garbage.",
-        file=_LANE,
+        file=_TICKETS,
         find="return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)",
-        replace="return Outcome(OutcomeKind.COMMITTED, committed=len(ticket.span))",
+        replace="return Outcome(OutcomeKind.COMMITTED, committed=1)",
         killers=(f"{_FAULTS}::test_failed_load_is_told_and_others_go_on",),
     ),
     # Tickets.

@@ -17,6 +17,7 @@ from tests.pipeline.lane_kit import (
     serving,
 )
 from tests.rig import keys_of
+from ucm.devices.events import DoneFence
 from ucm.errors import (
     BlockCorruptError,
     BlockNotFoundError,
@@ -151,6 +152,18 @@ class TestErrors:
             lane.put(7)
         ((_, outcome),) = lane.settled
         assert "stage work failed for transfer 7" in outcome.error
+        assert "StoreUnavailableError('gone')" in outcome.error
+
+    async def test_row_that_finds_its_ticket_failed_tells_why_it_failed(self):
+        """R-20: a row's job fails on the store's thread, and before that is told the next
+        row finds its ticket over on the other thread: the end is told with its reason."""
+        async with serving(wait=Ready()) as lane:
+            ticket = make_ticket(7, row_ids=(0, 1))
+            with pytest.raises(StoreUnavailableError), ticket.working():
+                raise StoreUnavailableError("gone")
+            lane.lane.put_nowait(Item(ticket, ticket.row_ids[1:], DoneFence()))
+        ((_, outcome),) = lane.settled
+        assert (OutcomeKind.FAILED, "unavailable") == (outcome.kind, outcome.reason)
         assert "StoreUnavailableError('gone')" in outcome.error
 
     async def test_settled_ticket_is_passed_over(self):

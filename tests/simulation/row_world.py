@@ -64,7 +64,6 @@ class RowWorld(RuntimeWorld):
     def _stop(self) -> None:
         """End the last pass: saves of which no row came are told to have ended."""
         self.row_saves.drop()
-        super()._stop()
 
     @abstractmethod
     def _blocks_to_write(self) -> list[int]:

@@ -212,6 +212,7 @@ class RuntimeWorld(ABC):
         self._poll()
         self._check_end()
 
+    @abstractmethod
     def _stop(self) -> None:
         """Let the engine take its last step."""
 

@@ -16,16 +16,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
-from ucm.blocks import PackedKey
-from ucm.errors import (
-    BlockCorruptError,
-    BlockNotFoundError,
-    DeviceError,
-    StageFailedError,
-    StoreFullError,
-    StoreUnavailableError,
-    WorkerDiedError,
-)
+from ucm.errors import StageFailedError
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.runner import Run, Runner
 from ucm.pipeline.save import Finished, Queued
@@ -37,20 +28,12 @@ from ucm.pipeline.tickets import (
     Outcome,
     OutcomeKind,
     Ticket,
+    outcome_of,
 )
 from ucm.reasons import Reason
 from ucm.tracing import STAGE_FAILED
 
 __all__ = ["RequestLane"]
-
-_REASONS: dict[type[Exception], Reason] = {
-    BlockCorruptError: Reason.CORRUPT,
-    BlockNotFoundError: Reason.EVICTED,
-    StoreUnavailableError: Reason.UNAVAILABLE,
-    DeviceError: Reason.DEVICE,
-    WorkerDiedError: Reason.WORKER_DIED,
-}
-
 
 _TOO_LATE = Outcome(OutcomeKind.CANCELLED, Reason.DEADLINE)
 
@@ -219,28 +202,16 @@ class RequestLane:
     def _fail(self, run: Run) -> None:
         """Turn a stage's error into the ticket's end."""
         ticket, error = run.ticket, run.error
+        outcome = outcome_of(error)
         if isinstance(error, TicketOverError):
-            outcome = Outcome(OutcomeKind.CANCELLED, error.reason)
-        elif isinstance(error, StoreFullError):
-            outcome = Outcome(OutcomeKind.REFUSED, Reason.STORE_FULL, error=str(error))
-        else:
-            outcome = _failed(run.carrier, error)
+            # A job on another thread may have failed first and be told later.
+            outcome = ticket.failed_as or outcome
+        elif outcome.kind is OutcomeKind.FAILED:
+            where = stage_of(run.carrier)
+            failure = StageFailedError(str(where["stage"]), ticket.transfer_id)
+            text = f"{failure}: {error!r}"
+            ticket.log.warning(STAGE_FAILED, **where, error=text)
+            outcome = outcome_of(error, text)
         if ticket.guard.is_copying and run.segment.awaits_copy:
             self._quarantine(ticket)  # nobody can tell any more when the copy ends
         self._settle(ticket, outcome)
-
-
-def _failed(carrier: Carrier, error: Exception | None) -> Outcome:
-    """Turn a stage's error into an outcome, with the block to blame if known."""
-    ticket, where = carrier.ticket, stage_of(carrier)
-    failure = StageFailedError(str(where["stage"]), ticket.transfer_id)
-    reason = next(
-        (word for kind, word in _REASONS.items() if isinstance(error, kind)),
-        Reason.ERROR,
-    )
-    text = f"{failure}: {error!r}"
-    ticket.log.warning(STAGE_FAILED, **where, error=text)
-    bad_key = PackedKey(b"")
-    if isinstance(error, (BlockCorruptError, BlockNotFoundError)):
-        bad_key = PackedKey(error.key)
-    return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)

@@ -13,12 +13,21 @@ own would cost each ticket more than all the rest of it.
 
 import contextlib
 import enum
+import sys
 from collections.abc import Callable, Collection, Iterator
 
 import attrs
 
 from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
 from ucm.devices.abc import Fence
+from ucm.errors import (
+    BlockCorruptError,
+    BlockNotFoundError,
+    DeviceError,
+    StoreFullError,
+    StoreUnavailableError,
+    WorkerDiedError,
+)
 from ucm.pipeline.guard import BlockGuard, TicketOverError
 from ucm.reasons import Reason
 from ucm.stores.abc import ReadLease, WriteLease
@@ -33,6 +42,7 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "Ticket",
+    "outcome_of",
 ]
 
 
@@ -94,6 +104,36 @@ class Outcome:
     error: str = attrs.field(default="", kw_only=True)
 
 
+_REASONS: dict[type[Exception], Reason] = {
+    BlockCorruptError: Reason.CORRUPT,
+    BlockNotFoundError: Reason.EVICTED,
+    StoreUnavailableError: Reason.UNAVAILABLE,
+    DeviceError: Reason.DEVICE,
+    WorkerDiedError: Reason.WORKER_DIED,
+}
+
+
+def outcome_of(error: BaseException | None, text: str = "") -> Outcome:
+    """
+    Return what a stage's error makes of its ticket.
+
+    Args:
+        error: What it raised.
+        text: What the outcome says of it; the error itself if not given.
+    """
+    text = text or repr(error)
+    if isinstance(error, TicketOverError):
+        return Outcome(OutcomeKind.CANCELLED, error.reason)
+    if isinstance(error, StoreFullError):
+        return Outcome(OutcomeKind.REFUSED, Reason.STORE_FULL, error=str(error))
+    known = (word for kind, word in _REASONS.items() if isinstance(error, kind))
+    bad_key = b""
+    if isinstance(error, (BlockCorruptError, BlockNotFoundError)):
+        bad_key = error.key
+    reason = next(known, Reason.ERROR)
+    return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)
+
+
 LaneKey = tuple[Direction, RequestId, int]
 """Direction, request and its life: what shares one lane."""
 
@@ -123,7 +163,6 @@ class Ticket:
     __slots__ = (
         "_active_jobs",
         "_changed",
-        "_has_failed",
         "_is_told",
         "_log",
         "_on_settle",
@@ -136,6 +175,7 @@ class Ticket:
         "clock",
         "deadline",
         "direction",
+        "failed_as",
         "generation",
         "guard",
         "outcome",
@@ -194,7 +234,8 @@ class Ticket:
         self._changed = changed or SYSTEM.condition()
         self._is_told = False
         self._active_jobs = 0
-        self._has_failed = False
+        self.failed_as: Outcome | None = None
+        """What the first of its copy jobs to raise makes of it, told or not."""
         self._resources: contextlib.ExitStack | None = None
 
         def released() -> None:
@@ -297,7 +338,7 @@ class Ticket:
                 must not start.
         """
         with self._changed:
-            if self.outcome is not None or self._has_failed:
+            if self.outcome is not None or self.failed_as is not None:
                 raise TicketOverError(Reason.OVER)
             self._active_jobs += 1
             self.begun_at = self.begun_at or self.clock()
@@ -308,7 +349,8 @@ class Ticket:
         finally:
             with self._changed:
                 self._active_jobs -= 1
-                self._has_failed |= not whole
+                if not whole and self.failed_as is None:
+                    self.failed_as = outcome_of(sys.exc_info()[1])
             if not whole or self.outcome is not None:
                 self.unwind()
 
