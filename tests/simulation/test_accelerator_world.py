@@ -19,7 +19,7 @@ SEEN = [
     *("fail reserve", "fail gather", "fail scatter", "fail commit", "fail read"),
     *("reason recycled", "reason corrupt", "reason evicted", "reason deadline"),
     *("reason queue_tickets", "reason queue_bytes", "reason store_full"),
-    *("reason runtime_failed", "reason shutdown", "reason device", "reason stuck"),
+    *("reason runtime_failed", "reason device", "reason stuck"),
     *("reason unfinished", "reason row_failed", "reason unasked", "rows loaded"),
     *("rows missing: unfinished", "rows missing: recycled", "came late"),
     *(
