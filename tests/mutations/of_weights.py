@@ -54,7 +54,7 @@ WEIGHTS = (
         name="weights_mixed_for_good",
         why="After a load without a reset an engine never saves or finds anything.",
         file=_PURE,
-        find="        self._is_mixed &= not emptied\n",
+        find="        self._is_mixed &= not self._is_clean\n",
         replace="",
         killers=(
             f"{_LEDGER_TESTS}::TestMixed::test_changed_weights_with_the_old_cache_stop_all",
@@ -64,11 +64,35 @@ WEIGHTS = (
         name="weights_between_two_doubts",
         why="Weights that changed and changed back have left wrong blocks behind.",
         file=_PURE,
-        find="            self._is_mixed |= self.state is WeightsState.ASKED"
-        " and not self._is_emptied\n",
+        find="            self._is_mixed |= self.state is WeightsState.ASKED\n",
         replace="",
         killers=(
             f"{_LEDGER_TESTS}::TestMixed::test_doubt_that_interrupts_another_counts_as_mixed",
+        ),
+    ),
+    Mutant(
+        name="weights_after_a_reset_are_known",
+        why="What computed after a reset, unread, is stored under the former key.",
+        file=_PURE,
+        find="self._is_mixed |= self.state is WeightsState.ASKED\n",
+        replace="self._is_mixed |= self.state is WeightsState.ASKED"
+        " and not self._is_emptied\n",
+        killers=(
+            f"{_LEDGER_TESTS}::TestMixed::"
+            "test_steps_after_the_cache_was_emptied_are_of_weights_that_nobody_read",
+            f"{_DOUBT_TESTS}::TestChanged::"
+            "test_blocks_of_weights_between_a_reset_and_a_load_are_not_stored",
+        ),
+    ),
+    Mutant(
+        name="clean_for_good",
+        why="A cache that was emptied once counts as empty, and holds former blocks.",
+        file=_PURE,
+        find="        self._is_clean &= not in_use\n",
+        replace="",
+        killers=(
+            f"{_LEDGER_TESTS}::TestMixed::"
+            "test_steps_after_the_cache_was_emptied_are_of_weights_that_nobody_read",
         ),
     ),
     Mutant(
@@ -128,8 +152,8 @@ WEIGHTS = (
         name="requests_ask_for_ever",
         why="Requests wait as long as a rank takes to read its weights.",
         file=_DOUBTS,
-        find="return is_asked and self._clock() - self._since < _ASK_AGAIN_S",
-        replace="return is_asked",
+        find="return asked_at is None or self._clock() - asked_at < _ASK_AGAIN_S",
+        replace="return True",
         killers=(
             f"{_DOUBT_TESTS}::TestDoubts::test_requests_ask_again_for_a_moment_only",
         ),

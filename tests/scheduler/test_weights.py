@@ -23,7 +23,7 @@ def make(num_ranks: int = 2) -> Weights:
 
 def answer(weights: Weights, *digests: bytes | None) -> None:
     """Let a plan go out and ranks answer it."""
-    weights.sent()
+    weights.sent(in_use=True)
     for rank, digest in enumerate(digests):
         news = WeightsNews(epoch=weights.epoch, digest=digest, base=OLD)
         weights.told(rank, news)
@@ -63,7 +63,7 @@ class TestSame:
         weights.doubt(emptied=True)
         stale = WeightsNews(epoch=1, digest=OLD, base=OLD)
         assert not weights.told(0, stale)
-        weights.sent()
+        weights.sent(in_use=True)
         assert not weights.told(0, stale)
         assert ASKED is weights.state
 
@@ -155,7 +155,7 @@ class TestMixed:
         for emptied, state in ((False, MIXED), (True, PROVEN)):
             weights = make(1)
             weights.doubt(emptied=emptied)
-            weights.sent()
+            weights.sent(in_use=True)
             news = WeightsNews(epoch=1, is_torn=True, digest=OLD, base=OLD)
             assert weights.told(0, news)
             assert state is weights.state
@@ -165,10 +165,37 @@ class TestMixed:
         left blocks in the engine's own cache."""
         weights = make(1)
         weights.doubt(emptied=False)
-        weights.sent()
+        weights.sent(in_use=True)
         weights.told(0, WeightsNews(epoch=1, is_written=True, base=OLD))
         answer(weights, OLD)
         assert MIXED is weights.state
         weights.doubt(emptied=True)
         answer(weights, OLD)
         assert (PROVEN, "") == (weights.state, weights.name)
+
+    def test_steps_after_the_cache_was_emptied_are_of_weights_that_nobody_read(
+        self,
+    ) -> None:
+        """R-07: a reset answers for what was computed before it; weights that computed
+        since, and were replaced before the ranks had read them, have left blocks."""
+        weights = make(1)
+        weights.doubt(emptied=True)
+        weights.sent(in_use=True)
+        weights.told(0, WeightsNews(epoch=1, is_written=True, base=OLD))
+        answer(weights, OLD)
+        assert MIXED is weights.state
+
+    @pytest.mark.parametrize("answered", [False, True])
+    def test_weights_written_into_an_idle_engine_need_no_second_reset(
+        self, *, answered: bool
+    ) -> None:
+        """R-08: who pauses with an empty cache and writes then has blocks of one kind,
+        also if a step without requests came in between."""
+        weights = make(1)
+        weights.doubt(emptied=True)
+        weights.sent(in_use=False)
+        if answered:
+            weights.told(0, WeightsNews(epoch=1, digest=OLD, base=OLD))
+        weights.told(0, WeightsNews(epoch=1, is_written=True, base=OLD))
+        answer(weights, NEW)
+        assert (PROVEN, changed(NEW).name) == (weights.state, weights.name)

@@ -14,7 +14,8 @@ each reads a digest of its weights and answers::
     MIXED ──the own cache was emptied──▶ ASKED
 
 Only in ``PROVEN`` is anything found or saved. In ``MIXED`` the engine's own cache holds
-blocks of several weights, which would be saved under one name.
+blocks of several weights, which would be saved under one name. It cannot while it is
+*clean*: emptied, and no request was given blocks since.
 
 Pure: facts in, state out.
 """
@@ -50,6 +51,7 @@ class Weights:
     __slots__ = (
         "_answers",
         "_base",
+        "_is_clean",
         "_is_emptied",
         "_is_mixed",
         "_is_sent",
@@ -66,7 +68,7 @@ class Weights:
         self._make_token = make_token
         self._base: dict[int, bytes] = {}
         self._answers: dict[int, bytes] = {}
-        self._is_emptied = self._is_mixed = False
+        self._is_clean = self._is_emptied = self._is_mixed = False
         self._is_sent = True
         self.state = WeightsState.PROVEN
         self.epoch = 0
@@ -83,19 +85,26 @@ class Weights:
         Args:
             emptied: The engine's own cache was emptied, just now.
         """
+        self._is_clean |= emptied
         if self._is_sent:
             # A question without an answer: what was in between, nobody knows.
-            self._is_mixed |= self.state is WeightsState.ASKED and not self._is_emptied
+            self._is_mixed |= self.state is WeightsState.ASKED
             self.epoch += 1
             self._answers.clear()
             self._is_emptied = self._is_sent = False
-        self._is_emptied |= emptied
-        self._is_mixed &= not emptied
+        self._is_emptied |= self._is_clean
+        self._is_mixed &= not self._is_clean
         self.state = WeightsState.MIXED if self._is_mixed else WeightsState.ASKED
 
-    def sent(self) -> None:
-        """Take note that a plan carries the epoch to the ranks."""
+    def sent(self, *, in_use: bool) -> None:
+        """
+        Take note that a plan carries the epoch to the ranks.
+
+        Args:
+            in_use: Some request has blocks.
+        """
         self._is_sent = True
+        self._is_clean &= not in_use
 
     def told(self, rank: int, news: WeightsNews) -> bool:
         """

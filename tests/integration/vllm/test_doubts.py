@@ -102,6 +102,27 @@ class TestChanged:
         assert HIT == engine.look_up()
         assert 1 == engine.scheduler.stats().data["gauges"]["ucm_weights_proven"]
 
+    def test_blocks_of_weights_between_a_reset_and_a_load_are_not_stored(self, engine):
+        """R-07: weights that nobody had read yet compute a request after a reset, and
+        the former ones come back: what the engine's own cache has of these is not
+        stored under the former key, before the next reset."""
+        engine.model.fill(2.0)
+        engine.empty()
+        one = request("between", 5)
+        engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[1, 2, 3, 4, 5]], 0)
+        plan = engine.plan([one], [1, 2, 3, 4, 5])
+        engine.worker.bind(plan)
+        engine.model.load_weights(1.0)
+        engine.worker.clear()
+        engine.scheduler.finished("between")
+        engine.ask()
+        two = request("later", 5)
+        engine.scheduler.match(two, 0)
+        engine.scheduler.allocated(two, [[1, 2, 3, 4, 5]], 0)
+        assert not plan_in(engine.plan([two], [1, 2, 3, 4, 5])).saves
+        assert 0 == engine.scheduler.stats().data["gauges"]["ucm_weights_proven"]
+
     def test_engine_that_cannot_be_read_forgets_at_each_reset(self, tmp_path):
         """R-07: without a model nothing is proven: after a reset of the engine's own
         cache nothing of before is found, and what is saved then is."""
@@ -283,11 +304,16 @@ class TestDoubts:
         )
 
     def test_requests_ask_again_for_a_moment_only(self, doubts, clock):
-        """R-08: a request waits for the weights to be read, but not for long."""
+        """R-08: a request waits for the weights to be read, but not for long; an engine
+        that was idle meanwhile has not asked yet."""
         assert not doubts.may_end_soon
         doubts.reset()
+        clock.now += 60
         assert doubts.may_end_soon
-        clock.now += 0.19
+        for _ in range(2):
+            doubts.sent(in_use=False)
+            clock.now += 0.05
+        clock.now += 0.09
         assert doubts.may_end_soon
         clock.now += 0.02
         assert not doubts.may_end_soon
@@ -296,7 +322,7 @@ class TestDoubts:
     def test_nobody_waits_for_weights_that_are_mixed(self, doubts):
         """R-07: where only a reset helps, requests are computed at once."""
         doubts.told(0, WeightsNews(epoch=0, is_written=True))
-        doubts.sent()
+        doubts.sent(in_use=True)
         doubts.told(0, WeightsNews(epoch=1, digest=b"new", base=b"old"))
         assert not doubts.may_end_soon
         assert doubts.name is None

@@ -93,7 +93,7 @@ class Doubts:
         self._on_doubt = on_doubt
         self._on_proof = on_proof
         self._own_cache = OwnCache(None)
-        self._since = 0.0
+        self._asked_at: float | None = None
         counters.set("ucm_weights_proven", 1)
 
     @property
@@ -106,8 +106,10 @@ class Doubts:
     @property
     def may_end_soon(self) -> bool:
         """Whether a request had better ask again than be computed."""
-        is_asked = self._weights.state is WeightsState.ASKED
-        return is_asked and self._clock() - self._since < _ASK_AGAIN_S
+        if self._weights.state is not WeightsState.ASKED:
+            return False
+        asked_at = self._asked_at  # an idle engine asks with its next step
+        return asked_at is None or self._clock() - asked_at < _ASK_AGAIN_S
 
     def watch(self, block_pool: object) -> None:
         """Take the engine's block pool, which shows when its cache was emptied."""
@@ -122,9 +124,16 @@ class Doubts:
         """Take note that the engine has its connector reset, for whatever reason."""
         self._doubt("reset", emptied=self._own_cache.was_emptied())
 
-    def sent(self) -> None:
-        """Take note that a plan with the latest number went out."""
-        self._weights.sent()
+    def sent(self, *, in_use: bool) -> None:
+        """
+        Take note that a plan with the latest number went out.
+
+        Args:
+            in_use: Requests have blocks, which the engine's own cache may have as well.
+        """
+        self._weights.sent(in_use=in_use)
+        if self._asked_at is None:
+            self._asked_at = self._clock()
 
     def told(self, rank: int, news: WeightsNews) -> None:
         """Take note of what a rank knows of its weights."""
@@ -150,7 +159,7 @@ class Doubts:
             log.warning(WEIGHTS_MIXED, remedy=_MIXED)
         else:
             log.info(WEIGHTS_DOUBTED, reason=reason)
-        self._since = self._clock()
+        self._asked_at = None
         self._counters.set("ucm_weights_proven", 0)
-        self._counters.add("ucm_weights_doubted_total", 1)
+        self._counters.reach("ucm_weights_doubted_total", self._weights.epoch)
         self._on_doubt(self._weights.epoch)

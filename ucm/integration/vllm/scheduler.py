@@ -227,7 +227,7 @@ class SchedulerHalf:
             overwritten=overwritten_blocks(output),
         )
         plan = self._adapter.plan_step(facts)
-        self._doubts.sent()
+        self._doubts.sent(in_use=bool(self._requests))
         for order in plan.saves:
             self._log.debug(
                 HOLD_TAKEN,
