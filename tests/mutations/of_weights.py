@@ -78,10 +78,8 @@ WEIGHTS = (
         replace="self._is_mixed |= self.state is WeightsState.ASKED"
         " and not self._is_emptied\n",
         killers=(
-            f"{_LEDGER_TESTS}::TestMixed::"
-            "test_steps_after_the_cache_was_emptied_are_of_weights_that_nobody_read",
-            f"{_DOUBT_TESTS}::TestChanged::"
-            "test_blocks_of_weights_between_a_reset_and_a_load_are_not_stored",
+            f"{_LEDGER_TESTS}::TestMixed::test_steps_after_the_cache_was_emptied_are_of_weights_that_nobody_read",
+            f"{_DOUBT_TESTS}::TestChanged::test_blocks_of_weights_between_a_reset_and_a_load_are_not_stored",
         ),
     ),
     Mutant(
@@ -91,8 +89,7 @@ WEIGHTS = (
         find="        self._is_clean &= not in_use\n",
         replace="",
         killers=(
-            f"{_LEDGER_TESTS}::TestMixed::"
-            "test_steps_after_the_cache_was_emptied_are_of_weights_that_nobody_read",
+            f"{_LEDGER_TESTS}::TestMixed::test_steps_after_the_cache_was_emptied_are_of_weights_that_nobody_read",
         ),
     ),
     Mutant(

@@ -275,8 +275,8 @@ class TestSleep:
     def test_engine_without_hooks_is_seen_falling_asleep(self, engine):
         """R-08: engines that have no hook for it are watched where they fall asleep."""
         device = engine.worker._device
-        worker = engine.worker._weights._watched
-        (owner,) = {id(each): each for each, name in worker if name == "sleep"}.values()
+        watched = engine.worker._weights._watched
+        (owner,) = [each.owner for each in watched if each.name == "sleep"]
         owner.sleep(level=1)
         assert device._tensors is None
         owner.wake_up()

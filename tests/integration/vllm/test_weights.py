@@ -139,6 +139,25 @@ class TestWriting:
         assert all("load_weights" not in vars(each) for each in parts.models)
         assert all("sleep" not in vars(each) for each in parts.owners)
 
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_two_connectors_of_an_engine_both_watch(self, first):
+        """R-08, R-10: side by side in one engine each sees weights being written and
+        memory going away; one that has closed leaves the other one watching."""
+        calls = [[], []]
+        parts = parts_of(TinyModel())
+        keepers = [make(parts, each) for each in calls]
+        parts.owners[1].reload_weights(2.0)
+        parts.owners[1].sleep()
+        assert [True, True] == [keeper.is_written for keeper in keepers]
+        assert [["sleeps"], ["sleeps"]] == calls
+        keepers[first].close(1)
+        parts.owners[1].sleep()
+        assert [1, 2] == sorted(map(len, calls))
+        assert 2 == len(calls[1 - first])
+        keepers[1 - first].close(1)
+        parts.owners[1].sleep()
+        assert [1, 2] == sorted(map(len, calls))
+
     def test_sleep_and_waking_are_told_in_time(self):
         """R-08: memory goes away behind our back only after we have heard of it, and is
         ours again once it is back."""

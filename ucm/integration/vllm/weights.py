@@ -98,6 +98,33 @@ class _Job:
     reading: Reading | None = None
 
 
+@attrs.frozen(eq=False)
+class _Watched:
+    """
+    A method that is watched on its object.
+
+    Args:
+        owner: The object.
+        name: Of the method.
+        call: What stands in the method's place.
+        former: What stood there before: another connector's, or None for the class's.
+    """
+
+    owner: Any
+    name: str
+    call: Callable[..., Any]
+    former: Callable[..., Any] | None
+
+    def take_back(self) -> None:
+        """Leave the object as it was, unless somebody else stands before us now."""
+        if vars(self.owner).get(self.name) is not self.call:
+            return
+        if self.former is None:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.former)
+
+
 class WeightsKeeper:
     """
     Answers the scheduler's doubts about one rank's weights.
@@ -135,7 +162,8 @@ class WeightsKeeper:
         self._answer: bytes | None = self._name(base)
         self._base = self._name(base)
         self._told: object = None
-        self._watched: list[tuple[Any, str]] = []
+        self._is_closed = False
+        self._watched: list[_Watched] = []
         for owner in (*parts.models, *parts.owners):
             for name in _WRITERS:
                 self._watch(owner, name, before=self.written, after=self.written)
@@ -211,11 +239,11 @@ class WeightsKeeper:
 
     def close(self, timeout: float) -> None:
         """End a reading and watch nothing any more. Idempotent."""
-        self._is_wanted = False
+        self._is_wanted, self._is_closed = False, True
         self.pause(timeout)
         watched, self._watched = self._watched, []
-        for owner, name in watched:
-            delattr(owner, name)
+        for each in watched:
+            each.take_back()
 
     def _watch(
         self,
@@ -226,21 +254,22 @@ class WeightsKeeper:
         after: Callable[[], None] | None = None,
     ) -> None:
         method = getattr(owner, name, None)
-        if not callable(method) or name in getattr(owner, "__dict__", {name: None}):
-            return  # not there, or somebody else's
+        if not callable(method) or not hasattr(owner, "__dict__"):
+            return
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the engine's
-            if before is not None:
+            if before is not None and not self._is_closed:
                 before()
             try:
                 return method(*args, **kwargs)
             finally:
-                if after is not None:
+                if after is not None and not self._is_closed:
                     after()
 
+        former = vars(owner).get(name)
         setattr(owner, name, call)
-        self._watched.append((owner, name))
+        self._watched.append(_Watched(owner, name, call, former))
 
     def _give_up(self) -> None:
         if self._job is not None:
