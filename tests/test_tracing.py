@@ -9,6 +9,7 @@ import stat
 import pytest
 import structlog
 
+from tests.clocks import AdvancingThreads
 from tests.traces import Drain, filled_pipe
 from ucm import line_writer, tracing
 from ucm.config import LogConfig
@@ -17,6 +18,7 @@ from ucm.tracing import (
     LOG_DROPPED,
     RUNTIME_FAILED,
     SCHEDULER_STARTED,
+    STAGE_FAILED,
     STORE_BYPASSED,
     TICKET_SETTLED,
     close_log,
@@ -259,6 +261,32 @@ class TestStandardError:
         close_log(log)
         lines = capsys.readouterr().err.splitlines()
         assert seen == [json.loads(line)["event"] for line in lines]
+
+    def test_standard_error_gets_one_line_for_failures_of_a_kind(
+        self, capsys, opened, monkeypatch
+    ):
+        """A store that is gone fails every ticket; a server's standard error is told of
+        the first, of other kinds, and after a while how many there were."""
+        threads = AdvancingThreads()
+        monkeypatch.setattr(tracing, "SYSTEM", threads)
+        log = opened(LogConfig())
+        for number in range(1000):
+            log.warning(STAGE_FAILED, reason="unavailable", transfer_id=number)
+        log.warning(STAGE_FAILED, reason="corrupt", transfer_id=1000)
+        threads.advance(10.0)
+        log.warning(STAGE_FAILED, reason="unavailable", transfer_id=1001)
+        close_log(log)
+        lines = map(json.loads, capsys.readouterr().err.splitlines())
+        seen = [(each["transfer_id"], each.get("left_out", 0)) for each in lines]
+        assert [(0, 0), (1000, 0), (1001, 999)] == seen
+
+    @pytest.mark.parametrize("level", ["warning", "debug"])
+    def test_file_gets_every_failure(self, tmp_path, opened, level):
+        """Who names a directory can follow each ticket to its end."""
+        log = opened(LogConfig(level=level, directory=str(tmp_path)))
+        for _ in range(3):
+            log.warning(STAGE_FAILED, reason="unavailable")
+        assert 3 == len(in_file(tmp_path, log))
 
     def test_file_gets_every_line_of_its_level(self, tmp_path, opened):
         """R-22: who names a directory gets a line for each request as before."""

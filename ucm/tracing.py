@@ -8,14 +8,14 @@ host's loggers; otherwise to JSON lines on standard error or in a directory of t
 operator's choice. These are written on a thread of their own: who logs never waits.
 
 Standard error belongs to the server: at ``info`` it gets no line for each request or
-ticket. A file gets every line of its level.
+ticket, nor for each that fails alike. A file gets every line of its level.
 """
 
 import json
 import logging
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ import structlog
 from ucm.config import LogConfig
 from ucm.errors import ConfigError
 from ucm.line_writer import DescriptorSink, LineWriter, Sink, TextSink
+from ucm.threads import SYSTEM
 
 __all__ = [
     "ADAPTER_PASSED",
@@ -116,6 +117,9 @@ _LEVELS = {
 
 _PER_REQUEST: Final = frozenset((TICKET_REFUSED, TICKET_SETTLED, PREFIX_MATCHED))
 """Events that a busy server logs at ``info`` for each request or ticket."""
+_PER_FAILURE: Final = frozenset((STAGE_FAILED, STORE_HUNG))
+"""Events that come for each ticket while a store is in trouble."""
+_PER_FAILURE_S: Final = 10.0
 
 _STAMP: Final = structlog.processors.TimeStamper(fmt=None, key="timestamp_s")
 _CLOSE_S: Final = 1.0
@@ -143,7 +147,9 @@ def open_log(config: LogConfig, role: str) -> Log:
         return json.dumps(_STAMP(None, "warning", event)) + "\n"
 
     sink = _sink(config, role)
-    quiet = [] if config.directory or config.level == "debug" else [_leave_out]
+    quiet: list[structlog.typing.Processor] = []
+    if not config.directory and config.level != "debug":
+        quiet = [_leave_out, _Sparse(SYSTEM.monotonic)]
     log = structlog.wrap_logger(
         _LineLogger(LineWriter(sink, tell_dropped)),
         processors=[
@@ -188,6 +194,37 @@ def _leave_out(
     if event["event"] in _PER_REQUEST:
         raise structlog.DropEvent
     return event
+
+
+class _Sparse:
+    """
+    Lets one failure of a kind pass in ten seconds; the next says how many did not.
+
+    Threading: any, without a lock; two threads may at worst both tell the same.
+
+    Args:
+        clock: In seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._quiet_until: dict[tuple[object, ...], float] = {}
+        self._left_out: dict[tuple[object, ...], int] = {}
+
+    def __call__(
+        self, _: object, __: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        if event["event"] not in _PER_FAILURE:
+            return event
+        kind = tuple(str(event.get(key)) for key in ("event", "direction", "reason"))
+        now = self._clock()
+        if now < self._quiet_until.get(kind, now):
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            raise structlog.DropEvent
+        self._quiet_until[kind] = now + _PER_FAILURE_S
+        if count := self._left_out.pop(kind, 0):
+            event["left_out"] = count
+        return event
 
 
 def _sink(config: LogConfig, role: str) -> Sink:

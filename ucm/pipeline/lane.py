@@ -210,7 +210,8 @@ class RequestLane:
             where = stage_of(run.carrier)
             failure = StageFailedError(str(where["stage"]), ticket.transfer_id)
             text = f"{failure}: {error!r}"
-            ticket.log.warning(STAGE_FAILED, **where, error=text)
+            told = {**where, "reason": outcome.reason, "error": text}
+            ticket.log.warning(STAGE_FAILED, **told)
             outcome = outcome_of(error, text)
         if ticket.guard.is_copying and run.segment.awaits_copy:
             self._quarantine(ticket)  # nobody can tell any more when the copy ends
