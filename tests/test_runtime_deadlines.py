@@ -103,6 +103,23 @@ class TestDeadlines:
             assert [1, 2] == rig.told(NoticeKind.RELEASED)
             assert [] == rig.told(NoticeKind.QUARANTINED)
 
+    def test_engine_that_waits_for_a_stuck_load_does_not_spin(self):
+        """The end of every ticket is told, but a copy goes on: whoever asks again and
+        again meanwhile waits a little each time."""
+        gate, waits = Gate(), []
+        with running(plan=FaultPlan(Fault("scatter", gate))) as rig:
+            rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            rig.settle()
+            rig.submit(order(2, LOAD, range(4), range(20, 24)))
+            gate.wait_reached()
+            rig.advance(LONG)
+            assert "stuck" == rig.settle()[2].reason
+            rig.runtime._mailbox.wait = waits.append
+            rig.runtime.wait_for_notice(0.001)
+            rig.runtime.wait_for_notice(60.0)
+            assert [0.001, 0.002] == waits
+            gate.open()
+
 
 class TestFence:
     def test_fence_waits_for_a_copy_under_way(self):

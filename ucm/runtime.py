@@ -48,6 +48,7 @@ from ucm.waker import Waker
 __all__ = ["Order", "Runtime"]
 
 _START_TIMEOUT_S = 10.0
+_BRIEF_S = 0.002
 
 
 class Runtime:
@@ -257,9 +258,13 @@ class Runtime:
         return notices
 
     def wait_for_notice(self, timeout: float) -> None:
-        """Block until there is something to poll, at most *timeout* seconds."""
-        if self.num_open and not self._failure:
-            self._mailbox.wait(timeout)
+        """
+        Block until there is something to poll, at most *timeout* seconds.
+
+        Briefly where every end is told: whoever waits for a stuck copy must not spin.
+        """
+        is_open = self.num_open and not self._failure
+        self._mailbox.wait(timeout if is_open else min(timeout, _BRIEF_S))
 
     def fence(
         self, transfer_ids: Sequence[int], overwritten: Sequence[int] = ()

@@ -44,8 +44,10 @@ __all__ = [
     "save_chain",
 ]
 
-_LOOK_S = 0.002
-"""How often a confirmation is looked for; it comes once in a step of the engine."""
+_FIRST_LOOK_S = 0.002
+_LAST_LOOK_S = 0.05
+"""How often a confirmation is looked for; it comes once in a step of the engine, and not
+at all while that is idle."""
 
 
 @attrs.frozen
@@ -200,8 +202,10 @@ class Confirm(LoopStage[Sealed, Sealed]):
 
     async def run(self, given: Sealed) -> Sealed:
         """Return when it is known; ``Commit`` looks at what it is."""
-        while self.try_now(given) is None:  # noqa: ASYNC110 - told on another thread
-            await anyio.sleep(_LOOK_S)
+        pause = _FIRST_LOOK_S
+        while self.try_now(given) is None:  # told on another thread
+            await anyio.sleep(pause)
+            pause = min(pause * 2, _LAST_LOOK_S)
         return given
 
 

@@ -193,6 +193,19 @@ class TestUnsubmitted:
             report = told(half)
             assert ((), (1,)) == (report.settled_saves, report.unstored_saves)
 
+    def test_application_that_handles_an_error_saves_as_any_other(self, mode: Mode):
+        """An engine that serves within an ``except`` block finds that block's error
+        wherever it asks; its own forward passes have raised nothing."""
+        with working(mode=mode) as half:
+            try:
+                raise ImportError("a library that the application can do without")
+            except ImportError:
+                with forward_pass(half, enveloped(StepPlan(step=1, saves=(SAVE,)))):
+                    pass
+                assert half._runtime.flush(60.0)
+                assert {""} == reasons(half)
+                step(half, StepPlan(step=2))
+
     def test_request_is_freed_in_a_step_without_saves(self, mode: Mode):
         """R-02: engines that ask for no saves where nothing is computed are told which
         blocks are free all the same."""

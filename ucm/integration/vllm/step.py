@@ -20,7 +20,9 @@ class Step:
         metadata: In what it came.
         is_bound: The engine is between binding and clearing it.
         is_over: Results were asked for: the forward pass has run, drafts may be to come.
-        has_raised: A hook was called while an error was handled.
+        handled: The error within whose handling the step began, which is not its own: an
+            application may serve within an ``except`` block.
+        has_raised: A hook was called while another error was handled.
         has_loaded: The loads were submitted.
         has_begun_rows: The saves go row by row, and have begun to.
         has_saved: The saves were submitted.
@@ -30,6 +32,7 @@ class Step:
     metadata: object = None
     is_bound: bool = False
     is_over: bool = False
+    handled: BaseException | None = attrs.Factory(lambda: sys.exc_info()[1])
     has_raised: bool = False
     has_loaded: bool = False
     has_begun_rows: bool = False
@@ -42,5 +45,6 @@ class Step:
 
     def note_error(self) -> bool:
         """Return whether the forward pass has raised; the engine tells no other way."""
-        self.has_raised |= sys.exc_info()[0] is not None
+        error = sys.exc_info()[1]
+        self.has_raised |= error is not None and error is not self.handled
         return self.has_raised
