@@ -116,7 +116,7 @@ class _WithAdapter:
 
     def __init__(self, one, path):
         self._one = one
-        self.lora_request = SimpleNamespace(lora_path=str(path))
+        self.lora_request = SimpleNamespace(lora_int_id=1, lora_path=str(path))
 
     def __getattr__(self, name):
         return getattr(self._one, name)

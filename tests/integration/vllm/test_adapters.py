@@ -51,7 +51,7 @@ class Engine:
 
     def passed(self):
         """Return how many look-ups went without, by reason."""
-        reasons = ("changed", "unreadable", "late", "crowded")
+        reasons = ("changed", "shared", "unreadable", "late", "crowded")
         totals = {each: self.counters.total(COUNTER, reason=each) for each in reasons}
         return {reason: total for reason, total in totals.items() if total}
 
@@ -132,6 +132,29 @@ class TestKnown:
         assert [] == engine.hashes(request("s", adapter))
         write_adapter(adapter, b"one")
         assert [] == engine.hashes(request("t", adapter))
+
+    def test_number_of_two_adapters_is_passed_over(self, adapter, tmp_path):
+        """R-05: the engine takes what it has loaded under a number for whatever else has
+        it, so that neither content is sure any more; others are."""
+        engine = Engine()
+        other = write_adapter(tmp_path / "other", b"two")
+        assert 3 == len(engine.hashes(request("r", adapter)))
+        assert [] == engine.hashes(request("s", other))
+        assert [] == engine.hashes(request("t", adapter))
+        assert {"shared": 2} == engine.passed()
+        assert "lora_int_id" in engine.log.calls[0].kwargs["remedy"]
+        one = request("u", other)
+        one.lora_request.lora_int_id = 2
+        assert 3 == len(engine.hashes(one))
+
+    def test_home_of_nobody_ends_no_thread(self, adapter):
+        """R-05: a path that cannot be made out is one that cannot be read."""
+        engine = Engine()
+        one = request("r", "~nobody-of-this-name/adapter")
+        one.lora_request.lora_int_id = 2
+        assert [] == engine.hashes(one)
+        assert {"unreadable": 1} == engine.passed()
+        assert 3 == len(engine.hashes(request("s", adapter)))
 
     def test_path_that_leads_elsewhere_is_passed_over(self, adapter, tmp_path):
         """R-05: a link that was set after the start leads to files older than it."""

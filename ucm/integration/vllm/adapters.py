@@ -11,7 +11,10 @@ The digest must be of what the engine *loaded*, and it does not say when it does
 request, at first use, or again after it needed the room. So an adapter counts as known
 only if nothing of it was changed since this engine started: whenever the engine read it,
 it read this. Another one is passed over until the engine starts again, unless the
-operator promises that a path is never written again. What is not seen: files that change
+operator promises that a path is never written again. The engine also takes an adapter that
+it has for any other of the same number (``lora_int_id``), until it needs the room or is
+told to load in place: a number that was seen with two paths is passed over from then on.
+What is not seen: files that change
 between this look and the engine's, within one step; a file system whose clock is behind
 this machine's by more than the margin, or that keeps no time of change.
 
@@ -39,6 +42,7 @@ __all__ = ["Adapters", "SaltedHashes", "adapter_settings"]
 _SUFFIXES = (".json", ".safetensors", ".bin", ".pt")
 _MAX_OPEN = 64
 _MAX_KNOWN = 1024
+_MAX_NUMBERS = 65536
 _LONGEST_WAIT_S = 0.05
 _STALE_AFTER_S = 1.0
 _MARGIN_NS = 250_000_000
@@ -51,12 +55,15 @@ _SETTINGS = (
 )
 
 _CHANGED: Final = "changed"
+_SHARED: Final = "shared"
 _UNREADABLE: Final = "unreadable"
 _LATE: Final = "late"
 _CROWDED: Final = "crowded"
 _REMEDIES = {
     _CHANGED: "Give each version a path of its own and restart the engine, or set "
     "immutable_adapters if no path is ever written again.",
+    _SHARED: "Give each adapter, and each version of one, a lora_int_id of its own; which "
+    "of them the engine computes with is not known.",
     _UNREADABLE: "Give the adapter as a local directory.",
 }
 
@@ -170,6 +177,7 @@ class Adapters:
         self._threads = threads
         self._uses: dict[str, _Use] = {}
         self._told: set[str] = set()
+        self._paths: dict[int, str] = {}
         self._open: list[_Look] = []
         self._queue: Queue = threads.queue()
         self._thread: Thread | None = None
@@ -234,6 +242,9 @@ class Adapters:
     def _look(self, adapter: Any) -> _Look:  # noqa: ANN401 - vLLM's LoRARequest
         look = _Look(adapter)
         self._open = [one for one in self._open if not one.is_over]
+        if self._is_shared(adapter):
+            look.problem, look.is_over = _SHARED, True
+            return look
         if self._is_closed or len(self._open) >= _MAX_OPEN:
             look.problem, look.is_over = _CROWDED, True
             return look
@@ -243,6 +254,15 @@ class Adapters:
         self._open.append(look)
         self._queue.put(look)
         return look
+
+    def _is_shared(self, adapter: Any) -> bool:  # noqa: ANN401 - vLLM's LoRARequest
+        """Return whether an adapter's number was seen with another path as well."""
+        number, path = adapter.lora_int_id, str(adapter.lora_path)
+        if number not in self._paths and len(self._paths) >= _MAX_NUMBERS:
+            del self._paths[next(iter(self._paths))]
+        if self._paths.setdefault(number, path) != path:
+            self._paths[number] = ""  # of nobody, for good
+        return not self._paths[number]
 
     def _pass_over(self, adapter: Any, problem: str) -> None:  # noqa: ANN401 - vLLM's
         self._counters.add("ucm_unkeyed_lookups_total", 1, reason=problem)
@@ -263,7 +283,11 @@ class Adapters:
                 look.salt = self._files.salt_of(look.request)
             except _PassedOverError as exc:
                 look.problem = str(exc)
-            except (OSError, ValueError):
+            except (
+                OSError,
+                RuntimeError,
+                ValueError,
+            ):  # an unknown home raises the second
                 look.problem = _UNREADABLE
             look.is_over = True
 
