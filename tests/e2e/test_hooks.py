@@ -31,8 +31,10 @@ from tests.e2e.test_connector_class import FORWARDED
 from tests.traces import traces_of
 from ucm.errors import MessageError
 from ucm.integration.vllm.messages import PlanEnvelope, plan_in
+from ucm.integration.vllm.step import Step
 from ucm.integration.vllm.ucm_connector import UCMConnector
 from ucm.metrics import METRICS
+from ucm.scheduler.messages import MESSAGE_VERSION
 from ucm.testing.lockstep import check_trace, read_traces
 
 
@@ -257,7 +259,7 @@ class TestWorker:
             if call.hook == "build_connector_meta" and plan_in(call.result).saves
         )
         half = worker._worker
-        half._saved_step = plan_in(envelope).step
+        half._step = Step(plan_in(envelope), envelope, has_loaded=True, has_saved=True)
         before = half.counts()
         for _ in range(3):
             worker.bind_connector_metadata(envelope)
@@ -299,7 +301,7 @@ class TestWorker:
         plans = recorded.results("build_connector_meta")
         for envelope in plans:
             assert envelope == pickle.loads(pickle.dumps(envelope))
-            assert 1 == envelope.payload[0]
+            assert MESSAGE_VERSION == envelope.payload[0]
         assert max(len(envelope.payload) for envelope in plans) < 64 << 10
 
 

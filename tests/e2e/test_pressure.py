@@ -174,7 +174,8 @@ class TestSmallPool:
             assert counter(llm, LOADED) > 0
             assert 0 == counter(llm, FAILURES)
             assert {} == quiesced(llm)
-        assert fenced > 0
+        # Blocks are held for their copy only: not while the store is slow to seal.
+        assert fenced > 0 or verb == "seal"
         assert expected == cold.token_ids == warm.token_ids == restarted.token_ids
 
 

@@ -60,9 +60,10 @@ class TestSettings:
     def test_engine_of_another_version_is_refused(
         self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An engine whose hooks are not known is named with those that are."""
+        """A release that is newer than all that are known, and differs from them, is named
+        with each difference and the releases that are known."""
         monkeypatch.setattr(vllm, "__version__", "0.99.1")
-        with pytest.raises(ConfigError, match=r"vllm='0\.99\.1'.*0\.32"):
+        with pytest.raises(ConfigError, match=r"vllm='0\.99\.1'.*is gone.*0\.33"):
             start(llama, ucm_config(tmp_path / "slab"))
 
 

@@ -162,6 +162,8 @@ class TestHanging:
             assert 2 == labelled(
                 llm, SETTLED, direction="save", outcome="cancelled", reason="deadline"
             )
+            assert 0 == ask(llm, PROMPTS[2])  # its save was refused meanwhile
+            assert {} == quiesced(llm)
             assert 256 == ask(llm, PROMPTS[2])
         assert list(lines(slab, TICKET_SETTLED, direction="load", reason="deadline"))
 
