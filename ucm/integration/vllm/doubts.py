@@ -28,8 +28,9 @@ __all__ = ["Doubts", "OwnCache"]
 _ASK_AGAIN_S = 0.2
 """How long requests wait for the weights to be read; small models need one step."""
 _MIXED = (
-    "The weights changed, and the engine's own cache still has blocks of the former "
-    "ones: nothing is found or saved. Call reset_prefix_cache()."
+    "The weights changed, or may have before they were read, and the engine's own cache "
+    "still has blocks of before: nothing is found or saved until reset_prefix_cache() "
+    "succeeds, as it does when no request runs."
 )
 _UNREADABLE = (
     "A rank cannot read its weights, so nothing proves that they are what they were: "
