@@ -129,7 +129,7 @@ RUNNER = (
         name="saves_of_a_pass_that_raised",
         why="Blocks that were written in part are stored as whole.",
         file=_STEP,
-        find="self.has_raised |= sys.exc_info()[0] is not None",
+        find="self.has_raised |= error is not None and error is not self.handled",
         replace="self.has_raised |= False",
         killers=(f"{_LEFT}::test_forward_pass_that_raised_saves_nothing",),
     ),
