@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import (
+    decode,
     engine,
     engine_thread,
     gather,
@@ -20,7 +21,7 @@ from benchmarks import (
 
 CASES = {
     module.__name__.split(".")[1]: module.CASES
-    for module in (engine, engine_thread, gather, lookup, pipeline, stores)
+    for module in (decode, engine, engine_thread, gather, lookup, pipeline, stores)
 }
 SMALLEST = {
     "gather": "alone 64 KB, padded",
