@@ -200,6 +200,16 @@ LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 class TestNotice:
+    def test_a_byte_less_is_noticed_before_the_memory_is_touched(self, tmp_path):
+        """R-32: sizes are looked at; as long as the last page is there nothing else
+        would tell."""
+        path, keys = tmp_path / "s", make_keys(3)
+        with open_slab(path) as store:
+            save(store, keys)
+            os.truncate(path / "data", (path / "data").stat().st_size - 1)
+            with pytest.raises(StoreUnavailableError, match="data was shortened"):
+                store.read(keys)
+
     @pytest.mark.parametrize(("loss", "told"), LOSSES.values(), ids=LOSSES)
     def test_users_notice_and_serve_it_no_longer(
         self, tmp_path, monkeypatch, loss, told
