@@ -179,6 +179,7 @@ class TestTogether:
     def test_load_may_be_ordered_steps_after_it_was_matched(self, engine):
         """S1-15: vLLM 0.33 may tell the blocks of a match steps later; where it asked
         twice the last answer counts, and a request that ends before leaves nothing."""
+        engine.memory.random_(1, 200)
         engine.save()
         late, gone = request("s"), request("t")
         for one in (gone, late, late):
@@ -187,8 +188,10 @@ class TestTogether:
             assert (set(), set(), set()) == engine.work(engine.plan())
         assert not engine.scheduler.finished("t")
         assert (32, True) == engine.scheduler.match(late, 16)
+        engine.memory[:, 4:7] = 0
         engine.scheduler.allocated(late, [[4, 5, 6]], 32)
         assert (set(), {"s"}, set()) == engine.work(engine.plan())
+        assert 0 == engine.memory[:, 4].sum()
         assert torch.equal(engine.memory[:, 2:4], engine.memory[:, 5:7])
         engine.scheduler.finished("s")
         assert engine.idle()
