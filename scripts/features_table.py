@@ -111,9 +111,10 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "Data parallel",
-        Verdict.HANDLED,
-        "Engines of their own, which share keys and the store of their machine.",
-        ("e2e/test_serve.py::TestServe",),
+        Verdict.NOT_RUN,
+        "Engines of their own, which share keys and the store of their machine. Two of "
+        "them were run by hand on CPU: all was found, with equal answers; no test keeps "
+        "that.",
     ),
     Feature(
         "Decode and prefill context parallel",
