@@ -61,6 +61,26 @@ WEIGHTS = (
         ),
     ),
     Mutant(
+        name="second_reset_of_a_busy_engine",
+        why="An operator who repeats a reset that fails turns reuse off.",
+        file=_PURE,
+        find="        if is_asked and not emptied:\n",
+        replace="        if False:\n",
+        killers=(
+            f"{_LEDGER_TESTS}::TestMixed::test_resets_of_a_busy_engine_are_answered_one_after_the_other",
+        ),
+    ),
+    Mutant(
+        name="reset_while_ranks_read_forgotten",
+        why="Weights that came with the second reset are taken for the former ones.",
+        file=_PURE,
+        find="        if self._asks_again:\n",
+        replace="        if False:\n",
+        killers=(
+            f"{_LEDGER_TESTS}::TestMixed::test_reset_that_brought_other_weights_meanwhile_is_noticed",
+        ),
+    ),
+    Mutant(
         name="weights_between_two_doubts",
         why="Weights that changed and changed back have left wrong blocks behind.",
         file=_PURE,

@@ -173,6 +173,33 @@ class TestMixed:
         answer(weights, OLD)
         assert (PROVEN, "") == (weights.state, weights.name)
 
+    def test_resets_of_a_busy_engine_are_answered_one_after_the_other(self) -> None:
+        """R-08: a reset that empties nothing and comes while the ranks read turns nothing
+        off; they read again behind it, as it may have come with other weights."""
+        weights = make(1)
+        weights.doubt(emptied=False)
+        weights.sent(in_use=True)
+        weights.doubt(emptied=False)
+        assert 1 == weights.epoch
+        answer(weights, OLD)
+        assert (ASKED, 2) == (weights.state, weights.epoch)
+        answer(weights, OLD)
+        assert (PROVEN, 2, "") == (weights.state, weights.epoch, weights.name)
+
+    def test_reset_that_brought_other_weights_meanwhile_is_noticed(self) -> None:
+        """R-07: what the ranks read behind such a reset counts, not what they read
+        before; other weights beside the blocks of the former ones are mixed."""
+        weights = make(1)
+        weights.doubt(emptied=False)
+        weights.sent(in_use=True)
+        weights.doubt(emptied=False)
+        answer(weights, OLD)
+        answer(weights, NEW)
+        assert MIXED is weights.state
+        weights.doubt(emptied=True)
+        answer(weights, NEW)
+        assert (PROVEN, changed(NEW).name) == (weights.state, weights.name)
+
     def test_steps_after_the_cache_was_emptied_are_of_weights_that_nobody_read(
         self,
     ) -> None:

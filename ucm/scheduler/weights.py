@@ -50,6 +50,7 @@ class Weights:
 
     __slots__ = (
         "_answers",
+        "_asks_again",
         "_base",
         "_is_clean",
         "_is_emptied",
@@ -70,6 +71,7 @@ class Weights:
         self._answers: dict[int, bytes] = {}
         self._is_clean = self._is_emptied = self._is_mixed = False
         self._is_sent = True
+        self._asks_again = False
         self.state = WeightsState.PROVEN
         self.epoch = 0
         """Number of the latest doubt."""
@@ -82,9 +84,21 @@ class Weights:
         """
         Take note that the weights may have changed.
 
+        A reset that has emptied nothing, as those of a busy engine, and comes while the
+        ranks read says nothing of what was before: they read once more behind that.
+
         Args:
             emptied: The engine's own cache was emptied, just now.
         """
+        is_asked = self.state is WeightsState.ASKED and self._is_sent
+        if is_asked and not emptied:
+            self._asks_again = True
+        else:
+            self._begin(emptied=emptied)
+
+    def _begin(self, *, emptied: bool) -> None:
+        """Begin an epoch, unless the last one was not sent yet."""
+        self._asks_again = False
         self._is_clean |= emptied
         if self._is_sent:
             # A question without an answer: what was in between, nobody knows.
@@ -118,7 +132,7 @@ class Weights:
         if news.epoch != self.epoch or not self._is_sent:
             return False  # what was before the latest doubt is of no use any more
         if news.is_written:
-            self.doubt(emptied=False)
+            self._begin(emptied=False)
             return True
         if news.digest is None or self.state is not WeightsState.ASKED:
             return False
@@ -136,6 +150,8 @@ class Weights:
             self.state = WeightsState.MIXED
         else:
             self.state, self.name = WeightsState.PROVEN, name
+        if self._asks_again:
+            self._begin(emptied=False)
 
     def _named(self) -> str:
         ranks = range(self._num_ranks)

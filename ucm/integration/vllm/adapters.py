@@ -283,12 +283,8 @@ class Adapters:
                 look.salt = self._files.salt_of(look.request)
             except _PassedOverError as exc:
                 look.problem = str(exc)
-            except (
-                OSError,
-                RuntimeError,
-                ValueError,
-            ):  # an unknown home raises the second
-                look.problem = _UNREADABLE
+            except (OSError, RuntimeError, ValueError):
+                look.problem = _UNREADABLE  # RuntimeError: a home of nobody
             look.is_over = True
 
 

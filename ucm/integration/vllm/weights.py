@@ -177,11 +177,6 @@ class WeightsKeeper:
         """Whether weights were written that the scheduler does not know of yet."""
         return self._is_written
 
-    @property
-    def is_reading(self) -> bool:
-        """Whether the scheduler waits for an answer."""
-        return self._job is not None
-
     def begin_step(self, epoch: int) -> None:
         """Take the number that a plan brings; a new one has the weights read."""
         if epoch != self._epoch:
