@@ -55,6 +55,7 @@ from ucm.devices.abc import Fence
 from ucm.pipeline.tickets import Direction
 from ucm.runtime import Order, Runtime
 from ucm.scheduler.messages import (
+    Owner,
     SpanOrder,
     StepPlan,
     TransferKind,
@@ -270,8 +271,7 @@ def _plan(step: int) -> StepPlan:
         SpanOrder(
             transfer_id=step * REQUESTS + at,
             kind=TransferKind.SAVE,
-            request_id=request,
-            generation=step,
+            owners=(Owner(request, generation=step, num_blocks=len(blocks)),),
             group_id=GROUP,
             block_ids=tuple(blocks),
             hashes=b"".join(hashes_of(contents)),

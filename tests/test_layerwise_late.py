@@ -10,7 +10,7 @@ from ucm.integration.vllm.progress import Progress
 from ucm.layerwise import UNASKED, RowLoads, SpanGroup
 from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
-from ucm.scheduler.messages import SpanOrder, TransferKind
+from ucm.scheduler.messages import Owner, SpanOrder, TransferKind
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 ROWS = tuple(RowId(row) for row in range(NUM_ROWS))
@@ -117,8 +117,7 @@ class TestUnasked:
         asked = SpanOrder(
             transfer_id=5,
             kind=TransferKind.LOAD,
-            request_id="r",
-            generation=1,
+            owners=(Owner("r", generation=1, num_blocks=2),),
             group_id=0,
             block_ids=(5, 6),
             hashes=bytes(64),

@@ -27,6 +27,7 @@ from ucm.scheduler.matching import MatchReason
 from ucm.scheduler.messages import (
     MAX_MESSAGE_BYTES,
     Failure,
+    Owner,
     SpanOrder,
     StepPlan,
     StepReport,
@@ -45,8 +46,7 @@ def an_order(request_id: str, blocks: int) -> SpanOrder:
     return SpanOrder(
         transfer_id=1 << 40,
         kind=TransferKind.SAVE,
-        request_id=request_id,
-        generation=1 << 40,
+        owners=(Owner(request_id, generation=1 << 40, num_blocks=blocks),),
         group_id=1 << 20,
         block_ids=tuple(range((1 << 40), (1 << 40) + blocks)),
         hashes=bytes(64 * blocks),

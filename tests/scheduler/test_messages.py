@@ -12,6 +12,7 @@ from ucm.scheduler.messages import (
     MESSAGE_VERSION,
     Deferral,
     Failure,
+    Owner,
     SpanOrder,
     StepPlan,
     StepReport,
@@ -27,8 +28,12 @@ ORDERS = st.integers(1, 5).flatmap(
         SpanOrder,
         transfer_id=IDS,
         kind=st.sampled_from(TransferKind),
-        request_id=st.text(max_size=9),
-        generation=IDS,
+        owners=st.builds(
+            Owner,
+            request_id=st.text(max_size=9),
+            generation=IDS,
+            num_blocks=st.just(count),
+        ).map(lambda owner: (owner,)),
         group_id=st.integers(0, 99),
         block_ids=st.tuples(*[IDS] * count),
         hashes=st.binary(min_size=8 * count, max_size=8 * count),
@@ -43,6 +48,7 @@ PLANS = st.builds(
     saves=st.lists(ORDERS, max_size=3).map(tuple),
     fences=TUPLES_OF_IDS,
     overwritten=TUPLES_OF_IDS,
+    lost=st.dictionaries(IDS, TUPLES_OF_IDS, max_size=3),
     deferred=st.lists(
         st.builds(Deferral, request_id=st.text(max_size=9), generation=IDS), max_size=3
     ).map(tuple),
@@ -76,8 +82,7 @@ def _order(block_ids: tuple[int, ...], hashes: bytes) -> SpanOrder:
     return SpanOrder(
         transfer_id=7,
         kind=TransferKind.SAVE,
-        request_id="r",
-        generation=1,
+        owners=(Owner("r", generation=1, num_blocks=len(block_ids)),),
         group_id=0,
         block_ids=block_ids,
         hashes=hashes,
@@ -103,9 +108,9 @@ def test_report_after_round_trip_is_equal(report: StepReport) -> None:
 def test_message_of_other_version_is_refused() -> None:
     """H-12: A message of another release is refused and the error names both."""
     other = bytes([MESSAGE_VERSION + 1]) + encode(StepPlan(step=1))[1:]
-    with pytest.raises(MessageError, match="message version 03 is not 2"):
+    with pytest.raises(MessageError, match="message version 04 is not 3"):
         decode_plan(other)
-    with pytest.raises(MessageError, match="message version none is not 2"):
+    with pytest.raises(MessageError, match="message version none is not 3"):
         decode_report(b"")
 
 

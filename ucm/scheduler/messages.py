@@ -23,6 +23,7 @@ __all__ = [
     "MESSAGE_VERSION",
     "Deferral",
     "Failure",
+    "Owner",
     "SpanOrder",
     "StepPlan",
     "StepReport",
@@ -33,7 +34,7 @@ __all__ = [
     "encode",
 ]
 
-MESSAGE_VERSION: Final = 2
+MESSAGE_VERSION: Final = 3
 MAX_MESSAGE_BYTES: Final = 8 << 20
 
 
@@ -44,6 +45,27 @@ class TransferKind(enum.IntEnum):
     LOAD = 1
 
 
+@attrs.frozen
+class Owner:
+    """
+    A life of a request, and how many blocks of a ticket are its own.
+
+    Args:
+        request_id: Whose blocks.
+        generation: Which life of the request; ids are used again.
+        num_blocks: At least one.
+    """
+
+    request_id: str
+    generation: int
+    num_blocks: int
+
+    @property
+    def life(self) -> tuple[str, int]:
+        """Request id and generation, by which holds are found."""
+        return self.request_id, self.generation
+
+
 @attrs.frozen(kw_only=True)
 class SpanOrder:
     """
@@ -52,8 +74,8 @@ class SpanOrder:
     Args:
         transfer_id: Unique within the scheduler process; the same on all ranks.
         kind: Save or load.
-        request_id: Whose blocks.
-        generation: Which life of the request; ids are used again.
+        owners: Whose blocks, in the order of the blocks. A load has one owner; a save
+            may carry the blocks of several requests.
         group_id: KV cache group.
         block_ids: ``[n]`` blocks in the engine's pool.
         hashes: ``n`` block hashes of equal length, back to back.
@@ -61,8 +83,7 @@ class SpanOrder:
 
     transfer_id: int
     kind: TransferKind
-    request_id: str
-    generation: int
+    owners: tuple[Owner, ...]
     group_id: int
     block_ids: tuple[int, ...]
     hashes: bytes
@@ -73,6 +94,22 @@ class SpanOrder:
                 f"transfer {self.transfer_id}: {len(self.hashes)} bytes of hashes for "
                 f"{len(self.block_ids)} blocks"
             )
+        owned = [owner.num_blocks for owner in self.owners]
+        if sum(owned) != len(self.block_ids) or min(owned) < 1:
+            raise MessageError(
+                f"transfer {self.transfer_id}: owners of {owned} blocks for "
+                f"{len(self.block_ids)} blocks"
+            )
+
+    @property
+    def request_id(self) -> str:
+        """Of the first owner."""
+        return self.owners[0].request_id
+
+    @property
+    def generation(self) -> int:
+        """Of the first owner."""
+        return self.owners[0].generation
 
     def split_hashes(self) -> list[bytes]:
         """Return one hash per block."""
@@ -104,6 +141,8 @@ class StepPlan:
             their device reads must be over before it.
         overwritten: Save tickets whose blocks the engine clears or copies onto by
             itself. Some engines do so before they call any hook.
+        lost: Of tickets in *fences* and *overwritten* that have several owners, the
+            positions of the blocks that are overwritten. Of any other, all are.
         deferred: Requests that finished since the last plan and wait for release.
         epoch: Grows each time that the weights may have changed; a worker that sees a
             new one reads its weights and answers.
@@ -118,6 +157,7 @@ class StepPlan:
     saves: tuple[SpanOrder, ...] = ()
     fences: tuple[int, ...] = ()
     overwritten: tuple[int, ...] = ()
+    lost: dict[int, tuple[int, ...]] = attrs.Factory(dict)
     deferred: tuple[Deferral, ...] = ()
     is_idle: bool = False
 

@@ -23,7 +23,7 @@ import attrs
 from ucm.blocks import GroupId
 from ucm.errors import LedgerError
 from ucm.scheduler.matching import DeniedKey
-from ucm.scheduler.messages import SpanOrder, StepReport, TransferKind
+from ucm.scheduler.messages import Owner, SpanOrder, StepReport, TransferKind
 
 __all__ = [
     "FIRST_DENIAL_S",
@@ -202,8 +202,7 @@ class OpenTransfers:
             order = SpanOrder(
                 transfer_id=next(self._ids),
                 kind=kind,
-                request_id=life[0],
-                generation=life[1],
+                owners=(Owner(*life, num_blocks=len(span)),),
                 group_id=group_id,
                 block_ids=tuple(block.block_id for block in span),
                 hashes=b"".join(block.block_hash for block in span),

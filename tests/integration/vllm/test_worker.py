@@ -18,6 +18,7 @@ from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.scheduler.messages import (
     Deferral,
+    Owner,
     SpanOrder,
     StepPlan,
     TransferKind,
@@ -112,8 +113,7 @@ def an_order(transfer_id: int, kind: TransferKind, blocks: range) -> SpanOrder:
     return SpanOrder(
         transfer_id=transfer_id,
         kind=kind,
-        request_id="r",
-        generation=1,
+        owners=(Owner("r", generation=1, num_blocks=len(blocks)),),
         group_id=0,
         block_ids=tuple(blocks),
         hashes=hashes,

@@ -27,7 +27,7 @@ from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
 from ucm.integration.vllm.weights import EngineParts
 from ucm.metrics import Counters
-from ucm.scheduler.messages import SpanOrder, StepPlan, TransferKind, encode
+from ucm.scheduler.messages import Owner, SpanOrder, StepPlan, TransferKind, encode
 from ucm.tracing import SETTING_UNSAFE, close_log
 
 __all__ = ["MockSchedulerHalf", "MockWorkerHalf"]
@@ -94,8 +94,7 @@ class MockSchedulerHalf:
             SpanOrder(
                 transfer_id=0,
                 kind=TransferKind.LOAD,
-                request_id=request_id,
-                generation=0,
+                owners=(Owner(request_id, generation=0, num_blocks=1),),
                 group_id=0,
                 block_ids=(0,),
                 hashes=b"",
