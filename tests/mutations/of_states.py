@@ -5,7 +5,7 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["STATES"]
 
-_INVALID = "ucm/scheduler/invalid.py"
+_INVALID = "ucm/testing/host/invalid.py"
 _LAYOUT = "ucm/layout.py"
 _MATCHING = "ucm/scheduler/matching.py"
 _REQUESTS = "ucm/scheduler/requests.py"
@@ -15,9 +15,9 @@ _MATCHER = "tests/scheduler/test_matching.py::TestPrefixMatcher"
 _OFFERS = "tests/scheduler/test_states.py::TestOffers"
 _LOADS = "tests/scheduler/test_states.py::TestLoads"
 _FENCES = "tests/scheduler/test_states.py::TestFences"
-_ONE = "tests/scheduler/test_invalid.py::TestOneRequest"
-_SHARED = "tests/scheduler/test_invalid.py::TestSharedBlocks"
-_PURE = "tests/scheduler/test_invalid.py::TestPureFunctions"
+_ONE = "tests/testing/test_host_invalid.py::TestOneRequest"
+_SHARED = "tests/testing/test_host_invalid.py::TestSharedBlocks"
+_PURE = "tests/testing/test_host_invalid.py::TestPureFunctions"
 _DOOR_TESTS = "tests/integration/vllm/test_layout.py"
 _LAYOUT_TESTS = "tests/test_layout_order.py"
 

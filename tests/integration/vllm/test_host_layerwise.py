@@ -3,7 +3,6 @@
 
 from collections import Counter
 
-import attrs
 import pytest
 
 from tests.integration.vllm.host_kit import world
@@ -105,8 +104,6 @@ class TestLateLoads:
             half.start_loads()
             half.wait_for_layer(LAYERS[0])
             assert half._runtime.flush(60.0)
-            another = attrs.evolve(
-                an_order(3, TransferKind.LOAD, range(11, 13)), request_id="r2"
-            )
+            another = an_order(3, TransferKind.LOAD, range(11, 13), "r2")
             step(half, StepPlan(step=3, loads=(another,)))
             assert {9, 10} <= half.bad_blocks()

@@ -3,8 +3,6 @@
 
 import time
 
-import attrs
-
 from tests.integration.vllm.test_worker import an_order
 from tests.integration.vllm.test_worker_orders import KEYSPACE, working
 from ucm.errors import StoreUnavailableError
@@ -14,7 +12,7 @@ from ucm.scheduler.messages import Deferral, StepPlan, TransferKind, encode
 from ucm.testing.faults import Fault, raising
 
 SAVE = an_order(1, TransferKind.SAVE, range(1, 5))
-LOAD = attrs.evolve(an_order(2, TransferKind.LOAD, range(10, 14)), request_id="l")
+LOAD = an_order(2, TransferKind.LOAD, range(10, 14), "l")
 
 
 def begin(half: WorkerHalf, number: int, *, is_idle: bool, **orders: object) -> None:

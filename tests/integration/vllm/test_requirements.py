@@ -4,8 +4,6 @@
 import ast
 from pathlib import Path
 
-import attrs
-
 from tests.integration.vllm.test_worker import an_order, step
 from tests.integration.vllm.test_worker_orders import NOTHING, working
 from tests.rig import order, running
@@ -19,7 +17,7 @@ PACKAGE = Path(__file__).parents[3] / "ucm"
 SAVE = an_order(1, TransferKind.SAVE, range(1, 5))
 
 
-LOAD = attrs.evolve(an_order(2, TransferKind.LOAD, range(10, 14)), request_id="l")
+LOAD = an_order(2, TransferKind.LOAD, range(10, 14), "l")
 
 
 def carry_out(half, number, **orders):

@@ -107,13 +107,15 @@ def working(
         half.close()
 
 
-def an_order(transfer_id: int, kind: TransferKind, blocks: range) -> SpanOrder:
+def an_order(
+    transfer_id: int, kind: TransferKind, blocks: range, request_id: str = "r"
+) -> SpanOrder:
     """Return an order for blocks named after their position."""
     hashes = b"".join(at.to_bytes(32, "big") for at in range(len(blocks)))
     return SpanOrder(
         transfer_id=transfer_id,
         kind=kind,
-        owners=(Owner("r", generation=1, num_blocks=len(blocks)),),
+        owners=(Owner(request_id, generation=1, num_blocks=len(blocks)),),
         group_id=0,
         block_ids=tuple(blocks),
         hashes=hashes,

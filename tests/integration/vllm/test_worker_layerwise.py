@@ -78,7 +78,11 @@ class TestSaves:
         begun in time; other saves stay in flight."""
         gate = Gate()
         saves = (an_order(1, SAVE, range(1, 3)), an_order(2, SAVE, range(5, 7)))
-        other = attrs.evolve(saves[1], request_id="s", hashes=bytes(range(64)))
+        other = attrs.evolve(
+            saves[1],
+            owners=(attrs.evolve(saves[1].owners[0], request_id="s"),),
+            hashes=bytes(range(64)),
+        )
         config: dict[str, object] = {"timeout": {"fence": 0.02}, "queue": {"window": 1}}
         plan = FaultPlan(Fault("reserve", gate))
         with working(plan, mode=mode, config=config) as half:

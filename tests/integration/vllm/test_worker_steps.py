@@ -27,7 +27,7 @@ from ucm.tracing import SOURCE_RELEASED
 
 LAYERWISE = choose_mode(Facts(use_layerwise=True, overlapping_batches=True))
 SAVE = an_order(1, TransferKind.SAVE, range(1, 5))
-LOAD = attrs.evolve(an_order(2, TransferKind.LOAD, range(10, 14)), request_id="s")
+LOAD = an_order(2, TransferKind.LOAD, range(10, 14), "s")
 SECOND = {"overwrites_first": True, "confirms": True}
 """The second runner, with a model whose blocks it clears."""
 

@@ -11,6 +11,7 @@ from collections import Counter
 
 from ucm.layout import KVLayout
 from ucm.testing.host.choices import Choices
+from ucm.testing.host.invalid import BlockUser, recover
 from ucm.testing.host.requests import KVOutput, Request, Status
 from ucm.testing.host.rules import Rule, require
 from ucm.testing.host.scheduler import FakeScheduler
@@ -95,38 +96,41 @@ class Results:
         """Cut requests at their first failed block; each block is recomputed once."""
         if not blocks:
             return []
-        marked: set[int] = set()
         scheduled = dict(step.scheduled)
-        for request in self._scheduler.holding:
-            if request.status is Status.WAITING_FOR_REMOTE_KVS and self._cut(
-                request, blocks, marked, 0
-            ):
-                self._scheduler.failed.add(request.request_id)
-        return [
+        waiting = [
             request
-            for request in self._scheduler.running
-            if self._cut(request, blocks, marked, scheduled.get(request, 0))
+            for request in self._scheduler.holding
+            if request.status is Status.WAITING_FOR_REMOTE_KVS
         ]
+        running = list(self._scheduler.running)
+        recovery = recover(
+            self._layout.groups[:1],  # engines tell blocks of one group only
+            [
+                BlockUser(
+                    request_id=request.request_id,
+                    tables=request.tables[:1],
+                    computed_tokens=request.num_computed_tokens,
+                    cached_tokens=request.num_computed_tokens
+                    - scheduled.get(request, 0),
+                )
+                for request in (*waiting, *running)
+            ],
+            {(0, block) for block in blocks},
+        )
+        for cut in recovery.cuts:
+            self._cut(self._scheduler.requests[cut.request_id], cut.computed_tokens)
+        cuts = {cut.request_id for cut in recovery.cuts}
+        self._scheduler.failed.update(
+            cuts.intersection(request.request_id for request in waiting)
+        )
+        return [request for request in running if request.request_id in cuts]
 
-    def _cut(
-        self, request: Request, blocks: set[int], marked: set[int], scheduled: int
-    ) -> bool:
-        size = self._layout.groups[0].block_tokens
-        computed = request.num_computed_tokens - scheduled
-        bad = [
-            i
-            for i, block in enumerate(request.tables[0][: -(-computed // size)])
-            if block in blocks
-        ]
-        if not bad:
-            return False
+    def _cut(self, request: Request, tokens: int) -> None:
+        """Let a request go on from its first tokens."""
         self._seen["blocks_failed"] += 1
-        own = [i for i in bad if request.tables[0][i] not in marked]
-        marked.update(request.tables[0][i] for i in own)
-        request.num_computed_tokens = own[0] * size if own else computed
-        request.valid_tokens = request.num_computed_tokens
-        request.cached[0] = min(request.cached[0], request.num_computed_tokens // size)
-        return True
+        request.num_computed_tokens = request.valid_tokens = tokens
+        size = self._layout.groups[0].block_tokens
+        request.cached[0] = min(request.cached[0], tokens // size)
 
     def _receive(self, output: KVOutput) -> None:
         scheduler = self._scheduler

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.scheduler.model import STATE, make_layout
 from ucm.layout import GroupLayout
-from ucm.scheduler.invalid import (
+from ucm.testing.host.invalid import (
     Affected,
     BlockUser,
     Cut,
