@@ -49,13 +49,12 @@ from benchmarks.step import (
     sizes,
     spans,
 )
-from ucm.blocks import KeySpace
+from ucm.blocks import KeySpace, Owner
 from ucm.config import Durability, UCMConfig
 from ucm.devices.abc import Fence
 from ucm.pipeline.tickets import Direction
 from ucm.runtime import Order, Runtime
 from ucm.scheduler.messages import (
-    Owner,
     SpanOrder,
     StepPlan,
     TransferKind,

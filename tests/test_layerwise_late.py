@@ -3,14 +3,14 @@
 
 from tests.pipeline.kit import make_ticket
 from tests.rig import LAYERS, LAYOUT, NUM_ROWS, order, running
-from ucm.blocks import RowId
+from ucm.blocks import Owner, RowId
 from ucm.devices.events import DoneFence
 from ucm.integration.vllm.outbox import Outbox
 from ucm.integration.vllm.progress import Progress
 from ucm.layerwise import UNASKED, RowLoads, SpanGroup
 from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
-from ucm.scheduler.messages import Owner, SpanOrder, TransferKind
+from ucm.scheduler.messages import SpanOrder, TransferKind
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 ROWS = tuple(RowId(row) for row in range(NUM_ROWS))

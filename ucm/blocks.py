@@ -35,6 +35,7 @@ __all__ = [
     "GroupId",
     "KeyPacker",
     "KeySpace",
+    "Owner",
     "PackedKey",
     "RequestId",
     "RowId",
@@ -256,3 +257,24 @@ class BlockSpan:
 
     def __len__(self) -> int:
         return len(self.block_ids)
+
+
+@attrs.frozen
+class Owner:
+    """
+    A life of a request, and how many blocks of a ticket are its own.
+
+    Args:
+        request_id: Whose blocks.
+        generation: Which life of the request; ids are used again.
+        num_blocks: At least one.
+    """
+
+    request_id: str
+    generation: int
+    num_blocks: int
+
+    @property
+    def life(self) -> tuple[str, int]:
+        """Request id and generation, by which holds are found."""
+        return self.request_id, self.generation

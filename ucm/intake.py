@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import attrs
 
-from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
+from ucm.blocks import BlockSpan, Owner, RequestId, RowId, TransferId
 from ucm.config import TimeoutConfig
 from ucm.devices.abc import Fence
 from ucm.pipeline.dump_queue import DumpQueue
@@ -215,8 +215,7 @@ class Intake:
         return Ticket(
             transfer_id=order.transfer_id,
             direction=order.direction,
-            request_id=order.request_id,
-            generation=order.generation,
+            owners=(Owner(order.request_id, order.generation, len(order.span)),),
             span=order.span,
             row_ids=order.row_ids,
             block_bytes=order.block_bytes,

@@ -12,7 +12,7 @@ from ucm.blocks import (
     BlockId,
     BlockSpan,
     GroupId,
-    RequestId,
+    Owner,
     RowId,
     TransferId,
 )
@@ -45,8 +45,7 @@ def make_ticket(
     return Ticket(
         transfer_id=TransferId(transfer_id),
         direction=direction,
-        request_id=RequestId(request),
-        generation=1,
+        owners=(Owner(request, 1, num_blocks),),
         span=BlockSpan(GroupId(0), tuple(map(BlockId, blocks)), keys_of(*blocks)),
         row_ids=tuple(map(RowId, row_ids)),
         block_bytes=block_bytes,

@@ -5,7 +5,7 @@ import pytest
 import structlog
 
 from tests.rig import BLOCK_BYTES, keys_of, null_log
-from ucm.blocks import BlockId, BlockSpan, GroupId, RequestId, RowId, TransferId
+from ucm.blocks import BlockId, BlockSpan, GroupId, Owner, RowId, TransferId
 from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
@@ -18,8 +18,7 @@ def a_ticket(recorder: Recorder, log: Log) -> Ticket:
     return Ticket(
         transfer_id=TransferId(1),
         direction=Direction.LOAD,
-        request_id=RequestId("r"),
-        generation=1,
+        owners=(Owner("r", 1, 1),),
         span=BlockSpan(GroupId(0), (BlockId(1),), keys_of(1)),
         row_ids=(RowId(0),),
         block_bytes=BLOCK_BYTES,

@@ -13,6 +13,7 @@ from tests.scheduler.model import (
     saved,
     scheduled,
 )
+from ucm.blocks import Owner
 from ucm.reasons import Reason
 from ucm.scheduler import budget, saves
 from ucm.scheduler.adapter import SchedulerAdapter
@@ -27,7 +28,6 @@ from ucm.scheduler.matching import MatchReason
 from ucm.scheduler.messages import (
     MAX_MESSAGE_BYTES,
     Failure,
-    Owner,
     SpanOrder,
     StepPlan,
     StepReport,

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ucm.blocks import Owner
 from ucm.errors import MessageError
 from ucm.reasons import Reason
 from ucm.scheduler.messages import (
@@ -12,7 +13,6 @@ from ucm.scheduler.messages import (
     MESSAGE_VERSION,
     Deferral,
     Failure,
-    Owner,
     SpanOrder,
     StepPlan,
     StepReport,

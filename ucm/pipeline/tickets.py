@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import attrs
 
-from ucm.blocks import BlockSpan, RequestId, RowId, TransferId
+from ucm.blocks import BlockSpan, Owner, RequestId, RowId, TransferId
 from ucm.devices.abc import Fence
 from ucm.errors import (
     BlockCorruptError,
@@ -145,8 +145,7 @@ class Ticket:
     Args:
         transfer_id: Its number, the same on all ranks.
         direction: Save or load.
-        request_id: Whose blocks.
-        generation: Which life of the request.
+        owners: Whose blocks, in the order of the span. A load has one owner.
         span: Blocks and keys.
         row_ids: Rows whose copies must be over before the span is whole; items bring
             them.
@@ -176,13 +175,12 @@ class Ticket:
         "deadline",
         "direction",
         "failed_as",
-        "generation",
         "guard",
         "outcome",
+        "owners",
         "owns_resources",
         "read_lease",
         "released_at",
-        "request_id",
         "row_ids",
         "span",
         "stage_seconds",
@@ -196,8 +194,7 @@ class Ticket:
         *,
         transfer_id: TransferId,
         direction: Direction,
-        request_id: RequestId,
-        generation: int,
+        owners: tuple[Owner, ...],
         span: BlockSpan,
         row_ids: tuple[RowId, ...],
         block_bytes: int,
@@ -211,8 +208,7 @@ class Ticket:
     ) -> None:
         self.transfer_id = transfer_id
         self.direction = direction
-        self.request_id = request_id
-        self.generation = generation
+        self.owners = owners
         self.span = span
         self.row_ids = row_ids
         self._rows_left: Collection[RowId] = row_ids  # a set takes 2 KB
@@ -255,6 +251,16 @@ class Ticket:
                 generation=self.generation,
             )
         return self._log
+
+    @property
+    def request_id(self) -> RequestId:
+        """Of the first owner."""
+        return RequestId(self.owners[0].request_id)
+
+    @property
+    def generation(self) -> int:
+        """Of the first owner."""
+        return self.owners[0].generation
 
     @property
     def nbytes(self) -> int:

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import attrs
 import msgspec
 
+from ucm.blocks import Owner
 from ucm.errors import MessageError
 from ucm.reasons import Reason
 
@@ -23,7 +24,6 @@ __all__ = [
     "MESSAGE_VERSION",
     "Deferral",
     "Failure",
-    "Owner",
     "SpanOrder",
     "StepPlan",
     "StepReport",
@@ -43,27 +43,6 @@ class TransferKind(enum.IntEnum):
 
     SAVE = 0
     LOAD = 1
-
-
-@attrs.frozen
-class Owner:
-    """
-    A life of a request, and how many blocks of a ticket are its own.
-
-    Args:
-        request_id: Whose blocks.
-        generation: Which life of the request; ids are used again.
-        num_blocks: At least one.
-    """
-
-    request_id: str
-    generation: int
-    num_blocks: int
-
-    @property
-    def life(self) -> tuple[str, int]:
-        """Request id and generation, by which holds are found."""
-        return self.request_id, self.generation
 
 
 @attrs.frozen(kw_only=True)

@@ -20,10 +20,10 @@ from typing import Final
 
 import attrs
 
-from ucm.blocks import GroupId
+from ucm.blocks import GroupId, Owner
 from ucm.errors import LedgerError
 from ucm.scheduler.matching import DeniedKey
-from ucm.scheduler.messages import Owner, SpanOrder, StepReport, TransferKind
+from ucm.scheduler.messages import SpanOrder, StepReport, TransferKind
 
 __all__ = [
     "FIRST_DENIAL_S",

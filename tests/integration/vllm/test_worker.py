@@ -10,7 +10,7 @@ import structlog
 import torch
 
 from tests.rig import BLOCK_BYTES, LAYERS, LAYOUT, NUM_BLOCKS, NUM_ROWS, PAGE_BYTES
-from ucm.blocks import KeySpace
+from ucm.blocks import KeySpace, Owner
 from ucm.config import UCMConfig
 from ucm.integration.vllm.messages import PlanEnvelope
 from ucm.integration.vllm.modes import DIRECT, Mode
@@ -18,7 +18,6 @@ from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.scheduler.messages import (
     Deferral,
-    Owner,
     SpanOrder,
     StepPlan,
     TransferKind,

@@ -15,6 +15,7 @@ from typing import Any
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 
+from ucm.blocks import Owner
 from ucm.errors import ConfigError
 from ucm.integration.vllm.messages import (
     PlanEnvelope,
@@ -27,7 +28,7 @@ from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
 from ucm.integration.vllm.weights import EngineParts
 from ucm.metrics import Counters
-from ucm.scheduler.messages import Owner, SpanOrder, StepPlan, TransferKind, encode
+from ucm.scheduler.messages import SpanOrder, StepPlan, TransferKind, encode
 from ucm.tracing import SETTING_UNSAFE, close_log
 
 __all__ = ["MockSchedulerHalf", "MockWorkerHalf"]
