@@ -346,6 +346,9 @@ class TestBounds:
             rig.settle()
             settled = rig.told(NoticeKind.SETTLED)
             assert settled.index(99) < 10
+            assert {OutcomeKind.COMMITTED} == {
+                one.kind for one in rig.outcomes().values()
+            }
             assert sorted(settled) == sorted([*range(1, 40), 99])
             own = [number for number in settled if number != 99]
             assert sorted(own) == own
