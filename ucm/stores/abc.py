@@ -15,7 +15,7 @@ lease in any other way leaves nothing behind.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -86,16 +86,20 @@ class WriteLease(ABC):
         Take the bytes of granted blocks ``start`` to ``stop`` as final.
 
         Computes their checksums, and moves the bytes where the store does not offer
-        native buffers. Each block must be sealed once before ``commit``.
+        native buffers. Each block that ``commit`` publishes must be sealed once before.
 
         Raises:
             StoreUnavailableError: The store did not answer.
         """
 
     @abstractmethod
-    def commit(self) -> int:
+    def commit(self, without: Collection[int] = ()) -> int:
         """
         Publish every granted block in one step and end the lease.
+
+        Args:
+            without: Indices of granted blocks that are given back instead, whatever
+                is in their slots; they need not be sealed.
 
         Returns:
             Blocks that became visible. A block that another writer committed in the

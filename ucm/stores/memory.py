@@ -7,7 +7,7 @@ Threading. One lock guards all bookkeeping; bytes are checksummed outside it.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -68,8 +68,8 @@ class _MemoryWriteLease(WriteLease):
                 self.slots, position, self.keys[position]
             )
 
-    def commit(self) -> int:
-        return self._store.publish(self)
+    def commit(self, without: Collection[int] = ()) -> int:
+        return self._store.publish(self, without)
 
     def discard(self) -> None:
         self._store.give_back(self)
@@ -278,21 +278,24 @@ class MemoryStore(Store):
         with self._lock:
             self._check_lease(lease)
 
-    def publish(self, lease: _MemoryWriteLease) -> int:
-        """Make the blocks of a lease visible and end it."""
+    def publish(self, lease: _MemoryWriteLease, without: Collection[int]) -> int:
+        """Make the blocks of a lease visible, but for some, and end it."""
         with self._lock:
             self._check_lease(lease)
-            entries = {}
-            for key, slot, checksum in zip(
-                lease.keys, lease.slots.slots.tolist(), lease.checksums, strict=True
-            ):
-                if checksum is None:
+            entries, left = {}, []
+            for at, slot in enumerate(lease.slots.slots.tolist()):
+                key, checksum = lease.keys[at], lease.checksums[at]
+                if at in without:
+                    left.append(slot)
+                elif checksum is None:
                     raise ValueError(f"block {key.hex()} was not sealed")
-                entries[key] = _Entry(slot, lease.slots.block_bytes, checksum)
+                else:
+                    entries[key] = _Entry(slot, lease.slots.block_bytes, checksum)
             self._writing.difference_update(lease.keys)
-            for key in reversed(lease.keys):
+            self._free.extend(reversed(left))
+            for key in reversed(entries):
                 self._entries[key] = entries[key]
-            self._published(lease.keys)
+            self._published(list(entries))
             lease.has_ended = True
             return len(entries)
 

@@ -9,7 +9,7 @@ when it has seen enough; nothing sleeps.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -120,9 +120,9 @@ class _FaultWriteLease(WriteLease):
         self._plan.at("seal")
         self._inner.seal(start, stop)
 
-    def commit(self) -> int:
+    def commit(self, without: Collection[int] = ()) -> int:
         self._plan.at("commit")
-        return self._inner.commit()
+        return self._inner.commit(without)
 
     def discard(self) -> None:
         self._inner.discard()

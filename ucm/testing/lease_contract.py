@@ -20,6 +20,7 @@ from ucm.testing.store_blocks import (
     fill,
     make_keys,
     make_keyspace,
+    payload,
     save,
 )
 
@@ -83,6 +84,31 @@ class LeaseContract(ABC):
                 with pytest.raises(ValueError, match="sealed"):
                     lease.commit()
             assert store.contains(keys) == [False] * 3
+
+    @pytest.mark.parametrize("without", [[0], [2, 1], [0, 1, 2, 3]])
+    def test_block_left_out_of_a_commit_is_given_back(
+        self, store: Store, without: list[int]
+    ) -> None:
+        """The others become visible, unsealed ones are left, and every slot is free or
+        holds a block that was asked for (X-01)."""
+        keys = make_keys(4)
+        kept = [at not in without for at in range(4)]
+        with store.reserve(keys, BLOCK_BYTES) as lease:
+            fill(lease, without)
+            assert lease.commit(without) == sum(kept)
+        keeps = store.capabilities.keeps
+        assert store.contains(keys) == [keeps and each for each in kept]
+        for key, is_kept in zip(keys, kept, strict=True):
+            assert self.get_raw(store, key) == (
+                payload(key) if keeps and is_kept else None
+            )
+        assert store.stats().reserved_blocks == 0
+        with store.reserve(keys, BLOCK_BYTES) as lease:
+            again = range(4) if not keeps else sorted(without)
+            assert lease.keys == tuple(keys[at] for at in again)
+        with store.reserve(make_keys(NUM_BLOCKS, first=20), BLOCK_BYTES) as lease:
+            assert len(lease.keys) == NUM_BLOCKS
+            assert len(set(lease.slots.slots.tolist())) == NUM_BLOCKS
 
     def test_equal_keys_in_one_reservation_are_refused(self, store: Store) -> None:
         """The keys of a reservation are distinct."""

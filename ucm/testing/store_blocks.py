@@ -2,7 +2,7 @@
 """Keys with bytes that follow from them, and the steps of a save and of a load."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -57,12 +57,13 @@ def payload(key: PackedKey, nbytes: int = BLOCK_BYTES) -> bytes:
     return hashlib.shake_128(key).digest(nbytes)
 
 
-def fill(lease: WriteLease) -> None:
-    """Write each granted block's payload and seal it."""
+def fill(lease: WriteLease, without: Collection[int] = ()) -> None:
+    """Write each granted block's payload and seal it; leave some out."""
     for position, key in enumerate(lease.keys):
-        block = lease.slots.block(position)
-        block[:] = np.frombuffer(payload(key, len(block)), dtype=np.uint8)
-    lease.seal(0, len(lease.keys))
+        if position not in without:
+            block = lease.slots.block(position)
+            block[:] = np.frombuffer(payload(key, len(block)), dtype=np.uint8)
+            lease.seal(position, position + 1)
 
 
 def save(

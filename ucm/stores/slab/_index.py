@@ -25,7 +25,7 @@ are believed only after checksum and generation were verified.
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -299,10 +299,21 @@ class SlotIndex:
             return Grant(wanted, slots, generation, num_stored)
 
     def publish(
-        self, grant: Grant, checksums: npt.NDArray[np.uint64], owner: int
+        self,
+        grant: Grant,
+        checksums: npt.NDArray[np.uint64],
+        owner: int,
+        without: Collection[int] = (),
     ) -> None:
         """
-        Make all slots of *grant* visible in one step.
+        Make the slots of *grant* visible in one step.
+
+        Args:
+            grant: The lease's.
+            checksums: Of the blocks that become visible.
+            owner: Of the lease.
+            without: Which slots are freed instead. They are so first: a rebuild publishes
+                whatever is reserved with the others.
 
         Raises:
             LeaseExpiredError: A slot is no longer ours; nothing became visible.
@@ -311,6 +322,10 @@ class SlotIndex:
             slots = grant.slots
             if not self._still_ours(grant, owner).all():
                 raise LeaseExpiredError("the store took slots of this lease back")
+            if without:
+                left = np.array([*without], dtype=np.int64)
+                self._free_slots(slots[left])
+                slots = np.delete(slots, left)
             with self.changing():
                 self.records["checksum"][slots] = checksums
                 self.touch(slots)

@@ -6,7 +6,7 @@ A block's checksum is xxh3 over its bytes, seeded with the hash of its key: the 
 bytes under the wrong key do not verify.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import numpy.typing as npt
@@ -74,21 +74,27 @@ class SlabWriteLease(WriteLease):
                 self.slots, position, self._seeds[position]
             )
 
-    def commit(self) -> int:
+    def commit(self, without: Collection[int] = ()) -> int:
         """
-        Publish every granted block in one step; see ``WriteLease``.
+        Publish every granted block in one step, but for some; see ``WriteLease``.
 
         Raises:
             ValueError: A block was not sealed; the lease goes on.
         """
         self._check()
-        if None in self._checksums:
-            raise ValueError(f"block {self._checksums.index(None)} was not sealed")
-        if self.keys:
-            checksums = np.array(self._checksums, dtype=np.uint64)
+        kept = [at for at in range(len(self.keys)) if at not in without]
+        checksums = [self._checksums[at] for at in kept]
+        if None in checksums:
+            raise ValueError(f"block {kept[checksums.index(None)]} was not sealed")
+        if kept:
             self._slab.sync_data()
             try:
-                self._slab.index.publish(self._grant, checksums, self._slab.owner_id)
+                self._slab.index.publish(
+                    self._grant,
+                    np.array(checksums, dtype=np.uint64),
+                    self._slab.owner_id,
+                    without,
+                )
             except LeaseExpiredError:
                 self.discard()
                 raise
@@ -96,10 +102,12 @@ class SlabWriteLease(WriteLease):
             try:
                 self._slab.sync_index()
             except StoreUnavailableError:
-                self._slab.index.forget(self._slab.index.batch(self.keys))
+                keys = [self.keys[at] for at in kept]
+                self._slab.index.forget(self._slab.index.batch(keys))
                 raise
-        self._end()
-        return len(self.keys)
+        else:
+            self.discard()
+        return len(kept)
 
     def discard(self) -> None:
         """
