@@ -14,6 +14,7 @@ from tests.mutations.of_keys import KEYS
 from tests.mutations.of_lanes import LANES
 from tests.mutations.of_modes import MODES
 from tests.mutations.of_numbers import NUMBERS
+from tests.mutations.of_pipe import PIPE
 from tests.mutations.of_poller import POLLER
 from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_rows import ROWS
@@ -53,4 +54,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *KEYS,
     *RUNNER,
     *STUCK,
+    *PIPE,
 )

@@ -169,7 +169,7 @@ TRANSPORT = (
     Mutant(
         name="failed_load_told_as_loaded",
         why="A store's error is swallowed, and the engine computes on garbage.",
-        file=_TICKETS,
+        file="ucm/pipeline/outcomes.py",
         find="return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)",
         replace="return Outcome(OutcomeKind.COMMITTED, committed=1)",
         killers=(f"{_FAULTS}::test_failed_load_is_told_and_others_go_on",),
@@ -324,7 +324,7 @@ TRANSPORT = (
         name="fence_gives_up",
         why="A save that did not end in time is stored with the engine's new bytes.",
         file="ucm/pipeline/engine_waits.py",
-        find="                ticket.guard.revoke(Reason.RECYCLED)\n",
+        find="                ticket.guard.revoke(Reason.RECYCLED, positions)\n",
         replace="                pass\n",
         killers=(f"{_FENCE}::test_torn_copy_is_never_stored",),
     ),

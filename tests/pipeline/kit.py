@@ -32,6 +32,7 @@ def make_ticket(
     direction: Direction = Direction.SAVE,
     request: str = "r",
     *,
+    owners: tuple[Owner, ...] = (),
     num_blocks: int = 1,
     block_bytes: int = BLOCK_BYTES,
     row_ids: Sequence[int] = (0,),
@@ -45,7 +46,7 @@ def make_ticket(
     return Ticket(
         transfer_id=TransferId(transfer_id),
         direction=direction,
-        owners=(Owner(request, 1, num_blocks),),
+        owners=owners or (Owner(request, 1, num_blocks),),
         span=BlockSpan(GroupId(0), tuple(map(BlockId, blocks)), keys_of(*blocks)),
         row_ids=tuple(map(RowId, row_ids)),
         block_bytes=block_bytes,

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.pipeline.kit import TIMEOUT, make_ticket
+from ucm.blocks import Owner
 from ucm.pipeline.guard import BlockGuard, TicketOverError
 from ucm.pipeline.tickets import (
     Direction,
     Outcome,
     OutcomeKind,
 )
+from ucm.testing.lockstep import Tracer
 
 COMMITTED = Outcome(OutcomeKind.COMMITTED)
 CANCELLED = Outcome(OutcomeKind.CANCELLED, "deadline")
@@ -27,7 +29,8 @@ class GuardMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.releases = 0
-        self.guard = BlockGuard(self.count)
+        self.guard = BlockGuard(self.count, num_blocks=3)
+        self.lost, self.lost_as = set(), ""
         self.state, self.revoked, self.torn = "free", "", ""
         self.copies = 0
 
@@ -38,6 +41,13 @@ class GuardMachine(RuleBasedStateMachine):
     def release(self, reason):
         """Move the model to its end."""
         self.state, self.revoked = "released", reason
+
+    def take_back(self, reason):
+        """Move the model as far as blocks can be taken back."""
+        if self.state == "free":
+            self.release(reason)
+        elif self.state != "released":
+            self.torn = self.torn or reason
 
     @rule()
     def begin(self):
@@ -63,11 +73,22 @@ class GuardMachine(RuleBasedStateMachine):
     @rule(reason=st.sampled_from(["deadline", "recycled"]))
     def revoke(self, reason):
         """Blocks that nobody copies come back at once, others are marked torn."""
-        if self.state == "free":
-            self.release(reason)
-        elif self.state != "released":
-            self.torn = self.torn or reason
+        self.take_back(reason)
         assert (self.state == "released") == self.guard.revoke(reason)
+
+    @rule(
+        reason=st.sampled_from(["deadline", "recycled"]),
+        positions=st.sets(st.integers(0, 2), min_size=1),
+    )
+    def lose(self, reason, positions):
+        """Blocks are lost until the copies are over; who loses all is taken back."""
+        untouched = self.state in ("free", "released")
+        if self.state != "released":
+            self.lost |= positions
+            self.lost_as = self.lost_as or reason
+            if len(self.lost) == 3:
+                self.take_back(reason)
+        assert untouched == self.guard.revoke(reason, positions)
 
     @rule()
     def quarantine(self):
@@ -85,6 +106,7 @@ class GuardMachine(RuleBasedStateMachine):
         assert released == guard.is_released == guard.wait_released(0)
         assert (self.state == "copying") == guard.is_copying
         assert (self.revoked, self.torn) == (guard.revoked, guard.torn)
+        assert (self.lost, self.lost_as) == (guard.lost, guard.lost_as)
         assert int(released) == self.releases
 
 
@@ -137,6 +159,14 @@ class TestBlockGuard:
         guard.end(last=False)
         assert guard.is_released
 
+    def test_block_is_not_lost_behind_the_end_of_the_copy(self):
+        """A copy that ends while somebody gives up waiting for it has lost nothing."""
+        guard = BlockGuard(lambda: None, num_blocks=2)
+        assert guard.begin()
+        guard.end()
+        assert guard.revoke("recycled", [1])
+        assert (frozenset(), "") == (guard.lost, guard.lost_as)
+
     def test_waiter_is_woken_by_the_release(self):
         """Whoever waits for the blocks goes on as soon as the copy has ended."""
         guard = BlockGuard(lambda: None)
@@ -171,6 +201,26 @@ class TestTicket:
         ticket = make_ticket(3, Direction.LOAD, "a", num_blocks=4, block_bytes=10)
         assert 40 == ticket.nbytes
         assert (Direction.LOAD, "a", 1) == ticket.lane_key
+
+    def test_shared_tickets_have_one_lane(self):
+        """Whoever's blocks they are: their order counts among themselves only."""
+        owners = (Owner("a", 1, 1), Owner("b", 2, 3))
+        shared = make_ticket(3, num_blocks=4, owners=owners)
+        other = make_ticket(4, num_blocks=4, owners=owners[::-1])
+        assert shared.lane_key == other.lane_key
+        assert shared.lane_key != make_ticket(5, request="a").lane_key
+
+    def test_log_names_the_requests_of_a_shared_ticket(self):
+        """A few of them, and how many they are; of one its life as well."""
+        tracer = Tracer()
+        owners = tuple(Owner(name, 1, 1) for name in "abcdef")
+        make_ticket(3, num_blocks=6, owners=owners, log=tracer.log).log.info("one")
+        make_ticket(4, request="a", log=tracer.log).log.info("two")
+        shared, alone = tracer.events
+        assert (["a", "b", "c", "d"], 6) == (shared["requests"], shared["num_requests"])
+        assert not {"request_id", "generation"} & shared.keys()
+        assert ("a", 1) == (alone["request_id"], alone["generation"])
+        assert not {"requests", "num_requests"} & alone.keys()
 
     def test_release_is_told_with_its_ticket_and_time(self):
         """Who is told of a release gets the ticket, after its time was noted."""

@@ -16,6 +16,7 @@ from tests.testing.good_traces import (
     released,
     scheduler,
     settled,
+    shared,
     stage,
     through,
     worker,
@@ -190,6 +191,10 @@ BREAKS = (
     Break(Rule.BLOCKS_ADD_UP, "save", changed("ticket.accepted", blocks=5)),
     Break(Rule.BLOCKS_ADD_UP, "cancelled", changed("ticket.settled", committed=1)),
     Break(Rule.BLOCKS_ADD_UP, "failed_load", changed("ticket.settled", skipped=1)),
+    Break(Rule.BLOCKS_ADD_UP, "lossy", changed("ticket.settled", lost=0)),
+    Break(Rule.BLOCKS_ADD_UP, "lossy", changed("ticket.settled", lost=2)),
+    Break(Rule.BLOCKS_ADD_UP, "lossy", changed("ticket.settled", committed=4)),
+    Break(Rule.COMMITTED_WHOLE, "lossy", changed("ticket.settled", torn="recycled")),
     Break(
         Rule.BLOCKS_ADD_UP,
         "save",
@@ -237,6 +242,7 @@ BREAKS = (
     Break(Rule.STAGE_ENDED, "failed_load", doubled("stage.failed")),
     Break(Rule.STAGE_ENDED, "save", changed("stage.finished", 1, stage="commit")),
     Break(Rule.LANE_ORDER, "save", lambda _: overtaking()),
+    Break(Rule.LANE_ORDER, "shared", lambda _: shared(overtaking())),
     Break(Rule.QUEUE_BOUND, "save", changed("ticket.accepted", queue_tickets=2)),
     Break(
         Rule.QUEUE_BOUND,

@@ -10,6 +10,7 @@ from ucm.testing.lockstep_tickets import CHAINS, OPTIONAL
 Event = dict[str, Any]
 Trace = list[Event]
 NBYTES = 100
+_OF_ONE = ("request_id", "generation")
 BOUNDS = QueueBounds(tickets=2, nbytes=9 * NBYTES)
 
 
@@ -121,6 +122,21 @@ def torn(number: int) -> Trace:
     ]
 
 
+def lossy(number: int) -> Trace:
+    """Return a save one of whose blocks the engine overwrites while it copies."""
+    end = settled(number, "save", "cancelled", "recycled", committed=3) | {"lost": 1}
+    return [*through(number, "save", waits=False)[:-1], end]
+
+
+def shared(trace: Trace) -> Trace:
+    """Let every ticket of a trace carry blocks of several requests."""
+    return [
+        {key: word for key, word in each.items() if key not in _OF_ONE}
+        | ({"requests": ["r", "s"], "num_requests": 2} if "request_id" in each else {})
+        for each in trace
+    ]
+
+
 def stuck(number: int) -> Trace:
     """Return a save whose copy never ends."""
     return [
@@ -218,6 +234,8 @@ GOOD: dict[str, Trace] = {
     "cancelled": process(cancelled(1)),
     "failed_load": process(failed_load(1)),
     "torn": process(torn(1)),
+    "lossy": process(lossy(1)),
+    "shared": shared(process(*(through(at, "save", waits=False) for at in (1, 2)))),
     "stuck": process(stuck(1), failed=True, quiet=False),
     "late": process(late(1), abandoned=1),
     "engine": engine(),

@@ -5,7 +5,9 @@ Where the engine's thread waits for tickets, and what it takes back from them.
 Threading: everything runs on the engine's thread. Every wait ends within its time.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from ucm.blocks import TransferId
 from ucm.config import TimeoutConfig
@@ -18,6 +20,8 @@ from ucm.reasons import Reason
 __all__ = ["EngineWaits"]
 
 _MARGIN_S = 1.0
+_WHOLE: Final[Mapping[int, Collection[int]]] = MappingProxyType({})
+"""No save loses less than all its blocks."""
 
 
 class EngineWaits:
@@ -51,7 +55,10 @@ class EngineWaits:
         self._wake = wake
 
     def for_saves(
-        self, transfer_ids: Iterable[int], has_failed: Callable[[], object]
+        self,
+        transfer_ids: Iterable[int],
+        has_failed: Callable[[], object],
+        lost: Mapping[int, Collection[int]] = _WHOLE,
     ) -> None:
         """
         Block until saves have read their blocks; drop or tear those that take too long.
@@ -59,6 +66,8 @@ class EngineWaits:
         Args:
             transfer_ids: The saves; unknown ones are over already.
             has_failed: Tells that nothing is to be waited for any more.
+            lost: Of some, the positions of the blocks that are overwritten: the others
+                are stored even so. Of those that are not named, all are.
         """
         found = (self._tickets.get(TransferId(each)) for each in transfer_ids)
         tickets = [each for each in found if each and not each.guard.is_released]
@@ -71,16 +80,27 @@ class EngineWaits:
         for ticket in tickets:
             left = started + self._timeout.fence - self._clock()
             if has_failed() or not ticket.guard.wait_released(max(0.0, left)):
-                ticket.guard.revoke(Reason.RECYCLED)
+                positions = lost.get(ticket.transfer_id, ())
+                ticket.guard.revoke(Reason.RECYCLED, positions)
         self._wake()
         self._counters.observe("ucm_fence_wait_seconds", self._clock() - started)
 
-    def tear(self, transfer_ids: Sequence[int]) -> None:
-        """Let saves count for nothing whose blocks may be overwritten already."""
+    def tear(
+        self,
+        transfer_ids: Sequence[int],
+        lost: Mapping[int, Collection[int]] = _WHOLE,
+    ) -> None:
+        """
+        Let saves count for nothing whose blocks may be overwritten already.
+
+        Args:
+            transfer_ids: The saves; unknown ones are over already.
+            lost: See ``for_saves``.
+        """
         for transfer_id in transfer_ids:
             ticket = self._tickets.get(TransferId(transfer_id))
             if ticket is not None:
-                ticket.guard.tear(Reason.OVERWRITTEN)
+                ticket.guard.tear(Reason.OVERWRITTEN, lost.get(transfer_id, ()))
         if transfer_ids:
             self._wake()
 

@@ -15,6 +15,12 @@ Copies of several rows may be under way at once; the guard is COPYING until all 
 overwrite the blocks meanwhile, so what was copied must never be committed, and the
 blocks are released as soon as the copies are over.
 
+A ticket's blocks may be several requests', of which the engine overwrites one. What it
+takes back then are *positions*: these blocks are *lost*, the ticket goes on with the
+others, and a copy that begins later does not touch them. Nothing is lost any more once
+the copies are over, nor by ``tear`` once that is confirmed; a guard that has lost all
+its blocks is taken back whole.
+
 Some engines overwrite blocks before they call any hook. A copy that was over when the
 engine's thread last looked is *confirmed*: what is overwritten later cannot have torn
 it. ``tear`` takes blocks back that may be overwritten already: it tears also what is
@@ -24,7 +30,7 @@ Threading: guards are used from engine, loop and copy threads, under one lock.
 """
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ucm.errors import PipelineError
 from ucm.reasons import Reason
@@ -61,14 +67,18 @@ class BlockGuard:
         on_release: Called once, on the thread that releases, when the blocks are free
             of us. Must not block.
         changed: Shared by all guards of a runtime; its own if none is given.
+        num_blocks: How many there are.
     """
 
     __slots__ = (
         "_changed",
         "_copies",
+        "_num_blocks",
         "_on_release",
         "_state",
         "is_confirmed",
+        "lost",
+        "lost_as",
         "revoked",
         "torn",
     )
@@ -77,8 +87,10 @@ class BlockGuard:
         self,
         on_release: Callable[[], None],
         changed: Condition | None = None,
+        num_blocks: int = 1,
     ) -> None:
         self._changed = changed or SYSTEM.condition()
+        self._num_blocks = num_blocks
         self._on_release = on_release
         self._state = _Guarded.FREE
         self._copies = 0
@@ -86,6 +98,10 @@ class BlockGuard:
         """Whether the engine's thread has seen that the blocks were released."""
         self.revoked = Reason.NONE
         self.torn = Reason.NONE
+        self.lost: frozenset[int] = frozenset()
+        """Positions of blocks that count for nothing; final once the copy's end is."""
+        self.lost_as = Reason.NONE
+        """Why, of the first of them."""
 
     @property
     def is_released(self) -> bool:
@@ -130,15 +146,22 @@ class BlockGuard:
             self._mark_released(Reason.NONE)
         self._on_release()
 
-    def revoke(self, reason: Reason) -> bool:
+    def revoke(self, reason: Reason, positions: Collection[int] = ()) -> bool:
         """
-        Take the blocks back without waiting.
+        Take blocks back without waiting.
+
+        Args:
+            reason: Why.
+            positions: Which blocks; all if none are named.
 
         Returns:
             True when nothing touches them; False while a copy does, which is then
-            marked torn.
+            marked torn if it is to lose all.
         """
         with self._changed:
+            is_over = self._state is _Guarded.RELEASED
+            if positions and not is_over and not self._lose(reason, positions):
+                return self._state is _Guarded.FREE
             if self._state in (_Guarded.COPYING, _Guarded.QUARANTINED):
                 self.torn = self.torn or reason
                 return False
@@ -148,10 +171,12 @@ class BlockGuard:
         self._on_release()
         return True
 
-    def tear(self, reason: Reason) -> None:
-        """Let nothing count that was copied, unless it was confirmed."""
+    def tear(self, reason: Reason, positions: Collection[int] = ()) -> None:
+        """Let nothing count that was copied, or no such blocks, unless it was confirmed."""
         with self._changed:
             if self.is_confirmed:
+                return
+            if positions and not self._lose(reason, positions):
                 return
             self.torn = self.torn or reason
         self.revoke(reason)
@@ -171,6 +196,12 @@ class BlockGuard:
             return self._changed.wait_for(
                 lambda: self._state is _Guarded.RELEASED, timeout
             )
+
+    def _lose(self, reason: Reason, positions: Collection[int]) -> bool:
+        """Lose blocks; return whether none is left."""
+        self.lost = self.lost.union(positions)
+        self.lost_as = self.lost_as or reason
+        return len(self.lost) >= self._num_blocks
 
     def _mark_released(self, reason: Reason) -> None:
         self._state = _Guarded.RELEASED

@@ -18,18 +18,11 @@ from collections.abc import Callable
 
 from ucm.errors import StageFailedError
 from ucm.pipeline.guard import TicketOverError
+from ucm.pipeline.outcomes import Outcome, OutcomeKind, outcome_of
 from ucm.pipeline.runner import Run, Runner
 from ucm.pipeline.save import Finished, Queued
 from ucm.pipeline.stage import Carrier, Segment, stage_of
-from ucm.pipeline.tickets import (
-    Direction,
-    Item,
-    LaneKey,
-    Outcome,
-    OutcomeKind,
-    Ticket,
-    outcome_of,
-)
+from ucm.pipeline.tickets import Direction, Item, LaneKey, Ticket
 from ucm.reasons import Reason
 from ucm.tracing import STAGE_FAILED
 

@@ -126,6 +126,7 @@ class Recorder:
             outcome=outcome.kind.value,
             reason=outcome.reason,
             torn=ticket.guard.torn,
+            lost=len(ticket.guard.lost),
             error=outcome.error,
             blocks=len(ticket.span),
             committed=outcome.committed,

@@ -18,13 +18,14 @@ import contextlib
 import anyio
 import attrs
 
-from ucm.blocks import RowId
+from ucm.blocks import BlockId, RowId
 from ucm.devices.abc import Device, Fence
 from ucm.errors import DeviceTimeoutError, StoreFullError
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.stage import STORE_WORKER, Carrier, Chain, CopyStage, LoopStage
 from ucm.pipeline.tickets import Item, Outcome, OutcomeKind, Ticket
 from ucm.pipeline.waiting import fence_passed, has_passed
+from ucm.plan import HostSlots
 from ucm.reasons import Reason
 from ucm.stores.abc import Store, WriteLease
 
@@ -135,17 +136,15 @@ class Gather(CopyStage[Ready, Gathered]):
             lease = self._store.reserve(keys, ticket.block_bytes)
             ticket.own(lease)
             ticket.write_lease = lease
-        block_ids = ticket.span.block_ids
-        if len(lease.positions) < len(block_ids):
-            block_ids = tuple(block_ids[at] for at in lease.positions)
         if not ticket.guard.begin():
             raise TicketOverError(
                 ticket.guard.torn or ticket.guard.revoked or Reason.OVER
             )
         whole = False
         try:
+            block_ids, slots = _places(ticket, lease)
             fence = self._device.gather(
-                ticket.span.group_id, given.row_ids, block_ids, lease.slots
+                ticket.span.group_id, given.row_ids, block_ids, slots
             )
             whole = True
         finally:
@@ -156,6 +155,24 @@ class Gather(CopyStage[Ready, Gathered]):
             return Gathered(ticket, given.row_ids, fence, is_whole)
         ticket.own(contextlib.closing(fence))
         return Gathered(ticket, given.row_ids, fence)
+
+
+def _places(ticket: Ticket, lease: WriteLease) -> tuple[tuple[BlockId, ...], HostSlots]:
+    """Return the blocks that were granted a slot and are not lost, and their slots."""
+    block_ids, slots = ticket.span.block_ids, lease.slots
+    if len(lease.positions) < len(block_ids):
+        block_ids = tuple(block_ids[at] for at in lease.positions)
+    if lost := _lost(ticket, lease):
+        kept = [at for at in range(len(block_ids)) if at not in lost]
+        block_ids = tuple(block_ids[at] for at in kept)
+        slots = HostSlots(slots.pool, slots.slots[kept], slots.block_bytes)
+    return block_ids, slots
+
+
+def _lost(ticket: Ticket, lease: WriteLease) -> list[int]:
+    """Return which of the granted blocks the engine has taken back."""
+    lost = ticket.guard.lost
+    return [at for at, position in enumerate(lease.positions) if position in lost]
 
 
 class GatherWait(LoopStage[Gathered, Gathered]):
@@ -216,7 +233,7 @@ class Commit(CopyStage[Sealed, Finished]):
     worker = STORE_WORKER
 
     def run(self, given: Sealed) -> Finished:
-        """Commit once every row is there and none was overwritten meanwhile."""
+        """Commit once every row is there, but for blocks overwritten meanwhile."""
         ticket = given.ticket
         if not given.is_whole:
             return Finished(ticket, given.row_ids, None)
@@ -225,10 +242,13 @@ class Commit(CopyStage[Sealed, Finished]):
         lease = _lease(ticket)
         if ticket.clock() > ticket.deadline:
             raise TicketOverError(Reason.DEADLINE)
-        committed = lease.commit()
-        stored = lease.num_stored + len(lease.keys) - committed
-        full = len(ticket.span) - committed - stored
-        if full:
+        lost = _lost(ticket, lease)
+        committed = lease.commit(lost)
+        stored = lease.num_stored + len(lease.keys) - len(lost) - committed
+        full = len(ticket.span) - committed - stored - len(lost)
+        if lost:
+            kind, reason = OutcomeKind.CANCELLED, ticket.guard.lost_as
+        elif full:
             kind, reason = OutcomeKind.REFUSED, Reason.STORE_FULL
         elif committed:
             kind, reason = OutcomeKind.COMMITTED, Reason.NONE

@@ -15,20 +15,14 @@ import contextlib
 import enum
 import sys
 from collections.abc import Callable, Collection, Iterator
+from typing import Final
 
 import attrs
 
 from ucm.blocks import BlockSpan, Owner, RequestId, RowId, TransferId
 from ucm.devices.abc import Fence
-from ucm.errors import (
-    BlockCorruptError,
-    BlockNotFoundError,
-    DeviceError,
-    StoreFullError,
-    StoreUnavailableError,
-    WorkerDiedError,
-)
 from ucm.pipeline.guard import BlockGuard, TicketOverError
+from ucm.pipeline.outcomes import Outcome, OutcomeKind, outcome_of
 from ucm.reasons import Reason
 from ucm.stores.abc import ReadLease, WriteLease
 from ucm.threads import SYSTEM, Condition
@@ -42,7 +36,6 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "Ticket",
-    "outcome_of",
 ]
 
 
@@ -71,71 +64,12 @@ class Admission(enum.Enum):
     FAILED = "failed"
 
 
-class OutcomeKind(enum.Enum):
-    """How blocks end."""
-
-    COMMITTED = "committed"
-    SKIPPED = "skipped"
-    REFUSED = "refused"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-@attrs.frozen
-class Outcome:
-    """
-    The last word on a ticket.
-
-    Args:
-        kind: How the ticket as a whole ended; blocks that are neither committed nor
-            skipped ended this way.
-        reason: Why it is no plain success.
-        committed: Blocks that were stored, or loaded.
-        skipped: Blocks that needed no work because the store has them.
-        bad_key: For a failed load, the packed key to blame; otherwise empty.
-        error: Text of the exception behind a failure.
-    """
-
-    kind: OutcomeKind
-    reason: Reason = Reason.NONE
-    committed: int = attrs.field(default=0, kw_only=True)
-    skipped: int = attrs.field(default=0, kw_only=True)
-    bad_key: bytes = attrs.field(default=b"", kw_only=True)
-    error: str = attrs.field(default="", kw_only=True)
-
-
-_REASONS: dict[type[Exception], Reason] = {
-    BlockCorruptError: Reason.CORRUPT,
-    BlockNotFoundError: Reason.EVICTED,
-    StoreUnavailableError: Reason.UNAVAILABLE,
-    DeviceError: Reason.DEVICE,
-    WorkerDiedError: Reason.WORKER_DIED,
-}
-
-
-def outcome_of(error: BaseException | None, text: str = "") -> Outcome:
-    """
-    Return what a stage's error makes of its ticket.
-
-    Args:
-        error: What it raised.
-        text: What the outcome says of it; the error itself if not given.
-    """
-    text = text or repr(error)
-    if isinstance(error, TicketOverError):
-        return Outcome(OutcomeKind.CANCELLED, error.reason)
-    if isinstance(error, StoreFullError):
-        return Outcome(OutcomeKind.REFUSED, Reason.STORE_FULL, error=str(error))
-    known = (word for kind, word in _REASONS.items() if isinstance(error, kind))
-    bad_key = b""
-    if isinstance(error, (BlockCorruptError, BlockNotFoundError)):
-        bad_key = error.key
-    reason = next(known, Reason.ERROR)
-    return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)
-
-
 LaneKey = tuple[Direction, RequestId, int]
 """Direction, request and its life: what shares one lane."""
+
+_SHARED: Final = (RequestId(""), -1)
+_NAMED: Final = 4
+"""How many of the requests of one ticket the log names."""
 
 
 class Ticket:
@@ -238,17 +172,21 @@ class Ticket:
             self.released_at = clock()
             on_release(self)
 
-        self.guard = BlockGuard(released, self._changed)
+        self.guard = BlockGuard(released, self._changed, len(span))
 
     @property
     def log(self) -> Log:
         """The log with the ticket's ids; bound when it is first used."""
         if self._log is None:
+            whose: dict[str, object] = {
+                "request_id": self.request_id,
+                "generation": self.generation,
+            }
+            if self.is_shared:
+                names = [owner.request_id for owner in self.owners]
+                whose = {"requests": names[:_NAMED], "num_requests": len(names)}
             self._log = self._process_log.bind(
-                request_id=self.request_id,
-                transfer_id=self.transfer_id,
-                direction=self.direction.value,
-                generation=self.generation,
+                transfer_id=self.transfer_id, direction=self.direction.value, **whose
             )
         return self._log
 
@@ -268,9 +206,22 @@ class Ticket:
         return self.block_bytes * len(self.span)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether its blocks are several requests'."""
+        return len(self.owners) > 1
+
+    @property
     def lane_key(self) -> LaneKey:
-        """The lane it travels in."""
-        return (self.direction, self.request_id, self.generation)
+        """
+        The lane it travels in.
+
+        Shared tickets have one of their own, all of them together: they keep their order
+        among themselves, and none with what travels for one of their requests alone.
+        """
+        request_id, generation = _SHARED
+        if not self.is_shared:
+            request_id, generation = self.request_id, self.generation
+        return (self.direction, request_id, generation)
 
     @property
     def is_worked_on(self) -> bool:

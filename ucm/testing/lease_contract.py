@@ -89,8 +89,7 @@ class LeaseContract(ABC):
     def test_block_left_out_of_a_commit_is_given_back(
         self, store: Store, without: list[int]
     ) -> None:
-        """The others become visible, unsealed ones are left, and every slot is free or
-        holds a block that was asked for (X-01)."""
+        """The others become visible, and every other slot is free again (X-01)."""
         keys = make_keys(4)
         kept = [at not in without for at in range(4)]
         with store.reserve(keys, BLOCK_BYTES) as lease:

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 import attrs
 
-from ucm.testing.lockstep_rules import Line, Rule, Violate, number_in, word_in
+from ucm.testing.lockstep_rules import Event, Line, Rule, Violate, number_in, word_in
 from ucm.testing.lockstep_tickets import TicketTrace, rows_in
 from ucm.tracing import (
     HOLD_QUARANTINED,
@@ -53,6 +53,15 @@ class QueueBounds:
 class _Lane:
     num_open: int = 0
     turns: dict[tuple[str, tuple[int, ...]], int] = attrs.Factory(dict)
+
+
+def _lane_of(direction: str, event: Event) -> tuple[object, ...] | None:
+    """Return what a ticket shares with others whose order counts, if it is told."""
+    if "requests" in event:
+        return (direction,)  # all that are of several requests, whichever these are
+    # Without its generation, two lives of a request look like one lane.
+    generation = event.get("generation")
+    return None if generation is None else (direction, event["request_id"], generation)
 
 
 class RuntimeTrace:
@@ -119,14 +128,12 @@ class RuntimeTrace:
         if known is not None:
             why = f"{known} was offered before"
             self._violate(Rule.OFFER_FIRST, why, [*known.story, line])
-        direction, generation = word_in(event, "direction"), event.get("generation")
-        # Without its generation, two lives of a request look like one lane.
-        has_lane = generation is not None and not refusal
+        direction = word_in(event, "direction")
         self._num_offered += 1
         ticket = self._open[transfer_id] = TicketTrace(
             transfer_id=transfer_id,
             direction=direction,
-            lane=(direction, event.get("request_id"), generation) if has_lane else None,
+            lane=None if refusal else _lane_of(direction, event),
             turn=self._num_offered,
             blocks=number_in(event, "blocks"),
             nbytes=number_in(event, "nbytes"),

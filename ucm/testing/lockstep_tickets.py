@@ -235,14 +235,17 @@ class TicketTrace:
         event = line[1]
         committed, skipped = number_in(event, "committed"), number_in(event, "skipped")
         rest = self.blocks - committed - skipped
+        lost = number_in(event, "lost") if "lost" in event else 0
         fitting = {
             "committed": committed > 0 and rest == 0,
             "skipped": committed == 0 and rest == 0,
             "refused": rest > 0,
             "failed": committed == skipped == 0,
-            "cancelled": committed == skipped == 0,
+            # The blocks that the engine did not overwrite are stored even so.
+            "cancelled": rest > 0 and (lost > 0 or committed == skipped == 0),
         }
         fits = fitting.get(outcome, False) and min(committed, skipped) >= 0
+        fits = fits and committed + lost <= self.blocks
         told = (number_in(event, "blocks"), number_in(event, "nbytes"))
         if not fits or told != (self.blocks, self.nbytes):
             why = f"{self} was offered with {self.blocks} blocks, {self.nbytes} bytes"

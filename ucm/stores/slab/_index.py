@@ -306,14 +306,7 @@ class SlotIndex:
         without: Collection[int] = (),
     ) -> None:
         """
-        Make the slots of *grant* visible in one step.
-
-        Args:
-            grant: The lease's.
-            checksums: Of the blocks that become visible.
-            owner: Of the lease.
-            without: Which slots are freed instead. They are so first: a rebuild publishes
-                whatever is reserved with the others.
+        Make the slots of *grant* visible in one step; those at *without* are freed.
 
         Raises:
             LeaseExpiredError: A slot is no longer ours; nothing became visible.
@@ -322,10 +315,9 @@ class SlotIndex:
             slots = grant.slots
             if not self._still_ours(grant, owner).all():
                 raise LeaseExpiredError("the store took slots of this lease back")
-            if without:
-                left = np.array([*without], dtype=np.int64)
-                self._free_slots(slots[left])
-                slots = np.delete(slots, left)
+            if without:  # first: a rebuild publishes all that is reserved together
+                self._free_slots(slots[[*without]])
+                slots = np.delete(slots, [*without])
             with self.changing():
                 self.records["checksum"][slots] = checksums
                 self.touch(slots)

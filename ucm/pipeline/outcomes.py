@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How tickets end, and what an error makes of one."""
+
+import enum
+
+import attrs
+
+from ucm.errors import (
+    BlockCorruptError,
+    BlockNotFoundError,
+    DeviceError,
+    StoreFullError,
+    StoreUnavailableError,
+    WorkerDiedError,
+)
+from ucm.pipeline.guard import TicketOverError
+from ucm.reasons import Reason
+
+__all__ = ["Outcome", "OutcomeKind", "outcome_of"]
+
+
+class OutcomeKind(enum.Enum):
+    """How blocks end."""
+
+    COMMITTED = "committed"
+    SKIPPED = "skipped"
+    REFUSED = "refused"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@attrs.frozen
+class Outcome:
+    """
+    The last word on a ticket.
+
+    Args:
+        kind: How the ticket as a whole ended; blocks that are neither committed nor
+            skipped ended this way.
+        reason: Why it is no plain success.
+        committed: Blocks that were stored, or loaded.
+        skipped: Blocks that needed no work because the store has them.
+        bad_key: For a failed load, the packed key to blame; otherwise empty.
+        error: Text of the exception behind a failure.
+    """
+
+    kind: OutcomeKind
+    reason: Reason = Reason.NONE
+    committed: int = attrs.field(default=0, kw_only=True)
+    skipped: int = attrs.field(default=0, kw_only=True)
+    bad_key: bytes = attrs.field(default=b"", kw_only=True)
+    error: str = attrs.field(default="", kw_only=True)
+
+
+_REASONS: dict[type[Exception], Reason] = {
+    BlockCorruptError: Reason.CORRUPT,
+    BlockNotFoundError: Reason.EVICTED,
+    StoreUnavailableError: Reason.UNAVAILABLE,
+    DeviceError: Reason.DEVICE,
+    WorkerDiedError: Reason.WORKER_DIED,
+}
+
+
+def outcome_of(error: BaseException | None, text: str = "") -> Outcome:
+    """
+    Return what a stage's error makes of its ticket.
+
+    Args:
+        error: What it raised.
+        text: What the outcome says of it; the error itself if not given.
+    """
+    text = text or repr(error)
+    if isinstance(error, TicketOverError):
+        return Outcome(OutcomeKind.CANCELLED, error.reason)
+    if isinstance(error, StoreFullError):
+        return Outcome(OutcomeKind.REFUSED, Reason.STORE_FULL, error=str(error))
+    known = (word for kind, word in _REASONS.items() if isinstance(error, kind))
+    bad_key = b""
+    if isinstance(error, (BlockCorruptError, BlockNotFoundError)):
+        bad_key = error.key
+    reason = next(known, Reason.ERROR)
+    return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)
