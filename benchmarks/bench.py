@@ -14,13 +14,15 @@ import torch
 
 from benchmarks.harness import make_keys
 from benchmarks.memory import GROUP, ROW_IDS, ROWS, make_memory, make_order, running
+from benchmarks.step import DIGEST
 from benchmarks.stores import MEMORY
 from ucm.blocks import PackedKey
 from ucm.config import UCMConfig
 from ucm.devices.cpu import CPUDevice
 from ucm.pipeline.recorder import NoticeKind
-from ucm.pipeline.tickets import Direction, OutcomeKind
-from ucm.runtime import Order, Runtime
+from ucm.pipeline.tickets import OutcomeKind
+from ucm.runtime import Runtime
+from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore
 
@@ -62,13 +64,13 @@ class Bench:
         self.span_bytes = span_bytes
         self.span_blocks = span_bytes // self.block_bytes
         num_blocks = num_spans * self.span_blocks
-        layout, caches = make_memory(
+        self._layout, caches = make_memory(
             num_blocks, page_bytes, block_contiguous=block_contiguous
         )
         whole = next(iter(caches.values())).untyped_storage()
         self._source = torch.empty(0, dtype=torch.uint8).set_(whole).numpy()
         self.device = CPUDevice(num_blocks)
-        self.device.register(layout, caches)
+        self.device.register(self._layout, caches)
         ids = np.random.default_rng(0).permutation(num_blocks)
         self._spans: list[list[int]] = ids.reshape(num_spans, self.span_blocks).tolist()
         self._target: _Bytes | None = None
@@ -84,7 +86,7 @@ class Bench:
     def running(self) -> Iterator["Bench"]:
         """Run the runtime; the store is closed with it."""
         with running(
-            self.store, self.device, self._logs, config=self._config
+            self.store, self.device, self._layout, self._logs, config=self._config
         ) as self._runtime:
             yield self
 
@@ -98,21 +100,20 @@ class Bench:
 
     def orders(
         self,
-        direction: Direction,
+        kind: TransferKind,
         keys: Sequence[list[PackedKey]],
         requests: int,
         *,
         first: int = 0,
-    ) -> list[Order]:
+    ) -> list[SpanOrder]:
         """Return an order per span, dealt out to so many requests."""
         return [
             make_order(
                 next(self._ids),
-                direction,
+                kind,
                 f"request-{at % requests}",
                 self.blocks(first + at),
                 span_keys,
-                self.block_bytes,
             )
             for at, span_keys in enumerate(keys)
         ]
@@ -124,9 +125,9 @@ class Bench:
             raise AssertionError("the runtime does not run")
         return self._runtime
 
-    def submit(self, orders: list[Order]) -> None:
+    def submit(self, orders: list[SpanOrder]) -> None:
         """Ask for tickets."""
-        self.runtime.submit(orders, self.device.lease(None))
+        self.runtime.submit(DIGEST, orders, self.device.lease(None))
 
     def taken_in(self) -> None:
         """Wait until the loop has made tickets of all that was submitted."""
@@ -154,7 +155,7 @@ class Bench:
                     raise AssertionError(f"{outcome} of {ticket.transfer_id}")
         return held
 
-    def carry_out(self, orders: list[Order], pause: float = 0.0) -> list[float]:
+    def carry_out(self, orders: list[SpanOrder], pause: float = 0.0) -> list[float]:
         """Submit and wait for the end; see ``settle``."""
         self.submit(orders)
         return self.settle(pause)
@@ -176,12 +177,12 @@ class Bench:
     def save(self, _: int) -> Callable[[], object]:
         """Save through the pipeline."""
         keys = self._keys_to_save()
-        orders = self.orders(Direction.SAVE, keys, CALL_REQUESTS)
+        orders = self.orders(TransferKind.SAVE, keys, CALL_REQUESTS)
         return lambda: self.carry_out(orders)
 
     def load(self, _: int) -> Callable[[], object]:
         """Load through the pipeline what was saved last."""
-        orders = self.orders(Direction.LOAD, self._saved, CALL_REQUESTS)
+        orders = self.orders(TransferKind.LOAD, self._saved, CALL_REQUESTS)
         return lambda: self.carry_out(orders)
 
     def loop_save(self, _: int) -> Callable[[], object]:

@@ -32,7 +32,6 @@ from benchmarks.harness import Figure, Scale, Told, freeze_garbage, latencies, m
 from benchmarks.memory import (
     GROUP,
     log_in,
-    make_device,
     make_memory,
     make_order,
     running,
@@ -52,8 +51,8 @@ from benchmarks.step import (
 from ucm.blocks import KeySpace, Owner
 from ucm.config import Durability, UCMConfig
 from ucm.devices.abc import Fence
-from ucm.pipeline.tickets import Direction
-from ucm.runtime import Order, Runtime
+from ucm.devices.cpu import CPUDevice
+from ucm.runtime import Runtime
 from ucm.scheduler.messages import (
     SpanOrder,
     StepPlan,
@@ -156,19 +155,21 @@ CONDITIONS: dict[str, Callable[[Path], Beside]] = {
 # -- the worker's side -------------------------------------------------------------
 
 
-def submit(runtime: Runtime, orders: list[Order], fence: Fence) -> None:
+def submit(runtime: Runtime, orders: list[SpanOrder], fence: Fence) -> None:
     """Ask for one step's tickets."""
-    runtime.submit(orders, fence)
+    runtime.submit(DIGEST, orders, fence)
 
 
 def measure_submit(name: str, scale: Scale) -> Iterator[Figure]:
     """Measure ``Runtime.submit`` alone."""
     rounds, steps = sizes(scale)
-    device = make_device(BLOCKS + 1, PAGE_BYTES)
+    layout, caches = make_memory(BLOCKS + 1, PAGE_BYTES)
+    device = CPUDevice(BLOCKS + 1)
+    device.register(layout, caches)
     with tempfile.TemporaryDirectory(dir=scale.directory) as home:
         beside = CONDITIONS[name](Path(home))
         with running(
-            beside.store, device, Path(home), threads=beside.threads
+            beside.store, device, layout, Path(home), threads=beside.threads
         ) as runtime:
             taken: list[list[float]] = []
             freeze_garbage()
@@ -186,15 +187,14 @@ def measure_submit(name: str, scale: Scale) -> Iterator[Figure]:
     yield from latencies(name, "Runtime.submit", taken, TARGETS)
 
 
-def _orders(step: int) -> list[Order]:
+def _orders(step: int) -> list[SpanOrder]:
     return [
         make_order(
             step * REQUESTS + at,
-            Direction.SAVE,
+            TransferKind.SAVE,
             request,
             blocks,
             contents.start,
-            BLOCK_BYTES,
         )
         for at, (request, blocks, contents) in enumerate(spans(step))
     ]

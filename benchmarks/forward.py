@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.bench import KB, Bench, on_slab
 from benchmarks.harness import Figure, Scale, Side, compare
-from ucm.pipeline.tickets import Direction
+from ucm.scheduler.messages import TransferKind
 
 __all__ = ["measure_forward"]
 
@@ -88,7 +88,9 @@ class Beside:
         """Save through the pipeline."""
         bench = self._bench
         keys = [bench.new_keys() for _ in range(STEP_SPANS)]
-        orders = bench.orders(Direction.SAVE, keys, STEP_SPANS, first=step * STEP_SPANS)
+        orders = bench.orders(
+            TransferKind.SAVE, keys, STEP_SPANS, first=step * STEP_SPANS
+        )
         return lambda: bench.submit(orders)
 
     def memcpy(self, step: int) -> Callable[[], object]:

@@ -8,21 +8,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import make_keys
-from ucm.blocks import (
-    BlockId,
-    BlockSpan,
-    GroupId,
-    PackedKey,
-    RequestId,
-    RowId,
-    TransferId,
-)
+from ucm.blocks import BlockKey, GroupId, Owner, PackedKey, RowId
 from ucm.config import LogConfig, UCMConfig
 from ucm.devices.cpu import CPUDevice
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.metrics import Counters
-from ucm.pipeline.tickets import Direction
-from ucm.runtime import Order, Runtime
+from ucm.runtime import Runtime
+from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import Log, close_log, open_log
@@ -32,7 +24,6 @@ __all__ = [
     "ROWS",
     "ROW_IDS",
     "log_in",
-    "make_device",
     "make_memory",
     "make_order",
     "running",
@@ -62,37 +53,23 @@ def make_memory(
     return layout, dict(zip(layers, pages, strict=True))
 
 
-def make_device(
-    num_blocks: int, page_bytes: int, *, block_contiguous: bool = False
-) -> CPUDevice:
-    """Return a device over memory of its own."""
-    layout, caches = make_memory(
-        num_blocks, page_bytes, block_contiguous=block_contiguous
-    )
-    device = CPUDevice(num_blocks)
-    device.register(layout, caches)
-    return device
-
-
 def make_order(
     transfer_id: int,
-    direction: Direction,
+    kind: TransferKind,
     request: str,
     block_ids: Sequence[int],
     keys: Sequence[PackedKey] | int,
-    block_bytes: int,
-) -> Order:
+) -> SpanOrder:
     """Return an order for all rows; *keys* may be the first number of new ones."""
     if isinstance(keys, int):
         keys = make_keys(keys, len(block_ids))
-    return Order(
-        transfer_id=TransferId(transfer_id),
-        direction=direction,
-        request_id=RequestId(request),
-        generation=transfer_id,
-        span=BlockSpan(GROUP, tuple(map(BlockId, block_ids)), tuple(keys)),
-        row_ids=ROW_IDS,
-        block_bytes=block_bytes,
+    return SpanOrder(
+        transfer_id=transfer_id,
+        kind=kind,
+        owners=(Owner(request, transfer_id, len(block_ids)),),
+        group_id=GROUP,
+        block_ids=tuple(block_ids),
+        hashes=b"".join(BlockKey.unpack(key).block_hash for key in keys),
     )
 
 
@@ -110,6 +87,7 @@ def log_in(directory: Path) -> Iterator[Log]:
 def running(
     store: Store,
     device: CPUDevice,
+    layout: KVLayout,
     logs: Path,
     *,
     config: UCMConfig | None = None,
@@ -120,6 +98,7 @@ def running(
         runtime = Runtime(
             store,
             device,
+            layout=layout,
             config=config or UCMConfig(),
             counters=Counters(),
             log=log,

@@ -30,7 +30,7 @@ from benchmarks.memory import ROWS
 from benchmarks.requests import measure_memory, measure_requests
 from benchmarks.stores import MEMORY, return_nothing
 from ucm.config import Durability
-from ucm.pipeline.tickets import Direction
+from ucm.scheduler.messages import TransferKind
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore
 from ucm.testing.faults import Fault, FaultPlan, FaultStore
@@ -134,7 +134,7 @@ def hold_times(
 
     def hold() -> float:
         keys = [bench.new_keys() for _ in range(num_spans)]
-        orders = bench.orders(Direction.SAVE, keys, 1, first=next(numbers))
+        orders = bench.orders(TransferKind.SAVE, keys, 1, first=next(numbers))
         return max(bench.carry_out(orders))
 
     def gather() -> float:

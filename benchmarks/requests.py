@@ -20,9 +20,8 @@ from benchmarks.memory import GROUP, ROWS, make_memory
 from benchmarks.stores import MEMORY
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
-from ucm.pipeline.tickets import Direction
 from ucm.scheduler.adapter import SchedulerAdapter
-from ucm.scheduler.messages import StepReport
+from ucm.scheduler.messages import StepReport, TransferKind
 from ucm.scheduler.requests import ScheduledRequest, StepFacts
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import Fault, FaultPlan, FaultStore
@@ -54,7 +53,7 @@ def measure_requests(scale: Scale) -> Iterator[Figure]:
         def side(requests: int) -> Side:
             def prepare(_: int) -> Callable[[], object]:
                 keys = [bench.new_keys() for _ in range(most)]
-                orders = bench.orders(Direction.SAVE, keys, requests)
+                orders = bench.orders(TransferKind.SAVE, keys, requests)
                 return lambda: bench.carry_out(orders, pause=0.005)
 
             return prepare
@@ -138,7 +137,7 @@ def _waiting(count: int) -> float:
             config=WIDE,
         )
         keys = [bench.new_keys() for _ in range(count)]
-        orders = bench.orders(Direction.SAVE, keys, count)
+        orders = bench.orders(TransferKind.SAVE, keys, count)
         with bench.running(), contextlib.ExitStack() as stack:
             stack.callback(opened.set)
             with allocated() as nbytes:

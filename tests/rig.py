@@ -2,7 +2,7 @@
 """A small engine's memory, a store and a runtime around it, for tests."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -10,17 +10,7 @@ import structlog
 import torch
 
 from tests.clocks import AdvancingThreads
-from ucm.blocks import (
-    BlockId,
-    BlockSpan,
-    GroupId,
-    KeyPacker,
-    PackedKey,
-    RequestId,
-    RowId,
-    ShardId,
-    TransferId,
-)
+from ucm.blocks import GroupId, KeyPacker, Owner, PackedKey, RowId, ShardId
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
@@ -28,7 +18,8 @@ from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.metrics import Counters
 from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
-from ucm.runtime import Order, Runtime
+from ucm.runtime import Runtime
+from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.stores.abc import Store
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice, FaultPlan, FaultStore
@@ -63,24 +54,30 @@ def keys_of(*numbers: int) -> tuple[PackedKey, ...]:
     return tuple(_PACKER.pack(number.to_bytes(32, "big") for number in numbers))
 
 
+def keys_in(order: SpanOrder) -> tuple[PackedKey, ...]:
+    """Return the packed keys of an order's blocks."""
+    return tuple(_PACKER.pack(order.split_hashes()))
+
+
+_KINDS = {Direction.SAVE: TransferKind.SAVE, Direction.LOAD: TransferKind.LOAD}
+
+
 def order(
     transfer_id: int,
     direction: Direction,
-    contents: range,
-    blocks: range,
+    contents: Sequence[int],
+    blocks: Sequence[int],
     request: str = "r",
-) -> Order:
+    generation: int = 1,
+) -> SpanOrder:
     """Return an order for *contents* in engine blocks *blocks*."""
-    return Order(
-        transfer_id=TransferId(transfer_id),
-        direction=direction,
-        request_id=RequestId(request),
-        generation=1,
-        span=BlockSpan(
-            GroupId(0), tuple(BlockId(at) for at in blocks), keys_of(*contents)
-        ),
-        row_ids=tuple(RowId(row) for row in range(NUM_ROWS)),
-        block_bytes=BLOCK_BYTES,
+    return SpanOrder(
+        transfer_id=transfer_id,
+        kind=_KINDS[direction],
+        owners=(Owner(request, generation, len(blocks)),),
+        group_id=0,
+        block_ids=tuple(blocks),
+        hashes=b"".join(number.to_bytes(32, "big") for number in contents),
     )
 
 
@@ -108,9 +105,10 @@ class Rig:
     threads: AdvancingThreads = attrs.Factory(AdvancingThreads)
     notices: list[Notice] = attrs.Factory(list)
 
-    def submit(self, *orders: Order) -> list[str]:
+    def submit(self, *orders: SpanOrder) -> list[str]:
         """Submit and return the admissions' words."""
-        self.submit_made(orders)
+        self.runtime.submit(KEYSPACE_DIGEST, orders, self.device.lease(None))
+        self.runtime._take_in()  # on this thread, if the loop is not quicker
         outcomes = self.outcomes()
         words = []
         for one in orders:
@@ -118,11 +116,6 @@ class Rig:
             refused = outcome and outcome.kind is OutcomeKind.REFUSED
             words.append(outcome.reason if refused else "accepted")
         return words
-
-    def submit_made(self, orders: Iterable[Order]) -> None:
-        """Submit and have it taken in on this thread, if the loop is not quicker."""
-        self.runtime.submit(orders, self.device.lease(None))
-        self.runtime._take_in()
 
     def settle(self, timeout: float = 60.0) -> dict[int, Outcome]:
         """Wait until all is settled and return the outcomes by transfer id."""
@@ -194,6 +187,7 @@ def running_on(
     runtime = Runtime(
         store,
         device,
+        layout=LAYOUT,
         config=parsed,
         counters=counters,
         log=tracer.log,

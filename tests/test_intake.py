@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is submitted, on its way to tickets."""
 
+import attrs
 import pytest
 
-from tests.rig import NUM_ROWS, null_log, order
-from ucm.blocks import RowId
+from tests.rig import KEYSPACE_DIGEST, LAYOUT, NUM_ROWS, null_log, order
+from ucm.blocks import GroupId, KeyPacker, Owner, RowId, ShardId
 from ucm.config import UCMConfig
 from ucm.devices.events import DoneFence
 from ucm.intake import Intake
@@ -13,9 +14,53 @@ from ucm.metrics import Counters
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.recorder import Recorder
 from ucm.pipeline.tickets import Direction
-from ucm.threads import Threads
+from ucm.threads import SYSTEM, Threads
 
 ROWS = tuple(RowId(row) for row in range(NUM_ROWS))
+
+
+class TestKeys:
+    def test_keys_are_those_of_the_space_and_the_part_they_were_submitted_with(self):
+        """Two plans under different key spaces are taken in one after the other."""
+        one, other = (bytes([space]) * 16 for space in (1, 2))
+        intake = make_intake(SYSTEM, shard=3)
+        for number, digest in ((1, one), (2, other), (3, one)):
+            save = order(number, Direction.SAVE, range(2), range(1, 3))
+            intake.submit(digest, [save], DoneFence(), None)
+        intake.take_in()
+        wanted = [
+            KeyPacker(digest, GroupId(0), ShardId(3)).pack(save.split_hashes())
+            for digest in (one, other, one)
+        ]
+        assert wanted == [list(ticket.span.keys) for ticket in intake.open.values()]
+
+
+class TestOwners:
+    def test_ticket_of_several_requests_has_them_in_the_order_of_its_blocks(self):
+        """What the scheduler put together is one ticket, one item and one line."""
+        owners = (Owner("a", 1, 1), Owner("b", 2, 2))
+        save = order(1, Direction.SAVE, range(3), range(1, 4))
+        intake = make_intake(SYSTEM)
+        save = attrs.evolve(save, owners=owners)
+        intake.submit(KEYSPACE_DIGEST, [save], DoneFence(), None)
+        intake.take_in()
+        (ticket,) = intake.open.values()
+        assert (owners, (1, 2, 3)) == (ticket.owners, ticket.span.block_ids)
+
+
+def make_intake(threads, shard=0):
+    """Return an intake over a queue that nobody empties."""
+    recorder = Recorder(Counters(), Mailbox(threads), null_log())
+    return Intake(
+        LAYOUT,
+        ShardId(shard),
+        DumpQueue(max_tickets=9, max_nbytes=1 << 30, threads=threads),
+        recorder,
+        timeout=UCMConfig().timeout,
+        log=null_log(),
+        threads=threads,
+        on_failure=pytest.fail,
+    )
 
 
 class TestTime:
@@ -31,21 +76,12 @@ class TestTime:
 
         clock = Clock()
         timeout = UCMConfig().timeout
-        recorder = Recorder(Counters(), Mailbox(clock), null_log())
-        queue = DumpQueue(max_tickets=9, max_nbytes=1 << 30, threads=clock)
-        intake = Intake(
-            queue,
-            recorder,
-            timeout=timeout,
-            log=null_log(),
-            threads=clock,
-            on_failure=pytest.fail,
-        )
+        intake = make_intake(clock)
         orders = [
             order(1, Direction.SAVE, range(2), range(1, 3)),
             order(2, Direction.LOAD, range(2), range(20, 22)),
         ]
-        intake.submit(orders, DoneFence(), ROWS[:1])
+        intake.submit(KEYSPACE_DIGEST, orders, DoneFence(), ROWS[:1])
         intake.take_in()
         clock.now = 8.0
         intake.add_rows([1, 2], ROWS[1:2], DoneFence())

@@ -4,7 +4,7 @@
 import attrs
 import pytest
 
-from tests.rig import LAYERS, LAYOUT, NUM_ROWS, keys_of, order, running
+from tests.rig import KEYSPACE_DIGEST, LAYERS, LAYOUT, NUM_ROWS, keys_of, order, running
 from ucm.blocks import GroupId, RowId
 from ucm.devices.events import DoneFence
 from ucm.errors import BlockCorruptError, DeviceTimeoutError
@@ -22,7 +22,7 @@ SHORT = {"timeout": {"save": 0.05, "load": 0.05, "fence": 0.02, "shutdown": 0.2}
 
 def group_of(*orders):
     """Return orders whose rows go together."""
-    return SpanGroup([each.transfer_id for each in orders], ROWS, orders)
+    return SpanGroup(KEYSPACE_DIGEST, orders, ROWS)
 
 
 class Calls:
@@ -32,7 +32,7 @@ class Calls:
         self.said = []
         self.bad = set(bad)
 
-    def submit(self, orders, fence, row_ids):
+    def submit(self, digest, orders, fence, row_ids):
         """Note the first rows of tickets."""
         self.said.append(("submit", [one.transfer_id for one in orders], [*row_ids]))
 
@@ -94,7 +94,7 @@ class TestRowSaves:
         )
         calls, fences = Calls(), []
         saves = RowSaves(calls, layout)
-        saves.begin([SpanGroup([1], [RowId(0), RowId(1)], (save(1),))])
+        saves.begin([SpanGroup(KEYSPACE_DIGEST, (save(1),), [RowId(0), RowId(1)])])
 
         def fence():
             fences.append(DoneFence())
@@ -124,7 +124,7 @@ class TestRowSaves:
         many guessed tokens hold: no hook of a layer submits it."""
         calls = Calls()
         saves = RowSaves(calls, LAYOUT)
-        states = SpanGroup([2], ROWS, (save(2, 10),), at_end=True)
+        states = SpanGroup(KEYSPACE_DIGEST, (save(2, 10),), ROWS, at_end=True)
         saves.begin([group_of(save(1)), states])
         for layer in LAYERS:
             saves.layer_done(layer, DoneFence)
@@ -186,11 +186,11 @@ class TestQueue:
         plan = FaultPlan(Fault("reserve", gate))
         with running({"queue": {"tickets": 1, "window": 1}}, plan) as rig:
             fence = rig.device.lease(None)
-            rig.runtime.submit([save(1)], fence, ROWS[:1])
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(1)], fence, ROWS[:1])
             rig.runtime._take_in()
             gate.wait_reached()
-            rig.runtime.submit([save(2, 10)], fence, ROWS[:1])
-            rig.runtime.submit([save(3, 20)], fence, ROWS[:1])
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(2, 10)], fence, ROWS[:1])
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(3, 20)], fence, ROWS[:1])
             rig.runtime.add_rows([1, 2, 3], ROWS[1:], fence)
             gate.open()
             ends = {number: one.kind for number, one in rig.settle().items()}
@@ -201,7 +201,9 @@ class TestQueue:
     def test_save_whose_rows_never_come_ends_at_its_deadline(self):
         """S1-26: blocks are not held without limit for rows that nobody brings."""
         with running(SHORT) as rig:
-            rig.runtime.submit([save(1)], rig.device.lease(None), ROWS[:1])
+            rig.runtime.submit(
+                KEYSPACE_DIGEST, [save(1)], rig.device.lease(None), ROWS[:1]
+            )
             assert "deadline" == rig.settle()[1].reason
             assert [1] == rig.told(NoticeKind.RELEASED)
 
@@ -209,7 +211,9 @@ class TestQueue:
         """S1-27: an engine that stops in the middle of a forward pass is not waited
         for."""
         with running({"timeout": {"shutdown": 5.0}}) as rig:
-            rig.runtime.submit([save(1)], rig.device.lease(None), ROWS[:1])
+            rig.runtime.submit(
+                KEYSPACE_DIGEST, [save(1)], rig.device.lease(None), ROWS[:1]
+            )
             while rig.store.stats().reserved_blocks == 0:
                 rig.runtime.wait_for_notice(0.01)
             rig.runtime.close()
@@ -261,7 +265,7 @@ class TestRowLoads:
         layout = attrs.evolve(LAYOUT, groups=(attrs.evolve(group, rows=(row,)),))
         calls = Calls()
         loads = RowLoads(calls, layout, 1)
-        loads.begin([SpanGroup([1], [RowId(0)], (load(1),))], DoneFence())
+        loads.begin([SpanGroup(KEYSPACE_DIGEST, (load(1),), [RowId(0)])], DoneFence())
         loads.wait_for("full")
         loads.wait_for("linear")
         assert [("submit", [1], [0]), ("wait", [1], [0])] == calls.take()

@@ -8,6 +8,7 @@ import pytest
 
 from tests.pipeline.kit import AsyncDevice, make_ticket
 from tests.rig import (
+    KEYSPACE_DIGEST,
     LAYOUT,
     NUM_BLOCKS,
     NUM_ROWS,
@@ -44,12 +45,14 @@ def load(number, first=0):
 
 def group_of(*orders):
     """Return orders whose rows go together."""
-    return SpanGroup([each.transfer_id for each in orders], ROWS, orders)
+    return SpanGroup(KEYSPACE_DIGEST, orders, ROWS)
 
 
 def begin_save(rig, number, first=0):
     """Submit the first row of a save and wait until it is copied."""
-    rig.runtime.submit([save(number, first)], rig.device.lease(None), ROWS[:1])
+    rig.runtime.submit(
+        KEYSPACE_DIGEST, [save(number, first)], rig.device.lease(None), ROWS[:1]
+    )
     rig.runtime._take_in()
     ticket = rig.runtime._open[TransferId(number)]
     assert ticket.wait_copied(ROWS[:1], TIMEOUT)
@@ -62,7 +65,7 @@ def turn_loop_until(runtime, is_so):
         if is_so():
             return
         turned = threading.Event()
-        runtime._call_loop(turned.set)
+        runtime._loop.call(turned.set)
         assert turned.wait(TIMEOUT)
     raise AssertionError("it never came")
 
@@ -86,13 +89,13 @@ class TestSlots:
         with running({"queue": {"window": 1}}, plan) as rig:
             fence = rig.device.lease(None)
             begin_save(rig, 1)
-            rig.runtime.submit([save(2, 10, "other")], fence)
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(2, 10, "other")], fence)
             gate.wait_reached()
             rig.runtime.add_rows([1], ROWS[1:], fence)
             rig.runtime.abandon([1], "test")
             gate.open()
             rig.settle()
-            rig.runtime.submit([save(3)], fence)
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(3)], fence)
             assert OutcomeKind.COMMITTED is rig.settle()[3].kind
 
     def test_row_behind_a_failed_one_is_not_copied(self):
@@ -108,10 +111,10 @@ class TestSlots:
 
         with running({}, FaultPlan(Fault("gather", fail_first, nth=0))) as rig:
             fence = rig.device.lease(None)
-            rig.runtime.submit([save(1)], fence, ROWS[:1])
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(1)], fence, ROWS[:1])
             gate.wait_reached()
             rig.runtime.add_rows([1], ROWS[1:], fence)
-            rig.runtime.submit([save(2, 10, "other")], fence)
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(2, 10, "other")], fence)
             copy = rig.runtime._pipeline._copy[SAVE]["copy"]
             turn_loop_until(rig.runtime, lambda: copy._jobs.qsize() == 2)
             gate.open()
@@ -128,14 +131,14 @@ class TestSlots:
         with running(config, plan) as rig:
             fence = rig.device.lease(None)
             ticket = begin_save(rig, 1)
-            rig.runtime.submit([save(2, 10, "other")], fence)
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(2, 10, "other")], fence)
             gate.wait_reached()
             rig.runtime.add_rows([1], ROWS[1:], fence)
             resource = Resource()
             ticket.own(resource)
             rig.runtime.close()
             gate.open()
-            rig.runtime._thread.join(TIMEOUT)
+            rig.runtime._loop.join(TIMEOUT)
             assert rig.runtime._pipeline.join_threads(TIMEOUT)
             assert 1 == resource.left
 
@@ -182,7 +185,7 @@ class TestSlots:
         faulty = FaultDevice(device, plan)
         with running_on(store, faulty) as rig:
             fence = rig.device.lease(None)
-            rig.runtime.submit([save(1)], fence, ROWS[:1])
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(1)], fence, ROWS[:1])
             under_way = device.next_fence()
             rig.runtime.add_rows([1], ROWS[1:], fence)
             assert "device" == rig.settle()[1].reason
@@ -213,11 +216,11 @@ class TestIntake:
         gate = Gate()
         with running(plan=FaultPlan(Fault("reserve", gate))) as rig:
             fence = rig.device.lease(None)
-            rig.runtime.submit([save(1)], fence)
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(1)], fence)
             gate.wait_reached()  # the loop is idle
-            rig.runtime.submit([save(2, 10)], fence, ROWS[:1])
+            rig.runtime.submit(KEYSPACE_DIGEST, [save(2, 10)], fence, ROWS[:1])
             rig.runtime.abandon([2], "test")
-            rig.runtime._waker.wake = lambda: None
+            rig.runtime._loop._waker.wake = lambda: None
             waited = rig.runtime._pipeline.queue.num_items
             rig.runtime.add_rows([2], ROWS[1:], fence)
             rig.runtime._take_in()
@@ -227,7 +230,9 @@ class TestIntake:
     def test_save_is_given_up_before_the_loop_saw_it(self):
         """A ticket can be given up right after it was submitted."""
         with running() as rig:
-            rig.runtime.submit([save(1)], rig.device.lease(None), ROWS[:1])
+            rig.runtime.submit(
+                KEYSPACE_DIGEST, [save(1)], rig.device.lease(None), ROWS[:1]
+            )
             rig.runtime.abandon([1], "test")
             assert {1: "test"} == {n: one.reason for n, one in rig.outcomes().items()}
 
@@ -236,8 +241,8 @@ class TestIntake:
         with running() as rig:
             begin_save(rig, 1)
             woken = []
-            wake = rig.runtime._waker.wake
-            rig.runtime._waker.wake = lambda: (woken.append(1), wake())
+            wake = rig.runtime._loop._waker.wake
+            rig.runtime._loop._waker.wake = lambda: (woken.append(1), wake())
             rig.runtime.abandon([1], "test")
             assert [1] == woken
 
@@ -245,8 +250,10 @@ class TestIntake:
         """S1-27: a save whose first row was submitted a moment before the end is not
         waited for."""
         with running({"timeout": {"shutdown": 5.0}}) as rig:
-            rig.runtime._waker.wake = lambda: None
-            rig.runtime.submit([save(1)], rig.device.lease(None), ROWS[:1])
+            rig.runtime._loop._waker.wake = lambda: None
+            rig.runtime.submit(
+                KEYSPACE_DIGEST, [save(1)], rig.device.lease(None), ROWS[:1]
+            )
             rig.runtime.close()
             assert {"unfinished"} == {one.reason for one in rig.outcomes().values()}
 
@@ -256,7 +263,7 @@ class TestWaits:
         """Store two blocks, and begin to load some rows of them."""
         rig.submit(order(1, SAVE, range(2), range(1, 3)))
         rig.settle()
-        rig.runtime.submit([load(2)], DoneFence(), rows)
+        rig.runtime.submit(KEYSPACE_DIGEST, [load(2)], DoneFence(), rows)
 
     def test_layer_does_not_wait_for_rows_of_others(self):
         """S4-04: a row that is there is enough for its layer; what was never submitted
@@ -290,7 +297,7 @@ class TestWaits:
         """S4-12: a load that was refused, or of which nobody knows, is not there."""
         with running() as rig:
             rig.runtime._pipeline.queue.refuse(Admission.FAILED)
-            rig.runtime.submit([load(2)], DoneFence(), ROWS[:1])
+            rig.runtime.submit(KEYSPACE_DIGEST, [load(2)], DoneFence(), ROWS[:1])
             assert [2, 77] == rig.runtime.wait_rows([2, 77], ROWS[:1])
             assert [2, 77] == rig.runtime.wait_loaded([2, 77])
 
@@ -314,7 +321,9 @@ class TestReasons:
         gate = Gate()
         plan = FaultPlan(Fault("gather", gate))
         with running({"timeout": {"fence": 0.02}}, plan) as rig:
-            rig.runtime.submit([save(1)], rig.device.lease(None), ROWS[:1])
+            rig.runtime.submit(
+                KEYSPACE_DIGEST, [save(1)], rig.device.lease(None), ROWS[:1]
+            )
             gate.wait_reached()
             rig.runtime.fence([1])
             gate.open()

@@ -2,14 +2,13 @@
 """Loads whose layers ran without waiting: too late, whatever became of them."""
 
 from tests.pipeline.kit import make_ticket
-from tests.rig import LAYERS, LAYOUT, NUM_ROWS, order, running
+from tests.rig import KEYSPACE_DIGEST, LAYERS, LAYOUT, NUM_ROWS, order, running
 from ucm.blocks import Owner, RowId
 from ucm.devices.events import DoneFence
-from ucm.integration.vllm.outbox import Outbox
-from ucm.integration.vllm.progress import Progress
 from ucm.layerwise import UNASKED, RowLoads, SpanGroup
 from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
+from ucm.progress import Progress
 from ucm.scheduler.messages import SpanOrder, TransferKind
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
@@ -24,7 +23,7 @@ def load(number):
 
 def group_of(*orders):
     """Return orders whose rows go together."""
-    return SpanGroup([each.transfer_id for each in orders], ROWS, orders)
+    return SpanGroup(KEYSPACE_DIGEST, orders, ROWS)
 
 
 class Landed:
@@ -33,7 +32,7 @@ class Landed:
     def __init__(self, bad):
         self.bad = bad
 
-    def submit(self, orders, fence, row_ids):
+    def submit(self, digest, orders, fence, row_ids):
         """Take the first rows."""
 
     def add_rows(self, transfer_ids, row_ids, fence):
@@ -81,7 +80,7 @@ class TestUnasked:
             self.stored(rig)
             loads = RowLoads(rig.runtime, LAYOUT, 0)
             one = order(2, LOAD, range(2), range(20, 22))
-            loads.begin([SpanGroup([2], ROWS[:1], (one,))], DoneFence())
+            loads.begin([SpanGroup(KEYSPACE_DIGEST, (one,), ROWS[:1])], DoneFence())
             rig.runtime.add_rows([2], ROWS[1:], DoneFence())
             assert rig.runtime.flush(TIMEOUT)
             assert [2] == loads.finish()
@@ -110,8 +109,7 @@ class TestUnasked:
     def test_late_load_is_told_as_failed_with_its_blocks(self):
         """S4-13: the engine hears of a late load as of one that failed, by its blocks,
         and no block of the store is blamed."""
-        outbox = Outbox()
-        progress = Progress(outbox)
+        progress = Progress()
         ticket = make_ticket(5, LOAD, num_blocks=2, row_ids=ROWS)
         ticket.guard.revoke("")
         asked = SpanOrder(
@@ -129,6 +127,6 @@ class TestUnasked:
         progress.note([Notice(NoticeKind.SETTLED, ticket, well)])
         (load_over,) = progress.take_loaded().values()
         assert (True, {5, 6}) == (load_over.failed, load_over.bad_blocks)
-        (failure,) = outbox.failures
+        (failure,) = progress.outbox.failures
         assert (UNASKED, b"") == (failure.reason, failure.bad_hash)
         assert 0 == progress.counts()["late"]

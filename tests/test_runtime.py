@@ -3,9 +3,11 @@
 
 import threading
 
+import attrs
 import pytest
 
-from tests.rig import BLOCK_BYTES, keys_of, order, running
+from tests.rig import BLOCK_BYTES, KEYSPACE_DIGEST, keys_of, order, running
+from ucm.blocks import KeyPacker
 from ucm.errors import (
     BlockCorruptError,
     BlockNotFoundError,
@@ -29,19 +31,22 @@ def totals(rig, direction):
 
 
 class TestSubmit:
-    def test_orders_are_made_off_the_engines_thread(self):
-        """An iterator of orders costs the engine's thread nothing: the loop runs it."""
-        made_on = []
+    def test_tickets_are_made_off_the_engines_thread(self):
+        """What is submitted costs the engine's thread nothing: the loop packs the keys."""
+        packed_on = []
+        pack = KeyPacker.pack
 
-        def make():
-            made_on.append(threading.current_thread().name)
-            yield order(1, SAVE, range(2), range(1, 3))
+        def packing(packer, hashes):
+            packed_on.append(threading.current_thread().name)
+            return pack(packer, hashes)
 
-        with running() as rig:
-            rig.runtime.submit(make(), rig.device.lease(None))
+        one = order(1, SAVE, range(2), range(1, 3))
+        with running() as rig, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(KeyPacker, "pack", packing)
+            rig.runtime.submit(KEYSPACE_DIGEST, [one], rig.device.lease(None))
             while not rig.outcomes():
                 rig.runtime.wait_for_notice(60.0)
-            assert (["ucm-loop"], 0) == (made_on, rig.runtime.num_open)
+            assert (["ucm-loop"], 0) == (packed_on, rig.runtime.num_open)
 
     def test_fence_reaches_what_was_just_submitted(self):
         """S2-12: a fence covers saves of which the loop has not heard yet."""
@@ -49,9 +54,9 @@ class TestSubmit:
         with running(SHORT, FaultPlan(Fault("reserve", gate))) as rig:
             rig.submit(order(1, SAVE, range(1), range(1, 2)))
             gate.wait_reached()
-            rig.runtime._loop.call_soon_threadsafe(gate)  # keeps the loop away
+            rig.runtime._loop.call(gate)  # keeps the loop away
             second = order(2, SAVE, range(1, 2), range(2, 3), request="b")
-            rig.runtime.submit([second], rig.device.lease(None))
+            rig.runtime.submit(KEYSPACE_DIGEST, [second], rig.device.lease(None))
             rig.runtime.fence([2])
             assert 2 in rig.told(NoticeKind.RELEASED)
             gate.open()
@@ -77,20 +82,15 @@ class TestSubmit:
 
     def test_batch_that_cannot_be_made_fails_the_runtime(self):
         """A caller's bug ends in a told failure, never in a ticket without an end."""
-
-        def make():
-            yield order(2, SAVE, range(2, 3), range(2, 3))
-            raise KeyError("group 7")
-
+        orders = [order(n, SAVE, range(n, n + 1), range(n, n + 1)) for n in (2, 3)]
+        orders[1] = attrs.evolve(orders[1], group_id=7)
         gate = Gate()
         with running() as rig:
             rig.submit(order(1, SAVE, range(1), range(1, 2)))
             rig.settle()
-            rig.runtime._loop.call_soon_threadsafe(
-                gate
-            )  # or the bug dies with the loop
-            with pytest.raises(KeyError, match="group 7"):
-                rig.submit_made(make())
+            rig.runtime._loop.call(gate)  # or the bug dies with the loop
+            with pytest.raises(KeyError, match="7"):
+                rig.submit(*orders)
             gate.open()
             assert "could not be taken in" in rig.runtime.failure
             assert {1} == set(rig.outcomes())
@@ -268,9 +268,9 @@ class TestFaults:
         with running(plan=FaultPlan(Fault("reserve", gate))) as rig:
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
             gate.wait_reached()
-            loop = rig.runtime._loop
+            loop = rig.runtime._loop._loop
             loop.call_soon_threadsafe(loop.stop)
-            rig.runtime._thread.join(60.0)
+            rig.runtime._loop.join(60.0)
             assert OutcomeKind.FAILED is rig.outcomes()[1].kind
             assert [1] == rig.told(NoticeKind.RELEASED)
             assert ["failed"] == rig.submit(order(2, SAVE, range(2), range(1, 3)))
@@ -389,5 +389,7 @@ class TestClose:
         with running() as rig:
             fence = rig.device.lease(None)
             rig.runtime.close()
-            rig.runtime.submit([order(1, SAVE, range(1), range(1, 2))], fence)
+            rig.runtime.submit(
+                KEYSPACE_DIGEST, [order(1, SAVE, range(1), range(1, 2))], fence
+            )
             assert Outcome(OutcomeKind.REFUSED, "closed") == rig.outcomes()[1]

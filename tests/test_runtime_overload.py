@@ -6,6 +6,7 @@ import torch
 
 from tests.rig import (
     BLOCK_BYTES,
+    KEYSPACE_DIGEST,
     LAYERS,
     LAYOUT,
     NUM_BLOCKS,
@@ -56,6 +57,7 @@ class Engine:
         self.runtime = Runtime(
             FaultStore(self.store, FaultPlan(*faults)),
             device,
+            layout=LAYOUT,
             config=UCMConfig.from_mapping(config),
             counters=Counters(),
             log=null_log(),
@@ -77,13 +79,15 @@ class Engine:
             else order(n, direction, range(n, n + 1), range(1, 2), r)
             for n, r in zip(numbers, requests, strict=True)
         ]
-        self.runtime.submit(orders, self.device.lease(None))
+        self.runtime.submit(KEYSPACE_DIGEST, orders, self.device.lease(None))
         return list(numbers)
 
     def be_stored(self):
         """Save what is loaded."""
         self.runtime.submit(
-            [order(900, SAVE, range(1), range(1, 2))], self.device.lease(None)
+            KEYSPACE_DIGEST,
+            [order(900, SAVE, range(1), range(1, 2))],
+            self.device.lease(None),
         )
         assert ["committed"] == self.ended(900)
 

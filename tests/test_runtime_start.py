@@ -3,7 +3,7 @@
 
 import os
 
-from tests.rig import BLOCK_BYTES, NUM_BLOCKS, order, running_on
+from tests.rig import BLOCK_BYTES, LAYOUT, NUM_BLOCKS, order, running_on
 from ucm.affinity import AffinityPlan, format_cpulist
 from ucm.config import UCMConfig
 from ucm.devices.cpu import CPUDevice
@@ -76,6 +76,7 @@ class TestStart:
         runtime = Runtime(
             MemoryStore(capacity_blocks=4, block_bytes=BLOCK_BYTES),
             CPUDevice(NUM_BLOCKS),
+            layout=LAYOUT,
             config=UCMConfig(),
             counters=Counters(),
             log=tracer.log,

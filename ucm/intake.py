@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-From what the engine's thread submits to tickets that are offered.
+From the scheduler's orders, as the engine's thread submits them, to tickets offered.
 
 Threading: ``submit`` and ``add_rows`` append on the engine's thread; what they bring
 waits in ``_batches`` until ``take_in`` makes tickets and items of it, in turn under
@@ -10,14 +10,21 @@ and removed by the runtime when it tells.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, cast
 
-import attrs
-
-from ucm.blocks import BlockSpan, Owner, RequestId, RowId, TransferId
+from ucm.blocks import (
+    BlockId,
+    BlockSpan,
+    GroupId,
+    KeyPacker,
+    RowId,
+    ShardId,
+    TransferId,
+)
 from ucm.config import TimeoutConfig
 from ucm.devices.abc import Fence
+from ucm.layout import KVLayout
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.pace import cost_of, overdue
 from ucm.pipeline.recorder import Recorder
@@ -31,10 +38,11 @@ from ucm.pipeline.tickets import (
     Ticket,
 )
 from ucm.reasons import Reason
+from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.threads import Threads
 from ucm.tracing import Log
 
-__all__ = ["UNFINISHED", "UNSUBMITTED", "Intake", "Order"]
+__all__ = ["UNFINISHED", "UNSUBMITTED", "Intake"]
 
 UNFINISHED: Final = Reason.UNFINISHED
 """Why a save was dropped: the forward pass ended before it wrote all rows."""
@@ -43,34 +51,26 @@ UNSUBMITTED: Final = Reason.UNSUBMITTED
 """Why an order came to nothing: its step ended before it was carried out."""
 
 
-@attrs.frozen(kw_only=True)
-class Order:
-    """
-    What the engine's thread asks for: one ticket.
+_DIRECTIONS: Final = {
+    TransferKind.SAVE: Direction.SAVE,
+    TransferKind.LOAD: Direction.LOAD,
+}
 
-    Args:
-        transfer_id: Unique within this runtime.
-        direction: Save or load.
-        request_id: Whose blocks.
-        generation: Which life of the request.
-        span: Blocks and keys.
-        row_ids: Rows of the span's group.
-        block_bytes: Bytes of one block over these rows.
-    """
 
-    transfer_id: TransferId
-    direction: Direction
-    request_id: RequestId
-    generation: int
-    span: BlockSpan
+class _Part(NamedTuple):
+    """What this rank holds of the blocks of a group, and how their keys are packed."""
+
+    group_id: GroupId
     row_ids: tuple[RowId, ...]
     block_bytes: int
+    packer: KeyPacker
 
 
 class _Batch(NamedTuple):
     """What one call of ``submit`` brought; ``row_ids`` is None for all of them."""
 
-    orders: Iterable[Order]
+    digest: bytes
+    orders: Sequence[SpanOrder]
     fence: Fence
     row_ids: Sequence[RowId] | None
     submitted_at: float
@@ -93,6 +93,8 @@ class Intake:
     between is the engine's forward pass, which may take as long as it likes.
 
     Args:
+        layout: Groups and rows.
+        shard: Which part of a block this rank holds.
         queue: Where items are offered.
         recorder: Told of every ticket.
         timeout: Deadlines.
@@ -104,6 +106,8 @@ class Intake:
 
     def __init__(
         self,
+        layout: KVLayout,
+        shard: ShardId,
         queue: DumpQueue,
         recorder: Recorder,
         *,
@@ -113,6 +117,10 @@ class Intake:
         on_failure: Callable[[str], None],
     ) -> None:
         self.open: dict[TransferId, Ticket] = {}
+        self._layout = layout
+        self._shard = shard
+        self._digest = b""
+        self._parts: dict[int, _Part] = {}
         self._queue = queue
         self._recorder = recorder
         self._timeout = timeout
@@ -129,10 +137,15 @@ class Intake:
         return len(self.open) + len(self._batches)
 
     def submit(
-        self, orders: Iterable[Order], fence: Fence, row_ids: Sequence[RowId] | None
+        self,
+        digest: bytes,
+        orders: Sequence[SpanOrder],
+        fence: Fence,
+        row_ids: Sequence[RowId] | None,
     ) -> None:
-        """Take orders, of which only *row_ids* are ready if given."""
-        self._batches.append(_Batch(orders, fence, row_ids, self._clock()))
+        """Take orders under a key space, of which only *row_ids* are ready if given."""
+        batch = _Batch(digest, orders, fence, row_ids, self._clock())
+        self._batches.append(batch)
 
     def add_rows(
         self, transfer_ids: Sequence[int], row_ids: Sequence[RowId], fence: Fence
@@ -158,8 +171,10 @@ class Intake:
                         self._on_failure("a batch of orders could not be taken in")
 
     def _offer(self, batch: _Batch) -> None:
-        orders = list(batch.orders)  # should one be none, no ticket was made
-        tickets = [self._ticket(order, batch.submitted_at) for order in orders]
+        if batch.digest != self._digest:
+            self._digest, self._parts = batch.digest, self._parts_under(batch.digest)
+        # All of them before any is offered: should one be none, none was.
+        tickets = [self._ticket(order, batch.submitted_at) for order in batch.orders]
         self._recorder.offered(tickets)  # before any of them can end
         late = self._overdue(batch, tickets)
         for ticket in tickets:
@@ -211,16 +226,32 @@ class Intake:
             outcome = Outcome(OutcomeKind.CANCELLED, Reason.LATE)
             self._recorder.settle(item.ticket, outcome)
 
-    def _ticket(self, order: Order, submitted_at: float) -> Ticket:
+    def _parts_under(self, digest: bytes) -> dict[int, _Part]:
+        """Return what this rank holds of each group's blocks, under a key space."""
+        return {
+            group.group_id: _Part(
+                group.group_id,
+                tuple(row.row_id for row in group.rows),
+                group.block_bytes,
+                KeyPacker(digest, group.group_id, self._shard),
+            )
+            for group in self._layout.groups
+        }
+
+    def _ticket(self, order: SpanOrder, submitted_at: float) -> Ticket:
+        part = self._parts[order.group_id]
+        direction = _DIRECTIONS[order.kind]
+        keys = part.packer.pack(order.split_hashes())
+        block_ids = cast("tuple[BlockId, ...]", order.block_ids)
         return Ticket(
-            transfer_id=order.transfer_id,
-            direction=order.direction,
-            owners=(Owner(order.request_id, order.generation, len(order.span)),),
-            span=order.span,
-            row_ids=order.row_ids,
-            block_bytes=order.block_bytes,
+            transfer_id=TransferId(order.transfer_id),
+            direction=direction,
+            owners=order.owners,
+            span=BlockSpan(part.group_id, block_ids, tuple(keys)),
+            row_ids=part.row_ids,
+            block_bytes=part.block_bytes,
             accepted_at=submitted_at,
-            deadline=submitted_at + self._limit(order.direction),
+            deadline=submitted_at + self._limit(direction),
             on_release=self._released,
             on_settle=self._queue.over,
             log=self._log,

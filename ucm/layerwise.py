@@ -17,14 +17,15 @@ from typing import Final
 
 import attrs
 
-from ucm.blocks import RowId
+from ucm.blocks import GroupId, RowId
 from ucm.devices.abc import Fence
-from ucm.intake import UNFINISHED, UNSUBMITTED, Order
-from ucm.layout import KVLayout
+from ucm.intake import UNFINISHED, UNSUBMITTED
+from ucm.layout import GroupKind, KVLayout
 from ucm.reasons import Reason
 from ucm.runtime import Runtime
+from ucm.scheduler.messages import SpanOrder, TransferKind
 
-__all__ = ["ROW_FAILED", "UNASKED", "RowLoads", "RowSaves", "SpanGroup"]
+__all__ = ["ROW_FAILED", "UNASKED", "RowLoads", "RowSaves", "SpanGroup", "groups_of"]
 
 ROW_FAILED: Final = Reason.ROW_FAILED
 """Why a load ended that was given up because another one of its request failed."""
@@ -39,18 +40,23 @@ class SpanGroup:
     Tickets of one step whose rows go together.
 
     Args:
-        transfer_ids: The tickets.
+        digest: Key space of their keys.
+        orders: What is to be saved or loaded.
         row_ids: Rows of each of them.
-        orders: The same tickets; iterated on the loop, once.
         at_end: The rows are final when the step ends only, whatever a layer says.
         submitted: Rows that were submitted.
     """
 
-    transfer_ids: Sequence[int]
+    digest: bytes
+    orders: Sequence[SpanOrder]
     row_ids: Sequence[RowId]
-    orders: Iterable[Order]
     at_end: bool = False
     submitted: set[RowId] = attrs.Factory(set)
+
+    @property
+    def transfer_ids(self) -> list[int]:
+        """The tickets."""
+        return [order.transfer_id for order in self.orders]
 
     def submit(self, runtime: Runtime, row_ids: Iterable[RowId], fence: Fence) -> None:
         """Submit those of the rows that are the tickets' own and were not before."""
@@ -60,7 +66,7 @@ class SpanGroup:
         if self.submitted:
             runtime.add_rows(self.transfer_ids, new, fence)
         else:
-            runtime.submit(self.orders, fence, new)
+            runtime.submit(self.digest, self.orders, fence, new)
         self.submitted.update(new)
 
     def lacks(self, row_id: RowId) -> bool:
@@ -71,6 +77,29 @@ class SpanGroup:
     def is_whole(self) -> bool:
         """Whether every row was submitted."""
         return len(self.submitted) == len(self.row_ids)
+
+
+def groups_of(
+    layout: KVLayout, digest: bytes, orders: Iterable[SpanOrder]
+) -> list[SpanGroup]:
+    """
+    Put a plan's loads, or its saves, together as their rows go.
+
+    Saves by group of layers; loads by request as well, since one that fails ends the
+    others of its request.
+    """
+    together: dict[tuple[str, int], list[SpanOrder]] = {}
+    for order in orders:
+        request = order.request_id if order.kind is TransferKind.LOAD else ""
+        together.setdefault((request, order.group_id), []).append(order)
+    groups = []
+    for (_, group_id), alike in together.items():
+        group = layout.group(GroupId(group_id))
+        rows = [row.row_id for row in group.rows]
+        # States may still move behind the forward pass.
+        at_end = group.kind is GroupKind.STATE
+        groups.append(SpanGroup(digest, alike, rows, at_end))
+    return groups
 
 
 class RowSaves:
@@ -97,7 +126,7 @@ class RowSaves:
         """Give up the saves whose rows did not all come: their step ended before."""
         for group in self._groups:
             if not group.submitted:
-                self._runtime.decline(group.orders, UNSUBMITTED)
+                self._runtime.decline(group.digest, group.orders, UNSUBMITTED)
             elif not group.is_whole:
                 self._runtime.abandon(group.transfer_ids, UNFINISHED)
         self._groups = ()

@@ -10,6 +10,7 @@ Bounded by the tickets that were accepted: each causes at most two messages.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ucm.threads import SYSTEM, Threads
@@ -30,11 +31,15 @@ class Mailbox(Generic[_M]):
     def __init__(self, threads: Threads = SYSTEM) -> None:
         self._messages: deque[_M] = deque()
         self._filled = threads.event()
+        self.on_put: Callable[[], None] | None = None
+        """Called behind each message, on the thread that put it. Must not block."""
 
     def put(self, message: _M) -> None:
         """Leave a message. Never blocks."""
         self._messages.append(message)
         self._filled.set()
+        if self.on_put is not None:
+            self.on_put()
 
     def drain(self) -> list[_M]:
         """Take out all messages in the order they were put. Never blocks."""

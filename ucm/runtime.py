@@ -2,10 +2,10 @@
 """
 The one place where the engine's thread meets the loop.
 
-One loop thread per process runs the pipeline; copy threads do what blocks. The
-engine's thread calls ``submit`` once per step (one append and one wake-up of the loop,
-never a wait), ``poll`` for what has happened, and ``fence`` when it is about to reuse
-blocks that a save may still read.
+One loop per process runs the pipeline, as a rule on a thread of its own; copy threads do
+what blocks. The engine's thread calls ``submit`` once per step (one append and one
+wake-up of the loop, never a wait), ``poll`` for what has happened, and ``fence`` when it
+is about to reuse blocks that a save may still read.
 
 Threading: all public methods belong to the engine's thread; see ``Intake`` for what it
 submits. ``_failure`` is set once, from any thread. When the loop or a copy thread dies,
@@ -13,19 +13,18 @@ submits. ``_failure`` is set once, from any thread. When the loop or a copy thre
 why; nothing ever waits for a dead thread.
 """
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
-
-import anyio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from ucm.affinity import AffinityPlan, bind_thread, format_cpulist
-from ucm.blocks import RowId, TransferId
+from ucm.blocks import RowId, ShardId, TransferId
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
 from ucm.devices.events import FailedFence
 from ucm.errors import DeviceError, PipelineClosedError
-from ucm.intake import UNFINISHED, Intake, Order
+from ucm.intake import UNFINISHED, Intake
+from ucm.layout import KVLayout
+from ucm.loop import PipelineLoop
 from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
 from ucm.pipeline.engine_waits import EngineWaits
@@ -33,6 +32,7 @@ from ucm.pipeline.pipeline import Pipeline
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
 from ucm.pipeline.tickets import Admission, Outcome, OutcomeKind, Ticket
 from ucm.reasons import Reason
+from ucm.scheduler.messages import SpanOrder
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import (
@@ -43,12 +43,12 @@ from ucm.tracing import (
     THREAD_BOUND,
     Log,
 )
-from ucm.waker import Waker
 
-__all__ = ["Order", "Runtime"]
+__all__ = ["Runtime"]
 
-_START_TIMEOUT_S = 10.0
 _BRIEF_S = 0.002
+_ONLY_SHARD: Final = ShardId(0)
+_NOTHING: Final[Mapping[int, Sequence[int]]] = {}
 
 
 class Runtime:
@@ -58,9 +58,11 @@ class Runtime:
     Args:
         store: Opened by the caller, closed by ``close``.
         device: Registered by the caller, closed by ``close``.
+        layout: As the device was given it.
         config: Bounds and deadlines.
         counters: Where totals go.
         log: The process's log.
+        shard: Which part of a block this rank holds.
         threads: Where the clock, threads and locks come from.
         affinity: Where copy threads run; as the system pleases if not given.
         confirms: The engine overwrites blocks before it says so: a save is committed
@@ -72,9 +74,11 @@ class Runtime:
         store: Store,
         device: Device,
         *,
+        layout: KVLayout,
         config: UCMConfig,
         counters: Counters,
         log: Log,
+        shard: ShardId = _ONLY_SHARD,
         threads: Threads = SYSTEM,
         affinity: AffinityPlan | None = None,
         confirms: bool = False,
@@ -85,7 +89,6 @@ class Runtime:
         self._staging_bytes = config.queue.staging_bytes
         self._log = log
         self._counters = counters
-        self._threads = threads
         self._affinity = affinity
         self._clock = threads.monotonic
         self._mailbox: Mailbox[Notice] = Mailbox(threads)
@@ -103,6 +106,8 @@ class Runtime:
             on_copy_thread=self._bind_copy_thread,
         )
         self._intake = Intake(
+            layout,
+            shard,
             self._pipeline.queue,
             self._recorder,
             timeout=config.timeout,
@@ -110,6 +115,7 @@ class Runtime:
             threads=threads,
             on_failure=self._fail,
         )
+        self._loop = PipelineLoop(self._pipeline, threads, self._loop_ended)
         self._open = self._intake.open
         self._waits = EngineWaits(
             self._open,
@@ -117,16 +123,12 @@ class Runtime:
             counters,
             timeout=config.timeout,
             clock=self._clock,
-            wake=self._wake,
+            wake=self._loop.wake,
         )
         self._confirms = confirms
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waker: Waker | None = None
-        self._started = threads.event()
         self._failure_lock = threads.lock()
         self._failure = ""
         self._closed = False
-        self._thread = threads.thread(self._main, "ucm-loop")
 
     @property
     def failure(self) -> str:
@@ -147,9 +149,27 @@ class Runtime:
             PipelineClosedError: The loop did not come up.
         """
         self._pin()
-        self._thread.start()
-        if not self._started.wait(_START_TIMEOUT_S) or self._failure:
+        if not self._loop.start() or self._failure:
             raise PipelineClosedError(f"the loop did not start: {self._failure}")
+        self._log_start()
+
+    async def serve(self, on_notice: Callable[[], None]) -> None:
+        """
+        Serve on the running loop until ``close``, instead of ``start``; pins first.
+
+        Args:
+            on_notice: Called on any thread when there is something to poll. Must not
+                block.
+
+        Raises:
+            ConfigError: As ``start``.
+        """
+        self._pin()
+        self._mailbox.on_put = on_notice
+        self._log_start()
+        await self._loop.serve()
+
+    def _log_start(self) -> None:
         self._log.info(
             RUNTIME_STARTED,
             store=type(self._store).__name__,
@@ -168,7 +188,8 @@ class Runtime:
 
     def submit(
         self,
-        orders: Iterable[Order],
+        digest: bytes,
+        orders: Sequence[SpanOrder],
         fence: Fence,
         row_ids: Sequence[RowId] | None = None,
     ) -> None:
@@ -176,14 +197,14 @@ class Runtime:
         Ask for tickets; never blocks, wakes the loop once. Refusals ``poll`` tells.
 
         Args:
-            orders: In the order of service. As a rule iterated on the loop, to spare the
-                engine's thread the work; must not depend on anything that changes.
+            digest: Key space of their keys, which are packed on the loop.
+            orders: In the order of service; must not change any more.
             fence: Behind everything the engine has done to the blocks so far.
             row_ids: The rows that are ready, at least one of each order; ``add_rows``
                 brings the others. All if not given.
         """
-        self._intake.submit(orders, fence, row_ids)
-        self._wake()
+        self._intake.submit(digest, orders, fence, row_ids)
+        self._loop.wake()
 
     def add_rows(
         self, transfer_ids: Sequence[int], row_ids: Sequence[RowId], fence: Fence
@@ -197,13 +218,14 @@ class Runtime:
             fence: Behind everything the engine has done to these rows.
         """
         self._intake.add_rows(transfer_ids, row_ids, fence)
-        self._wake()
+        self._loop.wake()
 
-    def decline(self, orders: Iterable[Order], reason: Reason) -> None:
+    def decline(
+        self, digest: bytes, orders: Sequence[SpanOrder], reason: Reason
+    ) -> None:
         """Take orders that nothing is to be done for: they are counted and end at once."""
-        made = list(orders)
-        self.submit(made, FailedFence(DeviceError(reason)))
-        self.abandon([order.transfer_id for order in made], reason)
+        self.submit(digest, orders, FailedFence(DeviceError(reason)))
+        self.abandon([order.transfer_id for order in orders], reason)
 
     def abandon(self, transfer_ids: Iterable[int], reason: Reason) -> None:
         """Cancel tickets whose missing rows will not come."""
@@ -212,7 +234,7 @@ class Runtime:
             ticket = self._open.get(TransferId(transfer_id))
             if ticket is not None:
                 self._recorder.settle(ticket, Outcome(OutcomeKind.CANCELLED, reason))
-        self._wake()
+        self._loop.wake()
 
     def wait_rows(
         self, transfer_ids: Iterable[int], row_ids: Sequence[RowId]
@@ -227,12 +249,10 @@ class Runtime:
             DeviceTimeoutError: A copy goes on that was given up long ago; what the
                 engine would compute into its blocks might be overwritten.
         """
-
-        def landed(ticket: Ticket, timeout: float) -> bool:
-            return ticket.wait_copied(row_ids, timeout)
-
         self._take_in()
-        return self._waits.for_loads(transfer_ids, landed)
+        return self._waits.for_loads(
+            transfer_ids, lambda ticket, timeout: ticket.wait_copied(row_ids, timeout)
+        )
 
     def wait_loaded(self, transfer_ids: Iterable[int]) -> list[int]:
         """Block until loads are over and nothing writes their blocks; as ``wait_rows``."""
@@ -245,8 +265,8 @@ class Runtime:
 
     def poll(self) -> list[Notice]:
         """Return what has happened since the last call. Never blocks."""
-        if self._started.is_set() and not self._thread.is_alive() and not self._closed:
-            self._loop_died()
+        if self._loop.has_died:
+            self._loop_ended()
         if self._failure or self._closed:
             self._take_in()  # nobody else does
         notices = self._mailbox.drain()
@@ -267,7 +287,10 @@ class Runtime:
         self._mailbox.wait(timeout if is_open else min(timeout, _BRIEF_S))
 
     def fence(
-        self, transfer_ids: Sequence[int], overwritten: Sequence[int] = ()
+        self,
+        transfer_ids: Sequence[int],
+        overwritten: Sequence[int] = (),
+        lost: Mapping[int, Sequence[int]] = _NOTHING,
     ) -> None:
         """
         Make sure that no save is stored with bytes the engine now overwrites.
@@ -280,11 +303,14 @@ class Runtime:
             transfer_ids: Saves whose blocks are overwritten when this returns.
             overwritten: Saves whose blocks may be overwritten already. Nothing is
                 waited for: what they copied counts only if ``poll`` told of it before.
+            lost: The positions of the blocks that are overwritten, for saves of several
+                requests. All of the others' are.
         """
         if transfer_ids or overwritten:
             self._take_in()
-            self._waits.tear(overwritten)
-            self._waits.for_saves(transfer_ids, lambda: self._failure)
+            more = [lost] if lost else []
+            self._waits.tear(overwritten, *more)
+            self._waits.for_saves(transfer_ids, lambda: self._failure, *more)
 
     def quiesce(self) -> bool:
         """Take all blocks back as ``fence`` does; False if a copy still touches some."""
@@ -310,6 +336,7 @@ class Runtime:
         """
         Drain for the configured time, cancel the rest, and end all threads. Idempotent.
 
+        Blocks: not to be called on the loop that ``serve`` runs on.
         Store and device are closed only if no copy or thread may still use them.
         """
         if self._closed:
@@ -324,10 +351,9 @@ class Runtime:
         drained = not self._failure and self.flush(self._timeout.shutdown)
         abandoned = sum(ticket.outcome is None for ticket in self._open.values())
         if not drained:
-            self._call_loop(self._cancel_waiting)
-        self._call_loop(self._pipeline.stop)
-        self._thread.join(self._timeout.shutdown)
-        quiet = not self._thread.is_alive()
+            self._loop.call(lambda: self._pipeline.cancel_waiting(Reason.SHUTDOWN))
+        self._loop.call(self._pipeline.stop)
+        quiet = self._loop.join(self._timeout.shutdown)
         quiet = quiet and self._pipeline.join_threads(self._timeout.shutdown)
         self._settle_open(Reason.CLOSED, OutcomeKind.CANCELLED)
         if quiet and not self._pipeline.has_quarantined:
@@ -344,41 +370,14 @@ class Runtime:
             cpus = format_cpulist(bound.cpus)
             self._log.info(THREAD_BOUND, cpus=cpus, reason=bound.reason)
 
-    def _wake(self) -> None:
-        if self._waker is not None:
-            self._waker.wake()
+    def _loop_ended(self) -> None:
+        """
+        Fail, unless it is closed, whatever the loop has left.
 
-    def _call_loop(self, function: Callable[[], None]) -> None:
-        if self._loop is None or self._loop.is_closed():
+        Gives up the copies that only the loop would have seen to end.
+        """
+        if self._closed:
             return
-        with contextlib.suppress(RuntimeError):  # closed between test and call
-            self._loop.call_soon_threadsafe(function)
-
-    def _cancel_waiting(self) -> None:
-        self._pipeline.cancel_waiting(Reason.SHUTDOWN)
-
-    def _main(self) -> None:
-        """Run the loop thread; whatever ends it early fails all that is open."""
-        try:
-            anyio.run(
-                self._serve,
-                backend_options={"loop_factory": self._threads.event_loop},
-            )
-        finally:
-            if not self._closed:
-                self._loop_died()
-            self._started.set()
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._waker = self._threads.waker(self._loop, self._pipeline.wake)
-        try:
-            await self._pipeline.run(self._started.set)
-        finally:
-            self._waker.close()
-
-    def _loop_died(self) -> None:
-        """Fail, and give up the copies that only the loop would have seen to end."""
         tickets = list(self._open.values())
         self._fail("the loop thread has died")
         if not self._device.is_synchronous:

@@ -27,6 +27,7 @@ from tests.mutations.of_stuck import STUCK
 from tests.mutations.of_topology import TOPOLOGY
 from tests.mutations.of_transport import TRANSPORT
 from tests.mutations.of_weights import WEIGHTS
+from tests.mutations.of_worker import WORKER
 
 __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
 
@@ -55,4 +56,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *RUNNER,
     *STUCK,
     *PIPE,
+    *WORKER,
 )

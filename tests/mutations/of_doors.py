@@ -6,7 +6,7 @@ from tests.mutations.mutant import Mutant
 __all__ = ["DOORS"]
 
 _WORKER = "ucm/integration/vllm/worker.py"
-_PROGRESS = "ucm/integration/vllm/progress.py"
+_PROGRESS = "ucm/progress.py"
 _SCHEDULER = "ucm/integration/vllm/scheduler.py"
 _KEYSPACE = "ucm/integration/vllm/keyspace.py"
 _LOADS = "tests/integration/vllm/test_worker.py::TestLoads"
@@ -19,7 +19,7 @@ DOORS = (
         name="no_fence_in_the_worker",
         why="The forward pass overwrites blocks that a save still reads.",
         file=_WORKER,
-        find="            self._runtime.fence((*plan.fences, *plan.overwritten))\n",
+        find="            self._runtime.fence((*plan.fences, *plan.overwritten), (), plan.lost)\n",
         replace="            pass\n",
         killers=(
             f"{_ORDERS}::TestBlocks::test_blocks_under_a_save_are_not_overwritten_in_silence",

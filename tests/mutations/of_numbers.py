@@ -8,8 +8,7 @@ __all__ = ["NUMBERS"]
 _BUDGET = "ucm/scheduler/budget.py"
 _LINES = "ucm/line_writer.py"
 _HOLDS = "ucm/scheduler/holds.py"
-_OUTBOX = "ucm/integration/vllm/outbox.py"
-_PROGRESS = "ucm/integration/vllm/progress.py"
+_PROGRESS = "ucm/progress.py"
 _REQUESTS = "ucm/scheduler/requests.py"
 _SAVES = "ucm/scheduler/saves.py"
 _SCHEDULER = "ucm/integration/vllm/scheduler.py"
@@ -20,7 +19,7 @@ _DENIALS = "tests/scheduler/test_transfers.py::TestDenials"
 _HALVES = "tests/integration/vllm/test_halves.py"
 _HEALTH = "tests/integration/vllm/test_health.py"
 _ORDERS = "tests/integration/vllm/test_worker_orders.py"
-_REPORTS = "tests/integration/vllm/test_outbox.py::TestOutbox"
+_REPORTS = "tests/test_progress.py::TestOutbox"
 _LEDGER = "tests/scheduler/test_holds.py::TestHoldLedger"
 _LOADS = "tests/scheduler/test_loads.py"
 _WRITER = "tests/test_line_writer.py::TestLineWriter"
@@ -81,12 +80,12 @@ NUMBERS = (
         name="given_up_save_is_still_read",
         why="R-16: the rank never tells the engine that it may free the blocks.",
         file=_PROGRESS,
-        find="        ids.append(ticket.transfer_id)\n        key =",
+        find="        ids.append(ticket.transfer_id)\n        for owner",
         replace="""\
         ids.append(ticket.transfer_id)
         if is_given_up:
             return
-        key =""",
+        for owner""",
         killers=(
             f"{_ORDERS}::TestBlocks::test_request_whose_save_is_stuck_is_told_as_sent",
         ),
@@ -153,7 +152,7 @@ NUMBERS = (
     Mutant(
         name="report_over_the_bound",
         why="R-17: a worker that has much to tell raises into the engine.",
-        file=_OUTBOX,
+        file=_PROGRESS,
         find="MAX_IDS: Final = 65536",
         replace="MAX_IDS: Final = 1 << 30",
         killers=(
@@ -163,7 +162,7 @@ NUMBERS = (
     Mutant(
         name="load_over_before_its_failure",
         why="R-17: garbage counts as loaded, and what is computed on it is stored.",
-        file=_OUTBOX,
+        file=_PROGRESS,
         find="() if self.failures else _take(self.loads_done, MAX_IDS)",
         replace="_take(self.loads_done, MAX_IDS)",
         killers=(f"{_REPORTS}::test_load_is_not_told_as_over_before_its_failure",),

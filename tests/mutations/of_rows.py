@@ -12,7 +12,7 @@ _SAVE = "ucm/pipeline/save.py"
 _INTAKE = "ucm/intake.py"
 _RUNTIME = "ucm/runtime.py"
 _LAYERWISE = "ucm/layerwise.py"
-_PROGRESS = "ucm/integration/vllm/progress.py"
+_PROGRESS = "ucm/progress.py"
 _SAVES = "tests/test_layerwise.py::TestRowSaves"
 _LOADS = "tests/test_layerwise.py::TestRowLoads"
 _TO_COME = "tests/test_layerwise.py::TestQueue"
@@ -153,7 +153,7 @@ ROWS = (
         name="abandon_wakes_nobody",
         why="An idle loop leaves the slots of a save that was given up taken.",
         file=_RUNTIME,
-        find="OutcomeKind.CANCELLED, reason))\n        self._wake()\n",
+        find="OutcomeKind.CANCELLED, reason))\n        self._loop.wake()\n",
         replace="OutcomeKind.CANCELLED, reason))\n",
         killers=(f"{_GAPS}::TestIntake::test_giving_up_wakes_the_loop",),
     ),
@@ -302,7 +302,7 @@ ROWS = (
         name="late_load_told_as_loaded",
         why="The engine keeps what it computed from blocks that were not there.",
         file=_PROGRESS,
-        find="            outcome = Outcome(OutcomeKind.FAILED, UNASKED)\n",
+        find="            outcome = Outcome(OutcomeKind.FAILED, Reason.UNASKED)\n",
         replace="            pass\n",
         killers=(f"{_UNASKED}::test_late_load_is_told_as_failed_with_its_blocks",),
     ),

@@ -346,7 +346,7 @@ STUCK = (
     Mutant(
         name="blameless_block_denied",
         why="A prefix whose load came too late once is a miss until it is saved again.",
-        file="ucm/integration/vllm/progress.py",
+        file="ucm/progress.py",
         find="""\
     if outcome.bad_key:
         bad_hash = BlockHash(BlockKey.unpack(outcome.bad_key).block_hash)

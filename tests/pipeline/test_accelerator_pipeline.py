@@ -11,6 +11,7 @@ import torch
 from tests.pipeline.kit import TIMEOUT
 from tests.rig import (
     BLOCK_BYTES,
+    KEYSPACE_DIGEST,
     NUM_BLOCKS,
     NUM_ROWS,
     PAGE_BYTES,
@@ -105,9 +106,9 @@ class Engine:
         self.compute = driver.current_stream()
         self.lent = []
 
-    def write(self, span, at):
+    def write(self, order, at):
         """Let each block of an order be written some time."""
-        for block in span.block_ids:
+        for block in order.block_ids:
             content = CONTENTS[at + block]
             self.driver.launch(
                 self.compute,
@@ -136,9 +137,9 @@ class Engine:
         wanted = {}
         self.rig.device.begin_step(first)
         for one in spans(Direction.SAVE, at, first):
-            self.write(one.span, at)
+            self.write(one, at)
             wanted[one.transfer_id] = one
-            self.rig.runtime.submit([one], self.fence(one.transfer_id))
+            self.rig.runtime.submit(KEYSPACE_DIGEST, [one], self.fence(one.transfer_id))
         seen = set()
         while wanted.keys() - seen:
             self.rig.runtime.wait_for_notice(TIMEOUT)
@@ -159,7 +160,9 @@ class Engine:
                 ),
             )
         self.rig.runtime.submit(
-            spans(Direction.LOAD, at, first), self.rig.device.lease(None)
+            KEYSPACE_DIGEST,
+            spans(Direction.LOAD, at, first),
+            self.rig.device.lease(None),
         )
         self.rig.settle()
         return self.rig.memory.clone()
@@ -199,10 +202,12 @@ class TestWindow:
         with running_on(store, device, {"queue": {"window": window}}) as rig:
             if direction is Direction.LOAD:
                 copies = CopyDirection.TO_DEVICE
-                rig.runtime.submit(spans(Direction.SAVE, 0), DoneFence())
+                rig.runtime.submit(
+                    KEYSPACE_DIGEST, spans(Direction.SAVE, 0), DoneFence()
+                )
                 rig.settle()
             driver.hardware.pace, driver.until = (0,), window
-            rig.runtime.submit(spans(direction, 0, SPANS), DoneFence())
+            rig.runtime.submit(KEYSPACE_DIGEST, spans(direction, 0, SPANS), DoneFence())
             assert driver.reached.wait(TIMEOUT)
             rig.settle()
         assert window == driver.most[copies]
@@ -217,7 +222,7 @@ class TestClose:
         driver, device, store = make(semantics, until=2, pace=(0,))
         before = set(threading.enumerate())
         with running_on(store, device, {"queue": {"window": 2}}) as rig:
-            rig.runtime.submit(spans(Direction.SAVE, 0), DoneFence())
+            rig.runtime.submit(KEYSPACE_DIGEST, spans(Direction.SAVE, 0), DoneFence())
             assert driver.reached.wait(TIMEOUT)
         driver.close()
         assert [] == driver.hardware.violations
@@ -231,11 +236,11 @@ class TestClose:
         driver, device, store = make(pace=(0,), until=1, then=(0,))
         config = {"timeout": {"shutdown": 0.05}, "queue": {"window": 1}}
         with running_on(store, device, config) as rig:
-            rig.runtime.submit(spans(Direction.SAVE, 0), DoneFence())
+            rig.runtime.submit(KEYSPACE_DIGEST, spans(Direction.SAVE, 0), DoneFence())
             assert driver.reached.wait(TIMEOUT)
         assert 1 == driver.under_way(CopyDirection.TO_HOST)
         assert (1, 1) == (len(driver.pins), device.events.num_own)
         driver.hardware.drain()
-        rig.runtime._thread.join(TIMEOUT)
+        rig.runtime._loop.join(TIMEOUT)
         device.close()
         assert ({}, []) == (driver.pins, driver.hardware.violations)

@@ -10,6 +10,7 @@ import torch
 from tests.pipeline.kit import TIMEOUT, AsyncDevice, HandFence
 from tests.rig import (
     BLOCK_BYTES,
+    KEYSPACE_DIGEST,
     NUM_BLOCKS,
     PAGE_BYTES,
     keys_of,
@@ -101,7 +102,7 @@ class TestCopies:
         with running() as rig:
             ready = HandFence()
             (one,) = [order(1, SAVE, range(4), range(1, 5))]
-            rig.runtime.submit([one], ready)
+            rig.runtime.submit(KEYSPACE_DIGEST, [one], ready)
             saved = rig.fill(range(1, 5), seed=4)
             assert not rig.device.was_asked
             ready.open()
@@ -166,7 +167,9 @@ class TestDeadlines:
     def test_engine_work_that_never_ends_costs_the_save_only(self):
         """A save whose blocks are never written is dropped before any copy."""
         with running({"timeout": {"save": 0.02}}) as rig:
-            rig.runtime.submit([order(1, SAVE, range(4), range(1, 5))], HandFence())
+            rig.runtime.submit(
+                KEYSPACE_DIGEST, [order(1, SAVE, range(4), range(1, 5))], HandFence()
+            )
             assert "deadline" == rig.settle()[1].reason
             assert [1] == rig.told(NoticeKind.RELEASED)
             assert not rig.device.was_asked
@@ -195,8 +198,8 @@ class TestDeadlines:
             def die():
                 raise SystemExit
 
-            rig.runtime._call_loop(die)
-            rig.runtime._thread.join(TIMEOUT)
+            rig.runtime._loop.call(die)
+            rig.runtime._loop.join(TIMEOUT)
             assert "runtime_failed" == rig.settle()[1].reason
             assert [1] == rig.told(NoticeKind.QUARANTINED)
             assert [] == rig.told(NoticeKind.RELEASED)
@@ -230,8 +233,8 @@ class TestFailure:
             assert OutcomeKind.FAILED is rig.outcomes()[1].kind
             assert 4 == rig.store.stats().reserved_blocks
             fence.open()
-            rig.runtime._call_loop(rig.runtime._pipeline.stop)
-            rig.runtime._thread.join(TIMEOUT)
+            rig.runtime._loop.call(rig.runtime._pipeline.stop)
+            rig.runtime._loop.join(TIMEOUT)
             assert rig.runtime._pipeline.join_threads(TIMEOUT)
             assert 0 == rig.store.stats().reserved_blocks
 
@@ -248,7 +251,7 @@ class TestClose:
             assert [] == rig.told(NoticeKind.RELEASED)
             assert 4 == rig.store.stats().reserved_blocks
             fence.open()
-            rig.runtime._thread.join(TIMEOUT)
+            rig.runtime._loop.join(TIMEOUT)
             assert rig.runtime._pipeline.join_threads(TIMEOUT)
             assert [1] == rig.told(NoticeKind.RELEASED)
             assert 0 == rig.store.match(keys_of(0))

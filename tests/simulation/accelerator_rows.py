@@ -30,7 +30,7 @@ from ucm.devices.events import FailedFence
 from ucm.errors import DeviceError
 from ucm.layerwise import RowLoads
 from ucm.pipeline.tickets import Direction, OutcomeKind
-from ucm.runtime import Order
+from ucm.scheduler.messages import SpanOrder
 
 __all__ = ["RowKernels"]
 
@@ -87,7 +87,7 @@ class RowKernels(RowWorld):
             self._never_begun([load.order for load in loads])
             for load in loads:
                 del self.row_loading[load.order.transfer_id]
-                self.loading.difference_update(load.order.span.block_ids)
+                self.loading.difference_update(load.order.block_ids)
             return
         blocks = self._blocks_to_write()
         numbers = [self._new_number() for _ in blocks]
@@ -111,7 +111,7 @@ class RowKernels(RowWorld):
         self.row_saves.finish(lambda: _fence(self.prover.after_write))
         self._finish_loads(loads)
 
-    def _begin_saves(self, blocks: list[int], numbers: list[int]) -> list[Order]:
+    def _begin_saves(self, blocks: list[int], numbers: list[int]) -> list[SpanOrder]:
         cut = self.dice.randrange(1, len(blocks) + 1) if blocks else 0
         saves = []
         for part in (slice(cut), slice(cut, None)):
@@ -124,7 +124,7 @@ class RowKernels(RowWorld):
         self.row_saves.begin([group_of(*saves)] if saves else [])
         return saves
 
-    def _save_row(self, row: int, layer: str, saves: list[Order]) -> None:
+    def _save_row(self, row: int, layer: str, saves: list[SpanOrder]) -> None:
         for _ in range(self.dice.choice([0, 1, 1, 1, 2])):
             for save in saves:
                 self.transfers[save.transfer_id].rows_left.discard(row)
@@ -142,9 +142,7 @@ class RowKernels(RowWorld):
         elif not self._timed(lambda: self.row_loads.wait_for(layer)):
             return row
         for load in loads:
-            for block, number in zip(
-                load.order.span.block_ids, load.numbers, strict=True
-            ):
+            for block, number in zip(load.order.block_ids, load.numbers, strict=True):
                 kernel = functools.partial(self._compare_row, load, block, row, number)
                 self._launch(block, kernel)
         return NUM_ROWS
@@ -168,9 +166,7 @@ class RowKernels(RowWorld):
             load.is_over = True
             load.is_late = load.order.transfer_id in late
             self.seen["came late"] += load.is_late
-            for block, number in zip(
-                load.order.span.block_ids, load.numbers, strict=True
-            ):
+            for block, number in zip(load.order.block_ids, load.numbers, strict=True):
                 self.content[block] = number
                 self.loading.discard(block)
                 if self.dice.random() < 0.5:
@@ -200,12 +196,12 @@ class RowKernels(RowWorld):
             load.is_well = True
             self._judge(load)
             return True
-        for block, number in zip(load.order.span.block_ids, load.numbers, strict=True):
+        for block, number in zip(load.order.block_ids, load.numbers, strict=True):
             if self.content[block] == number:
                 self._poison(block)  # the engine computes it itself
         return True
 
-    def _never_begun(self, orders: Sequence[Order]) -> None:
+    def _never_begun(self, orders: Sequence[SpanOrder]) -> None:
         """Forget what nobody has heard of."""
         for order in orders:
             del self.transfers[order.transfer_id]

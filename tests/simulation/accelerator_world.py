@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tests.rig import keys_in
 from tests.simulation.accelerator_parts import Parts, WatchedDevice
 from tests.simulation.accelerator_proofs import PROOFS, Prover
 from tests.simulation.accelerator_rows import RowKernels
@@ -42,6 +43,7 @@ from ucm.devices.driver import Direction as CopyDirection
 from ucm.devices.selection import EventSelector
 from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
+from ucm.scheduler.messages import TransferKind
 from ucm.testing.accelerator_ops import Copy
 from ucm.testing.accelerator_streams import CUDA, NPU, Bias, SimHardware
 
@@ -297,13 +299,13 @@ class AcceleratorWorld(RowKernels):
             self._reuse(blocks)
 
     def _blocks_over(self, transfer: Transfer) -> None:
-        span = transfer.order.span
-        if transfer.order.direction is Direction.SAVE:
+        order = transfer.order
+        if transfer.order.kind is TransferKind.SAVE:
             return
         if self._row_load_over(transfer):
             return
-        self.loading.difference_update(span.block_ids)
-        for block, key in zip(span.block_ids, span.keys, strict=True):
+        self.loading.difference_update(order.block_ids)
+        for block, key in zip(order.block_ids, keys_in(order), strict=True):
             if transfer.outcome == OutcomeKind.COMMITTED.value:
                 number = NUMBERS[key]
                 self._check_block(block, number, "was loaded with something else")

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tests.rig import keys_in
 from tests.simulation.contents import (
     CONTENTS,
     LAYERS,
@@ -30,6 +31,7 @@ from tests.simulation.runtime_world import Transfer
 from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
 from ucm.pipeline.tickets import Direction, OutcomeKind
+from ucm.scheduler.messages import TransferKind
 from ucm.testing.faults import FaultDevice
 from ucm.testing.unreliable import LateDevice
 
@@ -107,12 +109,12 @@ class PipelineWorld(RowActs):
         self.expected[block] = content
 
     def _blocks_over(self, transfer: Transfer) -> None:
-        if transfer.order.direction is Direction.SAVE:
+        if transfer.order.kind is TransferKind.SAVE:
             return
         if self._row_load_over(transfer):
             return
-        span = transfer.order.span
-        for block, key in zip(span.block_ids, span.keys, strict=True):
+        order = transfer.order
+        for block, key in zip(order.block_ids, keys_in(order), strict=True):
             if transfer.outcome == OutcomeKind.COMMITTED.value:
                 check_bytes(
                     CONTENTS[NUMBERS[key]],

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from tests.rig import KEYSPACE_DIGEST
 from tests.simulation.contents import (
     CONTENTS,
     LAYERS,
@@ -30,7 +31,7 @@ from ucm.blocks import RowId
 from ucm.intake import UNFINISHED
 from ucm.layerwise import RowLoads, RowSaves
 from ucm.pipeline.tickets import Direction, OutcomeKind
-from ucm.runtime import Order
+from ucm.scheduler.messages import SpanOrder
 
 __all__ = ["RowActs"]
 
@@ -50,7 +51,7 @@ class _RowSave:
         is_lost: Somebody else writes the blocks now, or nobody does.
     """
 
-    order: Order
+    order: SpanOrder
     numbers: Sequence[int]
     left: list[int]
     is_lost: bool = False
@@ -75,7 +76,7 @@ class RowActs(RowWorld):
     def _take(self, free: Sequence[int]) -> list[int]:
         blocks = super()._take(free)
         for save in self.partial:
-            save.is_lost |= not set(blocks).isdisjoint(save.order.span.block_ids)
+            save.is_lost |= not set(blocks).isdisjoint(save.order.block_ids)
         return blocks
 
     # Saves whose rows come whenever they do.
@@ -113,7 +114,7 @@ class RowActs(RowWorld):
         transfer_id = save.order.transfer_id
         self._submitted(save, rows)
         if is_first:
-            self.runtime.submit([save.order], fence, rows)
+            self.runtime.submit(KEYSPACE_DIGEST, [save.order], fence, rows)
         else:
             self.seen["rows come late"] += transfer_id not in self.transfers
             self.runtime.add_rows([transfer_id], rows, fence)
@@ -139,7 +140,7 @@ class RowActs(RowWorld):
 
     def _write_row(self, save: _RowSave, row: int) -> None:
         """Write a row as engines do, which may write it more than once."""
-        for block, number in zip(save.order.span.block_ids, save.numbers, strict=True):
+        for block, number in zip(save.order.block_ids, save.numbers, strict=True):
             before = self.expected[block]
             if save.is_lost or before is None:
                 continue
@@ -203,7 +204,7 @@ class RowActs(RowWorld):
             del self.transfers[order.transfer_id]
         for load in loads:
             del self.row_loading[load.order.transfer_id]
-            for block in load.order.span.block_ids:
+            for block in load.order.block_ids:
                 self.expected[block] = self.pages[:, block].copy()
 
     def _run_layer(
@@ -216,9 +217,7 @@ class RowActs(RowWorld):
             for load in loads:
                 load.is_unasked = True
         for load in loads:
-            for block, number in zip(
-                load.order.span.block_ids, load.numbers, strict=True
-            ):
+            for block, number in zip(load.order.block_ids, load.numbers, strict=True):
                 if not np.array_equal(CONTENTS[number][row], self.pages[row, block]):
                     load.wrong = f"row {row} of block {block} was read as other bytes"
         for save in saves:
@@ -241,7 +240,7 @@ class RowActs(RowWorld):
         if not self._timed(lambda: late.extend(self.row_loads.finish())):
             return
         for load in loads:
-            for block in load.order.span.block_ids:
+            for block in load.order.block_ids:
                 load.landed.append(self.pages[:, block].copy())
                 if self.dice.random() < 0.5:
                     self.pages[:, block] = NEVER
@@ -267,6 +266,6 @@ class RowActs(RowWorld):
             for number, landed in zip(load.numbers, load.landed, strict=True):
                 check_bytes(CONTENTS[number], landed, "a block was loaded wrongly")
         if not load.landed:  # its pass has not ended well
-            for block in load.order.span.block_ids:
+            for block in load.order.block_ids:
                 self.expected[block] = self.pages[:, block].copy()
         return True

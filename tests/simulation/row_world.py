@@ -8,13 +8,14 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from tests.rig import KEYSPACE_DIGEST
 from tests.simulation.contents import NUM_ROWS
 from tests.simulation.runtime_world import RuntimeWorld
 from ucm.blocks import RowId
 from ucm.errors import DeviceTimeoutError
 from ucm.layerwise import RowSaves, SpanGroup
 from ucm.pipeline.tickets import Direction
-from ucm.runtime import Order
+from ucm.scheduler.messages import SpanOrder
 
 __all__ = ["RowLoad", "RowWorld", "group_of"]
 
@@ -37,7 +38,7 @@ class RowLoad:
         landed: The blocks when the pass was over, where the engine computes at once.
     """
 
-    order: Order
+    order: SpanOrder
     numbers: Sequence[int]
     wrong: str = ""
     is_unasked: bool = False
@@ -113,7 +114,7 @@ class RowWorld(RuntimeWorld):
         return True
 
 
-def group_of(*orders: Order) -> SpanGroup:
+def group_of(*orders: SpanOrder) -> SpanGroup:
     """Return orders whose rows go together."""
     rows = [RowId(row) for row in range(NUM_ROWS)]
-    return SpanGroup([order.transfer_id for order in orders], rows, iter(orders))
+    return SpanGroup(KEYSPACE_DIGEST, orders, rows)

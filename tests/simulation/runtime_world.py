@@ -16,10 +16,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from tests.rig import KEYSPACE_DIGEST, keys_in
+from tests.rig import order as span_order
 from tests.simulation.contents import (
     BLOCK_BYTES,
     CONTENTS,
-    KEYS,
+    LAYOUT,
     NUM_ROWS,
     NUMBERS,
     PAGE_BYTES,
@@ -27,23 +29,16 @@ from tests.simulation.contents import (
     check_bytes,
 )
 from tests.simulation.traced import traced
-from ucm import intake, layerwise, mailbox, runtime
-from ucm.blocks import (
-    BlockId,
-    BlockSpan,
-    GroupId,
-    PackedKey,
-    RequestId,
-    RowId,
-    TransferId,
-)
+from ucm import intake, layerwise, loop, mailbox, runtime
+from ucm.blocks import PackedKey
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
 from ucm.metrics import Counters
 from ucm.pipeline import dump_queue, guard, lane, load, pipeline, save, tickets, workers
 from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
-from ucm.runtime import Order, Runtime
+from ucm.runtime import Runtime
+from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.stores.memory import MemoryStore
 from ucm.testing.lockstep import QueueBounds, TraceChecker
 from ucm.testing.simulation import Simulation
@@ -53,8 +48,8 @@ from ucm.tracing import TICKET_SETTLED
 LINE_MODULES = tuple(
     str(module.__file__)
     for module in (
-        *(dump_queue, guard, intake, lane, layerwise, load, mailbox, pipeline),
-        *(runtime, save, tickets, workers),
+        *(dump_queue, guard, intake, lane, layerwise, load, loop, mailbox),
+        *(pipeline, runtime, save, tickets, workers),
     )
 )
 _COPY_HANGS = {"hang gather", "hang scatter", "hang stream", "hang device"}
@@ -73,7 +68,7 @@ class Transfer:
         rows_left: Rows that were not submitted.
     """
 
-    order: Order
+    order: SpanOrder
     released: int = 0
     quarantined: int = 0
     outcome: str = ""
@@ -176,6 +171,7 @@ class RuntimeWorld(ABC):
         self.runtime = Runtime(
             store,
             self.device,
+            layout=LAYOUT,
             config=UCMConfig.from_mapping(
                 {"queue": self.queue | self.more_queue, "timeout": timeout}
             ),
@@ -251,9 +247,9 @@ class RuntimeWorld(ABC):
         return [
             transfer_id
             for transfer_id, each in self.transfers.items()
-            if each.order.direction is Direction.SAVE
+            if each.order.kind is TransferKind.SAVE
             and not each.released
-            and set(blocks).intersection(each.order.span.block_ids)
+            and set(blocks).intersection(each.order.block_ids)
         ]
 
     def _submit(
@@ -264,7 +260,7 @@ class RuntimeWorld(ABC):
         fence: Fence,
     ) -> None:
         order = self._order(direction, blocks, numbers)
-        self.runtime.submit([order], fence)
+        self.runtime.submit(KEYSPACE_DIGEST, [order], fence)
 
     def _order(
         self,
@@ -272,7 +268,7 @@ class RuntimeWorld(ABC):
         blocks: Sequence[int],
         numbers: Sequence[int],
         generation: int = 0,
-    ) -> Order:
+    ) -> SpanOrder:
         """
         Return an order, to be submitted, that is waited for from now on.
 
@@ -282,18 +278,10 @@ class RuntimeWorld(ABC):
             numbers: Of their content.
             generation: Which life of the request; drawn if not given.
         """
-        order = Order(
-            transfer_id=TransferId(self.next_id),
-            direction=direction,
-            request_id=RequestId(self.dice.choice("abcd")),
-            generation=generation or self.dice.randrange(2),
-            span=BlockSpan(
-                GroupId(0),
-                tuple(map(BlockId, blocks)),
-                tuple(KEYS[number] for number in numbers),
-            ),
-            row_ids=tuple(map(RowId, range(NUM_ROWS))),
-            block_bytes=BLOCK_BYTES,
+        request = self.dice.choice("abcd")
+        generation = generation or self.dice.randrange(2)
+        order = span_order(
+            self.next_id, direction, numbers, blocks, request, generation
         )
         self.transfers[self.next_id] = Transfer(order)
         self.next_id += 1
@@ -324,11 +312,11 @@ class RuntimeWorld(ABC):
             assert notice.outcome is not None
             assert not transfer.outcome
             transfer.outcome = notice.outcome.kind.value
-            self.seen[f"{transfer.order.direction.value} {transfer.outcome}"] += 1
+            self.seen[f"{transfer.order.kind.name.lower()} {transfer.outcome}"] += 1
             self.seen[f"reason {notice.outcome.reason}"] += 1
             self._check_rows(transfer, notice.outcome)
             if notice.outcome.reason == "corrupt" and not self.flipped.intersection(
-                transfer.order.span.keys
+                keys_in(transfer.order)
             ):
                 raise WrongBytesError("a block is corrupt though no byte of it rotted")
 

@@ -11,6 +11,7 @@ import torch
 
 from tests.rig import (
     BLOCK_BYTES,
+    KEYSPACE_DIGEST,
     LAYERS,
     LAYOUT,
     NUM_BLOCKS,
@@ -117,6 +118,7 @@ def test_save_duration_is_measured_from_submit_to_the_last_word():
         runtime = Runtime(
             FaultStore(MemoryStore(8, BLOCK_BYTES), plan),
             device,
+            layout=LAYOUT,
             config=UCMConfig(),
             counters=counters,
             log=null_log(),
@@ -125,7 +127,7 @@ def test_save_duration_is_measured_from_submit_to_the_last_word():
         runtime.start()
         start = simulation.now
         one = order(1, Direction.SAVE, range(4), range(1, 5))
-        runtime.submit([one], device.lease(None))
+        runtime.submit(KEYSPACE_DIGEST, [one], device.lease(None))
         assert simulation.now - start < 1.0
         assert runtime.flush(20.0)
         runtime.close()

@@ -45,7 +45,7 @@ class TestIdleSteps:
             half.submit_saves()  # newer engines do ask, and nothing comes twice
             assert half._runtime.flush(60.0)
             assert (set(), set(), set()) == half.finished()
-            assert [1] == half._progress._outbox.settled_saves
+            assert [1] == half._progress.outbox.settled_saves
 
     def test_saves_of_a_computing_step_wait_until_they_are_asked_for(self) -> None:
         """H-06: results that are asked for before ``wait_for_save`` read no block that
@@ -53,9 +53,9 @@ class TestIdleSteps:
         with working() as half:
             begin(half, 1, is_idle=False, saves=(SAVE,))
             assert (set(), set(), set()) == half.finished(by_blocks=True)
-            assert 0 == half.counts()["reading"]
+            assert 0 == half.counts()["open"]
             half.submit_saves()
-            assert 1 == half.counts()["reading"]
+            assert 1 == half.counts()["open"]
 
 
 class TestFailures:

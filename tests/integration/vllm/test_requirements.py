@@ -62,11 +62,11 @@ class TestCompletions:
             gate.wait_reached()
             later = an_order(3, TransferKind.SAVE, range(20, 24))
             carry_out(half, 3, saves=(later,))
-            while not half._outbox.settled_saves[1:]:
+            while not half._progress.outbox.settled_saves[1:]:
                 half._runtime.wait_for_notice(5.0)
                 assert NOTHING == half.finished()
-            assert [1, 3] == half._outbox.settled_saves
-            assert [] == half._outbox.loads_done
+            assert [1, 3] == half._progress.outbox.settled_saves
+            assert [] == half._progress.outbox.loads_done
             gate.open()
             assert half._runtime.flush(60.0)
             assert (set(), {"l"}, set()) == half.finished()

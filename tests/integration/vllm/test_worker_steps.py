@@ -206,6 +206,24 @@ class TestUnsubmitted:
                 assert {""} == reasons(half)
                 step(half, StepPlan(step=2))
 
+    def test_request_deferred_with_its_last_save_is_kept_until_that_is_read(
+        self, mode: Mode
+    ):
+        """A plan may save the blocks of a request that it defers; an engine that asks for
+        results before it asks for saves does not get them back unread."""
+        deferral = Deferral(request_id="r", generation=1)
+        envelope = enveloped(StepPlan(step=1, saves=(SAVE,), deferred=(deferral,)))
+        with working(mode=mode) as half:
+            half.fence(envelope)
+            half.bind(envelope)
+            assert (set(), set(), set()) == half.finished()
+            half.submit_saves()
+            assert half._runtime.flush(60.0)
+            assert {"r"} == half.finished()[0]
+            assert {""} == reasons(half)
+            half.clear()
+            assert {0} == set(half.counts().values())
+
     def test_request_is_freed_in_a_step_without_saves(self, mode: Mode):
         """R-02: engines that ask for no saves where nothing is computed are told which
         blocks are free all the same."""

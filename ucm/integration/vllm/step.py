@@ -2,10 +2,11 @@
 """How far one rank is with a plan."""
 
 import sys
+from collections.abc import Sequence
 
 import attrs
 
-from ucm.scheduler.messages import StepPlan
+from ucm.scheduler.messages import SpanOrder, StepPlan
 
 __all__ = ["Step"]
 
@@ -18,6 +19,7 @@ class Step:
     Args:
         plan: What is ordered.
         metadata: In what it came.
+        saves: Those of the plan that are this rank's.
         is_bound: The engine is between binding and clearing it.
         is_over: Results were asked for: the forward pass has run, drafts may be to come.
         handled: The error within whose handling the step began, which is not its own: an
@@ -30,6 +32,7 @@ class Step:
 
     plan: StepPlan
     metadata: object = None
+    saves: Sequence[SpanOrder] = ()
     is_bound: bool = False
     is_over: bool = False
     handled: BaseException | None = attrs.Factory(lambda: sys.exc_info()[1])

@@ -16,15 +16,13 @@ from ucm.errors import DeviceError
 from ucm.intake import UNSUBMITTED
 from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
 from ucm.integration.vllm.modes import Loads, Saves
-from ucm.integration.vllm.orders import OrderMaker
-from ucm.integration.vllm.outbox import Outbox
-from ucm.integration.vllm.progress import Progress
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
 from ucm.integration.vllm.step import Step
 from ucm.integration.vllm.weights import EngineParts, WeightsKeeper
-from ucm.layerwise import RowLoads, RowSaves
+from ucm.layerwise import RowLoads, RowSaves, SpanGroup, groups_of
 from ucm.metrics import Counters
+from ucm.progress import Progress
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder, StepPlan, encode
 from ucm.tracing import MEMORY_UNMAPPED, SAVE_PASSED, close_log
@@ -52,8 +50,6 @@ class WorkerHalf:
         self._rank = rank
         self._log = setup.open_log(f"worker-{rank}").bind(rank=rank)
         self._counters = Counters()
-        shard = setup.topology.shard_of(rank)
-        self._orders = OrderMaker(setup.layout, shard)
         self._device = setup.make_device(device_type)
         config = setup.config
         self._selector = EventSelector(
@@ -68,8 +64,7 @@ class WorkerHalf:
         self._step = Step(StepPlan(step=0))
         self._row_saves: RowSaves | None = None
         self._row_loads: RowLoads | None = None
-        self._outbox = Outbox()
-        self._progress = Progress(self._outbox)
+        self._progress = Progress()
         self._untold: tuple[RankHandshake, ...] = (self.handshake(),)
         self._is_unregistered = False
         self._bad_blocks: set[int] = set()
@@ -105,9 +100,11 @@ class WorkerHalf:
         self._runtime = Runtime(
             self._store,
             self._device,
+            layout=setup.layout,
             config=setup.config,
             counters=self._counters,
             log=self._log,
+            shard=setup.topology.shard_of(self._rank),
             threads=setup.threads,
             affinity=setup.plan_affinity(self._device),
             confirms=setup.confirms,
@@ -178,9 +175,7 @@ class WorkerHalf:
         if self._row_loads is None:
             self._submit(plan.keyspace_digest, plan.loads, self._device.lease)
         elif plan.loads:
-            groups = self._orders.grouped(
-                plan.keyspace_digest, plan.loads, lambda order: order.request_id
-            )
+            groups = self._groups(plan, plan.loads)
             fence = self._fence_or_failure(self._device.lease)
             self._progress.came_late(self._row_loads.begin(groups, fence))
 
@@ -259,10 +254,11 @@ class WorkerHalf:
         """Return what happened since the last report; None when nothing did."""
         self._poll()
         healthy = self._runtime is None or not self._runtime.failure
+        outbox = self._progress.outbox
         if self._weights is not None:
-            self._outbox.weights = self._weights.news()
-        report = self._outbox.take(self._rank, healthy=healthy)
-        if cut := self._outbox.cut_reports:
+            outbox.weights = self._weights.news()
+        report = outbox.take(self._rank, healthy=healthy)
+        if cut := outbox.cut_reports:
             self._counters.reach("ucm_cut_messages_total", cut, message="report")
         handshakes, self._untold = self._untold, ()
         if report is None and not handshakes:
@@ -300,14 +296,18 @@ class WorkerHalf:
         if plan.step == former.plan.step:
             return
         self._settle(former)
-        self._step = Step(plan, metadata)
+        saves = [order for order in plan.saves if self._is_our_turn(order)]
+        self._step = Step(plan, metadata, saves)
+        # First, and not when they are submitted: a request may be deferred with the plan
+        # that saves its last blocks, and results may be asked for in between.
+        self._progress.begin_saves(saves)
         self._progress.defer(plan.deferred)
         if self._runtime is None:
             return
         if self._setup.overwrites_first:
-            self._runtime.fence(plan.fences, plan.overwritten)
+            self._runtime.fence(plan.fences, plan.overwritten, plan.lost)
         else:
-            self._runtime.fence((*plan.fences, *plan.overwritten))
+            self._runtime.fence((*plan.fences, *plan.overwritten), (), plan.lost)
         self._selector.begin_step(plan.step)
 
     def _settle(self, step: Step) -> None:
@@ -322,7 +322,7 @@ class WorkerHalf:
         if plan.loads and not step.has_loaded:
             self._progress.begin_loads(plan.loads, plan.unfinished)
             self._decline(plan, plan.loads)
-        if not plan.saves or step.has_saved:
+        if not step.saves or step.has_saved:
             return
         if step.can_save and not self._setup.overwrites_first:
             self._submit_saves(step)
@@ -330,11 +330,10 @@ class WorkerHalf:
             self._begin_row_saves(self._row_saves, step)
             self._row_saves.drop()
         else:
-            self._decline(plan, self._begin_saves(plan))
+            self._decline(plan, step.saves)
 
     def _decline(self, plan: StepPlan, orders: Sequence[SpanOrder]) -> None:
-        made = self._orders.made(plan.keyspace_digest, orders)
-        self._running().decline(made, UNSUBMITTED)
+        self._running().decline(plan.keyspace_digest, orders, UNSUBMITTED)
 
     def _submit_saves(self, step: Step) -> None:
         for_step = self._selector.for_step
@@ -342,25 +341,19 @@ class WorkerHalf:
             self._begin_row_saves(self._row_saves, step)
             self._row_saves.finish(lambda: self._fence_or_failure(for_step))
         else:
-            orders = self._begin_saves(step.plan)
-            self._submit(step.plan.keyspace_digest, orders, for_step)
+            self._submit(step.plan.keyspace_digest, step.saves, for_step)
         step.has_saved = True
-
-    def _begin_saves(self, plan: StepPlan) -> list[SpanOrder]:
-        """Return this rank's saves of a plan, from now on on the way."""
-        orders = [order for order in plan.saves if self._is_our_turn(order)]
-        self._progress.begin_saves(orders)
-        return orders
 
     def _begin_row_saves(self, row_saves: RowSaves, step: Step) -> None:
         if step.has_begun_rows:
             return
         step.has_begun_rows = True
-        orders = self._begin_saves(step.plan)
-        if orders:
+        if step.saves:
             self._running()
-        made = self._orders.grouped(step.plan.keyspace_digest, orders, lambda _: None)
-        row_saves.begin(made)
+        row_saves.begin(self._groups(step.plan, step.saves))
+
+    def _groups(self, plan: StepPlan, orders: Sequence[SpanOrder]) -> list[SpanGroup]:
+        return groups_of(self._setup.layout, plan.keyspace_digest, orders)
 
     def _is_our_turn(self, order: SpanOrder) -> bool:
         """Return whether to save; what a replica saves is over for us at once."""
@@ -377,8 +370,8 @@ class WorkerHalf:
         make_fence: Callable[[], Fence],
     ) -> None:
         if orders:
-            made = self._orders.made(digest, orders)
-            self._running().submit(made, self._fence_or_failure(make_fence))
+            runtime = self._running()
+            runtime.submit(digest, orders, self._fence_or_failure(make_fence))
 
     def _running(self) -> Runtime:
         if self._runtime is None:

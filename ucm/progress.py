@@ -1,26 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-How far the requests of one rank are, from what its runtime tells.
+How far the requests of one rank are, and what it has to tell its scheduler.
 
-A request's load is over when all its tickets have come, nothing writes its blocks any
-more, and the outcome of each was noticed. A finished request's blocks are free when no
-save reads them, or only such as were given up: these go nowhere any more.
+Both follow from what the rank's runtime tells. A request's load is over when all its
+tickets have come, nothing writes its blocks any more, and the outcome of each was
+noticed. A finished request's blocks are free when no save reads them, or only such as
+were given up: these go nowhere any more.
+
+A report is bounded as every message is: what is beyond goes with the next one.
+
+Threading: all of it belongs to the engine's thread.
 """
 
 from collections.abc import Iterable
+from typing import Final, TypeVar
 
 import attrs
 
 from ucm.blocks import BlockHash, BlockKey, TransferId
-from ucm.integration.vllm.outbox import Outbox
-from ucm.layerwise import ROW_FAILED, UNASKED
 from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind, Ticket
-from ucm.scheduler.messages import Deferral, Failure, SpanOrder
+from ucm.reasons import Reason
+from ucm.scheduler.budget import failure_nbytes
+from ucm.scheduler.messages import (
+    MAX_MESSAGE_BYTES,
+    Deferral,
+    Failure,
+    SpanOrder,
+    StepReport,
+    WeightsNews,
+)
 
-__all__ = ["Load", "Progress"]
+__all__ = ["MAX_IDS", "Load", "Outbox", "Progress"]
 
+MAX_IDS: Final = 65536
+"""Most tickets that one report names in each list."""
+_FAILURE_NBYTES: Final = MAX_MESSAGE_BYTES // 4
 _STORED = (OutcomeKind.COMMITTED, OutcomeKind.SKIPPED)
+
+_T = TypeVar("_T")
+
+
+@attrs.define
+class Outbox:
+    """What the next reports will say."""
+
+    released: list[int] = attrs.Factory(list)
+    quarantined: list[int] = attrs.Factory(list)
+    settled_saves: list[int] = attrs.Factory(list)
+    unstored_saves: list[int] = attrs.Factory(list)
+    new_blocks: dict[int, int] = attrs.Factory(dict)
+    loads_done: list[int] = attrs.Factory(list)
+    failures: list[Failure] = attrs.Factory(list)
+    weights: WeightsNews | None = None
+    told_unhealthy: bool = False
+    cut_reports: int = 0
+
+    def take(self, rank: int, *, healthy: bool) -> StepReport | None:
+        """Return a report and forget what it says; None when there is nothing to tell."""
+        is_told = healthy or self.told_unhealthy
+        if not self._has_more() and is_told and self.weights is None:
+            return None
+        failures = _take(self.failures, self._num_failures())
+        settled = _take(self.settled_saves, MAX_IDS)
+        unstored = _take(self.unstored_saves, MAX_IDS)
+        # A load whose failure is still to be told would count as loaded.
+        done = () if self.failures else _take(self.loads_done, MAX_IDS)
+        report = StepReport(
+            rank=rank,
+            released=_take(self.released, MAX_IDS),
+            quarantined=_take(self.quarantined, MAX_IDS),
+            settled_saves=settled,
+            unstored_saves=unstored,
+            new_blocks={
+                each: self.new_blocks.pop(each)
+                for each in (*settled, *unstored)
+                if each in self.new_blocks
+            },
+            loads_done=done,
+            failures=failures,
+            healthy=healthy,
+            weights=self.weights,
+        )
+        self.weights = None
+        self.told_unhealthy = not healthy
+        self.cut_reports += self._has_more()
+        return report
+
+    def _has_more(self) -> bool:
+        return bool(
+            self.released
+            or self.quarantined
+            or self.settled_saves
+            or self.unstored_saves
+            or self.loads_done
+            or self.failures
+        )
+
+    def _num_failures(self) -> int:
+        """Return how many failures have room: one at least."""
+        nbytes = 0
+        for at, failure in enumerate(self.failures):
+            nbytes += failure_nbytes(failure)
+            if at and nbytes > _FAILURE_NBYTES:
+                return at
+        return len(self.failures)
 
 
 @attrs.define
@@ -42,15 +126,11 @@ class Load:
 
 
 class Progress:
-    """
-    Saves, loads and delayed frees that are not over.
+    """Saves, loads and delayed frees that are not over."""
 
-    Args:
-        outbox: Told what the scheduler is to hear.
-    """
-
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self) -> None:
+        self.outbox = Outbox()
+        """What the scheduler is to hear."""
         self._reading: dict[tuple[str, int], set[TransferId]] = {}
         self._loads: dict[str, Load] = {}
         self._deferred: dict[str, int] = {}
@@ -63,15 +143,21 @@ class Progress:
         return bool(self._loads or self._deferred)
 
     def begin_saves(self, orders: Iterable[SpanOrder]) -> None:
-        """Take note of saves that will read blocks."""
+        """
+        Take note of saves that will read blocks.
+
+        To be called before ``defer`` with what the same plan defers: it may name a
+        request whose last blocks it saves.
+        """
         for order in orders:
-            key = (order.request_id, order.generation)
-            self._reading.setdefault(key, set()).add(TransferId(order.transfer_id))
+            for owner in order.owners:
+                reading = self._reading.setdefault(owner.life, set())
+                reading.add(TransferId(order.transfer_id))
 
     def saved_elsewhere(self, order: SpanOrder) -> None:
         """Take note of a save that a replica of this rank does."""
-        self._outbox.released.append(order.transfer_id)
-        self._outbox.settled_saves.append(order.transfer_id)
+        self.outbox.released.append(order.transfer_id)
+        self.outbox.settled_saves.append(order.transfer_id)
 
     def begin_loads(self, orders: Iterable[SpanOrder], unfinished: str = "") -> None:
         """
@@ -134,7 +220,7 @@ class Progress:
         }
 
     def _save_noticed(self, notice: Notice) -> None:
-        ticket, outbox = notice.ticket, self._outbox
+        ticket, outbox = notice.ticket, self.outbox
         if notice.outcome is not None:
             is_stored = notice.outcome.kind in _STORED
             ids = outbox.settled_saves if is_stored else outbox.unstored_saves
@@ -145,11 +231,11 @@ class Progress:
         is_given_up = notice.kind is NoticeKind.QUARANTINED
         ids = outbox.quarantined if is_given_up else outbox.released
         ids.append(ticket.transfer_id)
-        key = (ticket.request_id, ticket.generation)
-        reading = self._reading.get(key, set())
-        reading.discard(ticket.transfer_id)
-        if not reading:
-            self._reading.pop(key, None)
+        for owner in ticket.owners:
+            reading = self._reading.get(owner.life, set())
+            reading.discard(ticket.transfer_id)
+            if not reading:
+                self._reading.pop(owner.life, None)
 
     def _load_noticed(self, notice: Notice) -> None:
         """
@@ -162,12 +248,14 @@ class Progress:
         load = self._loads.get(ticket.request_id)
         if outcome is not None and ticket.transfer_id in self._late:
             self._late.discard(ticket.transfer_id)
-            outcome = Outcome(OutcomeKind.FAILED, UNASKED)
+            outcome = Outcome(OutcomeKind.FAILED, Reason.UNASKED)
         if load is not None and outcome is not None:
             load.settled.add(ticket.transfer_id)
         if outcome is not None and outcome.kind is not OutcomeKind.COMMITTED:
-            if outcome.reason != ROW_FAILED:  # the ticket that did fail tells why
-                self._outbox.failures.append(_failure(ticket, outcome))
+            if (
+                outcome.reason != Reason.ROW_FAILED
+            ):  # the ticket that did fail tells why
+                self.outbox.failures.append(_failure(ticket, outcome))
             if load is not None:
                 load.failed = True
                 load.bad_blocks.update(ticket.span.block_ids)
@@ -175,7 +263,7 @@ class Progress:
             return
         if ticket.transfer_id in load.settled & load.waiting:
             load.waiting.discard(ticket.transfer_id)
-            self._outbox.loads_done.append(ticket.transfer_id)
+            self.outbox.loads_done.append(ticket.transfer_id)
 
 
 def _failure(ticket: Ticket, outcome: Outcome) -> Failure:
@@ -197,3 +285,10 @@ def _failure(ticket: Ticket, outcome: Outcome) -> Failure:
         bad_hash=bad_hash,
         reason=outcome.reason,
     )
+
+
+def _take(items: list[_T], most: int) -> tuple[_T, ...]:
+    """Take the first items out of a list."""
+    taken = tuple(items[:most])
+    del items[:most]
+    return taken

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The loop that a pipeline runs on: one on a thread of its own, or whichever is running.
+
+Threading: ``start``, ``join`` and ``has_died`` belong to the thread that owns the
+runtime, ``serve`` to the loop; ``wake`` and ``call`` may be called from any.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+
+from ucm.pipeline.pipeline import Pipeline
+from ucm.threads import Thread, Threads
+from ucm.waker import Waker
+
+__all__ = ["PipelineLoop"]
+
+_START_TIMEOUT_S: Final = 10.0
+
+
+class PipelineLoop:
+    """
+    Runs a pipeline until it is stopped.
+
+    Args:
+        pipeline: What runs.
+        threads: Where the thread, its loop and what wakes it come from.
+        on_end: Called once when it runs no more, for whatever reason.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, threads: Threads, on_end: Callable[[], None]
+    ) -> None:
+        self._pipeline = pipeline
+        self._threads = threads
+        self._on_end = on_end
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waker: Waker | None = None
+        self._thread: Thread | None = None
+        self._started = threads.event()
+        self._ended = threads.event()
+
+    @property
+    def has_died(self) -> bool:
+        """Whether a thread of its own was started and is there no more."""
+        return (
+            self._thread is not None
+            and self._started.is_set()
+            and not self._thread.is_alive()
+        )
+
+    def start(self) -> bool:
+        """Serve on a thread of its own; return whether the pipeline runs."""
+        self._thread = self._threads.thread(self._main, "ucm-loop")
+        self._thread.start()
+        return self._started.wait(_START_TIMEOUT_S) and not self._ended.is_set()
+
+    async def serve(self) -> None:
+        """Serve on the running loop until the pipeline is stopped."""
+        try:
+            await self._run()
+        finally:
+            self._over()
+
+    def wake(self) -> None:
+        """Let the pipeline look at its queue again. Never blocks."""
+        if self._waker is not None:
+            self._waker.wake()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function called on the loop; never, if that is closed."""
+        if self._loop is None or self._loop.is_closed():
+            return
+        with contextlib.suppress(RuntimeError):  # closed between test and call
+            self._loop.call_soon_threadsafe(function)
+
+    def join(self, timeout: float) -> bool:
+        """Block up to *timeout* seconds; return whether nothing runs any more."""
+        if self._thread is None:
+            return self._loop is None or self._ended.wait(timeout)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            anyio.run(
+                self._run, backend_options={"loop_factory": self._threads.event_loop}
+            )
+        finally:
+            self._over()
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waker = self._threads.waker(self._loop, self._pipeline.wake)
+        try:
+            await self._pipeline.run(self._started.set)
+        finally:
+            self._waker.close()
+
+    def _over(self) -> None:
+        self._on_end()
+        self._ended.set()
+        self._started.set()
