@@ -13,6 +13,7 @@ import enum
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 
 import attrs
 
@@ -262,6 +263,21 @@ class KVLayout:
             if group.group_id == group_id:
                 return group
         raise LayoutError(f"no group {group_id}")
+
+    def span_blocks(
+        self, span_bytes: int, block_bytes: Iterable[int]
+    ) -> dict[GroupId, int]:
+        """
+        Return the most blocks of one ticket, by group: one at least.
+
+        Args:
+            span_bytes: What a ticket carries at most, where that is more than a block.
+            block_bytes: By group, of the largest part of a block that any rank has.
+        """
+        return {
+            group.group_id: max(1, span_bytes // nbytes)
+            for group, nbytes in zip(self.groups, block_bytes, strict=True)
+        }
 
     def row_of(self, layer_name: str) -> RowId:
         """

@@ -133,7 +133,7 @@ KEYS = (
     Mutant(
         name="scheduler_knows_the_type",
         why="An engine whose workers settle the type of their cache does not start.",
-        file="ucm/integration/vllm/topology.py",
+        file="ucm/ranks.py",
         find='("layout", "parallel", "kv_dtype", "settings")',
         replace='("layout", "parallel")',
         killers=(f"{_RANKS}::test_ranks_know_what_the_engine_settles_in_its_workers",),

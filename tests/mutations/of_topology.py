@@ -5,7 +5,7 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["TOPOLOGY"]
 
-_TOPOLOGY = "ucm/integration/vllm/topology.py"
+_RANKS = "ucm/ranks.py"
 _WORKER = "ucm/integration/vllm/worker.py"
 _SCHEDULER = "ucm/integration/vllm/scheduler.py"
 _ADAPTER = "ucm/scheduler/adapter.py"
@@ -17,7 +17,7 @@ TOPOLOGY = (
     Mutant(
         name="rank_saves_under_shard_0",
         why="All ranks write one key, and each loads another one's heads.",
-        file=_TOPOLOGY,
+        file=_RANKS,
         find="        return ShardId(rank // self.replicas)\n",
         replace="        return ShardId(0)\n",
         killers=(
@@ -28,7 +28,7 @@ TOPOLOGY = (
     Mutant(
         name="every_replica_saves",
         why="Each replica copies and reserves what another one stores.",
-        file=_TOPOLOGY,
+        file=_RANKS,
         find="        return transfer_id % self.replicas == rank % self.replicas\n",
         replace="        return True\n",
         killers=(
@@ -39,7 +39,7 @@ TOPOLOGY = (
     Mutant(
         name="first_replica_saves_all",
         why="One rank copies for all, and the others' copy threads idle.",
-        file=_TOPOLOGY,
+        file=_RANKS,
         find="        return transfer_id % self.replicas == rank % self.replicas\n",
         replace="        return rank % self.replicas == 0\n",
         killers=(f"{_SHAPES}::TestShards::test_one_replica_saves_and_they_take_turns",),
@@ -71,7 +71,7 @@ TOPOLOGY = (
     Mutant(
         name="stages_share_the_first_layout",
         why="Engines whose later stages have other layers share keys.",
-        file=_TOPOLOGY,
+        file=_RANKS,
         find="        if len(set(texts)) > 1:\n",
         replace="        if not texts:\n",
         killers=(f"{_SHAPES}::TestAgreement::test_stages_make_one_key_space",),
@@ -79,7 +79,7 @@ TOPOLOGY = (
     Mutant(
         name="interleaving_left_out",
         why="A rank loads tokens that belong to another one.",
-        file=_TOPOLOGY,
+        file=_RANKS,
         find='            "interleave": self.interleave,\n',
         replace="",
         killers=(
@@ -89,7 +89,7 @@ TOPOLOGY = (
     Mutant(
         name="ranks_not_compared",
         why="A rank with other settings stores what nobody will ever find.",
-        file=_TOPOLOGY,
+        file=_RANKS,
         find="        _compare(self._own, facts)\n",
         replace="",
         killers=(
@@ -100,7 +100,7 @@ TOPOLOGY = (
     Mutant(
         name="replicas_not_compared",
         why="A rank loads what a replica with other layers has stored.",
-        file=_TOPOLOGY,
+        file=_RANKS,
         find="            if shard_of(other.rank) != shard_of(facts.rank):\n",
         replace="            if other.rank != facts.rank:\n",
         killers=(f"{_SHAPES}::TestAgreement::test_replicas_that_differ_are_refused",),
@@ -154,7 +154,7 @@ TOPOLOGY = (
     Mutant(
         name="slots_of_the_own_stage",
         why="Stages with fewer layers make a slab that the others cannot use.",
-        file=_TOPOLOGY,
+        file="ucm/integration/vllm/topology.py",
         find="    return -(-block_bytes * max(layers) // layers[parallel.rank // per_stage])\n",
         replace="    return block_bytes\n",
         killers=(f"{_SHAPES}::TestStages::test_all_stages_have_slots_for_the_largest",),

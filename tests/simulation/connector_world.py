@@ -23,9 +23,9 @@ from ucm.devices.cpu import CPUDevice
 from ucm.integration.vllm.modes import Facts, Loads, choose_mode, shape_of
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
-from ucm.integration.vllm.topology import Topology
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.layout import KVLayout
+from ucm.ranks import Topology
 from ucm.stores.abc import Store
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice, FaultPlan

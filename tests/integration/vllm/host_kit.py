@@ -17,10 +17,10 @@ from ucm.devices.cpu import CPUDevice
 from ucm.integration.vllm.modes import DIRECT, Mode
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
-from ucm.integration.vllm.topology import Topology
 from ucm.integration.vllm.ucm_connector import UCMConnector
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.layout import KVLayout
+from ucm.ranks import Topology
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultPlan, FaultStore
 from ucm.testing.host import FakeHost, HostSettings, SeededChoices

@@ -21,7 +21,7 @@ from tests.integration.vllm.kit import (
 from ucm.errors import ConfigError
 from ucm.integration.vllm.keyspace import check_hash_algorithm, keyspace_of
 from ucm.integration.vllm.layout import layout_of
-from ucm.integration.vllm.topology import Topology
+from ucm.integration.vllm.topology import topology_of
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ class TestHashAlgorithm:
 def derive(config, cache=None, revision=""):
     """Return an engine's key space."""
     cache = cache or plain_cache()
-    topology = Topology.of(config.parallel_config, cache)
+    topology = topology_of(config.parallel_config, cache)
     return keyspace_of(config, layout_of(cache), topology.parallel, revision)
 
 

@@ -10,14 +10,9 @@ from ucm.errors import ConfigError, LayoutError, MessageError
 from ucm.integration.vllm.keyspace import keyspace_of
 from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.messages import RankHandshake
-from ucm.integration.vllm.topology import (
-    Agreement,
-    RankFacts,
-    Topology,
-    facts_of,
-    largest_stage,
-)
+from ucm.integration.vllm.topology import largest_stage, topology_of
 from ucm.layout import KVLayout
+from ucm.ranks import Agreement, RankFacts, Topology, facts_of
 
 
 class FakeModel:
@@ -74,7 +69,7 @@ def agreed(topology: Topology, *layouts: KVLayout) -> KeySpace:
 class TestShards:
     def test_each_tensor_rank_has_a_part_of_its_own(self) -> None:
         """S4-17: without replicas every rank stores, and loads, its own part."""
-        topology = Topology.of(parallel(tensor_parallel_size=4), plain_cache())
+        topology = topology_of(parallel(tensor_parallel_size=4), plain_cache())
         assert (0, 1, 2, 3) == topology.shards
         assert topology.shards == tuple(map(topology.shard_of, range(4)))
         assert all(topology.saves(rank, at) for rank in range(4) for at in range(9))
@@ -84,7 +79,7 @@ class TestShards:
         """S4-17: of ranks that hold the same, exactly one saves each ticket, and over
         tickets each does."""
         config = parallel(tensor_parallel_size=4, pipeline_parallel_size=2)
-        topology = Topology.of(config, replicated(replicas))
+        topology = topology_of(config, replicated(replicas))
         assert 8 == topology.num_ranks
         assert 8 // replicas == len(topology.shards)
         busy = set()
@@ -102,43 +97,43 @@ class TestShards:
     def test_prefill_context_ranks_store_each_their_own(self) -> None:
         """Ranks that share a prefill are never taken for replicas."""
         config = parallel(prefill_context_parallel_size=2, tensor_parallel_size=2)
-        topology = Topology.of(config, replicated(2))
+        topology = topology_of(config, replicated(2))
         assert (4, (0, 1)) == (topology.num_ranks, topology.shards)
         assert topology.is_context_parallel
 
     def test_replicas_that_do_not_divide_the_ranks_are_refused(self) -> None:
         """A number of replicas that cannot be is not guessed around."""
         with pytest.raises(ConfigError, match="kv_tp_replicas=3"):
-            Topology.of(parallel(tensor_parallel_size=4), replicated(3))
+            topology_of(parallel(tensor_parallel_size=4), replicated(3))
 
     def test_engine_that_hides_its_ranks_is_refused(self) -> None:
         """A scheduler that hears of one rank only cannot hold blocks for all."""
         config = parallel(distributed_executor_backend="external_launcher")
         with pytest.raises(ConfigError, match="external_launcher"):
-            Topology.of(config, plain_cache())
+            topology_of(config, plain_cache())
 
     def test_engine_on_several_machines_is_refused(self) -> None:
         """What ranks elsewhere store would never be found, and all saves be in vain."""
         config = parallel(tensor_parallel_size=2, nnodes=2, nnodes_within_dp=2)
         with pytest.raises(ConfigError, match="nnodes=2"):
-            Topology.of(config, plain_cache())
-        Topology.of(parallel(nnodes=2), plain_cache())
+            topology_of(config, plain_cache())
+        topology_of(parallel(nnodes=2), plain_cache())
 
 
 class TestParallel:
     def test_replicas_count_once(self) -> None:
         """S4-17: a latent that one rank holds alone, or two alike, has one key."""
-        alone = Topology.of(parallel(), replicated(1))
-        both = Topology.of(parallel(tensor_parallel_size=2), replicated(2))
+        alone = topology_of(parallel(), replicated(1))
+        both = topology_of(parallel(tensor_parallel_size=2), replicated(2))
         assert alone.parallel == both.parallel
         assert agreed(alone, stage("a")) == agreed(both, stage("a"), stage("a"))
 
     def test_interleaving_counts_only_where_tokens_are_spread(self) -> None:
         """A setting that decides nothing moves no key."""
-        plain = Topology.of(parallel(), plain_cache())
-        unused = Topology.of(parallel(cp_kv_cache_interleave_size=8), plain_cache())
+        plain = topology_of(parallel(), plain_cache())
+        unused = topology_of(parallel(cp_kv_cache_interleave_size=8), plain_cache())
         spread = [
-            Topology.of(
+            topology_of(
                 parallel(
                     tensor_parallel_size=2,
                     decode_context_parallel_size=2,
@@ -163,8 +158,8 @@ class TestParallel:
     def test_block_of_other_ranks_is_a_named_miss(self, change: dict[str, int]) -> None:
         """X-08: a block stored under another shape of ranks has another key, and the
         field that differs is named with both values."""
-        here = Topology.of(parallel(), plain_cache())
-        there = Topology.of(parallel(**change), plain_cache())
+        here = topology_of(parallel(), plain_cache())
+        there = topology_of(parallel(**change), plain_cache())
         mine, theirs = (keyspace(stage("a"), each) for each in (here, there))
         key = BlockKey(theirs.digest, GroupId(0), here.shard_of(0), bytes(32))
         assert key.explain(mine)["keyspace_matches"] is False

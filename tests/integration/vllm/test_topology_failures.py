@@ -20,9 +20,9 @@ from ucm.devices.cpu import CPUDevice
 from ucm.errors import DeviceError
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
-from ucm.integration.vllm.topology import Topology
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.plan import HostSlots
+from ucm.ranks import Topology
 from ucm.stores.abc import Store
 from ucm.stores.memory import MemoryStore
 from ucm.stores.slab import SlabStore

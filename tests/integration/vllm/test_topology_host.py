@@ -12,7 +12,7 @@ from tests.testing.host_kit import BUSY, HYBRID, ONE_FULL, make_layout, missing
 from ucm.blocks import BlockKey
 from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.modes import Facts, Loads, Saves, Shape, choose_mode
-from ucm.integration.vllm.topology import Topology
+from ucm.ranks import Topology
 from ucm.testing.host import HostSettings
 
 SETTINGS = HostSettings(odds=BUSY)

@@ -16,8 +16,8 @@ from ucm.config import UCMConfig
 from ucm.devices.abc import Device, EventRef, Fence
 from ucm.errors import DeviceFailedError
 from ucm.integration.vllm.messages import PlanEnvelope
-from ucm.integration.vllm.topology import Topology
 from ucm.integration.vllm.worker import WorkerHalf
+from ucm.ranks import Topology
 from ucm.scheduler.messages import (
     Deferral,
     StepPlan,

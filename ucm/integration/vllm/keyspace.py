@@ -5,7 +5,7 @@ The key space of a vLLM engine: what its block hashes do not say.
 vLLM's hashes cover tokens, images, cache salt, and LoRA by name and path, and neither
 model nor weights nor layout. Each process derives its own view from its configuration;
 the scheduler makes one key space of those of all ranks
-(``ucm.integration.vllm.topology``). What an adapter holds is part of its requests' hashes
+(``ucm.ranks``). What an adapter holds is part of its requests' hashes
 (``ucm.integration.vllm.adapters``). The rule: what is not known to be equal is unequal,
 and a restart with nothing changed is equal.
 """

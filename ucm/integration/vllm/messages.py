@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ucm.errors import KeyFormatError, MessageError
-from ucm.integration.vllm.topology import RankFacts
+from ucm.ranks import RankFacts
 from ucm.scheduler.messages import MESSAGE_VERSION, StepPlan, decode_plan
 
 __all__ = ["PlanEnvelope", "RankHandshake", "ReportEnvelope", "plan_in"]

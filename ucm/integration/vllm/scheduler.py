@@ -25,8 +25,8 @@ from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnv
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
-from ucm.integration.vllm.topology import Agreement
 from ucm.metrics import Counters
+from ucm.ranks import Agreement
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import StepReport, decode_report, encode
 from ucm.scheduler.requests import (

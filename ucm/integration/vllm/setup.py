@@ -15,7 +15,6 @@ from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
 from ucm.blocks import GroupId, KeySpace
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device
-from ucm.errors import ConfigError
 from ucm.integration.vllm.adapters import adapter_settings
 from ucm.integration.vllm.compat import hash_block_tokens
 from ucm.integration.vllm.identity import check_reusable
@@ -36,15 +35,12 @@ from ucm.integration.vllm.runners import (
     overwrites_first,
     speculates,
 )
-from ucm.integration.vllm.topology import (
-    RankFacts,
-    Topology,
-    facts_of,
-    largest_stage,
-)
+from ucm.integration.vllm.topology import largest_stage, topology_of
 from ucm.layout import KVLayout
+from ucm.ranks import RankFacts, Topology, facts_of
 from ucm.registry import load_class
 from ucm.stores.abc import Store
+from ucm.stores.opening import open_store
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import ENGINE_UNTRIED, SETTING_UNSAFE, Log, open_log
 
@@ -128,7 +124,7 @@ class Setup:
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
         parallel = vllm_config.parallel_config
         first = overwrites_first(vllm_config)
-        topology = Topology.of(parallel, kv_cache_config)
+        topology = topology_of(parallel, kv_cache_config)
         layout = layout_of(
             kv_cache_config,
             topology.decode_context,
@@ -155,17 +151,8 @@ class Setup:
         )
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
-        """
-        Return the most blocks of one ticket, by group.
-
-        Args:
-            block_bytes: By group, of the largest part of a block that any rank has.
-        """
-        span_bytes = self.config.queue.span_bytes
-        return {
-            group.group_id: max(1, span_bytes // nbytes)
-            for group, nbytes in zip(self.layout.groups, block_bytes, strict=True)
-        }
+        """Return the most blocks of one ticket, by group; see ``KVLayout.span_blocks``."""
+        return self.layout.span_blocks(self.config.queue.span_bytes, block_bytes)
 
     def facts(self, rank: int) -> RankFacts:
         """Return what a rank tells the scheduler, or the scheduler holds against it."""
@@ -205,25 +192,9 @@ class Setup:
             ConfigError: It cannot be opened, or the engine's processes would not share
                 it.
         """
-        store_class = load_class("ucm.stores", self.config.store.type, "store.type")
-        opener = getattr(store_class, "open_configured", None)
-        if opener is None:
-            raise ConfigError(
-                "store.type",
-                self.config.store.type,
-                "is not shared between the engine's processes",
-                "Use slab.",
-            )
-        store = opener(
-            self.config.store,
-            block_bytes=self.slot_bytes,
-            index_only=index_only,
+        return open_store(
+            self.config.store, block_bytes=self.slot_bytes, index_only=index_only
         )
-        if not isinstance(store, Store):
-            raise ConfigError(
-                "store.type", self.config.store.type, "is no store", "Use slab."
-            )
-        return store
 
     def plan_affinity(self, device: Device) -> AffinityPlan | None:
         """Return where copy threads run; None where the system decides."""

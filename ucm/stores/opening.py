@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store that an operator has configured, for processes that share it."""
+
+from ucm.config import StoreConfig
+from ucm.errors import ConfigError
+from ucm.registry import load_class
+from ucm.stores.abc import Store
+
+__all__ = ["open_store"]
+
+
+def open_store(config: StoreConfig, *, block_bytes: int, index_only: bool) -> Store:
+    """
+    Open the configured store.
+
+    Args:
+        config: Which, and how.
+        block_bytes: Of the largest part of a block that any rank stores.
+        index_only: For a scheduler, which moves no bytes.
+
+    Raises:
+        ConfigError: It cannot be opened, or the engine's processes would not share it.
+    """
+    store_class = load_class("ucm.stores", config.type, "store.type")
+    opener = getattr(store_class, "open_configured", None)
+    if opener is None:
+        raise ConfigError(
+            "store.type",
+            config.type,
+            "is not shared between the engine's processes",
+            "Use slab.",
+        )
+    store = opener(config, block_bytes=block_bytes, index_only=index_only)
+    if not isinstance(store, Store):
+        raise ConfigError("store.type", config.type, "is no store", "Use slab.")
+    return store
