@@ -5,7 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.rig import BLOCK_BYTES, NUM_BLOCKS, Rig, keys_of, order, running, running_on
+from tests.rig import (
+    BLOCK_BYTES,
+    KEYSPACE_DIGEST,
+    NUM_BLOCKS,
+    Rig,
+    keys_of,
+    order,
+    running,
+    running_on,
+)
 from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
 from ucm.pipeline.recorder import NoticeKind
@@ -146,7 +155,10 @@ class TestFence:
         """Layer by layer: the first row is copied, the block is lost, the others come."""
         with running() as rig:
             rig.runtime.submit(
-                [order(1, SAVE, range(3), range(1, 4))], DoneFence(), row_ids=[0]
+                KEYSPACE_DIGEST,
+                [order(1, SAVE, range(3), range(1, 4))],
+                DoneFence(),
+                row_ids=[0],
             )
             rig.runtime._take_in()
             assert rig.runtime._open[1].wait_copied([0], 60.0)
@@ -181,7 +193,9 @@ class TestTear:
         """What is over may be torn while the engine's thread has not seen its end."""
         gate = Gate()
         with running(plan=FaultPlan(Fault("seal", gate))) as rig:
-            rig.submit_made([order(1, SAVE, range(4), range(1, 5))])
+            rig.runtime.submit(
+                KEYSPACE_DIGEST, [order(1, SAVE, range(4), range(1, 5))], DoneFence()
+            )
             gate.wait_reached()
             see(rig)
             rig.runtime._waits.tear([1], {1: [1]})
@@ -194,7 +208,9 @@ class TestTear:
         """Of a save that no position is told of, nothing is stored."""
         gate = Gate()
         with running(plan=FaultPlan(Fault("seal", gate))) as rig:
-            rig.submit_made([order(1, SAVE, range(4), range(1, 5))])
+            rig.runtime.submit(
+                KEYSPACE_DIGEST, [order(1, SAVE, range(4), range(1, 5))], DoneFence()
+            )
             gate.wait_reached()
             rig.runtime._waits.tear([1], {7: [1]})
             gate.open()
