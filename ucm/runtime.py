@@ -158,12 +158,14 @@ class Runtime:
         Serve on the running loop until ``close``, instead of ``start``; pins first.
 
         Args:
-            on_notice: Called on any thread when there is something to poll. Must not
-                block.
+            on_notice: Called on any thread when there is something to poll; must be brief.
 
         Raises:
             ConfigError: As ``start``.
+            PipelineClosedError: It was closed before.
         """
+        if self._closed:
+            raise PipelineClosedError("the runtime is closed")
         self._pin()
         self._mailbox.on_put = on_notice
         self._log_start()
@@ -371,11 +373,7 @@ class Runtime:
             self._log.info(THREAD_BOUND, cpus=cpus, reason=bound.reason)
 
     def _loop_ended(self) -> None:
-        """
-        Fail, unless it is closed, whatever the loop has left.
-
-        Gives up the copies that only the loop would have seen to end.
-        """
+        """Fail, and give up the copies that only the loop would have seen to end."""
         if self._closed:
             return
         tickets = list(self._open.values())
