@@ -310,9 +310,8 @@ class Runtime:
         """
         if transfer_ids or overwritten:
             self._take_in()
-            more = [lost] if lost else []
-            self._waits.tear(overwritten, *more)
-            self._waits.for_saves(transfer_ids, lambda: self._failure, *more)
+            self._waits.tear(overwritten, lost)
+            self._waits.for_saves(transfer_ids, lambda: self._failure, lost)
 
     def quiesce(self) -> bool:
         """Take all blocks back as ``fence`` does; False if a copy still touches some."""

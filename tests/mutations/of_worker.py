@@ -13,6 +13,7 @@ _EMBEDDED = "ucm/embedded.py"
 _CARRY_OUT = "tests/test_embedded.py::TestCarryOut"
 _END = "tests/test_embedded.py::TestEnd"
 _KEYS = "tests/test_intake.py::TestKeys"
+_SHARED_STEPS = "tests/integration/vllm/test_worker_steps.py::TestShared"
 _SHARED = "tests/test_progress.py::TestSharedSaves"
 
 WORKER = (
@@ -34,6 +35,30 @@ WORKER = (
         killers=(
             f"{_STEPS}::test_request_deferred_with_its_last_save_is_kept_until_that_is_read",
         ),
+    ),
+    Mutant(
+        name="all_lose_with_one",
+        why="A request that is preempted costs all others of its ticket their blocks.",
+        file="ucm/runtime.py",
+        find="            self._waits.for_saves(transfer_ids, lambda: self._failure, lost)\n",
+        replace="            self._waits.for_saves(transfer_ids, lambda: self._failure)\n",
+        killers=(f"{_SHARED_STEPS}::test_request_loses_its_blocks_of_a_save_alone",),
+    ),
+    Mutant(
+        name="all_torn_with_one",
+        why="The same where the engine overwrites blocks before it says so.",
+        file="ucm/runtime.py",
+        find="            self._waits.tear(overwritten, lost)\n",
+        replace="            self._waits.tear(overwritten)\n",
+        killers=(f"{_SHARED_STEPS}::test_request_loses_its_blocks_of_a_save_alone",),
+    ),
+    Mutant(
+        name="lost_by_nobody",
+        why="The same, because the worker does not say which blocks they are.",
+        file=_WORKER,
+        find="self._runtime.fence(plan.fences, plan.overwritten, plan.lost)",
+        replace="self._runtime.fence(plan.fences, plan.overwritten)",
+        killers=(f"{_SHARED_STEPS}::test_request_loses_its_blocks_of_a_save_alone",),
     ),
     Mutant(
         name="first_owner_reads_alone",

@@ -2,6 +2,7 @@
 """Steps in the order of either model runner, and steps that end otherwise."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import attrs
@@ -9,6 +10,7 @@ import pytest
 
 from tests.integration.vllm.test_worker import KEYSPACE, an_order, step, working
 from tests.rig import LAYERS
+from ucm.blocks import Owner
 from ucm.integration.vllm.messages import PlanEnvelope
 from ucm.integration.vllm.modes import DIRECT, Facts, Mode, choose_mode
 from ucm.integration.vllm.worker import WorkerHalf
@@ -129,6 +131,34 @@ class TestOverwrittenFirst:
             step(half, StepPlan(step=2, overwritten=(1,)))
             assert half._runtime.flush(60.0)
             assert {""} == reasons(half)
+
+
+class TestShared:
+    @pytest.mark.parametrize("named_as", ["fences", "overwritten"])
+    @pytest.mark.parametrize("runner", [{}, SECOND], ids=["first", "second"])
+    def test_request_loses_its_blocks_of_a_save_alone(
+        self, runner: dict[str, bool], named_as: str
+    ):
+        """A save of two requests, of which one is preempted while nothing was copied,
+        stores what the other has, on either runner."""
+        gate = Gate()
+        plan = FaultPlan(Fault("reserve", gate))
+        config: dict[str, object] = {"timeout": {"fence": 0.01}}
+        shared = attrs.evolve(SAVE, owners=(Owner("r", 1, 1), Owner("s", 1, 3)))
+        with working(plan, config=config, **runner) as half:
+            step(half, StepPlan(step=1, saves=(shared,)))
+            gate.wait_reached()
+            named = {named_as: (1,)}
+            step(half, StepPlan(step=2, lost={1: (0,)}, **named))
+            gate.open()
+            if runner:
+                half._runtime._recorder._mailbox.wait(60.0)
+                step(half, StepPlan(step=3))  # confirms
+            assert {1: 3} == told(half).new_blocks
+            total = functools.partial(
+                half._counters.total, "ucm_settled_parts_total", direction="save"
+            )
+            assert (3, 1) == (total(outcome="committed"), total(outcome="cancelled"))
 
 
 @pytest.mark.parametrize("mode", [DIRECT, LAYERWISE], ids=lambda mode: mode.name)
