@@ -20,7 +20,7 @@ Packed form, all integers big endian::
 import hashlib
 import struct
 from collections.abc import Iterable
-from typing import NewType
+from typing import NewType, cast
 
 import attrs
 
@@ -227,8 +227,8 @@ class KeyPacker:
 
     def pack(self, hashes: Iterable[bytes]) -> list[PackedKey]:
         """Return one packed key per hash, in order."""
-        prefix = self.prefix
-        return [PackedKey(prefix + block_hash) for block_hash in hashes]
+        prefix = self.prefix  # and no call per key
+        return cast("list[PackedKey]", [prefix + each for each in hashes])
 
 
 def keyspace_prefix(keyspace_digest: bytes) -> bytes:

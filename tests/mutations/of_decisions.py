@@ -241,19 +241,19 @@ DECISIONS = (
         why="A hit is promised although one rank's part of it is missing.",
         file=_MATCHING,
         find="""\
-            for packer in self._packers[group.group_id]:
-                wanted""",
+        packers = self._packers[group.group_id]
+        num_keys""",
         replace="""\
-            for packer in self._packers[group.group_id][:1]:
-                wanted""",
+        packers = self._packers[group.group_id][:1]
+        num_keys""",
         killers=(f"{_MATCHER}::test_block_counts_only_with_all_shards",),
     ),
     Mutant(
         name="hit_inside_a_block",
         why="A hit ends inside a block of another group, which was never stored.",
         file=_MATCHING,
-        find="                top -= top % self._align\n",
-        replace="",
+        find="top = stored * size // self._align * self._align",
+        replace="top = stored * size",
         killers=(f"{_MATCHER}::test_match_equals_the_definition",),
     ),
     Mutant(
@@ -275,9 +275,9 @@ DECISIONS = (
     Mutant(
         name="window_loads_everything",
         why="A load waits for blocks that no attention reaches and no store has.",
-        file=_ADAPTER,
-        find="first = max(loaded.start, group.window_blocks(total).start)",
-        replace="first = loaded.start",
+        file="ucm/scheduler/loads.py",
+        find="first = max(blocks.start, group.window_blocks(loaded.stop).start)",
+        replace="first = blocks.start",
         killers=(f"{_LOADS}::test_blocks_before_the_window_are_not_loaded_into",),
     ),
     Mutant(

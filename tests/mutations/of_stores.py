@@ -65,7 +65,7 @@ STORES = (
         name="torn_look",
         why="A look-up believes what it saw while another process changed the index.",
         file=_INDEX,
-        find="if self.header[Word.VERSION] == version:",
+        find="if self._words[_VERSION] == version:",
         replace="if True:",
         killers=(
             f"{_SHARING}::test_look_is_repeated_when_the_index_changed_meanwhile",

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scheduler.model import DIGEST, STATE, SetIndex, hashes_of, make_layout
-from ucm.blocks import GroupId, KeyPacker, ShardId
+from ucm.blocks import KeyPacker, ShardId
 from ucm.errors import LayoutError
 from ucm.layout import GroupKind, KVLayout
 from ucm.scheduler.matching import (
@@ -174,19 +174,45 @@ class TestPrefixMatcher:
         found = matcher.match(33, HASHES[:8], 0, ())
         assert _none(MatchReason.UNAVAILABLE) == found
         assert [True] == matcher.stored(ONE_FULL.groups[0], HASHES[:1], ())
-        matcher.touch(ONE_FULL.groups[0], HASHES[:1])
+        matcher.touch([(ONE_FULL.groups[0], HASHES[:1])])
         assert [] == index.touched
 
-    def test_touch_marks_all_shards(self) -> None:
-        """What is about to be loaded is touched on every shard."""
+    def test_touch_marks_all_shards_and_groups_in_one_call(self) -> None:
+        """What is about to be loaded is touched on every shard, each block's parts side
+        by side: who evicts takes last blocks first, and not the first one's last part."""
         index = SetIndex()
-        _matcher(ONE_FULL, index, shards=2).touch(ONE_FULL.groups[0], HASHES[:2])
+        groups = HYBRID.groups
+        blocks = [(groups[0], HASHES[:2]), (groups[1], HASHES[1:2])]
+        _matcher(HYBRID, index, shards=2).touch(blocks)
         expected = [
-            key
+            KeyPacker(DIGEST, group.group_id, ShardId(shard)).pack([block_hash])[0]
+            for group, hashes in blocks
+            for block_hash in hashes
             for shard in range(2)
-            for key in KeyPacker(DIGEST, GroupId(0), ShardId(shard)).pack(HASHES[:2])
         ]
         assert expected == index.touched
+        assert 1 == index.calls
+
+    def test_new_prompt_is_told_by_its_first_blocks(self) -> None:
+        """However long a prompt is, and on however many shards: one short look-up tells
+        that nothing of it is stored."""
+        hashes = hashes_of("new", 4096)
+        for shards in (1, 8):
+            index = SetIndex()
+            matcher = _matcher(ONE_FULL, index, shards=shards)
+            assert _none(MatchReason.MISS) == matcher.match(4 * 4096, hashes, 0, ())
+            assert (1, 32) == (index.calls, index.asked)
+
+    @pytest.mark.parametrize(("blocks", "calls"), [(4, 1), (36, 2), (4096, 34)])
+    def test_shards_are_asked_together(self, blocks: int, calls: int) -> None:
+        """A hit takes as many look-ups for eight shards as for one with as many keys, and
+        asks for each key once."""
+        hashes = hashes_of("long", blocks)
+        index = SetIndex()
+        index.put(0, hashes, shards=8)
+        matcher = _matcher(ONE_FULL, index, shards=8)
+        assert _hit(4 * blocks) == matcher.match(4 * blocks, hashes, 0, ())
+        assert (calls, 8 * blocks) == (index.calls, index.asked)
 
     def test_layout_that_needs_nothing_is_refused(self) -> None:
         """A hit that restores no block at all would be reported but never loaded."""

@@ -20,7 +20,7 @@ from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.stores.abc import Store
-from ucm.stores.slab import SlabStore, _creation, _index
+from ucm.stores.slab import SlabStore, _chains, _creation, _index, _store
 from ucm.stores.slab._locks import FileLock
 from ucm.testing.store_blocks import (
     BLOCK_BYTES,
@@ -153,7 +153,7 @@ class TestSharing:
             seen = []
 
             def look():
-                seen.append(index._are_committed(batch))
+                seen.append(index._look_up(batch).committed)
                 if len(seen) == 1:
                     writer.forget(keys[:1])
                 return seen[-1]
@@ -181,6 +181,32 @@ class TestSharing:
         ) as store:
             assert store.stats().capacity_blocks == 5
             assert store.capabilities.max_block_bytes == SLOT_BYTES
+
+    def test_touch_of_many_keys_keeps_the_first_longest(self, tmp_path, monkeypatch):
+        """Blocks that are touched together go from the last to the first, also where
+        there are more of them than the index is asked for at once."""
+        monkeypatch.setattr(_store, "_LOOK_UP_STEP", 3)
+        keys = make_keys(8)
+        with open_slab(tmp_path / "s") as store:
+            save(store, keys)
+            store.touch(keys)
+            for stored in range(8, 2, -2):
+                save(store, make_keys(2, first=10 * stored))
+                assert [True] * (stored - 2) == store.contains(keys)[: stored - 2]
+                assert stored - 2 == store.match(keys)
+
+    def test_keys_of_equal_hash_are_told_apart(self, tmp_path, monkeypatch):
+        """Hashes that are equal by chance make one long chain, and nothing else."""
+        monkeypatch.setattr(_chains, "xxh3_64_digest", lambda key, seed: bytes(8))
+        keys = make_keys(8)
+        with open_slab(tmp_path / "s") as store:
+            assert 4 == save(store, keys[:4])
+            assert [True] * 4 + [False] * 4 == store.contains(keys)
+            assert 4 == save(store, keys)
+            assert [payload(key) for key in keys] == load(store, keys)
+            assert 4 == store.forget(keys[1::2])
+            assert [True, False] * 4 == store.contains(keys)
+            assert 0 == store.match(make_keys(1, first=20))
 
     def test_many_keys_of_many_lengths_are_told_apart(self, tmp_path):
         """Long chains, mixed key lengths and zero bytes find the right slot."""

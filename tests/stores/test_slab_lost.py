@@ -245,6 +245,26 @@ class TestNotice:
             read.close()
         assert not list(tmp_path.glob("s/keyspaces"))
 
+    def test_look_up_looks_at_the_index_each_time(self, tmp_path, monkeypatch):
+        """R-32: whatever a look-up reads was there a moment before; data, which it does
+        not read, are missed by the clock."""
+        now = 100.0
+        monkeypatch.setattr(
+            _opened, "time", types.SimpleNamespace(monotonic=lambda: now)
+        )
+        keys = make_keys(3)
+        for name, passed in (("index", 0.0), ("data", 0.25)):
+            path = tmp_path / name
+            with open_slab(path) as store:
+                save(store, keys)
+                os.truncate(path / name, (path / name).stat().st_size - 1)
+                if passed:
+                    assert 3 == store.match(keys)
+                now += passed
+                for verb in (store.match, store.contains, store.touch):
+                    with pytest.raises(StoreUnavailableError, match="shortened"):
+                        verb(keys)
+
     def test_path_is_looked_at_every_quarter_of_a_second(self, tmp_path, monkeypatch):
         """R-23: a move is noticed by the clock, whatever is asked; what is lost stays
         so, although it comes back."""

@@ -31,23 +31,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ucm.blocks import GroupId, ShardId
 from ucm.errors import LayoutError, LedgerError
-from ucm.layout import GroupLayout, KVLayout
+from ucm.layout import KVLayout
 from ucm.scheduler.budget import (
     MAX_ID_CHARS,
     LoadQueue,
     cut_deferrals,
 )
 from ucm.scheduler.holds import HoldLedger
+from ucm.scheduler.loads import LoadSelector
 from ucm.scheduler.matching import BlockIndex, MatchReason, PrefixMatch, PrefixMatcher
 from ucm.scheduler.messages import (
     Deferral,
-    SpanOrder,
     StepPlan,
     StepReport,
     TransferKind,
 )
 from ucm.scheduler.requests import (
-    NULL_BLOCK,
     Disposition,
     Life,
     Lives,
@@ -56,7 +55,7 @@ from ucm.scheduler.requests import (
 )
 from ucm.scheduler.saves import SaveSelector
 from ucm.scheduler.totals import Totals
-from ucm.scheduler.transfers import BlockRef, OpenTransfers
+from ucm.scheduler.transfers import OpenTransfers
 
 __all__ = ["SchedulerAdapter"]
 
@@ -113,6 +112,7 @@ class SchedulerAdapter:
             max_blocks=max_step_blocks,
         )
         self._steps = itertools.count(1)
+        self._loads = LoadSelector(layout, self._matcher, self._transfers)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
         self._new_deferrals: list[Deferral] = []
         self._deferred: set[str] = set()
@@ -215,22 +215,8 @@ class SchedulerAdapter:
         if external_tokens == 0:
             return
         life = self._lives.begin(request_id)
-        total = computed_tokens + external_tokens
-        external, orders = [], list[SpanOrder]()
-        for group, table in zip(self._layout.groups, tables, strict=True):
-            size = group.block_tokens
-            loaded = range(computed_tokens // size, total // size)
-            external.append(loaded)
-            first = max(loaded.start, group.window_blocks(total).start)
-            blocks = [
-                self._block(group, i, table, hashes)
-                for i in range(first, loaded.stop)
-                if table[i] != NULL_BLOCK
-            ]
-            orders += self._transfers.open(
-                TransferKind.LOAD, life.key, group.group_id, blocks
-            )
-            self._matcher.touch(group, [block.block_hash for block in blocks])
+        loaded = range(computed_tokens, computed_tokens + external_tokens)
+        orders, external = self._loads.orders(life.key, tables, hashes, loaded)
         self._queued_loads.put(orders)
         life.promised(orders, external_tokens, external)
         if not life.loads:
@@ -382,11 +368,6 @@ class SchedulerAdapter:
                 prefix = request.prefix_blocks(group, at)
                 life.loads |= self._transfers.loads_into(prefix)
         return life
-
-    def _block(
-        self, group: GroupLayout, at: int, table: Sequence[int], hashes: Sequence[bytes]
-    ) -> BlockRef:
-        return BlockRef(at, table[at], hashes[self._layout.hash_index(group, at)])
 
     # Reports.
 

@@ -16,9 +16,10 @@ which a request waits.
 
 import contextlib
 import enum
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Final, Protocol, cast
 
 import attrs
 
@@ -27,6 +28,11 @@ from ucm.errors import LayoutError, StoreUnavailableError
 from ucm.layout import GroupKind, GroupLayout, KVLayout
 
 __all__ = ["BlockIndex", "DeniedKey", "MatchReason", "PrefixMatch", "PrefixMatcher"]
+
+_FIRST_LOOK: Final = 32
+_GROWTH: Final = 8
+_LONGEST_LOOK: Final = 1024
+"""Keys of the looks at a prefix, each longer than the one before."""
 
 DeniedKey = tuple[int, bytes]
 """Group id and block hash of a block that must not be loaded."""
@@ -202,15 +208,23 @@ class PrefixMatcher:
         except StoreUnavailableError:
             return [True] * len(hashes)
 
-    def touch(self, group: GroupLayout, hashes: Sequence[bytes]) -> None:
+    def touch(self, blocks: Sequence[tuple[GroupLayout, Sequence[bytes]]]) -> None:
         """Mark blocks as used just now, so that they outlive their load."""
         keys = [
             key
-            for packer in self._packers.get(group.group_id, ())
-            for key in packer.pack(hashes)
+            for group, hashes in blocks
+            for key in _packed(self._packers.get(group.group_id, ()), hashes)
         ]
         with contextlib.suppress(StoreUnavailableError):
             self._index.touch(keys)
+
+    def hashes_of(
+        self, group: GroupLayout, hashes: Sequence[bytes], start: int, stop: int
+    ) -> Sequence[bytes]:
+        """Return the hashes of the group's blocks *start* to *stop*, some if few."""
+        at = self._layout.hash_index
+        step = group.block_tokens // self._layout.hash_block_tokens
+        return hashes[at(group, start) : at(group, stop - 1) + 1 : step]
 
     def _bound_full(
         self,
@@ -223,17 +237,40 @@ class PrefixMatcher:
         for group in self._layout.groups:
             if group.kind is not GroupKind.FULL:
                 continue
-            floor = computed_tokens // group.block_tokens
-            for packer in self._packers[group.group_id]:
-                wanted = self._hashes(group, hashes, floor, top // group.block_tokens)
-                if denied:
-                    wanted = _before_first(denied, group, wanted)
-                found = self._index.match(packer.pack(wanted))
-                top = (floor + found) * group.block_tokens
-                top -= top % self._align
-                if top <= computed_tokens:
-                    return top
+            size = group.block_tokens
+            stored = self._end_of_stored(
+                group, hashes, computed_tokens // size, top // size, denied
+            )
+            top = stored * size // self._align * self._align
+            if top <= computed_tokens:
+                break
         return top
+
+    def _end_of_stored(
+        self,
+        group: GroupLayout,
+        hashes: Sequence[bytes],
+        start: int,
+        stop: int,
+        denied: Collection[DeniedKey],
+    ) -> int:
+        """
+        Return the first of blocks *start* to *stop* that misses on a shard, or *stop*.
+
+        The first look is a short one: most prompts that are new differ at once.
+        """
+        packers = self._packers[group.group_id]
+        num_keys = _FIRST_LOOK
+        while start < stop:
+            end = min(start + max(1, num_keys // len(packers)), stop)
+            wanted = self.hashes_of(group, hashes, start, end)
+            if denied:
+                wanted = _before_first(denied, group, wanted)
+            start += self._index.match(_packed(packers, wanted)) // len(packers)
+            if start < end:
+                break
+            num_keys = min(_GROWTH * num_keys, _LONGEST_LOOK)
+        return start
 
     def _walk_windows(
         self,
@@ -246,7 +283,7 @@ class PrefixMatcher:
 
         def missing_of(group: GroupLayout) -> _Missing:
             def look_up(start: int, stop: int) -> list[bool]:
-                wanted = self._hashes(group, hashes, start, stop)
+                wanted = self.hashes_of(group, hashes, start, stop)
                 return self._present(group, wanted, denied)
 
             size = group.block_tokens
@@ -273,19 +310,14 @@ class PrefixMatcher:
         hashes: Sequence[bytes],
         denied: Collection[DeniedKey],
     ) -> list[bool]:
-        present = [(group.group_id, each) not in denied for each in hashes]
-        for packer in self._packers[group.group_id]:
-            found = self._index.contains(packer.pack(hashes))
-            present = [a and b for a, b in zip(present, found, strict=True)]
+        packers = self._packers[group.group_id]
+        present = self._index.contains(_packed(packers, hashes))
+        if len(packers) > 1:
+            of_block = itertools.repeat(iter(present), len(packers))
+            present = list(map(all, zip(*of_block, strict=True)))
+        for at, block_hash in enumerate(hashes if denied else ()):
+            present[at] &= (group.group_id, block_hash) not in denied
         return present
-
-    def _hashes(
-        self, group: GroupLayout, hashes: Sequence[bytes], start: int, stop: int
-    ) -> Sequence[bytes]:
-        """Return the hashes of the group's blocks *start* to *stop*."""
-        at = self._layout.hash_index
-        step = group.block_tokens // self._layout.hash_block_tokens
-        return hashes[at(group, start) : at(group, stop - 1) + 1 : step]
 
 
 class _Missing:
@@ -324,6 +356,15 @@ class _Missing:
         if at < len(self._missing) and self._missing[at] < blocks.stop:
             return self._missing[at]
         return None
+
+
+def _packed(packers: Sequence[KeyPacker], hashes: Sequence[bytes]) -> list[PackedKey]:
+    """Return the keys of all shards of the first block, of the second, and so on."""
+    if len(packers) == 1:
+        return packers[0].pack(hashes)
+    prefixes = [packer.prefix for packer in packers]
+    keys = [prefix + each for each in hashes for prefix in prefixes]
+    return cast("list[PackedKey]", keys)
 
 
 def _before_first(

@@ -211,6 +211,38 @@ class OpenTransfers:
             orders.append(order)
         return orders
 
+    def open_load(
+        self,
+        life: tuple[str, int],
+        group_id: GroupId,
+        block_ids: tuple[int, ...],
+        hashes: Sequence[bytes],
+    ) -> list[SpanOrder]:
+        """
+        Cut consecutive blocks of a request into tickets that every rank is to load.
+
+        Args:
+            life: Request id and generation.
+            group_id: Group of the blocks.
+            block_ids: Where they go.
+            hashes: As many; the engine's.
+        """
+        limit = min(self.span_blocks[group_id], _MAX_SPAN_BLOCKS)
+        orders = []
+        for at in range(0, len(block_ids), limit):
+            ids = block_ids[at : at + limit]
+            order = SpanOrder(
+                transfer_id=next(self._ids),
+                kind=TransferKind.LOAD,
+                owners=(Owner(*life, num_blocks=len(ids)),),
+                group_id=group_id,
+                block_ids=ids,
+                hashes=b"".join(hashes[at : at + limit]),
+            )
+            self._add(order)
+            orders.append(order)
+        return orders
+
     def end(
         self,
         kind: TransferKind,
@@ -317,8 +349,7 @@ class OpenTransfers:
         if order.kind is TransferKind.SAVE:
             self._saving.update(_keys_of(order))
         else:
-            for block_id in order.block_ids:
-                self._filling[block_id] = order.transfer_id
+            self._filling.update(dict.fromkeys(order.block_ids, order.transfer_id))
 
     def _close(self, order: SpanOrder, *, is_stored: bool = True) -> None:
         del self._open[order.transfer_id]
@@ -328,9 +359,10 @@ class OpenTransfers:
             if is_stored:
                 self.denied.forgive(keys)
         else:
+            filling, number = self._filling, order.transfer_id
             for block_id in order.block_ids:
-                if self._filling.get(block_id) == order.transfer_id:
-                    del self._filling[block_id]
+                if filling.get(block_id) == number:
+                    del filling[block_id]
 
 
 def _keys_of(order: SpanOrder) -> list[DeniedKey]:

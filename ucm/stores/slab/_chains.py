@@ -7,12 +7,14 @@ can be built again. Every operation takes a whole batch, because one numpy call 
 512 keys costs little more than one over a single key.
 """
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest
 
 from ucm.blocks import PackedKey
 from ucm.errors import KeyFormatError
@@ -20,6 +22,7 @@ from ucm.errors import KeyFormatError
 __all__ = ["KEY_WORDS", "NO_SLOT", "Chains", "KeyBatch", "unpack_key"]
 
 NO_SLOT = -1
+_NONE = np.array(NO_SLOT)  # numpy compares with an array faster than with a number
 KEY_WORDS = 11
 _KEY_FIELD = KEY_WORDS * 8
 _MAX_KEY_BYTES = 85  # the longest packed key; the last byte of the field is its length
@@ -35,6 +38,7 @@ class KeyBatch:
         hashes: ``[n]`` uint64, seeded; also the seed of a block's checksum.
     """
 
+    fields: bytes
     words: npt.NDArray[np.uint64]
     hashes: npt.NDArray[np.uint64]
 
@@ -46,24 +50,27 @@ class KeyBatch:
         Raises:
             KeyFormatError: A key is longer than any packed key.
         """
-        field = np.zeros((len(keys), _KEY_FIELD), dtype=np.uint8)
         sizes = set(map(len, keys))
         if sizes and max(sizes) > _MAX_KEY_BYTES:
             raise KeyFormatError(f"a key has more than {_MAX_KEY_BYTES} bytes")
         if len(sizes) == 1:
-            size = sizes.pop()
-            flat = np.frombuffer(b"".join(keys), dtype=np.uint8)
-            field[:, :size] = flat.reshape(len(keys), size)
-            field[:, -1] = size
+            fields = _padding(sizes.pop()).join([*keys, b""])
         else:
-            for row, key in zip(field, keys, strict=True):
-                row[: len(key)] = np.frombuffer(key, dtype=np.uint8)
-                row[-1] = len(key)
-        hashes = [xxh3_64_intdigest(key, seed) for key in keys]
-        return cls(field.view(np.uint64), np.array(hashes, dtype=np.uint64))
+            fields = b"".join(key + _padding(len(key)) for key in keys)
+        digests = b"".join(map(xxh3_64_digest, keys, itertools.repeat(seed)))
+        return cls(
+            fields,
+            np.frombuffer(fields, dtype=np.uint64).reshape(len(keys), KEY_WORDS),
+            np.frombuffer(digests, dtype=">u8").astype(np.uint64),
+        )
 
     def __len__(self) -> int:
         return len(self.hashes)
+
+
+def _padding(size: int) -> bytes:
+    """Return what follows a key of *size* bytes in its field: zeros and the size."""
+    return size.to_bytes(_KEY_FIELD - size, "big")
 
 
 def unpack_key(words: npt.NDArray[np.uint64]) -> PackedKey:
@@ -72,7 +79,6 @@ def unpack_key(words: npt.NDArray[np.uint64]) -> PackedKey:
     return PackedKey(field[: min(field[-1], _MAX_KEY_BYTES)])
 
 
-@attrs.frozen(eq=False)
 class Chains:
     """
     Singly linked chains of slots, one per bucket, in shared memory.
@@ -83,43 +89,83 @@ class Chains:
     Args:
         heads: ``[num_buckets]`` int32, first slot of each chain; a power of two.
         nexts: ``[num_slots]`` int32, the following slot.
-        words: ``[num_slots, KEY_WORDS]`` uint64, the key of each slot.
-        hashes: ``[num_slots]`` uint64.
-        states: ``[num_slots]`` uint8, 0 for a slot that belongs in no chain.
+        records: ``[num_slots]`` what is known of each slot: of the fields ``key``,
+            ``hash`` and ``state`` the last is 0 for a slot that belongs in no chain.
     """
 
-    heads: npt.NDArray[np.int32]
-    nexts: npt.NDArray[np.int32]
-    words: npt.NDArray[np.uint64]
-    hashes: npt.NDArray[np.uint64]
-    states: npt.NDArray[np.uint8]
+    __slots__ = (
+        "_mask",
+        "_record",
+        "_rows",
+        "hashes",
+        "heads",
+        "nexts",
+        "states",
+        "words",
+    )
+
+    def __init__(
+        self,
+        heads: npt.NDArray[np.int32],
+        nexts: npt.NDArray[np.int32],
+        records: npt.NDArray[Any],
+    ) -> None:
+        self.heads = heads
+        self.nexts = nexts
+        self.words: npt.NDArray[np.uint64] = records["key"]
+        self.hashes: npt.NDArray[np.uint64] = records["hash"]
+        self.states: npt.NDArray[np.uint8] = records["state"]
+        self._record = records.dtype
+        self._rows = records.view(f"V{records.itemsize}")  # copied in one piece each
+        self._mask = np.array(len(heads) - 1, dtype=np.uint64)
 
     def buckets(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return the bucket of each hash."""
-        return (hashes & np.uint64(len(self.heads) - 1)).astype(np.int64)
+        return (hashes & self._mask).view(np.int64)
 
     def find(self, batch: KeyBatch) -> npt.NDArray[np.int64]:
         """Return the linked slot of each key, ``NO_SLOT`` where there is none."""
-        slots = self.heads[self.buckets(batch.hashes)].astype(np.int64)
-        found = self._matching(slots, batch.words)
-        if (found == slots).all():  # each found, or its chain empty
-            return found
-        asked = np.flatnonzero((found < 0) & (slots >= 0))
-        slots = slots[asked]
+        slots, _ = self.look(batch)
+        return slots
+
+    def look(self, batch: KeyBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """
+        Find the linked slot of each key.
+
+        Returns:
+            The slots, ``NO_SLOT`` where there is none, and a copy of their records,
+            any record for ``NO_SLOT``.
+        """
+        slots = self._with_hash(batch.hashes)
+        rows = self._rows[slots]
+        records = rows.view(self._record)
+        if records["key"].tobytes() != batch.fields:
+            unlike = (records["key"] != batch.words).any(axis=1) & (slots != _NONE)
+            for at in unlike.nonzero()[0].tolist():  # by chance another key's hash
+                slots[at] = self._with_key(slots[at], batch.words[at])
+                rows[at] = self._rows[slots[at]]
+        return slots, records
+
+    def _with_hash(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Return for each hash the first slot of its chain that has it."""
+        slots = self.heads[self.buckets(hashes)].astype(np.int64)
+        asked = ((self.hashes[slots] != hashes) & (slots != _NONE)).nonzero()[0]
+        ahead = slots[asked]
         for _ in range(len(self.nexts)):  # a chain that changes may seem endless
             if not len(asked):
                 break
-            slots = self.nexts[slots].astype(np.int64)
-            found[asked] = self._matching(slots, batch.words[asked])
-            more = (found[asked] < 0) & (slots >= 0)
-            asked, slots = asked[more], slots[more]
-        return found
+            slots[asked] = ahead = self.nexts[ahead].astype(np.int64)
+            more = (self.hashes[ahead] != hashes[asked]) & (ahead != _NONE)
+            asked, ahead = asked[more], ahead[more]
+        return slots
 
-    def _matching(
-        self, slots: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]
-    ) -> npt.NDArray[np.int64]:
-        same = (slots >= 0) & (self.words[slots] == words).all(axis=1)
-        return np.where(same, slots, NO_SLOT)
+    def _with_key(self, slot: np.int64, words: npt.NDArray[np.uint64]) -> int:
+        """Return the slot of a key, at *slot* or further on in its chain."""
+        for _ in range(len(self.nexts)):
+            if slot == NO_SLOT or (self.words[slot] == words).all():
+                return int(slot)
+            slot = self.nexts[slot]
+        return NO_SLOT
 
     def link(self, slots: npt.NDArray[np.int64]) -> None:
         """Put slots, none of them linked, in front of their chains."""

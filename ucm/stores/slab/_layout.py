@@ -2,6 +2,7 @@
 """What the index file of a slab consists of: header, arrays and one record a slot."""
 
 import enum
+from typing import Any
 
 import attrs
 import numpy as np
@@ -118,6 +119,23 @@ class Sighting:
 
     committed: npt.NDArray[np.bool_]
     slots: npt.NDArray[np.int64]
-    generations: npt.NDArray[np.uint64]
-    nbytes: npt.NDArray[np.uint64]
-    checksums: npt.NDArray[np.uint64]
+    records: npt.NDArray[Any]
+    """A copy of the slots' records."""
+
+    @property
+    def generations(self) -> npt.NDArray[np.uint64]:
+        """Of each slot's content."""
+        generations: npt.NDArray[np.uint64] = self.records["generation"]
+        return generations
+
+    @property
+    def nbytes(self) -> npt.NDArray[np.uint64]:
+        """Of each block."""
+        nbytes: npt.NDArray[np.uint64] = self.records["nbytes"]
+        return nbytes
+
+    @property
+    def checksums(self) -> npt.NDArray[np.uint64]:
+        """Of each block."""
+        checksums: npt.NDArray[np.uint64] = self.records["checksum"]
+        return checksums

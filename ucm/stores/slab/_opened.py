@@ -19,6 +19,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,9 @@ from ucm.stores.slab._locks import FileLock, Owners, entered, is_bound
 __all__ = ["OpenedSlab"]
 
 _LOOK_EVERY_S = 0.25
+_File = tuple[str, int, int]
+"""Name, descriptor and size."""
+
 _in_this_process: "weakref.WeakSet[OpenedSlab]" = weakref.WeakSet()
 
 
@@ -129,21 +133,35 @@ class OpenedSlab:
             StoreUnavailableError: It was closed, opened before this process forked, or
                 its files are not what or where they were.
         """
+        self._check(self._files)
+
+    def check_index(self) -> None:
+        """
+        Make sure that the index may be read here and now.
+
+        Of the data, which a look-up does not touch, only every quarter of a second.
+
+        Raises:
+            StoreUnavailableError: As ``check`` does.
+        """
+        self._check(self._files[:1])
+
+    def _check(self, files: Sequence[_File]) -> None:
         if os.getpid() != self._pid:
             raise StoreUnavailableError("the slab was opened before this fork")
         if not self.is_open:
             raise StoreUnavailableError("the slab is closed")
-        self._lost = self._lost or self._find_loss()
+        self._lost = self._lost or self._find_loss(files)
         if self._lost:
             raise StoreUnavailableError(
                 f"{self.root} is no longer served: {self._lost}; start the engine again "
                 "to use what is there now"
             )
 
-    def _find_loss(self) -> str:
+    def _find_loss(self, files: Sequence[_File]) -> str:
         looks = (now := time.monotonic()) >= self._look_at
         try:
-            for name, fd, nbytes in self._files:
+            for name, fd, nbytes in self._files if looks else files:
                 info = os.fstat(fd)
                 if not info.st_nlink:
                     return f"{name} was removed"
@@ -176,7 +194,7 @@ class OpenedSlab:
         try:
             with self._door.held():
                 self._look_at = 0.0
-                if not (self._lost or self._find_loss()):
+                if not (self._lost or self._find_loss(self._files)):
                     self._leave()
         finally:
             self._lock.close()

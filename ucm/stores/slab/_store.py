@@ -9,7 +9,7 @@ own.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +23,13 @@ from ucm.stores.abc import Store, StoreCapabilities, StoreStats
 from ucm.stores.slab._audit import audit
 from ucm.stores.slab._files import Geometry
 from ucm.stores.slab._keyspaces import describe, read_all
-from ucm.stores.slab._layout import Word
+from ucm.stores.slab._layout import Sighting, Word
 from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease
 from ucm.stores.slab._opened import OpenedSlab
 
 __all__ = ["SlabStore"]
 
-_MATCH_STEP = 1024  # a first miss ends the match: do not look far beyond it
+_LOOK_UP_STEP = 1024
 _CAVEAT = (
     "A slab on a disk is experimental: copies wait for the disk while they hold blocks. "
     "Put it below /dev/shm."
@@ -124,27 +124,32 @@ class SlabStore(Store):
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed; takes no lock."""
-        self._slab.check()
-        index = self._slab.index
-        for start in range(0, len(keys), _MATCH_STEP):
-            step = keys[start : start + _MATCH_STEP]
-            committed = index.are_committed(index.batch(step))
-            if not committed.all():
-                return start + int(np.argmin(committed))
-        return len(keys)
+        num_before = 0
+        for seen in self._look_up(keys):
+            first = int(seen.committed.argmin())
+            if not seen.committed[first]:
+                return num_before + first
+            num_before += len(seen.committed)
+        return num_before
 
     def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
         """Return for each key whether it is committed; takes no lock."""
-        self._slab.check()
-        index = self._slab.index
-        return [bool(known) for known in index.are_committed(index.batch(keys))]
+        return [
+            each for seen in self._look_up(keys) for each in seen.committed.tolist()
+        ]
 
     def touch(self, keys: Sequence[PackedKey]) -> None:
         """Mark blocks as used just now, the first of them last; takes no lock."""
-        self._slab.check()
+        found = [seen.slots[seen.committed] for seen in self._look_up(keys)]
+        if found:
+            self._slab.index.touch(np.concatenate(found))
+
+    def _look_up(self, keys: Sequence[PackedKey]) -> Iterator[Sighting]:
+        """Look keys up as they are asked for; many at once would leave the caches."""
+        self._slab.check_index()
         index = self._slab.index
-        seen = index.look_up(index.batch(keys))
-        index.touch(seen.slots[seen.committed])
+        for start in range(0, len(keys), _LOOK_UP_STEP):
+            yield index.look_up(index.batch(keys[start : start + _LOOK_UP_STEP]))
 
     def reserve(self, keys: Sequence[PackedKey], block_bytes: int) -> SlabWriteLease:
         """Lease one slot for each new key; see ``Store``."""

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what makes a burst of look-ups and loads cheap."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["MATCH"]
+
+_MATCHING = "ucm/scheduler/matching.py"
+_LOADS = "ucm/scheduler/loads.py"
+_CHAINS = "ucm/stores/slab/_chains.py"
+_MATCHER = "tests/scheduler/test_matching.py::TestPrefixMatcher"
+_LOADED = "tests/scheduler/test_load_orders.py::TestLoadSelector"
+_NOTICE = "tests/stores/test_slab_lost.py::TestNotice"
+_SHARING = "tests/stores/test_slab.py::TestSharing"
+
+MATCH = (
+    Mutant(
+        name="whole_prompt_asked_at_once",
+        why="Each step packs and hashes all keys of each long prompt that is new.",
+        file=_MATCHING,
+        find="_FIRST_LOOK: Final = 32",
+        replace="_FIRST_LOOK: Final = 1 << 20",
+        killers=(f"{_MATCHER}::test_new_prompt_is_told_by_its_first_blocks",),
+    ),
+    Mutant(
+        name="one_look_per_shard",
+        why="A look-up costs the engine's thread eight times as much on eight ranks.",
+        file=_MATCHING,
+        find="end = min(start + max(1, num_keys // len(packers)), stop)",
+        replace="end = start + 1",
+        killers=(f"{_MATCHER}::test_shards_are_asked_together",),
+    ),
+    Mutant(
+        name="some_shard_will_do",
+        why="A hit is promised although a rank has lost its part of a window.",
+        file=_MATCHING,
+        find="map(all, zip(",
+        replace="map(any, zip(",
+        killers=(f"{_MATCHER}::test_block_counts_only_with_all_shards",),
+    ),
+    Mutant(
+        name="denied_window_found",
+        why="A window's block that failed is matched and fails again, for ever.",
+        file=_MATCHING,
+        find="present[at] &= (group.group_id, block_hash) not in denied",
+        replace="pass",
+        killers=(f"{_MATCHER}::test_denied_block_is_missing",),
+    ),
+    Mutant(
+        name="last_part_evicted_first",
+        why="A full store throws one rank's part of all blocks away, and no hit is left.",
+        file=_MATCHING,
+        find="for each in hashes for prefix in prefixes]",
+        replace="for prefix in prefixes for each in hashes]",
+        killers=(f"{_MATCHER}::test_touch_marks_all_shards_and_groups_in_one_call",),
+    ),
+    Mutant(
+        name="short_table_loaded",
+        why="Fewer blocks are loaded than the engine was promised, and it reads garbage.",
+        file=_LOADS,
+        find="if not len(ids) == len(wanted) == blocks.stop - first:",
+        replace="if len(ids) != len(wanted):",
+        killers=(f"{_LOADED}::test_hit_beyond_the_table_is_refused",),
+    ),
+    Mutant(
+        name="loaded_into_the_null_block",
+        why="The engine's null block, which all requests share, gets one's content.",
+        file=_LOADS,
+        find="if NULL_BLOCK not in block_ids:",
+        replace="if True:",
+        killers=(f"{_LOADED}::test_each_block_of_a_hit_is_ordered_once",),
+    ),
+    Mutant(
+        name="equal_hash_believed",
+        why="A block is found under a key that only hashes to the same number.",
+        file=_CHAINS,
+        find='if records["key"].tobytes() != batch.fields:',
+        replace="if False:",
+        killers=(f"{_SHARING}::test_keys_of_equal_hash_are_told_apart",),
+    ),
+    Mutant(
+        name="chain_ends_at_its_head",
+        why="Every key that shares a bucket is a miss, and stored again and again.",
+        file=_CHAINS,
+        find="            if not len(asked):\n",
+        replace="            if True:\n",
+        killers=(f"{_SHARING}::test_many_keys_of_many_lengths_are_told_apart",),
+    ),
+    Mutant(
+        name="late_part_touched_last",
+        why="The end of a long prompt outlives its beginning, without which it is no use.",
+        file="ucm/stores/slab/_store.py",
+        find="self._slab.index.touch(np.concatenate(found))",
+        replace="self._slab.index.touch(np.concatenate(found[::-1]))",
+        killers=(f"{_SHARING}::test_touch_of_many_keys_keeps_the_first_longest",),
+    ),
+    Mutant(
+        name="index_looked_at_by_the_clock",
+        why="A look into an index that was shortened ends the engine's scheduler.",
+        file="ucm/stores/slab/_opened.py",
+        find="        self._check(self._files[:1])\n",
+        replace="        self._check(())\n",
+        killers=(f"{_NOTICE}::test_look_up_looks_at_the_index_each_time",),
+    ),
+)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Which blocks of a request a hit loads.
+
+A hit is whole blocks of each group. Nothing is made per block: tables and hashes are cut
+into tickets as they are.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from ucm.errors import LayoutError
+from ucm.layout import KVLayout
+from ucm.scheduler.matching import PrefixMatcher
+from ucm.scheduler.messages import SpanOrder
+from ucm.scheduler.requests import NULL_BLOCK
+from ucm.scheduler.transfers import OpenTransfers
+
+__all__ = ["LoadSelector"]
+
+
+class LoadSelector:
+    """
+    Orders the loads of a hit.
+
+    Used on the scheduler's thread only.
+
+    Args:
+        layout: Groups, in the order of the requests' tables.
+        matcher: Told which blocks are in use.
+        transfers: Makes the tickets.
+    """
+
+    __slots__ = ("_layout", "_matcher", "_transfers")
+
+    def __init__(
+        self, layout: KVLayout, matcher: PrefixMatcher, transfers: OpenTransfers
+    ) -> None:
+        self._layout = layout
+        self._matcher = matcher
+        self._transfers = transfers
+
+    def orders(
+        self,
+        life: tuple[str, int],
+        tables: Sequence[Sequence[int]],
+        hashes: Sequence[bytes],
+        loaded: range,
+    ) -> tuple[list[SpanOrder], list[range]]:
+        """
+        Order what a hit needs.
+
+        Args:
+            life: Request id and generation.
+            tables: ``[groups][blocks]`` the request's block tables.
+            hashes: The engine's block hashes.
+            loaded: Tokens of the hit, behind those that the engine has itself.
+
+        Returns:
+            The tickets, and ``[groups]`` block indexes of the hit. Of these only the
+            ones are loaded that a hit needs and that the engine has given a block.
+
+        Raises:
+            LayoutError: A table or the hashes end before the hit.
+        """
+        orders: list[SpanOrder] = []
+        hit, used = [], []
+        for group, table in zip(self._layout.groups, tables, strict=True):
+            size = group.block_tokens
+            blocks = range(loaded.start // size, loaded.stop // size)
+            first = max(blocks.start, group.window_blocks(loaded.stop).start)
+            wanted = self._matcher.hashes_of(group, hashes, first, blocks.stop)
+            ids = tuple(table[first : blocks.stop])
+            if not len(ids) == len(wanted) == blocks.stop - first:
+                raise LayoutError(
+                    f"request {life[0]}: a hit over {blocks.stop} blocks of group "
+                    f"{group.group_id}, but {first + len(ids)} of them in its table "
+                    f"and {first + len(wanted)} with a hash"
+                )
+            for run in _runs(ids):
+                orders += self._transfers.open_load(
+                    life, group.group_id, ids[run], wanted[run]
+                )
+                used.append((group, wanted[run]))
+            hit.append(blocks)
+        self._matcher.touch(used)
+        return orders, hit
+
+
+def _runs(block_ids: Sequence[int]) -> Iterator[slice]:
+    """Yield where blocks lie side by side that are not the engine's null block."""
+    if NULL_BLOCK not in block_ids:
+        ends = [-1, len(block_ids)]
+    else:
+        nulls = [at for at, each in enumerate(block_ids) if each == NULL_BLOCK]
+        ends = [-1, *nulls, len(block_ids)]
+    for before, stop in itertools.pairwise(ends):
+        if before + 1 < stop:
+            yield slice(before + 1, stop)
