@@ -85,27 +85,31 @@ class LoadQueue:
             step that orders the load, and nothing may be left to a later plan.
     """
 
-    __slots__ = ("_layout", "_max_blocks", "_orders", "_parks")
+    __slots__ = ("_blocks", "_layout", "_max_blocks", "_nbytes", "_orders", "_parks")
 
     def __init__(self, layout: KVLayout, max_blocks: int, *, parks: bool) -> None:
         self._layout = layout
         self._max_blocks = max_blocks
         self._parks = parks
         self._orders: list[SpanOrder] = []
+        self._blocks = self._nbytes = 0  # of all orders, if none may be left over
 
     def __len__(self) -> int:
         return len(self._orders)
 
-    def put(self, orders: Iterable[SpanOrder]) -> None:
+    def put(self, orders: Sequence[SpanOrder]) -> None:
         """Put the loads of a request behind those of others."""
         self._orders += orders
+        for order in () if self._parks else orders:
+            self._blocks += len(order.block_ids)
+            self._nbytes += order_nbytes(order)
 
     def room_tokens(self, request_id: str) -> int:
         """Return how many tokens may still be promised to a request."""
         if self._parks:
             return sys.maxsize
-        nbytes = _LOAD_NBYTES - sum(map(order_nbytes, self._orders))
-        blocks = self._max_blocks - sum(len(each.block_ids) for each in self._orders)
+        nbytes = _LOAD_NBYTES - self._nbytes
+        blocks = self._max_blocks - self._blocks
         blocks = max(0, min(blocks, nbytes // block_nbytes(request_id)))
         groups = self._layout.groups
         return blocks // len(groups) * min(group.block_tokens for group in groups)
@@ -119,6 +123,7 @@ class LoadQueue:
         """
         taken, cut = self._cut()
         loads, self._orders = tuple(self._orders[:taken]), self._orders[taken:]
+        self._blocks = self._nbytes = 0
         return loads, cut
 
     def _cut(self) -> tuple[int, str]:

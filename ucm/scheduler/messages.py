@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import attrs
 import msgspec
+import numpy as np
 
 from ucm.blocks import Owner
 from ucm.errors import MessageError
@@ -74,7 +75,9 @@ class SpanOrder:
                 f"{len(self.block_ids)} blocks"
             )
         owned = [owner.num_blocks for owner in self.owners]
-        if sum(owned) != len(self.block_ids) or min(owned) < 1:
+        if owned != [len(self.block_ids)] and (
+            sum(owned) != len(self.block_ids) or min(owned) < 1
+        ):
             raise MessageError(
                 f"transfer {self.transfer_id}: owners of {owned} blocks for "
                 f"{len(self.block_ids)} blocks"
@@ -93,7 +96,8 @@ class SpanOrder:
     def split_hashes(self) -> list[bytes]:
         """Return one hash per block."""
         size = len(self.hashes) // len(self.block_ids)
-        return [self.hashes[at : at + size] for at in range(0, len(self.hashes), size)]
+        split: list[bytes] = np.frombuffer(self.hashes, f"V{size}").tolist()
+        return split
 
 
 @attrs.frozen(kw_only=True)
