@@ -16,7 +16,7 @@ A request whose id alone is longer than ``MAX_ID_CHARS`` is neither matched nor 
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ucm.layout import KVLayout
