@@ -2,94 +2,248 @@
 """
 The real engine full of decoding requests, without a connector and with several.
 
-Blocks become whole all the time and nothing is ever found: what a connector costs when
-there is nothing to win. Each side is an engine in a process of its own, over an empty
-store; sides take turns, forwards and backwards. All sides give the same tokens, or there
-is no figure. Run ``python -m benchmarks.decode``.
+Blocks become whole and requests end all the time, and the next one follows at once.
+``new``: nothing is ever found, what a connector costs when there is nothing to win.
+``turns``: every fourth request goes on with a conversation of before, which must be
+found. Each side is an engine in a process of its own, over an empty store; sides take
+turns, forwards and backwards. All sides give the same tokens, or there is no figure.
+
+*lock* is the longest time in a step that the engine's thread waited for the interpreter
+lock (``gil_waits.c``, which needs a C compiler); without a connector nobody else wants it.
+CPU per step and per block is that of all threads of ucm, from the first request of
+``new`` until all is saved. Run ``python -m benchmarks.decode``.
 """
 
+import atexit
+import functools
+import os
+import shutil
 import statistics
+import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from benchmarks import engine_side
-from benchmarks.harness import Figure, Scale, Told, main
+import attrs
+
+from benchmarks import decode_side
+from benchmarks.decode_side import MODELS, PHASES
+from benchmarks.harness import Figure, Note, Scale, Told, main
+from benchmarks.sides import (
+    EXAMPLE,
+    LMCACHE,
+    PLAIN,
+    ServedSide,
+    Side,
+    absent,
+    example,
+    has_lmcache,
+    ours,
+    plain,
+)
 from benchmarks.stores import MEMORY
 from tests import conftest as _engine_environment  # noqa: F401  children inherit it
-from tests.e2e.engine import connector_config, run_function
+from tests.e2e.engine import run_function
+from ucm.config import UCMConfig
 
-PLAIN = "no connector"
-_Config = Callable[[Path], dict[str, object] | None]
+AT_END, EACH_BLOCK, NEVER = "ucm", "ucm, each_block", "ucm, never"
+CONSUMER = "ucm, kv_consumer"
+STEP_BOUNDS = {EACH_BLOCK: "<= 1.10"}
+"""Of our sides; any other: 1.03."""
 
-
-def _ours(role: str) -> _Config:
-    def config(home: Path) -> dict[str, object]:
-        made = connector_config(type="slab", path=str(home / "slab"), capacity="1GiB")
-        return made | {"kv_role": role}
-
-    return config
+_Run = Mapping[str, Any]
+"""What ``decode_side.decode`` told."""
 
 
-def _example(home: Path) -> dict[str, object]:
-    return {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(home)},
-    }
+def sides(block_tokens: int, *, with_peers: bool) -> dict[str, Side]:
+    """Return the sides that can take part here."""
+    capacity = "4GiB"
+    there = {PLAIN: Side(MEMORY, plain), AT_END: Side(MEMORY, ours(capacity))}
+    if _knows_save_decoded():
+        for name, mode in ((EACH_BLOCK, "each_block"), (NEVER, "never")):
+            there[name] = Side(MEMORY, ours(capacity, save_decoded=mode))
+    there[CONSUMER] = Side(MEMORY, ours(capacity, kv_role="kv_consumer"))
+    if with_peers:
+        there[EXAMPLE] = Side(MEMORY, example)
+        if has_lmcache():
+            there[LMCACHE] = ServedSide(chunk_tokens=block_tokens)
+    return there
 
 
-SIDES: Mapping[str, _Config] = {
-    PLAIN: lambda _: None,
-    "ucm": _ours("kv_both"),
-    "ucm, kv_consumer": _ours("kv_consumer"),
-    "ExampleConnector": _example,
-}
+def _knows_save_decoded() -> bool:
+    return "save_decoded" in attrs.fields_dict(UCMConfig)
 
 
-def _run(config: _Config, requests: int, repeats: int) -> dict[str, float]:
-    """Return the medians of one engine's process, in seconds."""
-    with tempfile.TemporaryDirectory(prefix="ucm-decode-", dir=MEMORY) as home:
-        told = run_function(
-            engine_side.decode,
+@functools.cache
+def _waits_told() -> str:
+    """
+    Have all engines of this process preload what tells waits for the interpreter lock.
+
+    Returns:
+        Its path; empty without a compiler.
+    """
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return ""
+    home = tempfile.mkdtemp(prefix="ucm-decode-")
+    atexit.register(shutil.rmtree, home)
+    path = f"{home}/gil_waits.so"
+    source = Path(__file__).with_name("gil_waits.c")
+    subprocess.run(
+        [compiler, "-O2", "-shared", "-fPIC", "-o", path, source], check=True
+    )
+    os.environ["LD_PRELOAD"] = path  # before the first of them is started
+    return path
+
+
+def _run(side: Side, waits: str, **arguments: object) -> _Run:
+    """Return what one engine's process tells."""
+    with side.ready() as config:
+        told: _Run = run_function(
+            decode_side.decode,
             timeout=600.0,
-            kv_transfer_config=config(Path(home)),
-            requests=requests,
-            repeats=repeats,
+            kv_transfer_config=config,
+            waits=waits,
+            **arguments,
         )
-    return {name: statistics.median(taken) for name, taken in told.items()}
+    return told
 
 
-def measure(requests: int, scale: Scale) -> Told:
-    """Measure with so many requests at once."""
-    rounds = scale.rounds or (1 if scale.is_quick else 3)
-    repeats = 1 if scale.is_quick else 3
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
-    for _ in range(rounds):
-        for name in (*SIDES, *reversed(SIDES)):
-            runs[name].append(_run(SIDES[name], requests, repeats))
+@attrs.frozen
+class Case:
+    """
+    What is measured together.
+
+    Args:
+        model: One of ``MODELS``.
+        requests: At once.
+        total: In each phase.
+        is_whole: Whether all modes and all peers take part.
+    """
+
+    model: str
+    requests: int
+    total: int
+    is_whole: bool = False
+
+    @property
+    def name(self) -> str:
+        """As it stands in tables."""
+        return f"{self.requests} decoding, {self.model}"
+
+
+def measure(case: Case, scale: Scale) -> Told:
+    """Measure all sides of a case in turn."""
+    there = sides(MODELS[case.model].block_tokens, with_peers=case.is_whole)
+    if not case.is_whole:
+        chosen = (PLAIN, AT_END, EACH_BLOCK)
+        there = {name: side for name, side in there.items() if name in chosen}
+    runs: dict[str, list[_Run]] = {name: [] for name in there}
+    order = list(there) if scale.is_quick else [*there, *reversed(there)]
+    waits = _waits_told()
+    for name in order * (scale.rounds or 1):
+        told = _run(
+            there[name],
+            waits,
+            model=case.model,
+            requests=case.requests,
+            total=case.requests * 3 // 2 if scale.is_quick else case.total,
+        )
+        runs[name].append(told)
     if len({run["digest"] for side in runs.values() for run in side}) != 1:
         raise AssertionError("the sides gave different tokens")
-    case = f"{requests} decoding"
+    for phase in PHASES:
+        for name, side in runs.items():
+            yield from _steps(f"{case.name}, {phase}", name, phase, side)
+        yield from _ratios(f"{case.name}, {phase}", phase, runs)
     for name, side in runs.items():
-        for what in ("step", "schedule", "plan", "cpu"):
-            values = [1e3 * run[what] for run in side]
-            if any(values):
-                yield Figure.over(case, f"{name}, {what}", "ms", values)
-    for name, side in runs.items():
-        for what, bound in (("step", "<= 1.10"), ("schedule", "<= 1.10")):
-            if name != PLAIN:
-                pairs = zip(side, runs[PLAIN], strict=True)
-                values = [ours[what] / theirs[what] for ours, theirs in pairs]
-                target = bound if name.startswith("ucm") else ""
-                yield Figure.over(
-                    case, f"{name} / {PLAIN}, {what}", "ratio", values, target
-                )
+        if name.startswith("ucm"):
+            yield from _amounts(case, name, side)
+    yield from _notes(case, waits)
 
 
+def _steps(case: str, name: str, phase: str, side: list[_Run]) -> Iterator[Figure]:
+    """Tell what a step takes on one side, and its parts, one value for each run."""
+    parts = {
+        "step": "",
+        "schedule": "",
+        "build_connector_meta": "",
+        "update_connector_output": "",
+        "scheduler's hooks": "",
+        "worker's hooks": "",
+    }
+    runs = [run[phase]["steps"] for run in side]
+    for part in parts:
+        values = [1e3 * statistics.median(run.get(part, [0.0])) for run in runs]
+        if any(values):
+            yield Figure.over(case, f"{name}, {part}", "ms", values)
+    values = [1e3 * _p99(run["step"]) for run in runs]
+    yield Figure.over(case, f"{name}, step, p99", "ms", values)
+    if all(min(run["waited"]) >= 0 for run in runs):
+        values = [1e3 * _p99(run["waited"]) for run in runs]
+        target = "<= 1" if name.startswith("ucm") else ""
+        yield Figure.over(case, f"{name}, lock, p99", "ms", values, target)
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[len(values) * 99 // 100]
+
+
+def _ratios(case: str, phase: str, runs: Mapping[str, list[_Run]]) -> Iterator[Figure]:
+    """Hold each side against no connector, run by run."""
+    for name, side in runs.items():
+        if name == PLAIN:
+            continue
+        is_ours = name.startswith("ucm")
+        bounds = {"step": STEP_BOUNDS.get(name, "<= 1.03"), "schedule": "<= 1.10"}
+        for part, bound in bounds.items():
+            values = [
+                statistics.median(one[phase]["steps"][part])
+                / statistics.median(other[phase]["steps"][part])
+                for one, other in zip(side, runs[PLAIN], strict=True)
+            ]
+            target = bound if is_ours else ""
+            what = f"{name} / {PLAIN}, {part}"
+            yield Figure.over(case, what, "ratio", values, target)
+
+
+def _amounts(case: Case, name: str, side: list[_Run]) -> Iterator[Figure]:
+    """Tell what our threads computed, and how many blocks went which way."""
+    new, turns = ([run[phase] for run in side] for phase in PHASES)
+    values = [1e3 * run["cpu"] / run["num_steps"] for run in new]
+    yield Figure.over(case.name, f"{name}, CPU per step", "ms", values)
+    if all(run["saved"] for run in new):
+        values = [1e3 * run["cpu"] / run["saved"] for run in new]
+        # Larger blocks take what their bytes take.
+        target = "<= 0.15" if case.requests == 256 and "KB" in case.model else ""
+        yield Figure.over(case.name, f"{name}, CPU per block", "ms", values, target)
+    for verb, phase in (("saved", new), ("loaded", turns)):
+        values = [run[verb] for run in phase]
+        yield Figure.over(case.name, f"{name}, {verb}", "blocks", values)
+    if name in (AT_END, EACH_BLOCK):
+        values = [run["turns"]["hits"] / run["there"] for run in side]
+        yield Figure.over(case.name, f"{name}, found", "ratio", values, ">= 0.99")
+
+
+def _notes(case: Case, waits: str) -> Iterator[Note]:
+    if not waits:
+        yield Note(case.name, "waits for the lock: no C compiler; no figure.")
+    if not _knows_save_decoded():
+        text = "absent, this ucm has no setting save_decoded; no figure."
+        yield Note(case.name, f"{EACH_BLOCK}; {NEVER}: {text}")
+    if case.is_whole:
+        yield from absent(case.name)
+
+
+ALL = (
+    Case("64 KB blocks", 256, 800, is_whole=True),
+    Case("64 KB blocks", 64, 320),
+    Case("1 MB blocks", 256, 600),
+    Case("1 MB blocks", 64, 320),
+)
 CASES: dict[str, Callable[[Scale], Told]] = {
-    "256 decoding": lambda scale: measure(256, scale),
-    "64 decoding": lambda scale: measure(64, scale),
+    case.name: functools.partial(measure, case) for case in ALL
 }
 
 

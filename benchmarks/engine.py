@@ -12,28 +12,29 @@ others' cache is emptied before each prompt. LMCache takes part if it is install
 brings a server, which runs beside the engine. Run ``python -m benchmarks.engine``.
 """
 
-import contextlib
-import importlib.util
-import socket
 import statistics
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import cast
-
-import attrs
 
 from benchmarks import engine_side
 from benchmarks.harness import Figure, Note, Scale, Told, main
+from benchmarks.sides import (
+    EXAMPLE,
+    LMCACHE,
+    PLAIN,
+    ServedSide,
+    Side,
+    absent,
+    example,
+    has_lmcache,
+    ours,
+    plain,
+)
 from benchmarks.stores import MEMORY
 from tests import conftest as _engine_environment  # noqa: F401  children inherit it
-from tests.e2e.engine import connector_config, process_group, run_function
+from tests.e2e.engine import run_function
 
 OURS, ON_DISK = "ucm, slab in DRAM", "ucm, slab on disk"
 ROWWISE = "ucm layer-wise, slab in DRAM"
-PLAIN, EXAMPLE, LMCACHE = "no connector", "ExampleConnector", "LMCache server"
 TIMEOUT_S = 600.0
 CHUNK_TOKENS = 4096
 """Of one step, by the engine's own choice on CPUs."""
@@ -42,110 +43,18 @@ _Means = dict[str, list[dict[str, float]]]
 """Side to one record per round: what was measured to its mean in seconds."""
 
 
-@attrs.frozen
-class Side:
-    """
-    One kind of engine.
-
-    Args:
-        parent: Where its store lies.
-        config: Makes the connector's configuration for a store's directory.
-    """
-
-    parent: Path
-    config: Callable[[Path], dict[str, object] | None]
-
-    @contextlib.contextmanager
-    def ready(self) -> Iterator[dict[str, object] | None]:
-        """Yield the configuration for one process, over an empty store."""
-        with tempfile.TemporaryDirectory(prefix="ucm-engine-", dir=self.parent) as home:
-            yield self.config(Path(home))
-
-
-@attrs.frozen
-class ServedSide(Side):
-    """One whose store is a server of its own."""
-
-    @contextlib.contextmanager
-    def ready(self) -> Iterator[dict[str, object] | None]:
-        """Run the server meanwhile."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = Path(sys.executable).with_name("lmcache")
-        options = (
-            f"--host 127.0.0.1 --port {port} --http-port {port + 1} --chunk-size 128 "
-            "--l1-size-gb 2 --eviction-policy LRU --disable-observability "
-            "--supported-transfer-mode auto"
-        )
-        with process_group(
-            [str(command), "server", *options.split()],
-            env={"LMCACHE_TRACK_USAGE": "false"},
-        ):
-            _await_port(port)
-            yield {
-                "kv_connector": "LMCacheMPConnector",
-                "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": {
-                    "lmcache.mp.host": "tcp://127.0.0.1",
-                    "lmcache.mp.port": port,
-                },
-            }
-
-
-def _await_port(port: int) -> None:
-    limit = time.monotonic() + 60.0
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1.0).close()
-        except OSError:
-            if time.monotonic() > limit:
-                raise
-            time.sleep(0.1)
-        else:
-            return
-
-
-def _ours(home: Path) -> dict[str, object]:
-    return connector_config(type="slab", path=str(home / "slab"), capacity="3GiB")
-
-
-def _rowwise(home: Path) -> dict[str, object]:
-    config = _ours(home)
-    config["kv_connector_extra_config"] = {
-        **cast(dict[str, object], config["kv_connector_extra_config"]),
-        "use_layerwise": True,
-    }
-    return config
-
-
-def _example(home: Path) -> dict[str, object]:
-    return {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(home)},
-    }
-
-
 def sides(scale: Scale) -> dict[str, Side]:
     """Return the sides that can take part here."""
     there = {
-        PLAIN: Side(MEMORY, lambda _: None),
-        OURS: Side(MEMORY, _ours),
-        ROWWISE: Side(MEMORY, _rowwise),
-        ON_DISK: Side(scale.directory, _ours),
-        EXAMPLE: Side(MEMORY, _example),
+        PLAIN: Side(MEMORY, plain),
+        OURS: Side(MEMORY, ours()),
+        ROWWISE: Side(MEMORY, ours(use_layerwise=True)),
+        ON_DISK: Side(scale.directory, ours()),
+        EXAMPLE: Side(MEMORY, example),
     }
-    if importlib.util.find_spec("lmcache") is not None:
-        there[LMCACHE] = ServedSide(MEMORY, lambda _: None)
+    if has_lmcache():
+        there[LMCACHE] = ServedSide()
     return there
-
-
-def absent(case: str) -> Iterator[Note]:
-    """Say which sides are missing."""
-    if importlib.util.find_spec("lmcache") is None:
-        yield Note(case, f"{LMCACHE}: absent, lmcache is not installed; no figure.")
 
 
 def in_turn(

@@ -9,13 +9,9 @@ machines none. Every hit is checked against what the engine
 counts, so that no figure is that of a recomputation, or of a hit that should be none.
 """
 
-import hashlib
 import os
 import random
-import threading
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from tests.e2e.engine import (
@@ -26,7 +22,7 @@ from tests.e2e.engine import (
 )
 from tests.e2e.models import LLAMA, LLAMA_DEMO, make_model
 
-__all__ = ["BLOCK_TOKENS", "decode", "throughput", "ttft"]
+__all__ = ["BLOCK_TOKENS", "throughput", "ttft"]
 
 BLOCK_TOKENS = 128
 QUESTION = 9
@@ -138,77 +134,3 @@ def throughput(
                 raise AssertionError("prompts share a prefix")
             taken.append(told.elapsed_s)
         return {"batch": taken[1:]}  # the first has warmed the kernels up
-
-
-def decode(
-    kv_transfer_config: _Config, requests: int, repeats: int
-) -> dict[str, list[float]]:
-    """
-    Return what a step takes while so many requests decode, all of them at once.
-
-    One process, so that each part can be timed where it runs. Prompts are short, of
-    different lengths, so that in each step some blocks of 32 tokens become whole. The
-    digest of all tokens stands beside the times: it is the same on every side.
-    """
-    drawn = random.Random(0)
-    digest = hashlib.sha256()
-    times: dict[str, list[float]] = {"step": [], "schedule": [], "plan": []}
-    with in_process_engine(
-        make_model(LLAMA),
-        kv_transfer_config=kv_transfer_config,
-        kv_cache_memory_bytes=256 << 20,
-        block_size=32,
-        max_model_len=512,
-        max_num_seqs=requests,
-    ) as llm:
-        core = llm.llm_engine.engine_core.engine_core
-        scheduler = core.scheduler
-
-        def is_full() -> bool:
-            return len(scheduler.running) == requests
-
-        _time(core, "step_fn", times["step"], is_full)
-        _time(scheduler, "schedule", times["schedule"], is_full)
-        if scheduler.connector is not None:
-            _time(scheduler.connector, "build_connector_meta", times["plan"], is_full)
-        spent = -_own_cpu_seconds()
-        for at in range(repeats):
-            prompts = [
-                _prompt(10_000 * at + each, drawn.randrange(40, 81))
-                for each in range(requests)
-            ]
-            digest.update(repr(generate(llm, prompts, 80).token_ids).encode())
-        spent += _own_cpu_seconds()
-    steps = len(times["step"])
-    times["cpu"] = [spent / steps]
-    times["digest"] = [int(digest.hexdigest()[:12], 16)]
-    return {name: taken or [0.0] for name, taken in times.items()}
-
-
-def _time(
-    owner: Any,  # noqa: ANN401
-    name: str,
-    taken: list[float],
-    counts: Callable[[], bool],
-) -> None:
-    """Note how long each call of a method takes that begins and ends as asked."""
-    call = getattr(owner, name)
-
-    def timed(*arguments: object, **named: object) -> object:
-        begun, is_one = time.perf_counter(), counts()
-        result = call(*arguments, **named)
-        if is_one and counts():
-            taken.append(time.perf_counter() - begun)
-        return result
-
-    setattr(owner, name, timed)
-
-
-def _own_cpu_seconds() -> float:
-    """Return the time that the threads of ucm have computed so far."""
-    spent = 0
-    for thread in threading.enumerate():
-        if thread.name.startswith("ucm-"):
-            stat = Path(f"/proc/self/task/{thread.native_id}/schedstat")
-            spent += int(stat.read_text().split()[0])
-    return spent / 1e9

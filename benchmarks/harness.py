@@ -212,7 +212,7 @@ def _git(*arguments: str) -> str:
 def _print(figure: Figure) -> None:
     numbers = f"{figure.median:10.3f} {figure.low:10.3f} {figure.high:10.3f}"
     verdict = f"{figure.target} {figure.verdict}".strip()
-    row = f"{figure.case:34} {figure.what:26} {figure.unit:6} {numbers}  {verdict}"
+    row = f"{figure.case:34} {figure.what:38} {figure.unit:6} {numbers}  {verdict}"
     print(row.rstrip(), flush=True)
 
 
@@ -249,7 +249,7 @@ def main(
     environment = _environment()
     started = time.monotonic()
     print(
-        f"{'case':34} {'what':26} {'unit':6}     median        low       high  target"
+        f"{'case':34} {'what':38} {'unit':6}     median        low       high  target"
     )
     figures: list[Figure] = []
     notes: list[Note] = []

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What each engine process of ``benchmarks.decode`` does.
+
+One process, so that each part can be timed where it runs. The engine is full all the
+time: whoever ends is followed by the next request at once. First all requests are new;
+then, behind a barrier at which the engine's own cache is emptied, every fourth goes on
+with a conversation of before. Arguments and results travel as JSON; times are seconds.
+"""
+
+import ctypes
+import functools
+import gc
+import hashlib
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from gc import freeze  # an engine in process hides it
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.e2e.engine import (
+    EXTERNAL_HITS,
+    counter,
+    drain,
+    generate,
+    in_process_engine,
+    reset_prefix_cache,
+)
+from tests.e2e.models import LLAMA, Recipe, make_model
+
+__all__ = ["MODELS", "PHASES", "Model", "decode"]
+
+SAVED, LOADED = "vllm:ucm_saved_blocks", "vllm:ucm_loaded_blocks"
+PHASES = ("new", "turns")
+WARM_STEPS = 24
+"""Steps at the start of a phase that count for nothing."""
+MAX_OUTPUT = 96
+_SETTLED_S = 1.0
+
+
+@attrs.frozen
+class Model:
+    """
+    A model and how its blocks are cut.
+
+    Args:
+        recipe: Of its weights.
+        block_tokens: Of one block.
+        pool_bytes: Of the engine's KV cache, for 256 requests at once.
+    """
+
+    recipe: Recipe
+    block_tokens: int
+    pool_bytes: int
+
+
+MODELS = {
+    "64 KB blocks": Model(LLAMA, 32, 256 << 20),
+    "1 MB blocks": Model(
+        attrs.evolve(
+            LLAMA,
+            name="llama-wide-kv",
+            config=LLAMA.config | {"num_key_value_heads": 4, "head_dim": 128},
+        ),
+        block_tokens=64,
+        pool_bytes=2 << 30,
+    ),
+}
+
+_Config = Mapping[str, object] | None
+
+
+@attrs.frozen
+class Turn:
+    """One request: what it asks and how many tokens it is given."""
+
+    prompt: list[int]
+    max_tokens: int
+
+
+# -- what is measured --------------------------------------------------------------
+
+
+class Meter:
+    """
+    Times the parts of a step, and says how long the engine's thread waited in it.
+
+    Args:
+        waits: Path of ``gil_waits.c`` as it was preloaded; empty: waits are not told.
+    """
+
+    def __init__(self, waits: str) -> None:
+        self.steps: list[dict[str, float]] = []
+        """The parts of each step that counts, in seconds."""
+        self.num_steps = 0
+        """All steps, also those that do not count."""
+        self._spent: dict[str, float] = defaultdict(float)
+        self._waited: Callable[[], int] = lambda: 0
+        if waits:
+            self._waited = ctypes.PyDLL(waits).ucm_longest_wait_ns
+            self._waited.restype = ctypes.c_longlong  # type: ignore[attr-defined]
+
+    def part(self, owner: object, name: str, *parts: str) -> None:
+        """Add the time of a method's calls to some parts of the step."""
+        call = getattr(owner, name, None)
+        if call is None:
+            return
+        spent, clock = self._spent, time.perf_counter
+
+        @functools.wraps(call)
+        def timed(*arguments: object, **named: object) -> object:
+            begun = clock()
+            try:
+                return call(*arguments, **named)
+            finally:
+                taken = clock() - begun
+                for part in parts:
+                    spent[part] += taken
+
+        setattr(owner, name, timed)
+
+    def step(self, core: Any, counts: Callable[[], bool]) -> None:  # noqa: ANN401
+        """Take each of the core's steps that counts as one."""
+        call = core.step_fn
+
+        def timed() -> object:
+            is_one = counts()
+            self.num_steps += 1
+            self._spent.clear()
+            self._waited()
+            begun = time.perf_counter()
+            result = call()
+            step = time.perf_counter() - begun
+            if is_one:
+                waited = self._waited() / 1e9
+                self.steps.append({"step": step, "waited": waited, **self._spent})
+            return result
+
+        core.step_fn = timed
+
+    def take(self) -> dict[str, list[float]]:
+        """Return the steps so far by part, and forget them."""
+        names = {name for step in self.steps for name in step}
+        told = {name: [step.get(name, 0.0) for step in self.steps] for name in names}
+        self.steps.clear()
+        return told
+
+
+_SCHEDULER_HOOKS = {
+    "get_num_new_matched_tokens": ("scheduler's hooks",),
+    "update_state_after_alloc": ("scheduler's hooks",),
+    "build_connector_meta": ("scheduler's hooks", "build_connector_meta"),
+    "update_connector_output": ("scheduler's hooks", "update_connector_output"),
+    "request_finished": ("scheduler's hooks",),
+    "request_finished_all_groups": ("scheduler's hooks",),
+    "take_events": ("scheduler's hooks",),
+}
+_WORKER_HOOKS = (
+    "handle_preemptions",
+    "bind_connector_metadata",
+    "start_load_kv",
+    "wait_for_layer_load",
+    "save_kv_layer",
+    "wait_for_save",
+    "get_transfer_results",
+    "build_connector_worker_meta",
+    "clear_connector_metadata",
+)
+
+
+def _watch(core: Any, meter: Meter, full: int) -> None:  # noqa: ANN401
+    """Time an engine's steps in which about so many requests run, and their parts."""
+    from vllm.distributed.kv_transfer import (
+        get_kv_transfer_group,
+        has_kv_transfer_group,
+    )
+
+    scheduler = core.scheduler
+    if scheduler.connector is not None:
+        for name, parts in _SCHEDULER_HOOKS.items():
+            meter.part(scheduler.connector, name, *parts)
+    if has_kv_transfer_group():
+        for name in _WORKER_HOOKS:
+            meter.part(get_kv_transfer_group(), name, "worker's hooks")
+    meter.part(scheduler, "schedule", "schedule")
+    meter.step(core, lambda: len(scheduler.running) >= 0.9 * full)
+
+
+def own_cpu_seconds() -> float:
+    """Return the time that the threads of ucm have computed so far."""
+    spent = 0
+    for thread in threading.enumerate():
+        if thread.name.startswith("ucm-"):
+            stat = Path(f"/proc/self/task/{thread.native_id}/schedstat")
+            spent += int(stat.read_text().split()[0])
+    return spent / 1e9
+
+
+# -- what the engine is asked ------------------------------------------------------
+
+
+def _new_turns(count: int, seed: int) -> list[Turn]:
+    """Return requests of which no two share a prefix."""
+    drawn = random.Random(seed)
+    return [
+        Turn(
+            [drawn.randrange(5, 500) for _ in range(drawn.randrange(40, 81))],
+            drawn.randrange(16, MAX_OUTPUT + 1),
+        )
+        for _ in range(count)
+    ]
+
+
+def _with_second_turns(
+    turns: Sequence[Turn], before: Sequence[Turn], answers: Sequence[list[int]]
+) -> Iterator[Turn]:
+    """Put the conversation of before in front of every fourth request."""
+    for at, turn in enumerate(turns):
+        if at % 4:
+            yield turn
+        else:
+            told = before[at].prompt + answers[at]
+            yield attrs.evolve(turn, prompt=told + turn.prompt[:9])
+
+
+def _carry_out(llm: Any, turns: Sequence[Turn], at_once: int) -> list[list[int]]:  # noqa: ANN401
+    """Return the tokens of all requests; as many as asked are under way at any time."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    engine = llm.llm_engine
+    waiting = iter(enumerate(turns))
+    answers: list[list[int]] = [[] for _ in turns]
+
+    def ask_next() -> None:
+        for at, turn in waiting:
+            sampling = SamplingParams(
+                temperature=0.0,
+                max_tokens=turn.max_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            engine.add_request(str(at), {"prompt_token_ids": turn.prompt}, sampling)
+            return
+
+    for _ in range(at_once):
+        ask_next()
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                answers[int(output.request_id)] = list(output.outputs[0].token_ids)
+                ask_next()
+    return answers
+
+
+def _settle(llm: Any) -> None:  # noqa: ANN401
+    """Let the engine run idly until nothing more is saved."""
+    drain(llm)
+    saved, since = -1, time.monotonic()
+    while time.monotonic() < since + _SETTLED_S:
+        generate(llm, [[3]], max_tokens=1)
+        if (now := counter(llm, SAVED)) != saved:
+            saved, since = now, time.monotonic()
+        time.sleep(0.05)
+
+
+def decode(
+    kv_transfer_config: _Config, model: str, requests: int, total: int, waits: str
+) -> dict[str, Any]:
+    """
+    Return the parts of each step in which about so many requests decode, by phase.
+
+    Args:
+        kv_transfer_config: Of the side.
+        model: One of ``MODELS``.
+        requests: At once.
+        total: In each phase.
+        waits: See ``Meter``.
+    """
+    shape = MODELS[model]
+    with in_process_engine(
+        make_model(shape.recipe),
+        kv_transfer_config=kv_transfer_config,
+        kv_cache_memory_bytes=shape.pool_bytes,
+        block_size=shape.block_tokens,
+        max_model_len=512,
+        max_num_seqs=requests,
+    ) as llm:
+        meter = Meter(waits)
+        _watch(llm.llm_engine.engine_core.engine_core, meter, requests)
+        is_ours = "UCM" in str((kv_transfer_config or {}).get("kv_connector"))
+        _carry_out(llm, _new_turns(32, seed=0), 16)  # warms the kernels up
+        turns, answers = _new_turns(total, seed=1), []
+        told: dict[str, Any] = {}
+        digest = hashlib.sha256()
+        for phase in PHASES:
+            if answers:
+                later = _new_turns(total, seed=2)
+                turns = list(_with_second_turns(later, turns, answers))
+            reset_prefix_cache(llm)
+            gc.collect()
+            freeze()
+            meter.take()
+            before, num_steps = _counts(llm), meter.num_steps
+            answers = _carry_out(llm, turns, requests)
+            num_steps = meter.num_steps - num_steps
+            if is_ours:
+                _settle(llm)
+            after = _counts(llm)
+            digest.update(repr(answers).encode())
+            steps = meter.take()
+            told[phase] = {
+                "num_steps": num_steps,
+                "steps": {name: all_[WARM_STEPS:] for name, all_ in steps.items()},
+                **{name: after[name] - before[name] for name in after},
+            }
+        told["digest"] = digest.hexdigest()
+        told["there"] = _found_at_best(turns, shape.block_tokens)
+        return told
+
+
+def _counts(llm: Any) -> dict[str, float]:  # noqa: ANN401
+    """Return what grows from phase to phase."""
+    return {
+        "cpu": own_cpu_seconds(),
+        "saved": counter(llm, SAVED),
+        "loaded": counter(llm, LOADED),
+        "hits": counter(llm, EXTERNAL_HITS),
+        "preempted": counter(llm, "vllm:num_preemptions"),
+    }
+
+
+def _found_at_best(turns: Sequence[Turn], block_tokens: int) -> int:
+    """
+    Return how many tokens of the second turns could be found.
+
+    The last token of an answer was never computed; a block is found whole.
+    """
+    return sum(
+        (len(turn.prompt) - 9 - 1) // block_tokens * block_tokens for turn in turns[::4]
+    )

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of engine that are measured beside each other, and the stores they need."""
+
+import contextlib
+import importlib.util
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import attrs
+
+from benchmarks.harness import Note
+from benchmarks.stores import MEMORY
+from tests.e2e.engine import connector_config, process_group
+
+__all__ = [
+    "EXAMPLE",
+    "LMCACHE",
+    "PLAIN",
+    "ServedSide",
+    "Side",
+    "absent",
+    "example",
+    "has_lmcache",
+    "ours",
+    "plain",
+]
+
+PLAIN, EXAMPLE, LMCACHE = "no connector", "ExampleConnector", "LMCache server"
+
+
+@attrs.frozen
+class Side:
+    """
+    One kind of engine.
+
+    Args:
+        parent: Where its store lies.
+        config: Makes the connector's configuration for a store's directory.
+    """
+
+    parent: Path
+    config: Callable[[Path], dict[str, object] | None]
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[dict[str, object] | None]:
+        """Yield the configuration for one process, over an empty store."""
+        with tempfile.TemporaryDirectory(prefix="ucm-engine-", dir=self.parent) as home:
+            yield self.config(Path(home))
+
+
+@attrs.frozen
+class ServedSide(Side):
+    """
+    One whose store is LMCache's server.
+
+    Args:
+        chunk_tokens: What the server finds at the least.
+    """
+
+    parent: Path = MEMORY
+    config: Callable[[Path], dict[str, object] | None] = lambda _: None
+    chunk_tokens: int = 128
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[dict[str, object] | None]:
+        """Run the server meanwhile."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = Path(sys.executable).with_name("lmcache")
+        options = (
+            f"--host 127.0.0.1 --port {port} --http-port {port + 1} "
+            f"--chunk-size {self.chunk_tokens} "
+            "--l1-size-gb 2 --eviction-policy LRU --disable-observability "
+            "--supported-transfer-mode auto"
+        )
+        with process_group(
+            [str(command), "server", *options.split()],
+            env={"LMCACHE_TRACK_USAGE": "false"},
+        ):
+            _await_port(port)
+            yield {
+                "kv_connector": "LMCacheMPConnector",
+                "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "lmcache.mp.host": "tcp://127.0.0.1",
+                    "lmcache.mp.port": port,
+                },
+            }
+
+
+def _await_port(port: int) -> None:
+    limit = time.monotonic() + 60.0
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+        except OSError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def plain(_: Path) -> None:
+    """Return that there is no connector."""
+
+
+def ours(
+    capacity: str = "3GiB", *, kv_role: str = "kv_both", **settings: object
+) -> Callable[[Path], dict[str, object]]:
+    """Return what configures ours over a slab, with some further settings."""
+
+    def config(home: Path) -> dict[str, object]:
+        made = connector_config(type="slab", path=str(home / "slab"), capacity=capacity)
+        extra = cast(dict[str, object], made["kv_connector_extra_config"])
+        return made | {
+            "kv_role": kv_role,
+            "kv_connector_extra_config": extra | settings,
+        }
+
+    return config
+
+
+def example(home: Path) -> dict[str, object]:
+    """Return what configures ExampleConnector."""
+    return {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(home)},
+    }
+
+
+def has_lmcache() -> bool:
+    """Return whether LMCache is installed."""
+    return importlib.util.find_spec("lmcache") is not None
+
+
+def absent(case: str) -> Iterator[Note]:
+    """Say which sides are missing."""
+    if not has_lmcache():
+        yield Note(case, f"{LMCACHE}: absent, lmcache is not installed; no figure.")
