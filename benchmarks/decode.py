@@ -160,6 +160,10 @@ def measure(case: Case, scale: Scale) -> Told:
     for name, side in runs.items():
         if name.startswith("ucm"):
             yield from _amounts(case, name, side)
+        if name not in (PLAIN, CONSUMER, NEVER):
+            values = [run["turns"]["hits"] / run["there"] for run in side]
+            target = ">= 0.99" if name in (AT_END, EACH_BLOCK) else ""
+            yield Figure.over(case.name, f"{name}, found", "ratio", values, target)
     yield from _notes(case, waits)
 
 
@@ -221,9 +225,6 @@ def _amounts(case: Case, name: str, side: list[_Run]) -> Iterator[Figure]:
     for verb, phase in (("saved", new), ("loaded", turns)):
         values = [run[verb] for run in phase]
         yield Figure.over(case.name, f"{name}, {verb}", "blocks", values)
-    if name in (AT_END, EACH_BLOCK):
-        values = [run["turns"]["hits"] / run["there"] for run in side]
-        yield Figure.over(case.name, f"{name}, found", "ratio", values, ">= 0.99")
 
 
 def _notes(case: Case, waits: str) -> Iterator[Note]:

@@ -270,6 +270,26 @@ def _settle(llm: Any) -> None:  # noqa: ANN401
         time.sleep(0.05)
 
 
+def _bear_with_llvmlite() -> None:
+    """
+    Let an engine start in a process that has imported numba, as LMCache does.
+
+    Its worker asks every object of every module for a dictionary, and llvmlite's makes
+    up whatever it is asked for.
+    """
+    from llvmlite.binding import ffi
+
+    kind = type(ffi.lib)
+    make_up = kind.__getattr__
+
+    def refuse(self: object, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return make_up(self, name)
+
+    kind.__getattr__ = refuse
+
+
 def decode(
     kv_transfer_config: _Config, model: str, requests: int, total: int, waits: str
 ) -> dict[str, Any]:
@@ -284,6 +304,9 @@ def decode(
         waits: See ``Meter``.
     """
     shape = MODELS[model]
+    connector = str((kv_transfer_config or {}).get("kv_connector"))
+    if connector.startswith("LMCache"):
+        _bear_with_llvmlite()
     with in_process_engine(
         make_model(shape.recipe),
         kv_transfer_config=kv_transfer_config,
@@ -294,7 +317,6 @@ def decode(
     ) as llm:
         meter = Meter(waits)
         _watch(llm.llm_engine.engine_core.engine_core, meter, requests)
-        is_ours = "UCM" in str((kv_transfer_config or {}).get("kv_connector"))
         _carry_out(llm, _new_turns(32, seed=0), 16)  # warms the kernels up
         turns, answers = _new_turns(total, seed=1), []
         told: dict[str, Any] = {}
@@ -310,7 +332,7 @@ def decode(
             before, num_steps = _counts(llm), meter.num_steps
             answers = _carry_out(llm, turns, requests)
             num_steps = meter.num_steps - num_steps
-            if is_ours:
+            if connector == "UCMConnector":
                 _settle(llm)
             after = _counts(llm)
             digest.update(repr(answers).encode())

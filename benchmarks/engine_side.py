@@ -22,7 +22,7 @@ from tests.e2e.engine import (
 )
 from tests.e2e.models import LLAMA, LLAMA_DEMO, make_model
 
-__all__ = ["BLOCK_TOKENS", "throughput", "ttft"]
+__all__ = ["BLOCK_TOKENS", "all_cpus", "throughput", "ttft"]
 
 BLOCK_TOKENS = 128
 QUESTION = 9
@@ -38,9 +38,14 @@ def _prompt(seed: int, length: int) -> list[int]:
     return [drawn.randrange(5, 500) for _ in range(length)]
 
 
-def _engine(recipe: str, config: _Config, max_model_len: int) -> Any:  # noqa: ANN401
+def all_cpus() -> dict[str, str]:
+    """Return the environment of an engine that computes on all CPUs."""
     cpus = sorted(os.sched_getaffinity(0))
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cpus))
+    return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus))}
+
+
+def _engine(recipe: str, config: _Config, max_model_len: int) -> Any:  # noqa: ANN401
+    os.environ |= all_cpus()
     return in_process_engine(
         make_model(_RECIPES[recipe]),
         kv_transfer_config=config,

@@ -51,7 +51,8 @@ BENCHMARKS = (
     Benchmark("engine_thread", "Cost on the engine's threads", 5),
     Benchmark("pipeline", "Pipeline, end to end", 10),
     Benchmark("engine", "The real engine", 60, "vllm"),
-    Benchmark("decode", "An engine full of decoding requests", 5, "vllm"),
+    Benchmark("decode", "An engine full of decoding requests", 10, "vllm"),
+    Benchmark("load", "Requests per second without reuse", 5, "vllm"),
 )
 
 Result = Mapping[str, Any]

@@ -81,7 +81,7 @@ class ServedSide(Side):
         )
         with process_group(
             [str(command), "server", *options.split()],
-            env={"LMCACHE_TRACK_USAGE": "false"},
+            env={"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "WARNING"},
         ):
             _await_port(port)
             yield {

@@ -13,6 +13,7 @@ from benchmarks import (
     engine_thread,
     gather,
     harness,
+    load,
     lookup,
     pipeline,
     report,
@@ -21,7 +22,16 @@ from benchmarks import (
 
 CASES = {
     module.__name__.split(".")[1]: module.CASES
-    for module in (decode, engine, engine_thread, gather, lookup, pipeline, stores)
+    for module in (
+        decode,
+        engine,
+        engine_thread,
+        gather,
+        load,
+        lookup,
+        pipeline,
+        stores,
+    )
 }
 SMALLEST = {
     "gather": "alone 64 KB, padded",
