@@ -6,6 +6,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from benchmarks.harness import make_keys
 from benchmarks.memory import GROUP, ROW_IDS, ROWS, make_memory, make_order, running
 from benchmarks.step import DIGEST
-from benchmarks.stores import MEMORY
+from benchmarks.stores import MEMORY, mapped
 from ucm.blocks import PackedKey
 from ucm.config import UCMConfig
 from ucm.devices.cpu import CPUDevice
@@ -42,7 +43,7 @@ class Bench:
     Args:
         store: Where to save; closed with the runtime.
         page_bytes: Of a block in each row.
-        logs: Directory of the runtime's log.
+        home: Directory in memory, of the runtime's log and of what is copied into.
         block_contiguous: Whether all pages of a block lie together.
         span_bytes: Of one ticket.
         num_spans: In the engine's memory.
@@ -53,7 +54,7 @@ class Bench:
         self,
         store: Store,
         page_bytes: int,
-        logs: Path,
+        home: Path,
         *,
         block_contiguous: bool = False,
         span_bytes: int = SPAN_BYTES,
@@ -75,19 +76,23 @@ class Bench:
         self._spans: list[list[int]] = ids.reshape(num_spans, self.span_blocks).tolist()
         self._target: _Bytes | None = None
         self.store = store
-        self._logs = logs
+        self._home = home
         self._config = config
         self._contents = itertools.count()
         self._ids = itertools.count(1)
         self._saved: list[list[PackedKey]] = []
         self._runtime: Runtime | None = None
+        self._threads = ThreadPoolExecutor(2)
 
     @contextlib.contextmanager
     def running(self) -> Iterator["Bench"]:
         """Run the runtime; the store is closed with it."""
-        with running(
-            self.store, self.device, self._layout, self._logs, config=self._config
-        ) as self._runtime:
+        with (
+            self._threads,
+            running(
+                self.store, self.device, self._layout, self._home, config=self._config
+            ) as self._runtime,
+        ):
             yield self
 
     def new_keys(self) -> list[PackedKey]:
@@ -186,14 +191,9 @@ class Bench:
         return lambda: self.carry_out(orders)
 
     def loop_save(self, _: int) -> Callable[[], object]:
-        """Save without a runtime."""
+        """Save without a runtime, on two threads."""
         keys = self._keys_to_save()
-
-        def call() -> None:
-            for at, span_keys in enumerate(keys):
-                self.save_span(at, span_keys)
-
-        return call
+        return lambda: self._on_two_threads(self.save_span, keys)
 
     def save_span(self, number: int, keys: list[PackedKey]) -> None:
         """Save one span on this thread."""
@@ -204,17 +204,25 @@ class Bench:
                 raise AssertionError("the keys were new")
 
     def loop_load(self, _: int) -> Callable[[], object]:
-        """Load without a runtime what was saved last."""
+        """Load without a runtime what was saved last, on two threads."""
         saved = self._saved
+        return lambda: self._on_two_threads(self.load_span, saved)
 
-        def call() -> None:
-            for at, keys in enumerate(saved):
-                with self.store.read(keys) as lease:
-                    lease.verify(0, len(keys))
-                    self.device.scatter(GROUP, ROW_IDS, lease.slots, self.blocks(at))
-                    lease.recheck()
+    def load_span(self, number: int, keys: list[PackedKey]) -> None:
+        """Load one span on this thread."""
+        with self.store.read(keys) as lease:
+            lease.verify(0, len(keys))
+            self.device.scatter(GROUP, ROW_IDS, lease.slots, self.blocks(number))
+            lease.recheck()
 
-        return call
+    def _on_two_threads(
+        self,
+        move: Callable[[int, list[PackedKey]], None],
+        spans: Sequence[list[PackedKey]],
+    ) -> None:
+        """Move each span on whichever thread is free."""
+        for _ in self._threads.map(move, range(len(spans)), spans):
+            pass
 
     def memcpy(self, number: int) -> Callable[[], object]:
         """Copy as many bytes, span by span."""
@@ -226,9 +234,9 @@ class Bench:
         return call
 
     def memcpy_span(self, number: int) -> None:
-        """Copy the bytes of one span from the engine's memory."""
+        """Copy the bytes of one span from the engine's memory into a mapped file."""
         if self._target is None:
-            self._target = np.ones_like(self._source)
+            self._target = mapped(self._home, self._source.nbytes, in_memory=True)
         start = number * self.span_bytes % len(self._source)
         part = slice(start, start + self.span_bytes)
         np.copyto(self._target[part], self._source[part])

@@ -76,13 +76,8 @@ def _knows_save_decoded() -> bool:
 
 
 @functools.cache
-def _waits_told() -> str:
-    """
-    Have all engines of this process preload what tells waits for the interpreter lock.
-
-    Returns:
-        Its path; empty without a compiler.
-    """
+def compiled_waits() -> str:
+    """Return the path of ``gil_waits.c`` as a library; empty without a compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return ""
@@ -93,7 +88,6 @@ def _waits_told() -> str:
     subprocess.run(
         [compiler, "-O2", "-shared", "-fPIC", "-o", path, source], check=True
     )
-    os.environ["LD_PRELOAD"] = path  # before the first of them is started
     return path
 
 
@@ -141,7 +135,9 @@ def measure(case: Case, scale: Scale) -> Told:
         there = {name: side for name, side in there.items() if name in chosen}
     runs: dict[str, list[_Run]] = {name: [] for name in there}
     order = list(there) if scale.is_quick else [*there, *reversed(there)]
-    waits = _waits_told()
+    waits = compiled_waits()
+    if waits:
+        os.environ["LD_PRELOAD"] = waits  # before the first engine is started
     for name in order * (scale.rounds or 1):
         told = _run(
             there[name],

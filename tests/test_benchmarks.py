@@ -3,12 +3,16 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import (
     decode,
+    decode_side,
     engine,
     engine_thread,
     gather,
@@ -146,3 +150,94 @@ class TestCommandLine:
         ]
         assert numbers
         assert all(0 < value and math.isfinite(value) for value in numbers)
+
+
+WAIT = """
+import ctypes, sys, threading
+longest = ctypes.PyDLL(sys.argv[1]).ucm_longest_wait_ns
+longest.restype = ctypes.c_longlong
+holder, begun = ctypes.PyDLL(None), threading.Event()
+alone = longest()
+def hold():
+    begun.set()
+    holder.usleep(20_000)
+thread = threading.Thread(target=hold)
+thread.start()
+begun.wait()
+thread.join()
+print(alone, longest(), longest())
+"""
+"""Holds the interpreter lock for 20 ms on another thread, once."""
+
+
+class Core:
+    """What a ``Meter`` needs of an engine."""
+
+    def __init__(self) -> None:
+        self.running = 0
+
+    def step_fn(self) -> str:
+        """Run a step of one part that is called twice."""
+        self.part()
+        self.part()
+        return "outputs"
+
+    def part(self) -> None:
+        """Be a part of a step."""
+
+
+class TestDecode:
+    def test_steps_of_a_full_engine_are_taken_with_their_parts(self) -> None:
+        """A step that begins with few requests counts for nothing; a part adds up all
+        its calls, under each of its names, and what calls it sees no difference."""
+        core, meter = Core(), decode_side.Meter("")
+        meter.part(core, "part", "one", "both")
+        meter.part(core, "no such hook", "one")
+        meter.step(core, lambda: core.running == 2)
+        for core.running in (1, 2, 2):
+            assert "outputs" == core.step_fn()
+        told = meter.take()
+        assert 3 == meter.num_steps
+        assert {"step", "waited", "one", "both"} == set(told)
+        assert [2, 2, 2, 2] == [len(values) for values in told.values()]
+        assert told["one"] == told["both"]
+        assert all(
+            0 < one < step for one, step in zip(told["one"], told["step"], strict=True)
+        )
+        assert {} == meter.take()
+
+    def test_every_fourth_request_goes_on_with_what_was_computed_before(self) -> None:
+        """The last token of an answer was never computed, so that it cannot complete
+        a block that is to be found."""
+        prompts = [[1] * 30, [2] * 30]
+        before = [decode_side.Turn(prompt, 3) for prompt in prompts]
+        later = [decode_side.Turn([9] * 12, 3) for _ in range(2)]
+        turns = list(
+            decode_side._with_second_turns(later, before, [[5, 6, 7], [5, 6, 7]])
+        )
+        assert [[1] * 30 + [5, 6, 7] + [9] * 9, [9] * 12] == [
+            turn.prompt for turn in turns
+        ]
+        assert [32, 32, 30, 0] == [
+            decode_side._found_at_best(turns, size) for size in (16, 32, 6, 33)
+        ]
+
+    def test_longest_wait_for_the_lock_is_told_once_and_none_where_nobody_holds_it(
+        self,
+    ) -> None:
+        """What is preloaded sees waits for the interpreter lock and no others, and
+        begins anew with each answer."""
+        path = decode.compiled_waits()
+        if not path:
+            pytest.skip("there is no C compiler")
+        done = subprocess.run(
+            [sys.executable, "-c", WAIT, path],
+            env=os.environ | {"LD_PRELOAD": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        alone, held, again = map(int, done.stdout.split())
+        assert 0 == alone
+        assert 0 < held
+        assert 0 == again
