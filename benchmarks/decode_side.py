@@ -52,15 +52,17 @@ class Model:
         recipe: Of its weights.
         block_tokens: Of one block.
         pool_bytes: Of the engine's KV cache, for 256 requests at once.
+        capacity: Of our store, for all that is saved.
     """
 
     recipe: Recipe
     block_tokens: int
     pool_bytes: int
+    capacity: str
 
 
 MODELS = {
-    "64 KB blocks": Model(LLAMA, 32, 256 << 20),
+    "64 KB blocks": Model(LLAMA, 32, 256 << 20, "1GiB"),
     "1 MB blocks": Model(
         attrs.evolve(
             LLAMA,
@@ -69,6 +71,7 @@ MODELS = {
         ),
         block_tokens=64,
         pool_bytes=2 << 30,
+        capacity="2GiB",
     ),
 }
 

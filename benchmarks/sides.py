@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of engine that are measured beside each other, and the stores they need."""
+"""
+The kinds of engine that are measured beside each other, and the stores they need.
+
+LMCache takes part where it is installed. Do that in an environment of its own that sees
+this one's packages, without dependencies, which would change them: ``pip install
+--no-deps lmcache==0.5.6 numba llvmlite blake3 httpx httpcore h11 aiofile caio aiofiles
+awscrt nvtx redis sortedcontainers opentelemetry-exporter-prometheus==0.61b0``.
+"""
 
 import contextlib
 import importlib.util
@@ -81,7 +88,11 @@ class ServedSide(Side):
         )
         with process_group(
             [str(command), "server", *options.split()],
-            env={"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "WARNING"},
+            env={
+                "LMCACHE_TRACK_USAGE": "false",
+                "LMCACHE_LOG_LEVEL": "WARNING",
+                "LMCACHE_DISABLE_BANNER": "1",
+            },
         ):
             _await_port(port)
             yield {
