@@ -166,14 +166,14 @@ def measure(case: Case, scale: Scale) -> Told:
 
 def _steps(case: str, name: str, phase: str, side: list[_Run]) -> Iterator[Figure]:
     """Tell what a step takes on one side, and its parts, one value for each run."""
-    parts = {
-        "step": "",
-        "schedule": "",
-        "build_connector_meta": "",
-        "update_connector_output": "",
-        "scheduler's hooks": "",
-        "worker's hooks": "",
-    }
+    parts = (
+        "step",
+        "schedule",
+        "build_connector_meta",
+        "update_connector_output",
+        "scheduler's hooks",
+        "worker's hooks",
+    )
     runs = [run[phase]["steps"] for run in side]
     for part in parts:
         values = [1e3 * statistics.median(run.get(part, [0.0])) for run in runs]
@@ -181,7 +181,7 @@ def _steps(case: str, name: str, phase: str, side: list[_Run]) -> Iterator[Figur
             yield Figure.over(case, f"{name}, {part}", "ms", values)
     values = [1e3 * _p99(run["step"]) for run in runs]
     yield Figure.over(case, f"{name}, step, p99", "ms", values)
-    if all(min(run["waited"]) >= 0 for run in runs):
+    if all("waited" in run for run in runs):
         values = [1e3 * _p99(run["waited"]) for run in runs]
         target = "<= 1" if name.startswith("ucm") else ""
         yield Figure.over(case, f"{name}, lock, p99", "ms", values, target)

@@ -103,10 +103,11 @@ class Meter:
         self.num_steps = 0
         """All steps, also those that do not count."""
         self._spent: dict[str, float] = defaultdict(float)
-        self._waited: Callable[[], int] = lambda: 0
+        self._waited: Callable[[], int] | None = None
         if waits:
-            self._waited = ctypes.PyDLL(waits).ucm_longest_wait_ns
-            self._waited.restype = ctypes.c_longlong  # type: ignore[attr-defined]
+            longest = ctypes.PyDLL(waits).ucm_longest_wait_ns
+            longest.restype = ctypes.c_longlong
+            self._waited = longest if longest() >= 0 else None
 
     def part(self, owner: object, name: str, *parts: str) -> None:
         """Add the time of a method's calls to some parts of the step."""
@@ -135,13 +136,15 @@ class Meter:
             is_one = counts()
             self.num_steps += 1
             self._spent.clear()
-            self._waited()
+            if self._waited:
+                self._waited()  # what was before is no part of the step
             begun = time.perf_counter()
             result = call()
             step = time.perf_counter() - begun
             if is_one:
-                waited = self._waited() / 1e9
-                self.steps.append({"step": step, "waited": waited, **self._spent})
+                self.steps.append({"step": step, **self._spent})
+                if self._waited:
+                    self.steps[-1]["waited"] = self._waited() / 1e9
             return result
 
         core.step_fn = timed
