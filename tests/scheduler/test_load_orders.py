@@ -21,7 +21,7 @@ from ucm.scheduler.requests import StepFacts
 
 class TestLoadSelector:
     @pytest.mark.parametrize(
-        ("tables", "hashes"), [(2, 4), (4, 2)], ids=["table", "hashes"]
+        ("tables", "hashes"), [(2, 4), (4, 2), (2, 2)], ids=["table", "hashes", "both"]
     )
     def test_hit_beyond_the_table_is_refused(
         self, adapter: SchedulerAdapter, tables: int, hashes: int
