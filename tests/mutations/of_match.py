@@ -79,12 +79,12 @@ MATCH = (
         killers=(f"{_SHARING}::test_keys_of_equal_hash_are_told_apart",),
     ),
     Mutant(
-        name="chain_ends_at_its_head",
-        why="Every key that shares a bucket is a miss, and stored again and again.",
+        name="chain_ends_at_an_equal_hash",
+        why="A block that is stored behind one of the same hash is a miss for ever.",
         file=_CHAINS,
-        find="            if not len(asked):\n",
-        replace="            if True:\n",
-        killers=(f"{_SHARING}::test_many_keys_of_many_lengths_are_told_apart",),
+        find="            slot = self.nexts[slot]\n",
+        replace="            return NO_SLOT\n",
+        killers=(f"{_SHARING}::test_keys_of_equal_hash_are_told_apart",),
     ),
     Mutant(
         name="late_part_touched_last",
