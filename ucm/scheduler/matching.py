@@ -5,10 +5,11 @@ How much of a request's prefix can be loaded.
 A hit over ``L`` tokens needs every block of a ``FULL`` group, the blocks that the
 window ending at ``L`` touches of a ``WINDOW`` group, and of a ``STATE`` group the one
 block that ends at ``L``, each on every shard; blocks that the engine has computed
-itself are not asked for. ``FULL`` groups bound ``L`` with one ``match`` per shard. From
-there the others walk down: a missing block rules out every length that needs it, so the
-walk jumps below the lowest one. Look-ups go backwards in batches that double, and are
-remembered for the call, so that a call asks for no block twice.
+itself are not asked for. All shards of a block are asked for together. ``FULL`` groups
+bound ``L``, by looks from the front that grow. From there the others walk down: a missing
+block rules out every length that needs it, so the walk jumps below the lowest one. Their
+look-ups go backwards in batches that double, and are remembered for the call, so that a
+call asks for no block twice.
 
 Asking changes nothing, here or in the store: the engine asks again in every step in
 which a request waits.

@@ -22,8 +22,8 @@ from ucm.errors import KeyFormatError
 __all__ = ["KEY_WORDS", "NO_SLOT", "Chains", "KeyBatch", "unpack_key"]
 
 NO_SLOT = -1
-_NONE = np.array(NO_SLOT)  # numpy compares with an array faster than with a number
 KEY_WORDS = 11
+_NONE = np.array(NO_SLOT)  # numpy compares with an array faster than with a number
 _KEY_FIELD = KEY_WORDS * 8
 _MAX_KEY_BYTES = 85  # the longest packed key; the last byte of the field is its length
 
@@ -34,7 +34,9 @@ class KeyBatch:
     Packed keys in the form in which the index compares them.
 
     Args:
-        words: ``[n, KEY_WORDS]`` uint64, zero padded, length in the last byte.
+        fields: All keys as they stand in their records, back to back.
+        words: The same as ``[n, KEY_WORDS]`` uint64: zero padded, length in the last
+            byte.
         hashes: ``[n]`` uint64, seeded; also the seed of a block's checksum.
     """
 
@@ -157,6 +159,7 @@ class Chains:
             slots[asked] = ahead = self.nexts[ahead].astype(np.int64)
             more = (self.hashes[ahead] != hashes[asked]) & (ahead != _NONE)
             asked, ahead = asked[more], ahead[more]
+        slots[asked] = NO_SLOT
         return slots
 
     def _with_key(self, slot: np.int64, words: npt.NDArray[np.uint64]) -> int:
