@@ -11,6 +11,7 @@ _CHAINS = "ucm/stores/slab/_chains.py"
 _MATCHER = "tests/scheduler/test_matching.py::TestPrefixMatcher"
 _LOADED = "tests/scheduler/test_load_orders.py::TestLoadSelector"
 _NOTICE = "tests/stores/test_slab_lost.py::TestNotice"
+_ROOM = "tests/scheduler/test_budget.py::TestLoads::test_request_that_does_not_wait"
 _SHARING = "tests/stores/test_slab.py::TestSharing"
 
 MATCH = (
@@ -69,6 +70,25 @@ MATCH = (
         find="if NULL_BLOCK not in block_ids:",
         replace="if True:",
         killers=(f"{_LOADED}::test_each_block_of_a_hit_is_ordered_once",),
+    ),
+    Mutant(
+        name="room_never_comes_back",
+        why="Where requests do not wait for loads, nothing is loaded after a while.",
+        file="ucm/scheduler/budget.py",
+        find="        self._blocks = self._nbytes = 0\n        return loads, cut\n",
+        replace="        return loads, cut\n",
+        killers=(f"{_ROOM}_hits_as_far_as_the_step_has_room",),
+    ),
+    Mutant(
+        name="room_without_end",
+        why="A step is promised more loads than its message holds, and it is never sent.",
+        file="ucm/scheduler/budget.py",
+        find="for order in () if self._parks else orders:",
+        replace="for order in ():",
+        killers=(
+            f"{_ROOM}_is_promised_what_one_plan_holds",
+            f"{_ROOM}_hits_as_far_as_the_step_has_room",
+        ),
     ),
     Mutant(
         name="equal_hash_believed",
