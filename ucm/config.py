@@ -26,6 +26,7 @@ __all__ = [
     "Durability",
     "LogConfig",
     "QueueConfig",
+    "SaveDecoded",
     "StoreConfig",
     "Switch",
     "ThreadConfig",
@@ -47,6 +48,16 @@ class Durability(enum.Enum):
     """The death of any process, but not of the machine."""
     POWER = "power"
     """The machine too: every commit is flushed to the medium."""
+
+
+class SaveDecoded(enum.Enum):
+    """When blocks are saved that are not wholly within a prompt."""
+
+    AT_END = "at_end"
+    """When their request ends, or a full span of them is together."""
+    EACH_BLOCK = "each_block"
+    """In the step in which a block becomes whole."""
+    NEVER = "never"
 
 
 class Switch(enum.Enum):
@@ -246,6 +257,10 @@ class UCMConfig:
     enable_reshape_cache_event_sync: bool = _field(
         False,
         "Order layer-wise saves behind the engine's own events; whole blocks are not.",
+    )
+    save_decoded: SaveDecoded = _field(
+        SaveDecoded.AT_END,
+        "Save decoded blocks `at_end` (or when a span is full), `each_block` or `never`.",
     )
     use_layerwise: bool = _field(
         False,

@@ -18,10 +18,12 @@ from tests.scheduler.tables import (
     names_before,
 )
 from tests.scheduler.workers import Ticket, Workers
+from ucm.config import SaveDecoded
 from ucm.layout import GroupKind, KVLayout
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.scheduler.requests import (
     Disposition,
+    RequestEnd,
     ScheduledRequest,
     StateOffer,
     StepFacts,
@@ -39,6 +41,8 @@ class Host(Workers):
         num_ranks: int = 2,
         loads_in_step: bool = False,
         max_step_blocks: int = 1000,
+        decoded: SaveDecoded = SaveDecoded.EACH_BLOCK,
+        tickets: int = 1024,
     ) -> None:
         super().__init__(num_ranks)
         self.layout = layout
@@ -50,6 +54,8 @@ class Host(Workers):
             span_blocks=3,
             max_step_blocks=max_step_blocks,
             full_hits=not loads_in_step,
+            decoded=decoded,
+            tickets=tickets,
         )
         self.num_blocks = num_blocks
         self.loads_in_step = loads_in_step
@@ -58,6 +64,10 @@ class Host(Workers):
         self.told: dict[tuple[str, str], set[int]] = {}
         self.generations: dict[int, tuple[str, int]] = {}
         self.lives = 0
+        self.leaving: set[str] = set()
+        self.over: set[tuple[str, int]] = set()
+        self.looks = 0
+        self.now = 0.0
 
     # The engine.
 
@@ -78,26 +88,47 @@ class Host(Workers):
                 self._schedule(request, chunk, batch, preempted)
         for request_id in sorted(set(admit) - preempted):
             self._admit(self.requests[request_id], chunk, batch, preempted)
+        told = [self._facts_of(*each) for each in batch]
         facts = StepFacts(
-            scheduled=tuple(self._facts_of(*each) for each in batch),
-            preempted=frozenset(preempted),
+            scheduled=tuple(each for each in told if self._is_told(each)),
+            preempted={name: self.requests[name].num_tokens - 1 for name in preempted},
+            allocated=[
+                block_id
+                for each in told
+                if not each.is_new
+                for table in self.requests[each.request_id].unseen
+                for block_id in table
+            ],
             overwritten=frozenset(list(self.free)[:overwrite]),
+            is_idle=not told,
         )
+        for request, _ in batch:
+            request.unseen = [[] for _ in self.layout.groups]
         self._run(facts, batch)
 
     def finish(self, request_id: str) -> None:
         """End a request in whatever state it is."""
         request = self.requests[request_id]
-        expected = Disposition.FREE_NOW
-        if any(
-            ticket.to_release and ticket.order.request_id == request_id
+        is_held = any(
+            (request_id, request.life) in map(self._life_of, ticket.owners)
             for ticket in self.tickets.values()
-            if ticket.order.kind is TransferKind.SAVE and ticket.life == request.life
-        ):
-            expected = Disposition.DEFER
-        answer = self.adapter.request_finished(request_id)
-        assert expected is answer
-        assert answer is self.adapter.request_finished(request_id)
+            if ticket.to_release and ticket.order.kind is TransferKind.SAVE
+        )
+        end = RequestEnd(
+            computed_tokens=request.computed,
+            known_tokens=request.num_tokens,
+            prompt_tokens=request.num_prompt,
+            hashes=self._hashes(request),
+            tables=request.tables,
+        )
+        before = self.adapter.counts()["endings"]
+        answer = self.adapter.request_finished(request_id, end)
+        if self.adapter.counts()["endings"] > before:
+            self.count("left")
+            self.leaving.add(request_id)
+        expected = is_held or request_id in self.leaving
+        assert expected == (answer is Disposition.DEFER)
+        assert answer is self.adapter.request_finished(request_id, end)
         self.count(answer.value)
         if answer is Disposition.DEFER:
             assert request.state == "running"
@@ -179,21 +210,32 @@ class Host(Workers):
             self._preempt(request, preempted)
 
     def _facts_of(self, request: Request, count: int) -> ScheduledRequest:
-        new, request.unseen = request.unseen, [[] for _ in self.layout.groups]
-        if request.is_new:
-            new = [list(table) for table in request.tables]
         is_new, request.is_new = request.is_new, False
+        new = [list(table) for table in request.tables] if is_new else []
         ends = {request.computed + count} | ({request.computed} if is_new else set())
         return ScheduledRequest(
             request_id=request.request_id,
             computed_tokens=request.computed,
             scheduled_tokens=count,
+            prompt_tokens=request.num_prompt,
             hashes=self._hashes(request),
             tables=[list(table) for table in request.tables],
             new_block_ids=new,
             is_new=is_new,
             states=self._offers(request, ends - {0}),
         )
+
+    def _is_told(self, facts: ScheduledRequest) -> bool:
+        """Return whether a step tells of a request; at times also of one not due."""
+        self.looks += 1
+        due = self.adapter.due.get(facts.request_id, 0)
+        must = facts.is_new or facts.states or facts.end_tokens >= due
+        self.count("told" if must else "not_due")
+        return bool(must) or self.looks % 5 == 0
+
+    def _life_of(self, owner: tuple[str, int]) -> tuple[str, int]:
+        """Return the request and life of a generation."""
+        return self.generations.get(owner[1], ("", 0))
 
     def _offers(self, request: Request, ends: set[int]) -> list[StateOffer]:
         """Offer the states at some ends, also those that were loaded, or of a tail."""
@@ -212,10 +254,14 @@ class Host(Workers):
         if not request.tables:
             request.tables = [[] for _ in self.layout.groups]
             request.unseen = [[] for _ in self.layout.groups]
-        for at, group in enumerate(self.layout.groups):
-            for is_real in missing_blocks(group, len(request.tables[at]), tokens):
-                if is_real and not self.free:
-                    return False
+        missing = [
+            missing_blocks(group, len(request.tables[at]), tokens)
+            for at, group in enumerate(self.layout.groups)
+        ]
+        if sum(map(sum, missing)) > len(self.free):
+            return False
+        for at, wanted in enumerate(missing):
+            for is_real in wanted:
                 block_id = self.free.popleft() if is_real else 0
                 request.tables[at].append(block_id)
                 request.unseen[at] += [block_id] if is_real else []
@@ -261,8 +307,7 @@ class Host(Workers):
         assert expected - torn == set(plan.fences)
         for transfer_id in (*plan.fences, *plan.overwritten):
             self.count("fenced")
-            for rank in list(self.tickets[transfer_id].to_read):
-                self.read(rank, transfer_id)
+            self._fence(transfer_id, plan.lost.get(transfer_id))
         self._accept(plan.loads)
         self.content.update(dict.fromkeys(facts.overwritten))
         if self.loads_in_step:
@@ -273,38 +318,50 @@ class Host(Workers):
         self._accept(plan.saves)
         for each in plan.deferred:
             assert self.requests[each.request_id].state == "deferred"
+            self.over.add((each.request_id, each.generation))
+            self.leaving.discard(each.request_id)
             for worker in self.ranks:
                 worker.deferred.add((each.request_id, each.generation))
         if self.loads_in_step and plan.loads:
             for rank in range(len(self.ranks)):
                 self.report(rank)
 
+    def _fence(self, transfer_id: int, lost: tuple[int, ...] | None) -> None:
+        """Let the ranks read a save before its blocks are written, or lose these."""
+        ticket = self.tickets[transfer_id]
+        if lost is not None and transfer_id % 2:
+            self.count("lost")
+            assert len(ticket.order.owners) > 1
+            ticket.lost.update(lost)
+            return
+        for rank in list(ticket.to_read):
+            self.read(rank, transfer_id)
+
     def _written(self, facts: StepFacts, loads: tuple[SpanOrder, ...]) -> set[int]:
         """Return the blocks that get new content in this step."""
         written = {block_id for order in loads for block_id in order.block_ids}
         written |= facts.overwritten
+        written.update(facts.allocated)
         for each in facts.scheduled:
-            for at, group in enumerate(self.layout.groups):
-                shared = (
-                    each.computed_tokens // group.block_tokens if each.is_new else 0
-                )
+            for at, group in enumerate(self.layout.groups if each.is_new else ()):
+                shared = each.computed_tokens // group.block_tokens
                 new = set(each.new_block_ids[at])
                 written |= new.difference(each.tables[at][:shared])
         return written
 
     def _accept(self, orders: tuple[SpanOrder, ...]) -> None:
         for order in orders:
-            life = self.requests[order.request_id].life
-            owner = self.generations.setdefault(
-                order.generation, (order.request_id, life)
-            )
-            assert (order.request_id, life) == owner
+            for owner in order.owners:
+                life = owner.request_id, self.requests[owner.request_id].life
+                assert life == self.generations.setdefault(owner.generation, life)
+                assert owner.life not in self.over
+            self.count("shared" if len(order.owners) > 1 else "own")
             assert order.transfer_id not in self.tickets
             assert 0 not in order.block_ids
             assert 3 >= len(order.block_ids)
             everyone = set(range(len(self.ranks)))
             self.tickets[order.transfer_id] = Ticket(
-                order, life, set(everyone), set(everyone), set(everyone)
+                order, set(everyone), set(everyone), set(everyone)
             )
             if order.kind is TransferKind.LOAD:
                 self.requests[order.request_id].generation = order.generation

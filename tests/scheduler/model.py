@@ -4,12 +4,14 @@
 from collections.abc import Sequence
 
 from ucm.blocks import GroupId, KeyPacker, PackedKey, RowId, ShardId
+from ucm.config import SaveDecoded
 from ucm.errors import StoreUnavailableError
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.reasons import Reason
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import Failure, SpanOrder, StepPlan, StepReport
 from ucm.scheduler.requests import ScheduledRequest, StateOffer, StepFacts
+from ucm.scheduler.saves import SaveLimits
 
 DIGEST = bytes(range(16))
 
@@ -106,6 +108,9 @@ def make_adapter(
     max_step_blocks: int = 1000,
     full_hits: bool = True,
     parks: bool = True,
+    decoded: SaveDecoded = SaveDecoded.EACH_BLOCK,
+    tickets: int = 1024,
+    nbytes: int = 1 << 30,
 ) -> SchedulerAdapter:
     """Return an adapter with the same span size for every group."""
     return SchedulerAdapter(
@@ -118,6 +123,7 @@ def make_adapter(
         max_step_blocks=max_step_blocks,
         full_hits=full_hits,
         parks=parks,
+        limits=SaveLimits(decoded=decoded, tickets=tickets, nbytes=nbytes),
     )
 
 
@@ -131,6 +137,7 @@ def scheduled(
     new: Sequence[Sequence[int]] | None = None,
     is_new: bool = False,
     states: Sequence[StateOffer] = (),
+    prompt: int = 0,
 ) -> ScheduledRequest:
     """Return the facts of one request; a new one has allocated its whole tables."""
     if new is None:
@@ -139,6 +146,7 @@ def scheduled(
         request_id=request_id,
         computed_tokens=computed,
         scheduled_tokens=tokens,
+        prompt_tokens=prompt,
         hashes=hashes,
         tables=tables,
         new_block_ids=new,
@@ -149,7 +157,7 @@ def scheduled(
 
 def facts(*requests: ScheduledRequest, preempted: Sequence[str] = ()) -> StepFacts:
     """Return the facts of a step."""
-    return StepFacts(scheduled=requests, preempted=frozenset(preempted))
+    return StepFacts(scheduled=requests, preempted=dict.fromkeys(preempted, 0))
 
 
 def failure_of(

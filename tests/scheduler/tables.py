@@ -22,6 +22,11 @@ class Request:
     is_new: bool = True
     generation: int = 0
     failed: bool = False
+    num_prompt: int = attrs.field()
+
+    @num_prompt.default
+    def _whole(self) -> int:
+        return self.num_tokens
 
 
 def first_needed(group: GroupLayout, computed: int) -> int:

@@ -15,10 +15,12 @@ from hypothesis.stateful import (
 
 from tests.scheduler.host import Host
 from tests.scheduler.model import DIGEST, STATE, Reach, make_layout
+from ucm.config import SaveDecoded
 
 HYBRID = ((4, None), (8, 10), (8, 5))
 STATES = ((4, STATE),)
 RECURRENT = ((4, None), (8, STATE), (8, STATE), (4, 10))
+EACH, AT_END, NEVER = SaveDecoded.EACH_BLOCK, SaveDecoded.AT_END, SaveDecoded.NEVER
 NAMES = [f"r{at}" for at in range(6)]
 
 
@@ -29,6 +31,7 @@ def _act(host: Host, dice: random.Random) -> None:
         for state in ("waiting", "loading", "loaded", "running", "deferred")
     }
     what = dice.random()
+    calm = host.lives % 200 < 100  # long enough for what waits to wait
     if what < 0.12:
         unused = [name for name in NAMES if name not in host.requests]
         if unused:
@@ -40,7 +43,7 @@ def _act(host: Host, dice: random.Random) -> None:
         running = by_state["running"]
         host.step(
             admit=[name for name in ready if dice.random() < 0.7],
-            preempt=[name for name in running if dice.random() < 0.1],
+            preempt=[name for name in running if not calm and dice.random() < 0.1],
             chunk=dice.choice([1, 3, 8, 24]),
             overwrite=dice.choice([0, 0, 3]),
         )
@@ -59,28 +62,41 @@ def _act(host: Host, dice: random.Random) -> None:
             host.finish(dice.choice(alive))
     elif what < 0.975:
         host.fail_next_load = dice.choice(["corrupt", "deadline"])
-    elif what < 0.976:
+    elif what < 0.98:
+        _trouble(host, dice)
+
+
+def _trouble(host: Host, dice: random.Random) -> None:
+    """Let the weights be doubted, or time go by."""
+    if dice.random() < 0.2:
         host.adapter.doubt(1)
         host.adapter.rekey(DIGEST)
+    else:
+        host.now += dice.choice([1, 20])
+        host.adapter.tick(host.now)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("groups", "loads_in_step", "max_step_blocks", "acts"),
+    ("groups", "loads_in_step", "max_step_blocks", "decoded", "acts"),
     [
-        pytest.param(HYBRID, False, 1000, 10_000, id="hybrid"),
-        pytest.param(HYBRID, False, 2, 4000, id="hybrid-few-blocks-a-step"),
-        pytest.param(RECURRENT, False, 1000, 10_000, id="recurrent"),
-        pytest.param(RECURRENT, False, 2, 4000, id="recurrent-few-blocks-a-step"),
-        pytest.param(STATES, False, 1000, 4000, id="states-only"),
-        pytest.param(((4, None),), True, 1000, 4000, id="loads-in-step"),
-        pytest.param(((4, 9),), False, 1000, 10_000, id="windows-only"),
+        pytest.param(HYBRID, False, 1000, EACH, 10_000, id="hybrid"),
+        pytest.param(HYBRID, False, 1000, AT_END, 10_000, id="hybrid-at-end"),
+        pytest.param(HYBRID, False, 2, EACH, 4000, id="hybrid-few-blocks-a-step"),
+        pytest.param(HYBRID, False, 2, AT_END, 4000, id="hybrid-at-end-few-blocks"),
+        pytest.param(RECURRENT, False, 1000, EACH, 10_000, id="recurrent"),
+        pytest.param(RECURRENT, False, 2, AT_END, 4000, id="recurrent-few-blocks"),
+        pytest.param(RECURRENT, False, 1000, NEVER, 4000, id="recurrent-prompts-only"),
+        pytest.param(STATES, False, 1000, EACH, 4000, id="states-only"),
+        pytest.param(((4, None),), True, 1000, AT_END, 4000, id="loads-in-step"),
+        pytest.param(((4, 9),), False, 1000, NEVER, 10_000, id="windows-only"),
     ],
 )
 def test_random_acts_leave_nothing_behind(
     groups: tuple[tuple[int, Reach], ...],
     loads_in_step: bool,
     max_step_blocks: int,
+    decoded: SaveDecoded,
     acts: int,
 ) -> None:
     """S1-15: After thousands of acts of every kind no container has anything left.
@@ -90,9 +106,12 @@ def test_random_acts_leave_nothing_behind(
     dice = random.Random(8)
     host = Host(
         make_layout(*groups),
-        num_blocks=12 if groups == STATES else 60,  # a state takes few blocks
+        # A state takes few blocks, and what waits goes where blocks are short.
+        num_blocks=12 if groups == STATES else 120 if decoded is AT_END else 60,
         loads_in_step=loads_in_step,
         max_step_blocks=max_step_blocks,
+        decoded=decoded,
+        tickets=3,
     )
     for _ in range(acts):
         _act(host, dice)
@@ -102,6 +121,9 @@ def test_random_acts_leave_nothing_behind(
     if max_step_blocks > 2 and len(groups) > 1:
         kinds |= {"recycled"}
         kinds |= {"full_hit"} if groups is HYBRID else set()
+        kinds |= {"shared", "lost"} if decoded is not NEVER else set()
+    if decoded is AT_END and groups is HYBRID:
+        kinds |= {"left", "not_due"}
     assert kinds <= set(host.seen), host.seen
 
 
@@ -109,10 +131,12 @@ class HostMachine(RuleBasedStateMachine):
     """A random engine, shrunk to the shortest run that breaks something."""
 
     groups: tuple[tuple[int, Reach], ...] = HYBRID
+    decoded = EACH
 
     def __init__(self) -> None:
         super().__init__()
-        self.host = Host(make_layout(*self.groups), num_blocks=40)
+        layout = make_layout(*self.groups)
+        self.host = Host(layout, num_blocks=40, decoded=self.decoded, tickets=2)
 
     def _in(self, *states: str) -> list[str]:
         return [
@@ -181,9 +205,10 @@ class TestHostMachine(HostMachine.TestCase):
 
 
 class RecurrentMachine(HostMachine):
-    """The same over groups with states."""
+    """The same over groups with states, where decoded blocks wait."""
 
     groups = RECURRENT
+    decoded = AT_END
 
 
 class TestRecurrentMachine(RecurrentMachine.TestCase):

@@ -32,18 +32,65 @@ class TestSaves:
         assert (1, 2) == (on_two.counts()["holds"], on_two.counts()["held_blocks"])
         assert Disposition.DEFER is on_two.request_finished("r")
 
-    def test_no_ticket_carries_blocks_of_two_requests(
+    def test_blocks_of_two_requests_travel_together_and_are_lost_apart(
         self, on_two: SchedulerAdapter
     ) -> None:
-        """S1-18: requests of one step are saved by tickets of their own, so that a fence
-        for one's blocks names what reads these and nothing else."""
+        """S1-18: what a step saves of two requests is one ticket, which both hold; a fence
+        for one's block names its position, and nothing of the other is lost."""
         other = scheduled("s", HASHES[4:6], [[5, 6]], 0, 8, is_new=True)
         plan = on_two.plan_step(facts(prefill("r", [1, 2]), other))
-        blocks = {(order.request_id, order.block_ids) for order in plan.saves}
-        assert {("r", (1, 2)), ("s", (5, 6))} == blocks
-        (of_s,) = [order for order in plan.saves if order.request_id == "s"]
+        (order,) = plan.saves
+        owned = [(owner.request_id, owner.num_blocks) for owner in order.owners]
+        assert ([("r", 2), ("s", 2)], (1, 2, 5, 6)) == (owned, order.block_ids)
+        number = order.transfer_id
         new = scheduled("t", HASHES[7:8], [[6]], 0, 4, is_new=True)
-        assert (of_s.transfer_id,) == on_two.plan_step(facts(new)).fences
+        fenced = on_two.plan_step(facts(new))
+        assert ((number,), {number: (3,)}) == (fenced.fences, fenced.lost)
+        for name in ("r", "s"):
+            assert Disposition.DEFER is on_two.request_finished(name)
+
+    def test_positions_are_told_only_of_blocks_that_others_can_keep(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """Of a ticket of one request, or all of whose blocks are written, all is lost; one
+        that the engine overwrites loses what a load overwrites beside that."""
+        own = adapter.plan_step(facts(prefill("r", [1, 2]))).saves[0].transfer_id
+        others = [
+            scheduled(name, HASHES[at : at + 1], [[block]], 0, 4, is_new=True)
+            for name, at, block in (("s", 4, 5), ("t", 5, 6), ("u", 6, 7))
+        ]
+        shared = adapter.plan_step(facts(*others)).saves[0].transfer_id
+        adapter.blocks_allocated(
+            "v", [[2, 5]], HASHES[:2], computed_tokens=0, external_tokens=8
+        )
+        plan = adapter.plan_step(StepFacts(overwritten=frozenset([7])))
+        assert ((own,), (shared,)) == (plan.fences, plan.overwritten)
+        assert {shared: (0, 2)} == plan.lost
+        plan = adapter.plan_step(StepFacts(allocated=[5, 6, 7]))
+        assert ((shared,), {}) == (plan.fences, plan.lost)
+
+    def test_full_spans_of_a_request_are_tickets_of_its_own(
+        self, index: SetIndex
+    ) -> None:
+        """A big request fills tickets of its own, in order; what is left of it goes with
+        what is left of others, and no ticket has more than a span."""
+        adapter = make_adapter(ONE_FULL, index, span_blocks=3)
+        big = prefill("r", [1, 2, 3, 4, 5, 6, 7])
+        others = [
+            scheduled(name, HASHES[at : at + 2], [[at, at + 1]], 0, 8, is_new=True)
+            for name, at in (("s", 10), ("t", 20))
+        ]
+        plan = adapter.plan_step(facts(*others[:1], big, *others[1:]))
+        expected = [
+            (["r"], (1, 2, 3)),
+            (["r"], (4, 5, 6)),
+            (["s", "r"], (10, 11, 7)),
+            (["t"], (20, 21)),
+        ]
+        assert expected == [
+            ([owner.request_id for owner in order.owners], order.block_ids)
+            for order in plan.saves
+        ]
 
     def test_only_complete_blocks_with_a_hash_are_saved_and_once(
         self, adapter: SchedulerAdapter

@@ -7,7 +7,7 @@ no I/O of its own and no lock; ``tick`` says what time it is. Per engine step th
 come in this order::
 
     match_prefix, blocks_allocated      any number, also for requests that never run
-    plan_step                           once
+    plan_step                           once; tells of those in ``due`` and of new ones
     request_finished                    for each request that ended
     apply_report                        once per rank that has something to tell
     loads_finished, deferral_ended      after the engine was told the same
@@ -19,9 +19,12 @@ What must hold:
   loads into one, fences the readers; what the engine overwrites itself it names apart.
 - A state that the engine offers is saved by the plan of the same step, or never: soon
   after, its block is another's.
-- A finished request is deferred only if its own life holds blocks. It has no open
-  load then, because a life saves nothing before its loads have ended well; so no
+- A finished request is deferred only if its own life holds blocks, or leaves some that
+  the next plans save; its deferral goes out with the last of them, never before. It has
+  no open load then, because a life saves nothing before its loads have ended well; so no
   request is ever waited for in both directions, which would crash the engine.
+- What need not be looked at costs nothing: ``due`` says from how many tokens on a request
+  is to be in a step's facts. It may be in them before.
 - What the engine was promised is ordered, also when the worker's runtime has failed
   in between: it has to report the load as failed, or the request would wait for ever.
 """
@@ -35,25 +38,24 @@ from ucm.layout import KVLayout
 from ucm.scheduler.budget import (
     MAX_ID_CHARS,
     LoadQueue,
-    cut_deferrals,
+    cut_lost,
 )
-from ucm.scheduler.holds import HoldLedger
+from ucm.scheduler.endings import Deferrals
+from ucm.scheduler.holds import HoldLedger, Readers
+from ucm.scheduler.lives import Lives
 from ucm.scheduler.loads import LoadSelector
 from ucm.scheduler.matching import BlockIndex, MatchReason, PrefixMatch, PrefixMatcher
 from ucm.scheduler.messages import (
-    Deferral,
     StepPlan,
     StepReport,
     TransferKind,
 )
 from ucm.scheduler.requests import (
     Disposition,
-    Life,
-    Lives,
-    ScheduledRequest,
+    RequestEnd,
     StepFacts,
 )
-from ucm.scheduler.saves import SaveSelector
+from ucm.scheduler.saves import SaveLimits, SaveSelector
 from ucm.scheduler.totals import Totals
 from ucm.scheduler.transfers import OpenTransfers
 
@@ -80,6 +82,7 @@ class SchedulerAdapter:
         saves: Whether this engine saves at all.
         parks: Whether requests wait until they are loaded; otherwise they run in the
             step that orders the load, and no load is put off to a later one.
+        limits: When decoded blocks are saved, and what the workers' queues take.
     """
 
     def __init__(
@@ -95,12 +98,14 @@ class SchedulerAdapter:
         full_hits: bool,
         saves: bool = True,
         parks: bool = True,
+        limits: SaveLimits = SaveLimits(),  # noqa: B008 - frozen
     ) -> None:
         self._layout = layout
         self._matcher = PrefixMatcher(
             layout, index, keyspace_digest, shards, full_hits=full_hits
         )
         self._ledger = HoldLedger()
+        self._deferrals = Deferrals()
         self._transfers = OpenTransfers(num_ranks, span_blocks)
         self._lives = Lives()
         self._selector = SaveSelector(
@@ -108,14 +113,14 @@ class SchedulerAdapter:
             self._matcher,
             self._transfers,
             self._ledger,
+            self._deferrals,
             num_ranks=num_ranks,
             max_blocks=max_step_blocks,
+            limits=limits,
         )
         self._steps = itertools.count(1)
         self._loads = LoadSelector(layout, self._matcher, self._transfers)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
-        self._new_deferrals: list[Deferral] = []
-        self._deferred: set[str] = set()
         self._bypass = False
         self._epoch = 0
         self._saves_at_all = saves
@@ -133,12 +138,22 @@ class SchedulerAdapter:
         return not any(counts[name] for name in counts if name != "denied_keys")
 
     @property
+    def due(self) -> Mapping[str, int]:
+        """By request, from how many tokens on a step must tell of it; of others, always."""
+        return self._lives.due
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether some save reads blocks, so that those allocated must be told of."""
+        return self._ledger.num_holds > 0
+
+    @property
     def totals(self) -> Totals:
         """What was counted since the start."""
         loaded = self._lives.loaded
         return Totals(
             saved_blocks=self._transfers.saved_blocks,
-            dropped_blocks=self._lives.dropped_blocks + self._selector.dropped_blocks,
+            dropped_blocks=self._selector.dropped_blocks,
             loaded_blocks=loaded.blocks,
             loaded_tokens=loaded.tokens,
             failed_loads=dict(loaded.failed),
@@ -226,43 +241,45 @@ class SchedulerAdapter:
             )
 
     def plan_step(self, facts: StepFacts) -> StepPlan:
-        """
-        Return the orders of one step, and forget what was only for this step.
-
-        Every block that a save of the plan reads is held when this returns.
-        """
-        for request_id in facts.preempted:
-            self._lives.preempt(request_id)
+        """Return the orders of one step; every block that its saves read is held then."""
+        step = next(self._steps)
+        if facts.preempted:
+            self._selector.preempted(self._lives, facts.preempted, step)
         loads, unfinished = self._queued_loads.take()
-        deferred, self._new_deferrals = cut_deferrals(self._new_deferrals)
-        lives = [self._enter(request) for request in facts.scheduled]
+        lives = [
+            self._lives.enter(request, self._layout, self._transfers)
+            for request in facts.scheduled
+        ]
         # Before the saves: these read what this step writes, after it was written.
-        fences, overwritten = self._ledger.readers_apart(
-            facts.written_blocks(self._layout, loads), facts.overwritten
-        )
-        is_keyed = bool(self._matcher.keyspace_digest)
-        may_save = self._saves_at_all and is_keyed and not self._bypass
-        self._cut_plans += bool(unfinished or self._new_deferrals)
+        readers = Readers()
+        if self._ledger.num_holds:
+            readers = self._ledger.readers_apart(
+                facts.written_blocks(self._layout, loads), facts.overwritten
+            )
+        select = self._selector.orders if self._saves_now else self._selector.nothing
+        saves = select(facts, lives, step)
+        self._lives.looked_at(lives)
+        deferred = self._deferrals.take()
+        self._cut_plans += bool(unfinished or self._deferrals.num_new)
         return StepPlan(
-            step=next(self._steps),
+            step=step,
             epoch=self._epoch,
             keyspace_digest=self._matcher.keyspace_digest or _NOWHERE,
             loads=loads,
             unfinished=unfinished,
-            saves=self._selector.orders(facts, lives) if may_save else (),
-            fences=fences,
-            overwritten=overwritten,
+            saves=saves,
+            fences=readers.fenced,
+            overwritten=readers.overwritten,
+            lost=cut_lost(readers.lost),
             deferred=deferred,
-            is_idle=not facts.scheduled,
+            is_idle=facts.is_idle,
         )
 
     # From the workers.
 
     def apply_report(self, report: StepReport) -> None:
         """
-        Take note of what one rank reports.
-
-        Unknown tickets are counted and passed over.
+        Take note of what one rank reports; unknown tickets are counted and passed over.
 
         Raises:
             LedgerError: The rank released a hold twice, or one that it gave up.
@@ -289,54 +306,62 @@ class SchedulerAdapter:
         """Take note that the engine was told that the requests' loads have ended."""
         self._lives.loads_ended(self._transfers.end_loads_of(request_ids))
 
-    def request_finished(self, request_id: str) -> Disposition:
+    def request_finished(
+        self, request_id: str, end: RequestEnd | None = None
+    ) -> Disposition:
         """
         Return whether the engine may free the blocks of a request that ended.
 
         Blocks that a load still fills are kept by the engine itself until it is told
         that the load has ended.
+
+        Args:
+            request_id: Which.
+            end: What there is of it; None: nothing more of it is saved.
         """
         life = self._lives.end(request_id)
         if life is None:
-            waits = request_id in self._deferred
+            waits = request_id in self._deferrals
             return Disposition.DEFER if waits else Disposition.FREE_NOW
-        if not self._ledger.holds_of(life.key):
+        is_saved_later = self._selector.take_over(life, end, saves=self._saves_now)
+        if not (is_saved_later or self._ledger.holds_of(life.key)):
             return Disposition.FREE_NOW
-        self._deferred.add(request_id)
-        self._new_deferrals.append(
-            Deferral(request_id=request_id, generation=life.generation)
-        )
+        self._deferrals.add(life.key, is_due=not is_saved_later)
         return Disposition.DEFER
 
     def deferral_ended(self, request_ids: Iterable[str]) -> None:
         """Take note that the engine has freed the blocks of deferred requests."""
-        self._deferred.difference_update(request_ids)
+        self._deferrals.ended(request_ids)
 
     # Upkeep.
 
     def agree(self, keyspace_digest: bytes, span_blocks: Mapping[GroupId, int]) -> None:
         """Begin to find and save; by group, tickets have *span_blocks* at most."""
         self._transfers.span_blocks = span_blocks
+        self._selector.spans_changed()
         self.rekey(keyspace_digest)
 
     def doubt(self, epoch: int) -> None:
         """Find and save nothing for now, but keep holds; *epoch* goes to the ranks."""
         self._epoch = epoch
         self._lives.stop_saving()
+        self._selector.drop_endings()
         self._matcher.rekey(b"")
 
     def rekey(self, keyspace_digest: bytes) -> None:
         """Find and save again, under the same key space as before or another."""
         self._transfers.denied.clear()
         self._matcher.rekey(keyspace_digest)
+        self._lives.due.clear()
 
     def counts(self) -> dict[str, int]:
         """Return the size of each container."""
         return {
             "lives": len(self._lives),
             "queued_loads": len(self._queued_loads),
-            "new_deferrals": len(self._new_deferrals),
-            "deferred": len(self._deferred),
+            "endings": self._selector.num_endings,
+            "new_deferrals": self._deferrals.num_new,
+            "deferred": len(self._deferrals),
             "holds": self._ledger.num_holds,
             "held_blocks": self._ledger.held_blocks,
             **self._transfers.counts(),
@@ -357,17 +382,10 @@ class SchedulerAdapter:
 
     # Orders.
 
-    def _enter(self, request: ScheduledRequest) -> Life:
-        """Return the life that a scheduled request is in."""
-        life = self._lives.of_scheduled(request)
-        if not life.was_scheduled:
-            life.was_scheduled = True
-            for at, group in enumerate(self._layout.groups):
-                # Blocks of others that are not loaded yet: an engine that loads while
-                # it computes shares them at once.
-                prefix = request.prefix_blocks(group, at)
-                life.loads |= self._transfers.loads_into(prefix)
-        return life
+    @property
+    def _saves_now(self) -> bool:
+        is_keyed = bool(self._matcher.keyspace_digest)
+        return self._saves_at_all and is_keyed and not self._bypass
 
     # Reports.
 

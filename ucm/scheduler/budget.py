@@ -9,14 +9,15 @@ find out. Shares, with what must come at once or not:
 - Loads: the engine was promised them, so that they are put off but never dropped. A
   request's loads may be cut, and the plan says so.
 - Saves: what has no room waits as complete blocks do that exceed a step's number.
-- Fences: never put off. One names a hold, and there are at most ``MAX_HOLDS``.
+- Fences: never put off. One names a hold, and there are at most ``MAX_HOLDS``. Which of
+  a shared ticket's blocks are lost is told as far as there is room; of the rest all are.
 - Deferrals: the engine keeps the blocks meanwhile.
 
 A request whose id alone is longer than ``MAX_ID_CHARS`` is neither matched nor saved.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ucm.layout import KVLayout
@@ -29,32 +30,64 @@ __all__ = [
     "LoadQueue",
     "block_nbytes",
     "cut_deferrals",
+    "cut_lost",
     "failure_nbytes",
     "order_nbytes",
+    "owner_nbytes",
+    "share_nbytes",
 ]
 
 _LOAD_NBYTES: Final = MAX_MESSAGE_BYTES // 2
 SAVE_NBYTES: Final = MAX_MESSAGE_BYTES // 4
 _DEFERRAL_NBYTES: Final = MAX_MESSAGE_BYTES // 8
+_LOST_NBYTES: Final = MAX_MESSAGE_BYTES // 32
 MAX_HOLDS: Final = 65536
 MAX_ID_CHARS: Final = 65536
 
 _UTF8: Final = 4
 _NUMBER: Final = 9
 _MAX_HASH: Final = 64
+_LOST: Final = 14
+_POSITION: Final = 3
+"""A ticket has fewer blocks than numbers of so many bytes."""
 _FIXED: Final = 192
 """Field names, and numbers that an order has once."""
+_OWNER: Final = 64
+"""The same of an owner."""
 
 
 def block_nbytes(request_id: str) -> int:
     """Return what a block costs at most: as an order of its own."""
-    return _FIXED + _UTF8 * len(request_id) + _NUMBER + _MAX_HASH
+    return _FIXED + owner_nbytes(request_id) + _NUMBER + _MAX_HASH
+
+
+def owner_nbytes(request_id: str) -> int:
+    """Return what it costs at most that a request has blocks in an order."""
+    return _OWNER + _UTF8 * len(request_id)
 
 
 def order_nbytes(order: SpanOrder) -> int:
     """Return what an order costs at most."""
-    numbers = _NUMBER * len(order.block_ids)
-    return _FIXED + _UTF8 * len(order.request_id) + numbers + len(order.hashes)
+    owners = sum(owner_nbytes(owner.request_id) for owner in order.owners)
+    return _FIXED + owners + _NUMBER * len(order.block_ids) + len(order.hashes)
+
+
+def share_nbytes(request_id: str, num_blocks: int, span_blocks: int) -> int:
+    """Return what so many blocks of a request cost at most, in orders of full spans."""
+    num_orders = -(-num_blocks // span_blocks)
+    per_order = _FIXED + owner_nbytes(request_id)
+    return num_orders * per_order + num_blocks * (_NUMBER + _MAX_HASH)
+
+
+def cut_lost(lost: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
+    """Return the lost positions that fit into a plan; of other tickets, all are lost."""
+    nbytes, kept = 0, {}
+    for transfer_id, positions in lost.items():
+        nbytes += _LOST + _POSITION * len(positions)
+        if nbytes > _LOST_NBYTES:
+            break
+        kept[transfer_id] = tuple(positions)
+    return kept
 
 
 def failure_nbytes(failure: Failure) -> int:

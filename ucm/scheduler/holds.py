@@ -2,8 +2,8 @@
 """
 Our claims on the engine's blocks.
 
-A hold says that a save still reads some blocks. It belongs to one ticket and has one
-part per rank. The parts of a hold and their arrows::
+A hold says that a save still reads some blocks. It belongs to one ticket, and so to
+every life of which the ticket carries blocks, and has one part per rank. The parts of a hold and their arrows::
 
     (none) --take--> held --release-----> released
                      held --quarantine--> quarantined
@@ -14,24 +14,42 @@ device read that was never seen to end. It keeps the engine's blocks no longer: 
 still reads goes into slots that are never committed (docs/decisions/0008-quarantine.md).
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import TypeVar
 
 import attrs
 
 from ucm.errors import LedgerError
 
-__all__ = ["HoldLedger"]
+__all__ = ["HoldLedger", "Readers"]
 
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 @attrs.define
 class _Hold:
-    life: tuple[str, int]
-    block_ids: frozenset[int]
+    lives: tuple[tuple[str, int], ...]
+    block_ids: tuple[int, ...]
     ranks_left: set[int]
+    nbytes: int
     is_quarantined: bool = False
+
+
+@attrs.frozen
+class Readers:
+    """
+    The tickets that read blocks which a step writes.
+
+    Args:
+        fenced: Those whose blocks the forward pass, or a load, overwrites.
+        overwritten: Those of which the engine overwrites blocks by itself.
+        lost: Of those of several lives, the positions of such blocks; not where it is
+            all of them.
+    """
+
+    fenced: tuple[int, ...] = ()
+    overwritten: tuple[int, ...] = ()
+    lost: dict[int, tuple[int, ...]] = attrs.Factory(dict)
 
 
 class HoldLedger:
@@ -41,41 +59,47 @@ class HoldLedger:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_by_block", "_by_life", "_holds", "quarantined")
+    __slots__ = ("_by_block", "_by_life", "_holds", "held_nbytes", "quarantined")
 
     def __init__(self) -> None:
         self._holds: dict[int, _Hold] = {}
         self._by_block: dict[int, set[int]] = {}
         self._by_life: dict[tuple[str, int], set[int]] = {}
+        self.held_nbytes = 0
+        """Bytes of all holds, for each rank once."""
         self.quarantined = 0
         """Holds that were given up on some rank, since the start."""
 
     def take(
         self,
         transfer_id: int,
-        life: tuple[str, int],
+        lives: Iterable[tuple[str, int]],
         block_ids: Iterable[int],
         ranks: Iterable[int],
+        nbytes: int = 0,
     ) -> None:
         """
         Hold blocks for a save until every rank has released them.
 
         Args:
             transfer_id: The ticket.
-            life: Request id and generation.
-            block_ids: What the ticket reads.
+            lives: Request ids and generations.
+            block_ids: What the ticket reads, in its order.
             ranks: Who reads it.
+            nbytes: How much it is.
 
         Raises:
             LedgerError: The ticket holds already, or holds nothing.
         """
-        hold = _Hold(life, frozenset(block_ids), set(ranks))
+        hold = _Hold(tuple(lives), tuple(block_ids), set(ranks), nbytes)
         if transfer_id in self._holds:
             raise LedgerError(f"transfer {transfer_id} holds its blocks already")
         if not hold.block_ids or not hold.ranks_left:
             raise LedgerError(f"transfer {transfer_id} would hold nothing")
         self._holds[transfer_id] = hold
-        self._by_life.setdefault(life, set()).add(transfer_id)
+        self.held_nbytes += nbytes
+        for life in hold.lives:
+            self._by_life.setdefault(life, set()).add(transfer_id)
         for block_id in hold.block_ids:
             self._by_block.setdefault(block_id, set()).add(transfer_id)
 
@@ -124,11 +148,23 @@ class HoldLedger:
         return readers
 
     def readers_apart(
-        self, written: Iterable[int], overwritten: Iterable[int]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        self, written: Collection[int], overwritten: Collection[int]
+    ) -> Readers:
         """Return the readers of blocks, and apart those that also read overwritten ones."""
         torn = self.readers_of(overwritten)
-        return tuple(sorted(self.readers_of(written) - torn)), tuple(sorted(torn))
+        fenced = self.readers_of(written) - torn
+        lost = {}
+        for transfer_id in sorted(fenced | torn):
+            hold = self._holds[transfer_id]
+            if len(hold.lives) > 1:
+                positions = tuple(
+                    at
+                    for at, block_id in enumerate(hold.block_ids)
+                    if block_id in written or block_id in overwritten
+                )
+                if len(positions) < len(hold.block_ids):
+                    lost[transfer_id] = positions
+        return Readers(tuple(sorted(fenced)), tuple(sorted(torn)), lost)
 
     @property
     def held_blocks(self) -> int:
@@ -152,10 +188,13 @@ class HoldLedger:
         for transfer_id, hold in self._holds.items():
             if not hold.ranks_left:
                 raise LedgerError(f"transfer {transfer_id}: impossible {hold}")
-            by_life.setdefault(hold.life, set()).add(transfer_id)
+            for life in hold.lives:
+                by_life.setdefault(life, set()).add(transfer_id)
             for block_id in hold.block_ids:
                 by_block.setdefault(block_id, set()).add(transfer_id)
-        if (by_block, by_life) != (self._by_block, self._by_life):
+        nbytes = sum(hold.nbytes for hold in self._holds.values())
+        told = (by_block, by_life, nbytes)
+        if told != (self._by_block, self._by_life, self.held_nbytes):
             raise LedgerError("the indexes of the ledger do not fit its holds")
 
     def _leave(self, transfer_id: int, rank: int) -> _Hold | None:
@@ -170,7 +209,9 @@ class HoldLedger:
         if hold.ranks_left:
             return hold
         del self._holds[transfer_id]
-        _drop(self._by_life, hold.life, transfer_id)
+        self.held_nbytes -= hold.nbytes
+        for life in hold.lives:
+            _drop(self._by_life, life, transfer_id)
         for block_id in hold.block_ids:
             _drop(self._by_block, block_id, transfer_id)
         return None

@@ -1,28 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Which blocks of a request a step saves.
+Which blocks a step saves.
 
 Complete blocks of ``FULL`` and ``WINDOW`` groups queue up in the request's life and are
 taken as far as a step and its message have room. A state that the engine offers is taken at once, or
-dropped: there is no queue for what is overwritten next.
+dropped: there is no queue for what is overwritten next. What a request leaves when it ends
+is taken over, and saved by the next plans as far as the workers' queues have room.
+
+All that a step saves of one group goes into as few tickets as hold it, whosever it is.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
 
 from ucm.blocks import GroupId
+from ucm.config import SaveDecoded
 from ucm.layout import GroupKind, GroupLayout, KVLayout
 from ucm.scheduler.budget import (
     MAX_HOLDS,
     SAVE_NBYTES,
-    order_nbytes,
+    block_nbytes,
+    share_nbytes,
 )
+from ucm.scheduler.decoded import NEVER_DUE, Decoded
+from ucm.scheduler.endings import Deferrals, Ending, Endings
 from ucm.scheduler.holds import HoldLedger
-from ucm.scheduler.matching import PrefixMatcher
-from ucm.scheduler.messages import SpanOrder, TransferKind
-from ucm.scheduler.requests import NULL_BLOCK, Life, ScheduledRequest, StepFacts
-from ucm.scheduler.transfers import BlockRef, OpenTransfers
+from ucm.scheduler.lives import Life, Lives
+from ucm.scheduler.matching import DeniedKey, PrefixMatcher
+from ucm.scheduler.messages import SpanOrder
+from ucm.scheduler.requests import (
+    NULL_BLOCK,
+    RequestEnd,
+    ScheduledRequest,
+    StepFacts,
+)
+from ucm.scheduler.transfers import BlockRef, OpenTransfers, Share
 
-__all__ = ["SaveSelector"]
+__all__ = ["SaveLimits", "SaveSelector"]
+
+_HURRY_STEPS = 64
+
+
+@attrs.frozen(kw_only=True)
+class SaveLimits:
+    """
+    How much may be saved, and when.
+
+    Args:
+        decoded: When blocks behind the prompt are saved.
+        tickets: Saves that a worker lets wait for their copy.
+        nbytes: Bytes of these.
+        seconds: How long a save may wait.
+    """
+
+    decoded: SaveDecoded = SaveDecoded.AT_END
+    tickets: int = 1024
+    nbytes: int = 1 << 30
+    seconds: float = 30.0
+
+
+class _Draft:
+    """What one plan saves, by group, and the room that it has left."""
+
+    __slots__ = ("ended_nbytes", "ended_tickets", "nbytes", "room", "shares", "taken")
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.nbytes = SAVE_NBYTES
+        self.shares: dict[GroupId, list[Share]] = {}
+        self.taken: set[DeniedKey] = set()
+        self.ended_tickets = self.ended_nbytes = 0
+
+    def room_of(self, block_nbytes: int) -> int:
+        """Return how many blocks fit, each of which costs so much in a message."""
+        return max(0, min(self.room, self.nbytes // block_nbytes))
 
 
 class SaveSelector:
@@ -36,13 +88,21 @@ class SaveSelector:
         matcher: Knows which blocks are stored.
         transfers: Knows which are being saved, and which count as missing.
         ledger: Where the blocks of each save are held.
+        deferrals: Told when nothing more is saved of a request that ended.
         num_ranks: Workers that each carry out every order.
         max_blocks: The most blocks of one step.
+        limits: How much may be saved, and when.
     """
 
     __slots__ = (
+        "_decoded",
+        "_deferrals",
+        "_draft",
+        "_endings",
+        "_hurries_until",
         "_layout",
         "_ledger",
+        "_limits",
         "_matcher",
         "_max_blocks",
         "_ranks",
@@ -56,68 +116,227 @@ class SaveSelector:
         matcher: PrefixMatcher,
         transfers: OpenTransfers,
         ledger: HoldLedger,
+        deferrals: Deferrals,
         *,
         num_ranks: int,
         max_blocks: int,
+        limits: SaveLimits,
     ) -> None:
         self._layout = layout
         self._matcher = matcher
         self._transfers = transfers
         self._ledger = ledger
+        self._deferrals = deferrals
         self._ranks = range(num_ranks)
         self._max_blocks = max_blocks
+        self._limits = limits
+        self._decoded = Decoded(limits.decoded, transfers.span_blocks)
+        self._hurries_until = 0
+        self._endings = Endings(limits.seconds)
+        self._draft = _Draft(0)
         self.dropped_blocks = 0
-        """Blocks whose turn came, or whose only chance it was, but were not taken."""
+        """Complete blocks that were never saved: nobody took them when it was their
+        turn or their only chance, or the engine took them back before."""
 
-    def orders(self, facts: StepFacts, lives: Iterable[Life]) -> tuple[SpanOrder, ...]:
-        """Order what became complete, as far as the step has room, and hold it."""
-        room = min(self._max_blocks, MAX_HOLDS - self._ledger.num_holds)
-        nbytes = SAVE_NBYTES
-        orders: list[SpanOrder] = []
-        for request, life in zip(facts.scheduled, lives, strict=True):
-            most = min(room, nbytes // life.block_nbytes)
-            for group_id, blocks in self.select(life, request, most):
-                room -= len(blocks)
-                for order in self._transfers.open(
-                    TransferKind.SAVE, life.key, group_id, blocks
-                ):
-                    self._ledger.take(
-                        order.transfer_id, life.key, order.block_ids, self._ranks
-                    )
-                    nbytes -= order_nbytes(order)
-                    orders.append(order)
-        return tuple(orders)
+    @property
+    def num_endings(self) -> int:
+        """Requests that have ended and are not saved yet."""
+        return len(self._endings)
 
-    def select(
-        self, life: Life, request: ScheduledRequest, room: int
-    ) -> Iterator[tuple[GroupId, list[BlockRef]]]:
+    # As the engine tells.
+
+    def spans_changed(self) -> None:
+        """Take note of other sizes of spans."""
+        self._decoded.span_blocks = self._transfers.span_blocks
+
+    def preempted(self, lives: Lives, tokens: Mapping[str, int], step: int) -> None:
         """
-        Take at most *room* blocks of a scheduled request, group by group.
+        End lives whose blocks the engine took back, and let the others hurry.
+
+        It is short of memory, so that for some steps decoded blocks are saved at once.
+
+        Args:
+            lives: The present ones; all are looked at when the hurry begins.
+            tokens: By request that was preempted, how many were computed.
+            step: Number of the plan.
+        """
+        for request_id, computed in tokens.items():
+            if (life := lives.preempt(request_id)) is not None:
+                self._lose(life, computed)
+        if not self._decoded.hurries:
+            lives.due.clear()
+        self._decoded.hurries = True
+        self._hurries_until = step + _HURRY_STEPS
+
+    def take_over(self, life: Life, end: RequestEnd | None, *, saves: bool) -> bool:
+        """
+        Take what a life leaves to be saved; the engine has to keep its blocks then.
+
+        Args:
+            life: It has ended.
+            end: What there is of its request; None: nothing that could be saved.
+            saves: Whether anything is saved at present.
+
+        Returns:
+            Whether ``orders`` will tell when to defer it.
+        """
+        if end is None or life.loads or not (saves and life.may_save):
+            self._lose(life, 0 if end is None else end.accepted_tokens)
+            return False
+        blocks = [
+            (group_id, block)
+            for group_id, block in life.rest(self._layout, end, self._decoded)
+            if not self._transfers.is_saving(group_id, block.block_hash)
+        ]
+        if blocks:
+            self._endings.add(Ending(life.request_id, life.generation, blocks))
+        return bool(blocks)
+
+    def drop_endings(self) -> None:
+        """Save nothing more of requests that ended."""
+        self._drop(self._endings.drop_all())
+
+    # Once per plan.
+
+    def orders(
+        self, facts: StepFacts, lives: Sequence[Life], step: int
+    ) -> tuple[SpanOrder, ...]:
+        """
+        Order what is to be saved, as far as the step has room, and hold it.
+
+        Args:
+            facts: Of the step.
+            lives: Of those who are looked at.
+            step: Number of the plan.
+        """
+        self._decoded.hurries = step < self._hurries_until
+        self._draft = draft = _Draft(
+            min(self._max_blocks, MAX_HOLDS - self._ledger.num_holds)
+        )
+        if self._endings:
+            now = self._transfers.denied.now
+            self._drop(self._endings.drop_late(now))
+            ended = self._endings.take(now, self._take_ending)
+            self._deferrals.due(ending.life for ending in ended)
+        for request, life in zip(facts.scheduled, lives, strict=True):
+            self._select(life, request)
+        orders = tuple(
+            order
+            for group_id, shares in draft.shares.items()
+            for order in self._transfers.open_saves(group_id, shares)
+        )
+        for order in orders:
+            self._hold(order)
+        return orders
+
+    def nothing(
+        self, facts: StepFacts, lives: Sequence[Life], step: int
+    ) -> tuple[SpanOrder, ...]:
+        """Save nothing, and do not look at anybody again before that changes."""
+        self.drop_endings()
+        for life in lives:
+            life.due = NEVER_DUE
+        return ()
+
+    def _hold(self, order: SpanOrder) -> None:
+        group = self._layout.group(GroupId(order.group_id))
+        self._ledger.take(
+            order.transfer_id,
+            [owner.life for owner in order.owners],
+            order.block_ids,
+            self._ranks,
+            nbytes=len(order.block_ids) * group.block_bytes,
+        )
+
+    def _drop(self, endings: Iterable[Ending]) -> None:
+        for ending in endings:
+            self.dropped_blocks += len(ending.blocks)
+            self._deferrals.due([ending.life])
+
+    def _lose(self, life: Life, tokens: int) -> None:
+        self.dropped_blocks += life.waiting_blocks(self._layout, tokens, self._decoded)
+
+    def _take_ending(self, ending: Ending) -> int:
+        """Take blocks of a request that ended; return how many are done with."""
+        draft = self._draft
+        room = draft.room_of(block_nbytes(ending.request_id))
+        by_group: dict[GroupId, list[BlockRef]] = {}
+        done = 0
+        for group_id, block in ending.blocks:
+            if not self._is_saving(group_id, block):
+                blocks = by_group.setdefault(group_id, [])
+                if not room or not self._has_queue_room(group_id, len(blocks)):
+                    break
+                room -= 1
+                blocks.append(block)
+            done += 1
+        for group_id, blocks in by_group.items():
+            if blocks:
+                self._put(ending.life, group_id, blocks)
+        return done
+
+    def _has_queue_room(self, group_id: GroupId, num_blocks: int) -> bool:
+        """
+        Take room for one more block of an ending from what the workers let wait.
+
+        Of a step's tickets each counts as if nobody shared it. A worker in whose queue
+        nothing waits takes one block at least.
+        """
+        draft, ledger, limits = self._draft, self._ledger, self._limits
+        tickets = draft.ended_tickets + (
+            num_blocks % self._transfers.limit(group_id) == 0
+        )
+        nbytes = draft.ended_nbytes + self._layout.group(group_id).block_bytes
+        if (draft.ended_nbytes or ledger.num_holds) and (
+            ledger.num_holds + tickets > limits.tickets
+            or ledger.held_nbytes + nbytes > limits.nbytes
+        ):
+            return False
+        draft.ended_tickets, draft.ended_nbytes = tickets, nbytes
+        return True
+
+    def _select(self, life: Life, request: ScheduledRequest) -> None:
+        """
+        Take blocks of a scheduled request, group by group, and say when to look again.
 
         Args:
             life: In which it runs. Of one that waits for loads nothing is taken: its
                 blocks are garbage if they fail.
             request: The facts of this step.
-            room: Blocks that the step may still save.
         """
         if life.loads or not life.may_save:
-            room = 0
-        else:
-            life.advance(self._layout, request, self._stored)
+            life.due = 0 if life.loads else NEVER_DUE
+            for at in range(len(self._layout.groups)):
+                self._take_offered(life, request, at, 0)  # counted as dropped
+            return
+        life.advance(self._layout, request, self._decoded, self._stored)
+        room = self._draft.room_of(life.block_nbytes)
         for at, group in enumerate(self._layout.groups):
             if group.kind is GroupKind.STATE:
                 blocks = self._take_offered(life, request, at, room)
             else:
                 blocks = self._take_pending(life, request, at, room)
-            room -= len(blocks)
-            yield group.group_id, blocks
+            if blocks:
+                room -= len(blocks)
+                self._put(life.key, group.group_id, blocks)
+        if any(life.pending):
+            life.due = 0
+
+    def _put(
+        self, life: tuple[str, int], group_id: GroupId, blocks: list[BlockRef]
+    ) -> None:
+        """Let the plan save blocks of a life."""
+        draft = self._draft
+        draft.room -= len(blocks)
+        limit = self._transfers.limit(group_id)
+        draft.nbytes -= share_nbytes(life[0], len(blocks), limit)
+        draft.shares.setdefault(group_id, []).append((life, blocks))
+        draft.taken.update((group_id, block.block_hash) for block in blocks)
 
     def _take_pending(
         self, life: Life, request: ScheduledRequest, at: int, room: int
     ) -> list[BlockRef]:
         blocks: list[BlockRef] = []
-        if not room:
-            return blocks
         group, pending = self._layout.groups[at], life.pending[at]
         while pending and len(blocks) < room:
             index = pending.popleft()
@@ -128,7 +347,7 @@ class SaveSelector:
             )
             if block.block_id == NULL_BLOCK:
                 self.dropped_blocks += 1
-            elif not self._transfers.is_saving(group.group_id, block.block_hash):
+            elif not self._is_saving(group.group_id, block):
                 blocks.append(block)
         return blocks
 
@@ -141,7 +360,10 @@ class SaveSelector:
         offered = [
             block
             for block in life.offered(self._layout, at, request)
-            if not self._transfers.is_saving(group.group_id, block.block_hash)
+            if not self._is_saving(group.group_id, block)
+            and self._decoded.saves_all(
+                (block.index + 1) * group.block_tokens, request.prompt_tokens
+            )
         ]
         stored = self._stored(group, [block.block_hash for block in offered])
         wanted = [
@@ -151,6 +373,12 @@ class SaveSelector:
         ]
         self.dropped_blocks += len(wanted[room:])
         return wanted[:room]
+
+    def _is_saving(self, group_id: GroupId, block: BlockRef) -> bool:
+        """Return whether this plan, or an open ticket, saves what a block holds."""
+        if (group_id, block.block_hash) in self._draft.taken:
+            return True
+        return self._transfers.is_saving(group_id, block.block_hash)
 
     def _stored(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[bool]:
         return self._matcher.stored(group, hashes, self._transfers.denied)

@@ -32,6 +32,7 @@ __all__ = [
     "BlockRef",
     "Denials",
     "OpenTransfers",
+    "Share",
 ]
 
 MAX_DENIED_KEYS: Final = 65536
@@ -55,6 +56,10 @@ class BlockRef:
     index: int
     block_id: int
     block_hash: bytes
+
+
+Share = tuple[tuple[str, int], Sequence[BlockRef]]
+"""A life, by request id and generation, and what a step saves of it in one group."""
 
 
 @attrs.define
@@ -172,45 +177,6 @@ class OpenTransfers:
         self.strays = 0
         """Reports of tickets that are not open."""
 
-    def open(
-        self,
-        kind: TransferKind,
-        life: tuple[str, int],
-        group_id: GroupId,
-        blocks: Sequence[BlockRef],
-    ) -> list[SpanOrder]:
-        """
-        Cut blocks into tickets that every rank is to carry out.
-
-        Args:
-            kind: Save or load.
-            life: Request id and generation.
-            group_id: Group of the blocks.
-            blocks: By ascending index. A ticket has consecutive ones only.
-        """
-        orders = []
-        limit = min(self.span_blocks[group_id], _MAX_SPAN_BLOCKS)
-        start = 0
-        for stop in range(1, len(blocks) + 1):
-            if (
-                stop < len(blocks)
-                and stop - start < limit
-                and blocks[stop].index == blocks[stop - 1].index + 1
-            ):
-                continue
-            span, start = blocks[start:stop], stop
-            order = SpanOrder(
-                transfer_id=next(self._ids),
-                kind=kind,
-                owners=(Owner(*life, num_blocks=len(span)),),
-                group_id=group_id,
-                block_ids=tuple(block.block_id for block in span),
-                hashes=b"".join(block.block_hash for block in span),
-            )
-            self._add(order)
-            orders.append(order)
-        return orders
-
     def open_load(
         self,
         life: tuple[str, int],
@@ -227,21 +193,78 @@ class OpenTransfers:
             block_ids: Where they go.
             hashes: As many; the engine's.
         """
-        limit = min(self.span_blocks[group_id], _MAX_SPAN_BLOCKS)
+        limit = self.limit(group_id)
         orders = []
         for at in range(0, len(block_ids), limit):
-            ids = block_ids[at : at + limit]
-            order = SpanOrder(
-                transfer_id=next(self._ids),
-                kind=TransferKind.LOAD,
-                owners=(Owner(*life, num_blocks=len(ids)),),
-                group_id=group_id,
-                block_ids=ids,
-                hashes=b"".join(hashes[at : at + limit]),
+            ids, some = block_ids[at : at + limit], hashes[at : at + limit]
+            owners = (Owner(*life, num_blocks=len(ids)),)
+            orders.append(
+                self._open_one(TransferKind.LOAD, owners, group_id, ids, some)
             )
-            self._add(order)
-            orders.append(order)
         return orders
+
+    def open_saves(
+        self, group_id: GroupId, shares: Iterable[Share]
+    ) -> Iterator[SpanOrder]:
+        """
+        Cut what several lives save of one group into tickets, as few as fit.
+
+        Full spans of a life are tickets of its own; what is left of it goes with what
+        is left of others. So of one life, earlier blocks are in tickets that come first,
+        and of a ticket with several owners no order is promised to any other of theirs.
+        """
+        limit = self.limit(group_id)
+        together, size = list[Share](), 0
+        for life, blocks in shares:
+            whole = len(blocks) - len(blocks) % limit
+            for start in range(0, whole, limit):
+                yield self._save(group_id, [(life, blocks[start : start + limit])])
+            rest = blocks[whole:]
+            if size + len(rest) > limit:
+                yield self._save(group_id, together)
+                together, size = [], 0
+            if rest:
+                together.append((life, rest))
+                size += len(rest)
+        if together:
+            yield self._save(group_id, together)
+
+    def limit(self, group_id: GroupId) -> int:
+        """Return the most blocks of one ticket."""
+        return min(self.span_blocks[group_id], _MAX_SPAN_BLOCKS)
+
+    def _save(self, group_id: GroupId, shares: Sequence[Share]) -> SpanOrder:
+        blocks = [block for _, each in shares for block in each]
+        return self._open_one(
+            TransferKind.SAVE,
+            tuple(Owner(*life, num_blocks=len(each)) for life, each in shares),
+            group_id,
+            tuple(block.block_id for block in blocks),
+            [block.block_hash for block in blocks],
+        )
+
+    def _open_one(
+        self,
+        kind: TransferKind,
+        owners: tuple[Owner, ...],
+        group_id: GroupId,
+        block_ids: tuple[int, ...],
+        hashes: Sequence[bytes],
+    ) -> SpanOrder:
+        order = SpanOrder(
+            transfer_id=next(self._ids),
+            kind=kind,
+            owners=owners,
+            group_id=group_id,
+            block_ids=block_ids,
+            hashes=b"".join(hashes),
+        )
+        self._open[order.transfer_id] = _Open(order, set(range(self._num_ranks)))
+        if kind is TransferKind.SAVE:
+            self._saving.update(_keys_of(order))
+        else:
+            self._filling.update(dict.fromkeys(block_ids, order.transfer_id))
+        return order
 
     def end(
         self,
@@ -313,10 +336,13 @@ class OpenTransfers:
         """Return whether an open ticket writes the block."""
         return (group_id, block_hash) in self._saving
 
+    @property
+    def fills(self) -> bool:
+        """Whether any block waits for a load."""
+        return bool(self._filling)
+
     def loads_into(self, block_ids: Iterable[int]) -> set[int]:
         """Return the open loads that fill one of the blocks."""
-        if not self._filling:
-            return set()
         return {self._filling[each] for each in block_ids if each in self._filling}
 
     def counts(self) -> dict[str, int]:
@@ -345,13 +371,6 @@ class OpenTransfers:
             raise LedgerError("two open saves write one block, or the index is off")
         if not loads.issuperset(self._filling.values()):
             raise LedgerError("a block waits for a load that is not open")
-
-    def _add(self, order: SpanOrder) -> None:
-        self._open[order.transfer_id] = _Open(order, set(range(self._num_ranks)))
-        if order.kind is TransferKind.SAVE:
-            self._saving.update(_keys_of(order))
-        else:
-            self._filling.update(dict.fromkeys(order.block_ids, order.transfer_id))
 
     def _close(self, order: SpanOrder, *, is_stored: bool = True) -> None:
         del self._open[order.transfer_id]

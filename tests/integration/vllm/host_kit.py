@@ -106,7 +106,7 @@ class SchedulerDoor:
 
     def request_finished_all_groups(self, request, block_ids):
         """Forward."""
-        return self.half.finished(request.request_id), None
+        return self.half.finished(request.request_id, block_ids), None
 
 
 class WorkerDoor:

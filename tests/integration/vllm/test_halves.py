@@ -33,7 +33,11 @@ HASHES = [bytes([number]) * 32 for number in range(1, 9)]
 def request(name, blocks=3):
     """Return a request of whole blocks; equal prefixes have equal hashes."""
     return SimpleNamespace(
-        request_id=name, num_tokens=16 * blocks, block_hashes=HASHES[:blocks]
+        request_id=name,
+        num_tokens=16 * blocks,
+        num_prompt_tokens=16 * blocks,
+        num_computed_tokens=16 * blocks,
+        block_hashes=HASHES[:blocks],
     )
 
 

@@ -11,7 +11,8 @@ from tests.testing.host_kit import BUSY, HYBRID, ONE_FULL, RECURRENT, missing
 from ucm.blocks import GroupId
 from ucm.errors import StoreUnavailableError
 from ucm.layout import KVLayout
-from ucm.scheduler.requests import Life, ScheduledRequest
+from ucm.scheduler.lives import Life
+from ucm.scheduler.requests import ScheduledRequest
 from ucm.scheduler.transfers import BlockRef
 from ucm.testing.faults import Fault, FaultPlan, raising
 from ucm.testing.host import HostAssertionError, HostSettings, Odds, Rule
@@ -49,7 +50,7 @@ class TestSpoiltHalves:
             monkeypatch.setattr(Life, "offered", offered_tails)
         else:
             monkeypatch.setattr(
-                "ucm.integration.vllm.scheduler.overwritten_blocks",
+                "ucm.integration.vllm.running.overwritten_blocks",
                 lambda _: frozenset(),
             )
         settings = HostSettings(odds=BUSY)

@@ -6,35 +6,26 @@ Threading: all of it runs on the engine's scheduler thread. Nothing here waits; 
 store is asked only through its index, and ``Adapters`` reads files on a thread of its own.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import attrs
 
 from ucm.blocks import KeySpace
 from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
-from ucm.integration.vllm.compat import (
-    BlockTables,
-    overwritten_blocks,
-    state_offers,
-)
 from ucm.integration.vllm.doubts import Doubts
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
 from ucm.integration.vllm.modes import Loads, Saves
+from ucm.integration.vllm.running import Running
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
 from ucm.metrics import Counters
 from ucm.ranks import Agreement
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import StepReport, decode_report, encode
-from ucm.scheduler.requests import (
-    Disposition,
-    ScheduledRequest,
-    StateOffer,
-    StepFacts,
-)
+from ucm.scheduler.requests import Disposition
+from ucm.scheduler.saves import SaveLimits
 from ucm.scheduler.totals import Totals
 from ucm.stores.bypass import BypassStore
 from ucm.tracing import (
@@ -53,33 +44,6 @@ from ucm.tracing import (
 __all__ = ["SchedulerHalf"]
 
 _MAX_STEP_BLOCKS = 16384
-
-
-class _Tables(Sequence[Sequence[int]]):
-    """A request's block tables, resolved only if somebody looks at them."""
-
-    def __init__(self, resolve: Callable[[str], Any], request_id: str) -> None:
-        self._resolve = resolve
-        self._request_id = request_id
-
-    @functools.cached_property
-    def _tables(self) -> Sequence[Sequence[int]]:
-        tables: Sequence[Sequence[int]] = self._resolve(self._request_id)
-        return tables
-
-    @overload
-    def __getitem__(self, index: int) -> Sequence[int]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sequence[int]]: ...
-
-    def __getitem__(
-        self, index: int | slice
-    ) -> Sequence[int] | Sequence[Sequence[int]]:
-        return self._tables[index]
-
-    def __len__(self) -> int:
-        return len(self._tables)
 
 
 class SchedulerHalf:
@@ -117,10 +81,14 @@ class SchedulerHalf:
             full_hits=self._parks,
             saves=setup.mode.saves is not Saves.NOTHING,
             parks=self._parks,
+            limits=SaveLimits(
+                decoded=setup.config.save_decoded,
+                tickets=setup.config.queue.tickets,
+                nbytes=setup.config.queue.nbytes,
+                seconds=setup.config.timeout.save,
+            ),
         )
-        self._requests: dict[str, Any] = {}
         self._local_tokens: dict[str, int] = {}
-        self._tables = BlockTables()
         self._adapters = Adapters(
             setup.adapters,
             is_immutable=setup.config.immutable_adapters,
@@ -128,6 +96,7 @@ class SchedulerHalf:
             log=self._log,
             threads=setup.threads,
         )
+        self._running = Running(self._adapters, self._adapter)
         self._agreement = Agreement(setup.topology, setup.facts(0))
         self._keyspace: KeySpace | None = None
         self._doubts = Doubts(
@@ -197,7 +166,7 @@ class SchedulerHalf:
     ) -> None:
         """Order the load that the engine has decided on."""
         request_id = request.request_id
-        self._requests[request_id] = request
+        self._running.begin(request)
         self._adapters.begun(request_id)
         computed = self._local_tokens.pop(request_id, 0)
         if not external_tokens:
@@ -221,13 +190,9 @@ class SchedulerHalf:
     def plan(self, output: Any) -> PlanEnvelope:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return this step's orders; does not touch *output*."""
         self._doubts.look()
-        facts = StepFacts(
-            scheduled=tuple(self._scheduled(output)),
-            preempted=frozenset(output.preempted_req_ids or ()),
-            overwritten=overwritten_blocks(output),
-        )
-        plan = self._adapter.plan_step(facts)
-        self._doubts.sent(in_use=bool(self._requests))
+        self._adapter.tick(self._setup.threads.monotonic())
+        plan = self._adapter.plan_step(self._running.step(output))
+        self._doubts.sent(in_use=bool(len(self._running)))
         for order in plan.saves:
             self._log.debug(
                 HOLD_TAKEN,
@@ -237,54 +202,6 @@ class SchedulerHalf:
                 ranks_left=self._setup.topology.num_ranks,
             )
         return PlanEnvelope(encode(plan))
-
-    def _scheduled(self, output: Any) -> Iterable[ScheduledRequest]:  # noqa: ANN401 - vLLM's SchedulerOutput
-        resolve = self._tables.begin_step(output)
-        for new in output.scheduled_new_reqs:
-            yield self._facts(
-                output,
-                resolve,
-                new.req_id,
-                new.num_computed_tokens,
-                new.block_ids,
-                is_new=True,
-            )
-        cached = output.scheduled_cached_reqs
-        nothing: tuple[Sequence[int], ...] = ((),) * len(self._setup.layout.groups)
-        for at, request_id in enumerate(cached.req_ids):
-            resumed = request_id in cached.resumed_req_ids
-            yield self._facts(
-                output,
-                resolve,
-                request_id,
-                cached.num_computed_tokens[at],
-                (resolve(request_id) if resumed else cached.new_block_ids[at])
-                or nothing,
-                is_new=resumed,
-            )
-
-    def _facts(
-        self,
-        output: Any,  # noqa: ANN401 - vLLM's SchedulerOutput
-        resolve: Callable[[str], Any],
-        request_id: str,
-        computed_tokens: int,
-        new_block_ids: Sequence[Sequence[int]],
-        *,
-        is_new: bool,
-    ) -> ScheduledRequest:
-        request = self._requests.get(request_id)
-        offers = state_offers(output)
-        return ScheduledRequest(
-            request_id=request_id,
-            computed_tokens=computed_tokens,
-            scheduled_tokens=output.num_scheduled_tokens[request_id],
-            hashes=() if request is None else self._adapters.hashes_of(request),
-            tables=_Tables(resolve, request_id),
-            new_block_ids=new_block_ids,
-            is_new=is_new,
-            states=[StateOffer(*each) for each in offers.get(request_id, ())],
-        )
 
     def apply(self, output: Any) -> None:  # noqa: ANN401 - vLLM's KVConnectorOutput
         """Take note of what the workers report."""
@@ -323,13 +240,12 @@ class SchedulerHalf:
         for hold_id in report.quarantined:
             self._log.error(HOLD_QUARANTINED, hold_id=hold_id, rank=report.rank)
 
-    def finished(self, request_id: str) -> bool:
+    def finished(self, request_id: str, tables: Sequence[Sequence[int]] = ()) -> bool:
         """Return whether the engine must keep a finished request's blocks for us."""
-        self._requests.pop(request_id, None)
+        end = self._running.end(request_id, tables)
         self._local_tokens.pop(request_id, None)
-        self._tables.forget(request_id)
         self._adapters.forget(request_id)
-        return self._adapter.request_finished(request_id) is Disposition.DEFER
+        return self._adapter.request_finished(request_id, end) is Disposition.DEFER
 
     def reset_cache(self) -> bool:
         """
@@ -382,9 +298,9 @@ class SchedulerHalf:
     def counts(self) -> dict[str, int]:
         """Return the size of every per-request container; all zero when idle."""
         return {
-            "requests": len(self._requests),
+            "requests": len(self._running),
             "local_tokens": len(self._local_tokens),
-            "tables": len(self._tables),
+            "tables": self._running.num_tables,
             "adapters": len(self._adapters),
             **self._adapter.counts(),
         }

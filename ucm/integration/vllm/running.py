@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The engine's requests, and what is told of them, in the words of ``ucm.scheduler``.
+
+Every step has one loop over all requests that run, and it looks up two numbers. Whatever
+else is asked of a request is asked when the request is new or resumed, is due, offers a
+state, or ends.
+
+Threading: all of it runs on the engine's scheduler thread, and nothing waits.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+from ucm.integration.vllm.adapters import Adapters
+from ucm.integration.vllm.compat import (
+    BlockTables,
+    overwritten_blocks,
+    state_offers,
+)
+from ucm.scheduler.adapter import SchedulerAdapter
+from ucm.scheduler.requests import (
+    RequestEnd,
+    ScheduledRequest,
+    StateOffer,
+    StepFacts,
+)
+
+__all__ = ["Running"]
+
+
+class _Tables(Sequence[Sequence[int]]):
+    """A request's block tables, resolved only if somebody looks at them."""
+
+    def __init__(self, resolve: Callable[[str], Any], request_id: str) -> None:
+        self._resolve = resolve
+        self._request_id = request_id
+
+    @functools.cached_property
+    def _tables(self) -> Sequence[Sequence[int]]:
+        tables: Sequence[Sequence[int]] = self._resolve(self._request_id)
+        return tables
+
+    @overload
+    def __getitem__(self, index: int) -> Sequence[int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sequence[int]]: ...
+
+    def __getitem__(
+        self, index: int | slice
+    ) -> Sequence[int] | Sequence[Sequence[int]]:
+        return self._tables[index]
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+
+class Running:
+    """
+    The requests that have blocks.
+
+    Args:
+        adapters: Knows by which hashes a request is saved.
+        adapter: Knows who is to be looked at, and whether new blocks matter.
+    """
+
+    def __init__(self, adapters: Adapters, adapter: SchedulerAdapter) -> None:
+        self._adapters = adapters
+        self._adapter = adapter
+        self._due = adapter.due
+        self._requests: dict[str, Any] = {}
+        self._tables = BlockTables()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def num_tables(self) -> int:
+        """Requests whose block tables are kept."""
+        return len(self._tables)
+
+    def begin(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
+        """Take note of a request that was given blocks."""
+        self._requests[request.request_id] = request
+
+    def step(self, output: Any) -> StepFacts:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Return the facts of a step; does not touch *output*."""
+        return StepFacts(
+            scheduled=tuple(self._looked_at(output)),
+            preempted={
+                request_id: self._known_tokens(request_id)
+                for request_id in output.preempted_req_ids or ()
+            },
+            allocated=self._allocated(output),
+            overwritten=overwritten_blocks(output),
+            is_idle=not output.num_scheduled_tokens,
+        )
+
+    def end(
+        self, request_id: str, tables: Sequence[Sequence[int]]
+    ) -> RequestEnd | None:
+        """Let go of a request, and return what there is of it if it had blocks."""
+        self._tables.forget(request_id)
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        return RequestEnd(
+            computed_tokens=request.num_computed_tokens,
+            known_tokens=request.num_tokens,
+            prompt_tokens=request.num_prompt_tokens,
+            hashes=self._adapters.hashes_of(request),
+            tables=tables,
+        )
+
+    def _looked_at(self, output: Any) -> Iterator[ScheduledRequest]:  # noqa: ANN401 - vLLM's SchedulerOutput
+        resolve = self._tables.begin_step(output)
+        offers = state_offers(output)
+        counts = output.num_scheduled_tokens
+        for new in output.scheduled_new_reqs:
+            yield self._facts(
+                new.req_id,
+                (new.num_computed_tokens, counts[new.req_id]),
+                resolve,
+                offers,
+                new.block_ids,
+            )
+        cached, due = output.scheduled_cached_reqs, self._due
+        resumed = cached.resumed_req_ids
+        for request_id, computed in zip(
+            cached.req_ids, cached.num_computed_tokens, strict=True
+        ):
+            count = counts[request_id]
+            if (
+                computed + count >= due.get(request_id, 0)
+                or request_id in resumed
+                or request_id in offers
+            ):
+                blocks = resolve(request_id) if request_id in resumed else None
+                yield self._facts(
+                    request_id, (computed, count), resolve, offers, blocks
+                )
+
+    def _facts(
+        self,
+        request_id: str,
+        tokens: tuple[int, int],
+        resolve: Callable[[str], Any],
+        offers: Mapping[str, Sequence[tuple[int, int, int]]],
+        blocks: Sequence[Sequence[int]] | None,
+    ) -> ScheduledRequest:
+        """Return the facts of one request; one that goes on has no *blocks* to tell."""
+        request = self._requests.get(request_id)
+        computed, scheduled = tokens
+        return ScheduledRequest(
+            request_id=request_id,
+            computed_tokens=computed,
+            scheduled_tokens=scheduled,
+            prompt_tokens=0 if request is None else request.num_prompt_tokens,
+            hashes=() if request is None else self._adapters.hashes_of(request),
+            tables=_Tables(resolve, request_id),
+            new_block_ids=blocks or (),
+            is_new=blocks is not None,
+            states=[StateOffer(*each) for each in offers.get(request_id, ())],
+        )
+
+    def _allocated(self, output: Any) -> list[int]:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Return the blocks that running requests were given, if it matters to a save."""
+        if not self._adapter.holds_blocks:
+            return []
+        return [
+            block_id
+            for tables in output.scheduled_cached_reqs.new_block_ids
+            if tables
+            for table in tables
+            for block_id in table
+        ]
+
+    def _known_tokens(self, request_id: str) -> int:
+        """Return how many tokens a request had computed, or was about to."""
+        request = self._requests.get(request_id)
+        return 0 if request is None else request.num_tokens - 1

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When blocks behind a prompt are saved. Pure."""
+
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from ucm.blocks import GroupId
+from ucm.config import SaveDecoded
+from ucm.layout import GroupKind, GroupLayout
+
+__all__ = ["NEVER_DUE", "Decoded"]
+
+NEVER_DUE: Final = sys.maxsize
+"""More tokens than any request has."""
+
+
+@attrs.define
+class Decoded:
+    """
+    When blocks are saved that are not wholly within the prompt.
+
+    Args:
+        when: As the operator says. Only blocks of ``FULL`` groups can wait: a window
+            gives its blocks back, and a state is gone after its step.
+        span_blocks: By group, how many are together a full span.
+        hurries: Whether they are saved at once nevertheless.
+    """
+
+    when: SaveDecoded
+    span_blocks: Mapping[GroupId, int]
+    hurries: bool = False
+
+    def cut(
+        self, group: GroupLayout, prompt_tokens: int, start: int, complete: int
+    ) -> tuple[int, int]:
+        """
+        Return the first block that waits, and from how many tokens on to look again.
+
+        Args:
+            group: Of the blocks.
+            prompt_tokens: Of the request.
+            start: First block that was not taken yet.
+            complete: Blocks that are complete; at least *start*.
+        """
+        prompt = prompt_tokens // group.block_tokens
+        if complete >= prompt and self.when is SaveDecoded.NEVER:
+            return max(start, prompt), NEVER_DUE
+        waits = self.when is SaveDecoded.AT_END and group.kind is GroupKind.FULL
+        if complete < prompt or self.hurries or not waits:
+            return complete, (complete + 1) * group.block_tokens
+        span, first = self.span_blocks[group.group_id], max(start, prompt)
+        stop = first + (complete - first) // span * span
+        return stop, (stop + span) * group.block_tokens
+
+    def saves_all(self, tokens: int, prompt_tokens: int) -> bool:
+        """Return whether so many tokens of a request are saved sooner or later."""
+        return self.when is not SaveDecoded.NEVER or tokens <= prompt_tokens

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What is remembered of each request.
+
+A *life* is one stay of a request in the engine's memory. A request id is used for many
+lives: after a preemption its blocks start afresh, and an engine may use an id again.
+Each life has a generation of its own, so that nothing reported for one counts for
+another. States and arrows of a life::
+
+    (none) --load ordered--> waiting --scheduled--> running --preempted--> (ended)
+    (none) --scheduled--------------------------------^  |
+    waiting, running --load ordered--> (ended), next life
+    running --scheduled as new--> (ended), next life
+    waiting, running --request finished--> (ended)
+
+While a load that fills blocks of the life is open, nothing of it is saved: when the
+load fails, all that was computed on top of it is garbage, on every rank.
+
+A life is looked at when a block of it is to be saved, and says then from how many tokens
+on it is to be looked at again. In between it costs nothing. Blocks behind the prompt need
+not be saved as they become whole (``Decoded``): they are all between the life's cursor
+and what is computed, and nothing else is kept of them.
+
+The table of a ``STATE`` group tells nothing of what to save: its blocks hold states that
+go on being overwritten, and each state is gone soon after it was a prefix's. So the
+engine offers a state in the step that computes it. It is saved then or never.
+"""
+
+import itertools
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import attrs
+
+from ucm.blocks import GroupId
+from ucm.layout import GroupKind, GroupLayout, KVLayout
+from ucm.scheduler.budget import MAX_ID_CHARS, block_nbytes
+from ucm.scheduler.decoded import NEVER_DUE, Decoded
+from ucm.scheduler.messages import Failure, SpanOrder
+from ucm.scheduler.requests import NULL_BLOCK, RequestEnd, ScheduledRequest
+from ucm.scheduler.totals import LoadTotals
+from ucm.scheduler.transfers import BlockRef, OpenTransfers
+
+__all__ = ["Life", "Lives"]
+
+
+@attrs.define(kw_only=True)
+class Life:
+    """
+    One life of a request.
+
+    Args:
+        request_id: Whose.
+        generation: Which.
+        was_scheduled: It has run; its blocks are its own.
+        may_load: False after a load failed and named no block.
+        may_save: False after the store was reset: its blocks are of the time before.
+        loads: Open loads on which the content of its blocks depends.
+        loading: Tokens and blocks of its own that are on their way; none once they
+            have arrived or failed.
+        external: ``[groups]`` block indexes that came from a load; empty without one.
+            Only those that a hit needs hold anything, and these are stored.
+        starts_at_computed: A load failed; what lies before the first block that is
+            computed anew is left alone.
+        block_nbytes: What a block of it costs at most in a message.
+        prompt_tokens: What was prompt, or there already, at the first look.
+        cursors: ``[groups]`` first block not taken; None before the first look.
+        pending: ``[groups]`` blocks taken for which no plan had room.
+        due: From how many tokens on it is to be looked at.
+    """
+
+    request_id: str
+    generation: int
+    was_scheduled: bool = False
+    may_load: bool = True
+    may_save: bool = True
+    loads: set[int] = attrs.Factory(set)
+    loading: tuple[int, int] = (0, 0)
+    external: tuple[range, ...] = ()
+    starts_at_computed: bool = False
+    block_nbytes: int = attrs.field(init=False)
+    prompt_tokens: int = 0
+    cursors: list[int] | None = None
+    pending: tuple[deque[int], ...] = ()
+    due: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.block_nbytes = block_nbytes(self.request_id)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Request id and generation, by which holds are found."""
+        return self.request_id, self.generation
+
+    def promised(
+        self, orders: Sequence[SpanOrder], tokens: int, external: Iterable[range]
+    ) -> None:
+        """Take note of what the engine was promised, and by which tickets it comes."""
+        self.external = tuple(external)
+        self.loads.update(order.transfer_id for order in orders)
+        self.loading = tokens, sum(len(order.block_ids) for order in orders)
+
+    def load_failed(self, *, names_block: bool) -> None:
+        """
+        Forget what was loaded; the engine computes it anew.
+
+        Args:
+            names_block: The block to blame is known, so that another match is shorter.
+                Otherwise this life loads nothing any more.
+        """
+        self.may_load &= names_block
+        self.loading = 0, 0
+        self.external = ()
+        self.starts_at_computed = True
+        self.cursors = None
+        self.pending = ()
+
+    def advance(
+        self,
+        layout: KVLayout,
+        request: ScheduledRequest,
+        decoded: Decoded,
+        stored: Callable[[GroupLayout, Sequence[bytes]], list[bool]],
+    ) -> None:
+        """
+        Queue the blocks that became complete, are worth saving and need not wait.
+
+        Each block is looked at once per life. At the first look the prefix that was
+        there already is compared with the store, because the engine's own cache and
+        the store evict on their own. Of ``STATE`` groups nothing is queued.
+
+        Args:
+            layout: Groups, in the order of the request's tables.
+            request: The facts of this step.
+            decoded: Says what waits.
+            stored: Tells of blocks of a group whether they are stored.
+        """
+        first_look = self.cursors is None
+        if self.cursors is None:
+            self.cursors = [0] * len(layout.groups)
+            self.pending = tuple(deque() for _ in layout.groups)
+            self.prompt_tokens = request.prompt_tokens
+            if decoded.saves_all(request.computed_tokens, request.prompt_tokens):
+                self.prompt_tokens = max(self.prompt_tokens, request.computed_tokens)
+        self.due = NEVER_DUE
+        for at, group in enumerate(layout.groups):
+            if group.kind is GroupKind.STATE:
+                continue
+            start = self.cursors[at]
+            complete = max(start, _complete_blocks(layout, group, request))
+            stop, due = decoded.cut(group, self.prompt_tokens, start, complete)
+            self.due = min(self.due, due)
+            if stop <= start:
+                continue
+            self.cursors[at] = stop
+            computed = min(request.computed_tokens // group.block_tokens, stop)
+            if first_look and self.starts_at_computed:
+                start = max(start, computed)
+            blocks = self._own(at, request.tables[at], start, stop)
+            if first_look and computed > start:
+                old = blocks[: bisect_left(blocks, computed)]
+                hashes = [request.hashes[layout.hash_index(group, i)] for i in old]
+                found = stored(group, hashes)
+                blocks[: len(old)] = [
+                    i for i, is_stored in zip(old, found, strict=True) if not is_stored
+                ]
+            self.pending[at].extend(blocks)
+
+    def rest(
+        self, layout: KVLayout, end: RequestEnd, decoded: Decoded
+    ) -> Iterator[tuple[GroupId, BlockRef]]:
+        """
+        Yield the complete blocks that no plan has saved, each with its group, at the end.
+
+        None of a life that was never looked at.
+        """
+        for at, cursor in enumerate((self.cursors or ()) if end.tables else ()):
+            group, table = layout.groups[at], end.tables[at]
+            complete = self._complete_at_end(layout, at, end, decoded)
+            blocks = [i for i in self.pending[at] if i < complete and table[i]]
+            for i in [*blocks, *self._own(at, table, cursor, complete)]:
+                block_hash = end.hashes[layout.hash_index(group, i)]
+                yield group.group_id, BlockRef(i, table[i], block_hash)
+
+    def waiting_blocks(self, layout: KVLayout, tokens: int, decoded: Decoded) -> int:
+        """Return how many complete blocks of it are not saved, after so many tokens."""
+        waiting = sum(map(len, self.pending))
+        for group, cursor in zip(layout.groups, self.cursors or (), strict=False):
+            # Of a prompt that is being computed, nobody knows how far it came.
+            is_known = cursor >= self.prompt_tokens // group.block_tokens
+            is_saved = decoded.saves_all(tokens, self.prompt_tokens)
+            if group.kind is GroupKind.FULL and is_known and is_saved:
+                waiting += max(0, tokens // group.block_tokens - cursor)
+        return waiting
+
+    def _complete_at_end(
+        self, layout: KVLayout, at: int, end: RequestEnd, decoded: Decoded
+    ) -> int:
+        group = layout.groups[at]
+        if group.kind is GroupKind.STATE:
+            return 0
+        hashed = len(end.hashes) * layout.hash_block_tokens
+        tokens = min(end.accepted_tokens, hashed)
+        if not decoded.saves_all(tokens, self.prompt_tokens):
+            tokens = self.prompt_tokens
+        return min(tokens // group.block_tokens, len(end.tables[at]))
+
+    def _own(self, at: int, table: Sequence[int], start: int, stop: int) -> list[int]:
+        """Return blocks of the *at*-th group that there are and that were not loaded."""
+        loaded = self.external[at] if self.external else range(0)
+        return [
+            i for i in range(start, stop) if table[i] != NULL_BLOCK and i not in loaded
+        ]
+
+    def offered(
+        self, layout: KVLayout, at: int, request: ScheduledRequest
+    ) -> list[BlockRef]:
+        """
+        Return the blocks of the *at*-th group that the engine offers in this step.
+
+        Without those that end within a block, those that came from a load, and those
+        that the step does not complete.
+        """
+        group = layout.groups[at]
+        loaded = self.external[at] if self.external else range(0)
+        complete = _complete_blocks(layout, group, request)
+        blocks = {}
+        for offer in request.states:
+            index, rest = divmod(offer.boundary_tokens, group.block_tokens)
+            index -= 1
+            if offer.group_id != group.group_id or rest or index in loaded:
+                continue
+            if 0 <= index < complete and offer.block_id != NULL_BLOCK:
+                block_hash = request.hashes[layout.hash_index(group, index)]
+                blocks[index] = BlockRef(index, offer.block_id, block_hash)
+        return [blocks[index] for index in sorted(blocks)]
+
+
+class Lives:
+    """
+    The present life of each request that the engine runs or loads for.
+
+    Used on the scheduler's thread only.
+    """
+
+    __slots__ = ("_generations", "_lives", "due", "loaded")
+
+    def __init__(self) -> None:
+        self._lives: dict[str, Life] = {}
+        self._generations = itertools.count(1)
+        self.due: dict[str, int] = {}
+        """By request, from how many tokens on to look at it; of others, at once."""
+        self.loaded = LoadTotals()
+
+    def __len__(self) -> int:
+        return len(self._lives)
+
+    def get(self, request_id: str) -> Life | None:
+        """Return the present life of a request."""
+        return self._lives.get(request_id)
+
+    def begin(self, request_id: str) -> Life:
+        """Start the next life of a request; a present one ends."""
+        self.end(request_id)
+        life = Life(
+            request_id=request_id,
+            generation=next(self._generations),
+            may_save=len(request_id) <= MAX_ID_CHARS,
+        )
+        self._lives[request_id] = life
+        return life
+
+    def end(self, request_id: str) -> Life | None:
+        """End the present life of a request and return it."""
+        self.due.pop(request_id, None)
+        return self._lives.pop(request_id, None)
+
+    def preempt(self, request_id: str) -> Life | None:
+        """
+        End a life whose blocks were taken away, and return it.
+
+        A life that has not run yet is the next one already: an engine that resets its
+        cache preempts and resumes in one step.
+        """
+        life = self._lives.get(request_id)
+        if life is None or not life.was_scheduled:
+            return None
+        return self.end(request_id)
+
+    def of_scheduled(self, request: ScheduledRequest) -> Life:
+        """Return the life in which a request runs, a new one where it needs one."""
+        life = self._lives.get(request.request_id)
+        if life is None or (request.is_new and life.was_scheduled):
+            life = self.begin(request.request_id)
+        return life
+
+    def enter(
+        self, request: ScheduledRequest, layout: KVLayout, transfers: OpenTransfers
+    ) -> Life:
+        """Return the same, which runs from now on, with the loads that it waits for."""
+        life = self.of_scheduled(request)
+        if not life.was_scheduled:
+            life.was_scheduled = True
+            for at, group in enumerate(layout.groups if transfers.fills else ()):
+                # Blocks of others that are not loaded yet: an engine that loads while
+                # it computes shares them at once.
+                life.loads |= transfers.loads_into(request.prefix_blocks(group, at))
+        return life
+
+    def looked_at(self, lives: Iterable[Life]) -> None:
+        """Take note of when these are to be looked at again."""
+        self.due.update((life.request_id, life.due) for life in lives)
+
+    def stop_saving(self) -> None:
+        """Save nothing more of the present lives."""
+        for life in self._lives.values():
+            life.may_save = False
+
+    def loads_ended(self, transfer_ids: Iterable[int]) -> None:
+        """Let no life wait for these loads any more."""
+        ended = set(transfer_ids)
+        if ended:
+            for life in self._lives.values():
+                life.loads -= ended
+                if not life.loads and life.loading[0]:
+                    tokens, blocks = life.loading
+                    life.loading = 0, 0
+                    self.loaded.tokens += tokens
+                    self.loaded.blocks += blocks
+
+    def load_failed(self, failure: Failure) -> None:
+        """Tell the life for which a load was ordered, and all that wait for it."""
+        key = failure.request_id, failure.generation
+        for life in self._lives.values():
+            if failure.transfer_id in life.loads or life.key == key:
+                if life.loading[0]:
+                    self.loaded.failed[failure.reason] += 1
+                life.load_failed(names_block=bool(failure.bad_hash))
+                self.due.pop(life.request_id, None)
+
+    def loading(self) -> list[Life]:
+        """Return the lives that wait for loads."""
+        return [life for life in self._lives.values() if life.loads]
+
+
+def _complete_blocks(
+    layout: KVLayout, group: GroupLayout, request: ScheduledRequest
+) -> int:
+    """Return how many blocks are full after the step and have a hash."""
+    hashed_tokens = len(request.hashes) * layout.hash_block_tokens
+    return min(request.end_tokens, hashed_tokens) // group.block_tokens
