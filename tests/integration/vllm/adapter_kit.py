@@ -33,6 +33,8 @@ def request(
     one = SimpleNamespace(
         request_id=name,
         num_tokens=16 * blocks,
+        num_prompt_tokens=16 * blocks,
+        num_computed_tokens=16 * blocks,
         block_hashes=HASHES[:blocks],
         lora_request=None,
     )

@@ -116,10 +116,10 @@ def test_reads_are_seen() -> None:
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [
-        ("scheduler.py", "output.preempted_req_ids", "output.preempted_ids"),
+        ("running.py", "output.preempted_req_ids", "output.preempted_ids"),
         ("scheduler.py", "output.finished_sending", "output.finished_saving"),
-        ("scheduler.py", "new.num_computed_tokens", "new.computed_tokens"),
-        ("scheduler.py", "cached.resumed_req_ids", "cached.resumed"),
+        ("running.py", "new.num_computed_tokens", "new.computed_tokens"),
+        ("running.py", "cached.resumed_req_ids", "cached.resumed"),
         ("layout.py", "config.kv_cache_groups", "config.groups"),
         ("keyspace.py", "model.quantization", "model.quantisation"),
     ],

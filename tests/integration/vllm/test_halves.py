@@ -72,7 +72,10 @@ class Engine:
                 for one in new
             ],
             scheduled_cached_reqs=SimpleNamespace(
-                req_ids=[], resumed_req_ids=set(), num_computed_tokens=[]
+                req_ids=[],
+                resumed_req_ids=set(),
+                num_computed_tokens=[],
+                new_block_ids=[],
             ),
             num_scheduled_tokens={one.request_id: one.num_tokens for one in new},
         )

@@ -99,8 +99,8 @@ class TestOneDoor:
         asked = []
 
         class Half:
-            def finished(self, request_id: str) -> bool:
-                asked.append(request_id)
+            def finished(self, request_id, tables) -> bool:
+                asked.append((request_id, tables))
                 return request_id == "held"
 
         connector = object.__new__(UCMConnector)
@@ -110,7 +110,9 @@ class TestOneDoor:
             single = connector.request_finished(request, [1])
             groups = connector.request_finished_all_groups(request, ([1], [2]))
             assert (name == "held", None) == single == groups
-        assert ["held", "held", "free", "free"] == asked
+        tables = ([1],), ([1], [2])
+        expected = [(name, told) for name in ("held", "free") for told in tables]
+        assert expected == asked
 
     def test_one_function_builds_metadata_and_none_overrides_it(self) -> None:
         """S1-21: no variant of the connector can forget to hold what it saves."""

@@ -29,7 +29,8 @@ class Request:
     """A request of 16 tokens, four to a hash."""
 
     request_id = "r"
-    num_tokens = 17
+    num_tokens = num_prompt_tokens = 17
+    num_computed_tokens = 16
     block_hashes = HASHES
 
 

@@ -145,7 +145,13 @@ class Ranks(Engine):
 def request(name: str, first_hash: int):
     """Return a request of whole blocks whose hashes begin with a number."""
     hashes = [bytes([first_hash + at]) * 32 for at in range(BLOCKS)]
-    return SimpleNamespace(request_id=name, num_tokens=16 * BLOCKS, block_hashes=hashes)
+    return SimpleNamespace(
+        request_id=name,
+        num_tokens=16 * BLOCKS,
+        num_prompt_tokens=16 * BLOCKS,
+        num_computed_tokens=16 * BLOCKS,
+        block_hashes=hashes,
+    )
 
 
 def compute(ranks: Ranks, one, blocks: Sequence[int]) -> bool:

@@ -104,8 +104,13 @@ class Running:
         """Let go of a request, and return what there is of it if it had blocks."""
         self._tables.forget(request_id)
         request = self._requests.pop(request_id, None)
-        if request is None:
-            return None
+        return None if request is None else self._ended(request, tables)
+
+    def _ended(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        tables: Sequence[Sequence[int]],
+    ) -> RequestEnd:
         return RequestEnd(
             computed_tokens=request.num_computed_tokens,
             known_tokens=request.num_tokens,
@@ -126,8 +131,8 @@ class Running:
                 offers,
                 new.block_ids,
             )
-        cached, due = output.scheduled_cached_reqs, self._due
-        resumed = cached.resumed_req_ids
+        cached = output.scheduled_cached_reqs
+        resumed, due = cached.resumed_req_ids, self._due
         for request_id, computed in zip(
             cached.req_ids, cached.num_computed_tokens, strict=True
         ):
