@@ -18,6 +18,7 @@ from tests.simulation.traced import traced
 from tests.simulation.weight_acts import WeightActs
 from tests.testing.host_kit import HYBRID, ONE_FULL, PAGE_BYTES, RECURRENT
 from ucm.blocks import PackedKey
+from ucm.config import SaveDecoded
 from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
 from ucm.integration.vllm.modes import Facts, Loads, choose_mode, shape_of
@@ -160,7 +161,11 @@ class ConnectorWorld:
             )
         )
         setup = _SimulatedSetup(
-            config=attrs.evolve(config, load_ahead_rows=dice.choice([0, 1, 3])),
+            config=attrs.evolve(
+                config,
+                load_ahead_rows=dice.choice([0, 1, 3]),
+                save_decoded=dice.choice(list(SaveDecoded)),
+            ),
             mode=self.mode,
             overwrites_first=second,
             confirms=second and clears,
@@ -178,6 +183,7 @@ class ConnectorWorld:
             )
             for _ in range(self.num_ranks)
         ]
+        self.decoded = setup.config.save_decoded
         self.scheduler = SchedulerHalf(setup)
         self.workers = [
             WorkerHalf(setup, rank, "simulated") for rank in range(self.num_ranks)
@@ -279,6 +285,7 @@ class ConnectorWorld:
         self.inner.close()
         self.checker.finish()
         self.seen[f"mode {self.mode.name}"] += 1
+        self.seen["saved decoded " + self.decoded.value] += 1
         self.seen["torn by an overwrite"] += self._torn()
         self.seen.update(self.host.seen)
         self.seen.update(self.faults.done)
