@@ -11,6 +11,9 @@ all hooks of the worker's half (``hooks``), while something goes on beside it:
 - ``blocked store``: a store that does not answer;
 - ``disk``: a slab on a disk that is synced with each commit.
 
+``hooks empty`` is a step that saves nothing, ``hooks decoding`` one that saves a decoded
+block of each of twelve requests in one ticket, both with nothing beside them.
+
 Between steps the thread sleeps for 2 ms, as an engine's does while its kernels run.
 ``scheduler`` measures the other side of the same step: matching, planning, reports.
 Run ``python -m benchmarks.engine_thread``.
@@ -68,6 +71,8 @@ from ucm.tracing import Log
 
 PAUSE_S = 0.002
 TARGETS = ("<= 100", "<= 1")
+DECODED = 12
+"""Blocks that become whole in a step of 256 decoding requests, about."""
 
 
 # -- what goes on beside it --------------------------------------------------------
@@ -217,8 +222,18 @@ HOOKS = (
 )
 
 
-def measure_hooks(name: str, scale: Scale) -> Iterator[Figure]:
-    """Measure all hooks of the worker's half, one by one and together."""
+def measure_hooks(
+    name: str, scale: Scale, plan_of: Callable[[int], StepPlan], beside_as: str
+) -> Iterator[Figure]:
+    """
+    Measure all hooks of the worker's half, one by one and together.
+
+    Args:
+        name: Of the case.
+        scale: How much to measure.
+        plan_of: Makes the plan of a step, which is counted from 1.
+        beside_as: What goes on beside it.
+    """
     from ucm.integration.vllm.messages import PlanEnvelope
 
     rounds, steps = sizes(scale)
@@ -227,7 +242,7 @@ def measure_hooks(name: str, scale: Scale) -> Iterator[Figure]:
         home = Path(
             stack.enter_context(tempfile.TemporaryDirectory(dir=scale.directory))
         )
-        beside = CONDITIONS[name](home)
+        beside = CONDITIONS[beside_as](home)
         half = _worker(beside, stack.enter_context(log_in(home)))
         stack.callback(half.close)
         stack.callback(beside.release)
@@ -237,7 +252,7 @@ def measure_hooks(name: str, scale: Scale) -> Iterator[Figure]:
             for each in taken.values():
                 each.append([])
             for step in steps:
-                envelope = PlanEnvelope(encode(_plan(at * len(steps) + step + 1)))
+                envelope = PlanEnvelope(encode(plan_of(at * len(steps) + step + 1)))
                 _pause(beside, runtime)
                 clock = time.perf_counter
                 marks = [clock()]
@@ -258,11 +273,29 @@ def measure_hooks(name: str, scale: Scale) -> Iterator[Figure]:
                     taken[hook][-1].append(seconds)
     for hook in HOOKS:
         targets = TARGETS if hook == "submit_saves" else ("", "")
+        if (name, hook) == ("empty", "all hooks"):
+            targets = ("<= 50", "")
         yield from latencies(name, hook, taken[hook], targets)
 
 
 def _pairs(marks: list[float]) -> Iterator[tuple[float, float]]:
     return itertools.pairwise(marks)
+
+
+def _empty_plan(step: int) -> StepPlan:
+    return StepPlan(step=step, keyspace_digest=DIGEST)
+
+
+def _decoding_plan(step: int) -> StepPlan:
+    save = SpanOrder(
+        transfer_id=step,
+        kind=TransferKind.SAVE,
+        owners=tuple(Owner(f"request-{at}", 1, 1) for at in range(DECODED)),
+        group_id=GROUP,
+        block_ids=tuple(range(1, 1 + DECODED)),
+        hashes=b"".join(hashes_of(range(step * DECODED, (step + 1) * DECODED))),
+    )
+    return StepPlan(step=step, keyspace_digest=DIGEST, saves=(save,))
 
 
 def _plan(step: int) -> StepPlan:
@@ -319,7 +352,18 @@ CASES: dict[str, Callable[[Scale], Told]] = {
     **{
         f"submit {name}": functools.partial(measure_submit, name) for name in CONDITIONS
     },
-    **{f"hooks {name}": functools.partial(measure_hooks, name) for name in CONDITIONS},
+    **{
+        f"hooks {name}": functools.partial(
+            measure_hooks, name, plan_of=_plan, beside_as=name
+        )
+        for name in CONDITIONS
+    },
+    "hooks empty": functools.partial(
+        measure_hooks, "empty", plan_of=_empty_plan, beside_as="idle"
+    ),
+    "hooks decoding": functools.partial(
+        measure_hooks, "decoding", plan_of=_decoding_plan, beside_as="idle"
+    ),
     "scheduler": measure_scheduler,
 }
 

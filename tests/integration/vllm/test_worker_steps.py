@@ -3,6 +3,7 @@
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator
 
 import attrs
@@ -292,6 +293,64 @@ class TestIdle:
             step(half, StepPlan(step=2, is_idle=is_idle, deferred=(deferral,)))
             assert is_idle == bool(waits)
             gate.open()
+
+
+class TestCost:
+    def calls_in(self, half: WorkerHalf, number: int) -> int:
+        """Return how many functions an empty step calls on the engine's thread."""
+        count = 0
+
+        def note(_frame: object, event: str, _arg: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        envelope = enveloped(StepPlan(step=number))
+        sys.setprofile(note)
+        try:
+            half.fence(envelope)
+            half.bind(envelope)
+            half.start_loads()
+            half.submit_saves()
+            half.finished()
+            half.report()
+            half.clear()
+        finally:
+            sys.setprofile(None)
+        return count
+
+    def test_empty_step_does_as_much_beside_many_requests_as_beside_none(self):
+        """R-18: what waits to be saved or loaded for others costs a step nothing."""
+        gate = Gate()
+        plan = FaultPlan(Fault("reserve", gate))
+        orders = [
+            an_order(number, TransferKind.SAVE, range(1, 5), f"request-{number}")
+            for number in range(1, 51)
+        ]
+        with working(plan) as half:
+            self.calls_in(half, 1)  # tells its first report
+            alone = self.calls_in(half, 2)
+            step(half, StepPlan(step=3, saves=tuple(orders)))
+            gate.wait_reached()
+            half._runtime._take_in()
+            step(half, StepPlan(step=4))
+            assert 50 == half.counts()["open"]
+            assert alone == self.calls_in(half, 5) <= 70
+            gate.open()
+
+    def test_ticket_of_many_requests_is_submitted_and_told_once(self):
+        """Twelve decoded blocks are one ticket: one wake-up, one release, one end."""
+        owners = tuple(Owner(f"request-{at}", 1, 1) for at in range(12))
+        shared = attrs.evolve(
+            an_order(1, TransferKind.SAVE, range(1, 13)), owners=owners
+        )
+        with working() as half:
+            woken, wake = [], half._runtime._loop._waker.wake
+            half._runtime._loop._waker.wake = lambda: (woken.append(1), wake())
+            step(half, StepPlan(step=1, saves=(shared,)))
+            report = told(half)
+            assert [1] == woken
+            assert ((1,), (1,)) == (report.released, report.settled_saves)
+            assert {1: 12} == report.new_blocks
 
 
 class TestGuard:
