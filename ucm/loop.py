@@ -2,8 +2,8 @@
 """
 The loop that a pipeline runs on: one on a thread of its own, or whichever is running.
 
-Threading: ``start``, ``join`` and ``has_died`` belong to the thread that owns the
-runtime, ``serve`` to the loop; ``wake`` and ``call`` may be called from any.
+Threading: ``start`` and ``join`` belong to the thread that owns the runtime, ``serve``
+to the loop; ``wake`` and ``call`` may be called from any.
 """
 
 import asyncio
@@ -43,15 +43,6 @@ class PipelineLoop:
         self._thread: Thread | None = None
         self._started = threads.event()
         self._ended = threads.event()
-
-    @property
-    def has_died(self) -> bool:
-        """Whether a thread of its own was started and is there no more."""
-        return (
-            self._thread is not None
-            and self._started.is_set()
-            and not self._thread.is_alive()
-        )
 
     def start(self) -> bool:
         """Serve on a thread of its own; return whether the pipeline runs."""

@@ -267,8 +267,6 @@ class Runtime:
 
     def poll(self) -> list[Notice]:
         """Return what has happened since the last call. Never blocks."""
-        if self._loop.has_died:
-            self._loop_ended()
         if self._failure or self._closed:
             self._take_in()  # nobody else does
         notices = self._mailbox.drain()

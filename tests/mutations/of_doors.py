@@ -19,7 +19,7 @@ DOORS = (
         name="no_fence_in_the_worker",
         why="The forward pass overwrites blocks that a save still reads.",
         file=_WORKER,
-        find="            self._runtime.fence((*plan.fences, *plan.overwritten), (), plan.lost)\n",
+        find="            runtime.fence((*plan.fences, *plan.overwritten), (), plan.lost)\n",
         replace="            pass\n",
         killers=(
             f"{_ORDERS}::TestBlocks::test_blocks_under_a_save_are_not_overwritten_in_silence",

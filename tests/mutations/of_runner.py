@@ -27,8 +27,8 @@ RUNNER = (
         name="overwritten_is_waited_for",
         why="A fence comes after the overwrite: zeroes are stored under a true key.",
         file=_WORKER,
-        find="self._runtime.fence(plan.fences, plan.overwritten, plan.lost)",
-        replace="self._runtime.fence((*plan.fences, *plan.overwritten), (), plan.lost)",
+        find="runtime.fence(plan.fences, plan.overwritten, plan.lost)",
+        replace="runtime.fence((*plan.fences, *plan.overwritten), (), plan.lost)",
         killers=(
             f"{_FIRST}::test_copy_that_ended_unseen_is_torn_by_what_was_overwritten_before",
         ),

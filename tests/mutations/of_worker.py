@@ -22,16 +22,10 @@ WORKER = (
         why="An engine that asks for results first gets blocks back that a save is to read.",
         file=_WORKER,
         find="""\
-        self._progress.begin_saves(saves)
-        self._progress.defer(plan.deferred)
-        if self._runtime is None:
-            return
+        if saves:
+            self._progress.begin_saves(saves)
 """,
-        replace="""\
-        self._progress.defer(plan.deferred)
-        if self._runtime is None:
-            return
-""",
+        replace="",
         killers=(
             f"{_STEPS}::test_request_deferred_with_its_last_save_is_kept_until_that_is_read",
         ),
@@ -56,8 +50,8 @@ WORKER = (
         name="lost_by_nobody",
         why="The same, because the worker does not say which blocks they are.",
         file=_WORKER,
-        find="self._runtime.fence(plan.fences, plan.overwritten, plan.lost)",
-        replace="self._runtime.fence(plan.fences, plan.overwritten)",
+        find="runtime.fence(plan.fences, plan.overwritten, plan.lost)",
+        replace="runtime.fence(plan.fences, plan.overwritten)",
         killers=(f"{_SHARED_STEPS}::test_request_loses_its_blocks_of_a_save_alone",),
     ),
     Mutant(

@@ -238,6 +238,8 @@ class WorkerHalf:
         if self._row_loads is not None:
             self._progress.came_late(self._row_loads.finish())
         self._poll()
+        if not self._progress.is_awaited:
+            return set(), set(), set()
         sent, loads = self._progress.take_freed(), self._progress.take_loaded()
         if by_blocks or self._row_loads is not None:
             self._bad_blocks.update(*(load.bad_blocks for load in loads.values()))
@@ -300,15 +302,21 @@ class WorkerHalf:
         self._step = Step(plan, metadata, saves)
         # First, and not when they are submitted: a request may be deferred with the plan
         # that saves its last blocks, and results may be asked for in between.
-        self._progress.begin_saves(saves)
-        self._progress.defer(plan.deferred)
+        if saves:
+            self._progress.begin_saves(saves)
+        if plan.deferred:
+            self._progress.defer(plan.deferred)
         if self._runtime is None:
             return
-        if self._setup.overwrites_first:
-            self._runtime.fence(plan.fences, plan.overwritten, plan.lost)
-        else:
-            self._runtime.fence((*plan.fences, *plan.overwritten), (), plan.lost)
+        if plan.fences or plan.overwritten:
+            self._fence(self._runtime, plan)
         self._selector.begin_step(plan.step)
+
+    def _fence(self, runtime: Runtime, plan: StepPlan) -> None:
+        if self._setup.overwrites_first:
+            runtime.fence(plan.fences, plan.overwritten, plan.lost)
+        else:
+            runtime.fence((*plan.fences, *plan.overwritten), (), plan.lost)
 
     def _settle(self, step: Step) -> None:
         """
