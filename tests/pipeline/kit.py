@@ -16,7 +16,7 @@ from ucm.blocks import (
     RowId,
     TransferId,
 )
-from ucm.devices._paged import PagedCopy
+from ucm.devices._paged import PagedBlocks, PagedCopy
 from ucm.devices.abc import Fence
 from ucm.devices.cpu import CPUDevice
 from ucm.devices.driver import Direction as CopyDirection
@@ -74,11 +74,17 @@ class HandFence(Fence):
     def __init__(self, copy: Callable[[], object] = lambda: None) -> None:
         self._copy = copy
         self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
 
     def open(self) -> None:
         """Let the device come to this fence."""
         self._copy()
-        self._done.set()
+        with self._lock:
+            self._done.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
 
     def is_done(self) -> bool:
         """Return whether it was opened."""
@@ -87,6 +93,15 @@ class HandFence(Fence):
     def wait(self, timeout: float) -> bool:
         """Block until it is opened."""
         return self._done.wait(timeout)
+
+    def call_when_over(self, callback: Callable[[], None]) -> bool:
+        """Call on the thread that opens it, or at once."""
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return True
+        callback()
+        return True
 
 
 class AsyncDevice(CPUDevice):
@@ -123,6 +138,11 @@ class AsyncDevice(CPUDevice):
         """Copy when the fence opens."""
         now = super()._copy
         return self._later(lambda: now(copy, direction))
+
+    def _clear(self, pages: PagedBlocks[Any]) -> Fence:
+        """Zero when the fence opens."""
+        now = super()._clear
+        return self._later(lambda: now(pages))
 
     def _later(self, copy: Callable[[], object]) -> Fence:
         fence = HandFence(copy)

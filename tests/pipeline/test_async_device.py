@@ -12,6 +12,7 @@ from tests.rig import (
     BLOCK_BYTES,
     KEYSPACE_DIGEST,
     NUM_BLOCKS,
+    NUM_ROWS,
     PAGE_BYTES,
     keys_of,
     order,
@@ -131,6 +132,10 @@ class TestDeadlines:
             fence.open()
             outcome = rig.settle()[1]
             assert (OutcomeKind.CANCELLED, "deadline") == (outcome.kind, outcome.reason)
+            if direction is LOAD:
+                assert [9] == rig.told(NoticeKind.RELEASED)
+                rig.device.next_fence().open()  # what was copied is zero now
+                assert bytes(4 * NUM_ROWS * PAGE_BYTES) == rig.content(range(20, 24))
             assert [9, 1] == rig.told(NoticeKind.RELEASED)
             assert 0 == rig.store.match(keys_of(0))
             assert "" == rig.runtime.failure

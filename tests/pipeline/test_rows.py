@@ -69,7 +69,7 @@ def load_rows(store, device, ticket, *parts):
     """Run the load stages for each part of the rows; return each end."""
     ends = []
     for rows in parts:
-        scattered = Scatter(device).run(Fetch(store).run(Ready(ticket, rows)))
+        scattered = Scatter(store, device).run(Fetch(store).run(Ready(ticket, rows)))
         waited = asyncio.run(ScatterWait().run(scattered))
         ends.append(Publish().run(waited).outcome)
     return ends

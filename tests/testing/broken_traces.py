@@ -111,8 +111,10 @@ BREAKS = (
     Break(Rule.SOURCE_AFTER_COPY, "save", moved(-1, "source.released")),
     Break(Rule.SOURCE_AFTER_COPY, "save_async", moved(-1, "source.released")),
     Break(Rule.SOURCE_AFTER_COPY, "save_async", without("source.released")),
-    Break(Rule.SOURCE_AFTER_COPY, "load", without("source.released")),
-    Break(Rule.SOURCE_AFTER_COPY, "load", moved(-4, "source.released")),
+    Break(Rule.SOURCE_AFTER_COPY, "load", moved(-6, "source.released")),
+    Break(Rule.LOADED_WHOLE, "load", without("source.released")),
+    Break(Rule.LOADED_WHOLE, "load", moved(-2, "source.released")),
+    Break(Rule.LOADED_WHOLE, "load_async", moved(-2, "source.released")),
     Break(
         Rule.SOURCE_AFTER_COPY,
         "late",

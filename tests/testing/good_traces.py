@@ -60,8 +60,9 @@ def released(number: int, direction: str = "save") -> Event:
 
 def through(number: int, direction: str, *, waits: bool) -> Trace:
     """Return a ticket that passes every stage and is committed."""
-    copy = {"save": "gather", "load": "scatter"}[direction]
-    giving_back = f"{copy}_wait" if waits else copy
+    giving_back = "publish"
+    if direction == "save":
+        giving_back = "gather_wait" if waits else "gather"
     trace = [accepted(number, direction)]
     for name in CHAINS[direction]:
         if waits or name not in OPTIONAL:

@@ -27,7 +27,7 @@ from ucm.errors import DeviceError
 from ucm.layout import GroupLayout, KVLayout
 from ucm.plan import HostSlots
 
-__all__ = ["Int64s", "PagedCopy", "PagedDevice", "Part"]
+__all__ = ["Int64s", "PagedBlocks", "PagedCopy", "PagedDevice", "Part"]
 
 Int64s = npt.NDArray[np.int64]
 G = TypeVar("G")
@@ -55,22 +55,32 @@ class Part:
 
 
 @attrs.frozen(eq=False)
-class PagedCopy(Generic[_Prepared]):
+class PagedBlocks(Generic[_Prepared]):
     """
-    One copy that was checked.
+    Pages that were checked.
 
     Args:
         group: What the device has prepared for the group.
-        row_ids: Rows to copy, ascending.
+        row_ids: Rows whose pages are meant, ascending.
         is_whole: These are all rows of the group.
         blocks: ``[n]`` in the engine's pool, in range.
-        slots: ``[n]``, in range.
     """
 
     group: _Prepared
     row_ids: tuple[RowId, ...]
     is_whole: bool
     blocks: Int64s
+
+
+@attrs.frozen(eq=False)
+class PagedCopy(PagedBlocks[_Prepared]):
+    """
+    One copy that was checked.
+
+    Args:
+        slots: ``[n]``, in range.
+    """
+
     slots: HostSlots
 
 
@@ -107,6 +117,10 @@ class PagedDevice(Device, Generic[G]):
     @abstractmethod
     def _copy(self, copy: PagedCopy[G], direction: Direction) -> Fence:
         """Copy pages into slots or back."""
+
+    @abstractmethod
+    def _clear(self, pages: PagedBlocks[G]) -> Fence:
+        """Zero pages."""
 
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
         """Take the engine's KV cache; see ``Device.register``."""
@@ -159,6 +173,17 @@ class PagedDevice(Device, Generic[G]):
         copy = self._check_copy(group_id, row_ids, block_ids, slots)
         return self._copy(copy, Direction.TO_DEVICE)
 
+    def clear(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        block_ids: Sequence[BlockId],
+    ) -> Fence:
+        """Zero pages of blocks; see ``Device.clear``."""
+        group, wanted, blocks = self._check_blocks(group_id, row_ids, block_ids)
+        is_whole = len(wanted) == len(group.row_ids)
+        return self._clear(PagedBlocks(group.prepared, wanted, is_whole, blocks))
+
     def close(self) -> None:
         """Let go of the engine's tensors. Idempotent; no copy may be under way."""
         self._is_closed = True
@@ -181,13 +206,7 @@ class PagedDevice(Device, Generic[G]):
         block_ids: Sequence[BlockId],
         slots: HostSlots,
     ) -> PagedCopy[G]:
-        tensors = self._check_registered()
-        group = self._groups.get(group_id)
-        if group is None:
-            raise DeviceError(f"no group {group_id} is registered")
-        unknown = [row_id for row_id in row_ids if row_id not in group.row_ids]
-        if unknown:
-            raise DeviceError(f"row {unknown[0]} is not of group {group_id}")
+        group, wanted, blocks = self._check_blocks(group_id, row_ids, block_ids)
         if len(block_ids) != len(slots):
             raise ValueError(f"{len(block_ids)} blocks for {len(slots)} slots")
         if slots.block_bytes != group.layout.block_bytes:
@@ -195,13 +214,28 @@ class PagedDevice(Device, Generic[G]):
                 f"slots of {slots.block_bytes} bytes for blocks of "
                 f"{group.layout.block_bytes}"
             )
+        _check_range("slot", slots.slots, len(slots.pool))
+        is_whole = len(wanted) == len(group.row_ids)
+        return PagedCopy(group.prepared, wanted, is_whole, blocks, slots)
+
+    def _check_blocks(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        block_ids: Sequence[BlockId],
+    ) -> tuple[_Group[G], tuple[RowId, ...], Int64s]:
+        """Return the group, its rows in order, and the blocks; all are there."""
+        tensors = self._check_registered()
+        group = self._groups.get(group_id)
+        if group is None:
+            raise DeviceError(f"no group {group_id} is registered")
+        unknown = [row_id for row_id in row_ids if row_id not in group.row_ids]
+        if unknown:
+            raise DeviceError(f"row {unknown[0]} is not of group {group_id}")
         blocks = np.asarray(block_ids, dtype=np.int64)
         # Numpy takes negative indexes from the end, so that nothing would stop them.
         _check_range("block", blocks, tensors.num_blocks)
-        _check_range("slot", slots.slots, len(slots.pool))
-        wanted = sorted(set(row_ids))
-        is_whole = len(wanted) == len(group.row_ids)
-        return PagedCopy(group.prepared, tuple(wanted), is_whole, blocks, slots)
+        return group, tuple(sorted(set(row_ids))), blocks
 
 
 def _parts(tensors: KVTensors, group: GroupLayout) -> list[Part]:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
-from ucm.devices._paged import Int64s, PagedCopy
+from ucm.devices._paged import Int64s, PagedBlocks, PagedCopy, Part
 from ucm.devices.abc import Fence
 from ucm.devices.driver import Direction
 from ucm.devices.staging import StagingLease
@@ -29,6 +30,7 @@ class Pages:
         strides: ``[k]`` bytes from block to block.
         nbytes: ``[k]`` bytes of the part.
         offsets: ``[k]`` where the part is in a slot.
+        zeros: As many as the largest part has bytes.
     """
 
     rows: Int64s
@@ -36,19 +38,42 @@ class Pages:
     strides: Int64s
     nbytes: Int64s
     offsets: Int64s
+    zeros: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> "Pages":
+        """Return the pages of a group's parts."""
+        fields = [(p.row_id, p.address, p.stride, p.nbytes, p.offset) for p in parts]
+        rows, starts, strides, nbytes, offsets = np.array(fields, np.int64).T
+        zeros = np.zeros(nbytes.max(), np.uint8)
+        return cls(rows, starts, strides, nbytes, offsets, zeros)
 
     def batch(self, copy: "PagedCopy[Pages]", direction: Direction) -> CopyBatch:
         """Return the copies of a span, neighbours merged."""
-        chosen = slice(None) if copy.is_whole else np.isin(self.rows, copy.row_ids)
         slots = copy.slots
-        blocks = copy.blocks[:, None]
-        pages = self.starts[chosen] + blocks * self.strides[chosen]
+        chosen, pages = self._addresses(copy)
         first = slots.pool.ctypes.data + slots.slots * slots.pool.strides[0]
         places = first[:, None] + self.offsets[chosen]
         nbytes = np.broadcast_to(self.nbytes[chosen], pages.shape).ravel()
         if direction is Direction.TO_HOST:
             return CopyBatch.coalesce(pages.ravel(), places.ravel(), nbytes)
         return CopyBatch.coalesce(places.ravel(), pages.ravel(), nbytes)
+
+    def zeroing(self, span: "PagedBlocks[Pages]") -> CopyBatch:
+        """Return the copies of zeros onto each page."""
+        chosen, pages = self._addresses(span)
+        nbytes = np.broadcast_to(self.nbytes[chosen], pages.shape).ravel()
+        zeros = np.full(len(nbytes), self.zeros.ctypes.data)
+        return CopyBatch(zeros, pages.ravel(), nbytes)
+
+    def _addresses(
+        self, span: "PagedBlocks[Pages]"
+    ) -> tuple[slice | npt.NDArray[np.bool_], Int64s]:
+        """Return which parts are meant, and ``[n, k]`` where they are."""
+        whole = span.is_whole
+        chosen = slice(None) if whole else np.isin(self.rows, span.row_ids)
+        blocks = span.blocks[:, None]
+        return chosen, self.starts[chosen] + blocks * self.strides[chosen]
 
     def extents(self, copy: "PagedCopy[Pages]") -> list[tuple[int, int]]:
         """Return where in a slot the rows of a copy are, neighbours merged."""

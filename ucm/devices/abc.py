@@ -4,7 +4,7 @@ What a device promises to the pipeline.
 
 Threading: ``register``, ``unregister``, ``pin``, ``begin_step``, ``lease`` and ``synchronize`` run on
 the engine's thread; ``gather`` and ``scatter`` on copy threads, possibly several at once;
-``Fence`` methods anywhere.
+``clear`` and ``Fence`` methods anywhere.
 """
 
 from abc import ABC, abstractmethod
@@ -223,6 +223,26 @@ class Device(ABC):
         block_ids: Sequence[BlockId],
     ) -> Fence:
         """Copy slots into pages; the mirror of ``gather``."""
+
+    @abstractmethod
+    def clear(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        block_ids: Sequence[BlockId],
+    ) -> Fence:
+        """
+        Zero pages of blocks, behind every ``scatter`` that was asked for before.
+
+        For what must not stay in blocks that go back to the engine. ``unregister`` and
+        ``close`` wait until it is over.
+
+        Returns:
+            Passes when the pages are zero; calls back when it is over.
+
+        Raises:
+            DeviceError: A block id is out of range; nothing is zeroed.
+        """
 
     @abstractmethod
     def close(self) -> None:

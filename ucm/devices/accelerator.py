@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ucm.devices._paged import PagedCopy, PagedDevice, Part
+from ucm.devices._paged import PagedBlocks, PagedCopy, PagedDevice, Part
 from ucm.devices._pages import Pages, StagedFence, move
 from ucm.devices.abc import EventRef, Fence
 from ucm.devices.driver import Direction, Driver, Stream
@@ -52,6 +52,7 @@ from ucm.errors import (
     GraphCaptureError,
 )
 from ucm.layout import KVLayout
+from ucm.plan import CopyBatch
 from ucm.threads import SYSTEM, Lock, Threads
 
 __all__ = ["AcceleratorDevice"]
@@ -112,6 +113,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         self._staging: StagingPool | None = None
         self._failure: DeviceError | None = None
         self._has_let_go = False
+        self._cleared: Fence = DoneFence()
 
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
         """Take the engine's KV cache; the first time, start the poller."""
@@ -129,6 +131,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
 
     def unregister(self) -> None:
         """Let go of the engine's tensors; streams, events and pinned memory stay."""
+        self._await_clear()
         super().unregister()
         self._driver.adopt(())
 
@@ -176,9 +179,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         self._check_registered()
         with self._runtime():
             if self._driver.is_capturing():
-                raise GraphCaptureError(
-                    "no fence can be taken while a graph is recorded"
-                )
+                raise GraphCaptureError("no fence while a graph is recorded")
             stream = self._driver.current_stream() if event is None else self._relay
         if event is None:
             return self._fence_on(stream)
@@ -198,9 +199,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         self._check_registered()
         with self._runtime():
             if self._driver.is_capturing():
-                raise GraphCaptureError(
-                    "nothing is waited for while a graph is recorded"
-                )
+                raise GraphCaptureError("no wait while a graph is recorded")
             self._driver.synchronize()
 
     def close(self) -> None:
@@ -213,6 +212,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         """
         if self._has_let_go:
             return
+        self._await_clear()
         super().close()
         if self._staging is not None and not self._staging.close():
             # The device may write there still: never unpinned, and never freed.
@@ -235,6 +235,11 @@ class AcceleratorDevice(PagedDevice[Pages]):
                     self._driver.unpin(address)
         self._pinned.clear()
 
+    def _await_clear(self) -> None:
+        """Wait for what is zeroed: the memory is about to go away."""
+        with contextlib.suppress(DeviceError):
+            self._cleared.wait(_CLOSE_TIMEOUT_S)
+
     def _end_loans(self) -> None:
         """See that the relay waits for no event of the engine's any more."""
         try:
@@ -249,11 +254,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         self._poller.wait_idle(_LOAN_TIMEOUT_S)
 
     def _prepare(self, parts: Sequence[Part], num_blocks: int) -> Pages:
-        columns = zip(
-            *((p.row_id, p.address, p.stride, p.nbytes, p.offset) for p in parts),
-            strict=True,
-        )
-        return Pages(*(np.array(column, dtype=np.int64) for column in columns))
+        return Pages.of(parts)
 
     def _copy(self, copy: PagedCopy[Pages], direction: Direction) -> Fence:
         """Submit a span's copies, by way of staging memory where that is faster."""
@@ -299,11 +300,22 @@ class AcceleratorDevice(PagedDevice[Pages]):
         land = functools.partial(move, lease.slots, copy.slots, extents)
         return StagedFence(fence, lease, land)
 
+    def _clear(self, pages: PagedBlocks[Pages]) -> Fence:
+        """Copy zeros there: too rare to have them pinned."""
+        zeros = pages.group.zeroing(pages)
+        self._cleared = self._submit_batch(zeros, Direction.TO_DEVICE, is_pinned=False)
+        return self._cleared
+
     def _submit(self, copy: PagedCopy[Pages], direction: Direction) -> Fence:
         """Submit a span's copies to the direction's stream."""
         batch = copy.group.batch(copy, direction)
-        lane = self._lanes[direction]
         is_pinned = self._is_pinned(copy.slots.pool)
+        return self._submit_batch(batch, direction, is_pinned=is_pinned)
+
+    def _submit_batch(
+        self, batch: CopyBatch, direction: Direction, *, is_pinned: bool
+    ) -> Fence:
+        lane = self._lanes[direction]
         with self._runtime(), lane.lock:
             try:
                 self._driver.copy(batch, direction, lane.stream, is_pinned=is_pinned)
@@ -347,11 +359,9 @@ class AcceleratorDevice(PagedDevice[Pages]):
         return fence
 
     def _is_pinned(self, pool: npt.NDArray[np.uint8]) -> bool:
-        start = pool.ctypes.data
-        return any(
-            address <= start and start + pool.nbytes <= address + nbytes
-            for address, nbytes in self._pinned.items()
-        )
+        start, stop = pool.ctypes.data, pool.ctypes.data + pool.nbytes
+        pinned = self._pinned.items()
+        return any(at <= start and stop <= at + nbytes for at, nbytes in pinned)
 
     @contextlib.contextmanager
     def _runtime(self) -> Iterator[None]:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from ucm.blocks import RowId
-from ucm.devices._paged import Int64s, PagedCopy, PagedDevice, Part
+from ucm.devices._paged import Int64s, PagedBlocks, PagedCopy, PagedDevice, Part
 from ucm.devices.abc import EventRef, Fence
 from ucm.devices.driver import Direction
 from ucm.devices.events import DoneFence
@@ -97,10 +97,10 @@ class _Table:
             for part in _cut(start, stop, _MAX_UNITS // len(self.units))
         ]
 
-    def staged(self, slots: Int64s) -> list[slice]:
+    def staged(self, span: Int64s) -> list[slice]:
         """Cut a span into parts that are staged one by one."""
         blocks = _STAGED_BYTES // (self.stop - self.start)
-        return _cut(0, len(slots), min(blocks, _MAX_UNITS // len(self.units)))
+        return _cut(0, len(span), min(blocks, _MAX_UNITS // len(self.units)))
 
     def gather(self, blocks: Int64s, pool: _Bytes, slots: Int64s) -> None:
         """Copy pages into slots."""
@@ -130,6 +130,12 @@ class _Table:
             return
         for part in self.staged(slots):
             self.memory[self.index(blocks[part])] = host[slots[part]]
+
+    def clear(self, blocks: Int64s) -> None:
+        """Zero pages."""
+        zero = np.zeros((), self.memory.dtype)
+        for part in self.staged(blocks):
+            self.memory[self.index(blocks[part])] = zero
 
 
 def _cut(start: int, stop: int, limit: int) -> list[slice]:
@@ -182,10 +188,10 @@ class _Group:
     whole: _Table
     rows: Mapping[RowId, _Table]
 
-    def tables(self, copy: "PagedCopy[_Group]") -> list[_Table]:
-        if copy.is_whole:
+    def tables(self, pages: "PagedBlocks[_Group]") -> list[_Table]:
+        if pages.is_whole:
             return [self.whole]
-        return [self.rows[row_id] for row_id in copy.row_ids]
+        return [self.rows[row_id] for row_id in pages.row_ids]
 
 
 class CPUDevice(PagedDevice[_Group]):
@@ -247,4 +253,10 @@ class CPUDevice(PagedDevice[_Group]):
                 table.gather(copy.blocks, pool, slots)
             else:
                 table.scatter(copy.blocks, pool, slots)
+        return DoneFence()
+
+    def _clear(self, pages: PagedBlocks[_Group]) -> Fence:
+        """Zero before returning."""
+        for table in pages.group.tables(pages):
+            table.clear(pages.blocks)
         return DoneFence()

@@ -10,6 +10,16 @@ States of a ``BlockGuard``, which stands between the two::
       └────────────────────────┤ more rows are to come
       └──revoke──▶ RELEASED (nothing is copied any more)
 
+A load writes before anybody knows that the bytes are right: it tells ``soil`` how its
+blocks are zeroed. The end of the copy does not release them then, ``publish`` does, once
+they are right. Whoever takes them back before, or ends a copy that was torn, has them
+zeroed first::
+
+    FREE ──publish──▶ RELEASED
+      └──revoke──▶ CLEARING ──(they are zero)──▶ RELEASED
+
+If they cannot be zeroed they are never released.
+
 Copies of several rows may be under way at once; the guard is COPYING until all are over.
 ``revoke`` on COPYING does not stop them; it marks the guard *torn*: the engine may
 overwrite the blocks meanwhile, so what was copied must never be committed, and the
@@ -32,11 +42,16 @@ Threading: guards are used from engine, loop and copy threads, under one lock.
 import enum
 from collections.abc import Callable, Collection
 
-from ucm.errors import PipelineError
+from ucm.devices.abc import Fence
+from ucm.errors import DeviceError, PipelineError
+from ucm.pipeline.waiting import has_passed
 from ucm.reasons import Reason
 from ucm.threads import SYSTEM, Condition
 
 __all__ = ["BlockGuard", "TicketOverError"]
+
+_Clear = Callable[[], Fence]
+"""Zeroes blocks; the fence calls back."""
 
 
 class TicketOverError(PipelineError):
@@ -55,6 +70,7 @@ class TicketOverError(PipelineError):
 class _Guarded(enum.Enum):
     FREE = "free"
     COPYING = "copying"
+    CLEARING = "clearing"
     RELEASED = "released"
     QUARANTINED = "quarantined"
 
@@ -72,6 +88,7 @@ class BlockGuard:
 
     __slots__ = (
         "_changed",
+        "_clear",
         "_copies",
         "_num_blocks",
         "_on_release",
@@ -94,6 +111,7 @@ class BlockGuard:
         self._on_release = on_release
         self._state = _Guarded.FREE
         self._copies = 0
+        self._clear: _Clear | None = None
         self.is_confirmed = False
         """Whether the engine's thread has seen that the blocks were released."""
         self.revoked = Reason.NONE
@@ -127,6 +145,16 @@ class BlockGuard:
             self._copies += 1
             return True
 
+    def soil(self, clear: _Clear) -> None:
+        """
+        Tell, before the end of a copy, that it may leave wrong bytes in the blocks.
+
+        Args:
+            clear: Zeroes them; on the thread that takes them back.
+        """
+        with self._changed:
+            self._clear = clear
+
     def end(self, *, last: bool = True) -> None:
         """
         Tell that a copy is over; nothing once the blocks are released.
@@ -135,16 +163,33 @@ class BlockGuard:
             last: No other will follow.
         """
         with self._changed:
-            if self._state in (_Guarded.RELEASED, _Guarded.QUARANTINED):
+            if self._state not in (_Guarded.FREE, _Guarded.COPYING):
                 return
             self._copies = max(0, self._copies - 1)
             if self._copies:
                 return
-            if not (last or self.torn):
+            if not self.torn and (not last or self._clear is not None):
                 self._state = _Guarded.FREE
                 return
-            self._mark_released(Reason.NONE)
+            clear = self._take_back(Reason.NONE)
+        self._give_back(clear)
+
+    def publish(self) -> bool:
+        """
+        Release blocks whose bytes are right, if that is not done.
+
+        Returns:
+            False when what was copied does not count: they were taken back.
+        """
+        with self._changed:
+            if self.torn or self.revoked or self._copies:
+                return False
+            if self._clear is None:
+                return True
+            self._clear = None
+            self._take_back(Reason.NONE)
         self._on_release()
+        return True
 
     def revoke(self, reason: Reason, positions: Collection[int] = ()) -> bool:
         """
@@ -155,8 +200,8 @@ class BlockGuard:
             positions: Which blocks; all if none are named.
 
         Returns:
-            True when nothing touches them; False while a copy does, which is then
-            marked torn if it is to lose all.
+            True when no copy touches them; False while one does, which is then marked
+            torn if it is to lose all.
         """
         with self._changed:
             is_over = self._state is _Guarded.RELEASED
@@ -165,10 +210,10 @@ class BlockGuard:
             if self._state in (_Guarded.COPYING, _Guarded.QUARANTINED):
                 self.torn = self.torn or reason
                 return False
-            if self._state is _Guarded.RELEASED:
+            if self._state is not _Guarded.FREE:
                 return True
-            self._mark_released(reason)
-        self._on_release()
+            clear = self._take_back(reason)
+        self._give_back(clear)
         return True
 
     def tear(self, reason: Reason, positions: Collection[int] = ()) -> None:
@@ -203,7 +248,29 @@ class BlockGuard:
         self.lost_as = self.lost_as or reason
         return len(self.lost) >= self._num_blocks
 
-    def _mark_released(self, reason: Reason) -> None:
-        self._state = _Guarded.RELEASED
-        self.revoked = reason
+    def _take_back(self, reason: Reason) -> _Clear | None:
+        """Let nobody copy any more; return what comes before the release."""
+        clear, self._clear = self._clear, None
+        self.revoked = reason if clear is None else reason or Reason.OVER
+        self._state = _Guarded.RELEASED if clear is None else _Guarded.CLEARING
         self._changed.notify_all()
+        return clear
+
+    def _give_back(self, clear: _Clear | None) -> None:
+        """Release the blocks, once they are zero."""
+        if clear is None:
+            self._on_release()
+            return
+        try:
+            fence = clear()
+        except DeviceError:
+            return  # what is in them nobody knows: they are never released
+        fence.call_when_over(lambda: self._cleared(fence))
+
+    def _cleared(self, fence: Fence) -> None:
+        if not has_passed(fence):
+            return
+        with self._changed:
+            self._state = _Guarded.RELEASED
+            self._changed.notify_all()
+        self._on_release()

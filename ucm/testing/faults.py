@@ -253,6 +253,16 @@ class FaultDevice(Device):
         self._plan.at("scatter")
         return self._inner.scatter(group_id, row_ids, slots, block_ids)
 
+    def clear(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        block_ids: Sequence[BlockId],
+    ) -> Fence:
+        """Meet the plan, then forward."""
+        self._plan.at("clear")
+        return self._inner.clear(group_id, row_ids, block_ids)
+
     def close(self) -> None:
         """Forward."""
         self._inner.close()

@@ -127,6 +127,7 @@ class TicketTrace:
     _items: dict[tuple[int, ...], _ItemTrace] = attrs.field(factory=dict, init=False)
     _is_released: bool = attrs.field(default=False, init=False)
     _is_quarantined: bool = attrs.field(default=False, init=False)
+    _is_published: bool = attrs.field(default=False, init=False)
 
     @property
     def has_blocks(self) -> bool:
@@ -154,6 +155,7 @@ class TicketTrace:
         if self.outcome and item.at != item.copy + 1:
             self._start_late(item)
         is_alone = () in self._items  # others may go on while rows are to come
+        is_alone = is_alone and self.direction == "save"  # a load's: once published
         if is_alone and item.at > item.copy + 1 and self.has_blocks:
             why = f"{stage} started before the blocks of {self} were given back"
             self._violate(Rule.SOURCE_AFTER_COPY, why)
@@ -199,11 +201,13 @@ class TicketTrace:
         for item in self._items.values():
             if not item.copy_began:
                 item.may_copy = False
-        alone = self._items.get(())
+        alone = self._items.get(()) if self.direction == "save" else None
         if alone and alone.copy_began and not (alone.is_running or alone.has_failed):
             why = f"{alone.stage} was over when {self} gave its blocks back"
             self._violate(Rule.SOURCE_AFTER_COPY, why)
         self._is_released = True
+        stages = {item.stage for item in self._items.values() if item.is_running}
+        self._is_published = "publish" in stages
 
     def quarantine(self) -> None:
         """Its blocks were given up, with a copy that does not end."""
@@ -264,6 +268,8 @@ class TicketTrace:
         if torn or lacks or not all(item.is_whole for item in items):
             stages = [item.stage for item in items] or ["queue"]
             self._violate(rule, f"{self} came to {stages}, {came} rows; torn: {torn}")
+        if not (saves or self._is_published):
+            self._violate(rule, f"the blocks of {self} went back before its last stage")
         if self.has_blocks:
             self._violate(rule, f"{self} is settled before its blocks were given back")
 

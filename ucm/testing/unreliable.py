@@ -160,6 +160,7 @@ class _LateFence(Fence):
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self.passed = False
+        self._callbacks: list[Callable[[], None]] = []
 
     def is_done(self) -> bool:
         self._simulation.pause()
@@ -167,6 +168,20 @@ class _LateFence(Fence):
 
     def wait(self, timeout: float) -> bool:
         return self._simulation.block(lambda: self.passed, timeout, "fence")
+
+    def call_when_over(self, callback: Callable[[], None]) -> bool:
+        """Call on the stream's thread, or at once."""
+        if self.passed:
+            callback()
+        else:
+            self._callbacks.append(callback)
+        return True
+
+    def open(self) -> None:
+        """Let the stream be past it."""
+        self.passed = True
+        for callback in self._callbacks:
+            callback()
 
 
 class LateDevice(Device):
@@ -249,6 +264,15 @@ class LateDevice(Device):
             1, lambda: self._inner.scatter(group_id, row_ids, slots, block_ids)
         )
 
+    def clear(
+        self,
+        group_id: GroupId,
+        row_ids: Sequence[RowId],
+        block_ids: Sequence[BlockId],
+    ) -> Fence:
+        """Queue it behind the scatters."""
+        return self._put(1, lambda: self._inner.clear(group_id, row_ids, block_ids))
+
     def close(self) -> None:
         """End the streams behind what they have, and forward."""
         for stream, thread in zip(self._streams, self._threads, strict=True):
@@ -272,4 +296,4 @@ class LateDevice(Device):
             simulation.sleep(simulation.dice.choice(_LATE_S))
             with contextlib.suppress(DeviceError):  # closed meanwhile
                 copy()
-            fence.passed = True
+            fence.open()

@@ -5,8 +5,9 @@ from ucm.devices.abc import Device
 from ucm.pipeline.load import Scatter
 from ucm.pipeline.save import EventWait
 from ucm.pipeline.stage import Chain
+from ucm.stores.abc import Store
 
 
-def load(device: Device) -> None:
+def load(store: Store, device: Device) -> None:
     """Leave out ``Fetch``."""
-    Chain.start(EventWait()).then(Scatter(device))  # error: arg-type
+    Chain.start(EventWait()).then(Scatter(store, device))  # error: arg-type
