@@ -59,6 +59,8 @@ class TestQuiesce:
             while not ticket.guard.torn:
                 assert thread.is_alive(), quiet
             fence.open()
+            if direction is LOAD:
+                device.next_fence().open()  # behind zeros
             thread.join(10)
             assert [True] == quiet
             outcome = rig.settle()[ticket.transfer_id]

@@ -13,7 +13,7 @@ computes them: a load takes the longer of the two. A synchronous one is given pi
 piece, each just verified and still in the CPU's cache. Rows that are loaded layer by
 layer are read as soon as they are there: they are verified first.
 
-What a load that fails has written is zeroed before its blocks are given back: see
+What such a load has written is zeroed before its blocks are given back if it fails: see
 ``BlockGuard``.
 """
 
@@ -133,15 +133,19 @@ def _corrupt_keys(lease: ReadLease) -> list[PackedKey]:
 
 
 @contextlib.contextmanager
-def _zeroed_if_failed(ticket: Ticket) -> Iterator[None]:
-    """Have blocks zeroed here, on a copy thread, rather than with the last word."""
+def _taken_back_if_failed(given: Carrier) -> Iterator[None]:
+    """
+    Have blocks zeroed here, on a copy thread, rather than with the last word.
+
+    Not where rows wait elsewhere: they would be ended before it, for no reason.
+    """
     whole = False
     try:
         yield
         whole = True
     finally:
-        if not whole:
-            ticket.guard.revoke(Reason.OVER)
+        if not whole and len(given.row_ids) == len(given.ticket.row_ids):
+            given.ticket.guard.revoke(Reason.OVER)
 
 
 class Scatter(CopyStage[Fetched, Scattered]):
@@ -155,7 +159,7 @@ class Scatter(CopyStage[Fetched, Scattered]):
 
     def run(self, given: Fetched) -> Scattered:
         """Start the copy unless the destination was taken back."""
-        with _zeroed_if_failed(given.ticket):
+        with _taken_back_if_failed(given):
             if self._device.is_synchronous:
                 return self._copy_pieces(given)
             return self._copy_beside(given)
@@ -207,10 +211,9 @@ class Scatter(CopyStage[Fetched, Scattered]):
         finally:
             if not whole:
                 guard.end(last=False)  # released with the last word
-        clear = self._device.clear
-        guard.soil(
-            functools.partial(clear, span.group_id, ticket.row_ids, span.block_ids)
-        )
+        if not given.is_verified:
+            clear = functools.partial(self._device.clear, span.group_id)
+            guard.soil(functools.partial(clear, given.row_ids, span.block_ids))
         return fence
 
 
@@ -245,7 +248,7 @@ class Publish(CopyStage[Scattered, Finished]):
         ticket = given.ticket
         if not given.fence.is_done():
             raise DeviceTimeoutError("blocks were to be published before their copy")
-        with _zeroed_if_failed(ticket):
+        with _taken_back_if_failed(given):
             if given.failure is not None:
                 raise given.failure
             if not given.is_whole:

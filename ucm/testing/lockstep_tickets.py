@@ -268,7 +268,7 @@ class TicketTrace:
         if torn or lacks or not all(item.is_whole for item in items):
             stages = [item.stage for item in items] or ["queue"]
             self._violate(rule, f"{self} came to {stages}, {came} rows; torn: {torn}")
-        if not (saves or self._is_published):
+        if () in self._items and not (saves or self._is_published):
             self._violate(rule, f"the blocks of {self} went back before its last stage")
         if self.has_blocks:
             self._violate(rule, f"{self} is settled before its blocks were given back")
