@@ -27,12 +27,12 @@ from hypothesis import strategies as st
 from ucm.blocks import BlockId, GroupId, RowId
 from ucm.devices.abc import Device, EventRef
 from ucm.errors import DeviceError, EventNotRecordedError, LayoutError
-from ucm.layout import GroupLayout
 from ucm.plan import HostSlots
-from ucm.testing.device_memory import Arrangement, Engine, Nesting, arrangements
+from ucm.testing.device_memory import Arrangement, Copy, Engine, Nesting, arrangements
 
 __all__ = ["Copy", "DeviceContract"]
 
+_Bytes = npt.NDArray[np.uint8]
 _TIMEOUT = 60.0
 _PLAIN = Arrangement(
     num_blocks=8,
@@ -47,16 +47,6 @@ _relaxed = settings(
     # Each device runs the same test methods from a class of its own.
     suppress_health_check=[HealthCheck.differing_executors],
 )
-
-
-@attrs.frozen(kw_only=True)
-class Copy:
-    """One call of ``gather`` or ``scatter``."""
-
-    group: GroupLayout
-    row_ids: tuple[RowId, ...]
-    block_ids: tuple[BlockId, ...]
-    slots: HostSlots
 
 
 class DeviceContract(ABC):
@@ -138,6 +128,11 @@ class DeviceContract(ABC):
         assert fence.wait(_TIMEOUT)
         assert fence.is_done()
 
+    def check_memory(self, engine: Engine, expected: list[_Bytes]) -> None:
+        """Check every byte of the engine's memory."""
+        for wanted, found in zip(expected, engine.read(), strict=True):
+            np.testing.assert_array_equal(wanted, found)
+
     @_relaxed
     @given(arrangement=arrangements(), data=st.data())
     def test_gather_copies_the_pages_asked_for_and_nothing_else(
@@ -154,8 +149,7 @@ class DeviceContract(ABC):
                     expected[slot, place] = page
             self.gather(device, copy)
             np.testing.assert_array_equal(expected, copy.slots.pool)
-            for before, after in zip(image, engine.read(), strict=True):
-                np.testing.assert_array_equal(before, after)
+            self.check_memory(engine, image)
 
     @_relaxed
     @given(arrangement=arrangements(), data=st.data())
@@ -174,8 +168,7 @@ class DeviceContract(ABC):
                 for page, place in pages:
                     page[:] = pool[slot, place]
             self.scatter(device, copy)
-            for wanted, found in zip(expected, engine.read(), strict=True):
-                np.testing.assert_array_equal(wanted, found)
+            self.check_memory(engine, expected)
             np.testing.assert_array_equal(before, pool)
 
     @_relaxed
@@ -195,8 +188,26 @@ class DeviceContract(ABC):
                     page[:] = 0
             engine.write(lost)
             self.scatter(device, copy)
-            for wanted, found in zip(image, engine.read(), strict=True):
-                np.testing.assert_array_equal(wanted, found)
+            self.check_memory(engine, image)
+
+    @_relaxed
+    @given(arrangement=arrangements(), data=st.data())
+    def test_clear_zeroes_the_pages_asked_for_and_nothing_else(
+        self, arrangement: Arrangement, data: st.DataObject
+    ) -> None:
+        """Pages are zero, also those that a scatter before wrote; all else stays."""
+        with self.opened(arrangement) as (device, engine):
+            expected = engine.fill(7)
+            copy = self.draw_copy(data, engine)
+            group_id, block_ids = copy.group.group_id, copy.block_ids
+            device.scatter(group_id, copy.row_ids, copy.slots, block_ids)
+            fence = device.clear(group_id, copy.row_ids, block_ids)
+            assert fence.call_when_over(lambda: None)
+            assert fence.wait(_TIMEOUT)
+            for block in block_ids:
+                for page, _ in engine.pages(expected, copy.group, copy.row_ids, block):
+                    page[:] = 0
+            self.check_memory(engine, expected)
 
     def plain_copy(self, engine: Engine, block_ids: list[int], first: int = 0) -> Copy:
         """Return a copy of whole blocks into slots that follow each other."""

@@ -10,12 +10,23 @@ import numpy.typing as npt
 import torch
 from hypothesis import strategies as st
 
-from ucm.blocks import GroupId, RowId
+from ucm.blocks import BlockId, GroupId, RowId
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
+from ucm.plan import HostSlots
 
-__all__ = ["Arrangement", "Engine", "Nesting", "arrangements"]
+__all__ = ["Arrangement", "Copy", "Engine", "Nesting", "arrangements"]
 
 _Bytes = npt.NDArray[np.uint8]
+
+
+@attrs.frozen(kw_only=True)
+class Copy:
+    """One call of ``gather`` or ``scatter``."""
+
+    group: GroupLayout
+    row_ids: tuple[RowId, ...]
+    block_ids: tuple[BlockId, ...]
+    slots: HostSlots
 
 
 class Nesting(enum.Enum):
