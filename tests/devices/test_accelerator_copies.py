@@ -25,6 +25,7 @@ from tests.devices.accelerator_kit import (
 from tests.testing.accelerator_kit import BOTH, on_a_thread
 from ucm.blocks import RowId
 from ucm.devices.driver import Direction
+from ucm.devices.events import DoneFence
 from ucm.testing.accelerator import SimulatedDriver
 from ucm.testing.device_memory import Nesting
 from ucm.threads import Threads
@@ -313,3 +314,29 @@ class TestClose:
             del asked["is_done"]  # by the thread, before it ended
             assert {"bind_thread": 1, "unpin": 1} == asked
             assert {"record": 1, "wait": 1} == event.uses
+
+
+class WaitedFence(DoneFence):
+    """A fence that knows whether somebody has waited for it."""
+
+    __slots__ = ("was_waited_for",)
+
+    def __init__(self):
+        self.was_waited_for = False
+
+    def wait(self, timeout):
+        """Take note, with the engine's memory still there."""
+        self.was_waited_for = True
+        return True
+
+
+class TestClear:
+    @pytest.mark.parametrize("verb", ["unregister", "close"])
+    def test_memory_goes_away_behind_its_zeros(self, verb):
+        """Zeros that are under way reach the engine's memory before it is let go of."""
+        world = World()
+        fence = WaitedFence()
+        world.device._cleared = fence
+        getattr(world.device, verb)()
+        assert fence.was_waited_for
+        world.device.close()

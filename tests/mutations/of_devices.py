@@ -227,8 +227,8 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="partly_pinned_as_pinned",
         why="The device reads memory that the system may move.",
         file=_DEVICE,
-        find="start + pool.nbytes <= address + nbytes",
-        replace="start < address + nbytes",
+        find="stop <= at + nbytes",
+        replace="start < at + nbytes",
         killers=(f"{_COPIES}::test_memory_is_pinned_only_where_all_of_it_is",),
     ),
     Mutant(

@@ -106,12 +106,10 @@ EVENTS = (
         file=_DEVICE,
         find="""\
             if self._driver.is_capturing():
-                raise GraphCaptureError(
-                    "no fence""",
+                raise GraphCaptureError("no fence""",
         replace="""\
             if False:
-                raise GraphCaptureError(
-                    "no fence""",
+                raise GraphCaptureError("no fence""",
         killers=(f"{_LEASE}::test_graph_that_is_recorded_is_left_alone",),
     ),
     Mutant(
@@ -120,12 +118,10 @@ EVENTS = (
         file=_DEVICE,
         find="""\
             if self._driver.is_capturing():
-                raise GraphCaptureError(
-                    "nothing""",
+                raise GraphCaptureError("no wait""",
         replace="""\
             if False:
-                raise GraphCaptureError(
-                    "nothing""",
+                raise GraphCaptureError("no wait""",
         killers=(f"{_LEASE}::test_graph_that_is_recorded_is_left_alone",),
     ),
     Mutant(

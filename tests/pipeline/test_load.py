@@ -179,6 +179,16 @@ class TestBeside:
         world.device.next_fence().open()
         world.check_zeroed()
 
+    def test_damaged_copy_is_not_told_as_there(self):
+        """Nobody who waits for the rows goes on before the load's end is told."""
+        world = World(AsyncDevice)
+        world.rot(0)
+        scattered = world.begin()
+        world.device.next_fence().open()
+        scattered = asyncio.run(ScatterWait().run(scattered))
+        assert not scattered.is_whole
+        assert not world.ticket.wait_copied(ROWS, 0.0)
+
     def test_copy_that_was_torn_is_zeroed_when_it_is_over(self):
         """Blocks that were asked for under the copy wait for it and for zeros."""
         world = World(AsyncDevice)

@@ -180,9 +180,8 @@ class PagedDevice(Device, Generic[G]):
         block_ids: Sequence[BlockId],
     ) -> Fence:
         """Zero pages of blocks; see ``Device.clear``."""
-        group, wanted, blocks = self._check_blocks(group_id, row_ids, block_ids)
-        is_whole = len(wanted) == len(group.row_ids)
-        return self._clear(PagedBlocks(group.prepared, wanted, is_whole, blocks))
+        _, pages = self._check_blocks(group_id, row_ids, block_ids)
+        return self._clear(pages)
 
     def close(self) -> None:
         """Let go of the engine's tensors. Idempotent; no copy may be under way."""
@@ -206,25 +205,25 @@ class PagedDevice(Device, Generic[G]):
         block_ids: Sequence[BlockId],
         slots: HostSlots,
     ) -> PagedCopy[G]:
-        group, wanted, blocks = self._check_blocks(group_id, row_ids, block_ids)
+        layout, pages = self._check_blocks(group_id, row_ids, block_ids)
         if len(block_ids) != len(slots):
             raise ValueError(f"{len(block_ids)} blocks for {len(slots)} slots")
-        if slots.block_bytes != group.layout.block_bytes:
+        if slots.block_bytes != layout.block_bytes:
             raise ValueError(
-                f"slots of {slots.block_bytes} bytes for blocks of "
-                f"{group.layout.block_bytes}"
+                f"slots of {slots.block_bytes} bytes for blocks of {layout.block_bytes}"
             )
         _check_range("slot", slots.slots, len(slots.pool))
-        is_whole = len(wanted) == len(group.row_ids)
-        return PagedCopy(group.prepared, wanted, is_whole, blocks, slots)
+        return PagedCopy(
+            pages.group, pages.row_ids, pages.is_whole, pages.blocks, slots
+        )
 
     def _check_blocks(
         self,
         group_id: GroupId,
         row_ids: Sequence[RowId],
         block_ids: Sequence[BlockId],
-    ) -> tuple[_Group[G], tuple[RowId, ...], Int64s]:
-        """Return the group, its rows in order, and the blocks; all are there."""
+    ) -> tuple[GroupLayout, PagedBlocks[G]]:
+        """Return the group, and pages that are all there."""
         tensors = self._check_registered()
         group = self._groups.get(group_id)
         if group is None:
@@ -235,7 +234,9 @@ class PagedDevice(Device, Generic[G]):
         blocks = np.asarray(block_ids, dtype=np.int64)
         # Numpy takes negative indexes from the end, so that nothing would stop them.
         _check_range("block", blocks, tensors.num_blocks)
-        return group, tuple(sorted(set(row_ids))), blocks
+        wanted = tuple(sorted(set(row_ids)))
+        is_whole = len(wanted) == len(group.row_ids)
+        return group.layout, PagedBlocks(group.prepared, wanted, is_whole, blocks)
 
 
 def _parts(tensors: KVTensors, group: GroupLayout) -> list[Part]:

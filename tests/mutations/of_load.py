@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of loads that are verified beside their copy."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["LOAD"]
+
+_LOAD = "ucm/pipeline/load.py"
+_GUARD = "ucm/pipeline/guard.py"
+_DEVICE = "ucm/devices/accelerator.py"
+_CPU = "ucm/devices/cpu.py"
+_TESTS = "tests/pipeline/test_load.py"
+_PIECES = f"{_TESTS}::TestPieces"
+_BESIDE = f"{_TESTS}::TestBeside"
+_PUBLISH = f"{_TESTS}::TestPublish"
+_CORRUPT = f"{_PIECES}::test_corrupt_block_anywhere_fails_the_load_and_leaves_zeros"
+_BEHIND = f"{_BESIDE}::test_corrupt_load_goes_back_behind_its_copy_and_its_zeros"
+_RECYCLED = f"{_PUBLISH}::test_recycled_slot_leaves_zeros"
+_TORN = f"{_BESIDE}::test_copy_that_was_torn_is_zeroed_when_it_is_over"
+
+LOAD = (
+    Mutant(
+        name="piece_unverified",
+        why="The last piece of a load is never looked at, and may be damaged.",
+        file=_LOAD,
+        find="            if not given.is_verified:\n                _verify(",
+        replace="            if not given.is_verified and stop < num_blocks:\n"
+        "                _verify(",
+        killers=(_CORRUPT,),
+    ),
+    Mutant(
+        name="published_unverified",
+        why="A copy ended well, and damaged bytes become the model's context.",
+        file=_LOAD,
+        find="            if given.failure is not None:\n"
+        "                raise given.failure\n",
+        replace="",
+        killers=(_BEHIND,),
+    ),
+    Mutant(
+        name="damaged_copy_counts_as_whole",
+        why="A row that does not verify is told as there, and a layer reads it.",
+        file=_LOAD,
+        find="        if given.failure is not None:\n            given.ticket",
+        replace="        if False:\n            given.ticket",
+        killers=(f"{_BESIDE}::test_damaged_copy_is_not_told_as_there",),
+    ),
+    Mutant(
+        name="verified_before_the_copy",
+        why="A load takes the sum of verifying and copying, not the longer of the two.",
+        file=_LOAD,
+        find="        fence = self._copy(given, slice(None))\n        failure = None\n",
+        replace="        _verify(self._store, lease, 0, len(lease.keys))\n"
+        "        fence = self._copy(given, slice(None))\n        failure = None\n",
+        killers=(
+            f"{_BESIDE}::test_copy_is_submitted_before_checksums_are_computed",
+            f"{_TESTS}::TestTime::test_load_takes_the_longer_of_verifying_and_copying",
+        ),
+    ),
+    Mutant(
+        name="verified_before_the_first_piece",
+        why="Bytes have left the CPU's cache when they are copied.",
+        file=_LOAD,
+        find="step = max(1, PIECE_BYTES // lease.slots.block_bytes)",
+        replace="step = num_blocks",
+        killers=(f"{_PIECES}::test_each_piece_is_copied_as_soon_as_it_is_verified",),
+    ),
+    Mutant(
+        name="held_between_pieces",
+        why="A store that hangs in the middle of a load holds the engine's blocks.",
+        file=_LOAD,
+        find="            if stop < num_blocks:\n",
+        replace="            if False:\n",
+        killers=(
+            f"{_PIECES}::test_blocks_taken_back_between_two_pieces_are_zero_and_stay_so",
+        ),
+    ),
+    Mutant(
+        name="not_soiled",
+        why="Garbage of a load that failed stays in blocks that are computed into.",
+        file=_LOAD,
+        find="            guard.soil(functools",
+        replace="            str(functools",
+        killers=(
+            _RECYCLED,
+            _TORN,
+            f"{_PUBLISH}::test_blocks_go_back_with_their_publication_only",
+        ),
+    ),
+    Mutant(
+        name="released_with_the_copy",
+        why="A load's blocks are another's while its slots are not looked at again.",
+        file=_GUARD,
+        find="if not self.torn and (not last or self._clear is not None):",
+        replace="if not self.torn and not last:",
+        killers=(f"{_PUBLISH}::test_blocks_go_back_with_their_publication_only",),
+    ),
+    Mutant(
+        name="released_before_the_zeros",
+        why="Zeros land in blocks that the engine computes into by now.",
+        file=_GUARD,
+        find="        fence.call_when_over(lambda: self._cleared(fence))\n",
+        replace="        self._on_release()\n",
+        killers=(_BEHIND, _TORN),
+    ),
+    Mutant(
+        name="zeros_not_waited_for",
+        why="Blocks count as released that a device which failed still writes.",
+        file=_GUARD,
+        find="            return  # what is in them",
+        replace="            self._on_release()  # what is in them",
+        killers=(
+            f"{_TESTS}::TestBlockGuard::"
+            "test_blocks_that_cannot_be_zeroed_are_never_released",
+        ),
+    ),
+    Mutant(
+        name="zeroed_under_the_copy",
+        why="The device writes garbage over the zeros, and nobody sees it.",
+        file=_GUARD,
+        find="                self.torn = self.torn or reason\n"
+        "                return False\n",
+        replace="                self.torn = self.torn or reason\n"
+        "                if self._clear is None:\n"
+        "                    return False\n",
+        killers=(_TORN,),
+    ),
+    Mutant(
+        name="published_though_taken_back",
+        why="A load is told as done whose blocks are zero, or somebody else's.",
+        file=_GUARD,
+        find="            if self.torn or self.revoked or self._copies:\n",
+        replace="            if self._copies:\n",
+        killers=(
+            f"{_PUBLISH}::test_blocks_taken_back_under_the_last_look_are_not_published",
+        ),
+    ),
+    Mutant(
+        name="memory_gone_under_zeros",
+        why="The device writes zeros into memory that is somebody else's by now.",
+        file=_DEVICE,
+        find="            self._cleared.wait(_CLOSE_TIMEOUT_S)\n",
+        replace="            pass\n",
+        killers=(
+            "tests/devices/test_accelerator_copies.py::TestClear::"
+            "test_memory_goes_away_behind_its_zeros",
+        ),
+    ),
+    Mutant(
+        name="one_table_zeroed",
+        why="Rows that are copied one by one keep garbage.",
+        file=_CPU,
+        find="            table.clear(pages.blocks)\n",
+        replace="            table.clear(pages.blocks)\n            break\n",
+        killers=(
+            "tests/devices/test_cpu.py::TestCPUDevice::"
+            "test_clear_zeroes_the_pages_asked_for_and_nothing_else",
+        ),
+    ),
+)
