@@ -334,7 +334,7 @@ class TestClear:
     @pytest.mark.parametrize("verb", ["unregister", "close"])
     def test_memory_goes_away_behind_its_zeros(self, verb):
         """Zeros that are under way reach the engine's memory before it is let go of."""
-        world = World()
+        world = World(make_driver())
         fence = WaitedFence()
         world.device._cleared = fence
         getattr(world.device, verb)()

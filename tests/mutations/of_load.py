@@ -110,8 +110,10 @@ LOAD = (
         find="            return  # what is in them",
         replace="            self._on_release()  # what is in them",
         killers=(
-            f"{_TESTS}::TestBlockGuard::"
-            "test_blocks_that_cannot_be_zeroed_are_never_released",
+            (
+                f"{_TESTS}::TestBlockGuard::"
+                "test_blocks_that_cannot_be_zeroed_are_never_released"
+            ),
         ),
     ),
     Mutant(
@@ -142,8 +144,10 @@ LOAD = (
         find="            self._cleared.wait(_CLOSE_TIMEOUT_S)\n",
         replace="            pass\n",
         killers=(
-            "tests/devices/test_accelerator_copies.py::TestClear::"
-            "test_memory_goes_away_behind_its_zeros",
+            (
+                "tests/devices/test_accelerator_copies.py::TestClear::"
+                "test_memory_goes_away_behind_its_zeros"
+            ),
         ),
     ),
     Mutant(
@@ -153,8 +157,10 @@ LOAD = (
         find="            table.clear(pages.blocks)\n",
         replace="            table.clear(pages.blocks)\n            break\n",
         killers=(
-            "tests/devices/test_cpu.py::TestCPUDevice::"
-            "test_clear_zeroes_the_pages_asked_for_and_nothing_else",
+            (
+                "tests/devices/test_cpu.py::TestCPUDevice::"
+                "test_clear_zeroes_the_pages_asked_for_and_nothing_else"
+            ),
         ),
     ),
 )
