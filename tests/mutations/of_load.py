@@ -156,11 +156,6 @@ LOAD = (
         file=_CPU,
         find="            table.clear(pages.blocks)\n",
         replace="            table.clear(pages.blocks)\n            break\n",
-        killers=(
-            (
-                "tests/devices/test_cpu.py::TestCPUDevice::"
-                "test_clear_zeroes_the_pages_asked_for_and_nothing_else"
-            ),
-        ),
+        killers=(f"{_TESTS}::test_rows_of_a_block_are_zeroed_one_by_one",),
     ),
 )

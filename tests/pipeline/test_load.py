@@ -11,7 +11,7 @@ import torch
 
 from tests.pipeline.kit import AsyncDevice, make_ticket
 from tests.rig import BLOCK_BYTES, LAYERS, LAYOUT, NUM_BLOCKS, NUM_ROWS, PAGE_BYTES
-from ucm.blocks import RowId
+from ucm.blocks import BlockId, GroupId, RowId
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.cpu import CPUDevice
 from ucm.errors import BlockCorruptError, BlockNotFoundError, DeviceFailedError
@@ -325,3 +325,12 @@ class TestTime:
         simulation.run(main)
         longer = max(verify_s, copy_s)
         assert longer <= took[0] < longer + 1.0
+
+
+def test_rows_of_a_block_are_zeroed_one_by_one():
+    """A device zeroes exactly the rows it is asked for, all of them."""
+    world = World()
+    fence = world.device.clear(GroupId(0), (RowId(0), RowId(2)), (BlockId(3),))
+    assert fence.is_done()
+    world.rest[[0, 2], 3] = 0
+    assert torch.equal(world.rest, world.memory)
