@@ -46,9 +46,9 @@ __all__ = [
     "load_chain",
 ]
 
-PIECE_BYTES: Final = 4 << 20
-"""Verified and copied at a time on the CPU: it should stay in a cache, and each call may
-have to wait for the interpreter lock."""
+PIECE_BYTES: Final = 8 << 20
+"""Verified and copied at a time on the CPU. It should stay in the last cache; smaller
+pieces were measured to cost more in calls than they gain."""
 
 
 @attrs.frozen
