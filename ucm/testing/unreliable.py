@@ -77,6 +77,8 @@ class SeededFaults(FaultPlan):
         """
         simulation, odds = self._simulation, self.odds
         simulation.pause()
+        if verb == "clear":  # what cannot be zeroed is never given back
+            return
         roll = simulation.dice.random()
         if roll < odds.fail:
             self.done[f"fail {verb}"] += 1
