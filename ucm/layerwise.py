@@ -45,6 +45,7 @@ class SpanGroup:
         row_ids: Rows of each of them.
         at_end: The rows are final when the step ends only, whatever a layer says.
         submitted: Rows that were submitted.
+        transfer_ids: The tickets.
     """
 
     digest: bytes
@@ -52,10 +53,10 @@ class SpanGroup:
     row_ids: Sequence[RowId]
     at_end: bool = False
     submitted: set[RowId] = attrs.Factory(set)
+    transfer_ids: Sequence[int] = attrs.field(init=False)
 
-    @property
-    def transfer_ids(self) -> list[int]:
-        """The tickets."""
+    @transfer_ids.default
+    def _own_transfer_ids(self) -> Sequence[int]:
         return [order.transfer_id for order in self.orders]
 
     def submit(self, runtime: Runtime, row_ids: Iterable[RowId], fence: Fence) -> None:
