@@ -14,6 +14,7 @@ from ucm.config import (
     Durability,
     LogConfig,
     QueueConfig,
+    SaveDecoded,
     StoreConfig,
     Switch,
     ThreadConfig,
@@ -25,6 +26,7 @@ from ucm.errors import ConfigError
 
 EVENT_KEYS = ("enable_event_sync", "enable_reshape_cache_event_sync")
 MODE_KEYS = (
+    "save_decoded",
     "use_layerwise",
     "load_ahead_rows",
     "use_hybrid_linear_attention",
@@ -261,22 +263,24 @@ class TestValues:
 class TestModes:
     def test_nothing_given_is_the_direct_mode(self):
         """S4-33: unless asked for, nothing is layer-wise, nothing is claimed of the
-        model, no hit is made up, and one row is loaded ahead (S4-03)."""
+        model, no hit is made up, one row is loaded ahead (S4-03), and decoded blocks are
+        saved when their request ends."""
         config = UCMConfig.from_mapping({})
-        assert (False, 1, Switch.AUTO, None) == tuple(
+        assert (SaveDecoded.AT_END, False, 1, Switch.AUTO, None) == tuple(
             getattr(config, key) for key in MODE_KEYS
         )
 
     def test_given_values_are_kept(self):
         """S4-33: each key takes what it is documented to take."""
         given = {
+            "save_decoded": "each_block",
             "use_layerwise": True,
             "load_ahead_rows": 0,
             "use_hybrid_linear_attention": "false",
             "hit_ratio": 0.25,
         }
         config = UCMConfig.from_mapping(given)
-        assert (True, 0, Switch.FALSE, 0.25) == tuple(
+        assert (SaveDecoded.EACH_BLOCK, True, 0, Switch.FALSE, 0.25) == tuple(
             getattr(config, key) for key in MODE_KEYS
         )
 

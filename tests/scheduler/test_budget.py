@@ -2,6 +2,8 @@
 """R-17: whatever a step orders, its plan is a message that may be sent."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.scheduler.model import (
     HASHES,
@@ -13,7 +15,7 @@ from tests.scheduler.model import (
     saved,
     scheduled,
 )
-from ucm.blocks import Owner
+from ucm.blocks import GroupId, Owner
 from ucm.reasons import Reason
 from ucm.scheduler import budget, saves
 from ucm.scheduler.adapter import SchedulerAdapter
@@ -21,8 +23,10 @@ from ucm.scheduler.budget import (
     MAX_HOLDS,
     MAX_ID_CHARS,
     block_nbytes,
+    cut_lost,
     failure_nbytes,
     order_nbytes,
+    share_nbytes,
 )
 from ucm.scheduler.matching import MatchReason
 from ucm.scheduler.messages import (
@@ -35,6 +39,7 @@ from ucm.scheduler.messages import (
     encode,
 )
 from ucm.scheduler.requests import Disposition, StepFacts
+from ucm.scheduler.transfers import BlockRef, OpenTransfers
 
 MILLION = 1_000_000
 LONG_ID = "\N{GRINNING FACE}" * 1000
@@ -62,6 +67,7 @@ class TestSizes:
         empty = len(encode(StepPlan(step=1)))
         size = len(encode(StepPlan(step=1, saves=(order,)))) - empty
         assert size <= order_nbytes(order) <= blocks * block_nbytes(request_id)
+        assert size <= share_nbytes(request_id, blocks, blocks)
         failure = Failure(
             transfer_id=1 << 40,
             request_id=request_id,
@@ -74,12 +80,37 @@ class TestSizes:
         report = StepReport(rank=0, failures=(failure,))
         assert len(encode(report)) - empty <= failure_nbytes(failure)
 
+    @given(
+        shares=st.lists(
+            st.tuples(st.text(max_size=9), st.integers(1, 9)), min_size=1, max_size=9
+        ),
+        limit=st.integers(1, 9),
+    )
+    def test_sizes_of_shared_orders_are_upper_bounds(
+        self, shares: list[tuple[str, int]], limit: int
+    ) -> None:
+        """R-17: what each owner is counted for covers the orders that several share."""
+        book = OpenTransfers(1, {GroupId(0): limit})
+        refs = [
+            ((name, 1 << 40), [BlockRef(i, 1 << 40, bytes(64)) for i in range(count)])
+            for name, count in shares
+        ]
+        orders = tuple(book.open_saves(GroupId(0), refs))
+        size = len(encode(StepPlan(step=1, saves=orders)))
+        assert size <= sum(map(order_nbytes, orders)) + len(encode(StepPlan(step=1)))
+        counted = sum(share_nbytes(name, count, limit) for name, count in shares)
+        assert sum(map(order_nbytes, orders)) <= counted
+        blocks = sum(count * block_nbytes(name) for name, count in shares)
+        assert counted <= blocks
+
     def test_fences_of_all_holds_fit_beside_everything_else(self) -> None:
-        """R-17: fences cannot be put off; the number of holds bounds them."""
+        """R-17: fences cannot be put off; the number of holds bounds them, and which of
+        their blocks are lost is told as far as there is room."""
         fences = tuple(range(1 << 40, (1 << 40) + MAX_HOLDS))
-        assert (
-            len(encode(StepPlan(step=1, fences=fences))) < MAX_MESSAGE_BYTES // 8 + 64
-        )
+        lost = cut_lost(dict.fromkeys(fences, range(16383, 16377, -1)))
+        assert 0 < len(lost) < MAX_HOLDS
+        plan = StepPlan(step=1, fences=fences, lost=lost)
+        assert len(encode(plan)) < MAX_MESSAGE_BYTES // 8 + 64
 
 
 class TestLoads:

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler's half asks of the engine's requests, step by step."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from tests.integration.vllm.host_kit import make_setup
+from tests.testing.host_kit import HYBRID, ONE_FULL
+from ucm.integration.vllm.scheduler import SchedulerHalf
+from ucm.integration.vllm.worker import WorkerHalf
+from ucm.layout import KVLayout
+from ucm.testing.faults import FaultPlan
+
+PROMPT = 8
+"""Tokens: two blocks of the layouts' first group."""
+
+
+class Watched:
+    """A request of the engine that counts what it is asked."""
+
+    def __init__(self, name: str, touched: Counter[str]) -> None:
+        self._all = {
+            "request_id": name,
+            "num_tokens": PROMPT + 1,
+            "num_prompt_tokens": PROMPT,
+            "num_computed_tokens": 0,
+            "block_hashes": [bytes([at]) * 32 for at in range(4)],
+            "lora_request": None,
+        }
+        self._touched = touched
+
+    def __getattr__(self, name: str) -> object:
+        """Count an attribute that is read."""
+        self._touched[name] += 1
+        return self._all[name]
+
+
+class Running:
+    """A scheduler's half with requests that decode, one token in each step."""
+
+    def __init__(self, layout: KVLayout, number: int) -> None:
+        setup = make_setup(layout, 1, 16, FaultPlan())
+        worker = WorkerHalf(setup, 0, "cpu")
+        self.half = SchedulerHalf(setup)
+        self.half.agree([worker.handshake()])
+        worker.close()
+        self.layout = layout
+        self.touched: Counter[str] = Counter()
+        self.names = [f"r{at}" for at in range(number)]
+        self.computed = 0
+        for name in self.names:
+            self.half.allocated(Watched(name, self.touched), [], 0)
+
+    def step(self, tokens: int) -> None:
+        """Let every request compute so many tokens."""
+        names, is_first = self.names, not self.computed
+        tables = tuple([1, 2, 3, 4] for _ in self.layout.groups)
+        cached = [] if is_first else names
+        self.half.plan(
+            SimpleNamespace(
+                preempted_req_ids=set(),
+                kv_connector_block_state=SimpleNamespace(
+                    get_block_ids=lambda _: self._resolve(tables),
+                    boundary_state_offloads={},
+                ),
+                new_block_ids_to_zero=None,
+                kv_cache_block_copies=None,
+                scheduled_new_reqs=[
+                    SimpleNamespace(
+                        req_id=name, num_computed_tokens=0, block_ids=tables
+                    )
+                    for name in (names if is_first else ())
+                ],
+                scheduled_cached_reqs=SimpleNamespace(
+                    req_ids=cached,
+                    resumed_req_ids=set(),
+                    num_computed_tokens=[self.computed] * len(cached),
+                    new_block_ids=[None] * len(cached),
+                ),
+                num_scheduled_tokens=dict.fromkeys(names, tokens),
+            )
+        )
+        self.half.apply(
+            SimpleNamespace(
+                kv_connector_worker_meta=None,
+                finished_recving=None,
+                finished_sending=(),
+            )
+        )
+        self.half.stats()
+        self.computed += tokens
+
+    def _resolve(self, tables: tuple[list[int], ...]) -> tuple[list[int], ...]:
+        self.touched["tables"] += 1
+        return tables
+
+
+@pytest.mark.parametrize("layout", [ONE_FULL, HYBRID], ids=["one", "several"])
+@pytest.mark.parametrize("number", [1, 10, 1000])
+def test_step_that_completes_no_block_looks_at_no_request(
+    layout: KVLayout, number: int
+) -> None:
+    """R-18: however many requests run, none is asked for anything, no table is resolved
+    and nothing is made of any in a step in which no block of them becomes whole."""
+    running = Running(layout, number)
+    running.step(PROMPT)
+    assert running.touched["block_hashes"] >= number
+    running.touched.clear()
+    running.step(1)
+    assert {} == running.touched
+    running.half.close()
+
+
+def test_block_behind_the_prompt_is_looked_at_by_nobody() -> None:
+    """R-18: where decoded blocks wait for the end, one that becomes whole costs nothing."""
+    running = Running(ONE_FULL, 10)
+    running.step(PROMPT)
+    running.touched.clear()
+    for _ in range(5):
+        running.step(1)
+    assert {} == running.touched
+    running.half.close()
