@@ -21,6 +21,7 @@ from tests.mutations.of_poller import POLLER
 from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_rows import ROWS
 from tests.mutations.of_runner import RUNNER
+from tests.mutations.of_sched import SCHED
 from tests.mutations.of_selection import SELECTION
 from tests.mutations.of_slab import SLAB
 from tests.mutations.of_states import STATES
@@ -57,6 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *KEYS,
     *RUNNER,
     *STUCK,
+    *SCHED,
     *PIPE,
     *WORKER,
     *MATCH,

@@ -6,7 +6,9 @@ from tests.mutations.mutant import Mutant
 __all__ = ["DECISIONS"]
 
 _ADAPTER = "ucm/scheduler/adapter.py"
+_ENDINGS = "ucm/scheduler/endings.py"
 _HOLDS = "ucm/scheduler/holds.py"
+_LIVES = "ucm/scheduler/lives.py"
 _MATCHING = "ucm/scheduler/matching.py"
 _REQUESTS = "ucm/scheduler/requests.py"
 _SELECTOR = "ucm/scheduler/saves.py"
@@ -37,12 +39,8 @@ DECISIONS = (
         name="hold_skipped",
         why="The engine frees and reuses blocks while a save still reads them.",
         file=_SELECTOR,
-        find="""\
-                    self._ledger.take(
-                        order.transfer_id, life.key, order.block_ids, self._ranks
-                    )
-""",
-        replace="",
+        find="            self._hold(order)\n",
+        replace="            pass\n",
         killers=(f"{_SAVES}::test_saved_blocks_are_held_when_the_plan_is_out",),
     ),
     Mutant(
@@ -90,7 +88,7 @@ DECISIONS = (
     Mutant(
         name="life_ignored",
         why="The holds of a finished request defer another one of the same name.",
-        file=_REQUESTS,
+        file=_LIVES,
         find="return self.request_id, self.generation",
         replace="return self.request_id, 0",
         killers=(f"{_ENDS}::test_used_again_id_starts_a_new_life",),
@@ -98,7 +96,7 @@ DECISIONS = (
     Mutant(
         name="failure_of_a_former_life",
         why="A late failure makes a request that loaded well compute all of it again.",
-        file=_REQUESTS,
+        file=_LIVES,
         find="life.loads or life.key == key",
         replace="life.loads or life.request_id == failure.request_id",
         killers=(
@@ -108,7 +106,7 @@ DECISIONS = (
     Mutant(
         name="resumed_in_the_old_life",
         why="A request that comes back saves under block ids that it lost.",
-        file=_REQUESTS,
+        file=_LIVES,
         find="if life is None or (request.is_new and life.was_scheduled):",
         replace="if life is None:",
         killers=(
@@ -138,7 +136,7 @@ DECISIONS = (
         name="never_deferred",
         why="The blocks of a finished request are reused while they are read.",
         file=_ADAPTER,
-        find="if not self._ledger.holds_of(life.key):",
+        find="if not (is_saved_later or self._ledger.holds_of(life.key)):",
         replace="if True:",
         killers=(f"{_ENDS}::test_deferral_is_answered_and_planned_once",),
     ),
@@ -146,14 +144,14 @@ DECISIONS = (
         name="always_deferred",
         why="The blocks of every request stay until a report that nobody owes.",
         file=_ADAPTER,
-        find="if not self._ledger.holds_of(life.key):",
+        find="if not (is_saved_later or self._ledger.holds_of(life.key)):",
         replace="if False:",
         killers=(f"{_ENDS}::test_request_without_holds_is_free_now",),
     ),
     Mutant(
         name="deferral_never_ends",
         why="An id that is used again is deferred for ever, and its blocks are lost.",
-        file=_ADAPTER,
+        file=_ENDINGS,
         find="self._deferred.difference_update(request_ids)",
         replace="self._deferred.difference(request_ids)",
         killers=(f"{_ENDS}::test_deferral_is_answered_and_planned_once",),
@@ -189,8 +187,8 @@ DECISIONS = (
         name="saved_twice_at_once",
         why="Two tickets write one block, and one of them waits for slots in vain.",
         file=_SELECTOR,
-        find="elif not self._transfers.is_saving(group.group_id, block.block_hash):",
-        replace="else:",
+        find="if (group_id, block.block_hash) in self._draft.taken:",
+        replace="if False:",
         killers=(f"{_SAVES}::test_block_that_another_ticket_writes_is_left_to_it",),
     ),
     Mutant(
@@ -283,8 +281,8 @@ DECISIONS = (
     Mutant(
         name="half_filled_block_saved",
         why="A block is stored under its hash before its last tokens are computed.",
-        file=_REQUESTS,
-        find="return min(end_tokens, hashed_tokens) // group.block_tokens",
+        file=_LIVES,
+        find="return min(request.end_tokens, hashed_tokens) // group.block_tokens",
         replace="return hashed_tokens // group.block_tokens",
         killers=(f"{_SAVES}::test_prompt_computed_in_parts_is_saved_in_parts",),
     ),

@@ -126,9 +126,9 @@ DOORS = (
     Mutant(
         name="preemption_not_passed_on",
         why="A request that comes back is taken for the one that lost its blocks.",
-        file=_SCHEDULER,
-        find="preempted=frozenset(output.preempted_req_ids or ()),",
-        replace="preempted=frozenset(),",
+        file="ucm/integration/vllm/running.py",
+        find="for request_id in output.preempted_req_ids or ()",
+        replace="for request_id in ()",
         killers=(f"{_ORDERS}::TestHolds::test_preempted_request_defers_nothing",),
     ),
     Mutant(

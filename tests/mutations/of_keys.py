@@ -295,7 +295,7 @@ KEYS = (
     Mutant(
         name="adapter_saved_by_name",
         why="What an adapter computed is saved under hashes that its successor has.",
-        file=_SCHEDULER,
+        file="ucm/integration/vllm/running.py",
         find="hashes=() if request is None else self._adapters.hashes_of(request),",
         replace="hashes=() if request is None else request.block_hashes,",
         killers=(

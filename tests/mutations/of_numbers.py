@@ -135,8 +135,8 @@ NUMBERS = (
         name="saves_over_the_bound",
         why="R-17: many saves with long ids raise into the engine's scheduler.",
         file=_SAVES,
-        find="most = min(room, nbytes // life.block_nbytes)",
-        replace="most = room",
+        find="return max(0, min(self.room, self.nbytes // block_nbytes))",
+        replace="return max(0, self.room)",
         killers=(
             f"{_SIZES}::TestSaves::test_saves_that_do_not_fit_wait_for_the_next_step",
         ),
@@ -205,7 +205,7 @@ NUMBERS = (
     Mutant(
         name="failed_load_counts_as_loaded",
         why="R-20: tokens that were computed after all count as loaded.",
-        file=_REQUESTS,
+        file="ucm/scheduler/lives.py",
         find="        self.loading = 0, 0\n        self.external = ()\n",
         replace="        self.external = ()\n",
         killers=(

@@ -98,7 +98,7 @@ RUNNER = (
         name="every_step_is_idle",
         why="Each step of the second runner waits up to 2 ms for news.",
         file=_ADAPTER,
-        find="is_idle=not facts.scheduled",
+        find="is_idle=facts.is_idle",
         replace="is_idle=True",
         killers=(
             "tests/scheduler/test_adapter.py::TestPlans::test_step_knows_if_idle",

@@ -8,7 +8,7 @@ __all__ = ["STATES"]
 _INVALID = "ucm/testing/host/invalid.py"
 _LAYOUT = "ucm/layout.py"
 _MATCHING = "ucm/scheduler/matching.py"
-_REQUESTS = "ucm/scheduler/requests.py"
+_LIVES = "ucm/scheduler/lives.py"
 _SELECTOR = "ucm/scheduler/saves.py"
 _DOOR = "ucm/integration/vllm/layout.py"
 _MATCHER = "tests/scheduler/test_matching.py::TestPrefixMatcher"
@@ -53,15 +53,15 @@ STATES = (
     Mutant(
         name="states_queued",
         why="States that nobody offers pile up, and count as dropped in the end.",
-        file=_REQUESTS,
-        find="if complete <= start or group.kind is GroupKind.STATE:",
-        replace="if complete <= start:",
+        file=_LIVES,
+        find="            if group.kind is GroupKind.STATE:\n                continue\n",
+        replace="",
         killers=(f"{_OFFERS}::test_state_that_is_not_offered_is_not_saved",),
     ),
     Mutant(
         name="tail_saved_as_a_block",
         why="A state within a block is stored under the hash of a shorter prefix.",
-        file=_REQUESTS,
+        file=_LIVES,
         find="if offer.group_id != group.group_id or rest or index in loaded:",
         replace="if offer.group_id != group.group_id or index in loaded:",
         killers=(f"{_OFFERS}::test_offer_that_no_hit_can_use_is_passed_over",),
@@ -69,7 +69,7 @@ STATES = (
     Mutant(
         name="loaded_state_saved_again",
         why="Every load is followed by a save of the same bytes.",
-        file=_REQUESTS,
+        file=_LIVES,
         find="if offer.group_id != group.group_id or rest or index in loaded:",
         replace="if offer.group_id != group.group_id or rest:",
         killers=(f"{_LOADS}::test_loaded_state_is_not_saved_again",),
