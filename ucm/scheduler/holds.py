@@ -212,7 +212,7 @@ class HoldLedger:
         self.held_nbytes -= hold.nbytes
         for life in hold.lives:
             _drop(self._by_life, life, transfer_id)
-        for block_id in hold.block_ids:
+        for block_id in set(hold.block_ids):
             _drop(self._by_block, block_id, transfer_id)
         return None
 
