@@ -107,6 +107,7 @@ def _resting(count: int) -> float:
                 request_id=f"request-{at}",
                 computed_tokens=0,
                 scheduled_tokens=64,
+                prompt_tokens=64,
                 hashes=[block.to_bytes(32, "big") for block in blocks],
                 tables=[blocks],
                 new_block_ids=[blocks],

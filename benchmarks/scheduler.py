@@ -102,6 +102,7 @@ class SchedulerSide:
                 request_id=request,
                 computed_tokens=0,
                 scheduled_tokens=len(blocks) * BLOCK_TOKENS,
+                prompt_tokens=len(blocks) * BLOCK_TOKENS,
                 hashes=hashes,
                 tables=[blocks],
                 new_block_ids=[blocks],
