@@ -157,14 +157,6 @@ SCHED = (
         killers=(f"{_TROUBLE}::test_nothing_that_waits_is_saved_once_nothing_may_be",),
     ),
     Mutant(
-        name="left_on_an_open_load",
-        why="What was computed on a prefix that fails to load is stored at the end.",
-        file=_SAVES,
-        find="if end is None or life.loads or not",
-        replace="if end is None or not",
-        killers=(f"{_TROUBLE}::test_request_that_waits_for_a_load_leaves_nothing",),
-    ),
-    Mutant(
         name="no_hurry",
         why="Under pressure each request loses its whole answer when it is preempted.",
         file=_SAVES,

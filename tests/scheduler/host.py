@@ -15,17 +15,17 @@ from tests.scheduler.tables import (
     first_needed,
     missing_blocks,
     names_after,
-    names_before,
+    offers_at,
+    written_blocks,
 )
 from tests.scheduler.workers import Ticket, Workers
 from ucm.config import SaveDecoded
-from ucm.layout import GroupKind, KVLayout
+from ucm.layout import KVLayout
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.scheduler.requests import (
     Disposition,
     RequestEnd,
     ScheduledRequest,
-    StateOffer,
     StepFacts,
 )
 
@@ -61,7 +61,6 @@ class Host(Workers):
         self.loads_in_step = loads_in_step
         self.free = deque(range(1, num_blocks + 1))
         self.requests: dict[str, Request] = {}
-        self.told: dict[tuple[str, str], set[int]] = {}
         self.generations: dict[int, tuple[str, int]] = {}
         self.lives = 0
         self.leaving: set[str] = set()
@@ -110,7 +109,8 @@ class Host(Workers):
         """End a request in whatever state it is."""
         request = self.requests[request_id]
         is_held = any(
-            (request_id, request.life) in map(self._life_of, ticket.owners)
+            (request_id, request.life)
+            in {self.generations[at] for _, at in ticket.owners}
             for ticket in self.tickets.values()
             if ticket.to_release and ticket.order.kind is TransferKind.SAVE
         )
@@ -222,7 +222,7 @@ class Host(Workers):
             tables=[list(table) for table in request.tables],
             new_block_ids=new,
             is_new=is_new,
-            states=self._offers(request, ends - {0}),
+            states=offers_at(self.layout, request, ends - {0}),
         )
 
     def _is_told(self, facts: ScheduledRequest) -> bool:
@@ -232,19 +232,6 @@ class Host(Workers):
         must = facts.is_new or facts.states or facts.end_tokens >= due
         self.count("told" if must else "not_due")
         return bool(must) or self.looks % 5 == 0
-
-    def _life_of(self, owner: tuple[str, int]) -> tuple[str, int]:
-        """Return the request and life of a generation."""
-        return self.generations.get(owner[1], ("", 0))
-
-    def _offers(self, request: Request, ends: set[int]) -> list[StateOffer]:
-        """Offer the states at some ends, also those that were loaded, or of a tail."""
-        return [
-            StateOffer(at, request.tables[at][(end - 1) // group.block_tokens], end)
-            for at, group in enumerate(self.layout.groups)
-            if group.kind is GroupKind.STATE
-            for end in ends
-        ]
 
     def _hashes(self, request: Request) -> list[bytes]:
         size = self.layout.hash_block_tokens
@@ -299,7 +286,7 @@ class Host(Workers):
         }
         plan = self.adapter.plan_step(facts)
         self.adapter.validate()
-        written = self._written(facts, plan.loads)
+        written = written_blocks(self.layout, facts, plan.loads)
         readers = {each: set(self.tickets[each].order.block_ids) for each in held}
         torn = {each for each in held if readers[each] & facts.overwritten}
         expected = {each for each in held if readers[each] & written}
@@ -307,7 +294,7 @@ class Host(Workers):
         assert expected - torn == set(plan.fences)
         for transfer_id in (*plan.fences, *plan.overwritten):
             self.count("fenced")
-            self._fence(transfer_id, plan.lost.get(transfer_id))
+            self.fence(transfer_id, plan.lost.get(transfer_id))
         self._accept(plan.loads)
         self.content.update(dict.fromkeys(facts.overwritten))
         if self.loads_in_step:
@@ -326,29 +313,6 @@ class Host(Workers):
             for rank in range(len(self.ranks)):
                 self.report(rank)
 
-    def _fence(self, transfer_id: int, lost: tuple[int, ...] | None) -> None:
-        """Let the ranks read a save before its blocks are written, or lose these."""
-        ticket = self.tickets[transfer_id]
-        if lost is not None and transfer_id % 2:
-            self.count("lost")
-            assert len(ticket.order.owners) > 1
-            ticket.lost.update(lost)
-            return
-        for rank in list(ticket.to_read):
-            self.read(rank, transfer_id)
-
-    def _written(self, facts: StepFacts, loads: tuple[SpanOrder, ...]) -> set[int]:
-        """Return the blocks that get new content in this step."""
-        written = {block_id for order in loads for block_id in order.block_ids}
-        written |= facts.overwritten
-        written.update(facts.allocated)
-        for each in facts.scheduled:
-            for at, group in enumerate(self.layout.groups if each.is_new else ()):
-                shared = each.computed_tokens // group.block_tokens
-                new = set(each.new_block_ids[at])
-                written |= new.difference(each.tables[at][:shared])
-        return written
-
     def _accept(self, orders: tuple[SpanOrder, ...]) -> None:
         for order in orders:
             for owner in order.owners:
@@ -364,15 +328,14 @@ class Host(Workers):
                 order, set(everyone), set(everyone), set(everyone)
             )
             if order.kind is TransferKind.LOAD:
-                self.requests[order.request_id].generation = order.generation
+                name, number = order.request_id, order.transfer_id
+                self.requests[name].generation = order.generation
                 for rank in self.ranks:
-                    rank.loading.setdefault(order.request_id, set()).add(
-                        order.transfer_id
-                    )
+                    rank.loading.setdefault(name, set()).add(number)
 
     def _forward(self, request: Request, count: int) -> None:
         end = request.computed + count
-        is_clean = self._prefix_is_clean(request)
+        is_clean = self.prefix_is_clean(self.layout, request)
         assert is_clean or self.loads_in_step
         for at, group in enumerate(self.layout.groups):
             names = names_after(
@@ -384,39 +347,21 @@ class Host(Workers):
         request.computed = end
         request.num_tokens = max(request.num_tokens, end + 1)
 
-    def _prefix_is_clean(self, request: Request) -> bool:
-        return all(
-            self.content[request.tables[at][i]] == (at, name)
-            for at, group in enumerate(self.layout.groups)
-            for i, name in names_before(
-                self.layout, group, request.family, request.computed
-            ).items()
-        )
-
     # What the workers report.
 
     def report(self, number: int) -> None:
         """Send what a rank has to tell, and then what the engine makes of it."""
         self.adapter.apply_report(self.take_report(number))
         for request_id in self.take_received(number):
-            if self._all_told("receiving", request_id, number):
+            if self.all_told("receiving", request_id, number):
                 self.adapter.loads_finished({request_id})
                 self._received(self.requests[request_id])
         for request_id in self.take_sent(number):
-            if self._all_told("sending", request_id, number):
+            if self.all_told("sending", request_id, number):
                 assert self.requests[request_id].state == "deferred"
                 self._free(self.requests.pop(request_id))
                 self.adapter.deferral_ended({request_id})
         self.adapter.validate()
-
-    def _all_told(self, direction: str, request_id: str, rank: int) -> bool:
-        told = self.told.setdefault((direction, request_id), set())
-        assert rank not in told
-        told.add(rank)
-        if len(told) < len(self.ranks):
-            return False
-        del self.told[direction, request_id]
-        return True
 
     def _received(self, request: Request) -> None:
         request.failed = request.generation in self.failed

@@ -5,6 +5,8 @@ import attrs
 
 from tests.scheduler.model import hashes_of
 from ucm.layout import GroupKind, GroupLayout, KVLayout
+from ucm.scheduler.messages import SpanOrder
+from ucm.scheduler.requests import StateOffer, StepFacts
 
 
 @attrs.define
@@ -67,6 +69,31 @@ def names_after(
         i: _name(layout, group, family, i) if (i + 1) * size <= end else None
         for i in range(computed // size, -(-end // size))
     }
+
+
+def offers_at(layout: KVLayout, request: Request, ends: set[int]) -> list[StateOffer]:
+    """Offer the states at some ends, also those that were loaded, or of a tail."""
+    return [
+        StateOffer(at, request.tables[at][(end - 1) // group.block_tokens], end)
+        for at, group in enumerate(layout.groups)
+        if group.kind is GroupKind.STATE
+        for end in ends
+    ]
+
+
+def written_blocks(
+    layout: KVLayout, facts: StepFacts, loads: tuple[SpanOrder, ...]
+) -> set[int]:
+    """Return the blocks that get new content in this step."""
+    written = {block_id for order in loads for block_id in order.block_ids}
+    written |= facts.overwritten
+    written.update(facts.allocated)
+    for each in facts.scheduled:
+        for at, group in enumerate(layout.groups if each.is_new else ()):
+            shared = each.computed_tokens // group.block_tokens
+            new = set(each.new_block_ids[at])
+            written |= new.difference(each.tables[at][:shared])
+    return written
 
 
 def _name(layout: KVLayout, group: GroupLayout, family: str, index: int) -> bytes:

@@ -10,6 +10,8 @@ read before their fence: what the plan says is lost of them is not read at all.
 import attrs
 
 from tests.scheduler.model import SetIndex
+from tests.scheduler.tables import Request, names_before
+from ucm.layout import KVLayout
 from ucm.scheduler.messages import Failure, SpanOrder, StepReport, TransferKind
 
 Content = tuple[int, bytes] | None
@@ -55,6 +57,7 @@ class Workers:
         self.fail_next_load: str | None = None
         self.failed: set[int] = set()
         self.seen: dict[str, int] = {}
+        self.told: dict[tuple[str, str], set[int]] = {}
 
     def count(self, event: str) -> None:
         """Count an event, so that a test can see that it happened."""
@@ -71,6 +74,27 @@ class Workers:
                 assert (order.group_id, block_hash) == self.content[block_id]
         ticket.to_read.remove(rank)
         self.ranks[rank].released.append(transfer_id)
+
+    def fence(self, transfer_id: int, lost: tuple[int, ...] | None) -> None:
+        """Let the ranks read a save before its blocks are written, or lose these."""
+        ticket = self.tickets[transfer_id]
+        if lost is not None and transfer_id % 2:
+            self.count("lost")
+            assert len(ticket.order.owners) > 1
+            ticket.lost.update(lost)
+            return
+        for rank in list(ticket.to_read):
+            self.read(rank, transfer_id)
+
+    def prefix_is_clean(self, layout: KVLayout, request: Request) -> bool:
+        """Return whether what the next token reads is what it must be."""
+        return all(
+            self.content[request.tables[at][i]] == (at, name)
+            for at, group in enumerate(layout.groups)
+            for i, name in names_before(
+                layout, group, request.family, request.computed
+            ).items()
+        )
 
     def settle(self, rank: int, transfer_id: int, *, stored: bool) -> None:
         """Let a save of a rank come to its end."""
@@ -165,6 +189,16 @@ class Workers:
         for request_id in received:
             del loading[request_id]
         return received
+
+    def all_told(self, direction: str, request_id: str, rank: int) -> bool:
+        """Take note that a rank told of a request; return whether all have."""
+        told = self.told.setdefault((direction, request_id), set())
+        assert rank not in told
+        told.add(rank)
+        if len(told) < len(self.ranks):
+            return False
+        del self.told[direction, request_id]
+        return True
 
     def _note(self, report: StepReport) -> None:
         for transfer_id in report.released:

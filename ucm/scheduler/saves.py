@@ -180,7 +180,7 @@ class SaveSelector:
         Returns:
             Whether ``orders`` will tell when to defer it.
         """
-        if end is None or life.loads or not (saves and life.may_save):
+        if end is None or not (saves and life.may_save):
             self._lose(life, 0 if end is None else end.accepted_tokens)
             return False
         blocks = [
