@@ -62,10 +62,9 @@ class Host(Workers):
         self.free = deque(range(1, num_blocks + 1))
         self.requests: dict[str, Request] = {}
         self.generations: dict[int, tuple[str, int]] = {}
-        self.lives = 0
+        self.lives = self.looks = 0
         self.leaving: set[str] = set()
         self.over: set[tuple[str, int]] = set()
-        self.looks = 0
         self.now = 0.0
 
     # The engine.
@@ -121,9 +120,9 @@ class Host(Workers):
             hashes=self._hashes(request),
             tables=request.tables,
         )
-        before = self.adapter.counts()["endings"]
+        counts, before = self.adapter.counts, self.adapter.counts()["endings"]
         answer = self.adapter.request_finished(request_id, end)
-        if self.adapter.counts()["endings"] > before:
+        if counts()["endings"] > before:
             self.count("left")
             self.leaving.add(request_id)
         expected = is_held or request_id in self.leaving
@@ -328,10 +327,10 @@ class Host(Workers):
                 order, set(everyone), set(everyone), set(everyone)
             )
             if order.kind is TransferKind.LOAD:
-                name, number = order.request_id, order.transfer_id
-                self.requests[name].generation = order.generation
+                self.requests[order.request_id].generation = order.generation
                 for rank in self.ranks:
-                    rank.loading.setdefault(name, set()).add(number)
+                    loading = rank.loading.setdefault(order.request_id, set())
+                    loading.add(order.transfer_id)
 
     def _forward(self, request: Request, count: int) -> None:
         end = request.computed + count

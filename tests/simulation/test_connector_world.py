@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.simulation.connector_world import ConnectorWorld
+from ucm.config import SaveDecoded
 
 SEEN = [
     *("load", "full_hit", "load_failed", "received_late", "declined", "local_hit"),
@@ -27,6 +28,7 @@ SEEN = [
     ),
     *("mode direct", "mode layerwise", "mode layerwise-groups"),
     *("mode layerwise-overlapping", "mode layerwise-recurrent"),
+    *(f"saved decoded {when.value}" for when in SaveDecoded),
     *("load_in_step", "blocks_failed", "loaded_weights"),
     *("weights touch", "weights reset", "weights renew", "weights sleep"),
     *("cleared", "torn by an overwrite", "part", "drafted", "never_asked"),
