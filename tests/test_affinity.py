@@ -222,14 +222,12 @@ class TestBinding:
         async def bind():
             thread = CopyThread(
                 "copy",
-                asyncio.get_running_loop(),
                 deaths.append,
                 on_start=lambda: found.append(bind_thread(wanted)),
             )
             thread.start()
             thread.post(lambda _: found.append(os.sched_getaffinity(0)), None)
             thread.stop()
-            thread.close()
             assert thread.join(60.0)
 
         deaths, found = [], []

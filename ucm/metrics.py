@@ -306,6 +306,13 @@ class Counters:
             self._totals[key] = self._totals.get(key, 0) + amount
             self._fresh[key] = self._fresh.get(key, 0) + amount
 
+    def add_all(self, totals: Mapping[str, float]) -> None:
+        """Count what is more, by the texts that ``sample_key`` makes."""
+        with self._lock:
+            for key, amount in totals.items():
+                self._totals[key] = self._totals.get(key, 0) + amount
+                self._fresh[key] = self._fresh.get(key, 0) + amount
+
     def reach(self, name: str, total: float, **labels: str) -> None:
         """Count what is missing to a total that is counted elsewhere."""
         key = sample_key(name, labels)

@@ -64,6 +64,7 @@ __all__ = [
     "WEIGHTS_UNREADABLE",
     "Log",
     "close_log",
+    "is_told",
     "open_log",
 ]
 
@@ -151,7 +152,7 @@ def open_log(config: LogConfig, role: str) -> Log:
     if not config.directory and config.level != "debug":
         quiet = [_leave_out, _Sparse(SYSTEM.monotonic)]
     log = structlog.wrap_logger(
-        _LineLogger(LineWriter(sink, tell_dropped)),
+        _LineLogger(LineWriter(sink, tell_dropped), is_quiet=bool(quiet)),
         processors=[
             *quiet,
             structlog.processors.add_log_level,
@@ -175,11 +176,19 @@ def close_log(log: Log) -> None:
         logger.writer.close(_CLOSE_S)
 
 
+def is_told(log: Log, event: str) -> bool:
+    """Return whether an event at ``info`` may be written, for who has many of them."""
+    logger = getattr(log, "_logger", None)
+    is_quiet = isinstance(logger, _LineLogger) and logger.is_quiet
+    return not (is_quiet and event in _PER_REQUEST)
+
+
 class _LineLogger:
     """What structlog calls with the text of an event."""
 
-    def __init__(self, writer: LineWriter) -> None:
+    def __init__(self, writer: LineWriter, *, is_quiet: bool) -> None:
         self.writer = writer
+        self.is_quiet = is_quiet
 
     def msg(self, text: str) -> None:
         """Take a line."""

@@ -178,16 +178,8 @@ LANES = (
         name="wait_outlives_its_run",
         why="The service cannot end while any event that was given up never passes.",
         file=_RUNNER,
-        find="            self.scope.cancel()\n",
+        find="            self.task.cancel()\n",
         replace="            pass\n",
-        killers=(f"{_RUNS}::test_wait_that_was_given_up_ends",),
-    ),
-    Mutant(
-        name="wait_begins_though_given_up",
-        why="The service cannot end while any event that was given up never passes.",
-        file=_RUNNER,
-        find="        if run.is_given_up:\n            return\n",
-        replace="",
         killers=(f"{_RUNS}::test_wait_that_was_given_up_ends",),
     ),
     Mutant(
@@ -202,16 +194,16 @@ LANES = (
         name="wake_forgotten",
         why="What is over waits for the next look at deadlines: 50 ms for each step.",
         file=_RUNNER,
-        find="        self._over.append(run)\n        self._wake()\n",
-        replace="        self._over.append(run)\n",
+        find="            self._is_woken = True\n            self._wake()\n",
+        replace="            self._is_woken = True\n",
         killers=(f"{_RUNS}::test_run_that_is_over_wakes_and_is_handed_back_once",),
     ),
     Mutant(
         name="error_of_a_wait_lost",
         why="Nobody reads why a save failed, and a device that is gone is not named.",
         file=_RUNNER,
-        find="                run.error = exc\n",
-        replace="                str(exc)\n",
+        find="            run.error = exc\n",
+        replace="            str(exc)\n",
         killers=(
             f"{_LANES}::TestDeadline::test_copy_whose_fence_fails_is_quarantined",
         ),
@@ -219,12 +211,12 @@ LANES = (
     Mutant(
         name="error_of_a_copy_lost",
         why="A damaged block is not blamed, and fails every load that follows.",
-        file=_RUNNER,
-        find="run.result, run.error = job.result, job.error",
-        replace="run.result = job.result",
+        file=_WORKERS,
+        find="            self.error = exc\n",
+        replace="            str(exc)\n",
         killers=(f"{_LANES}::TestErrors::test_error_ends_one_ticket_with_its_reason",),
     ),
-    # The task that serves them.
+    # The call that serves them.
     Mutant(
         name="lanes_not_swept",
         why="A save whose event never passes keeps its blocks for ever.",
@@ -237,8 +229,8 @@ LANES = (
         name="deadlines_wait_for_news",
         why="While nothing else happens no deadline passes.",
         file=_PIPELINE,
-        find="call_later(_SWEEP_S, self._wake.set)",
-        replace="call_later(3600.0, self._wake.set)",
+        find="call_later(_SWEEP_S, self._ring)",
+        replace="call_later(3600.0, self._ring)",
         killers=(f"{_LATE}::test_engine_work_that_never_ends_costs_the_save_only",),
     ),
     Mutant(

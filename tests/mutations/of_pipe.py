@@ -6,6 +6,7 @@ from tests.mutations.mutant import Mutant
 __all__ = ["PIPE"]
 
 _SAVE = "ucm/pipeline/save.py"
+_PIPELINE = "ucm/pipeline/pipeline.py"
 _GUARD = "ucm/pipeline/guard.py"
 _TICKETS = "ucm/pipeline/tickets.py"
 _WAITS = "ucm/pipeline/engine_waits.py"
@@ -16,6 +17,8 @@ _FENCE = f"{_LOST}::TestFence"
 _TEAR = f"{_LOST}::TestTear"
 _TICKET = "tests/pipeline/test_tickets.py::TestTicket"
 _GUARDS = "tests/pipeline/test_tickets.py::TestBlockGuard"
+_SERVING = "tests/pipeline/test_serving.py::TestServing"
+_RUNS = "tests/pipeline/test_runner.py::TestRunner"
 _LEFT_OUT = "test_block_left_out_of_a_commit_is_given_back"
 _DEATH = "tests/stores/test_slab_crash.py::test_death_at_any_line_leaves_a_whole_slab"
 
@@ -137,6 +140,47 @@ PIPE = (
         find="            self._free.extend(reversed(left))\n",
         replace="",
         killers=(f"tests/stores/test_memory.py::TestMemoryStore::{_LEFT_OUT}",),
+    ),
+    # The call that serves the lanes.
+    Mutant(
+        name="error_of_the_loop_swallowed",
+        why="The loop goes on with lanes in disorder, and the engine waits for ever.",
+        file=_PIPELINE,
+        find="            self._over.set_exception(exc)\n",
+        replace="            str(exc)\n",
+        killers=(f"{_SERVING}::test_error_of_the_loop_fails_what_is_open",),
+    ),
+    Mutant(
+        name="alarm_rings_once",
+        why="A deadline is looked at once in the life of a process.",
+        file=_PIPELINE,
+        find="        self._alarm = None\n        self.wake()\n",
+        replace="        self.wake()\n",
+        killers=(f"{_SERVING}::test_deadlines_are_looked_at_while_anything_is_open",),
+    ),
+    Mutant(
+        name="woken_once_only",
+        why="After the first burst nobody hears of a copy's end before the next deadline.",
+        file="ucm/pipeline/runner.py",
+        find="        self._is_woken = False  # first: what ends from now on wakes again\n",
+        replace="",
+        killers=(f"{_RUNS}::test_each_burst_wakes_once",),
+    ),
+    Mutant(
+        name="quick_copy_taken_twice",
+        why="A span goes on twice where its copy was quicker than the loop.",
+        file="ucm/pipeline/runner.py",
+        find="            return False  # though",
+        replace="            return run.is_over  # though",
+        killers=(f"{_RUNS}::test_copy_that_is_quicker_than_the_loop_is_handed_back",),
+    ),
+    Mutant(
+        name="served_within_itself",
+        why="What a lane is in the middle of is done once more by what it calls.",
+        file=_PIPELINE,
+        find="if self._is_serving or self._over is None",
+        replace="if self._over is None",
+        killers=(f"{_SERVING}::test_wake_while_serving_serves_once_more",),
     ),
     # Tickets of several requests.
     Mutant(

@@ -144,12 +144,15 @@ async def serving(plans=None, wait=None, stages=()):
     """Serve a lane over real copy threads until it is empty."""
     loop = asyncio.get_running_loop()
     copy = {
-        name: CopyThread(f"ucm-{name}", loop, lambda _: None)
-        for name in ("copy", "store")
+        name: CopyThread(f"ucm-{name}", lambda _: None) for name in ("copy", "store")
     }
     for thread in copy.values():
         thread.start()
     woken = anyio.Event()
+
+    def wake():
+        """Be called on any thread."""
+        loop.call_soon_threadsafe(lambda: woken.set())
 
     async def serve():
         """Do for the lane what the pipeline's task does."""
@@ -164,10 +167,10 @@ async def serving(plans=None, wait=None, stages=()):
     closing = []
     try:
         with anyio.fail_after(TIMEOUT):
-            async with anyio.create_task_group() as group:
-                runner = Runner({Direction.SAVE: copy}, group, lambda: woken.set())
+            async with asyncio.TaskGroup() as group:
+                runner = Runner({Direction.SAVE: copy}, group, wake)
                 lane = Lane(runner, wait or Wait(), plans or {}, stages)
-                group.start_soon(serve)
+                group.create_task(serve())
                 yield lane
                 closing.append(True)
     finally:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs the segments of lanes: results come back once, or never when given up."""
 
+import asyncio
 import contextlib
 
 import anyio
@@ -10,7 +11,6 @@ from tests.pipeline.kit import TIMEOUT, make_ticket
 from ucm.pipeline.runner import Run, Runner
 from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
 from ucm.pipeline.tickets import Direction
-from ucm.pipeline.workers import Job
 
 pytestmark = pytest.mark.asyncio
 
@@ -59,9 +59,9 @@ class HandThread:
     def __init__(self):
         self.jobs = []
 
-    def run(self, function, argument, done):
+    def put(self, job):
         """Keep a job."""
-        self.jobs.append(Job(function, argument, done))
+        self.jobs.append(job)
 
     def work(self):
         """Run the jobs and tell of them."""
@@ -83,7 +83,7 @@ class Rig:
         """Start a run of one stage; return it."""
         (segment,) = Chain.start(stage).segments()
         run = Run(segment, 0, Carrier(make_ticket(), ()), self.over.append)
-        self.runner.start(run)
+        self.at_once = self.runner.start(run)
         return run
 
 
@@ -91,20 +91,20 @@ class Rig:
 async def rigged():
     """Yield a rig; then all its waits have to end."""
     with anyio.fail_after(TIMEOUT):
-        async with anyio.create_task_group() as group:
+        async with asyncio.TaskGroup() as group:
             yield Rig(group)
 
 
 class TestRunner:
     async def test_run_that_is_over_wakes_and_is_handed_back_once(self):
-        """Each end wakes whoever serves the lanes, and is told to its lane once, there."""
+        """What ends wakes whoever serves the lanes, and is told to its lane once, there."""
         async with rigged() as rig:
             held = Held()
             waited, copied = rig.start(held), rig.start(Copied())
             rig.thread.work()
             held.gate.set()
             await anyio.wait_all_tasks_blocked()
-            assert [True, True] == rig.woken
+            assert [True] == rig.woken  # once for both
             assert [] == rig.over
             for _ in range(2):
                 rig.runner.hand_back()
@@ -112,10 +112,33 @@ class TestRunner:
             assert waited.is_over
             assert copied.is_over
 
+    async def test_each_burst_wakes_once(self):
+        """What ends before anybody looks wakes once; what ends behind that, once more."""
+        async with rigged() as rig:
+            for burst in (1, 2):
+                runs = [rig.start(Copied()) for _ in range(3)]
+                rig.thread.work()
+                assert burst == len(rig.woken)
+                rig.thread.jobs.clear()
+                rig.runner.hand_back()
+                assert runs == rig.over[-3:]
+
+    async def test_copy_that_is_quicker_than_the_loop_is_handed_back(self):
+        """A copy thread may be through before the loop goes on: the lane hears of it
+        once, as of any other."""
+        async with rigged() as rig:
+            rig.thread.put = lambda job: (job.run(), job.done(job))
+            (segment,) = Chain.start(Copied()).segments()
+            run = Run(segment, 0, Carrier(make_ticket(), ()), rig.over.append)
+            assert not rig.runner.start(run)
+            rig.runner.hand_back()
+            assert [run] == rig.over
+
     async def test_run_that_is_over_at_once_is_not_handed_back(self):
         """A lane that goes on with a run itself must not hear of it again."""
         async with rigged() as rig:
             run = rig.start(Passing())
+            assert rig.at_once
             assert run.is_over
             await anyio.wait_all_tasks_blocked()
             rig.runner.hand_back()

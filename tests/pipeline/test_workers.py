@@ -10,7 +10,7 @@ import pytest
 
 from tests.pipeline.kit import TIMEOUT
 from ucm.errors import WorkerDiedError
-from ucm.pipeline.workers import CopyThread
+from ucm.pipeline.workers import CopyThread, Job
 from ucm.testing.faults import Gate
 
 pytestmark = pytest.mark.asyncio
@@ -23,7 +23,7 @@ dies = pytest.mark.filterwarnings(
 def copying():
     """Run a copy thread on this test's loop; gives it and the list of its deaths."""
     deaths = []
-    thread = CopyThread("ucm-test", asyncio.get_running_loop(), deaths.append)
+    thread = CopyThread("ucm-test", deaths.append)
     thread.start()
     try:
         yield thread, deaths
@@ -39,8 +39,13 @@ def die(_):
 
 def run(thread, function, argument):
     """Queue a job; return the future of what it becomes."""
-    future = asyncio.get_running_loop().create_future()
-    thread.run(function, argument, future.set_result)
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def done(job):
+        loop.call_soon_threadsafe(future.set_result, job)
+
+    thread.put(Job(function, argument, done))
     return asyncio.wait_for(future, TIMEOUT)
 
 
@@ -74,19 +79,18 @@ class TestResults:
         assert [(n, "ucm-test") for n in range(20)] == ran
         assert [] == deaths
 
-    async def test_results_are_told_in_order_on_the_loop(self):
-        """Jobs are told of in the order in which they were queued, on the loop's own
-        thread."""
+    async def test_results_are_told_in_order_on_the_thread(self):
+        """Jobs are told of in the order in which they were queued, each at once."""
         told = []
+
+        def tell(job):
+            told.append((job.result, threading.current_thread().name))
+
         with copying() as (thread, _):
             for number in range(20):
-                thread.run(
-                    int,
-                    number,
-                    lambda job: told.append((job.result, threading.get_ident())),
-                )
+                thread.put(Job(int, number, tell))
             await run(thread, int, 20)
-        assert [(n, threading.get_ident()) for n in range(20)] == told
+        assert [(n, "ucm-test") for n in range(20)] == told
 
     async def test_exception_travels_to_whoever_waits(self):
         """A job's error is told with the job; the thread goes on."""
@@ -114,20 +118,6 @@ class TestResults:
             thread.stop()
             assert not thread.join(0)
             gate.open()
-
-    @pytest.mark.filterwarnings("error")
-    async def test_results_for_a_loop_that_is_closed_are_dropped(self):
-        """A thread that outlives its loop ends in peace."""
-        gate, loop, deaths = Gate(), asyncio.new_event_loop(), []
-        thread = CopyThread("ucm-late", loop, deaths.append)
-        thread.start()
-        thread.post(lambda _: gate(), None)
-        gate.wait_reached()
-        loop.close()
-        gate.open()
-        thread.stop()
-        assert thread.join(TIMEOUT)
-        assert [] == deaths
 
 
 @dies

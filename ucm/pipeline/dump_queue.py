@@ -194,6 +194,8 @@ class DumpQueue:
         Args:
             direction: Saves get their share only while a load waits, unless promoted.
         """
+        if not self._items[direction]:  # whoever offers one now wakes us behind it
+            return None
         with self._lock:
             lanes = self._lanes[direction]
             is_save = direction is Direction.SAVE

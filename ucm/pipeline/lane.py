@@ -163,8 +163,7 @@ class RequestLane:
                 self._leave(run)
                 continue
             running[run] = None
-            self._runner.start(run)
-            if run.is_over:
+            if self._runner.start(run):
                 self._pass_on(run)
 
     def _over(self, run: Run) -> None:

@@ -2,8 +2,8 @@
 """
 The pipeline: queue, lanes and copy threads put together on one event loop.
 
-One task does all that is not waiting: it moves items into lanes, takes back what is over
-and lets it go on, and looks at deadlines every 50 ms. The window bounds the items that
+All that is not waiting is done in ``wake``, a plain call on the loop: it moves items into
+lanes, takes back what is over and lets it go on, and looks at deadlines every 50 ms. The window bounds the items that
 hold blocks of the engine; what the store still has to do with others holds slots only.
 
 A call on a copy thread that has not returned at its ticket's deadline *hangs*, as a rule
@@ -18,8 +18,6 @@ lock. Notices for the engine go through the mailbox, once each: *released* (or
 
 import asyncio
 from collections.abc import Callable, Iterable
-
-import anyio
 
 from ucm.config import QueueConfig, TimeoutConfig
 from ucm.devices.abc import Device
@@ -102,7 +100,12 @@ class Pipeline:
         """Tickets past their deadline at which a copy thread still stands."""
         self._copy: dict[Direction, dict[str, CopyThread]] = {}
         self._runner: Runner | None = None
-        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Future[None] | None = None
+        """The end of ``run``; None before its start."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._is_serving = False
+        self._has_more = False
         self._stopping = False
         self._next_sweep = 0.0
         self.has_quarantined = False
@@ -114,8 +117,22 @@ class Pipeline:
         return sum(lane.num_items for lane in self._lanes.values())
 
     def wake(self) -> None:
-        """Look at the queue again. Loop thread only."""
-        self._wake.set()
+        """
+        Move what can be moved; once more if something calls for it meanwhile.
+
+        Loop thread only. Whatever goes wrong ends ``run``.
+        """
+        self._has_more = True
+        if self._is_serving or self._over is None or self._over.done():
+            return
+        self._is_serving = True
+        try:
+            while self._has_more:
+                self._serve()
+        except Exception as exc:  # noqa: BLE001 - raised by ``run``, whose thread dies of it
+            self._over.set_exception(exc)
+        finally:
+            self._is_serving = False
 
     def unfinished(self) -> list[Ticket]:
         """Return the tickets with rows to come; any thread."""
@@ -125,7 +142,7 @@ class Pipeline:
         """End ``run`` once queue and lanes are empty. Loop thread only."""
         self._stopping = True
         self._sweep_unfinished()
-        self._wake.set()
+        self.wake()
 
     def cancel_waiting(self, reason: Reason) -> None:
         """Settle everything that has not reached a copy. Loop thread only."""
@@ -134,13 +151,13 @@ class Pipeline:
 
     async def run(self, on_started: Callable[[], None]) -> None:
         """Serve until stopped and empty; the loop thread's main task."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        waker = self._threads.waker(loop, self.wake)
         for direction, segments in self._segments.items():
             workers = {segment.worker for segment in segments if segment.is_copy}
             self._copy[direction] = {
                 worker: CopyThread(
                     f"ucm-{direction.value}-{worker}",
-                    loop,
                     self._on_failure,
                     self._threads,
                     self._on_copy_thread,
@@ -150,15 +167,18 @@ class Pipeline:
         for thread in self._copy_threads():
             thread.start()
         try:
-            async with anyio.create_task_group() as group:
-                self._runner = Runner(self._copy, group, self._wake.set)
+            async with asyncio.TaskGroup() as group:
+                self._runner = Runner(self._copy, group, waker.wake)
+                self._over = loop.create_future()
                 on_started()
-                while not (self._stopping and self._is_empty()):
-                    await self._serve(self._runner)
+                self.wake()
+                await self._over
         finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            waker.close()
             for thread in self._copy_threads():
                 thread.stop()
-                thread.close()
 
     def join_threads(self, timeout: float) -> bool:
         """Block until the copy threads have ended; any thread but the loop's."""
@@ -176,26 +196,32 @@ class Pipeline:
     def _is_empty(self) -> bool:
         return not self._lanes and not self.queue.num_items
 
-    async def _serve(self, runner: Runner) -> None:
-        """Move what can be moved, then wait for the next reason to look."""
-        self._wake.clear()
-        runner.hand_back()
+    def _serve(self) -> None:
+        assert self._runner is not None  # there is an end only while run() is
+        assert self._loop is not None
+        assert self._over is not None
+        self._runner.hand_back()
         self._look_at_hung()
         self._take_in()
-        for direction in (Direction.LOAD, Direction.SAVE):
-            self._fill_lanes(direction)
-        if self._stopping and self._is_empty():
-            return
-        if self._is_empty() and not self.queue.unfinished():
-            await self._wake.wait()
-        else:
-            alarm = asyncio.get_running_loop().call_later(_SWEEP_S, self._wake.set)
-            await self._wake.wait()
-            alarm.cancel()
         now = self._threads.monotonic()
         if now >= self._next_sweep:  # looks at all there is: not at each wake-up
             self._next_sweep = now + _SWEEP_S
             self._sweep(now)
+        self._has_more = False
+        for direction in (Direction.LOAD, Direction.SAVE):
+            self._fill_lanes(direction)
+        if self._has_more:
+            return
+        if self._stopping and self._is_empty():
+            self._over.set_result(None)
+        elif self._alarm is None and not (
+            self._is_empty() and not self.queue.unfinished()
+        ):
+            self._alarm = self._loop.call_later(_SWEEP_S, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.wake()
 
     def _fill_lanes(self, direction: Direction) -> None:
         while self._holding[direction] < self._window:
@@ -226,7 +252,7 @@ class Pipeline:
     def _copied(self, direction: Direction) -> None:
         """Free a place in the window."""
         self._holding[direction] -= 1
-        self._wake.set()
+        self._has_more = True
 
     def _left(self, lane: RequestLane, ticket: Ticket) -> None:
         """
@@ -238,7 +264,6 @@ class Pipeline:
         self._unwind_settled(ticket)
         if not lane.num_items:
             del self._lanes[lane.key]
-        self._wake.set()
 
     def _settle(self, ticket: Ticket, outcome: Outcome) -> None:
         if self.recorder.settle(ticket, outcome):

@@ -6,13 +6,15 @@ Threading: used from every thread; its parts are safe for that.
 """
 
 import enum
+import functools
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
 
 from ucm.mailbox import Mailbox
-from ucm.metrics import Counters
+from ucm.metrics import Counters, sample_key
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind, Ticket
 from ucm.reasons import Reason
@@ -23,9 +25,15 @@ from ucm.tracing import (
     TICKET_REFUSED,
     TICKET_SETTLED,
     Log,
+    is_told,
 )
 
 __all__ = ["Notice", "NoticeKind", "Recorder"]
+
+
+_DURATIONS: Final = {
+    direction: f"ucm_{direction.value}_duration_seconds" for direction in Direction
+}
 
 
 class NoticeKind(enum.Enum):
@@ -63,19 +71,22 @@ class Recorder:
         self.counters = counters
         self._mailbox = mailbox
         self._log = log
+        self._tells_ends = is_told(log, TICKET_SETTLED)
 
     def offered(self, tickets: Sequence[Ticket]) -> None:
         """Count what is about to be offered in one go."""
-        for direction in Direction:
-            mine = [ticket for ticket in tickets if ticket.direction is direction]
-            blocks = sum(len(ticket.span) for ticket in mine)
-            nbytes = sum(ticket.nbytes for ticket in mine)
-            name = direction.value
-            self.counters.add("ucm_offered_parts_total", blocks, direction=name)
-            self.counters.add("ucm_offered_part_bytes_total", nbytes, direction=name)
+        totals: dict[str, float] = {}
+        for ticket in tickets:
+            parts, nbytes = _offered_keys(ticket.direction)
+            totals[parts] = totals.get(parts, 0) + len(ticket.span)
+            totals[nbytes] = totals.get(nbytes, 0) + ticket.nbytes
+        self.counters.add_all(totals)
 
     def admitted(self, ticket: Ticket, admission: Admission, queue: DumpQueue) -> None:
         """Log what became of an offer; a refusal is the ticket's end."""
+        is_refused = admission is not Admission.ACCEPTED
+        if not (is_refused or ticket.is_traced):
+            return
         queue_tickets, queue_nbytes = queue.waiting(ticket.direction)
         told = {
             "blocks": len(ticket.span),
@@ -84,10 +95,10 @@ class Recorder:
             "queue_tickets": queue_tickets,
             "queue_nbytes": queue_nbytes,
         }
-        if admission is not Admission.ACCEPTED:
+        if is_refused:
             ticket.log.info(TICKET_REFUSED, **told, reason=admission.value)
             self.settle(ticket, Outcome(OutcomeKind.REFUSED, Reason(admission.value)))
-        elif self._log.is_enabled_for(logging.DEBUG):
+        else:
             ticket.log.debug(TICKET_ACCEPTED, **told)
 
     def released(self, ticket: Ticket) -> None:
@@ -96,7 +107,8 @@ class Recorder:
         if ticket.direction is Direction.SAVE:
             self.counters.observe("ucm_hold_duration_seconds", held)
         self._mailbox.put(Notice(NoticeKind.RELEASED, ticket))
-        ticket.log.debug(SOURCE_RELEASED, elapsed_s=held)
+        if ticket.is_traced:
+            ticket.log.debug(SOURCE_RELEASED, elapsed_s=held)
 
     def quarantined(self, ticket: Ticket) -> None:
         """Tell that a device copy never ended."""
@@ -112,7 +124,8 @@ class Recorder:
         self._mailbox.put(Notice(NoticeKind.SETTLED, ticket, outcome))
         try:
             self._count(ticket, outcome)
-            self._write_line(ticket, outcome)
+            if self._tells_ends and self._log.is_enabled_for(logging.INFO):
+                self._write_line(ticket, outcome)
         finally:
             ticket.mark_told()
         return True
@@ -137,18 +150,42 @@ class Recorder:
         )
 
     def _count(self, ticket: Ticket, outcome: Outcome) -> None:
-        direction = ticket.direction.value
         rest = len(ticket.span) - outcome.committed - outcome.skipped
         ends = (
-            (OutcomeKind.COMMITTED.value, Reason.NONE, outcome.committed),
-            (OutcomeKind.SKIPPED.value, Reason.STORED, outcome.skipped),
-            (outcome.kind.value, outcome.reason, rest),
+            (OutcomeKind.COMMITTED, Reason.NONE, outcome.committed),
+            (OutcomeKind.SKIPPED, Reason.STORED, outcome.skipped),
+            (outcome.kind, outcome.reason, rest),
         )
-        add = self.counters.add
+        totals: dict[str, float] = {}
         for kind, reason, blocks in ends:
-            labels = {"direction": direction, "outcome": kind, "reason": reason}
-            add("ucm_settled_parts_total", blocks, **labels)
-            add("ucm_settled_part_bytes_total", blocks * ticket.block_bytes, **labels)
+            if blocks:
+                parts, nbytes = _settled_keys(ticket.direction, kind, reason)
+                totals[parts] = totals.get(parts, 0) + blocks
+                totals[nbytes] = totals.get(nbytes, 0) + blocks * ticket.block_bytes
+        self.counters.add_all(totals)
         self.counters.observe(
-            f"ucm_{direction}_duration_seconds", ticket.clock() - ticket.accepted_at
+            _DURATIONS[ticket.direction], ticket.clock() - ticket.accepted_at
         )
+
+
+# The labels are few and the same for ever: their texts are made once.
+
+
+@functools.cache
+def _offered_keys(direction: Direction) -> tuple[str, str]:
+    labels = {"direction": direction.value}
+    parts, nbytes = "ucm_offered_parts_total", "ucm_offered_part_bytes_total"
+    return sample_key(parts, labels), sample_key(nbytes, labels)
+
+
+@functools.cache
+def _settled_keys(
+    direction: Direction, kind: OutcomeKind, reason: Reason
+) -> tuple[str, str]:
+    labels = {
+        "direction": direction.value,
+        "outcome": kind.value,
+        "reason": reason,
+    }
+    parts, nbytes = "ucm_settled_parts_total", "ucm_settled_part_bytes_total"
+    return sample_key(parts, labels), sample_key(nbytes, labels)

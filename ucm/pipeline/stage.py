@@ -9,10 +9,8 @@ worker have no wait between them and run as one worker call, a *segment*: separa
 with separate tests and trace marks, one hop.
 """
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 import attrs
 
@@ -98,26 +96,30 @@ class Segment:
     """Stages that run without a hop between them: one loop stage, or copy stages."""
 
     stages: tuple[Stage[Any, Any], ...]
+    worker: str = attrs.field(init=False)
+    """The copy thread it runs on; empty for a loop stage."""
+    is_copy: bool = attrs.field(init=False)
+    """Whether it runs on a copy thread."""
+    is_behind_copy: bool = attrs.field(init=False)
+    """Whether it needs slots of the store only, none of the engine's blocks."""
+    awaits_copy: bool = attrs.field(init=False)
+    """Whether it waits for a copy that has begun."""
 
-    @property
-    def worker(self) -> str:
-        """The copy thread it runs on; empty for a loop stage."""
+    @worker.default
+    def _find_worker(self) -> str:
         stage = self.stages[0]
         return stage.worker if isinstance(stage, CopyStage) else ""
 
-    @property
-    def is_copy(self) -> bool:
-        """Whether it runs on a copy thread."""
+    @is_copy.default
+    def _find_is_copy(self) -> bool:
         return bool(self.worker)
 
-    @property
-    def is_behind_copy(self) -> bool:
-        """Whether it needs slots of the store only, none of the engine's blocks."""
+    @is_behind_copy.default
+    def _find_is_behind_copy(self) -> bool:
         return self.worker == STORE_WORKER
 
-    @property
-    def awaits_copy(self) -> bool:
-        """Whether it waits for a copy that has begun."""
+    @awaits_copy.default
+    def _find_awaits_copy(self) -> bool:
         stage = self.stages[0]
         return isinstance(stage, LoopStage) and stage.awaits_copy
 
@@ -131,46 +133,49 @@ class Segment:
         ticket = given.ticket
         with ticket.working():
             for stage in self.stages:
-                if not isinstance(stage, CopyStage) or ticket.outcome is not None:
+                if ticket.outcome is not None:
                     raise TicketOverError(Reason.OVER)
-                with _traced(stage.name, given):
-                    given = stage.run(given)
+                started = _begun(stage.name, given)
+                done = cast("CopyStage[Any, Any]", stage).run(given)
+                _ended(stage.name, given, started)
+                given = done
         return given
 
     def try_now(self, given: Carrier) -> Carrier | None:
         """Run the one loop stage if it need not wait; None if it must."""
-        stage = self._loop_stage()
+        stage: LoopStage[Any, Any] = self.stages[0]  # type: ignore[assignment]
         done: Carrier | None = stage.try_now(given)
         if done is not None:
-            with _traced(stage.name, given):
-                pass
+            _ended(stage.name, given, _begun(stage.name, given))
         return done
 
     async def run_loop(self, given: Carrier) -> Carrier:
         """Run the one loop stage."""
-        stage = self._loop_stage()
-        with _traced(stage.name, given):
-            done: Carrier = await stage.run(given)
+        if self.is_copy:
+            raise TypeError(f"{self.stages[0].name} is no loop stage")
+        stage: LoopStage[Any, Any] = self.stages[0]  # type: ignore[assignment]
+        started = _begun(stage.name, given)
+        done: Carrier = await stage.run(given)
+        _ended(stage.name, given, started)
         return done
 
-    def _loop_stage(self) -> LoopStage[Any, Any]:
-        (stage,) = self.stages
-        if not isinstance(stage, LoopStage):
-            raise TypeError(f"{stage.name} is no loop stage")
-        return stage
 
-
-@contextlib.contextmanager
-def _traced(stage: str, carrier: Carrier) -> Iterator[None]:
+def _begun(stage: str, carrier: Carrier) -> float:
+    """Take note that a stage begins; return when."""
     ticket = carrier.ticket
     ticket.stages[carrier.row_ids] = stage
-    where = stage_of(carrier)
-    ticket.log.debug(STAGE_STARTED, **where)
-    started = ticket.clock()
-    yield
+    if ticket.is_traced:
+        ticket.log.debug(STAGE_STARTED, **stage_of(carrier))
+    return ticket.clock()
+
+
+def _ended(stage: str, carrier: Carrier, started: float) -> None:
+    """Take note that a stage has ended, not that it has failed."""
+    ticket = carrier.ticket
     elapsed = ticket.clock() - started
     ticket.stage_seconds[stage] = ticket.stage_seconds.get(stage, 0.0) + elapsed
-    ticket.log.debug(STAGE_FINISHED, **where, elapsed_s=elapsed)
+    if ticket.is_traced:
+        ticket.log.debug(STAGE_FINISHED, **stage_of(carrier), elapsed_s=elapsed)
 
 
 def stage_of(carrier: Carrier) -> dict[str, object]:

@@ -13,6 +13,7 @@ own would cost each ticket more than all the rest of it.
 
 import contextlib
 import enum
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
@@ -110,6 +111,7 @@ class Ticket:
         "direction",
         "failed_as",
         "guard",
+        "is_traced",
         "outcome",
         "owners",
         "owns_resources",
@@ -154,6 +156,8 @@ class Ticket:
         self.deadline = deadline
         self._on_settle = on_settle
         self._process_log = log
+        self.is_traced = log.is_enabled_for(logging.DEBUG)
+        """Whether anybody reads each step of it."""
         self._log: Log | None = None
         self.stages: dict[tuple[RowId, ...], str] = {}
         self.stage_seconds: dict[str, float] = {}

@@ -2,19 +2,16 @@
 """
 Dedicated copy threads, and how the loop hands work to them.
 
-Threading: ``run`` and ``post`` are called on the loop thread; jobs run one after the
-other on the copy thread. What is done travels back in batches: one wake-up of the loop
-per burst of finished jobs. When the thread ends for any reason other than ``stop``, all
-its jobs fail with ``WorkerDiedError`` and ``on_death`` is called once, on the copy
-thread.
+Threading: ``put`` and ``post`` are called on the loop thread; jobs run one after the
+other on the copy thread, and each is told there when it is over. When the thread ends
+for any reason other than ``stop``, all its jobs fail with ``WorkerDiedError`` and
+``on_death`` is called once, on the copy thread.
 """
 
-import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from queue import Empty
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ucm.errors import WorkerDiedError
 from ucm.threads import SYSTEM, Queue, Threads
@@ -32,7 +29,8 @@ class Job(Generic[_A, _R]):
     Args:
         function: What to call.
         argument: With what.
-        done: Called with the job on the loop; None: nobody waits for it.
+        done: Called with the job when it is over, as a rule on the copy thread; must
+            not block. None: nobody waits for it.
     """
 
     __slots__ = ("argument", "done", "error", "function", "result")
@@ -41,7 +39,7 @@ class Job(Generic[_A, _R]):
         self,
         function: Callable[[_A], _R],
         argument: _A,
-        done: "Callable[[Job[_A, _R]], None] | None",
+        done: "Callable[[Any], None] | None",
     ) -> None:
         self.function = function
         self.argument = argument
@@ -63,27 +61,22 @@ class CopyThread:
 
     Args:
         name: Thread name, seen in debuggers and logs.
-        loop: The loop that is told of results.
-        on_start: Called on the thread before its first job.
         on_death: Called on the dying thread.
         threads: Where the thread and its queue come from.
+        on_start: Called on the thread before its first job.
     """
 
     def __init__(
         self,
         name: str,
-        loop: asyncio.AbstractEventLoop,
         on_death: Callable[[str], None],
         threads: Threads = SYSTEM,
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
-        self._waker = threads.waker(loop, self._deliver)
         self._on_start = on_start
         self._on_death = on_death
         self._jobs: Queue = threads.queue()
-        self._finished: deque[Job[object, object]] = deque()
-        self._wake_pending = False
         self._dead = ""
         self._thread = threads.thread(self._main, name)
 
@@ -95,28 +88,20 @@ class CopyThread:
         """Let the thread end behind the jobs it has. Never blocks."""
         self._jobs.put(None)
 
-    def close(self) -> None:
-        """Tell of nothing any more. On the loop, when nobody waits for a job."""
-        self._waker.close()
-
     def join(self, timeout: float) -> bool:
         """Block up to *timeout* seconds; return whether the thread has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def run(
-        self,
-        function: Callable[[_A], _R],
-        argument: _A,
-        done: Callable[[Job[_A, _R]], None],
-    ) -> None:
+    def put(self, job: Job[_A, _R]) -> None:
         """
-        Queue *function* for the thread.
+        Queue a job for the thread.
 
-        *done* is called with the job, on the loop, when it has returned or raised; with
-        ``WorkerDiedError`` as its error when the thread has ended. It raises nothing.
+        Its error is ``WorkerDiedError`` if the thread has ended.
         """
-        self._put(Job(function, argument, done))
+        self._jobs.put(job)
+        if self._dead:  # perhaps since just now, behind the dying thread's last look
+            self._fail_jobs(None)
 
     def post(self, function: Callable[[_A], _R], argument: _A) -> None:
         """
@@ -124,21 +109,17 @@ class CopyThread:
 
         Behind the end of the thread it runs on whichever thread notices.
         """
-        self._put(Job(function, argument, None))
-
-    def _put(self, job: "Job[_A, _R]") -> None:
-        self._jobs.put(job)
-        if self._dead:  # perhaps since just now, behind the dying thread's last look
-            self._fail_jobs(None)
+        self.put(Job(function, argument, None))
 
     def _main(self) -> None:
         clean = False
-        job: Job[object, object] | None = None
+        job: Job[Any, Any] | None = None
         try:
             self._on_start()
             while (job := self._jobs.get()) is not None:
                 job.run()
-                self._hand_back(job)
+                if job.done is not None:
+                    job.done(job)
             clean = True
         finally:
             if not clean:
@@ -146,7 +127,7 @@ class CopyThread:
                 self._on_death(self._dead)  # first: nobody is to offer any more
                 self._fail_jobs(job)
 
-    def _fail_jobs(self, current: "Job[object, object] | None") -> None:
+    def _fail_jobs(self, current: "Job[Any, Any] | None") -> None:
         jobs = [] if current is None else [current]
         with contextlib.suppress(Empty):
             while True:
@@ -156,20 +137,7 @@ class CopyThread:
         for job in jobs:
             if job.done is not None:
                 job.error = WorkerDiedError(self._dead)
-                self._hand_back(job)
+                job.done(job)
         for job in jobs:
             if job.done is None:
                 job.run()  # cleans up; there is nobody else to do it
-
-    def _hand_back(self, job: "Job[object, object]") -> None:
-        self._finished.append(job)
-        if not self._wake_pending:
-            self._wake_pending = True
-            self._waker.wake()
-
-    def _deliver(self) -> None:
-        self._wake_pending = False
-        while self._finished:
-            job = self._finished.popleft()
-            if job.done is not None:
-                job.done(job)
