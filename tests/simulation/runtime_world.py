@@ -30,11 +30,21 @@ from tests.simulation.contents import (
 )
 from tests.simulation.traced import traced
 from ucm import intake, layerwise, loop, mailbox, runtime
-from ucm.blocks import PackedKey
+from ucm.blocks import Owner, PackedKey
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
 from ucm.metrics import Counters
-from ucm.pipeline import dump_queue, guard, lane, load, pipeline, save, tickets, workers
+from ucm.pipeline import (
+    dump_queue,
+    guard,
+    lane,
+    load,
+    pipeline,
+    runner,
+    save,
+    tickets,
+    workers,
+)
 from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
 from ucm.runtime import Runtime
@@ -49,7 +59,7 @@ LINE_MODULES = tuple(
     str(module.__file__)
     for module in (
         *(dump_queue, guard, intake, lane, layerwise, load, loop, mailbox),
-        *(pipeline, runtime, save, tickets, workers),
+        *(pipeline, runner, runtime, save, tickets, workers),
     )
 )
 _COPY_HANGS = {"hang gather", "hang scatter", "hang stream", "hang device"}
@@ -238,9 +248,19 @@ class RuntimeWorld(ABC):
         readers = self.readers_of(blocks)
         if any(self.transfers[each].quarantined for each in readers):
             return []  # the engine never gets them back
-        self.runtime.fence(readers)
+        lost = {each: self._positions(each, blocks) for each in readers}
+        for each in readers:  # what comes by rows is not written any further
+            if each in self.by_rows or self.dice.random() < 0.5:
+                del lost[each]
+        self.runtime.fence(readers, lost=lost)
         self.seen["fenced"] += bool(readers)
+        self.seen["fenced by position"] += bool(lost)
         return blocks
+
+    def _positions(self, transfer_id: int, blocks: Collection[int]) -> list[int]:
+        """Return which blocks of a save are among *blocks*."""
+        own = self.transfers[transfer_id].order.block_ids
+        return [at for at, block in enumerate(own) if block in blocks]
 
     def readers_of(self, blocks: Collection[int]) -> list[int]:
         """Return the saves that may still read some of *blocks*."""
@@ -283,6 +303,10 @@ class RuntimeWorld(ABC):
         order = span_order(
             self.next_id, direction, numbers, blocks, request, generation
         )
+        if direction is Direction.SAVE and len(blocks) > 1 and self.dice.random() < 0.5:
+            rest = Owner(self.dice.choice("efg"), 0, len(blocks) - 1)
+            owners = (Owner(request, generation, 1), rest)
+            order = attrs.evolve(order, owners=owners)
         self.transfers[self.next_id] = Transfer(order)
         self.next_id += 1
         return order
