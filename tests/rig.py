@@ -10,6 +10,7 @@ import structlog
 import torch
 
 from tests.clocks import AdvancingThreads
+from tests.kit.lockstep import QueueBounds, Tracer
 from ucm.blocks import GroupId, KeyPacker, Owner, PackedKey, RowId, ShardId
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device
@@ -23,7 +24,6 @@ from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.stores.abc import Store
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice, FaultPlan, FaultStore
-from ucm.testing.lockstep import QueueBounds, Tracer
 
 NUM_BLOCKS = 64
 NUM_ROWS = 3

@@ -23,7 +23,7 @@ BROAD_HANDLERS: dict[str, int] = {
     "ucm/pipeline/pipeline.py": 1,  # ends the loop with what went wrong on it
     "ucm/pipeline/runner.py": 1,  # turns any stage's error into its ticket's outcome
     "ucm/pipeline/workers.py": 1,  # carries a job's error to the lane that awaits it
-    "ucm/testing/simulation.py": 1,  # hands a simulated thread's error to the run
+    "tests/kit/simulation.py": 1,  # hands a simulated thread's error to the run
 }
 """Supervision points: file to number of handlers that may catch every error."""
 

@@ -10,6 +10,7 @@ import attrs
 import pytest
 import torch
 
+from tests.kit.lockstep import Tracer
 from tests.rig import (
     BLOCK_BYTES,
     KEYSPACE_DIGEST,
@@ -31,7 +32,6 @@ from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
 from ucm.runtime import Runtime
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import Fault, FaultPlan, FaultStore, Gate
-from ucm.testing.lockstep import Tracer
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 LIMIT_S = 30.0

@@ -4,6 +4,8 @@
 import pytest
 import torch
 
+from tests.kit.simulation import Simulation
+from tests.kit.unreliable import LateDevice, Odds, SeededFaults
 from tests.rig import (
     BLOCK_BYTES,
     KEYSPACE_DIGEST,
@@ -22,8 +24,6 @@ from ucm.pipeline.tickets import Direction
 from ucm.runtime import Runtime
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import Fault, FaultPlan, FaultStore
-from ucm.testing.simulation import Simulation
-from ucm.testing.unreliable import LateDevice, Odds, SeededFaults
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 DEVICES = pytest.mark.parametrize("is_late", [False, True], ids=["sync", "async"])

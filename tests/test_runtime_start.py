@@ -3,6 +3,7 @@
 
 import os
 
+from tests.kit.lockstep import Tracer
 from tests.rig import BLOCK_BYTES, LAYOUT, NUM_BLOCKS, order, running_on
 from ucm.affinity import AffinityPlan, format_cpulist
 from ucm.config import UCMConfig
@@ -12,7 +13,6 @@ from ucm.pipeline.tickets import Direction
 from ucm.runtime import Runtime
 from ucm.stores.memory import MemoryStore
 from ucm.stores.wrap import WrapperStore
-from ucm.testing.lockstep import Tracer
 from ucm.tracing import MEMORY_UNPINNED, RUNTIME_STARTED, THREAD_BOUND
 
 SAVE = Direction.SAVE

@@ -4,7 +4,7 @@ Where clocks, threads and what joins them come from.
 
 The machinery asks ``Threads`` for everything that waits or tells the time, so that a
 simulation can put a virtual clock and a seeded scheduler in its place (see
-``ucm.testing.simulation``). ``SYSTEM`` is the process's own; what it returns are the
+``tests.kit.simulation``). ``SYSTEM`` is the process's own; what it returns are the
 plain objects of the standard library.
 """
 

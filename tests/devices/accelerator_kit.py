@@ -8,16 +8,16 @@ import random
 import greenlet
 import numpy as np
 
+from tests.kit.accelerator import SimEvent, SimulatedDriver
+from tests.kit.accelerator_ops import Op
+from tests.kit.accelerator_streams import CUDA, SimHardware
+from tests.kit.simulation import Simulation
 from ucm.blocks import BlockId, GroupId
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.events import EventBook
 from ucm.devices.poller import EventPoller
 from ucm.plan import HostSlots
-from ucm.testing.accelerator import SimEvent, SimulatedDriver
-from ucm.testing.accelerator_ops import Op
-from ucm.testing.accelerator_streams import CUDA, SimHardware
 from ucm.testing.device_memory import Arrangement, Engine, Nesting
-from ucm.testing.simulation import Simulation
 from ucm.threads import SYSTEM
 
 __all__ = [

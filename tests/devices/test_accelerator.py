@@ -17,7 +17,9 @@ from tests.devices.accelerator_kit import (
     running,
     simulated,
 )
-from tests.testing.accelerator_kit import BOTH
+from tests.kit.accelerator import SimEvent
+from tests.kit.accelerator_kit import BOTH
+from tests.kit.accelerator_streams import CUDA, NPU
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.errors import (
     EventNotRecordedError,
@@ -26,8 +28,6 @@ from ucm.errors import (
     ForeignEventError,
     GraphCaptureError,
 )
-from ucm.testing.accelerator import SimEvent
-from ucm.testing.accelerator_streams import CUDA, NPU
 from ucm.testing.device_contract import DeviceContract
 
 SEEDS = range(6)

@@ -22,11 +22,11 @@ from tests.devices.accelerator_kit import (
     running,
     simulated,
 )
-from tests.testing.accelerator_kit import BOTH, on_a_thread
+from tests.kit.accelerator import SimulatedDriver
+from tests.kit.accelerator_kit import BOTH, on_a_thread
 from ucm.blocks import RowId
 from ucm.devices.driver import Direction
 from ucm.devices.events import DoneFence
-from ucm.testing.accelerator import SimulatedDriver
 from ucm.testing.device_memory import Nesting
 from ucm.threads import Threads
 

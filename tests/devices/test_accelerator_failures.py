@@ -17,13 +17,13 @@ from tests.devices.accelerator_kit import (
     running,
     simulated,
 )
-from tests.testing.accelerator_kit import BOTH, on_a_thread
+from tests.kit.accelerator import SimulatedDriver
+from tests.kit.accelerator_kit import BOTH, on_a_thread
 from ucm.devices import accelerator, events, poller
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.driver import Direction
 from ucm.errors import DeviceError, DeviceFailedError
 from ucm.plan import CopyBatch
-from ucm.testing.accelerator import SimulatedDriver
 from ucm.testing.device_memory import Engine
 
 LINES = tuple(module.__file__ for module in (accelerator, events, poller))

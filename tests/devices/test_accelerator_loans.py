@@ -6,8 +6,8 @@ import gc
 import pytest
 
 from tests.devices.accelerator_kit import STILL, running
+from tests.kit.accelerator_streams import CUDA, NPU
 from ucm.errors import DeviceError, DeviceFailedError
-from ucm.testing.accelerator_streams import CUDA, NPU
 
 
 class TestLoans:

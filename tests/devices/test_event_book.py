@@ -7,7 +7,9 @@ import weakref
 import pytest
 
 from tests.devices.accelerator_kit import make_driver
-from tests.testing.accelerator_kit import BOTH
+from tests.kit.accelerator import SimEvent, SimulatedDriver
+from tests.kit.accelerator_kit import BOTH
+from tests.kit.accelerator_streams import CUDA
 from ucm.devices.events import BorrowedEvent, EventBook, Loan
 from ucm.errors import (
     DeviceError,
@@ -16,8 +18,6 @@ from ucm.errors import (
     EventUnreadableError,
     ForeignEventError,
 )
-from ucm.testing.accelerator import SimEvent, SimulatedDriver
-from ucm.testing.accelerator_streams import CUDA
 
 
 class ToldDriver(SimulatedDriver):

@@ -3,12 +3,12 @@
 
 import pytest
 
+from tests.kit.accelerator import SimEvent, SimulatedDriver
+from tests.kit.accelerator_streams import SimHardware
+from tests.kit.simulation import Simulation
 from ucm.devices import events
 from ucm.devices.events import EventBook
 from ucm.errors import DeviceError
-from ucm.testing.accelerator import SimEvent, SimulatedDriver
-from ucm.testing.accelerator_streams import SimHardware
-from ucm.testing.simulation import Simulation
 
 
 class SlowDriver(SimulatedDriver):

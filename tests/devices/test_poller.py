@@ -5,9 +5,9 @@ import greenlet
 import pytest
 
 from tests.devices.accelerator_kit import TIMEOUT, Watch
+from tests.kit.accelerator import SimulatedDriver
 from ucm.devices import poller
 from ucm.errors import DeviceError, DeviceFailedError
-from ucm.testing.accelerator import SimulatedDriver
 
 SEEDS = range(20)
 LINES = (poller.__file__,)

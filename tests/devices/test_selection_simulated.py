@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.devices.selection_kit import PREFIX, Untouchable, entry
+from tests.kit.accelerator import SimEvent, SimulatedDriver
+from tests.kit.accelerator_streams import CUDA, NPU, Semantics, SimHardware
+from tests.kit.lockstep import Tracer
 from ucm.devices.abc import Fence
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.selection import EventSelector
 from ucm.errors import GraphCaptureError
 from ucm.metrics import Counters
-from ucm.testing.accelerator import SimEvent, SimulatedDriver
-from ucm.testing.accelerator_streams import CUDA, NPU, Semantics, SimHardware
 from ucm.testing.device_memory import Arrangement, Engine, Nesting
-from ucm.testing.lockstep import Tracer
 from ucm.tracing import EVENT_REFUSED
 
 LAYER = "group0.row0"

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kit.accelerator import SimulatedDriver
+from tests.kit.accelerator_streams import CUDA, SimHardware
 from ucm.blocks import BlockId
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.errors import ConfigError
 from ucm.plan import HostSlots
-from ucm.testing.accelerator import SimulatedDriver
-from ucm.testing.accelerator_streams import CUDA, SimHardware
 from ucm.testing.device_contract import DeviceContract
 from ucm.testing.device_memory import Arrangement, Engine, Nesting
 

@@ -20,10 +20,10 @@ from tests.devices.staging_kit import (
     make_pool,
     take,
 )
+from tests.kit.simulation import Simulation
 from tests.pipeline.kit import HandFence
 from ucm.devices import staging
 from ucm.devices.staging import StagingTimeoutError
-from ucm.testing.simulation import Simulation
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -9,10 +9,10 @@ from tests.devices.staging_kit import (
     make_pool,
     take,
 )
+from tests.kit.simulation import Simulation
 from tests.pipeline.kit import HandFence
 from ucm.devices.staging import StagingTimeoutError
 from ucm.errors import DeviceError
-from ucm.testing.simulation import Simulation
 
 
 class TestWaiting:

@@ -8,8 +8,8 @@ import pytest
 
 import tests.engine_imports  # noqa: F401 - its import is what counts
 from tests.e2e import models
+from tests.kit.lockstep import check_trace, read_traces
 from tests.traces import logs_closed, traces_of
-from ucm.testing.lockstep import check_trace, read_traces
 
 HERE = Path(__file__).parent
 ENGINE_WARNINGS = ("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -18,8 +18,8 @@ from tests.e2e.engine import (
     in_process_engine,
     reset_prefix_cache,
 )
+from tests.kit.lockstep import read_traces
 from tests.traces import traces_of
-from ucm.testing.lockstep import read_traces
 from ucm.tracing import PREFIX_MATCHED
 
 PROMPTS = [prompt(3000 + at, 300 + 40 * at) for at in range(4)]

@@ -28,6 +28,7 @@ from tests.e2e.connector import (
 )
 from tests.e2e.engine import generate, in_process_engine, reset_prefix_cache
 from tests.e2e.test_connector_class import FORWARDED
+from tests.kit.lockstep import check_trace, read_traces
 from tests.traces import traces_of
 from ucm.errors import MessageError
 from ucm.integration.vllm.messages import PlanEnvelope, plan_in
@@ -35,7 +36,6 @@ from ucm.integration.vllm.step import Step
 from ucm.integration.vllm.ucm_connector import UCMConnector
 from ucm.metrics import METRICS
 from ucm.scheduler.messages import MESSAGE_VERSION
-from ucm.testing.lockstep import check_trace, read_traces
 
 
 @attrs.frozen

@@ -16,9 +16,9 @@ from tests.e2e.engine import (
     reset_prefix_cache,
 )
 from tests.e2e.test_refusals import change, start
+from tests.kit.lockstep import read_traces
 from tests.traces import traces_of
 from ucm.errors import ConfigError
-from ucm.testing.lockstep import read_traces
 from ucm.tracing import SETTING_UNSAFE
 
 PROMPTS = [prompt(7001, 700), prompt(7002, 300)]

@@ -10,8 +10,8 @@ from vllm.platforms import current_platform
 from tests.e2e import models
 from tests.e2e.connector import halves, ucm_config
 from tests.e2e.engine import in_process_engine
+from tests.kit.lockstep import read_traces
 from tests.traces import traces_of
-from ucm.testing.lockstep import read_traces
 from ucm.tracing import SCHEDULER_STARTED, SETTING_UNSAFE
 
 

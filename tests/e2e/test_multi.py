@@ -26,9 +26,9 @@ from tests.e2e.engine import (
 )
 from tests.e2e.test_harness import example_connector
 from tests.e2e.test_models import assert_failures_are_told_by_request
+from tests.kit.lockstep import check_trace, read_traces
 from tests.traces import traces_of
 from ucm.testing.faults import Fault, FaultPlan, Gate
-from ucm.testing.lockstep import check_trace, read_traces
 from ucm.tracing import SETTING_UNSAFE
 
 PROMPT = prompt(4000, 300)

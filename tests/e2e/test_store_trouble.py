@@ -26,10 +26,10 @@ from tests.e2e.engine import (
     in_process_engine,
     reset_prefix_cache,
 )
+from tests.kit.lockstep import read_traces
 from tests.traces import traces_of
 from ucm.errors import StoreUnavailableError
 from ucm.testing.faults import Fault, FaultPlan, Gate
-from ucm.testing.lockstep import read_traces
 from ucm.threads import SYSTEM
 from ucm.tracing import STAGE_FAILED, TICKET_REFUSED, TICKET_SETTLED
 

@@ -15,14 +15,14 @@ from tests.devices.accelerator_kit import (
     simulated,
 )
 from tests.devices.staging_kit import NUM_SLOTS, SLOT, make_pool, take
+from tests.kit.accelerator_kit import BOTH
+from tests.kit.accelerator_streams import Bias, Semantics
+from tests.kit.simulation import Simulation
 from tests.pipeline.kit import HandFence, make_ticket
-from tests.testing.accelerator_kit import BOTH
 from ucm.devices.events import DoneFence
 from ucm.errors import DeviceFailedError
 from ucm.pipeline.save import EventWait, Gathered, Queued, Ready, Transfer
 from ucm.pipeline.tickets import Item
-from ucm.testing.accelerator_streams import Bias, Semantics
-from ucm.testing.simulation import Simulation
 
 
 def stage(world: World, count: int) -> int:

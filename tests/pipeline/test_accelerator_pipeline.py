@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kit.accelerator import SimEvent, SimulatedDriver
+from tests.kit.accelerator_ops import Copy
+from tests.kit.accelerator_streams import CUDA, NPU, SimHardware
 from tests.pipeline.kit import TIMEOUT
 from tests.rig import (
     BLOCK_BYTES,
@@ -24,9 +27,6 @@ from ucm.devices.events import DoneFence
 from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.stores.memory import MemoryStore
-from ucm.testing.accelerator import SimEvent, SimulatedDriver
-from ucm.testing.accelerator_ops import Copy
-from ucm.testing.accelerator_streams import CUDA, NPU, SimHardware
 
 SPAN = 2
 ROUNDS = 5

@@ -9,6 +9,9 @@ import attrs
 import pytest
 import torch
 
+from tests.kit.accelerator import SimulatedDriver
+from tests.kit.accelerator_streams import SimHardware
+from tests.kit.simulation import Simulation
 from tests.pipeline.kit import AsyncDevice, make_ticket
 from tests.rig import BLOCK_BYTES, LAYERS, LAYOUT, NUM_BLOCKS, NUM_ROWS, PAGE_BYTES
 from ucm.blocks import BlockId, GroupId, RowId
@@ -22,10 +25,7 @@ from ucm.pipeline.save import Commit, Gather, Ready, Transfer, copy_over
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.reasons import Reason
 from ucm.stores.memory import MemoryStore
-from ucm.testing.accelerator import SimulatedDriver
-from ucm.testing.accelerator_streams import SimHardware
 from ucm.testing.faults import Fault, FaultDevice, FaultPlan, FaultStore
-from ucm.testing.simulation import Simulation
 
 ROWS = tuple(RowId(row) for row in range(NUM_ROWS))
 SPAN = 5

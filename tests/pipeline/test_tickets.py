@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.kit.lockstep import Tracer
 from tests.pipeline.kit import TIMEOUT, make_ticket
 from ucm.blocks import Owner
 from ucm.pipeline.guard import BlockGuard, TicketOverError
@@ -17,7 +18,6 @@ from ucm.pipeline.tickets import (
     Outcome,
     OutcomeKind,
 )
-from ucm.testing.lockstep import Tracer
 
 COMMITTED = Outcome(OutcomeKind.COMMITTED)
 CANCELLED = Outcome(OutcomeKind.CANCELLED, "deadline")

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import attrs
 
+from tests.kit.accelerator import SimEvent, SimulatedDriver
+from tests.kit.accelerator_streams import SimHardware
+from tests.kit.simulation import Simulation
+from tests.kit.unreliable import SeededFaults
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.layerwise import RowSaves
 from ucm.runtime import Runtime
-from ucm.testing.accelerator import SimEvent, SimulatedDriver
-from ucm.testing.accelerator_streams import SimHardware
 from ucm.testing.faults import FaultDevice
-from ucm.testing.simulation import Simulation
-from ucm.testing.unreliable import SeededFaults
 
 __all__ = ["Parts", "WatchedDevice", "WorldDriver"]
 

@@ -4,12 +4,12 @@
 import random
 from types import SimpleNamespace
 
+from tests.kit.accelerator import SimEvent
+from tests.kit.accelerator_streams import SimHardware, SimStream
 from tests.simulation.contents import LAYERS
 from ucm.devices.abc import Fence
 from ucm.devices.selection import EventSelector
 from ucm.errors import DeviceFailedError
-from ucm.testing.accelerator import SimEvent
-from ucm.testing.accelerator_streams import SimHardware, SimStream
 
 __all__ = ["PROOFS", "Prover"]
 

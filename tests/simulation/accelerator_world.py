@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tests.kit.accelerator_ops import Copy
+from tests.kit.accelerator_streams import CUDA, NPU, Bias, SimHardware
 from tests.rig import keys_in
 from tests.simulation.accelerator_parts import Parts, WatchedDevice
 from tests.simulation.accelerator_proofs import PROOFS, Prover
@@ -44,8 +46,6 @@ from ucm.devices.selection import EventSelector
 from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.scheduler.messages import TransferKind
-from ucm.testing.accelerator_ops import Copy
-from ucm.testing.accelerator_streams import CUDA, NPU, Bias, SimHardware
 
 _LINES = (*LINE_MODULES, *(str(m.__file__) for m in (accelerator, events, poller)))
 _FAILING = ("record", "make_event", "wait", "copy", "is_done", "synchronize")

@@ -13,6 +13,9 @@ import torch
 
 from tests.integration.vllm.host_kit import SchedulerDoor, WorkerDoor, make_setup
 from tests.integration.vllm.weights_kit import TinyModel, parts_of
+from tests.kit.lockstep import TraceChecker
+from tests.kit.simulation import Simulation
+from tests.kit.unreliable import LateDevice, Odds, SeededFaults, UnreliableStore
 from tests.simulation.stored_blocks import StoredBlocks
 from tests.simulation.traced import traced
 from tests.simulation.weight_acts import WeightActs
@@ -32,9 +35,6 @@ from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice, FaultPlan
 from ucm.testing.host import FakeHost, HostSettings, SeededChoices
 from ucm.testing.host import Odds as HostOdds
-from ucm.testing.lockstep import TraceChecker
-from ucm.testing.simulation import Simulation
-from ucm.testing.unreliable import LateDevice, Odds, SeededFaults, UnreliableStore
 from ucm.tracing import Log
 
 _PAUSES_S = (0.0, 0.0, 1e-5, 1e-4, 1e-2, 1.0)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tests.kit.unreliable import LateDevice
 from tests.rig import keys_in
 from tests.simulation.contents import (
     CONTENTS,
@@ -33,7 +34,6 @@ from ucm.devices.cpu import CPUDevice
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.scheduler.messages import TransferKind
 from ucm.testing.faults import FaultDevice
-from ucm.testing.unreliable import LateDevice
 
 _NUM_KEYS = 40
 

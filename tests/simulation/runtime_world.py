@@ -16,6 +16,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from tests.kit.lockstep import QueueBounds, TraceChecker
+from tests.kit.simulation import Simulation
+from tests.kit.unreliable import Odds, SeededFaults, UnreliableStore
 from tests.rig import KEYSPACE_DIGEST, keys_in
 from tests.rig import order as span_order
 from tests.simulation.contents import (
@@ -50,9 +53,6 @@ from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.stores.memory import MemoryStore
-from ucm.testing.lockstep import QueueBounds, TraceChecker
-from ucm.testing.simulation import Simulation
-from ucm.testing.unreliable import Odds, SeededFaults, UnreliableStore
 from ucm.tracing import TICKET_SETTLED
 
 LINE_MODULES = tuple(

@@ -14,6 +14,8 @@ from typing import Any
 
 import attrs
 
+from tests.kit.accelerator import SimEvent
+from tests.kit.accelerator_streams import SimStream
 from tests.simulation.accelerator_parts import Parts, WorldDriver
 from ucm.devices._paged import PagedCopy
 from ucm.devices.abc import EventRef, Fence
@@ -26,8 +28,6 @@ from ucm.pipeline.save import Gather, Gathered, Ready, save_chain
 from ucm.pipeline.stage import Chain
 from ucm.pipeline.tickets import Direction
 from ucm.runtime import Runtime
-from ucm.testing.accelerator import SimEvent
-from ucm.testing.accelerator_streams import SimStream
 
 __all__ = ["SABOTAGES", "Sabotage"]
 

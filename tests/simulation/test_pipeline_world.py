@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from tests.kit.simulation import Simulation
 from tests.rig import (
     BLOCK_BYTES,
     KEYSPACE_DIGEST,
@@ -28,7 +29,6 @@ from ucm.pipeline.tickets import Direction
 from ucm.runtime import Runtime
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import Fault, FaultPlan, FaultStore
-from ucm.testing.simulation import Simulation
 
 
 class TestPipelineWorld:

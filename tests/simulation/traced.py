@@ -7,8 +7,8 @@ from typing import Any
 
 import structlog
 
-from ucm.testing.lockstep import TraceChecker
-from ucm.testing.simulation import Simulation
+from tests.kit.lockstep import TraceChecker
+from tests.kit.simulation import Simulation
 from ucm.tracing import Log
 
 

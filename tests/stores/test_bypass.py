@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.lockstep import Tracer
 from tests.stores.slab_kit import open_slab
 from tests.stores.test_wrap import InnerBypass
 from ucm.errors import StoreUnavailableError
@@ -17,7 +18,6 @@ from ucm.stores.bypass import BypassStore
 from ucm.stores.memory import MemoryStore
 from ucm.stores.slab._layout import Word
 from ucm.stores.wrap import WrapperStore
-from ucm.testing.lockstep import Tracer
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, save
 from ucm.testing.store_contract import StoreContract
 from ucm.tracing import STORE_ANSWERS, STORE_BYPASSED

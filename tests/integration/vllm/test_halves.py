@@ -14,6 +14,7 @@ import structlog
 import torch
 
 from tests.integration.vllm.kit import NUM_BLOCKS, engine_config, plain_cache
+from tests.kit.lockstep import check_trace, read_traces
 from tests.traces import logs_closed
 from ucm.errors import ConfigError, DeviceError, LayoutError, MessageError
 from ucm.integration.vllm.messages import RankHandshake, plan_in
@@ -23,7 +24,6 @@ from ucm.integration.vllm.worker import WorkerHalf
 from ucm.reasons import Reason
 from ucm.scheduler.messages import Failure, StepReport, encode
 from ucm.stores.slab._layout import Word
-from ucm.testing.lockstep import check_trace, read_traces
 from ucm.tracing import STORE_EXPERIMENTAL
 
 PAGE = 1024

@@ -14,12 +14,12 @@ from tests.integration.vllm.test_halves import (
     request,
     traced_engine,
 )
+from tests.kit.lockstep import check_trace, read_traces
 from tests.traces import Drain, filled_pipe
 from ucm.integration.vllm.messages import RankHandshake
 from ucm.integration.vllm.stats import UCMStats
 from ucm.scheduler.messages import StepReport, encode
 from ucm.stores.slab._layout import Word
-from ucm.testing.lockstep import check_trace, read_traces
 
 
 @pytest.fixture

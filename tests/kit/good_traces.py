@@ -4,8 +4,8 @@
 import itertools
 from typing import Any
 
-from ucm.testing.lockstep import QueueBounds
-from ucm.testing.lockstep_tickets import CHAINS, OPTIONAL
+from tests.kit.lockstep import QueueBounds
+from tests.kit.lockstep_tickets import CHAINS, OPTIONAL
 
 Event = dict[str, Any]
 Trace = list[Event]

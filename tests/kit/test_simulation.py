@@ -6,9 +6,9 @@ import sys
 import anyio
 import pytest
 
-from tests.testing import simulated_counter
-from tests.testing.simulated_counter import Counter
-from ucm.testing.simulation import Simulation, SimulationDeadlockError
+from tests.kit import simulated_counter
+from tests.kit.simulated_counter import Counter
+from tests.kit.simulation import Simulation, SimulationDeadlockError
 
 NAMES = "abc"
 

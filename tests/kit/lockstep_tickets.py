@@ -18,7 +18,7 @@ from typing import Final
 
 import attrs
 
-from ucm.testing.lockstep_rules import Line, Rule, Violate, number_in, word_in
+from tests.kit.lockstep_rules import Line, Rule, Violate, number_in, word_in
 from ucm.tracing import STAGE_FAILED
 
 __all__ = ["CHAINS", "OPTIONAL", "TicketTrace", "rows_in"]

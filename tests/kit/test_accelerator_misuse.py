@@ -5,7 +5,8 @@ import attrs
 import numpy as np
 import pytest
 
-from tests.testing.accelerator_kit import (
+from tests.kit.accelerator import SimEvent, SimulatedDriver
+from tests.kit.accelerator_kit import (
     OLD,
     PAGE_BYTES,
     Pages,
@@ -13,9 +14,8 @@ from tests.testing.accelerator_kit import (
     make_driver,
     on_a_thread,
 )
+from tests.kit.accelerator_ops import Misuse, MisuseError
 from ucm.devices.driver import Direction
-from ucm.testing.accelerator import SimEvent, SimulatedDriver
-from ucm.testing.accelerator_ops import Misuse, MisuseError
 
 
 class TestMisuses:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.rig import BLOCK_BYTES, NUM_BLOCKS, order, running
-from tests.testing.broken_traces import BREAKS, Break, changed, doubled, overtaking
-from tests.testing.good_traces import (
+from tests.kit.broken_traces import BREAKS, Break, changed, doubled, overtaking
+from tests.kit.good_traces import (
     BOUNDS,
     GOOD,
     NBYTES,
@@ -22,12 +21,7 @@ from tests.testing.good_traces import (
     through,
     worker,
 )
-from ucm.devices.cpu import CPUDevice
-from ucm.pipeline.load import load_chain
-from ucm.pipeline.save import save_chain
-from ucm.pipeline.tickets import Direction, OutcomeKind
-from ucm.stores.memory import MemoryStore
-from ucm.testing.lockstep import (
+from tests.kit.lockstep import (
     Rule,
     TraceChecker,
     TraceFormatError,
@@ -36,7 +30,13 @@ from ucm.testing.lockstep import (
     check_trace,
     read_traces,
 )
-from ucm.testing.lockstep_tickets import CHAINS, OPTIONAL
+from tests.kit.lockstep_tickets import CHAINS, OPTIONAL
+from tests.rig import BLOCK_BYTES, NUM_BLOCKS, order, running
+from ucm.devices.cpu import CPUDevice
+from ucm.pipeline.load import load_chain
+from ucm.pipeline.save import save_chain
+from ucm.pipeline.tickets import Direction, OutcomeKind
+from ucm.stores.memory import MemoryStore
 
 FREE = {
     "runtime.started": "nobody knows that there should be an end, either",

@@ -18,9 +18,7 @@ from collections.abc import Callable, Iterator
 import greenlet
 import torch
 
-from ucm.devices.driver import Direction, Driver
-from ucm.plan import CopyBatch
-from ucm.testing.accelerator_ops import (
+from tests.kit.accelerator_ops import (
     Copy,
     Memory,
     Misuse,
@@ -31,7 +29,9 @@ from ucm.testing.accelerator_ops import (
     overlap,
     within,
 )
-from ucm.testing.accelerator_streams import Semantics, SimHardware, SimStream
+from tests.kit.accelerator_streams import Semantics, SimHardware, SimStream
+from ucm.devices.driver import Direction, Driver
+from ucm.plan import CopyBatch
 
 __all__ = ["SimEvent", "SimulatedDriver"]
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 
 import attrs
 
-from ucm.testing.lockstep_rules import Event, Line, Rule, Violate, number_in
+from tests.kit.lockstep_rules import Event, Line, Rule, Violate, number_in
 from ucm.tracing import (
     HOLD_QUARANTINED,
     HOLD_RELEASED,

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from tests.testing.accelerator_kit import (
+from tests.kit.accelerator import SimEvent, SimulatedDriver
+from tests.kit.accelerator_kit import (
     BOTH,
     NEW,
     Pages,
@@ -13,10 +14,9 @@ from tests.testing.accelerator_kit import (
     make_driver,
     on_a_thread,
 )
-from ucm.testing.accelerator import SimEvent, SimulatedDriver
-from ucm.testing.accelerator_ops import Misuse, MisuseError
-from ucm.testing.accelerator_streams import CUDA, NPU, SimHardware
-from ucm.testing.simulation import Simulation
+from tests.kit.accelerator_ops import Misuse, MisuseError
+from tests.kit.accelerator_streams import CUDA, NPU, SimHardware
+from tests.kit.simulation import Simulation
 
 
 class TestDevices:

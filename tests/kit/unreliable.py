@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from tests.kit.simulation import Simulation
 from ucm.blocks import BlockId, GroupId, PackedKey, RowId
 from ucm.devices.abc import Device, EventRef, Fence
 from ucm.errors import DeviceError, StoreFullError, StoreUnavailableError
@@ -21,7 +22,6 @@ from ucm.layout import KVLayout
 from ucm.plan import HostSlots
 from ucm.stores.abc import ReadLease, Store
 from ucm.testing.faults import FaultPlan, FaultStore
-from ucm.testing.simulation import Simulation
 
 __all__ = ["LateDevice", "Odds", "SeededFaults", "UnreliableStore"]
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import greenlet
 
-from ucm.testing.simulated import Actor, SimThreads
+from tests.kit.simulated import Actor, SimThreads
 from ucm.threads import Threads
 
 __all__ = ["Simulation", "SimulationDeadlockError"]
@@ -241,7 +241,7 @@ class Simulation:
             actor.alive = False
         self._actors.clear()
 
-    def _trace(self, frame: FrameType, event: str, _: object) -> Any:  # noqa: ANN401
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         """Follow the modules of interest, and preempt at some of their lines."""
         if frame.f_code.co_filename not in self._line_modules:
             return None

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.testing.accelerator_kit import (
+from tests.kit.accelerator import SimEvent
+from tests.kit.accelerator_kit import (
     BOTH,
     NEW,
     NUM_PAGES,
@@ -19,11 +20,10 @@ from tests.testing.accelerator_kit import (
     kinds,
     make_driver,
 )
+from tests.kit.accelerator_ops import Misuse, MisuseError
+from tests.kit.accelerator_streams import CUDA, NPU, Bias
 from ucm.devices.driver import Direction
 from ucm.plan import CopyBatch
-from ucm.testing.accelerator import SimEvent
-from ucm.testing.accelerator_ops import Misuse, MisuseError
-from ucm.testing.accelerator_streams import CUDA, NPU, Bias
 
 
 def race(seed, *, waits, semantics=CUDA, bias=None):

@@ -3,7 +3,7 @@
 What a simulated thread is given instead of locks, queues, threads and an event loop.
 
 They do what their models in the standard library do, and leave each choice of who goes
-on to the hub (``ucm.testing.simulation``): before a lock is taken, before an event is
+on to the hub (``tests.kit.simulation``): before a lock is taken, before an event is
 set, at each wait.
 """
 
@@ -89,7 +89,7 @@ class SimThreads(Threads):
         """Return a simulated event."""
         return _SimEvent(self._simulation)
 
-    def local(self) -> Any:  # noqa: ANN401 - as the standard library's
+    def local(self) -> Any:
         """Return an object whose attributes each simulated thread has for itself."""
         return _SimLocal()
 

@@ -12,7 +12,7 @@ in ``run``, ``drain`` and ``wait_for``, and never by itself: the same calls in t
 order run the same way.
 
 Threading: any thread; a lock covers each step and each submission. A simulated thread
-(``ucm.testing.simulation``) counts as a thread, and gives way before it asks an event.
+(``tests.kit.simulation``) counts as a thread, and gives way before it asks an event.
 """
 
 import enum
@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import greenlet
 
-from ucm.testing.accelerator_ops import (
+from tests.kit.accelerator_ops import (
     Copy,
     Kernel,
     Misuse,

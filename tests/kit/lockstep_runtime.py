@@ -12,8 +12,8 @@ from typing import ClassVar, Final
 
 import attrs
 
-from ucm.testing.lockstep_rules import Event, Line, Rule, Violate, number_in, word_in
-from ucm.testing.lockstep_tickets import TicketTrace, rows_in
+from tests.kit.lockstep_rules import Event, Line, Rule, Violate, number_in, word_in
+from tests.kit.lockstep_tickets import TicketTrace, rows_in
 from ucm.tracing import (
     HOLD_QUARANTINED,
     RUNTIME_CLOSED,

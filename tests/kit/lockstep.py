@@ -5,7 +5,7 @@ The structured log as an oracle: any run is checked against what must always hol
 ``check_trace`` reads events as they were logged, at debug level, by one process or by
 several; ``TraceChecker`` takes them one at a time and keeps only what is open, so that
 a long run can be checked while it lasts. What is checked, and what a log cannot show,
-stands in ``ucm.testing.lockstep_rules``.
+stands in ``tests.kit.lockstep_rules``.
 
 Lines of one process must come in the order in which they were written. Between
 processes no order counts: their clocks are not compared for any verdict.
@@ -27,8 +27,8 @@ from typing import Any, Final, NoReturn
 import attrs
 import structlog
 
-from ucm.testing.lockstep_holds import HoldTrace, Parts
-from ucm.testing.lockstep_rules import (
+from tests.kit.lockstep_holds import HoldTrace, Parts
+from tests.kit.lockstep_rules import (
     Event,
     Line,
     Rule,
@@ -36,7 +36,7 @@ from ucm.testing.lockstep_rules import (
     TraceViolationError,
     word_in,
 )
-from ucm.testing.lockstep_runtime import QueueBounds, RuntimeTrace
+from tests.kit.lockstep_runtime import QueueBounds, RuntimeTrace
 from ucm.tracing import (
     RUNTIME_FAILED,
     RUNTIME_STARTED,

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from tests.testing.good_traces import (
+from tests.kit.good_traces import (
     GOOD,
     NBYTES,
     Event,
@@ -21,7 +21,7 @@ from tests.testing.good_traces import (
     through,
     worker,
 )
-from ucm.testing.lockstep import Rule
+from tests.kit.lockstep import Rule
 
 Change = Callable[[Trace], Trace]
 

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.kit.accelerator import SimulatedDriver
+from tests.kit.accelerator_streams import CUDA, NPU, SimHardware
 from ucm.devices.driver import Direction
 from ucm.plan import CopyBatch
-from ucm.testing.accelerator import SimulatedDriver
-from ucm.testing.accelerator_streams import CUDA, NPU, SimHardware
 
 __all__ = [
     "BOTH",
