@@ -187,7 +187,9 @@ class TestDeadlines:
                 raise DeviceError("the device is gone")
 
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
-            rig.device.next_fence().is_done = broken
+            fence = rig.device.next_fence()
+            fence.is_done = broken
+            fence.open()  # whoever waits already is called, and asks
             assert OutcomeKind.FAILED is rig.settle()[1].kind
             assert [1] == rig.told(NoticeKind.QUARANTINED)
             assert [] == rig.told(NoticeKind.RELEASED)

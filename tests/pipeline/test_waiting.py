@@ -23,6 +23,7 @@ class TestFencePassed:
         """A short wait is noticed soon, a long one costs few wake-ups (half a
         millisecond, doubling to five)."""
         fence, pauses = HandFence(), []
+        fence.call_when_over = lambda _: False  # it has to be looked at
 
         async def turn(pause):
             pauses.append(pause)
