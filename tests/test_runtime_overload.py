@@ -197,7 +197,7 @@ class TestOverload:
             started = engine.now
             loads = engine.submit(LOAD, *"aaabbbcccdddeeefff")
             engine.wait(lambda: len(engine.ends) == 2 + 12)
-            assert engine.now - started < 0.1
+            assert engine.now - started < 0.5  # the first load takes a second
             ends = engine.ended(*loads)
             assert ["committed"] * 6 + ["overload"] * 12 == ends
             assert max(engine.settled.values()) - started < 7.0
