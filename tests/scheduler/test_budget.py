@@ -2,7 +2,7 @@
 """R-17: whatever a step orders, its plan is a message that may be sent."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scheduler.model import (
@@ -80,6 +80,7 @@ class TestSizes:
         report = StepReport(rank=0, failures=(failure,))
         assert len(encode(report)) - empty <= failure_nbytes(failure)
 
+    @settings(deadline=None)
     @given(
         shares=st.lists(
             st.tuples(st.text(max_size=9), st.integers(1, 9)), min_size=1, max_size=9

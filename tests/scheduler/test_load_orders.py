@@ -2,7 +2,7 @@
 """Which blocks a hit loads, and by which tickets."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scheduler.model import (
@@ -36,6 +36,7 @@ class TestLoadSelector:
                 external_tokens=12,
             )
 
+    @settings(deadline=None)
     @given(data=st.data())
     def test_each_block_of_a_hit_is_ordered_once(self, data: st.DataObject) -> None:
         """A hit's tickets name what it needs of each group, in order, and not the null
