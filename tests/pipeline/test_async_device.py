@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole pipeline over a device whose copies end when the test says so."""
 
-import threading
 import time
+from concurrent import futures
 
 import pytest
 import torch
@@ -33,10 +33,9 @@ class TestContract(DeviceContract):
     """The fake is a device: its copies merely end later, on another thread."""
 
     def make_device(self, num_blocks):
-        """Return a device that opens its fences by itself."""
-        return AsyncDevice(
-            num_blocks, lambda fence: threading.Thread(target=fence.open).start()
-        )
+        """Return a device that opens its fences by itself, in order."""
+        stream = futures.ThreadPoolExecutor(max_workers=1)
+        return AsyncDevice(num_blocks, lambda fence: stream.submit(fence.open))
 
     def make_memory(self, nbytes):
         """Return a tensor in host memory."""
@@ -168,6 +167,19 @@ class TestDeadlines:
             assert [9] == rig.told(NoticeKind.RELEASED)
             assert [] == rig.told(NoticeKind.QUARANTINED)
             fence.open()
+
+    def test_load_whose_blocks_are_not_zeroed_ends_the_service(self):
+        """Blocks that a failed load leaves and the device does not zero stay, as those
+        of a stuck copy do, and the runtime says so: their request waits for them."""
+        with running() as rig:
+            save(rig, range(4), range(1, 5), number=9)
+            begin_late(rig, 1, LOAD, range(4), range(20, 24)).open()
+            assert "deadline" == rig.settle()[1].reason
+            assert "" == rig.runtime.failure
+            rig.device.next_fence().fail(DeviceError("planned"))
+            assert "blocks of transfer 1 are not zeroed" == rig.runtime.failure
+            assert [9] == rig.told(NoticeKind.RELEASED)
+            assert ["failed"] == rig.submit(order(2, SAVE, range(1), range(1, 2)))
 
     def test_engine_work_that_never_ends_costs_the_save_only(self):
         """A save whose blocks are never written is dropped before any copy."""
