@@ -296,14 +296,16 @@ class RuntimeWorld(ABC):
             direction: Save or load.
             blocks: Of the engine.
             numbers: Of their content.
-            generation: Which life of the request; drawn if not given.
+            generation: Which life of the request, whose alone it is then; drawn if not
+                given.
         """
         request = self.dice.choice("abcd")
+        may_share = direction is Direction.SAVE and not generation and len(blocks) > 1
         generation = generation or self.dice.randrange(2)
         order = span_order(
             self.next_id, direction, numbers, blocks, request, generation
         )
-        if direction is Direction.SAVE and len(blocks) > 1 and self.dice.random() < 0.5:
+        if may_share and self.dice.random() < 0.5:
             rest = Owner(self.dice.choice("efg"), 0, len(blocks) - 1)
             owners = (Owner(request, generation, 1), rest)
             order = attrs.evolve(order, owners=owners)
