@@ -101,7 +101,8 @@ class Intake:
         log: The process's log.
         threads: Where clock and locks come from.
         on_failure: Called with the reason when a batch turns out to be none, a bug of
-            the caller: the engine would wait for its end for ever.
+            the caller, and when what a load has left cannot be zeroed: the engine waits
+            for its end for ever. On any thread.
     """
 
     def __init__(
@@ -254,6 +255,7 @@ class Intake:
             deadline=submitted_at + self._limit(direction),
             on_release=self._released,
             on_settle=self._queue.over,
+            on_unclean=self._unclean,
             log=self._log,
             changed=self._changed,
             clock=self._clock,
@@ -262,6 +264,10 @@ class Intake:
     def _released(self, ticket: Ticket) -> None:
         self._queue.released(ticket)
         self._recorder.released(ticket)
+
+    def _unclean(self, ticket: Ticket) -> None:
+        """Fail: the request of a load waits for blocks that nobody can give back."""
+        self._on_failure(f"blocks of transfer {ticket.transfer_id} are not zeroed")
 
     def _limit(self, direction: Direction) -> float:
         save = direction is Direction.SAVE

@@ -107,12 +107,38 @@ LOAD = (
         name="zeros_not_waited_for",
         why="Blocks count as released that a device which failed still writes.",
         file=_GUARD,
-        find="            return  # what is in them",
+        find="            self._on_unclean()  # what is in them",
         replace="            self._on_release()  # what is in them",
         killers=(
             (
                 f"{_TESTS}::TestBlockGuard::"
                 "test_blocks_that_cannot_be_zeroed_are_never_released"
+            ),
+        ),
+    ),
+    Mutant(
+        name="unclean_blocks_untold",
+        why="A request waits for ever, and nobody is told that the device fails.",
+        file=_GUARD,
+        find="            self._on_unclean()  # what is in them",
+        replace="            # what is in them",
+        killers=(
+            (
+                f"{_TESTS}::TestBlockGuard::"
+                "test_runtime_fails_whose_device_does_not_zero_blocks"
+            ),
+        ),
+    ),
+    Mutant(
+        name="zeros_that_fail_untold",
+        why="The same, where the device fails behind the call.",
+        file=_GUARD,
+        find="        if not has_passed(fence):\n            self._on_unclean()\n",
+        replace="        if not has_passed(fence):\n",
+        killers=(
+            (
+                "tests/pipeline/test_async_device.py::TestDeadlines::"
+                "test_load_whose_blocks_are_not_zeroed_ends_the_service"
             ),
         ),
     ),

@@ -21,6 +21,7 @@ from ucm.devices.abc import Fence
 from ucm.devices.cpu import CPUDevice
 from ucm.devices.driver import Direction as CopyDirection
 from ucm.devices.events import DoneFence
+from ucm.errors import DeviceError
 from ucm.pipeline.tickets import Direction, Item, Ticket
 from ucm.tracing import Log
 
@@ -74,6 +75,7 @@ class HandFence(Fence):
     def __init__(self, copy: Callable[[], object] = lambda: None) -> None:
         self._copy = copy
         self._done = threading.Event()
+        self._error: DeviceError | None = None
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
 
@@ -86,8 +88,15 @@ class HandFence(Fence):
         for callback in callbacks:
             callback()
 
+    def fail(self, error: DeviceError) -> None:
+        """Let the device fail before it comes to this fence."""
+        self._copy, self._error = (lambda: None), error
+        self.open()
+
     def is_done(self) -> bool:
-        """Return whether it was opened."""
+        """Return whether it was opened; raise why it failed."""
+        if self._error is not None:
+            raise self._error
         return self._done.is_set()
 
     def wait(self, timeout: float) -> bool:

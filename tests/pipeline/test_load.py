@@ -13,19 +13,34 @@ from tests.kit.accelerator import SimulatedDriver
 from tests.kit.accelerator_streams import SimHardware
 from tests.kit.simulation import Simulation
 from tests.pipeline.kit import AsyncDevice, make_ticket
-from tests.rig import BLOCK_BYTES, LAYERS, LAYOUT, NUM_BLOCKS, NUM_ROWS, PAGE_BYTES
+from tests.rig import (
+    BLOCK_BYTES,
+    LAYERS,
+    LAYOUT,
+    NUM_BLOCKS,
+    NUM_ROWS,
+    PAGE_BYTES,
+    order,
+    running,
+)
 from ucm.blocks import BlockId, GroupId, RowId
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.cpu import CPUDevice
-from ucm.errors import BlockCorruptError, BlockNotFoundError, DeviceFailedError
+from ucm.errors import (
+    BlockCorruptError,
+    BlockNotFoundError,
+    DeviceFailedError,
+    StoreUnavailableError,
+)
 from ucm.pipeline import load
 from ucm.pipeline.guard import BlockGuard, TicketOverError
 from ucm.pipeline.load import Fetch, Publish, Scatter, ScatterWait
+from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.save import Commit, Gather, Ready, Transfer, copy_over
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.reasons import Reason
 from ucm.stores.memory import MemoryStore
-from ucm.testing.faults import Fault, FaultDevice, FaultPlan, FaultStore
+from ucm.testing.faults import Fault, FaultDevice, FaultPlan, FaultStore, raising
 
 ROWS = tuple(RowId(row) for row in range(NUM_ROWS))
 SPAN = 5
@@ -248,6 +263,18 @@ class TestBlockGuard:
         assert [] == world.told
         assert not world.ticket.guard.is_released
         assert not world.ticket.guard.publish()
+
+    def test_runtime_fails_whose_device_does_not_zero_blocks(self):
+        """Nobody gives such blocks back: the engine hears of it, and so do people."""
+        fails = raising(StoreUnavailableError("planned"))
+        plan = FaultPlan(Fault("recheck", fails), Fault("clear", fail))
+        with running(plan=plan) as rig:
+            rig.submit(order(1, Direction.SAVE, range(2), range(1, 3)))
+            rig.settle()
+            rig.submit(order(2, Direction.LOAD, range(2), range(20, 22)))
+            assert OutcomeKind.FAILED is rig.settle()[2].kind
+            assert "blocks of transfer 2 are not zeroed" == rig.runtime.failure
+            assert [1] == rig.told(NoticeKind.RELEASED)
 
     def test_blocks_without_bytes_of_ours_go_back_as_they_are(self):
         """Nothing is zeroed that was not soiled, and nothing twice."""

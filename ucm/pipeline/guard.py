@@ -18,7 +18,8 @@ zeroed first::
     FREE ──publish──▶ RELEASED
       └──revoke──▶ CLEARING ──(they are zero)──▶ RELEASED
 
-If they cannot be zeroed they are never released.
+If they cannot be zeroed they are never released, and ``on_unclean`` is told: as with a
+copy that is stuck, nobody else would notice.
 
 Copies of several rows may be under way at once; the guard is COPYING until all are over.
 ``revoke`` on COPYING does not stop them; it marks the guard *torn*: the engine may
@@ -84,6 +85,7 @@ class BlockGuard:
             of us. Must not block.
         changed: Shared by all guards of a runtime; its own if none is given.
         num_blocks: How many there are.
+        on_unclean: Called once, on any thread, if they cannot be zeroed.
     """
 
     __slots__ = (
@@ -92,6 +94,7 @@ class BlockGuard:
         "_copies",
         "_num_blocks",
         "_on_release",
+        "_on_unclean",
         "_state",
         "is_confirmed",
         "lost",
@@ -105,10 +108,12 @@ class BlockGuard:
         on_release: Callable[[], None],
         changed: Condition | None = None,
         num_blocks: int = 1,
+        on_unclean: Callable[[], None] = lambda: None,
     ) -> None:
         self._changed = changed or SYSTEM.condition()
         self._num_blocks = num_blocks
         self._on_release = on_release
+        self._on_unclean = on_unclean
         self._state = _Guarded.FREE
         self._copies = 0
         self._clear: _Clear | None = None
@@ -264,11 +269,13 @@ class BlockGuard:
         try:
             fence = clear()
         except DeviceError:
-            return  # what is in them nobody knows: they are never released
+            self._on_unclean()  # what is in them nobody knows: they are never released
+            return
         fence.call_when_over(lambda: self._cleared(fence))
 
     def _cleared(self, fence: Fence) -> None:
         if not has_passed(fence):
+            self._on_unclean()
             return
         with self._changed:
             self._state = _Guarded.RELEASED

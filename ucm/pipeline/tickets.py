@@ -89,6 +89,7 @@ class Ticket:
         deadline: Latest end, on *clock*.
         on_release: See ``BlockGuard``.
         on_settle: Called once, on the thread that settles it. Must not block.
+        on_unclean: See ``BlockGuard``.
         log: The process's log; ``log`` of the ticket carries its ids as well.
         changed: Shared by all tickets of a runtime; its own if none is given.
         clock: In seconds.
@@ -139,6 +140,7 @@ class Ticket:
         on_release: Callable[["Ticket"], None],
         log: Log,
         on_settle: Callable[["Ticket"], None] = lambda _: None,
+        on_unclean: Callable[["Ticket"], None] = lambda _: None,
         changed: Condition | None = None,
         clock: Callable[[], float] = SYSTEM.monotonic,
     ) -> None:
@@ -176,7 +178,9 @@ class Ticket:
             self.released_at = clock()
             on_release(self)
 
-        self.guard = BlockGuard(released, self._changed, len(span))
+        self.guard = BlockGuard(
+            released, self._changed, len(span), lambda: on_unclean(self)
+        )
 
     @property
     def log(self) -> Log:
