@@ -244,8 +244,8 @@ STORES = (
         name="slow_answers_do_not_count",
         why="A store that is slow holds up every step.",
         file=_BYPASS,
-        find="Reason.SLOW if is_slow else Reason.NONE",
-        replace="Reason.NONE",
+        find="self._judge(Reason.SLOW, f",
+        replace="self._judge(Reason.NONE, f",
         killers=(f"{_LOOK_UPS}::test_slow_store_is_not_asked_for_a_while",),
     ),
     Mutant(

@@ -198,6 +198,7 @@ class TestSharing:
     def test_keys_of_equal_hash_are_told_apart(self, tmp_path, monkeypatch):
         """Hashes that are equal by chance make one long chain, and nothing else."""
         monkeypatch.setattr(_chains, "xxh3_64_digest", lambda key, seed: bytes(8))
+        monkeypatch.setattr(_chains, "xxh3_64_intdigest", lambda key, seed: 0)
         keys = make_keys(8)
         with open_slab(tmp_path / "s") as store:
             assert 4 == save(store, keys[:4])
@@ -206,6 +207,7 @@ class TestSharing:
             assert [payload(key) for key in keys] == load(store, keys)
             assert 4 == store.forget(keys[1::2])
             assert [True, False] * 4 == store.contains(keys)
+            assert [1, 0] * 4 == [store.match([key]) for key in keys]
             assert 0 == store.match(make_keys(1, first=20))
 
     def test_many_keys_of_many_lengths_are_told_apart(self, tmp_path):

@@ -3,8 +3,9 @@
 Keys as fixed-width words, and the hash chains that find a key's slot.
 
 Chains hold nothing that the slot records do not hold: whatever happens to them, they
-can be built again. Every operation takes a whole batch, because one numpy call over
-512 keys costs little more than one over a single key.
+can be built again. An operation takes a whole batch, because one numpy call over 512
+keys costs little more than one over a single key. Only ``find_one`` does without numpy:
+where a single key is all that is asked, it costs a tenth.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_digest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from ucm.blocks import PackedKey
 from ucm.errors import KeyFormatError
@@ -96,7 +97,11 @@ class Chains:
     """
 
     __slots__ = (
+        "_bytes",
+        "_heads",
+        "_key_at",
         "_mask",
+        "_nexts",
         "_record",
         "_rows",
         "hashes",
@@ -120,6 +125,10 @@ class Chains:
         self._record = records.dtype
         self._rows = records.view(f"V{records.itemsize}")  # copied in one piece each
         self._mask = np.array(len(heads) - 1, dtype=np.uint64)
+        # The same as Python's own numbers and bytes, for looks at one key.
+        self._heads, self._nexts = heads.data, nexts.data
+        self._bytes = records.view(np.uint8).data
+        self._key_at = records.dtype.fields["key"][1]  # type: ignore[index]
 
     def buckets(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return the bucket of each hash."""
@@ -129,6 +138,24 @@ class Chains:
         """Return the linked slot of each key, ``NO_SLOT`` where there is none."""
         slots, _ = self.look(batch)
         return slots
+
+    def find_one(self, key: PackedKey, seed: int) -> int:
+        """
+        Return the linked slot of one key, ``NO_SLOT`` if there is none.
+
+        Raises:
+            KeyFormatError: It is longer than any packed key.
+        """
+        if len(key) > _MAX_KEY_BYTES:
+            raise KeyFormatError(f"a key has more than {_MAX_KEY_BYTES} bytes")
+        field = key + _padding(len(key))
+        slot = self._heads[xxh3_64_intdigest(key, seed) & (len(self._heads) - 1)]
+        for _ in range(len(self._nexts)):
+            at = slot * self._record.itemsize + self._key_at
+            if slot == NO_SLOT or self._bytes[at : at + _KEY_FIELD] == field:
+                return slot
+            slot = self._nexts[slot]
+        return NO_SLOT
 
     def look(self, batch: KeyBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """

@@ -35,7 +35,7 @@ from xxhash import xxh3_64_intdigest
 
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreFullError
-from ucm.stores.slab._chains import Chains, KeyBatch, unpack_key
+from ucm.stores.slab._chains import NO_SLOT, Chains, KeyBatch, unpack_key
 from ucm.stores.slab._layout import (
     RECORD,
     Grant,
@@ -54,6 +54,7 @@ _ATTEMPTS = 8
 # Members of an enum cost more than all else in a look at one key.
 _VERSION = int(Word.VERSION)
 _COMMITTED = np.array(SlotState.COMMITTED, dtype=np.uint8)
+_IS_COMMITTED = int(SlotState.COMMITTED)
 _T = TypeVar("_T")
 
 
@@ -91,6 +92,7 @@ class SlotIndex:
         self.chains = Chains(arrays["heads"], arrays["nexts"], records)
         self.seed = int(self.header[Word.SEED])
         self._words = self.header.data  # a word as an int, at a third of the cost
+        self._states = self.state.data
         self._lock = lock
         self._find_dead = find_dead
         self._last_stamp = 0
@@ -208,6 +210,17 @@ class SlotIndex:
     def look_up(self, batch: KeyBatch) -> Sighting:
         """Return what is committed of *batch*; takes no lock."""
         return self.observe(lambda: self._look_up(batch))
+
+    def count_leading(self, keys: Sequence[PackedKey]) -> int:
+        """Return how many of a few keys are committed from the start; takes no lock."""
+        return self.observe(lambda: self._count_leading(keys))
+
+    def _count_leading(self, keys: Sequence[PackedKey]) -> int:
+        for at, key in enumerate(keys):
+            slot = self.chains.find_one(key, self.seed)
+            if slot == NO_SLOT or self._states[slot] != _IS_COMMITTED:
+                return at
+        return len(keys)
 
     def _look_up(self, batch: KeyBatch) -> Sighting:
         slots, records = self.chains.look(batch)

@@ -30,6 +30,8 @@ from ucm.stores.slab._opened import OpenedSlab
 __all__ = ["SlabStore"]
 
 _LOOK_UP_STEP = 1024
+_FEW = 4
+"""So few keys are looked at one by one, and of more the first is: most differ there."""
 _CAVEAT = (
     "A slab on a disk is experimental: copies wait for the disk while they hold blocks. "
     "Put it below /dev/shm."
@@ -124,8 +126,12 @@ class SlabStore(Store):
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed; takes no lock."""
-        num_before = 0
-        for seen in self._look_up(keys):
+        self._slab.check_index()
+        few = keys if len(keys) <= _FEW else keys[:1]
+        num_before = self._slab.index.count_leading(few)
+        if num_before < len(few):
+            return num_before
+        for seen in self._look_up(keys[num_before:]):
             first = int(seen.committed.argmin())
             if not seen.committed[first]:
                 return num_before + first
@@ -134,19 +140,20 @@ class SlabStore(Store):
 
     def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
         """Return for each key whether it is committed; takes no lock."""
+        self._slab.check_index()
         return [
             each for seen in self._look_up(keys) for each in seen.committed.tolist()
         ]
 
     def touch(self, keys: Sequence[PackedKey]) -> None:
         """Mark blocks as used just now, the first of them last; takes no lock."""
+        self._slab.check_index()
         found = [seen.slots[seen.committed] for seen in self._look_up(keys)]
         if found:
             self._slab.index.touch(np.concatenate(found))
 
     def _look_up(self, keys: Sequence[PackedKey]) -> Iterator[Sighting]:
         """Look keys up as they are asked for; many at once would leave the caches."""
-        self._slab.check_index()
         index = self._slab.index
         for start in range(0, len(keys), _LOOK_UP_STEP):
             yield index.look_up(index.batch(keys[start : start + _LOOK_UP_STEP]))

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what the engine's thread does for each request, and no longer than needed."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["LIGHT"]
+
+_CHAINS = "ucm/stores/slab/_chains.py"
+_STORE = "ucm/stores/slab/_store.py"
+_SHARING = "tests/stores/test_slab.py::TestSharing"
+_FEW = "tests/stores/test_slab_look_up.py::TestFewKeys"
+_ALONE = f"{_FEW}::test_few_keys_are_looked_up_one_by_one_until_one_misses"
+
+LIGHT = (
+    Mutant(
+        name="short_prompt_asked_in_a_batch",
+        why="Each new request costs the engine's thread a batch's twenty calls of numpy.",
+        file=_STORE,
+        find="_FEW = 4\n",
+        replace="_FEW = 0\n",
+        killers=(_ALONE,),
+    ),
+    Mutant(
+        name="batch_for_a_prompt_that_differs_at_once",
+        why="Each long prompt that is new costs a look at all its first blocks.",
+        file=_STORE,
+        find="        if num_before < len(few):\n",
+        replace="        if False:\n",
+        killers=(_ALONE,),
+    ),
+    Mutant(
+        name="equal_bucket_believed_of_one_key",
+        why="A short prompt hits the block of another one that is in the same chain.",
+        file=_CHAINS,
+        find="if slot == NO_SLOT or self._bytes[at : at + _KEY_FIELD] == field:",
+        replace="if True:",
+        killers=(f"{_SHARING}::test_keys_of_equal_hash_are_told_apart",),
+    ),
+    Mutant(
+        name="chain_ends_for_one_key",
+        why="A block behind another one of its chain is a miss for ever.",
+        file=_CHAINS,
+        find="            slot = self._nexts[slot]\n",
+        replace="            return NO_SLOT\n",
+        killers=(f"{_SHARING}::test_keys_of_equal_hash_are_told_apart",),
+    ),
+    Mutant(
+        name="reserved_block_found_alone",
+        why="A hit is promised on a block that nobody has written yet.",
+        file="ucm/stores/slab/_index.py",
+        find="if slot == NO_SLOT or self._states[slot] != _IS_COMMITTED:",
+        replace="if slot == NO_SLOT:",
+        killers=(f"{_FEW}::test_key_that_is_being_written_is_not_found_alone",),
+    ),
+)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a look-up of a few keys costs, and that it says the same as one of many."""
+
+from tests.stores.slab_kit import open_slab
+from ucm.stores.slab import _chains
+from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, save
+
+
+class TestFewKeys:
+    """Keys that are looked up one by one."""
+
+    def test_few_keys_are_looked_up_one_by_one_until_one_misses(
+        self, tmp_path, monkeypatch
+    ):
+        """A short prompt makes no batch, nor does a long one that differs at once."""
+        digest, asked = _chains.xxh3_64_intdigest, []
+
+        def counting(key, seed):
+            asked.append(key)
+            return digest(key, seed)
+
+        keys, others = make_keys(8), make_keys(8, first=20)
+        with open_slab(tmp_path / "s") as store:
+            save(store, keys)
+            monkeypatch.setattr(_chains, "xxh3_64_intdigest", counting)
+            with monkeypatch.context() as patched:
+                patched.delattr(_chains, "xxh3_64_digest")
+                assert 4 == store.match(keys[:4])
+                assert 2 == store.match([*keys[:2], *others[:2]])
+                assert 0 == store.match(others)
+            assert [*keys[:4], *keys[:2], others[0], others[0]] == asked
+            assert 8 == store.match(keys)
+
+    def test_key_that_is_being_written_is_not_found_alone(self, tmp_path):
+        """A slot that is reserved holds nothing yet."""
+        keys = make_keys(2)
+        with open_slab(tmp_path / "s") as store:
+            save(store, keys[:1])
+            with store.reserve(keys[1:], BLOCK_BYTES):
+                assert 0 == store.match(keys[1:])
+                assert 1 == store.match(keys)
