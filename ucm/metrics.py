@@ -273,7 +273,9 @@ METRICS: dict[str, Metric] = {
 
 def sample_key(name: str, labels: Mapping[str, str]) -> str:
     """Return one text for a metric and its label values, in declared label order."""
-    return "|".join((name, *(labels[label] for label in METRICS[name].labels)))
+    if not (declared := METRICS[name].labels):
+        return name
+    return "|".join((name, *(labels[label] for label in declared)))
 
 
 def split_key(key: str) -> tuple[str, dict[str, str]]:
@@ -317,8 +319,9 @@ class Counters:
         """Count what is missing to a total that is counted elsewhere."""
         key = sample_key(name, labels)
         with self._lock:
-            missing = total - self._totals.get(key, 0)
-        self.add(name, missing, **labels)
+            if missing := total - self._totals.get(key, 0):
+                self._totals[key] = total
+                self._fresh[key] = self._fresh.get(key, 0) + missing
 
     def set(self, name: str, value: float) -> None:
         """Set a gauge."""

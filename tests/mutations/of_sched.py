@@ -26,8 +26,8 @@ SCHED = (
         name="everybody_is_looked_at",
         why="R-18: each running request costs several objects in every step.",
         file=_RUNNING,
-        find="computed + count >= due.get(request_id, 0)",
-        replace="computed + count >= 0",
+        find="computed + counts[request_id] >= due_at(request_id, 0)",
+        replace="computed + counts[request_id] >= 0",
         killers=(f"{_STEPS}::test_step_that_completes_no_block_looks_at_no_request",),
     ),
     Mutant(

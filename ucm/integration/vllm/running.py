@@ -132,20 +132,21 @@ class Running:
                 new.block_ids,
             )
         cached = output.scheduled_cached_reqs
-        resumed, due = cached.resumed_req_ids, self._due
-        for request_id, computed in zip(
-            cached.req_ids, cached.num_computed_tokens, strict=True
-        ):
-            count = counts[request_id]
-            if (
-                computed + count >= due.get(request_id, 0)
-                or request_id in resumed
-                or request_id in offers
-            ):
-                blocks = resolve(request_id) if request_id in resumed else None
-                yield self._facts(
-                    request_id, (computed, count), resolve, offers, blocks
-                )
+        resumed, due_at = cached.resumed_req_ids, self._due.get
+        always = {*resumed, *offers}
+        looked_at = [
+            (request_id, computed)
+            for request_id, computed in zip(
+                cached.req_ids, cached.num_computed_tokens, strict=True
+            )
+            if computed + counts[request_id] >= due_at(request_id, 0)
+            or request_id in always
+        ]
+        for request_id, computed in looked_at:
+            blocks = resolve(request_id) if request_id in resumed else None
+            yield self._facts(
+                request_id, (computed, counts[request_id]), resolve, offers, blocks
+            )
 
     def _facts(
         self,
