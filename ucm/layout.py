@@ -10,6 +10,7 @@ back.
 """
 
 import enum
+import functools
 import hashlib
 import json
 import math
@@ -85,7 +86,7 @@ class GroupLayout:
                 f"window_tokens={self.window_tokens}"
             )
 
-    @property
+    @functools.cached_property
     def block_bytes(self) -> int:
         """Bytes of one stored block: all its pages."""
         return sum(row.page_bytes for row in self.rows)

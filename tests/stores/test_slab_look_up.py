@@ -39,3 +39,14 @@ class TestFewKeys:
             with store.reserve(keys[1:], BLOCK_BYTES):
                 assert 0 == store.match(keys[1:])
                 assert 1 == store.match(keys)
+
+    def test_few_keys_are_touched_without_a_batch(self, tmp_path, monkeypatch):
+        """The first outlives the second; what is not there is passed over."""
+        keys, others = make_keys(4), make_keys(3, first=20)
+        with open_slab(tmp_path / "s", 4) as store:
+            save(store, keys)
+            with monkeypatch.context() as patched:
+                patched.delattr(_chains, "xxh3_64_digest")
+                store.touch([others[0], *keys[:2]])
+            save(store, others)
+            assert [True, False, False, False] == store.contains(keys)

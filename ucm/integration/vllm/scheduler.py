@@ -39,6 +39,7 @@ from ucm.tracing import (
     STORE_DESCRIBE_FAILED,
     STORE_EXPERIMENTAL,
     close_log,
+    is_told,
 )
 
 __all__ = ["SchedulerHalf"]
@@ -57,6 +58,7 @@ class SchedulerHalf:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._log = setup.open_log("scheduler")
+        self._tells_hits = is_told(self._log, PREFIX_MATCHED)
         self._counters = Counters()
         store = setup.open_store(index_only=True)
         if caveat := store.capabilities.caveat:
@@ -180,12 +182,13 @@ class SchedulerHalf:
         )
         self._store.load_begun()
         self._counters.add("ucm_matched_tokens_total", external_tokens)
-        self._log.info(
-            PREFIX_MATCHED,
-            request_id=request_id,
-            computed_tokens=computed,
-            external_tokens=external_tokens,
-        )
+        if self._tells_hits:
+            self._log.info(
+                PREFIX_MATCHED,
+                request_id=request_id,
+                computed_tokens=computed,
+                external_tokens=external_tokens,
+            )
 
     def plan(self, output: Any) -> PlanEnvelope:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return this step's orders; does not touch *output*."""

@@ -211,16 +211,15 @@ class SlotIndex:
         """Return what is committed of *batch*; takes no lock."""
         return self.observe(lambda: self._look_up(batch))
 
-    def count_leading(self, keys: Sequence[PackedKey]) -> int:
-        """Return how many of a few keys are committed from the start; takes no lock."""
-        return self.observe(lambda: self._count_leading(keys))
+    def slot_of(self, key: PackedKey) -> int:
+        """Return the slot of one committed key, or ``NO_SLOT``; takes no lock."""
+        return self.observe(lambda: self._slot_of(key))
 
-    def _count_leading(self, keys: Sequence[PackedKey]) -> int:
-        for at, key in enumerate(keys):
-            slot = self.chains.find_one(key, self.seed)
-            if slot == NO_SLOT or self._states[slot] != _IS_COMMITTED:
-                return at
-        return len(keys)
+    def _slot_of(self, key: PackedKey) -> int:
+        slot = self.chains.find_one(key, self.seed)
+        if slot != NO_SLOT and self._states[slot] != _IS_COMMITTED:
+            return NO_SLOT
+        return slot
 
     def _look_up(self, batch: KeyBatch) -> Sighting:
         slots, records = self.chains.look(batch)

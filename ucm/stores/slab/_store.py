@@ -21,6 +21,7 @@ from ucm.errors import BlockNotFoundError
 from ucm.plan import HostSlots
 from ucm.stores.abc import Store, StoreCapabilities, StoreStats
 from ucm.stores.slab._audit import audit
+from ucm.stores.slab._chains import NO_SLOT
 from ucm.stores.slab._files import Geometry
 from ucm.stores.slab._keyspaces import describe, read_all
 from ucm.stores.slab._layout import Sighting, Word
@@ -128,9 +129,10 @@ class SlabStore(Store):
         """Return how many keys from the start are committed; takes no lock."""
         self._slab.check_index()
         few = keys if len(keys) <= _FEW else keys[:1]
-        num_before = self._slab.index.count_leading(few)
-        if num_before < len(few):
-            return num_before
+        for at, key in enumerate(few):
+            if self._slab.index.slot_of(key) == NO_SLOT:
+                return at
+        num_before = len(few)
         for seen in self._look_up(keys[num_before:]):
             first = int(seen.committed.argmin())
             if not seen.committed[first]:
@@ -148,9 +150,13 @@ class SlabStore(Store):
     def touch(self, keys: Sequence[PackedKey]) -> None:
         """Mark blocks as used just now, the first of them last; takes no lock."""
         self._slab.check_index()
+        index = self._slab.index
+        if len(keys) <= _FEW:
+            slots = [slot for slot in map(index.slot_of, keys) if slot != NO_SLOT]
+            index.touch(np.array(slots, dtype=np.int64))
+            return
         found = [seen.slots[seen.committed] for seen in self._look_up(keys)]
-        if found:
-            self._slab.index.touch(np.concatenate(found))
+        index.touch(np.concatenate(found))
 
     def _look_up(self, keys: Sequence[PackedKey]) -> Iterator[Sighting]:
         """Look keys up as they are asked for; many at once would leave the caches."""
