@@ -321,7 +321,7 @@ class Lives:
         """Let no life wait for these loads any more."""
         ended = set(transfer_ids)
         if ended:
-            for life in self._lives.values():
+            for life in self.loading():
                 life.loads -= ended
                 if not life.loads and life.loading[0]:
                     tokens, blocks = life.loading
