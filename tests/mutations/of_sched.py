@@ -42,6 +42,19 @@ SCHED = (
         ),
     ),
     Mutant(
+        name="resumed_prefix_fenced",
+        why="A step waits for saves of blocks that a resumed request only reads.",
+        file=_RUNNING,
+        find="if tables and request_id not in cached.resumed_req_ids",
+        replace="if tables",
+        killers=(
+            (
+                f"{_STEPS}::"
+                "test_resumed_request_waits_for_no_save_of_blocks_that_it_only_reads"
+            ),
+        ),
+    ),
+    Mutant(
         name="allocated_blocks_not_told",
         why="A running request overwrites a block that a save still reads.",
         file=_REQUESTS,

@@ -8,9 +8,11 @@ import pytest
 
 from tests.integration.vllm.host_kit import make_setup
 from tests.testing.host_kit import HYBRID, ONE_FULL
+from ucm.integration.vllm.messages import plan_in
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.layout import KVLayout
+from ucm.scheduler.messages import StepPlan
 from ucm.testing.faults import FaultPlan
 
 PROMPT = 8
@@ -53,12 +55,12 @@ class Running:
         for name in self.names:
             self.half.allocated(Watched(name, self.touched), [], 0)
 
-    def step(self, tokens: int) -> None:
-        """Let every request compute so many tokens."""
+    def step(self, tokens: int, *, resumes: bool = False) -> StepPlan:
+        """Let every request compute so many tokens; return the plan."""
         names, is_first = self.names, not self.computed
         tables = tuple([1, 2, 3, 4] for _ in self.layout.groups)
         cached = [] if is_first else names
-        self.half.plan(
+        envelope = self.half.plan(
             SimpleNamespace(
                 preempted_req_ids=set(),
                 kv_connector_block_state=SimpleNamespace(
@@ -75,9 +77,9 @@ class Running:
                 ],
                 scheduled_cached_reqs=SimpleNamespace(
                     req_ids=cached,
-                    resumed_req_ids=set(),
+                    resumed_req_ids=set(cached if resumes else ()),
                     num_computed_tokens=[self.computed] * len(cached),
-                    new_block_ids=[None] * len(cached),
+                    new_block_ids=[tables if resumes else None] * len(cached),
                 ),
                 num_scheduled_tokens=dict.fromkeys(names, tokens),
             )
@@ -91,6 +93,7 @@ class Running:
         )
         self.half.stats()
         self.computed += tokens
+        return plan_in(envelope)
 
     def _resolve(self, tables: tuple[list[int], ...]) -> tuple[list[int], ...]:
         self.touched["tables"] += 1
@@ -121,4 +124,13 @@ def test_block_behind_the_prompt_is_looked_at_by_nobody() -> None:
     for _ in range(5):
         running.step(1)
     assert {} == running.touched
+    running.half.close()
+
+
+def test_resumed_request_waits_for_no_save_of_blocks_that_it_only_reads() -> None:
+    """A request that is resumed tells all its blocks; a save of those that the
+    engine still had in its cache is not fenced, as if they were overwritten."""
+    running = Running(ONE_FULL, 1)
+    assert [(1, 2)] == [save.block_ids for save in running.step(PROMPT).saves]
+    assert () == running.step(1, resumes=True).fences
     running.half.close()

@@ -172,13 +172,20 @@ class Running:
         )
 
     def _allocated(self, output: Any) -> list[int]:  # noqa: ANN401 - vLLM's SchedulerOutput
-        """Return the blocks that running requests were given, if it matters to a save."""
+        """
+        Return the blocks that running requests were given, if it matters to a save.
+
+        A resumed one tells all its blocks, also those that it only reads: see ``_facts``.
+        """
         if not self._adapter.holds_blocks:
             return []
+        cached = output.scheduled_cached_reqs
         return [
             block_id
-            for tables in output.scheduled_cached_reqs.new_block_ids
-            if tables
+            for request_id, tables in zip(
+                cached.req_ids, cached.new_block_ids, strict=True
+            )
+            if tables and request_id not in cached.resumed_req_ids
             for table in tables
             for block_id in table
         ]
