@@ -97,7 +97,8 @@ METRICS: dict[str, Metric] = {
             "ucm_dropped_blocks_total",
             MetricKind.COUNTER,
             (),
-            "Complete blocks that were not saved: there was no room before it was too late.",
+            "Complete blocks that nobody took in time: no room, or their request was "
+            "preempted first. Some may be stored already.",
         ),
         Metric(
             "ucm_loaded_blocks_total",

@@ -32,7 +32,8 @@ class Totals:
 
     Args:
         saved_blocks: Became visible with their last part.
-        dropped_blocks: Complete blocks that were never saved.
+        dropped_blocks: Complete blocks that nobody took in time; some may be stored
+            already.
         loaded_blocks: Blocks of the engine that were loaded for requests that went on.
         loaded_tokens: Tokens of these requests that were loaded.
         failed_loads: Requests whose load ended in a recompute, by reason.
