@@ -354,8 +354,9 @@ class Runtime:
         self._loop.call(self._pipeline.stop)
         quiet = self._loop.join(self._timeout.shutdown)
         quiet = quiet and self._pipeline.join_threads(self._timeout.shutdown)
+        quiet = quiet and not self._pipeline.has_quarantined  # it may end after all
         self._settle_open(Reason.CLOSED, OutcomeKind.CANCELLED)
-        if quiet and not self._pipeline.has_quarantined:
+        if quiet:
             self._device.close()  # first: it may have pinned memory of the store
             self._store.close()
         self._log.info(RUNTIME_CLOSED, abandoned=abandoned, quiet=quiet)

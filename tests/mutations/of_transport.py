@@ -340,8 +340,8 @@ TRANSPORT = (
         name="closed_under_a_copy",
         why="The store's memory is unmapped while the device writes into it.",
         file=_RUNTIME,
-        find="if quiet and not self._pipeline.has_quarantined:",
-        replace="if True:",
+        find="        quiet = quiet and not self._pipeline.has_quarantined  #",
+        replace="        #",
         killers=(
             f"{_ASYNC}::TestClose::test_close_under_a_copy_leaves_store_and_device_open",
         ),

@@ -168,6 +168,18 @@ class TestDeadlines:
             assert [] == rig.told(NoticeKind.QUARANTINED)
             fence.open()
 
+    def test_load_that_ends_behind_the_close_was_not_called_quiet(self):
+        """A copy that was given up may end when all else is over: the log does not say
+        before that nothing will follow."""
+        with running({"timeout": {"stuck": 0.01, "shutdown": 0.1}}) as rig:
+            save(rig, range(4), range(1, 5), number=9)
+            fence = begin_late(rig, 1, LOAD, range(4), range(20, 24))
+            assert "stuck" == rig.settle()[1].reason
+            rig.runtime.close()
+            fence.open()
+            rig.device.next_fence().open()  # of the zeros
+            assert [9, 1] == rig.told(NoticeKind.RELEASED)
+
     def test_load_whose_blocks_are_not_zeroed_ends_the_service(self):
         """Blocks that a failed load leaves and the device does not zero stay, as those
         of a stuck copy do, and the runtime says so: their request waits for them."""
