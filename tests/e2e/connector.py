@@ -18,6 +18,7 @@ from ucm.devices.abc import Fence
 from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
 from ucm.integration.vllm import setup as door_setup
+from ucm.stores import opening
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore
 from ucm.testing.faults import FaultDevice, FaultPlan, FaultStore
@@ -87,7 +88,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, plan: FaultPlan) -> None:
             )
             return inner if index_only else FaultStore(inner, plan)
 
-    monkeypatch.setattr(door_setup, "load_class", lambda *_: Planted)
+    monkeypatch.setattr(opening, "load_class", lambda *_: Planted)
     monkeypatch.setattr(
         door_setup.Setup,
         "make_device",

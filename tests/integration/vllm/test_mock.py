@@ -21,6 +21,7 @@ from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.ucm_connector import UCMConnector
 from ucm.integration.vllm.worker import WorkerHalf
+from ucm.stores import opening
 from ucm.tracing import SETTING_UNSAFE
 
 PAIRS = {
@@ -42,6 +43,7 @@ def no_store(monkeypatch):
         pytest.fail("a store or a device was looked for")
 
     monkeypatch.setattr(door_setup, "load_class", fail)
+    monkeypatch.setattr(opening, "load_class", fail)
 
 
 @pytest.fixture
