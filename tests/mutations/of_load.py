@@ -130,6 +130,32 @@ LOAD = (
         ),
     ),
     Mutant(
+        name="zeros_waited_for_ever",
+        why="A device that never zeroes blocks keeps a request waiting, unnoticed.",
+        file="ucm/pipeline/pipeline.py",
+        find="        if ticket.guard.is_clearing:\n            self._clearing[ticket]",
+        replace="        if False:\n            self._clearing[ticket]",
+        killers=(
+            (
+                "tests/pipeline/test_async_device.py::TestDeadlines::"
+                "test_load_whose_zeros_never_come_ends_the_service"
+            ),
+        ),
+    ),
+    Mutant(
+        name="zeros_not_watched_when_idle",
+        why="The same, until the next request comes.",
+        file="ucm/pipeline/pipeline.py",
+        find=" or self.queue.unfinished() or self._clearing\n",
+        replace=" or self.queue.unfinished()\n",
+        killers=(
+            (
+                "tests/pipeline/test_async_device.py::TestDeadlines::"
+                "test_load_whose_zeros_never_come_ends_the_service"
+            ),
+        ),
+    ),
+    Mutant(
         name="zeros_that_fail_untold",
         why="The same, where the device fails behind the call.",
         file=_GUARD,

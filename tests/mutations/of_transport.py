@@ -343,6 +343,19 @@ TRANSPORT = (
         find="        quiet = quiet and not self._pipeline.has_quarantined  #",
         replace="        #",
         killers=(
+            (
+                f"{_ASYNC}::TestDeadlines::"
+                "test_load_that_ends_behind_the_close_was_not_called_quiet"
+            ),
+        ),
+    ),
+    Mutant(
+        name="closed_beside_a_thread",
+        why="The store's memory is unmapped while a thread of ours still uses it.",
+        file=_RUNTIME,
+        find="        if quiet:\n            self._device.close()",
+        replace="        if True:\n            self._device.close()",
+        killers=(
             f"{_ASYNC}::TestClose::test_close_under_a_copy_leaves_store_and_device_open",
         ),
     ),

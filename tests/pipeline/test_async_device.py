@@ -193,6 +193,24 @@ class TestDeadlines:
             assert [9] == rig.told(NoticeKind.RELEASED)
             assert ["failed"] == rig.submit(order(2, SAVE, range(1), range(1, 2)))
 
+    def test_load_whose_zeros_never_come_ends_the_service(self):
+        """A device that neither zeroes blocks nor fails is waited for as long as for a
+        copy that is stuck, also when there is nothing else to do."""
+        with running({"timeout": {"stuck": 5, "shutdown": 0.1}}) as rig:
+            save(rig, range(4), range(1, 5), number=9)
+            begin_late(rig, 1, LOAD, range(4), range(20, 24)).open()
+            assert "deadline" == rig.settle()[1].reason
+            zeros = rig.device.next_fence()
+            for _ in range(100):  # let the loop come to rest first
+                rig.runtime.wait_for_notice(0.002)
+            rig.advance(6.0)
+            limit = time.monotonic() + TIMEOUT / 2
+            while not rig.runtime.failure and time.monotonic() < limit:
+                rig.runtime.wait_for_notice(0.01)
+            assert "blocks of transfer 1 are not zeroed in time" == rig.runtime.failure
+            assert [9] == rig.told(NoticeKind.RELEASED)
+            zeros.open()
+
     def test_engine_work_that_never_ends_costs_the_save_only(self):
         """A save whose blocks are never written is dropped before any copy."""
         with running({"timeout": {"save": 0.02}}) as rig:

@@ -137,6 +137,11 @@ class BlockGuard:
         return self._state is _Guarded.COPYING
 
     @property
+    def is_clearing(self) -> bool:
+        """Whether the blocks are being zeroed before they are released."""
+        return self._state is _Guarded.CLEARING
+
+    @property
     def is_quarantined(self) -> bool:
         """Whether a copy was given up that may still touch blocks and slots."""
         return self._state is _Guarded.QUARANTINED

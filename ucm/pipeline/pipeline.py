@@ -98,6 +98,8 @@ class Pipeline:
         """Items in lanes that hold blocks of the engine."""
         self._hung: dict[Direction, set[Ticket]] = {each: set() for each in Direction}
         """Tickets past their deadline at which a copy thread still stands."""
+        self._clearing: dict[Ticket, float] = {}
+        """Loads that failed and whose blocks are being zeroed, and until when they may."""
         self._copy: dict[Direction, dict[str, CopyThread]] = {}
         self._runner: Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -214,8 +216,8 @@ class Pipeline:
             return
         if self._stopping and self._is_empty():
             self._over.set_result(None)
-        elif self._alarm is None and not (
-            self._is_empty() and not self.queue.unfinished()
+        elif self._alarm is None and (
+            not self._is_empty() or self.queue.unfinished() or self._clearing
         ):
             self._alarm = self._loop.call_later(_SWEEP_S, self._ring)
 
@@ -262,6 +264,8 @@ class Pipeline:
         slots back now that nothing writes to them any more.
         """
         self._unwind_settled(ticket)
+        if ticket.guard.is_clearing:
+            self._clearing[ticket] = ticket.clock() + self._stuck_after
         if not lane.num_items:
             del self._lanes[lane.key]
 
@@ -336,6 +340,13 @@ class Pipeline:
         for item in self.queue.sweep(is_over):
             self._settle_if_over(item.ticket)
         self._sweep_unfinished()
+        for ticket, limit in list(self._clearing.items()):
+            if ticket.guard.is_clearing and now <= limit:
+                continue
+            del self._clearing[ticket]
+            if ticket.guard.is_clearing:
+                late = f"blocks of transfer {ticket.transfer_id} are not zeroed in time"
+                self._on_failure(late)
 
     def _why_over(self, ticket: Ticket) -> Reason:
         """Return why a ticket that waits need not wait any more, if so."""
