@@ -46,10 +46,10 @@ from benchmarks.sides import (
 from benchmarks.stores import MEMORY
 from tests import conftest as _engine_environment  # noqa: F401  children inherit it
 from tests.e2e.engine import run_function
-from ucm.config import UCMConfig
 
 AT_END, EACH_BLOCK, NEVER = "ucm", "ucm, each_block", "ucm, never"
 CONSUMER = "ucm, kv_consumer"
+PEERS = (EXAMPLE, LMCACHE)
 STEP_BOUNDS = {EACH_BLOCK: "<= 1.10"}
 """Of our sides; any other: 1.03."""
 
@@ -61,19 +61,14 @@ def sides(model: Model, *, with_peers: bool) -> dict[str, Side]:
     """Return the sides that can take part here."""
     capacity = model.capacity
     there = {PLAIN: Side(MEMORY, plain), AT_END: Side(MEMORY, ours(capacity))}
-    if _knows_save_decoded():
-        for name, mode in ((EACH_BLOCK, "each_block"), (NEVER, "never")):
-            there[name] = Side(MEMORY, ours(capacity, save_decoded=mode))
+    for name, mode in ((EACH_BLOCK, "each_block"), (NEVER, "never")):
+        there[name] = Side(MEMORY, ours(capacity, save_decoded=mode))
     there[CONSUMER] = Side(MEMORY, ours(capacity, kv_role="kv_consumer"))
     if with_peers:
         there[EXAMPLE] = Side(MEMORY, example)
         if has_lmcache():
             there[LMCACHE] = ServedSide(chunk_tokens=model.block_tokens)
     return there
-
-
-def _knows_save_decoded() -> bool:
-    return "save_decoded" in attrs.fields_dict(UCMConfig)
 
 
 @functools.cache
@@ -134,20 +129,12 @@ def measure(case: Case, scale: Scale) -> Told:
     if not case.is_whole:
         chosen = (PLAIN, AT_END, EACH_BLOCK)
         there = {name: side for name, side in there.items() if name in chosen}
-    runs: dict[str, list[_Run]] = {name: [] for name in there}
-    order = list(there) if scale.is_quick else [*there, *reversed(there)]
     waits = compiled_waits()
     if waits:
         os.environ["LD_PRELOAD"] = waits  # before the first engine is started
-    for name in order * (scale.rounds or 1):
-        told = _run(
-            there[name],
-            waits,
-            model=case.model,
-            requests=case.requests,
-            total=case.requests * 3 // 2 if scale.is_quick else case.total,
-        )
-        runs[name].append(told)
+    runs = _in_turn(there, case, scale, waits)
+    for name in there.keys() - runs.keys():
+        yield Note(case.name, f"{name}: its engine ended with an error; no figure.")
     if len({run["digest"] for side in runs.values() for run in side}) != 1:
         raise AssertionError("the sides gave different tokens")
     for phase in PHASES:
@@ -162,6 +149,31 @@ def measure(case: Case, scale: Scale) -> Told:
             target = ">= 0.99" if name in (AT_END, EACH_BLOCK) else ""
             yield Figure.over(case.name, f"{name}, found", "ratio", values, target)
     yield from _notes(case, waits)
+
+
+def _in_turn(
+    there: Mapping[str, Side], case: Case, scale: Scale, waits: str
+) -> dict[str, list[_Run]]:
+    """Return the runs of each side, without peers whose engine ended with an error."""
+    runs: dict[str, list[_Run]] = {name: [] for name in there}
+    order = list(there) if scale.is_quick else [*there, *reversed(there)]
+    total = case.requests * 3 // 2 if scale.is_quick else case.total
+    for name in filter(runs.__contains__, order * (scale.rounds or 1)):
+        try:
+            told = _run(
+                there[name],
+                waits,
+                model=case.model,
+                requests=case.requests,
+                total=total,
+            )
+        except AssertionError:
+            if name not in PEERS:
+                raise
+            del runs[name]
+        else:
+            runs[name].append(told)
+    return runs
 
 
 def _steps(case: str, name: str, phase: str, side: list[_Run]) -> Iterator[Figure]:
@@ -227,9 +239,6 @@ def _amounts(case: Case, name: str, side: list[_Run]) -> Iterator[Figure]:
 def _notes(case: Case, waits: str) -> Iterator[Note]:
     if not waits:
         yield Note(case.name, "waits for the lock: no C compiler; no figure.")
-    if not _knows_save_decoded():
-        text = "absent, this ucm has no setting save_decoded; no figure."
-        yield Note(case.name, f"{EACH_BLOCK}; {NEVER}: {text}")
     if case.is_whole:
         yield from absent(case.name)
 
