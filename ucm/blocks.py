@@ -19,7 +19,7 @@ Packed form, all integers big endian::
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NewType, cast
 
 import attrs
@@ -42,6 +42,7 @@ __all__ = [
     "ShardId",
     "TransferId",
     "keyspace_prefix",
+    "whose",
 ]
 
 BlockId = NewType("BlockId", int)
@@ -65,6 +66,8 @@ KEY_SCHEMA_VERSION = 2
 _HEADER = struct.Struct(">B16sHH")
 _DIGEST_BYTES = 16
 _MIN_HASH_BYTES, _MAX_HASH_BYTES = 8, 64
+_NAMED = 4
+"""How many of the requests of one ticket the log names."""
 
 
 def _is_text(
@@ -278,3 +281,12 @@ class Owner:
     def life(self) -> tuple[str, int]:
         """Request id and generation, by which holds are found."""
         return self.request_id, self.generation
+
+
+def whose(owners: Sequence[Owner]) -> dict[str, object]:
+    """Return what the log says of a ticket's owners: the one, or some and how many."""
+    if len(owners) > 1:
+        names = [owner.request_id for owner in owners[:_NAMED]]
+        return {"requests": names, "num_requests": len(owners)}
+    owner = owners[0]
+    return {"request_id": owner.request_id, "generation": owner.generation}

@@ -263,8 +263,8 @@ LANES = (
         name="slots_of_a_settled_ticket_kept",
         why="Each save that ends while it is copied costs its slots for good.",
         file=_PIPELINE,
-        find="        self._unwind_settled(ticket)\n        if not lane",
-        replace="        if not lane",
+        find="        self._unwind_settled(ticket)\n        if ticket.guard",
+        replace="        if ticket.guard",
         killers=(
             f"{_ASYNC}::TestFailure::test_ticket_failed_from_outside_gives_its_slots_back_after_the_copy",
         ),

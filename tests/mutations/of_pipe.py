@@ -194,9 +194,9 @@ PIPE = (
     Mutant(
         name="shared_log_of_the_first",
         why="The log tells of one request what happened to several.",
-        file=_TICKETS,
-        find="            if self.is_shared:\n",
-        replace="            if False:\n",
+        file="ucm/blocks.py",
+        find="    if len(owners) > 1:\n        names",
+        replace="    if False:\n        names",
         killers=(f"{_TICKET}::test_log_names_the_requests_of_a_shared_ticket",),
     ),
 )

@@ -20,7 +20,7 @@ from typing import Final
 
 import attrs
 
-from ucm.blocks import BlockSpan, Owner, RequestId, RowId, TransferId
+from ucm.blocks import BlockSpan, Owner, RequestId, RowId, TransferId, whose
 from ucm.devices.abc import Fence
 from ucm.pipeline.guard import BlockGuard, TicketOverError
 from ucm.pipeline.outcomes import Outcome, OutcomeKind, outcome_of
@@ -69,8 +69,6 @@ LaneKey = tuple[Direction, RequestId, int]
 """Direction, request and its life: what shares one lane."""
 
 _SHARED: Final = (RequestId(""), -1)
-_NAMED: Final = 4
-"""How many of the requests of one ticket the log names."""
 
 
 class Ticket:
@@ -186,15 +184,10 @@ class Ticket:
     def log(self) -> Log:
         """The log with the ticket's ids; bound when it is first used."""
         if self._log is None:
-            whose: dict[str, object] = {
-                "request_id": self.request_id,
-                "generation": self.generation,
-            }
-            if self.is_shared:
-                names = [owner.request_id for owner in self.owners]
-                whose = {"requests": names[:_NAMED], "num_requests": len(names)}
             self._log = self._process_log.bind(
-                transfer_id=self.transfer_id, direction=self.direction.value, **whose
+                transfer_id=self.transfer_id,
+                direction=self.direction.value,
+                **whose(self.owners),
             )
         return self._log
 

@@ -6,12 +6,13 @@ Threading: all of it runs on the engine's scheduler thread. Nothing here waits; 
 store is asked only through its index, and ``Adapters`` reads files on a thread of its own.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 
-from ucm.blocks import KeySpace
+from ucm.blocks import KeySpace, whose
 from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.doubts import Doubts
@@ -196,10 +197,10 @@ class SchedulerHalf:
         self._adapter.tick(self._setup.threads.monotonic())
         plan = self._adapter.plan_step(self._running.step(output))
         self._doubts.sent(in_use=bool(len(self._running)))
-        for order in plan.saves:
+        for order in plan.saves if self._log.is_enabled_for(logging.DEBUG) else ():
             self._log.debug(
                 HOLD_TAKEN,
-                request_id=order.request_id,
+                **whose(order.owners),
                 hold_id=order.transfer_id,
                 blocks=len(order.block_ids),
                 ranks_left=self._setup.topology.num_ranks,
