@@ -271,11 +271,16 @@ class Owner:
         request_id: Whose blocks.
         generation: Which life of the request; ids are used again.
         num_blocks: At least one.
+        used_ns: When the last of them counts as used, as ``Uses`` says; 0: now. Each one
+            before it counts as used later, by as many ns as a block has tokens.
+        tenant: Whose share of the store they take; 0: nobody's.
     """
 
     request_id: str
     generation: int
     num_blocks: int
+    used_ns: int = 0
+    tenant: int = 0
 
     @property
     def life(self) -> tuple[str, int]:

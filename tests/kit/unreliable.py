@@ -22,6 +22,7 @@ from ucm.layout import KVLayout
 from ucm.plan import HostSlots
 from ucm.stores.abc import ReadLease, Store
 from ucm.testing.faults import FaultPlan, FaultStore
+from ucm.uses import Uses
 
 __all__ = ["LateDevice", "Odds", "SeededFaults", "UnreliableStore"]
 
@@ -132,10 +133,10 @@ class UnreliableStore(FaultStore):
         self._faults.at("contains")
         return super().contains(keys)
 
-    def touch(self, keys: Sequence[PackedKey]) -> None:
+    def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Meet the faults, then forward."""
         self._faults.at("touch")
-        super().touch(keys)
+        super().touch(keys, uses)
 
     def read(self, keys: Sequence[PackedKey]) -> ReadLease:
         """Damage one of the blocks perhaps, meet the faults, then forward."""

@@ -12,6 +12,7 @@ from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import Failure, SpanOrder, StepPlan, StepReport
 from ucm.scheduler.requests import ScheduledRequest, StateOffer, StepFacts
 from ucm.scheduler.saves import SaveLimits
+from ucm.uses import Uses
 
 DIGEST = bytes(range(16))
 
@@ -86,7 +87,7 @@ class SetIndex:
         self._ask(len(keys))
         return [key in self.keys for key in keys]
 
-    def touch(self, keys: Sequence[PackedKey]) -> None:
+    def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Keep the keys for the test to see."""
         self._ask(0)
         self.touched += keys

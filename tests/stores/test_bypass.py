@@ -52,7 +52,7 @@ class LookedAt(WrapperStore):
         self.look()
         return super().contains(keys)
 
-    def touch(self, keys):
+    def touch(self, keys, uses=None):
         """Look, and mark."""
         self.look()
         super().touch(keys)

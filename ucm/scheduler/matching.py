@@ -27,6 +27,7 @@ import attrs
 from ucm.blocks import KeyPacker, PackedKey, ShardId
 from ucm.errors import LayoutError, StoreUnavailableError
 from ucm.layout import GroupKind, GroupLayout, KVLayout
+from ucm.uses import Uses
 
 __all__ = ["BlockIndex", "DeniedKey", "MatchReason", "PrefixMatch", "PrefixMatcher"]
 
@@ -50,8 +51,8 @@ class BlockIndex(Protocol):
         """Return for each key whether it is committed. No side effect."""
         ...
 
-    def touch(self, keys: Sequence[PackedKey]) -> None:
-        """Mark blocks as used just now; unknown keys are passed over."""
+    def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
+        """Mark blocks as used; unknown keys are passed over."""
         ...
 
 

@@ -35,7 +35,7 @@ __all__ = [
     "encode",
 ]
 
-MESSAGE_VERSION: Final = 3
+MESSAGE_VERSION: Final = 4
 MAX_MESSAGE_BYTES: Final = 8 << 20
 
 

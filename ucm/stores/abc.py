@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.plan import HostSlots
+from ucm.uses import Uses
 
 __all__ = [
     "ReadLease",
@@ -199,20 +200,29 @@ class Store(ABC):
         """Return for each key whether it is committed. No side effect."""
 
     @abstractmethod
-    def touch(self, keys: Sequence[PackedKey]) -> None:
-        """Mark blocks as used just now; unknown keys are passed over."""
+    def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
+        """
+        Mark blocks as used; unknown keys are passed over.
+
+        A use before the one that is known changes nothing. Without *uses* it is now, and
+        the first of the keys last. Whose they are stays as it was.
+        """
 
     @abstractmethod
-    def reserve(self, keys: Sequence[PackedKey], block_bytes: int) -> WriteLease:
+    def reserve(
+        self, keys: Sequence[PackedKey], block_bytes: int, uses: Uses | None = None
+    ) -> WriteLease:
         """
         Lease one slot for each key that is neither stored nor being written.
 
-        Evicts least recently used blocks where no slot is free. When fewer slots can
-        be had than keys need one, as many as there are go to the first keys.
+        Evicts least recently used blocks where no slot is free, but none for a block that
+        counts as used before it. When fewer slots can be had than keys need one, they
+        go to those used last, and among them to the first keys.
 
         Args:
             keys: Distinct packed keys.
             block_bytes: Bytes of each block.
+            uses: When they count as used; now, the first of them last, if left out.
 
         Returns:
             A lease over the granted keys; possibly over none, when all are stored.
@@ -227,6 +237,8 @@ class Store(ABC):
     def read(self, keys: Sequence[PackedKey]) -> ReadLease:
         """
         Open committed blocks for reading, all of them or none.
+
+        That is no use of them: see ``touch``.
 
         Raises:
             BlockNotFoundError: A key is not committed.

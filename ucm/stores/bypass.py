@@ -29,6 +29,7 @@ from ucm.stores.abc import Store
 from ucm.stores.wrap import WrapperStore
 from ucm.threads import SYSTEM
 from ucm.tracing import STORE_ANSWERS, STORE_BYPASSED, Log
+from ucm.uses import Uses
 
 __all__ = ["BypassStore"]
 
@@ -114,9 +115,10 @@ class BypassStore(WrapperStore):
         """Ask, unless the store is bypassed; StoreUnavailableError then."""
         return self._ask(super().contains, keys)
 
-    def touch(self, keys: Sequence[PackedKey]) -> None:
+    def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Mark, unless the store is bypassed; StoreUnavailableError then."""
-        self._ask(super().touch, keys)
+        touch = super().touch
+        self._ask(lambda keys: touch(keys, uses), keys)
 
     def _ask(
         self, look: Callable[[Sequence[PackedKey]], _T], keys: Sequence[PackedKey]

@@ -6,8 +6,8 @@ Threading. One lock guards all bookkeeping; bytes are checksummed outside it.
 """
 
 import threading
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -26,6 +26,7 @@ from ucm.errors import (
 )
 from ucm.plan import HostSlots
 from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
+from ucm.uses import Uses
 
 __all__ = ["MemoryStore"]
 
@@ -52,8 +53,10 @@ class _MemoryWriteLease(WriteLease):
         positions: tuple[int, ...],
         num_stored: int,
         slots: HostSlots,
+        moments: list[int],
     ) -> None:
         self.keys = keys
+        self.moments = moments
         self.positions = positions
         self.num_stored = num_stored
         self.slots = slots
@@ -122,18 +125,21 @@ class MemoryStore(Store):
     """
     A fixed pool of slots, evicted least recently used first.
 
-    Within one call the first keys count as the most recent: later blocks of a prefix
-    are of no use without the earlier ones.
-
     Args:
         capacity_blocks: Number of slots.
         block_bytes: Bytes of one slot, the largest block.
+        clock_ns: Tells the moment of a use that comes without one.
 
     Raises:
         ConfigError: One of the two is below 1.
     """
 
-    def __init__(self, capacity_blocks: int, block_bytes: int) -> None:
+    def __init__(
+        self,
+        capacity_blocks: int,
+        block_bytes: int,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         for key, value in (
             ("store.capacity_blocks", capacity_blocks),
             ("store.block_bytes", block_bytes),
@@ -142,7 +148,10 @@ class MemoryStore(Store):
                 raise ConfigError(key, value, "nothing fits", "Give at least 1.")
         self._pool = np.empty((capacity_blocks, block_bytes), dtype=np.uint8)
         self._pool.fill(0)  # touches every page now rather than in the first saves
-        self._entries: OrderedDict[PackedKey, _Entry] = OrderedDict()  # oldest first
+        self._entries: dict[PackedKey, _Entry] = {}
+        self._moments: dict[PackedKey, int] = {}
+        self._clock_ns = clock_ns
+        self._latest = 0
         self._writing: set[PackedKey] = set()
         self._free = list(reversed(range(capacity_blocks)))
         self._keyspaces: dict[bytes, KeySpace] = {}
@@ -178,12 +187,16 @@ class MemoryStore(Store):
         with self._using():
             return [key in self._entries for key in keys]
 
-    def touch(self, keys: Sequence[PackedKey]) -> None:
-        """Mark blocks as used just now, the first of them last."""
+    def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
+        """Mark blocks as used; see ``Store``."""
         with self._using():
-            self._touch(keys)
+            for key, moment in zip(keys, self._of(uses, len(keys)), strict=True):
+                if key in self._entries:
+                    self._moments[key] = max(self._moments[key], moment)
 
-    def reserve(self, keys: Sequence[PackedKey], block_bytes: int) -> WriteLease:
+    def reserve(
+        self, keys: Sequence[PackedKey], block_bytes: int, uses: Uses | None = None
+    ) -> WriteLease:
         """Lease one slot for each new key; see ``Store``."""
         if not 1 <= block_bytes <= self._pool.shape[1]:
             raise ValueError(
@@ -197,13 +210,11 @@ class MemoryStore(Store):
                 for position, key in enumerate(keys)
                 if key not in self._entries and key not in self._writing
             ]
-            while len(self._free) < len(wanted) and self._entries:
-                _, evicted = self._entries.popitem(last=False)
-                self._free.append(evicted.slot)
-                self._num_evicted += 1
-            if wanted and not self._free:
-                raise StoreFullError("every slot is being written")
-            granted = wanted[: len(self._free)]
+            moments = self._of(uses, len(keys))
+            latest = sorted(wanted, key=lambda position: -moments[position])
+            granted = sorted(latest[: self._make_room(latest, moments)])
+            if wanted and not granted:
+                raise StoreFullError("every slot is being written, or used later")
             slots = sorted(self._free.pop() for _ in granted)
             lease = _MemoryWriteLease(
                 self,
@@ -211,6 +222,7 @@ class MemoryStore(Store):
                 tuple(granted),
                 len(keys) - len(wanted),
                 HostSlots(self._pool, np.array(slots, dtype=np.int64), block_bytes),
+                [moments[position] for position in granted],
             )
             self._writing.update(lease.keys)
             return lease
@@ -221,7 +233,6 @@ class MemoryStore(Store):
             for key in keys:
                 if key not in self._entries:
                     raise BlockNotFoundError(key)
-            self._touch(keys)
             entries = [self._entries[key] for key in keys]
             block_bytes = entries[0].nbytes if entries else self._pool.shape[1]
             rows = np.array([entry.slot for entry in entries], dtype=np.int64)
@@ -293,8 +304,8 @@ class MemoryStore(Store):
                     entries[key] = _Entry(slot, lease.slots.block_bytes, checksum)
             self._writing.difference_update(lease.keys)
             self._free.extend(reversed(left))
-            for key in reversed(entries):
-                self._entries[key] = entries[key]
+            self._entries |= entries
+            self._moments |= dict(zip(lease.keys, lease.moments, strict=True))
             self._published(list(entries))
             lease.has_ended = True
             return len(entries)
@@ -332,10 +343,28 @@ class MemoryStore(Store):
     def _published(self, keys: Sequence[PackedKey]) -> None:
         """Do nothing; a store that keeps less lets go of what was committed."""
 
-    def _touch(self, keys: Sequence[PackedKey]) -> None:
-        for key in reversed(keys):
-            if key in self._entries:
-                self._entries.move_to_end(key)
+    def _of(self, uses: Uses | None, count: int) -> list[int]:
+        """Return the moments of uses; now, the first of them last, if there are none."""
+        if uses is not None:
+            moments: list[int] = uses.moments.tolist()
+            return moments
+        now = max(self._clock_ns(), self._latest + 1)
+        self._latest = now + count - 1
+        return list(range(self._latest, now - 1, -1))
+
+    def _make_room(self, latest: list[int], moments: list[int]) -> int:
+        """Evict for those used last, as they are ordered; return for how many."""
+        oldest: list[PackedKey] = []
+        if len(self._free) < len(latest):
+            oldest = sorted(self._entries, key=self._moments.__getitem__, reverse=True)
+        for count, position in enumerate(latest):
+            if count < len(self._free):
+                continue
+            if not oldest or self._moments[oldest[-1]] >= moments[position]:
+                return count
+            self._free.append(self._entries.pop(oldest.pop()).slot)
+            self._num_evicted += 1
+        return len(latest)
 
     def _forget(self, keys: Sequence[PackedKey]) -> int:
         gone = [self._entries.pop(key) for key in keys if key in self._entries]

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
+from ucm.uses import Uses
 
 __all__ = ["WrapperStore"]
 
@@ -41,13 +42,15 @@ class WrapperStore(Store):
         """Forward."""
         return self.inner.contains(keys)
 
-    def touch(self, keys: Sequence[PackedKey]) -> None:
+    def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Forward."""
-        self.inner.touch(keys)
+        self.inner.touch(keys, uses)
 
-    def reserve(self, keys: Sequence[PackedKey], block_bytes: int) -> WriteLease:
+    def reserve(
+        self, keys: Sequence[PackedKey], block_bytes: int, uses: Uses | None = None
+    ) -> WriteLease:
         """Forward."""
-        return self.inner.reserve(keys, block_bytes)
+        return self.inner.reserve(keys, block_bytes, uses)
 
     def read(self, keys: Sequence[PackedKey]) -> ReadLease:
         """Forward."""

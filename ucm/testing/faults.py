@@ -21,6 +21,7 @@ from ucm.layout import KVLayout
 from ucm.plan import HostSlots
 from ucm.stores.abc import ReadLease, Store, WriteLease
 from ucm.stores.wrap import WrapperStore
+from ucm.uses import Uses
 
 __all__ = ["Fault", "FaultDevice", "FaultPlan", "FaultStore", "Gate", "raising"]
 
@@ -165,10 +166,12 @@ class FaultStore(WrapperStore):
         self._plan.at("match")
         return super().match(keys)
 
-    def reserve(self, keys: Sequence[PackedKey], block_bytes: int) -> WriteLease:
+    def reserve(
+        self, keys: Sequence[PackedKey], block_bytes: int, uses: Uses | None = None
+    ) -> WriteLease:
         """Meet the plan, then forward; the lease meets it too."""
         self._plan.at("reserve")
-        return _FaultWriteLease(super().reserve(keys, block_bytes), self._plan)
+        return _FaultWriteLease(super().reserve(keys, block_bytes, uses), self._plan)
 
     def read(self, keys: Sequence[PackedKey]) -> ReadLease:
         """Meet the plan, then forward; the lease meets it too."""

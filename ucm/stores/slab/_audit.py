@@ -9,6 +9,8 @@ from ucm.stores.slab._layout import SlotState, Word
 
 __all__ = ["audit"]
 
+_COUNTED = (SlotState.FREE, SlotState.RESERVED, SlotState.COMMITTED)
+
 
 def audit(index: SlotIndex) -> list[str]:
     """Return what is wrong with *index*, one sentence each."""
@@ -25,11 +27,11 @@ def audit(index: SlotIndex) -> list[str]:
 
 
 def _check_counts(index: SlotIndex) -> list[str]:
-    counted = np.bincount(index.state, minlength=3)
+    counted = np.bincount(index.state, minlength=len(SlotState))
     words = (Word.NUM_FREE, Word.NUM_RESERVED, Word.NUM_COMMITTED)
     return [
         f"{word.name} is {index.header[word]}, counted are {counted[state]}"
-        for state, word in zip(SlotState, words, strict=True)
+        for state, word in zip(_COUNTED, words, strict=True)
         if index.header[word] != counted[state]
     ]
 
@@ -43,7 +45,7 @@ def _check_free(index: SlotIndex) -> list[str]:
 
 
 def _check_keys(index: SlotIndex) -> list[str]:
-    used = np.flatnonzero(index.state != SlotState.FREE)
+    used = np.flatnonzero(np.isin(index.state, _COUNTED[1:]))
     keys = [unpack_key(index.chains.words[slot]) for slot in used]
     problems = [] if len(set(keys)) == len(keys) else ["a key has two slots"]
     batch = KeyBatch.of(keys, index.seed)

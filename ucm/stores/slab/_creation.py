@@ -95,6 +95,7 @@ def _format(directory: Directory, layout: IndexLayout) -> None:
     with contextlib.closing(lock):
         index = SlotIndex(memoryview(mmap.mmap(lock.fd, 0)), layout, lock, list)
         index.format()
+        index.admit(np.arange(layout.num_slots))
         index.header[Word.BOOT : Word.BOOT + 2] = boot_words()
         os.fsync(lock.fd)
 

@@ -6,6 +6,7 @@ States of a slot::
 
     FREE --reserve--> RESERVED --publish--> COMMITTED --evict, forget--> FREE
                          +------discard, reclaim------------------------> FREE
+    ABSENT --admit--> FREE; FREE, COMMITTED --withdraw--> ABSENT
 
 Truth and derived data. The truth is one record per slot, whose state is one byte and
 is always written last (or, when a slot is given up, first). Chains, free stack and
@@ -46,6 +47,7 @@ from ucm.stores.slab._layout import (
 )
 from ucm.stores.slab._locks import FileLock
 from ucm.stores.slab._oldest import NEVER, OldestFirst
+from ucm.uses import Uses
 
 __all__ = ["SlotIndex"]
 
@@ -101,15 +103,16 @@ class SlotIndex:
     # -- birth and new life ------------------------------------------------------
 
     def format(self) -> None:
-        """Make a new file of zeros an index; nobody else may be using it."""
+        """Make a new file of zeros an index, all absent; nobody else may use it."""
         self.header[Word.SEED] = self.seed = int.from_bytes(os.urandom(7))
+        self.state[:] = SlotState.ABSENT
         self.empty()
         self.header[Word.MAGIC] = _MAGIC
 
     def empty(self) -> None:
         """Forget everything; nobody else may be using the index."""
         self.header[Word.VERSION] |= 1
-        self.state[:] = SlotState.FREE
+        self.state[self.state != SlotState.ABSENT] = SlotState.FREE
         self.generation[:] = 0
         for word in (Word.PUBLISHING, Word.NUM_EVICTED):  # owners' numbers only grow
             self.header[word] = 0
@@ -122,7 +125,7 @@ class SlotIndex:
     def distrust(self) -> None:
         """Keep only records that are whole, after a crash of the machine."""
         self.header[Word.VERSION] |= 1
-        for slot in np.flatnonzero(self.state != SlotState.FREE).tolist():
+        for slot in np.flatnonzero(self._is_used(self.state)).tolist():
             key = unpack_key(self.chains.words[slot])
             if (
                 self.state[slot] != SlotState.COMMITTED
@@ -182,7 +185,7 @@ class SlotIndex:
                 )
                 self.header[Word.PUBLISHING] = 0
             states = self.state.copy()
-            self.chains.rebuild(np.flatnonzero(states != SlotState.FREE))
+            self.chains.rebuild(np.flatnonzero(self._is_used(states)))
             free = np.flatnonzero(states == SlotState.FREE)[::-1]
             self.free[: len(free)] = free
             committed = states == SlotState.COMMITTED
@@ -235,10 +238,17 @@ class SlotIndex:
         )
         return current
 
-    def touch(self, slots: npt.NDArray[np.int64]) -> None:
-        """Stamp slots as used now; the earlier ones count as the more recent."""
-        if len(slots):
-            self.stamps[slots] = self._now(len(slots))[::-1]
+    def touch(
+        self, slots: npt.NDArray[np.int64], moments: npt.NDArray[np.int64]
+    ) -> None:
+        """Stamp slots as used at these moments, unless they were used later."""
+        self.stamps[slots] = np.maximum(self.stamps[slots], moments)
+
+    def stamps_of(self, uses: Uses | None, count: int) -> npt.NDArray[np.int64]:
+        """Return the stamps of uses; now, the first of them last, if there are none."""
+        if uses is None:
+            return self._now(count)[::-1]
+        return uses.moments + np.int64(self.header[Word.CLOCK_BASE])
 
     def _now(self, count: int) -> npt.NDArray[np.int64]:
         start = time.monotonic_ns() + int(self.header[Word.CLOCK_BASE])
@@ -248,7 +258,9 @@ class SlotIndex:
 
     # -- changing ----------------------------------------------------------------
 
-    def reserve(self, batch: KeyBatch, nbytes: int, owner: int) -> Grant:
+    def reserve(
+        self, batch: KeyBatch, nbytes: int, owner: int, uses: Uses | None = None
+    ) -> Grant:
         """
         Take a slot for each key that is in none; for the first keys if they are few.
 
@@ -264,7 +276,7 @@ class SlotIndex:
             wanted = np.flatnonzero(found < 0)
             num_stored = len(found) - len(wanted)
             if not len(wanted):
-                return Grant(wanted, wanted, 0, num_stored)
+                return Grant(wanted, wanted, 0, num_stored, wanted)
             victims = self._oldest.pick(self._shortage(len(wanted)))
             if len(victims) < self._shortage(len(wanted)):
                 self.reclaim(self._find_dead(self.reserving_owners()))
@@ -293,7 +305,8 @@ class SlotIndex:
                 self.records[slots] = fresh
                 self.state[slots] = SlotState.RESERVED
                 self.chains.link(slots)
-            return Grant(wanted, slots, generation, num_stored)
+            moments = self.stamps_of(uses, len(batch))[wanted]
+            return Grant(wanted, slots, generation, num_stored, moments)
 
     def publish(
         self,
@@ -309,15 +322,16 @@ class SlotIndex:
             LeaseExpiredError: A slot is no longer ours; nothing became visible.
         """
         with self.locked():
-            slots = grant.slots
+            slots, moments = grant.slots, grant.moments
             if not self._still_ours(grant, owner).all():
                 raise LeaseExpiredError("the store took slots of this lease back")
             if without:  # first: a rebuild publishes all that is reserved together
                 self._free_slots(slots[[*without]])
                 slots = np.delete(slots, [*without])
+                moments = np.delete(moments, [*without])
             with self.changing():
                 self.records["checksum"][slots] = checksums
-                self.touch(slots)
+                self.stamps[slots] = moments
                 self.header[Word.PUBLISHING] = grant.generation
                 self.state[slots] = SlotState.COMMITTED
                 self.header[Word.PUBLISHING] = 0
@@ -347,6 +361,37 @@ class SlotIndex:
             starts = (fields[:, : len(wanted)] == wanted).all(axis=1)
             return self._free_slots(slots[starts & (fields[:, -1] >= len(wanted))])
 
+    def admit(self, slots: npt.NDArray[np.int64]) -> None:
+        """Use absent slots from now on: there is memory for them."""
+        with self.locked():
+            absent = slots[self.state[slots] == SlotState.ABSENT]
+            with self.changing():
+                self.state[absent] = SlotState.FREE
+                num_free = int(self.header[Word.NUM_FREE])
+                self.free[num_free : num_free + len(absent)] = np.sort(absent)[::-1]
+                self.header[Word.NUM_FREE] += len(absent)
+
+    def withdraw(self, slots: npt.NDArray[np.int64]) -> bool:
+        """
+        Evict what is in these slots and use them no more: their memory goes.
+
+        Returns:
+            False, and nothing has changed, if one of them is being written.
+        """
+        with self.locked():
+            if (self.state[slots] == SlotState.RESERVED).any():
+                return False
+            committed = slots[self.state[slots] == SlotState.COMMITTED]
+            with self.changing():
+                self._vacate(committed)
+                self.header[Word.NUM_EVICTED] += len(committed)
+                self.state[slots] = SlotState.ABSENT
+                free = self.free[: int(self.header[Word.NUM_FREE])]
+                kept = free[self.state[free] == SlotState.FREE]
+                self.free[: len(kept)] = kept
+                self.header[Word.NUM_FREE] = len(kept)
+            return True
+
     def reserving_owners(self) -> list[int]:
         """Return who has slots reserved, locked."""
         return list(map(int, np.unique(self.owner[self._reserved()])))
@@ -359,6 +404,13 @@ class SlotIndex:
         return self._free_slots(slots[np.isin(self.owner[slots], dead_owners)])
 
     # -- parts of a change, locked -----------------------------------------------
+
+    @staticmethod
+    def _is_used(states: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        used: npt.NDArray[np.bool_] = (states == SlotState.RESERVED) | (
+            states == SlotState.COMMITTED
+        )
+        return used
 
     def _reserved(self) -> npt.NDArray[np.int64]:
         if not self.header[Word.NUM_RESERVED]:

@@ -35,6 +35,8 @@ class SlotState(enum.IntEnum):
     FREE = 0
     RESERVED = 1
     COMMITTED = 2
+    ABSENT = 3
+    """There is no memory for it."""
 
 
 class Word(enum.IntEnum):
@@ -100,13 +102,15 @@ class Grant:
     """
     Slots that one lease holds: positions asked for and the slot of each.
 
-    ``num_stored`` keys were in a slot already, committed or being written.
+    ``num_stored`` keys were in a slot already, committed or being written. ``moments``
+    are those that the blocks count as used at.
     """
 
     positions: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
     generation: int
     num_stored: int
+    moments: npt.NDArray[np.int64]
 
 
 @attrs.frozen(eq=False)

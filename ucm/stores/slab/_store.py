@@ -27,6 +27,7 @@ from ucm.stores.slab._keyspaces import describe, read_all
 from ucm.stores.slab._layout import Sighting, Word
 from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease
 from ucm.stores.slab._opened import OpenedSlab
+from ucm.uses import Uses
 
 __all__ = ["SlabStore"]
 
@@ -147,16 +148,20 @@ class SlabStore(Store):
             each for seen in self._look_up(keys) for each in seen.committed.tolist()
         ]
 
-    def touch(self, keys: Sequence[PackedKey]) -> None:
-        """Mark blocks as used just now, the first of them last; takes no lock."""
+    def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
+        """Mark blocks as used, see ``Store``; takes no lock."""
         self._slab.check_index()
         index = self._slab.index
+        moments = index.stamps_of(uses, len(keys))
         if len(keys) <= _FEW:
-            slots = [slot for slot in map(index.slot_of, keys) if slot != NO_SLOT]
-            index.touch(np.array(slots, dtype=np.int64))
+            slots = np.array([index.slot_of(key) for key in keys], dtype=np.int64)
+            index.touch(slots[slots != NO_SLOT], moments[slots != NO_SLOT])
             return
-        found = [seen.slots[seen.committed] for seen in self._look_up(keys)]
-        index.touch(np.concatenate(found))
+        start = 0
+        for seen in self._look_up(keys):
+            stop = start + len(seen.slots)
+            index.touch(seen.slots[seen.committed], moments[start:stop][seen.committed])
+            start = stop
 
     def _look_up(self, keys: Sequence[PackedKey]) -> Iterator[Sighting]:
         """Look keys up as they are asked for; many at once would leave the caches."""
@@ -164,7 +169,9 @@ class SlabStore(Store):
         for start in range(0, len(keys), _LOOK_UP_STEP):
             yield index.look_up(index.batch(keys[start : start + _LOOK_UP_STEP]))
 
-    def reserve(self, keys: Sequence[PackedKey], block_bytes: int) -> SlabWriteLease:
+    def reserve(
+        self, keys: Sequence[PackedKey], block_bytes: int, uses: Uses | None = None
+    ) -> SlabWriteLease:
         """Lease one slot for each new key; see ``Store``."""
         slab = self._slab
         slab.check()
@@ -182,7 +189,7 @@ class SlabStore(Store):
         for lease in owed:
             lease.discard()
         batch = slab.index.batch(keys)
-        grant = slab.index.reserve(batch, block_bytes, slab.owner_id)
+        grant = slab.index.reserve(batch, block_bytes, slab.owner_id, uses)
         slots = HostSlots(slab.pool, grant.slots, block_bytes)
         lease = SlabWriteLease(slab, tuple(keys), batch, grant, slots, self._forget)
         with self._leases_lock:
@@ -199,7 +206,6 @@ class SlabStore(Store):
         seen = slab.index.look_up(batch)
         if not seen.committed.all():
             raise BlockNotFoundError(keys[int(np.argmin(seen.committed))])
-        slab.index.touch(seen.slots)
         block_bytes = int(seen.nbytes[0]) if len(keys) else slab.geometry.slot_bytes
         slots = HostSlots(slab.pool, seen.slots, block_bytes)
         return SlabReadLease(slab, tuple(keys), batch, seen, slots)
