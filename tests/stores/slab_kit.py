@@ -55,6 +55,10 @@ class RawSlab:
         self.records = np.memmap(
             directory / "index", dtype, "r+", offset=offset, shape=(num_slots,)
         )
+        offset, dtype, _ = place["states"]
+        self.states = np.memmap(
+            directory / "index", dtype, "r+", offset=offset, shape=(num_slots,)
+        )
         offset, dtype, length = place["header"]
         self.header = np.memmap(
             directory / "index", dtype, "r+", offset=offset, shape=(length,)
@@ -64,7 +68,7 @@ class RawSlab:
         """Look through all records for a committed key."""
         for slot, record in enumerate(self.records):
             field = record["key"].tobytes()
-            if record["state"] == SlotState.COMMITTED and key == field[: field[-1]]:
+            if self.states[slot] == SlotState.COMMITTED and key == field[: field[-1]]:
                 return slot
         return None
 

@@ -21,7 +21,9 @@ from ucm.errors import (
 )
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore, _chains, _creation, _index, _store
+from ucm.stores.slab._layout import Word
 from ucm.stores.slab._locks import FileLock
+from ucm.stores.slab._tables import EVERYTHING
 from ucm.testing.store_blocks import (
     BLOCK_BYTES,
     fill,
@@ -364,8 +366,9 @@ class TestRestart:
             save(store, make_keys(4))
             index = store._slab.index
             index.header[2] |= 1  # the version: somebody died
+            index.header[Word.JOURNAL] = EVERYTHING
             index.chains.heads[:] = -1
-            index.free[:] = 0
+            index.tally.counts[:] = 0
             index.header[5:8] = 0
             assert store.match(make_keys(4)) == 4
             assert store.audit() == []

@@ -5,7 +5,7 @@ import numpy as np
 
 from ucm.stores.slab._chains import KeyBatch, unpack_key
 from ucm.stores.slab._index import SlotIndex
-from ucm.stores.slab._layout import SlotState, Word
+from ucm.stores.slab._layout import GROUP, NUM_TENANTS, SlotState, Word, is_used
 
 __all__ = ["audit"]
 
@@ -19,7 +19,8 @@ def audit(index: SlotIndex) -> list[str]:
             problem
             for problem in (
                 *_check_counts(index),
-                *_check_free(index),
+                *_check_groups(index),
+                *_check_shares(index),
                 *_check_keys(index),
             )
             if problem
@@ -36,16 +37,31 @@ def _check_counts(index: SlotIndex) -> list[str]:
     ]
 
 
-def _check_free(index: SlotIndex) -> list[str]:
-    stacked = np.sort(index.free[: int(index.header[Word.NUM_FREE])])
-    free = np.flatnonzero(index.state == SlotState.FREE)
-    if np.array_equal(stacked, free):
-        return []
-    return [f"the free stack holds {stacked}, free are {free}"]
+def _check_groups(index: SlotIndex) -> list[str]:
+    num_slots = index.layout.num_slots
+    found = []
+    for group, start in enumerate(range(0, num_slots, GROUP)):
+        counted = np.bincount(index.state[start : start + GROUP], minlength=4)
+        if index.tally.counts[:, group].tolist() != counted[list(_COUNTED)].tolist():
+            found.append(f"of group {group} are counted {index.tally.counts[:, group]}")
+        if index.oldest.bound_of(group) > index.stamps[start : start + GROUP].min():
+            found.append(f"group {group} has a stamp below its bound")
+    return found
+
+
+def _check_shares(index: SlotIndex) -> list[str]:
+    used = np.flatnonzero(is_used(index.state))
+    counted = np.bincount(index.payers[used], minlength=NUM_TENANTS)
+    counted[0] = 0
+    wrong = np.flatnonzero(counted != index.shares)
+    return [
+        f"tenant {place} has {counted[place]} slots, counted are {index.shares[place]}"
+        for place in wrong[:3].tolist()
+    ]
 
 
 def _check_keys(index: SlotIndex) -> list[str]:
-    used = np.flatnonzero(np.isin(index.state, _COUNTED[1:]))
+    used = np.flatnonzero(is_used(index.state))
     keys = [unpack_key(index.chains.words[slot]) for slot in used]
     problems = [] if len(set(keys)) == len(keys) else ["a key has two slots"]
     batch = KeyBatch.of(keys, index.seed)

@@ -4,12 +4,13 @@ Keys as fixed-width words, and the hash chains that find a key's slot.
 
 Chains hold nothing that the slot records do not hold: whatever happens to them, they
 can be built again. An operation takes a whole batch, because one numpy call over 512
-keys costs little more than one over a single key. Only ``find_one`` does without numpy:
-where a single key is all that is asked, it costs a tenth.
+keys costs little more than one over a single key. Only what ends in ``one`` does without
+numpy: where a single key is all that is asked, it costs a tenth.
 """
 
 import itertools
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -19,11 +20,11 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from ucm.blocks import PackedKey
 from ucm.errors import KeyFormatError
+from ucm.stores.slab._layout import KEY_WORDS, is_used
 
-__all__ = ["KEY_WORDS", "NO_SLOT", "Chains", "KeyBatch", "unpack_key"]
+__all__ = ["NO_SLOT", "Chains", "KeyBatch", "have_their_hash", "unpack_key"]
 
 NO_SLOT = -1
-KEY_WORDS = 11
 _NONE = np.array(NO_SLOT)  # numpy compares with an array faster than with a number
 _KEY_FIELD = KEY_WORDS * 8
 _MAX_KEY_BYTES = 85  # the longest packed key; the last byte of the field is its length
@@ -70,6 +71,11 @@ class KeyBatch:
     def __len__(self) -> int:
         return len(self.hashes)
 
+    def part(self, start: int, stop: int) -> "KeyBatch":
+        """Return the keys from *start* to *stop*."""
+        fields = self.fields[start * _KEY_FIELD : stop * _KEY_FIELD]
+        return KeyBatch(fields, self.words[start:stop], self.hashes[start:stop])
+
 
 def _padding(size: int) -> bytes:
     """Return what follows a key of *size* bytes in its field: zeros and the size."""
@@ -82,22 +88,44 @@ def unpack_key(words: npt.NDArray[np.uint64]) -> PackedKey:
     return PackedKey(field[: min(field[-1], _MAX_KEY_BYTES)])
 
 
+def have_their_hash(
+    records: npt.NDArray[Any], seed: int
+) -> npt.NDArray[np.bool_]:
+    """Return which records have the hash of their key; without Python for each."""
+    fields = np.ascontiguousarray(records["key"]).view(np.uint8)
+    sizes = fields[:, -1]
+    whole = np.zeros(len(records), dtype=np.bool_)
+    for size in np.unique(sizes).tolist():
+        if 0 < size < fields.shape[1]:
+            at = np.flatnonzero(sizes == size)
+            keys = np.ascontiguousarray(fields[at, :size]).view(f"V{size}")[:, 0]
+            digests = b"".join(
+                map(xxh3_64_digest, keys.tolist(), itertools.repeat(seed))
+            )
+            whole[at] = np.frombuffer(digests, dtype=">u8") == records["hash"][at]
+    return whole
+
+
 class Chains:
     """
     Singly linked chains of slots, one per bucket, in shared memory.
 
     Only the holder of the index lock links and unlinks. Anybody may ``find`` at any
-    time; what is found while somebody links is a guess.
+    time; what is found while somebody links is a guess. Whatever store was the last one
+    of a process that died, each chain is still a chain: slots are taken out before any
+    of them is put elsewhere, and point on before anything points to them.
 
     Args:
         heads: ``[num_buckets]`` int32, first slot of each chain; a power of two.
         nexts: ``[num_slots]`` int32, the following slot.
-        records: ``[num_slots]`` what is known of each slot: of the fields ``key``,
-            ``hash`` and ``state`` the last is 0 for a slot that belongs in no chain.
+        states: ``[num_slots]`` uint8, 0 for a slot that belongs in no chain.
+        records: ``[num_slots]`` what is known of each slot: of the fields ``key`` and
+            ``hash``.
     """
 
     __slots__ = (
         "_bytes",
+        "_hash_at",
         "_heads",
         "_key_at",
         "_mask",
@@ -115,13 +143,14 @@ class Chains:
         self,
         heads: npt.NDArray[np.int32],
         nexts: npt.NDArray[np.int32],
+        states: npt.NDArray[np.uint8],
         records: npt.NDArray[Any],
     ) -> None:
         self.heads = heads
         self.nexts = nexts
         self.words: npt.NDArray[np.uint64] = records["key"]
         self.hashes: npt.NDArray[np.uint64] = records["hash"]
-        self.states: npt.NDArray[np.uint8] = records["state"]
+        self.states = states
         self._record = records.dtype
         self._rows = records.view(f"V{records.itemsize}")  # copied in one piece each
         self._mask = np.array(len(heads) - 1, dtype=np.uint64)
@@ -129,6 +158,7 @@ class Chains:
         self._heads, self._nexts = heads.data, nexts.data
         self._bytes = records.view(np.uint8).data
         self._key_at = records.dtype.fields["key"][1]  # type: ignore[index]
+        self._hash_at = records.dtype.fields["hash"][1]  # type: ignore[index]
 
     def buckets(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return the bucket of each hash."""
@@ -212,17 +242,64 @@ class Chains:
         first = ends[:-1]
         self.heads[buckets[first]] = slots[first]
 
+    def link_one(self, slot: int) -> None:
+        """Put one slot, not linked, in front of its chain."""
+        bucket = self.bucket_of(slot)
+        self._nexts[slot] = self._heads[bucket]
+        self._heads[bucket] = slot
+
+    def unlink_one(self, slot: int) -> None:
+        """Take one linked slot out of its chain."""
+        bucket, following = self.bucket_of(slot), self._nexts[slot]
+        previous = self._heads[bucket]
+        if previous == slot:
+            self._heads[bucket] = following
+            return
+        for _ in range(len(self._nexts)):
+            if self._nexts[previous] == slot:
+                self._nexts[previous] = following
+                return
+            previous = self._nexts[previous]
+
+    def bucket_of(self, slot: int) -> int:
+        """Return the bucket of what one slot holds."""
+        at = slot * self._record.itemsize + self._hash_at
+        found = int.from_bytes(self._bytes[at : at + 8], sys.byteorder)
+        return found & (len(self._heads) - 1)
+
     def unlink(self, slots: npt.NDArray[np.int64]) -> None:
         """Take linked slots, whose state is 0 by now, out of their chains."""
         buckets = np.sort(self.buckets(self.hashes[slots]))
         distinct = np.ones(len(buckets), dtype=np.bool_)
         np.not_equal(buckets[1:], buckets[:-1], out=distinct[1:])
-        buckets = buckets[distinct]
+        self._drop(buckets[distinct], lambda current: self.states[current] == 0)
+
+    def relink(
+        self, slots: npt.NDArray[np.int64], before: npt.NDArray[np.int64]
+    ) -> None:
+        """
+        Link exactly those of *slots* that are used, whether they are linked or not.
+
+        Args:
+            slots: What a change was about.
+            before: Their buckets when it began; where they belong now is in the records.
+        """
+        buckets = np.union1d(before, self.buckets(self.hashes[slots]))
+        buckets = buckets[self.heads[buckets] != NO_SLOT]
+        self._drop(buckets, lambda current: np.isin(current, slots))
+        self.link(slots[is_used(self.states[slots])])
+
+    def _drop(
+        self,
+        buckets: npt.NDArray[np.int64],
+        is_dead: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]],
+    ) -> None:
+        """Take what is dead out of the chains of some buckets, none of them empty."""
         previous = np.full(len(buckets), NO_SLOT, dtype=np.int64)
         current = self.heads[buckets].astype(np.int64)
         while len(buckets):
             following = self.nexts[current].astype(np.int64)
-            dead = self.states[current] == 0
+            dead = is_dead(current)
             at_head = dead & (previous < 0)
             inside = dead & (previous >= 0)
             self.heads[buckets[at_head]] = following[at_head]
@@ -235,8 +312,7 @@ class Chains:
             buckets, previous = buckets[more], previous[more]
             current = following[more]
 
-    def rebuild(self, slots: npt.NDArray[np.int64]) -> None:
-        """Forget all chains and link exactly *slots*."""
+    def clear(self) -> None:
+        """Forget all chains."""
         self.heads[:] = NO_SLOT
         self.nexts[:] = NO_SLOT
-        self.link(slots)

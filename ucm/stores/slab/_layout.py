@@ -8,16 +8,36 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ucm.stores.slab._chains import KEY_WORDS
-
-__all__ = ["RECORD", "Grant", "IndexLayout", "Sighting", "SlotState", "Word"]
+__all__ = [
+    "GROUP",
+    "KEY_WORDS",
+    "MOST",
+    "NEVER",
+    "NUM_TENANTS",
+    "RECORD",
+    "Grant",
+    "IndexLayout",
+    "Limits",
+    "Sighting",
+    "SlotState",
+    "Word",
+    "is_used",
+]
 
 _HEADER_BYTES = 4096
+KEY_WORDS = 11
+GROUP = 256
+"""Slots that are counted together, and of whose stamps one bound is kept."""
+MOST = 4096
+"""Slots that one change touches at most: what a death may leave to be put right."""
+NUM_TENANTS = 1 << 16
+"""Places in the table of tenants; the first belongs to nobody."""
+NEVER = np.iinfo(np.int64).max
+"""Stamp of a slot that holds nothing to evict."""
 
 RECORD = np.dtype(
     [
-        ("state", "u1"),
-        ("unused", "V3"),
+        ("unused", "V4"),
         ("owner", "u4"),
         ("generation", "u8"),
         ("nbytes", "u8"),
@@ -39,6 +59,14 @@ class SlotState(enum.IntEnum):
     """There is no memory for it."""
 
 
+def is_used(states: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Return which of these states are of slots that have a key."""
+    used: npt.NDArray[np.bool_] = (states == SlotState.RESERVED) | (
+        states == SlotState.COMMITTED
+    )
+    return used
+
+
 class Word(enum.IntEnum):
     """Places in the header, 8 bytes each."""
 
@@ -55,6 +83,11 @@ class Word(enum.IntEnum):
     CLEAN = 10
     BOOT = 11  # and 12
     CLOCK_BASE = 13
+    JOURNAL = 14
+    JOURNAL_TENANTS = 15
+    FREE_GROUP = 16
+    NUM_CURBED = 17
+    NUM_OVER_SHARE = 18
 
 
 @attrs.frozen
@@ -69,14 +102,26 @@ class IndexLayout:
         return 1 << (2 * self.num_slots).bit_length()
 
     @property
+    def num_groups(self) -> int:
+        """Groups of slots; the last may have less than ``GROUP``."""
+        return -(-self.num_slots // GROUP)
+
+    @property
     def parts(self) -> tuple[tuple[str, "np.dtype[np.generic]", int], ...]:
         """Name, element type and length of each array, in file order."""
         return (
             ("header", np.dtype("i8"), _HEADER_BYTES // 8),
+            ("journal", np.dtype("i8"), 3 * MOST),
+            ("journal_tenants", np.dtype("i8"), 4 * MOST),
+            ("shares", np.dtype("i8"), NUM_TENANTS),
+            ("tally", np.dtype("u2"), 3 * self.num_groups),
+            ("bounds", np.dtype("i8"), -(-self.num_groups // GROUP) * GROUP),
+            ("uppers", np.dtype("i8"), -(-self.num_groups // GROUP)),
             ("heads", np.dtype("i4"), self.num_buckets),
             ("nexts", np.dtype("i4"), self.num_slots),
-            ("free", np.dtype("i4"), self.num_slots),
-            ("stamps", np.dtype("i8"), self.num_slots),
+            ("states", np.dtype("u1"), self.num_groups * GROUP),
+            ("payers", np.dtype("u2"), self.num_slots),
+            ("stamps", np.dtype("i8"), self.num_groups * GROUP),
             ("records", RECORD, self.num_slots),
         )
 
@@ -95,6 +140,20 @@ class IndexLayout:
         offset, dtype, length = self.place()["records"]
         size = offset + dtype.itemsize * length
         return -(-size // _HEADER_BYTES) * _HEADER_BYTES
+
+
+@attrs.frozen
+class Limits:
+    """
+    How much of a slab single users of it may claim, as shares of its slots.
+
+    Args:
+        retained: Blocks that count as used at a moment that is still to come.
+        of_tenant: Blocks of one tenant.
+    """
+
+    retained: float = 0.5
+    of_tenant: float = 1.0
 
 
 @attrs.frozen(eq=False)

@@ -1,64 +1,125 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which committed slots were used least recently; called under the index lock."""
+"""
+Which committed slots count as used least recently.
+
+Bounds. Of each group of 256 slots one bound is kept, and of each 256 groups another: no
+stamp below is older than it. Whoever writes a stamp lowers the bounds first; a stamp that
+grows, or goes, leaves them too low, which costs a look and nothing else. Whoever looks
+for the oldest goes where bounds are lowest, and raises those to what is there.
+
+So what is looked at does not grow with the slab, the answer is exact, and what one
+process has found out serves all. Where very many stamps have grown since somebody looked
+there is more to raise than one may look at under the lock: ``pick`` then says that it is
+not done, and goes on where it was when it is asked again.
+"""
 
 import numpy as np
 import numpy.typing as npt
 
-from ucm.stores.slab._layout import SlotState
+from ucm.stores.slab._layout import GROUP, NEVER, SlotState
 
-__all__ = ["NEVER", "OldestFirst"]
+__all__ = ["MOST_LOOKED_AT", "Oldest"]
 
-NEVER = np.iinfo(np.int64).max
-"""Stamp of a slot that holds nothing to evict."""
-_MIN_LISTED = 256
-_LISTED_SHARE = 16
+MOST_LOOKED_AT = 4096 * GROUP
+"""Stamps after which a call gives up for now."""
+_WIDEST = 1024
 
 
-class OldestFirst:
+class Oldest:
     """
-    Hands out victims, least recently used first, from a list made now and then.
-
-    Stamps only grow. A listed slot whose stamp has not moved is therefore still older
-    than everything that is not in the list, however old the list is, and ordering all
-    stamps is paid once for a sixteenth of them.
+    Finds victims, oldest first; called under the index lock.
 
     Args:
-        stamps: ``[num_slots]`` int64, last use; shared.
-        state: ``[num_slots]`` uint8; shared.
+        states: ``[num_groups * GROUP]`` uint8; shared.
+        stamps: ``[num_groups * GROUP]`` int64, ``NEVER`` where nothing is committed.
+        bounds: Of each group, filled up to a multiple of ``GROUP``; shared.
+        uppers: Of each ``GROUP`` bounds; shared.
     """
 
     def __init__(
-        self, stamps: npt.NDArray[np.int64], state: npt.NDArray[np.uint8]
+        self,
+        states: npt.NDArray[np.uint8],
+        stamps: npt.NDArray[np.int64],
+        bounds: npt.NDArray[np.int64],
+        uppers: npt.NDArray[np.int64],
     ) -> None:
+        self._states = states
         self._stamps = stamps
-        self._state = state
-        self._listed = np.empty((2, 0), dtype=np.int64)  # slots and their stamps
+        self._groups = stamps.reshape(-1, GROUP)
+        self._bounds = bounds
+        self._chunks = bounds.reshape(-1, GROUP)
+        self._uppers = uppers
+        self.num_looked_at = 0
 
-    def pick(self, count: int) -> npt.NDArray[np.int64]:
-        """Return up to *count* committed slots; fewer only if there are no more."""
-        picked = self._take(count)
-        if len(picked) < count:
-            self._list(count)
-            picked = self._take(count)
-        return picked
+    def lower(
+        self, slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]
+    ) -> None:
+        """Let the bounds allow for these stamps, before they are written."""
+        groups = slots // GROUP
+        below = stamps < self._bounds[groups]
+        if below.any():
+            groups, stamps = groups[below], stamps[below]
+            np.minimum.at(self._uppers, groups // GROUP, stamps)
+            np.minimum.at(self._bounds, groups, stamps)
 
-    def _take(self, count: int) -> npt.NDArray[np.int64]:
-        picked = [np.empty(0, dtype=np.int64)]
-        while count and self._listed.shape[1]:
-            slots, stamps = self._listed[:, :count]
-            self._listed = self._listed[:, count:]
-            unchanged = (self._stamps[slots] == stamps) & (
-                self._state[slots] == SlotState.COMMITTED
-            )
-            picked.append(slots[unchanged])
-            count -= len(picked[-1])
-        return np.concatenate(picked)
+    def bound_of(self, group: int) -> int:
+        """Return what no stamp of a group should be below."""
+        return int(max(self._bounds[group], self._uppers[group // GROUP]))
 
-    def _list(self, count: int) -> None:
-        num_slots = len(self._stamps)
-        count = min(num_slots, max(count, _MIN_LISTED, num_slots // _LISTED_SHARE))
-        slots = np.argpartition(self._stamps, count - 1)[:count]
-        stamps = self._stamps[slots]
-        order = np.argsort(stamps)
-        order = order[stamps[order] != NEVER]
-        self._listed = np.stack((slots[order], stamps[order]))
+    def rebuild(self) -> None:
+        """Make all bounds what the stamps say."""
+        self._bounds[len(self._groups) :] = NEVER
+        for start in range(0, len(self._groups), GROUP):
+            lows = self._groups[start : start + GROUP].min(axis=1)
+            self._bounds[start : start + len(lows)] = lows
+        self._uppers[:] = self._chunks.min(axis=1)
+
+    def pick(
+        self, count: int, before: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool]:
+        """
+        Find the oldest *count* committed slots of those with stamps below *before*.
+
+        Returns:
+            The slots, oldest first, their stamps, and whether these are the oldest: if
+            not, there was too much to look at, and another call comes further.
+        """
+        width, looked_at = 1, 0
+        while True:
+            groups, near, limit = self._look(width)
+            looked_at += near.size
+            self.num_looked_at += near.size
+            at, column = np.nonzero(near < min(limit + 1, before))
+            slots, stamps = groups[at] * GROUP + column, near[at, column]
+            order = np.argsort(stamps, kind="stable")[:count]
+            slots, stamps = slots[order], stamps[order]
+            is_done = len(slots) == count or limit >= before
+            if is_done or looked_at >= MOST_LOOKED_AT:
+                gone = slots[self._states[slots] != SlotState.COMMITTED]
+                if not len(gone):
+                    return slots, stamps, is_done
+                self._stamps[gone] = NEVER  # it was touched while it went
+            width = min(4 * width, max(_WIDEST, count))
+
+    def _look(
+        self, width: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
+        """Raise the *width* lowest bounds; return groups, stamps, and the next bound."""
+        chunks, limit = _lowest(self._uppers, width)
+        bounds, next_bound = _lowest(self._chunks[chunks].ravel(), width)
+        groups = chunks[bounds // GROUP] * GROUP + bounds % GROUP
+        groups = groups[groups < len(self._groups)]
+        near = self._groups[groups]
+        self._bounds[groups] = near.min(axis=1)
+        self._uppers[chunks] = self._chunks[chunks].min(axis=1)
+        return groups, near, min(limit, next_bound)
+
+
+def _lowest(
+    values: npt.NDArray[np.int64], count: int
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Return where the *count* lowest values are, and the lowest of the others."""
+    if count >= len(values):
+        return np.arange(len(values)), NEVER
+    order = np.argpartition(values, count)
+    return order[:count], int(values[order[count]])

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gets a slot, and at whose cost: one reservation."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm.errors import StoreFullError
+from ucm.stores.slab._chains import KeyBatch
+from ucm.stores.slab._layout import MOST, RECORD, Grant, SlotState, Word
+from ucm.stores.slab._tenants import places_of
+from ucm.uses import Uses
+
+if TYPE_CHECKING:
+    from ucm.stores.slab._index import SlotIndex
+
+__all__ = ["Reservation"]
+
+_TRIES = 64
+"""Times that the lock is taken; the last time the oldest that are known must do."""
+_NONE = np.empty(0, dtype=np.int64)
+_Slots = npt.NDArray[np.int64]
+
+
+class Reservation:
+    """
+    Finds slots for the keys of a batch that are in none.
+
+    Of the keys those that count as used last come first. They get free slots, then those
+    of the oldest blocks, as long as these are older than the key. A tenant that has its
+    share gets its own oldest only.
+
+    Args:
+        index: Where.
+        batch: The keys, distinct.
+        nbytes: Of one block.
+        owner: Who will write.
+        uses: When each counts as used, and for whom; now, and for nobody, if not given.
+    """
+
+    def __init__(
+        self,
+        index: "SlotIndex",
+        batch: KeyBatch,
+        nbytes: int,
+        owner: int,
+        uses: Uses | None,
+    ) -> None:
+        self._index = index
+        self._batch = batch
+        self._nbytes = nbytes
+        self._owner = owner
+        self._moments = index.stamps_of(uses, len(batch))
+        self._places: npt.NDArray[np.uint16] | None = None
+        if uses is not None:
+            self._moments = index.within_budget(self._moments)
+            if uses.tenants.any():
+                self._places = places_of(uses.tenants)
+        self._listed: set[int] = set()
+
+    def grant(self) -> Grant:
+        """
+        Take slots; between looks at very many stamps others come.
+
+        Raises:
+            StoreFullError: Slots were wanted and none could be had.
+        """
+        grant, tries = None, 0
+        while grant is None:
+            tries += 1
+            with self._index.locked():
+                unlisted, grant = self._try(is_last=tries >= _TRIES)
+            for place in unlisted:
+                self._index.own.make(place)
+                self._listed.add(place)
+        return grant
+
+    def _try(self, *, is_last: bool) -> tuple[list[int], Grant | None]:
+        """Return whose slots are to be listed first, or what was granted."""
+        index = self._index
+        found = self._find()
+        held = found[found >= 0]
+        wanted = np.flatnonzero(found < 0)
+        if not len(wanted):
+            return [], Grant(wanted, wanted, 0, len(held), wanted)
+        wanted = wanted[np.argsort(-self._moments[wanted], kind="stable")][:MOST]
+        unlisted, bound, own = self._among_own(wanted, held)
+        if unlisted:
+            return unlisted, None
+        rest = wanted[~np.isin(wanted, bound)] if len(bound) else wanted
+        free = index.tally.find_free(len(rest))
+        victims, is_done = self._oldest(rest[len(free) :], np.append(held, own[1]))
+        if not (is_done or is_last):
+            return [], None
+        taken = np.concatenate((rest[: len(free) + len(victims)], own[0]))
+        if len(taken) < len(wanted):
+            if index.reclaim(index.find_dead(index.reserving_owners())):
+                return self._try(is_last=is_last)
+            index.words[Word.NUM_OVER_SHARE] += len(bound) - len(own[0])
+            if not len(taken):
+                raise StoreFullError("every slot is being written, or used later")
+        victims = np.concatenate((victims, own[1]))
+        return [], self._take(taken, np.concatenate((free, victims)), victims, len(held))
+
+    def _find(self) -> _Slots:
+        index = self._index
+        found = index.chains.find(self._batch)
+        held = found[found >= 0]
+        held = held[index.state[held] == SlotState.RESERVED]
+        if len(held) and index.reclaim(index.find_dead(index.owner[held].tolist())):
+            found = index.chains.find(self._batch)
+        return found
+
+    def _among_own(
+        self, wanted: _Slots, held: _Slots
+    ) -> tuple[list[int], _Slots, tuple[_Slots, _Slots]]:
+        """
+        Find slots for keys of tenants that have their share.
+
+        Returns:
+            Whose slots must be listed first; which keys these are; of which of them the
+            slot was found, and that slot.
+        """
+        index, limit = self._index, self._index.limits.of_tenant
+        if self._places is None or limit >= 1:
+            return [], _NONE, (_NONE, _NONE)
+        share = int(limit * index.num_present)
+        unlisted, bound, taken, victims = [], [_NONE], [_NONE], [_NONE]
+        places = self._places[wanted]
+        for place in set(places.tolist()) - {0}:
+            over = wanted[places == place][max(0, share - int(index.shares[place])) :]
+            slots, stamps = index.own.take(place, len(over) + len(held))
+            if len(slots) < len(over) and place not in self._listed:
+                unlisted.append(place)
+            slots = self._older(slots, stamps, over, held)
+            bound.append(over)
+            taken.append(over[: len(slots)])
+            victims.append(slots)
+        own = np.concatenate(taken), np.concatenate(victims)
+        return unlisted, np.concatenate(bound), own
+
+    def _oldest(self, wanted: _Slots, kept: _Slots) -> tuple[_Slots, bool]:
+        """Return victims for some keys, and whether there are no older ones."""
+        if not len(wanted):
+            return _NONE, True
+        slots, stamps, is_done = self._index.oldest.pick(
+            len(wanted) + len(kept), int(self._moments[wanted[0]])
+        )
+        return self._older(slots, stamps, wanted, kept), is_done
+
+    def _older(
+        self, slots: _Slots, stamps: _Slots, wanted: _Slots, kept: _Slots
+    ) -> _Slots:
+        """Return the slots, oldest first, that are older than their keys, latest first."""
+        if len(kept):
+            others = ~np.isin(slots, kept)
+            slots, stamps = slots[others], stamps[others]
+        slots, stamps = slots[: len(wanted)], stamps[: len(wanted)]
+        younger = np.flatnonzero(stamps >= self._moments[wanted[: len(stamps)]])
+        return slots[: younger[0]] if len(younger) else slots
+
+    def _take(
+        self, positions: _Slots, slots: _Slots, victims: _Slots, num_stored: int
+    ) -> Grant:
+        index = self._index
+        positions, slots = np.sort(positions), np.sort(slots)
+        places = None if self._places is None else self._places[positions]
+        generation = index.words[Word.GENERATION] + 1
+        index.words[Word.GENERATION] = generation
+        index.begin(slots, places)
+        index.vacate(victims)
+        index.words[Word.NUM_EVICTED] += len(victims)
+        fresh = np.zeros(len(slots), dtype=RECORD)
+        fresh["owner"] = self._owner
+        fresh["generation"] = generation
+        fresh["nbytes"] = self._nbytes
+        fresh["hash"] = self._batch.hashes[positions]
+        fresh["key"] = self._batch.words[positions]
+        index.records[slots] = fresh
+        index.payers[slots] = 0 if places is None else places
+        index.state[slots] = SlotState.RESERVED
+        index.chains.link(slots)
+        index.end(slots)
+        return Grant(positions, slots, generation, num_stored, self._moments[positions])
