@@ -147,7 +147,9 @@ class TestTypes:
         """X-09: nothing but a mapping is a section, and the remedy lists its keys."""
         error = refused({"store": given})
         assert "store" == error.key
-        assert "['capacity', 'durability', 'path', 'type']" in error.remedy
+        names = sorted(field.name for field in attrs.fields(StoreConfig))
+        assert "capacity" in names
+        assert str(names) in error.remedy
         assert "" == refused(given).key
 
     def test_integer_is_taken_for_seconds(self):

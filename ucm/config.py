@@ -106,6 +106,14 @@ def _ratio(key: str, value: object) -> float | None:
     return float(typing.cast(float, value))
 
 
+def _share(key: str, value: object) -> float:
+    """Read a share of the whole."""
+    share = _ratio(key, value)
+    if share is None:
+        raise ConfigError(key, value, "not a share", "Give 0 to 1, or leave it out.")
+    return share
+
+
 def _field(
     default: object,
     text: str,
@@ -138,6 +146,18 @@ class StoreConfig:
     )
     durability: Durability = _field(
         Durability.PROCESS, "`process` survives kill -9, `power` the machine as well."
+    )
+    retain_share: float = _field(
+        0.5,
+        "Share of the slots for blocks that are retained until a time still to come; "
+        "what is beyond it counts as used now.",
+        read=_share,
+    )
+    tenant_share: float = _field(
+        1.0,
+        "Share of the slots for the blocks of one tenant (cache salt), which then makes "
+        "room among its own.",
+        read=_share,
     )
 
 

@@ -27,6 +27,7 @@ def open_slab(
     durability: Durability = Durability.PROCESS,
     open_timeout: float = 60.0,
     lock_timeout: float = 60.0,
+    tenant_share: float = 1.0,
 ) -> SlabStore:
     """Open a slab of that many slots."""
     return SlabStore(
@@ -37,6 +38,7 @@ def open_slab(
         durability=durability,
         open_timeout=open_timeout,
         lock_timeout=lock_timeout,
+        tenant_share=tenant_share,
     )
 
 

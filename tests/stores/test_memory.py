@@ -21,6 +21,12 @@ class TestMemoryStore(StoreContract):
         """Return a store that fits exactly."""
         return MemoryStore(num_blocks, BLOCK_BYTES)
 
+    def make_tenant_store(
+        self, directory: Path, num_blocks: int, share: float
+    ) -> Store:
+        """Return one that bounds its tenants."""
+        return MemoryStore(num_blocks, BLOCK_BYTES, tenant_share=share)
+
     def get_raw(self, store: Store, key: PackedKey) -> bytes | None:
         """Read the pool's row."""
         entry = store._entries.get(key)

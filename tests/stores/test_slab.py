@@ -20,7 +20,7 @@ from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.stores.abc import Store
-from ucm.stores.slab import SlabStore, _chains, _creation, _index, _store
+from ucm.stores.slab import SlabStore, _chains, _creation, _store, _used
 from ucm.stores.slab._layout import Word
 from ucm.stores.slab._locks import FileLock
 from ucm.stores.slab._tables import EVERYTHING
@@ -41,6 +41,12 @@ class TestSlabStore(StoreContract):
     def make_store(self, directory: Path, num_blocks: int) -> Store:
         """Make a slab in that directory."""
         return open_slab(directory, num_blocks)
+
+    def make_tenant_store(
+        self, directory: Path, num_blocks: int, share: float
+    ) -> Store:
+        """Make one that bounds its tenants."""
+        return open_slab(directory, num_blocks, tenant_share=share)
 
     def reopen(self, directory: Path, num_blocks: int) -> Store | None:
         """Open the slab that is there."""
@@ -212,31 +218,6 @@ class TestSharing:
             assert [1, 0] * 4 == [store.match([key]) for key in keys]
             assert 0 == store.match(make_keys(1, first=20))
 
-    def test_many_keys_of_many_lengths_are_told_apart(self, tmp_path):
-        """Long chains, mixed key lengths and zero bytes find the right slot."""
-        keys = [PackedKey(bytes(n)) for n in range(1, 86)]
-        keys += make_keys(415)
-        with open_slab(tmp_path / "s", 500) as store:
-            assert save(store, keys) == 500
-            assert [payload(key) for key in keys] == load(store, keys)
-            assert store.forget(keys[::2]) == 250
-            assert store.contains(keys) == [False, True] * 250
-            assert store.clear(b"\0" * 80) == 3
-            assert store.clear(b"\0" * 88) == 0
-            assert store.audit() == []
-            with pytest.raises(KeyFormatError):
-                store.match([PackedKey(bytes(86))])
-
-    def test_slots_of_a_lease_are_neighbours(self, tmp_path):
-        """A span's slots lie side by side, in a new slab and when it is full."""
-        with open_slab(tmp_path / "s", 64) as store:
-            for start in range(0, 192, 16):
-                with store.reserve(make_keys(16, first=start), BLOCK_BYTES) as lease:
-                    first = int(lease.slots.slots[0])
-                    assert list(range(first, first + 16)) == lease.slots.slots.tolist()
-                    fill(lease)
-                    lease.commit()
-
 
 class TestRestart:
     def reboot(self, monkeypatch, tmp_path):
@@ -267,7 +248,7 @@ class TestRestart:
             store.touch(keys[:1])
         self.reboot(monkeypatch, tmp_path)
         began_anew = types.SimpleNamespace(monotonic_ns=lambda: 0)
-        monkeypatch.setattr(_index, "time", began_anew)
+        monkeypatch.setattr(_used, "time", began_anew)
         with open_slab(tmp_path / "s") as again:
             assert again.match(keys) == 8
             again.touch(keys[1:2])

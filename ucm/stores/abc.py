@@ -62,6 +62,10 @@ class StoreStats:
     committed_blocks: int
     reserved_blocks: int
     evicted_blocks_total: int
+    curbed_blocks_total: int = 0
+    """Blocks that should have been retained, beyond the store's budget for that."""
+    over_share_blocks_total: int = 0
+    """Blocks refused to tenants that had their share, and no older block of theirs."""
 
 
 class WriteLease(ABC):

@@ -7,6 +7,7 @@ Threading. One lock guards all bookkeeping; bytes are checksummed outside it.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -26,6 +27,7 @@ from ucm.errors import (
 )
 from ucm.plan import HostSlots
 from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
+from ucm.stores.victims import Claim, Room, choose, curb
 from ucm.uses import Uses
 
 __all__ = ["MemoryStore"]
@@ -38,6 +40,7 @@ class _Entry:
     slot: int
     nbytes: int
     checksum: int
+    tenant: int
 
 
 def _digest(slots: HostSlots, position: int, key: PackedKey) -> int:
@@ -129,9 +132,11 @@ class MemoryStore(Store):
         capacity_blocks: Number of slots.
         block_bytes: Bytes of one slot, the largest block.
         clock_ns: Tells the moment of a use that comes without one.
+        retain_share: Slots that may count as used at a moment still to come, of all.
+        tenant_share: Slots that one tenant may have, of all.
 
     Raises:
-        ConfigError: One of the two is below 1.
+        ConfigError: One of the first two is below 1.
     """
 
     def __init__(
@@ -139,23 +144,27 @@ class MemoryStore(Store):
         capacity_blocks: int,
         block_bytes: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        retain_share: float = 0.5,
+        tenant_share: float = 1.0,
     ) -> None:
-        for key, value in (
-            ("store.capacity_blocks", capacity_blocks),
-            ("store.block_bytes", block_bytes),
-        ):
-            if value < 1:
-                raise ConfigError(key, value, "nothing fits", "Give at least 1.")
+        sizes = {"capacity_blocks": capacity_blocks, "block_bytes": block_bytes}
+        for name, size in sizes.items():
+            if size < 1:
+                why, remedy = "nothing fits", "Give at least 1."
+                raise ConfigError(f"store.{name}", size, why, remedy)
         self._pool = np.empty((capacity_blocks, block_bytes), dtype=np.uint8)
         self._pool.fill(0)  # touches every page now rather than in the first saves
         self._entries: dict[PackedKey, _Entry] = {}
         self._moments: dict[PackedKey, int] = {}
         self._clock_ns = clock_ns
         self._latest = 0
-        self._writing: set[PackedKey] = set()
+        self._most_retained = int(retain_share * capacity_blocks)
+        self._most_of_tenant = int(tenant_share * capacity_blocks)
+        self._writing: dict[PackedKey, int] = {}
         self._free = list(reversed(range(capacity_blocks)))
         self._keyspaces: dict[bytes, KeySpace] = {}
-        self._num_evicted = 0
+        self._num_evicted = self._num_curbed = self._num_over_share = 0
         self._is_open = True
         self._lock = threading.Lock()
 
@@ -190,7 +199,9 @@ class MemoryStore(Store):
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Mark blocks as used; see ``Store``."""
         with self._using():
-            for key, moment in zip(keys, self._of(uses, len(keys)), strict=True):
+            before = [self._moments.get(key, 1 << 63) for key in keys]
+            moments = self._moments_of(uses, before)
+            for key, moment in zip(keys, moments, strict=True):
                 if key in self._entries:
                     self._moments[key] = max(self._moments[key], moment)
 
@@ -205,26 +216,25 @@ class MemoryStore(Store):
         if len(set(keys)) != len(keys):
             raise ValueError("the keys of a reservation must be distinct")
         with self._using():
+            moments = self._moments_of(uses, [0] * len(keys))
+            tenants = [0] * len(keys) if uses is None else uses.tenants.tolist()
             wanted = [
-                position
-                for position, key in enumerate(keys)
-                if key not in self._entries and key not in self._writing
+                Claim(*each)
+                for each in zip(keys, moments, tenants, strict=True)
+                if each[0] not in self._entries and each[0] not in self._writing
             ]
-            moments = self._of(uses, len(keys))
-            latest = sorted(wanted, key=lambda position: -moments[position])
-            granted = sorted(latest[: self._make_room(latest, moments)])
-            if wanted and not granted:
-                raise StoreFullError("every slot is being written, or used later")
-            slots = sorted(self._free.pop() for _ in granted)
+            room = self._make_room(wanted, set(keys))
+            granted = [at for at, key in enumerate(keys) if key in room.granted]
+            rows = np.array(sorted(self._free.pop() for _ in granted), dtype=np.int64)
             lease = _MemoryWriteLease(
                 self,
-                tuple(keys[position] for position in granted),
+                tuple(keys[at] for at in granted),
                 tuple(granted),
                 len(keys) - len(wanted),
-                HostSlots(self._pool, np.array(slots, dtype=np.int64), block_bytes),
-                [moments[position] for position in granted],
+                HostSlots(self._pool, rows, block_bytes),
+                [moments[at] for at in granted],
             )
-            self._writing.update(lease.keys)
+            self._writing |= {keys[at]: tenants[at] for at in granted}
             return lease
 
     def read(self, keys: Sequence[PackedKey]) -> ReadLease:
@@ -267,6 +277,8 @@ class MemoryStore(Store):
                 committed_blocks=len(self._entries),
                 reserved_blocks=len(self._writing),
                 evicted_blocks_total=self._num_evicted,
+                curbed_blocks_total=self._num_curbed,
+                over_share_blocks_total=self._num_over_share,
             )
 
     def close(self) -> None:
@@ -301,11 +313,14 @@ class MemoryStore(Store):
                 elif checksum is None:
                     raise ValueError(f"block {key.hex()} was not sealed")
                 else:
-                    entries[key] = _Entry(slot, lease.slots.block_bytes, checksum)
-            self._writing.difference_update(lease.keys)
+                    nbytes, tenant = lease.slots.block_bytes, self._writing[key]
+                    entries[key] = _Entry(slot, nbytes, checksum, tenant)
+            self._written(lease)
             self._free.extend(reversed(left))
             self._entries |= entries
             self._moments |= dict(zip(lease.keys, lease.moments, strict=True))
+            for at in without:
+                del self._moments[lease.keys[at]]
             self._published(list(entries))
             lease.has_ended = True
             return len(entries)
@@ -314,7 +329,7 @@ class MemoryStore(Store):
         """Free the slots of a lease that goes on."""
         with self._lock:
             if not lease.has_ended and self._is_open:
-                self._writing.difference_update(lease.keys)
+                self._written(lease)
                 self._free.extend(reversed(lease.slots.slots.tolist()))
             lease.has_ended = True
 
@@ -340,33 +355,45 @@ class MemoryStore(Store):
         if lease.has_ended or not self._is_open:
             raise LeaseExpiredError("the write lease has ended")
 
+    def _written(self, lease: _MemoryWriteLease) -> None:
+        for key in lease.keys:
+            del self._writing[key]
+
     def _published(self, keys: Sequence[PackedKey]) -> None:
         """Do nothing; a store that keeps less lets go of what was committed."""
 
-    def _of(self, uses: Uses | None, count: int) -> list[int]:
-        """Return the moments of uses; now, the first of them last, if there are none."""
-        if uses is not None:
-            moments: list[int] = uses.moments.tolist()
-            return moments
-        now = max(self._clock_ns(), self._latest + 1)
-        self._latest = now + count - 1
-        return list(range(self._latest, now - 1, -1))
+    def _moments_of(self, uses: Uses | None, before: list[int]) -> list[int]:
+        """Return when blocks count as used; now, the first of them last, if not said."""
+        count = len(before)
+        if uses is None:
+            first = max(self._clock_ns() - count, self._latest) + 1
+            self._latest = first + count - 1
+            return list(range(self._latest, first - 1, -1))
+        now = self._clock_ns()
+        room = self._most_retained - sum(each > now for each in self._moments.values())
+        moments, num_curbed = curb(uses.moments.tolist(), before, now, room)
+        self._num_curbed += num_curbed
+        return moments
 
-    def _make_room(self, latest: list[int], moments: list[int]) -> int:
-        """Evict for those used last, as they are ordered; return for how many."""
-        oldest: list[PackedKey] = []
-        if len(self._free) < len(latest):
-            oldest = sorted(self._entries, key=self._moments.__getitem__, reverse=True)
-        for count, position in enumerate(latest):
-            if count < len(self._free):
-                continue
-            if not oldest or self._moments[oldest[-1]] >= moments[position]:
-                return count
-            self._free.append(self._entries.pop(oldest.pop()).slot)
-            self._num_evicted += 1
-        return len(latest)
+    def _make_room(self, wanted: list[Claim], kept: set[PackedKey]) -> Room:
+        """Evict what must go for blocks that want a slot, and none of *kept*."""
+        shares = Counter(self._writing.values())
+        shares.update(entry.tenant for entry in self._entries.values())
+        stored = [
+            Claim(key, self._moments[key], entry.tenant)
+            for key, entry in self._entries.items()
+            if key not in kept
+        ]
+        room = choose(wanted, stored, len(self._free), shares, self._most_of_tenant)
+        self._num_evicted += self._forget(room.victims)
+        self._num_over_share += room.num_over_share
+        if wanted and not room.granted:
+            raise StoreFullError("every slot is being written, or used later")
+        return room
 
     def _forget(self, keys: Sequence[PackedKey]) -> int:
         gone = [self._entries.pop(key) for key in keys if key in self._entries]
+        for key in keys:
+            self._moments.pop(key, None)
         self._free.extend(entry.slot for entry in reversed(gone))
         return len(gone)

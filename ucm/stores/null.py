@@ -53,5 +53,6 @@ class NullStore(MemoryStore):
 
     def _published(self, keys: Sequence[PackedKey]) -> None:
         gone = [self._entries.pop(key).slot for key in keys]
+        self._moments.clear()
         self._free[:0] = gone
         self._num_evicted += len(gone)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ucm.blocks import BlockHash, BlockKey, GroupId, KeySpace, PackedKey, ShardId
 from ucm.stores.abc import Store, WriteLease
+from ucm.uses import Uses
 
 __all__ = [
     "BLOCK_BYTES",
@@ -17,6 +18,7 @@ __all__ = [
     "make_keyspace",
     "payload",
     "save",
+    "uses_at",
 ]
 
 BLOCK_BYTES = 96
@@ -66,11 +68,22 @@ def fill(lease: WriteLease, without: Collection[int] = ()) -> None:
             lease.seal(position, position + 1)
 
 
+def uses_at(moments: Sequence[int], tenant: int = 0) -> Uses:
+    """Return uses at these moments, all of one tenant."""
+    return Uses(
+        np.array(moments, dtype=np.int64),
+        np.full(len(moments), tenant, dtype=np.uint32),
+    )
+
+
 def save(
-    store: Store, keys: Sequence[PackedKey], block_bytes: int = BLOCK_BYTES
+    store: Store,
+    keys: Sequence[PackedKey],
+    block_bytes: int = BLOCK_BYTES,
+    uses: Uses | None = None,
 ) -> int:
     """Store each key's payload; return how many became visible."""
-    with store.reserve(keys, block_bytes) as lease:
+    with store.reserve(keys, block_bytes, uses) as lease:
         fill(lease)
         return lease.commit()
 

@@ -19,10 +19,10 @@ from ucm.errors import (
     BlockNotFoundError,
     LeaseExpiredError,
     StoreError,
-    StoreFullError,
 )
 from ucm.stores.abc import Store
-from ucm.testing.lease_contract import NUM_BLOCKS, LeaseContract
+from ucm.testing.lease_contract import NUM_BLOCKS
+from ucm.testing.room_contract import RoomContract
 from ucm.testing.store_blocks import (
     BLOCK_BYTES,
     fill,
@@ -36,7 +36,7 @@ from ucm.testing.store_blocks import (
 __all__ = ["StoreContract"]
 
 
-class StoreContract(LeaseContract):
+class StoreContract(RoomContract):
     """The promises of ``ucm.stores.abc.Store`` as tests; 8 blocks of 96 bytes."""
 
     @abstractmethod
@@ -216,44 +216,7 @@ class StoreContract(LeaseContract):
             with pytest.raises(BlockNotFoundError):
                 lease.recheck()
 
-    # -- room --------------------------------------------------------------------
-
-    def test_least_recently_used_block_is_evicted(self, store: Store) -> None:
-        """Over capacity the block goes that was not saved or touched (S2-05)."""
-        keys = make_keys(NUM_BLOCKS)
-        for key in keys:
-            save(store, [key])
-        store.touch(keys[:2])
-        load(store, keys[2:3])
-        store.touch(make_keys(1, first=100))
-        save(store, make_keys(2, first=20))
-        assert store.contains(keys) == [True, True, False, False] + [True] * 4
-        stats = store.stats()
-        assert (stats.evicted_blocks_total, stats.committed_blocks) == (2, 8)
-
-    def test_end_of_a_prefix_goes_before_its_start(self, store: Store) -> None:
-        """Of blocks used in one call the later are evicted first."""
-        keys = make_keys(NUM_BLOCKS)
-        save(store, keys)
-        save(store, make_keys(3, first=20))
-        assert store.match(keys) == NUM_BLOCKS - 3
-
-    def test_slot_being_written_is_never_evicted(self, store: Store) -> None:
-        """Room is made from committed blocks only (S2-05); none left means full."""
-        first, second = make_keys(5), make_keys(5, first=20)
-        with store.reserve(first, BLOCK_BYTES) as lease:
-            with store.reserve(second, BLOCK_BYTES) as short:
-                assert (short.keys, short.num_stored) == (tuple(second[:3]), 0)
-                assert store.stats().reserved_blocks == NUM_BLOCKS
-                with pytest.raises(StoreFullError):
-                    store.reserve(make_keys(1, first=40), BLOCK_BYTES)
-                fill(short)
-                short.commit()
-            save(store, make_keys(3, first=60))
-            assert store.contains(second) == [False] * 5
-            fill(lease)
-            assert lease.commit() == 5
-        assert [payload(key) for key in first] == load(store, first)
+    # -- forgetting -------------------------------------------------------------
 
     def test_forget_frees_committed_blocks_only(self, store: Store) -> None:
         """Forgetting takes what is stored, not what is unknown or being written."""

@@ -88,9 +88,7 @@ def unpack_key(words: npt.NDArray[np.uint64]) -> PackedKey:
     return PackedKey(field[: min(field[-1], _MAX_KEY_BYTES)])
 
 
-def have_their_hash(
-    records: npt.NDArray[Any], seed: int
-) -> npt.NDArray[np.bool_]:
+def have_their_hash(records: npt.NDArray[Any], seed: int) -> npt.NDArray[np.bool_]:
     """Return which records have the hash of their key; without Python for each."""
     fields = np.ascontiguousarray(records["key"]).view(np.uint8)
     sizes = fields[:, -1]

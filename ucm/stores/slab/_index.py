@@ -22,7 +22,6 @@ are believed only after checksum and generation were verified.
 """
 
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -35,18 +34,16 @@ from ucm.errors import LeaseExpiredError
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch, have_their_hash
 from ucm.stores.slab._layout import (
     MOST,
-    NEVER,
     Grant,
     IndexLayout,
-    Limits,
     Sighting,
     SlotState,
     Word,
 )
 from ucm.stores.slab._locks import FileLock
 from ucm.stores.slab._reserving import Reservation
-from ucm.stores.slab._tables import Tables
 from ucm.stores.slab._tenants import OwnOldest
+from ucm.stores.slab._used import Used
 from ucm.uses import Uses
 
 __all__ = ["SlotIndex"]
@@ -58,12 +55,10 @@ _VERSION = int(Word.VERSION)
 _COMMITTED = np.array(SlotState.COMMITTED, dtype=np.uint8)
 _IS_COMMITTED = int(SlotState.COMMITTED)
 _STEP = 1 << 16
-_SAMPLE = 4096
-_LATEST = 1 << 62
 _T = TypeVar("_T")
 
 
-class SlotIndex(Tables):
+class SlotIndex(Used):
     """
     The index over a mapped file.
 
@@ -83,12 +78,9 @@ class SlotIndex(Tables):
     ) -> None:
         super().__init__(buffer, layout)
         self.seed = self.words[Word.SEED]
-        self.limits = Limits()
         self.own = OwnOldest(self.state, self.stamps, self.payers)
         self.find_dead = find_dead
         self._lock = lock
-        self._last_stamp = 0
-        self._sampled_from = 0
 
     # -- birth and new life ------------------------------------------------------
 
@@ -105,7 +97,7 @@ class SlotIndex(Tables):
         self.state[self.state != SlotState.ABSENT] = SlotState.FREE
         for word in (Word.PUBLISHING, Word.NUM_EVICTED):  # owners' numbers only grow
             self.words[word] = 0
-        self.rebuild(self._now(1))
+        self.rebuild(self.moment())
 
     def is_formatted(self) -> bool:
         """Return whether the file is an index at all."""
@@ -122,15 +114,7 @@ class SlotIndex(Tables):
             states[states != SlotState.ABSENT] = SlotState.FREE
             states[whole] = SlotState.COMMITTED
         self.words[Word.PUBLISHING] = 0
-        self.rebuild(self._now(1))
-
-    def start_clock(self) -> None:
-        """Let stamps go on growing although the machine's clock began anew."""
-        newest = 0
-        for start in range(0, self.layout.num_slots, _STEP):
-            stamps = self.stamps[start : start + _STEP]
-            newest = max(newest, int(stamps.max(initial=0, where=stamps != NEVER)))
-        self.words[Word.CLOCK_BASE] = newest + 1 - time.monotonic_ns()
+        self.rebuild(self.moment())
 
     # -- locks and versions ------------------------------------------------------
 
@@ -144,7 +128,7 @@ class SlotIndex(Tables):
         """
         with self._lock.held():
             if self.words[_VERSION] & 1:
-                self.repair(self._now(1).item())
+                self.repair(self.moment())
             yield
 
     def observe(self, look: Callable[[], _T]) -> _T:
@@ -191,62 +175,6 @@ class SlotIndex(Tables):
             self.generation[slots] == generations
         )
         return current
-
-    # -- when slots count as used ------------------------------------------------
-
-    def touch(
-        self, slots: npt.NDArray[np.int64], moments: npt.NDArray[np.int64]
-    ) -> None:
-        """Stamp slots as used at these moments, unless they were used later."""
-        stamps = self.stamps[slots]
-        self.stamps[slots] = np.maximum(stamps, self.within_budget(moments, stamps))
-
-    def stamps_of(self, uses: Uses | None, count: int) -> npt.NDArray[np.int64]:
-        """Return the stamps of uses; now, the first of them last, if there are none."""
-        if uses is None:
-            return self._now(count)[::-1]
-        return np.minimum(uses.moments, _LATEST) + self.words[Word.CLOCK_BASE]
-
-    def within_budget(
-        self,
-        moments: npt.NDArray[np.int64],
-        stamps: npt.NDArray[np.int64] | None = None,
-    ) -> npt.NDArray[np.int64]:
-        """
-        Return stamps of which no more are still to come than the slab may retain.
-
-        What is beyond counts as used now, the first of it last. How many slots are
-        retained is counted in a sample of 4096, so that the bound holds within about two
-        of a hundred slots.
-
-        Args:
-            moments: What was asked for.
-            stamps: Those that the blocks have: what is retained already may stay so.
-        """
-        now = time.monotonic_ns() + self.words[Word.CLOCK_BASE]
-        later = moments > now
-        if not later.any():
-            return moments
-        if stamps is not None:
-            later &= stamps <= now
-        room = int(self.limits.retained * self.num_present) - self._count_retained(now)
-        beyond = np.flatnonzero(later)[max(0, room) :]
-        moments = moments.copy()
-        moments[beyond] = now - np.arange(len(beyond))
-        self.words[Word.NUM_CURBED] += len(beyond)
-        return moments
-
-    def _count_retained(self, now: int) -> int:
-        stride = -(-len(self.stamps) // _SAMPLE)
-        self._sampled_from = (self._sampled_from + 1) % stride
-        sample = self.stamps[self._sampled_from :: stride]
-        return stride * int(np.count_nonzero((sample > now) & (sample != NEVER)))
-
-    def _now(self, count: int) -> npt.NDArray[np.int64]:
-        start = time.monotonic_ns() + self.words[Word.CLOCK_BASE] - count + 1
-        start = max(start, self._last_stamp + 1)
-        self._last_stamp = start + count - 1
-        return np.arange(start, start + count)
 
     # -- changing ----------------------------------------------------------------
 
@@ -394,8 +322,8 @@ class SlotIndex(Tables):
         wanted = np.frombuffer(prefix, dtype=np.uint8)
         if len(wanted) >= fields.shape[1]:
             return slots[:0]
-        starts = (fields[:, : len(wanted)] == wanted).all(axis=1)
-        return slots[starts & (fields[:, -1] >= len(wanted))]
+        starts: npt.NDArray[np.bool_] = (fields[:, : len(wanted)] == wanted).all(axis=1)
+        return slots[np.flatnonzero(starts & (fields[:, -1] >= len(wanted)))]
 
     def _still_ours(self, grant: Grant, owner: int) -> npt.NDArray[np.bool_]:
         slots = grant.slots

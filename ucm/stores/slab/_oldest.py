@@ -49,7 +49,6 @@ class Oldest:
         self._bounds = bounds
         self._chunks = bounds.reshape(-1, GROUP)
         self._uppers = uppers
-        self.num_looked_at = 0
 
     def lower(
         self, slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]
@@ -88,7 +87,6 @@ class Oldest:
         while True:
             groups, near, limit = self._look(width)
             looked_at += near.size
-            self.num_looked_at += near.size
             at, column = np.nonzero(near < min(limit + 1, before))
             slots, stamps = groups[at] * GROUP + column, near[at, column]
             order = np.argsort(stamps, kind="stable")[:count]

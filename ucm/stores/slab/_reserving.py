@@ -101,7 +101,9 @@ class Reservation:
             if not len(taken):
                 raise StoreFullError("every slot is being written, or used later")
         victims = np.concatenate((victims, own[1]))
-        return [], self._take(taken, np.concatenate((free, victims)), victims, len(held))
+        return [], self._take(
+            taken, np.concatenate((free, victims)), victims, len(held)
+        )
 
     def _find(self) -> _Slots:
         index = self._index

@@ -24,7 +24,7 @@ from ucm.stores.slab._audit import audit
 from ucm.stores.slab._chains import NO_SLOT
 from ucm.stores.slab._files import Geometry
 from ucm.stores.slab._keyspaces import describe, read_all
-from ucm.stores.slab._layout import Sighting, Word
+from ucm.stores.slab._layout import Limits, Sighting, Word
 from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease
 from ucm.stores.slab._opened import OpenedSlab
 from ucm.uses import Uses
@@ -34,6 +34,8 @@ __all__ = ["SlabStore"]
 _LOOK_UP_STEP = 1024
 _FEW = 4
 """So few keys are looked at one by one, and of more the first is: most differ there."""
+_SCHEDULER_WAITS = 0.004
+_TOTALS = (Word.NUM_EVICTED, Word.NUM_CURBED, Word.NUM_OVER_SHARE)
 _CAVEAT = (
     "A slab on a disk is experimental: copies wait for the disk while they hold blocks. "
     "Put it below /dev/shm."
@@ -58,6 +60,10 @@ class SlabStore(Store):
         durability: What committed blocks survive.
         open_timeout: Seconds to wait at most for others that create the slab.
         lock_timeout: Seconds to wait at most for others that change the index.
+        retain_share: Slots that may count as used at a moment still to come, of all;
+            beyond it that moment is now.
+        tenant_share: Slots that one tenant may have, of all; beyond it the tenant makes
+            room among its own. Of more than 65535 tenants some share a share.
 
     Raises:
         ConfigError: ``store.path``, ``store.capacity``, ``store.block_bytes`` or
@@ -75,6 +81,8 @@ class SlabStore(Store):
         durability: Durability = Durability.PROCESS,
         open_timeout: float = 120.0,
         lock_timeout: float = 5.0,
+        retain_share: float = 0.5,
+        tenant_share: float = 1.0,
     ) -> None:
         self._slab = OpenedSlab(
             Path(path),
@@ -91,7 +99,8 @@ class SlabStore(Store):
             max_block_bytes=self._slab.geometry.slot_bytes,
             caveat="" if self._slab.in_memory else _CAVEAT,
         )
-        self._evicted_before = int(self._slab.index.header[Word.NUM_EVICTED])
+        self._slab.index.limits = Limits(retain_share, tenant_share)
+        self._before = [int(self._slab.index.header[word]) for word in _TOTALS]
         self._leases: set[SlabWriteLease] = set()
         self._leases_lock = threading.Lock()
 
@@ -111,7 +120,9 @@ class SlabStore(Store):
             block_bytes=block_bytes,
             index_only=index_only,
             durability=config.durability,
-            lock_timeout=0.05 if index_only else 5.0,
+            lock_timeout=_SCHEDULER_WAITS if index_only else 5.0,
+            retain_share=config.retain_share,
+            tenant_share=config.tenant_share,
         )
 
     @property
@@ -244,11 +255,17 @@ class SlabStore(Store):
         """Return occupancy and totals, both for the whole node."""
         self._slab.check()
         header = self._slab.index.header
+        evicted, curbed, over_share = (
+            int(header[word]) - before
+            for word, before in zip(_TOTALS, self._before, strict=True)
+        )
         return StoreStats(
             capacity_blocks=self._slab.geometry.num_slots,
             committed_blocks=int(header[Word.NUM_COMMITTED]),
             reserved_blocks=int(header[Word.NUM_RESERVED]),
-            evicted_blocks_total=int(header[Word.NUM_EVICTED]) - self._evicted_before,
+            evicted_blocks_total=evicted,
+            curbed_blocks_total=curbed,
+            over_share_blocks_total=over_share,
         )
 
     def audit(self) -> list[str]:

@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from ucm.stores.slab._chains import Chains
 from ucm.stores.slab._layout import (
-    GROUP,
     MOST,
     NEVER,
     IndexLayout,

@@ -10,7 +10,7 @@ its own, and none has more.
 import numpy as np
 import numpy.typing as npt
 
-from ucm.stores.slab._layout import NUM_TENANTS, SlotState, is_used
+from ucm.stores.slab._layout import NUM_TENANTS, SlotState
 
 __all__ = ["OwnOldest", "places_of", "shares_after"]
 
