@@ -16,7 +16,6 @@ from ucm.config import Durability, StoreConfig
 from ucm.errors import (
     BlockCorruptError,
     ConfigError,
-    KeyFormatError,
     StoreUnavailableError,
 )
 from ucm.stores.abc import Store

@@ -176,8 +176,11 @@ class Chains:
         """
         if len(key) > _MAX_KEY_BYTES:
             raise KeyFormatError(f"a key has more than {_MAX_KEY_BYTES} bytes")
-        field = key + _padding(len(key))
-        slot = self._heads[xxh3_64_intdigest(key, seed) & (len(self._heads) - 1)]
+        return self.find_field(key + _padding(len(key)), xxh3_64_intdigest(key, seed))
+
+    def find_field(self, field: bytes, found: int) -> int:
+        """Return the linked slot of a key as it stands in records, with this hash."""
+        slot = self._heads[found & (len(self._heads) - 1)]
         for _ in range(len(self._nexts)):
             at = slot * self._record.itemsize + self._key_at
             if slot == NO_SLOT or self._bytes[at : at + _KEY_FIELD] == field:

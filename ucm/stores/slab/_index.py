@@ -33,14 +33,18 @@ from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch, have_their_hash
 from ucm.stores.slab._layout import (
+    ABSENT,
+    COMMITTED,
+    FREE,
     MOST,
+    RESERVED,
     Grant,
     IndexLayout,
     Sighting,
-    SlotState,
     Word,
 )
 from ucm.stores.slab._locks import FileLock
+from ucm.stores.slab._one import publish_one, reserve_one
 from ucm.stores.slab._reserving import Reservation
 from ucm.stores.slab._tenants import OwnOldest
 from ucm.stores.slab._used import Used
@@ -52,8 +56,7 @@ _MAGIC = int.from_bytes(b"ucmslab2")
 _ATTEMPTS = 8
 # Members of an enum cost more than all else in a look at one key.
 _VERSION = int(Word.VERSION)
-_COMMITTED = np.array(SlotState.COMMITTED, dtype=np.uint8)
-_IS_COMMITTED = int(SlotState.COMMITTED)
+_PUBLISHING = int(Word.PUBLISHING)
 _STEP = 1 << 16
 _T = TypeVar("_T")
 
@@ -87,14 +90,14 @@ class SlotIndex(Used):
     def format(self) -> None:
         """Make a new file of zeros an index, all absent; nobody else may use it."""
         self.words[Word.SEED] = self.seed = int.from_bytes(os.urandom(7))
-        self.state[:] = SlotState.ABSENT
+        self.state[:] = ABSENT
         self.empty()
         self.words[Word.MAGIC] = _MAGIC
 
     def empty(self) -> None:
         """Forget everything; nobody else may be using the index."""
         self.distrust_derived()
-        self.state[self.state != SlotState.ABSENT] = SlotState.FREE
+        self.state[self.state != ABSENT] = FREE
         for word in (Word.PUBLISHING, Word.NUM_EVICTED):  # owners' numbers only grow
             self.words[word] = 0
         self.rebuild(self.moment())
@@ -109,11 +112,11 @@ class SlotIndex(Used):
         for start in range(0, self.layout.num_slots, _STEP):
             part = slice(start, start + _STEP)
             states = self.state[part]
-            committed = np.flatnonzero(states == SlotState.COMMITTED)
+            committed = np.flatnonzero(states == COMMITTED)
             whole = committed[have_their_hash(self.records[part][committed], self.seed)]
-            states[states != SlotState.ABSENT] = SlotState.FREE
-            states[whole] = SlotState.COMMITTED
-        self.words[Word.PUBLISHING] = 0
+            states[states != ABSENT] = FREE
+            states[whole] = COMMITTED
+        self.words[_PUBLISHING] = 0
         self.rebuild(self.moment())
 
     # -- locks and versions ------------------------------------------------------
@@ -158,20 +161,20 @@ class SlotIndex(Used):
 
     def _slot_of(self, key: PackedKey) -> int:
         slot = self.chains.find_one(key, self.seed)
-        if slot != NO_SLOT and self.states[slot] != _IS_COMMITTED:
+        if slot != NO_SLOT and self.states[slot] != COMMITTED:
             return NO_SLOT
         return slot
 
     def _look_up(self, batch: KeyBatch) -> Sighting:
         slots, records = self.chains.look(batch)
-        committed = (slots >= 0) & (self.state[slots] == _COMMITTED)
+        committed = (slots >= 0) & (self.state[slots] == COMMITTED)
         return Sighting(committed, slots, records)
 
     def is_current(
         self, slots: npt.NDArray[np.int64], generations: npt.NDArray[np.uint64]
     ) -> npt.NDArray[np.bool_]:
         """Return which slots still hold what they held under that generation."""
-        current: npt.NDArray[np.bool_] = (self.state[slots] == SlotState.COMMITTED) & (
+        current: npt.NDArray[np.bool_] = (self.state[slots] == COMMITTED) & (
             self.generation[slots] == generations
         )
         return current
@@ -192,6 +195,11 @@ class SlotIndex(Used):
         Raises:
             StoreFullError: Slots were wanted and none could be had.
         """
+        if len(batch) == 1 and (moment := self.moment_of(uses)) is not None:
+            with self.locked():
+                grant = reserve_one(self, batch, nbytes, owner, moment)
+            if grant is not None:
+                return grant
         return Reservation(self, batch, nbytes, owner, uses).grant()
 
     def publish(
@@ -209,6 +217,9 @@ class SlotIndex(Used):
         """
         with self.locked():
             slots, moments = grant.slots, grant.moments
+            is_one = len(slots) == 1 and not without
+            if is_one and publish_one(self, grant, int(checksums[0]), owner):
+                return
             if not self._still_ours(grant, owner).all():
                 raise LeaseExpiredError("the store took slots of this lease back")
             if without:  # first: a repair publishes all that is reserved together
@@ -219,10 +230,10 @@ class SlotIndex(Used):
             self.records["checksum"][slots] = checksums
             self.oldest.lower(slots, moments)
             self.stamps[slots] = moments
-            self.words[Word.PUBLISHING] = grant.generation
-            self.state[slots] = SlotState.COMMITTED
-            self.words[Word.PUBLISHING] = 0
-            self.own.outdate(self.payers[slots], moments)
+            self.words[_PUBLISHING] = grant.generation
+            self.state[slots] = COMMITTED
+            self.words[_PUBLISHING] = 0
+            self.own.outdate(slots, moments)
             self.end(slots)
 
     def discard(self, grant: Grant, owner: int) -> None:
@@ -238,9 +249,7 @@ class SlotIndex(Used):
             with self.locked():
                 found = np.unique(self.chains.find(part))
                 found = found[found >= 0]
-                num_freed += self._free_slots(
-                    found[self.state[found] == SlotState.COMMITTED]
-                )
+                num_freed += self._free_slots(found[self.state[found] == COMMITTED])
         return num_freed
 
     def clear(self, prefix: bytes) -> int:
@@ -262,7 +271,7 @@ class SlotIndex(Used):
         for start in range(0, len(slots), MOST):
             with self.locked():
                 part = slots[start : start + MOST]
-                self._set(part[self.state[part] == SlotState.ABSENT], SlotState.FREE)
+                self._set(part[self.state[part] == ABSENT], FREE)
 
     def withdraw(self, slots: npt.NDArray[np.int64]) -> bool:
         """
@@ -273,7 +282,7 @@ class SlotIndex(Used):
             was in some of them may be gone.
         """
         parts = [slots[start : start + MOST] for start in range(0, len(slots), MOST)]
-        if (self.state[slots] == SlotState.RESERVED).any():
+        if (self.state[slots] == RESERVED).any():
             return False
         for number, part in enumerate(parts):
             if not self._withdraw(part):
@@ -285,13 +294,13 @@ class SlotIndex(Used):
     def _withdraw(self, slots: npt.NDArray[np.int64]) -> bool:
         with self.locked():
             states = self.state[slots]
-            if (states == SlotState.RESERVED).any():
+            if (states == RESERVED).any():
                 return False
-            committed = slots[states == SlotState.COMMITTED]
-            self.begin(slots)
+            committed = slots[states == COMMITTED]
+            self.begin(slots, committed)
             self.vacate(committed)
             self.words[Word.NUM_EVICTED] += len(committed)
-            self.state[slots] = SlotState.ABSENT
+            self.state[slots] = ABSENT
             self.end(slots)
             return True
 
@@ -317,7 +326,7 @@ class SlotIndex(Used):
         self, slots: npt.NDArray[np.int64], prefix: bytes
     ) -> npt.NDArray[np.int64]:
         """Return which of these slots hold a committed key that starts so."""
-        slots = slots[self.state[slots] == SlotState.COMMITTED]
+        slots = slots[self.state[slots] == COMMITTED]
         fields = self.chains.words[slots].view(np.uint8)
         wanted = np.frombuffer(prefix, dtype=np.uint8)
         if len(wanted) >= fields.shape[1]:
@@ -328,13 +337,13 @@ class SlotIndex(Used):
     def _still_ours(self, grant: Grant, owner: int) -> npt.NDArray[np.bool_]:
         slots = grant.slots
         ours: npt.NDArray[np.bool_] = (
-            (self.state[slots] == SlotState.RESERVED)
+            (self.state[slots] == RESERVED)
             & (self.generation[slots] == grant.generation)
             & (self.owner[slots] == owner)
         )
         return ours
 
-    def _set(self, slots: npt.NDArray[np.int64], state: SlotState) -> None:
+    def _set(self, slots: npt.NDArray[np.int64], state: int) -> None:
         if len(slots):
             self.begin(slots)
             self.state[slots] = state
@@ -342,7 +351,7 @@ class SlotIndex(Used):
 
     def _free_slots(self, slots: npt.NDArray[np.int64]) -> int:
         if len(slots):
-            self.begin(slots)
+            self.begin(slots, slots)
             self.vacate(slots)
             self.end(slots)
         return len(slots)

@@ -9,12 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "ABSENT",
+    "COMMITTED",
+    "FREE",
     "GROUP",
     "KEY_WORDS",
     "MOST",
     "NEVER",
     "NUM_TENANTS",
     "RECORD",
+    "RESERVED",
     "Grant",
     "IndexLayout",
     "Limits",
@@ -59,12 +63,14 @@ class SlotState(enum.IntEnum):
     """There is no memory for it."""
 
 
+# Members of an enum cost more than the numpy calls that they are given to.
+FREE, RESERVED, COMMITTED, ABSENT = map(int, SlotState)
+_USED = np.array([False, True, True, False])
+
+
 def is_used(states: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Return which of these states are of slots that have a key."""
-    used: npt.NDArray[np.bool_] = (states == SlotState.RESERVED) | (
-        states == SlotState.COMMITTED
-    )
-    return used
+    return _USED[states]
 
 
 class Word(enum.IntEnum):
@@ -84,6 +90,7 @@ class Word(enum.IntEnum):
     BOOT = 11  # and 12
     CLOCK_BASE = 13
     JOURNAL = 14
+    JOURNAL_LEAVING = 19
     JOURNAL_TENANTS = 15
     FREE_GROUP = 16
     NUM_CURBED = 17

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ucm.errors import StoreFullError
 from ucm.stores.slab._chains import KeyBatch
-from ucm.stores.slab._layout import MOST, RECORD, Grant, SlotState, Word
+from ucm.stores.slab._layout import MOST, RECORD, RESERVED, Grant, Word
 from ucm.stores.slab._tenants import places_of
 from ucm.uses import Uses
 
@@ -19,6 +19,7 @@ __all__ = ["Reservation"]
 
 _TRIES = 64
 """Times that the lock is taken; the last time the oldest that are known must do."""
+_GENERATION, _NUM_EVICTED = int(Word.GENERATION), int(Word.NUM_EVICTED)
 _NONE = np.empty(0, dtype=np.int64)
 _Slots = npt.NDArray[np.int64]
 
@@ -57,6 +58,7 @@ class Reservation:
             self._moments = index.within_budget(self._moments)
             if uses.tenants.any():
                 self._places = places_of(uses.tenants)
+        self._is_mixed = uses is not None
         self._listed: set[int] = set()
 
     def grant(self) -> Grant:
@@ -84,13 +86,16 @@ class Reservation:
         wanted = np.flatnonzero(found < 0)
         if not len(wanted):
             return [], Grant(wanted, wanted, 0, len(held), wanted)
-        wanted = wanted[np.argsort(-self._moments[wanted], kind="stable")][:MOST]
+        if self._is_mixed:
+            wanted = wanted[np.argsort(-self._moments[wanted], kind="stable")]
+        wanted = wanted[:MOST]
         unlisted, bound, own = self._among_own(wanted, held)
         if unlisted:
             return unlisted, None
         rest = wanted[~np.isin(wanted, bound)] if len(bound) else wanted
         free = index.tally.find_free(len(rest))
-        victims, is_done = self._oldest(rest[len(free) :], np.append(held, own[1]))
+        kept = np.concatenate((held, own[1])) if len(own[1]) else held
+        victims, is_done = self._oldest(rest[len(free) :], kept)
         if not (is_done or is_last):
             return [], None
         taken = np.concatenate((rest[: len(free) + len(victims)], own[0]))
@@ -109,7 +114,7 @@ class Reservation:
         index = self._index
         found = index.chains.find(self._batch)
         held = found[found >= 0]
-        held = held[index.state[held] == SlotState.RESERVED]
+        held = held[index.state[held] == RESERVED]
         if len(held) and index.reclaim(index.find_dead(index.owner[held].tolist())):
             found = index.chains.find(self._batch)
         return found
@@ -168,11 +173,11 @@ class Reservation:
         index = self._index
         positions, slots = np.sort(positions), np.sort(slots)
         places = None if self._places is None else self._places[positions]
-        generation = index.words[Word.GENERATION] + 1
-        index.words[Word.GENERATION] = generation
-        index.begin(slots, places)
+        index.words[_GENERATION] += 1
+        generation = index.words[_GENERATION]
+        index.begin(slots, victims, places)
         index.vacate(victims)
-        index.words[Word.NUM_EVICTED] += len(victims)
+        index.words[_NUM_EVICTED] += len(victims)
         fresh = np.zeros(len(slots), dtype=RECORD)
         fresh["owner"] = self._owner
         fresh["generation"] = generation
@@ -181,7 +186,7 @@ class Reservation:
         fresh["key"] = self._batch.words[positions]
         index.records[slots] = fresh
         index.payers[slots] = 0 if places is None else places
-        index.state[slots] = SlotState.RESERVED
+        index.state[slots] = RESERVED
         index.chains.link(slots)
         index.end(slots)
         return Grant(positions, slots, generation, num_stored, self._moments[positions])

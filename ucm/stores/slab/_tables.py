@@ -23,10 +23,14 @@ import numpy.typing as npt
 
 from ucm.stores.slab._chains import Chains
 from ucm.stores.slab._layout import (
+    ABSENT,
+    COMMITTED,
+    FREE,
+    GROUP,
     MOST,
     NEVER,
+    RESERVED,
     IndexLayout,
-    SlotState,
     Word,
     is_used,
 )
@@ -40,7 +44,9 @@ EVERYTHING = -1
 """In the journal's length: the change is about all slots."""
 _VERSION = int(Word.VERSION)
 _JOURNAL = int(Word.JOURNAL)
+_JOURNAL_LEAVING = int(Word.JOURNAL_LEAVING)
 _JOURNAL_TENANTS = int(Word.JOURNAL_TENANTS)
+_NONE = np.empty(0, dtype=np.int64)
 _STEP = 1 << 16
 
 
@@ -63,6 +69,7 @@ class Tables:
         self.header: npt.NDArray[np.int64] = arrays["header"]
         self.words = self.header.data  # a word as an int, at a third of the cost
         self.records = arrays["records"]
+        self.record_bytes = self.records.view(np.uint8).data
         self.state: npt.NDArray[np.uint8] = arrays["states"][:num_slots]
         self.states = arrays["states"].data
         self.payers: npt.NDArray[np.uint16] = arrays["payers"]
@@ -77,6 +84,7 @@ class Tables:
         )
         self._padding = arrays["states"][num_slots:], arrays["stamps"][num_slots:]
         self._journal = arrays["journal"].reshape(3, MOST)
+        self._journal_words = self._journal.data
         self._journal_tenants = arrays["journal_tenants"].reshape(2, -1)
 
     @property
@@ -92,6 +100,7 @@ class Tables:
     def begin(
         self,
         slots: npt.NDArray[np.int64],
+        leaving: npt.NDArray[np.int64] = _NONE,
         places: npt.NDArray[np.uint16] | None = None,
     ) -> None:
         """
@@ -99,48 +108,62 @@ class Tables:
 
         Args:
             slots: At most ``MOST``, distinct.
-            places: Whom these will be counted for, if not for whom they are now.
+            leaving: Those of them whose keys go.
+            places: For whom those are counted whose keys come; nobody if not given.
         """
-        count = len(slots)
-        journal = self._journal[:, :count]
-        journal[0] = slots
-        used = slots[is_used(self.state[slots])]
-        journal[1:] = 0  # a bucket too many costs a repair a look
-        journal[1, : len(used)] = self.chains.buckets(self.chains.hashes[used])
-        journal[2] = before = self._payers_of(slots)
-        involved = before if places is None else np.concatenate((before, places))
+        journal, words, num_leaving = self._journal, self.words, len(leaving)
+        journal[0, : len(slots)] = slots
+        involved = places
+        if num_leaving:
+            payers = self.payers[leaving]
+            journal[1, :num_leaving] = self.chains.buckets(self.chains.hashes[leaving])
+            journal[2, :num_leaving] = payers
+            involved = payers if places is None else np.concatenate((payers, places))
         num_involved = 0
-        if involved.any():
+        if involved is not None and involved.any():
             involved = np.unique(involved[involved != 0])
             num_involved = len(involved)
             self._journal_tenants[0, :num_involved] = involved
             self._journal_tenants[1, :num_involved] = self.shares[involved]
-        self.words[_JOURNAL] = count
-        self.words[_JOURNAL_TENANTS] = num_involved
-        self.words[_VERSION] |= 1
+        words[_JOURNAL] = len(slots)
+        words[_JOURNAL_LEAVING] = num_leaving
+        words[_JOURNAL_TENANTS] = num_involved
+        words[_VERSION] |= 1
+
+    def begin_one(self, slot: int, *, leaves: bool) -> None:
+        """Do as ``begin`` for one slot, which nobody pays for or goes on to pay for."""
+        journal, words = self._journal_words, self.words
+        journal[0, 0] = slot
+        if leaves:
+            journal[1, 0] = self.chains.bucket_of(slot)
+            journal[2, 0] = 0
+        words[_JOURNAL] = 1
+        words[_JOURNAL_LEAVING] = leaves
+        words[_JOURNAL_TENANTS] = 0
+        words[_VERSION] |= 1
+
+    def end_one(self, slot: int) -> None:
+        """Do as ``end`` for one slot."""
+        self.tally.recount_one(slot // GROUP)
+        self.words[_VERSION] += 1
 
     def end(self, slots: npt.NDArray[np.int64]) -> None:
         """Derive what follows from the states of these slots; the change is over."""
         self.tally.recount(slots)
-        if self.words[_JOURNAL_TENANTS]:
-            self._recount_tenants(slots)
+        self._recount_tenants(slots)
         self.words[_VERSION] += 1
 
-    def _payers_of(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return np.where(is_used(self.state[slots]), self.payers[slots], 0).astype(
-            np.int64
-        )
-
     def _recount_tenants(self, slots: npt.NDArray[np.int64]) -> None:
-        before = self._journal[2, : len(slots)]
-        places, shares = self._journal_tenants[:, : self.words[_JOURNAL_TENANTS]]
-        after = self._payers_of(slots)
-        self.shares[places] = shares_after(places, shares, before, after)
+        if num_involved := self.words[_JOURNAL_TENANTS]:
+            before = self._journal[2, : self.words[_JOURNAL_LEAVING]]
+            after = self.payers[slots[is_used(self.state[slots])]]
+            places, shares = self._journal_tenants[:, :num_involved]
+            self.shares[places] = shares_after(places, shares, before, after)
 
     def vacate(self, slots: npt.NDArray[np.int64]) -> None:
         """Take used slots out of everything, within a change."""
         if len(slots):
-            self.state[slots] = SlotState.FREE
+            self.state[slots] = FREE
             self.stamps[slots] = NEVER
             self.chains.unlink(slots)
 
@@ -153,7 +176,8 @@ class Tables:
             self.rebuild(now)
             return
         if count:
-            slots, buckets, _ = self._journal[:, :count].copy()
+            slots = self._journal[0, :count]
+            buckets = self._journal[1, : self.words[_JOURNAL_LEAVING]]
             self._finish_publication(slots)
             self.words[Word.PUBLISHING] = 0
             self.chains.relink(slots, buckets)
@@ -172,7 +196,7 @@ class Tables:
         """Finish a publication and derive everything; for who is alone with it."""
         self.distrust_derived()
         states, stamps = self._padding
-        states[:], stamps[:] = SlotState.ABSENT, NEVER
+        states[:], stamps[:] = ABSENT, NEVER
         self.chains.clear()
         self.shares[:] = 0
         newest = self.words[Word.GENERATION]
@@ -195,13 +219,13 @@ class Tables:
     def _finish_publication(self, slots: npt.NDArray[np.int64]) -> None:
         publishing = self.words[Word.PUBLISHING]
         if publishing:
-            shown = (self.state[slots] == SlotState.RESERVED) & (
+            shown = (self.state[slots] == RESERVED) & (
                 self.generation[slots] == publishing
             )
-            self.state[slots[shown]] = SlotState.COMMITTED
+            self.state[slots[shown]] = COMMITTED
 
     def _stamp(self, slots: npt.NDArray[np.int64], now: int) -> None:
-        committed = self.state[slots] == SlotState.COMMITTED
+        committed = self.state[slots] == COMMITTED
         self.stamps[slots[~committed]] = NEVER
         fresh = slots[committed & (self.stamps[slots] == NEVER)]
         self.oldest.lower(fresh, np.full(len(fresh), now))

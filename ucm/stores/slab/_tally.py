@@ -10,14 +10,13 @@ Called under the index lock.
 import numpy as np
 import numpy.typing as npt
 
-from ucm.stores.slab._layout import GROUP, SlotState, Word
+from ucm.stores.slab._layout import COMMITTED, FREE, GROUP, RESERVED, Word
 
 __all__ = ["Tally"]
 
-_COUNTED = (SlotState.FREE, SlotState.RESERVED, SlotState.COMMITTED)
+_COUNTED = (FREE, RESERVED, COMMITTED)
 _WORDS = (int(Word.NUM_FREE), int(Word.NUM_RESERVED), int(Word.NUM_COMMITTED))
 _BYTES = tuple(bytes([state]) for state in _COUNTED)
-_FREE = bytes([SlotState.FREE])
 _FREE_GROUP = int(Word.FREE_GROUP)
 _FEW = 8
 
@@ -51,11 +50,12 @@ class Tally:
         groups = slots // GROUP
         if len(groups) <= GROUP and len(distinct := set(groups.tolist())) <= _FEW:
             for group in distinct:
-                self._recount_one(group)
+                self.recount_one(group)
         else:
             self._recount_many(np.unique(groups))
 
-    def _recount_one(self, group: int) -> None:
+    def recount_one(self, group: int) -> None:
+        """Count one group again, and keep the sums right."""
         states = self._states[group * GROUP : (group + 1) * GROUP].tobytes()
         for row, state, word in zip(self._rows, _BYTES, _WORDS, strict=True):
             count = states.count(state)
@@ -96,18 +96,25 @@ class Tally:
         if count <= self._free[group]:
             self._words[_FREE_GROUP] = group
             start = group * GROUP
-            if count == 1:
-                states = self._states[start : start + GROUP].tobytes()
-                return np.array([start + states.index(_FREE)])
-            free = np.flatnonzero(self._groups[group] == SlotState.FREE)
+            free = np.flatnonzero(self._groups[group] == FREE)
             return free[:count] + start
         groups = np.flatnonzero(self._free)
         enough = int(np.cumsum(self._free[groups]).searchsorted(count)) + 1
-        at, free = np.nonzero(self._groups[groups[:enough]] == SlotState.FREE)
+        at, free = np.nonzero(self._groups[groups[:enough]] == FREE)
         return (groups[at] * GROUP + free)[:count]
+
+    def find_free_one(self) -> int:
+        """Return a free slot, -1 if there is none."""
+        if not self._words[_WORDS[0]]:
+            return -1
+        group = self._words[_FREE_GROUP]
+        if not self._rows[0][group]:
+            self._words[_FREE_GROUP] = group = int(self._free.argmax())
+        states = self._states[group * GROUP : (group + 1) * GROUP].tobytes()
+        return group * GROUP + states.index(_BYTES[0])
 
     def find_reserved(self) -> npt.NDArray[np.int64]:
         """Return all slots that are being written."""
         groups = np.flatnonzero(self.counts[1])
-        at, reserved = np.nonzero(self._groups[groups] == SlotState.RESERVED)
+        at, reserved = np.nonzero(self._groups[groups] == RESERVED)
         return groups[at] * GROUP + reserved

@@ -10,7 +10,7 @@ its own, and none has more.
 import numpy as np
 import numpy.typing as npt
 
-from ucm.stores.slab._layout import NUM_TENANTS, SlotState
+from ucm.stores.slab._layout import COMMITTED, NUM_TENANTS
 
 __all__ = ["OwnOldest", "places_of", "shares_after"]
 
@@ -30,7 +30,7 @@ def shares_after(
     places: npt.NDArray[np.int64],
     shares: npt.NDArray[np.int64],
     before: npt.NDArray[np.int64],
-    after: npt.NDArray[np.int64],
+    after: npt.NDArray[np.uint16],
 ) -> npt.NDArray[np.int64]:
     """
     Return how many slots the tenants at *places* have after a change.
@@ -38,8 +38,8 @@ def shares_after(
     Args:
         places: Of all that the change is about, ascending, without nobody's.
         shares: How many slots each of these had before it.
-        before: Whose each slot of the change was, 0 for nobody's.
-        after: Whose it is.
+        before: Whose each slot was whose key goes, 0 for nobody's.
+        after: Whose each slot of the change is that has a key.
     """
     for whose, sign in ((before, -1), (after, 1)):
         at = np.searchsorted(places, whose[whose != 0])
@@ -79,7 +79,7 @@ class OwnOldest:
             for start in range(0, len(self._payers), _STEP)
         ]
         slots = np.concatenate(found)
-        slots = slots[self._states[slots] == SlotState.COMMITTED]
+        slots = slots[self._states[slots] == COMMITTED]
         stamps = self._stamps[slots]
         order = np.argsort(stamps)[: max(_LEAST_LISTED, len(stamps) // _LISTED_SHARE)]
         while len(self._lists) >= _MOST_LISTS:
@@ -94,16 +94,19 @@ class OwnOldest:
         slots, stamps = listed
         good = (
             (self._stamps[slots] == stamps)
-            & (self._states[slots] == SlotState.COMMITTED)
+            & (self._states[slots] == COMMITTED)
             & (self._payers[slots] == place)
         )
         self._lists[place] = listed = listed[:, good]
         return listed[0, :count], listed[1, :count]
 
     def outdate(
-        self, places: npt.NDArray[np.uint16], stamps: npt.NDArray[np.int64]
+        self, slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]
     ) -> None:
-        """End the lists in which blocks that are published now belong."""
+        """End the lists in which blocks belong that are published now."""
+        if not self._lists:
+            return
+        places = self._payers[slots]
         for place in set(places.tolist()) & set(self._lists):
             listed = self._lists[place]
             if not listed.size or stamps[places == place].min() < listed[1, -1]:

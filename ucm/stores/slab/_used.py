@@ -20,6 +20,7 @@ __all__ = ["Used"]
 _STEP = 1 << 16
 _SAMPLE = 4096
 _LATEST = 1 << 62
+_CLOCK_BASE = int(Word.CLOCK_BASE)
 
 
 class Used(Tables):
@@ -43,7 +44,7 @@ class Used(Tables):
         for start in range(0, self.layout.num_slots, _STEP):
             stamps = self.stamps[start : start + _STEP]
             newest = max(newest, int(stamps.max(initial=0, where=stamps != NEVER)))
-        self.words[Word.CLOCK_BASE] = newest + 1 - time.monotonic_ns()
+        self.words[_CLOCK_BASE] = newest + 1 - time.monotonic_ns()
 
     def touch(
         self, slots: npt.NDArray[np.int64], moments: npt.NDArray[np.int64]
@@ -56,7 +57,7 @@ class Used(Tables):
         """Return the stamps of uses; now, the first of them last, if there are none."""
         if uses is None:
             return self._now(count)[::-1]
-        return np.minimum(uses.moments, _LATEST) + self.words[Word.CLOCK_BASE]
+        return np.minimum(uses.moments, _LATEST) + self.words[_CLOCK_BASE]
 
     def within_budget(
         self,
@@ -74,7 +75,7 @@ class Used(Tables):
             moments: What was asked for.
             stamps: Those that the blocks have: what is retained already may stay so.
         """
-        now = time.monotonic_ns() + self.words[Word.CLOCK_BASE]
+        now = time.monotonic_ns() + self.words[_CLOCK_BASE]
         later = moments > now
         if not later.any():
             return moments
@@ -95,10 +96,20 @@ class Used(Tables):
 
     def moment(self) -> int:
         """Return a stamp for a use right now."""
-        return int(self._now(1)[0])
+        now = time.monotonic_ns() + self.words[_CLOCK_BASE]
+        self._last_stamp = max(now, self._last_stamp + 1)
+        return self._last_stamp
+
+    def moment_of(self, uses: Uses | None) -> int | None:
+        """Return the stamp of one block; None if it is to be retained, or paid for."""
+        moment = self.moment()
+        if uses is None:
+            return moment
+        used = int(uses.moments[0]) + self.words[_CLOCK_BASE]
+        return None if used > moment or uses.tenants[0] else used
 
     def _now(self, count: int) -> npt.NDArray[np.int64]:
-        start = time.monotonic_ns() + self.words[Word.CLOCK_BASE] - count + 1
+        start = time.monotonic_ns() + self.words[_CLOCK_BASE] - count + 1
         start = max(start, self._last_stamp + 1)
         self._last_stamp = start + count - 1
         return np.arange(start, start + count)

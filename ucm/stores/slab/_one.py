@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The changes of one slot, without numpy: a block that is saved alone.
+
+What is written, and in which order, is the same as for many. Where there is more to
+decide than which slot, these functions decline, and the way for many is taken.
+"""
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ucm.stores.slab._chains import NO_SLOT, KeyBatch
+from ucm.stores.slab._layout import (
+    COMMITTED,
+    FREE,
+    GROUP,
+    NEVER,
+    RECORD,
+    RESERVED,
+    Grant,
+    Word,
+)
+
+if TYPE_CHECKING:
+    from ucm.stores.slab._index import SlotIndex
+
+__all__ = ["publish_one", "reserve_one"]
+
+_RECORD = struct.Struct("=4xIQQQQ88s")
+_OURS = struct.Struct("=4xIQ")
+_CHECKSUM = struct.Struct("=Q")
+_CHECKSUM_AT = struct.calcsize("=4xIQQ")
+_GENERATION = int(Word.GENERATION)
+_PUBLISHING = int(Word.PUBLISHING)
+_NUM_EVICTED = int(Word.NUM_EVICTED)
+_FIRST = np.zeros(1, dtype=np.int64)
+
+
+def reserve_one(
+    index: "SlotIndex", batch: KeyBatch, nbytes: int, owner: int, moment: int
+) -> Grant | None:
+    """
+    Take a slot for the one key of *batch*, which nobody pays for; locked.
+
+    Returns:
+        What was granted; None if the key is in a slot, or no slot is easily had.
+    """
+    found, chains = int(batch.hashes[0]), index.chains
+    if chains.find_field(batch.fields, found) != NO_SLOT:
+        return None
+    slot = index.tally.find_free_one()
+    evicts = slot == NO_SLOT
+    if evicts:
+        slot = index.oldest.pick_one(moment)
+        if slot == NO_SLOT or index.payers[slot]:
+            return None
+    index.words[_GENERATION] += 1
+    generation = index.words[_GENERATION]
+    index.begin_one(slot, leaves=evicts)
+    if evicts:
+        index.states[slot] = FREE
+        index.stamps[slot] = NEVER
+        chains.unlink_one(slot)
+        index.words[_NUM_EVICTED] += 1
+    _RECORD.pack_into(
+        *(index.record_bytes, slot * RECORD.itemsize),
+        *(owner, generation, nbytes, 0, found, batch.fields),
+    )
+    index.payers[slot] = 0
+    index.states[slot] = RESERVED
+    chains.link_one(slot)
+    index.end_one(slot)
+    slots, moments = np.array([slot]), np.array([moment])
+    return Grant(_FIRST, slots, generation, 0, moments)
+
+
+def publish_one(index: "SlotIndex", grant: Grant, checksum: int, owner: int) -> bool:
+    """Make the one slot of *grant* visible; return whether it was ours, locked."""
+    slot, moment = int(grant.slots[0]), int(grant.moments[0])
+    at = slot * RECORD.itemsize
+    ours = _OURS.unpack_from(index.record_bytes, at) == (owner, grant.generation)
+    if not ours or index.states[slot] != RESERVED:
+        return False
+    index.begin_one(slot, leaves=False)
+    _CHECKSUM.pack_into(index.record_bytes, at + _CHECKSUM_AT, checksum)
+    index.oldest.lower_one(slot // GROUP, moment)
+    index.stamps[slot] = moment
+    index.words[_PUBLISHING] = grant.generation
+    index.states[slot] = COMMITTED
+    index.words[_PUBLISHING] = 0
+    index.own.outdate(grant.slots, grant.moments)
+    index.end_one(slot)
+    return True
