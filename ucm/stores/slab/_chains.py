@@ -9,7 +9,6 @@ numpy: where a single key is all that is asked, it costs a tenth.
 """
 
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +24,8 @@ from ucm.stores.slab._layout import KEY_WORDS, is_used
 __all__ = ["NO_SLOT", "Chains", "KeyBatch", "have_their_hash", "unpack_key"]
 
 NO_SLOT = -1
+_FEW = 64
+"""So many slots are linked one by one: numpy's calls would cost more."""
 _NONE = np.array(NO_SLOT)  # numpy compares with an array faster than with a number
 _KEY_FIELD = KEY_WORDS * 8
 _MAX_KEY_BYTES = 85  # the longest packed key; the last byte of the field is its length
@@ -123,7 +124,7 @@ class Chains:
 
     __slots__ = (
         "_bytes",
-        "_hash_at",
+        "_hashes",
         "_heads",
         "_key_at",
         "_mask",
@@ -156,7 +157,7 @@ class Chains:
         self._heads, self._nexts = heads.data, nexts.data
         self._bytes = records.view(np.uint8).data
         self._key_at = records.dtype.fields["key"][1]  # type: ignore[index]
-        self._hash_at = records.dtype.fields["hash"][1]  # type: ignore[index]
+        self._hashes = records["hash"].data
 
     def buckets(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return the bucket of each hash."""
@@ -230,7 +231,9 @@ class Chains:
 
     def link(self, slots: npt.NDArray[np.int64]) -> None:
         """Put slots, none of them linked, in front of their chains."""
-        if not len(slots):
+        if len(slots) <= _FEW:
+            for slot in slots[::-1].tolist():
+                self.link_one(slot)
             return
         buckets = self.buckets(self.hashes[slots])
         order = np.argsort(buckets, kind="stable")
@@ -264,12 +267,15 @@ class Chains:
 
     def bucket_of(self, slot: int) -> int:
         """Return the bucket of what one slot holds."""
-        at = slot * self._record.itemsize + self._hash_at
-        found = int.from_bytes(self._bytes[at : at + 8], sys.byteorder)
-        return found & (len(self._heads) - 1)
+        bucket: int = self._hashes[slot] & (len(self._heads) - 1)
+        return bucket
 
     def unlink(self, slots: npt.NDArray[np.int64]) -> None:
         """Take linked slots, whose state is 0 by now, out of their chains."""
+        if len(slots) <= _FEW:
+            for slot in slots.tolist():
+                self.unlink_one(slot)
+            return
         buckets = np.sort(self.buckets(self.hashes[slots]))
         distinct = np.ones(len(buckets), dtype=np.bool_)
         np.not_equal(buckets[1:], buckets[:-1], out=distinct[1:])

@@ -118,7 +118,7 @@ class Oldest:
             looked_at += near.size
             at, column = np.nonzero(near < min(limit + 1, before))
             slots, stamps = groups[at] * GROUP + column, near[at, column]
-            order = np.argsort(stamps, kind="stable")[:count]
+            order = np.argsort(stamps)[:count]
             slots, stamps = slots[order], stamps[order]
             is_done = len(slots) == count or limit >= before
             if is_done or looked_at >= MOST_LOOKED_AT:

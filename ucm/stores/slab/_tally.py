@@ -48,8 +48,9 @@ class Tally:
     def recount(self, slots: npt.NDArray[np.int64]) -> None:
         """Count the groups of these slots again, and keep the sums right."""
         groups = slots // GROUP
-        if len(groups) <= GROUP and len(distinct := set(groups.tolist())) <= _FEW:
-            for group in distinct:
+        first, last = int(groups.min()), int(groups.max())
+        if last - first < _FEW:
+            for group in range(first, last + 1):
                 self.recount_one(group)
         else:
             self._recount_many(np.unique(groups))
