@@ -47,6 +47,40 @@ class TestOwners:
         (ticket,) = intake.open.values()
         assert (owners, (1, 2, 3)) == (ticket.owners, ticket.span.block_ids)
 
+    def test_blocks_of_each_owner_count_as_used_by_their_depth(self):
+        """R-29: an owner says when its last block counts as used, and each one before it
+        does so later by the tokens of a block; whose share they take goes with them."""
+        size = LAYOUT.groups[0].block_tokens
+        owners = (Owner("a", 1, 1, 1000, 7), Owner("b", 2, 3, 5000), Owner("c", 3, 2))
+        save = order(1, Direction.SAVE, range(6), range(1, 7))
+        intake = make_intake(At(3.0))
+        save = attrs.evolve(save, owners=owners)
+        intake.submit(KEYSPACE_DIGEST, [save], DoneFence(), None)
+        intake.take_in()
+        (ticket,) = intake.open.values()
+        b, now = 5000, 3_000_000_000
+        moments = [1000, b + 2 * size, b + size, b, now + size, now]
+        uses = ticket.span.uses
+        assert (moments, [7, 0, 0, 0, 0, 0]) == (
+            uses.moments.tolist(),
+            uses.tenants.tolist(),
+        )
+
+    def test_load_is_no_use_of_its_blocks(self):
+        """The scheduler has marked them when it ordered the load."""
+        intake = make_intake(SYSTEM)
+        load = order(1, Direction.LOAD, range(3), range(1, 4))
+        intake.submit(KEYSPACE_DIGEST, [load], DoneFence(), None)
+        intake.take_in()
+        assert [None] == [ticket.span.uses for ticket in intake.open.values()]
+
+
+class At(Threads):
+    """Threads at a time that stands still."""
+
+    def __init__(self, now):
+        self.monotonic = lambda: now
+
 
 def make_intake(threads, shard=0):
     """Return an intake over a queue that nobody empties."""

@@ -20,11 +20,14 @@ Packed form, all integers big endian::
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NewType, cast
+from typing import TYPE_CHECKING, NamedTuple, NewType, cast
 
 import attrs
 
 from ucm.errors import KeyFormatError
+
+if TYPE_CHECKING:  # keys are made where there is no numpy, too
+    from ucm.uses import Uses
 
 __all__ = [
     "KEY_SCHEMA_VERSION",
@@ -244,12 +247,14 @@ class BlockSpan:
     """
     Consecutive blocks of one request in one group, with their keys.
 
-    What travels through a pipeline: megabytes, never one block of many.
+    What travels through a pipeline: megabytes, never one block of many. A save's blocks
+    have their *uses* with them.
     """
 
     group_id: GroupId
     block_ids: tuple[BlockId, ...]
     keys: tuple[PackedKey, ...]
+    uses: "Uses | None" = None
 
     def __attrs_post_init__(self) -> None:
         if not self.block_ids or len(self.block_ids) != len(self.keys):
@@ -262,15 +267,14 @@ class BlockSpan:
         return len(self.block_ids)
 
 
-@attrs.frozen
-class Owner:
+class Owner(NamedTuple):
     """
-    A life of a request, and how many blocks of a ticket are its own.
+    A life of a request, and consecutive blocks of it in a ticket.
 
     Args:
         request_id: Whose blocks.
         generation: Which life of the request; ids are used again.
-        num_blocks: At least one.
+        num_blocks: How many; at least one.
         used_ns: When the last of them counts as used, as ``Uses`` says; 0: now. Each one
             before it counts as used later, by as many ns as a block has tokens.
         tenant: Whose share of the store they take; 0: nobody's.

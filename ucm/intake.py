@@ -13,11 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, cast
 
+import numpy as np
+
 from ucm.blocks import (
     BlockId,
     BlockSpan,
     GroupId,
     KeyPacker,
+    Owner,
     RowId,
     ShardId,
     TransferId,
@@ -41,6 +44,7 @@ from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.threads import Threads
 from ucm.tracing import Log
+from ucm.uses import Uses
 
 __all__ = ["UNFINISHED", "UNSUBMITTED", "Intake"]
 
@@ -63,6 +67,7 @@ class _Part(NamedTuple):
     group_id: GroupId
     row_ids: tuple[RowId, ...]
     block_bytes: int
+    block_tokens: int
     packer: KeyPacker
 
 
@@ -234,6 +239,7 @@ class Intake:
                 group.group_id,
                 tuple(row.row_id for row in group.rows),
                 group.block_bytes,
+                group.block_tokens,
                 KeyPacker(digest, group.group_id, self._shard),
             )
             for group in self._layout.groups
@@ -242,13 +248,16 @@ class Intake:
     def _ticket(self, order: SpanOrder, submitted_at: float) -> Ticket:
         part = self._parts[order.group_id]
         direction = _DIRECTIONS[order.kind]
-        keys = part.packer.pack(order.split_hashes())
+        keys = tuple(part.packer.pack(order.split_hashes()))
         block_ids = cast("tuple[BlockId, ...]", order.block_ids)
+        uses = None
+        if direction is Direction.SAVE:
+            uses = _uses_of(order.owners, part.block_tokens, int(submitted_at * 1e9))
         return Ticket(
             transfer_id=TransferId(order.transfer_id),
             direction=direction,
             owners=order.owners,
-            span=BlockSpan(part.group_id, block_ids, tuple(keys)),
+            span=BlockSpan(part.group_id, block_ids, keys, uses),
             row_ids=part.row_ids,
             block_bytes=part.block_bytes,
             accepted_at=submitted_at,
@@ -272,3 +281,14 @@ class Intake:
     def _limit(self, direction: Direction) -> float:
         save = direction is Direction.SAVE
         return self._timeout.save if save else self._timeout.load
+
+
+def _uses_of(owners: Sequence[Owner], block_tokens: int, now_ns: int) -> Uses:
+    """Return when the blocks of a ticket count as used, and whose they are."""
+    lasts = np.array([owner.used_ns or now_ns for owner in owners], dtype=np.int64)
+    counts = np.array([owner.num_blocks for owner in owners])
+    ends = np.cumsum(counts)  # each owner's last block is the one before
+    starts = lasts + (ends - 1) * block_tokens
+    moments = starts.repeat(counts) - np.arange(ends[-1]) * block_tokens
+    tenants = np.array([owner.tenant for owner in owners], dtype=np.uint32)
+    return Uses(moments, tenants.repeat(counts))

@@ -30,6 +30,7 @@ from tests.mutations.of_stores import STORES
 from tests.mutations.of_stuck import STUCK
 from tests.mutations.of_topology import TOPOLOGY
 from tests.mutations.of_transport import TRANSPORT
+from tests.mutations.of_uses import USES
 from tests.mutations.of_weights import WEIGHTS
 from tests.mutations.of_worker import WORKER
 
@@ -60,6 +61,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *RUNNER,
     *STUCK,
     *SCHED,
+    *USES,
     *PIPE,
     *WORKER,
     *LIGHT,

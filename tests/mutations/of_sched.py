@@ -98,7 +98,7 @@ SCHED = (
         name="nobody_travels_together",
         why="Each decoded block is a ticket of its own again.",
         file=_TRANSFERS,
-        find="if size + len(rest) > limit:",
+        find="if is_more or size + rest > limit:",
         replace="if size:",
         killers=(
             f"{_SHARED}::test_full_spans_of_a_request_are_tickets_of_its_own",

@@ -4,11 +4,21 @@
 import asyncio
 import contextlib
 
+import attrs
+import numpy as np
 import pytest
 import torch
 
 from tests.pipeline.kit import AsyncDevice, HandFence, make_ticket
-from tests.rig import BLOCK_BYTES, LAYERS, LAYOUT, NUM_BLOCKS, NUM_ROWS, PAGE_BYTES
+from tests.rig import (
+    BLOCK_BYTES,
+    LAYERS,
+    LAYOUT,
+    NUM_BLOCKS,
+    NUM_ROWS,
+    PAGE_BYTES,
+    keys_of,
+)
 from ucm.blocks import RowId
 from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
@@ -25,6 +35,7 @@ from ucm.pipeline.save import (
 )
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.stores.memory import MemoryStore
+from ucm.uses import Uses
 
 ROWS = tuple(RowId(row) for row in range(NUM_ROWS))
 
@@ -75,6 +86,11 @@ def load_rows(store, device, ticket, *parts):
     return ends
 
 
+def uses_at(*moments):
+    """Return uses of nobody's blocks."""
+    return Uses(np.array(moments), np.zeros(len(moments), dtype=np.uint32))
+
+
 class TestRows:
     def test_block_is_stored_with_its_last_row_only(self, store, device):
         """X-01, S4-07: rows that come one by one are stored together, and the source
@@ -100,6 +116,19 @@ class TestRows:
         assert (OutcomeKind.COMMITTED, 2) == (last.kind, last.committed)
         assert ticket.guard.is_released
         assert torch.equal(saved, memory[:, 1:3])
+
+    def test_block_that_is_stored_already_counts_as_used(self, store, device):
+        """R-29: whoever saves a block again uses it, also where another one has stored
+        it meanwhile."""
+        for number, moment in ((1, 10), (2, 20), (1, 30)):
+            ticket = make_ticket(number, row_ids=ROWS)
+            ticket.span = attrs.evolve(ticket.span, uses=uses_at(moment))
+            save_rows(store, device, ticket, ROWS)
+        others = keys_of(*range(10, 17))
+        with store.reserve(others, BLOCK_BYTES, uses_at(*range(46, 39, -1))) as lease:
+            lease.seal(0, 7)
+            lease.commit()
+        assert [True, False] == store.contains(keys_of(1, 2))
 
     def test_rows_under_way_together_are_whole_with_the_last_copy(self, memory):
         """X-01: a row whose copy is over seals, commits and releases nothing while the

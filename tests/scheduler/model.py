@@ -61,6 +61,7 @@ class SetIndex:
         self.calls = 0
         self.asked = 0
         self.touched: list[bytes] = []
+        self.moments: dict[bytes, int] = {}
         self.is_up = True
 
     def put(self, group: int, hashes: Sequence[bytes], shards: int = 1) -> None:
@@ -91,6 +92,8 @@ class SetIndex:
         """Keep the keys for the test to see."""
         self._ask(0)
         self.touched += keys
+        moments = [0] * len(keys) if uses is None else uses.moments.tolist()
+        self.moments.update(zip(keys, moments, strict=True))
 
     def _ask(self, count: int) -> None:
         if not self.is_up:

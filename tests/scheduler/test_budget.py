@@ -39,7 +39,8 @@ from ucm.scheduler.messages import (
     encode,
 )
 from ucm.scheduler.requests import Disposition, StepFacts
-from ucm.scheduler.transfers import BlockRef, OpenTransfers
+from ucm.scheduler.shares import BlockRef, Stay
+from ucm.scheduler.transfers import OpenTransfers
 
 MILLION = 1_000_000
 LONG_ID = "\N{GRINNING FACE}" * 1000
@@ -93,10 +94,13 @@ class TestSizes:
         """R-17: what each owner is counted for covers the orders that several share."""
         book = OpenTransfers(1, {GroupId(0): limit})
         refs = [
-            ((name, 1 << 40), [BlockRef(i, 1 << 40, bytes(64)) for i in range(count)])
-            for name, count in shares
+            (
+                Stay(name, at, 1 << 62, 1 << 31),
+                [BlockRef(i, 1 << 40, bytes(64)) for i in range(count)],
+            )
+            for at, (name, count) in enumerate(shares, start=1 << 40)
         ]
-        orders = tuple(book.open_saves(GroupId(0), refs))
+        orders = tuple(book.open_saves(ONE_FULL.groups[0], refs))
         size = len(encode(StepPlan(step=1, saves=orders)))
         assert size <= sum(map(order_nbytes, orders)) + len(encode(StepPlan(step=1)))
         counted = sum(share_nbytes(name, count, limit) for name, count in shares)

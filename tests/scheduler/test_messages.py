@@ -33,6 +33,8 @@ ORDERS = st.integers(1, 5).flatmap(
             request_id=st.text(max_size=9),
             generation=IDS,
             num_blocks=st.just(count),
+            used_ns=st.integers(-(2**62), 2**62),
+            tenant=st.integers(0, 2**32 - 1),
         ).map(lambda owner: (owner,)),
         group_id=st.integers(0, 99),
         block_ids=st.tuples(*[IDS] * count),

@@ -3,15 +3,15 @@
 
 import pytest
 
-from tests.scheduler.model import hashes_of
-from ucm.blocks import GroupId
+from tests.scheduler.model import ONE_FULL, hashes_of
+from ucm.blocks import GroupId, Owner
 from ucm.errors import LedgerError
 from ucm.scheduler import transfers
 from ucm.scheduler.messages import SpanOrder, TransferKind
+from ucm.scheduler.shares import BlockRef, Stay, runs_of
 from ucm.scheduler.transfers import (
     FIRST_DENIAL_S,
     LONGEST_DENIAL_S,
-    BlockRef,
     Denials,
     OpenTransfers,
 )
@@ -25,7 +25,8 @@ def _open(
 ) -> list[SpanOrder]:
     if kind is TransferKind.SAVE:
         blocks = [BlockRef(i, 100 + i, HASHES[i]) for i in indexes]
-        return list(book.open_saves(G0, [(("r", 1), blocks)]))
+        shares = [(Stay("r", 1), run) for run in (runs_of(blocks) if blocks else ())]
+        return list(book.open_saves(ONE_FULL.groups[0], shares))
     ids = tuple(100 + i for i in indexes)
     return book.open_load(("r", 1), G0, ids, [HASHES[i] for i in indexes])
 
@@ -38,11 +39,31 @@ class TestOpenTransfers:
     @pytest.mark.parametrize("kind", TransferKind)
     def test_blocks_are_cut_into_spans(self, kind: TransferKind) -> None:
         """A ticket never passes its size, and each has a number of its own."""
-        orders = _open(_book(), kind, [0, 1, 2, 3, 5, 6, 9])
-        spans = [(100, 101, 102), (103, 105, 106), (109,)]
+        orders = _open(_book(), kind, [0, 1, 2, 3, 4, 5, 6])
+        spans = [(100, 101, 102), (103, 104, 105), (106,)]
         assert spans == [order.block_ids for order in orders]
         assert [1, 2, 3] == [order.transfer_id for order in orders]
-        assert [HASHES[i] for i in (3, 5, 6)] == orders[1].split_hashes()
+        assert [HASHES[i] for i in (3, 4, 5)] == orders[1].split_hashes()
+
+    def test_blocks_behind_a_gap_are_a_ticket_of_their_own(self) -> None:
+        """An owner says one moment, of blocks that are consecutive; what is before the
+        gap comes first."""
+        orders = _open(_book(), TransferKind.SAVE, [0, 1, 4, 6, 7, 8, 9])
+        spans = [(100, 101), (104,), (106, 107, 108), (109,)]
+        assert spans == [order.block_ids for order in orders]
+
+    def test_owner_tells_when_its_last_block_counts_as_used(self) -> None:
+        """R-29: the moment of its life less the tokens before the block, whatever
+        ticket the block is in; and whose share of the store it takes."""
+        book, group = _book(), ONE_FULL.groups[0]
+        blocks = [BlockRef(i, 100 + i, HASHES[i]) for i in range(5)]
+        alone, other = Stay("r", 1, 1000, 7), Stay("s", 2, 2000)
+        shares = [(alone, blocks), (other, blocks[2:3])]
+        owners = [order.owners for order in book.open_saves(group, shares)]
+        assert owners == [
+            (Owner("r", 1, 3, 1000 - 2 * 4, 7),),
+            (Owner("r", 1, 2, 1000 - 4 * 4, 7), Owner("s", 2, 1, 2000 - 2 * 4, 0)),
+        ]
 
     def test_no_blocks_need_no_ticket(self) -> None:
         """Nothing is opened for nothing."""
@@ -143,7 +164,7 @@ class TestOpenTransfers:
         """R-17: a setting that allows for huge tickets does not make a message too long."""
         book = OpenTransfers(1, {G0: 1 << 40})
         blocks = [BlockRef(i, i, bytes(32)) for i in range(40_000)]
-        orders = list(book.open_saves(G0, [(("r", 1), blocks)]))
+        orders = list(book.open_saves(ONE_FULL.groups[0], [(Stay("r", 1), blocks)]))
         assert [16384, 16384, 7232] == [len(each.block_ids) for each in orders]
 
 

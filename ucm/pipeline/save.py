@@ -20,7 +20,7 @@ import attrs
 
 from ucm.blocks import BlockId, RowId
 from ucm.devices.abc import Device, Fence
-from ucm.errors import DeviceTimeoutError, StoreFullError
+from ucm.errors import DeviceTimeoutError, StoreError, StoreFullError
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.stage import STORE_WORKER, Carrier, Chain, CopyStage, LoopStage
 from ucm.pipeline.tickets import Item, Outcome, OutcomeKind, Ticket
@@ -132,9 +132,12 @@ class Gather(CopyStage[Ready, Gathered]):
         ticket = given.ticket
         lease = ticket.write_lease
         if lease is None:
-            keys = ticket.span.keys
-            lease = self._store.reserve(keys, ticket.block_bytes)
+            keys, uses = ticket.span.keys, ticket.span.uses
+            lease = self._store.reserve(keys, ticket.block_bytes, uses)
             ticket.own(lease)
+            if lease.num_stored:
+                with contextlib.suppress(StoreError):
+                    self._store.touch(keys, uses)
             ticket.write_lease = lease
         if not ticket.guard.begin():
             raise TicketOverError(

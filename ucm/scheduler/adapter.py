@@ -35,28 +35,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ucm.blocks import GroupId, ShardId
 from ucm.errors import LayoutError, LedgerError
 from ucm.layout import KVLayout
-from ucm.scheduler.budget import (
-    MAX_ID_CHARS,
-    LoadQueue,
-    cut_lost,
-)
+from ucm.scheduler.budget import MAX_ID_CHARS, LoadQueue, cut_lost
 from ucm.scheduler.endings import Deferrals
 from ucm.scheduler.holds import HoldLedger, Readers
 from ucm.scheduler.lives import Lives
 from ucm.scheduler.loads import LoadSelector
 from ucm.scheduler.matching import BlockIndex, MatchReason, PrefixMatch, PrefixMatcher
-from ucm.scheduler.messages import (
-    StepPlan,
-    StepReport,
-    TransferKind,
-)
-from ucm.scheduler.requests import (
-    Disposition,
-    RequestEnd,
-    StepFacts,
-)
+from ucm.scheduler.messages import StepPlan, StepReport, TransferKind
+from ucm.scheduler.requests import NO_WISHES, Disposition, RequestEnd, StepFacts, Wishes
 from ucm.scheduler.saves import SaveLimits, SaveSelector
 from ucm.scheduler.totals import Totals
+from ucm.scheduler.touches import Touches
 from ucm.scheduler.transfers import OpenTransfers
 
 __all__ = ["SchedulerAdapter"]
@@ -120,6 +109,7 @@ class SchedulerAdapter:
         )
         self._steps = itertools.count(1)
         self._loads = LoadSelector(layout, self._matcher, self._transfers)
+        self._touches = Touches(layout, self._matcher)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
         self._bypass = False
         self._epoch = 0
@@ -166,7 +156,8 @@ class SchedulerAdapter:
     # From the engine, while it schedules.
 
     def tick(self, now: float) -> None:
-        """Take note of the time, in seconds on any clock that never goes back."""
+        """Take note of the time, in seconds on the machine's monotonic clock."""
+        self._lives.now = now
         self._transfers.denied.tick(now)
 
     def match_prefix(
@@ -209,6 +200,7 @@ class SchedulerAdapter:
         *,
         computed_tokens: int,
         external_tokens: int,
+        wishes: Wishes = NO_WISHES,
     ) -> None:
         """
         Order the load that the engine has decided on.
@@ -222,6 +214,7 @@ class SchedulerAdapter:
             hashes: The engine's block hashes.
             computed_tokens: Tokens that the engine has in its own cache.
             external_tokens: Tokens beyond these that it expects to be loaded.
+            wishes: What the request asks of the store.
 
         Raises:
             LayoutError: The tables have no block to load into; the request would wait
@@ -229,7 +222,8 @@ class SchedulerAdapter:
         """
         if external_tokens == 0:
             return
-        life = self._lives.begin(request_id)
+        life = self._lives.begin(request_id, wishes)
+        self._touches.add(life.stay.moment, hashes, computed_tokens + external_tokens)
         loaded = range(computed_tokens, computed_tokens + external_tokens)
         orders, external = self._loads.orders(life.key, tables, hashes, loaded)
         self._queued_loads.put(orders)
@@ -250,6 +244,11 @@ class SchedulerAdapter:
             self._lives.enter(request, self._layout, self._transfers)
             for request in facts.scheduled
         ]
+        for request, life in zip(facts.scheduled, lives, strict=True):
+            if request.is_new and not life.external:
+                tokens = request.computed_tokens
+                self._touches.add(life.stay.moment, request.hashes, tokens)
+        self._touches.mark()
         # Before the saves: these read what this step writes, after it was written.
         readers = Readers()
         if self._ledger.num_holds:
@@ -344,6 +343,7 @@ class SchedulerAdapter:
     def doubt(self, epoch: int) -> None:
         """Find and save nothing for now, but keep holds; *epoch* goes to the ranks."""
         self._epoch = epoch
+        self._touches.clear()
         self._lives.stop_saving()
         self._selector.drop_endings()
         self._matcher.rekey(b"")
@@ -359,6 +359,7 @@ class SchedulerAdapter:
         return {
             "lives": len(self._lives),
             "queued_loads": len(self._queued_loads),
+            "touches": len(self._touches),
             "endings": self._selector.num_endings,
             "new_deferrals": self._deferrals.num_new,
             "deferred": len(self._deferrals),

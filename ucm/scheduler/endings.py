@@ -17,7 +17,7 @@ import attrs
 from ucm.blocks import GroupId
 from ucm.scheduler.budget import cut_deferrals
 from ucm.scheduler.messages import Deferral
-from ucm.scheduler.transfers import BlockRef
+from ucm.scheduler.shares import BlockRef, Stay
 
 __all__ = ["Deferrals", "Ending", "Endings"]
 
@@ -28,21 +28,14 @@ class Ending:
     A request that has ended.
 
     Args:
-        request_id: Whose blocks.
-        generation: Which life.
+        stay: The life that it was.
         blocks: Group and block, in the order in which they are to be saved.
         until: When it has waited for too long; None before the first plan.
     """
 
-    request_id: str
-    generation: int
+    stay: Stay
     blocks: Sequence[tuple[GroupId, BlockRef]]
     until: float | None = None
-
-    @property
-    def life(self) -> tuple[str, int]:
-        """Request id and generation."""
-        return self.request_id, self.generation
 
 
 class Endings:

@@ -38,9 +38,15 @@ from ucm.layout import GroupKind, GroupLayout, KVLayout
 from ucm.scheduler.budget import MAX_ID_CHARS, block_nbytes
 from ucm.scheduler.decoded import NEVER_DUE, Decoded
 from ucm.scheduler.messages import Failure, SpanOrder
-from ucm.scheduler.requests import NULL_BLOCK, RequestEnd, ScheduledRequest
+from ucm.scheduler.requests import (
+    NULL_BLOCK,
+    RequestEnd,
+    ScheduledRequest,
+    Wishes,
+)
+from ucm.scheduler.shares import BlockRef, Stay
 from ucm.scheduler.totals import LoadTotals
-from ucm.scheduler.transfers import BlockRef, OpenTransfers
+from ucm.scheduler.transfers import OpenTransfers
 
 __all__ = ["Life", "Lives"]
 
@@ -51,8 +57,7 @@ class Life:
     One life of a request.
 
     Args:
-        request_id: Whose.
-        generation: Which.
+        stay: Whose it is and which, and when its blocks count as used.
         was_scheduled: It has run; its blocks are its own.
         may_load: False after a load failed and named no block.
         may_save: False after the store was reset: its blocks are of the time before.
@@ -70,8 +75,7 @@ class Life:
         due: From how many tokens on it is to be looked at.
     """
 
-    request_id: str
-    generation: int
+    stay: Stay
     was_scheduled: bool = False
     may_load: bool = True
     may_save: bool = True
@@ -86,12 +90,17 @@ class Life:
     due: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self.block_nbytes = block_nbytes(self.request_id)
+        self.block_nbytes = block_nbytes(self.stay.request_id)
+
+    @property
+    def request_id(self) -> str:
+        """Whose."""
+        return self.stay.request_id
 
     @property
     def key(self) -> tuple[str, int]:
         """Request id and generation, by which holds are found."""
-        return self.request_id, self.generation
+        return self.stay.life
 
     def promised(
         self, orders: Sequence[SpanOrder], tokens: int, external: Iterable[range]
@@ -244,7 +253,7 @@ class Lives:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_generations", "_lives", "due", "loaded")
+    __slots__ = ("_generations", "_lives", "due", "loaded", "now")
 
     def __init__(self) -> None:
         self._lives: dict[str, Life] = {}
@@ -252,6 +261,8 @@ class Lives:
         self.due: dict[str, int] = {}
         """By request, from how many tokens on to look at it; of others, at once."""
         self.loaded = LoadTotals()
+        self.now = 0.0
+        """The time, in seconds on the machine's monotonic clock."""
 
     def __len__(self) -> int:
         return len(self._lives)
@@ -260,13 +271,13 @@ class Lives:
         """Return the present life of a request."""
         return self._lives.get(request_id)
 
-    def begin(self, request_id: str) -> Life:
-        """Start the next life of a request; a present one ends."""
+    def begin(self, request_id: str, wishes: Wishes) -> Life:
+        """Start the next life of a request, just now; a present one ends."""
         self.end(request_id)
+        moment = int((self.now + wishes.retain_seconds) * 1e9)
         life = Life(
-            request_id=request_id,
-            generation=next(self._generations),
-            may_save=len(request_id) <= MAX_ID_CHARS,
+            stay=Stay(request_id, next(self._generations), moment, wishes.tenant),
+            may_save=wishes.saves and len(request_id) <= MAX_ID_CHARS,
         )
         self._lives[request_id] = life
         return life
@@ -292,7 +303,7 @@ class Lives:
         """Return the life in which a request runs, a new one where it needs one."""
         life = self._lives.get(request.request_id)
         if life is None or (request.is_new and life.was_scheduled):
-            life = self.begin(request.request_id)
+            life = self.begin(request.request_id, request.wishes)
         return life
 
     def enter(

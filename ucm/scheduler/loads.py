@@ -27,7 +27,7 @@ class LoadSelector:
 
     Args:
         layout: Groups, in the order of the requests' tables.
-        matcher: Told which blocks are in use.
+        matcher: Knows which hashes are a group's.
         transfers: Makes the tickets.
     """
 
@@ -64,7 +64,7 @@ class LoadSelector:
             LayoutError: A table or the hashes end before the hit.
         """
         orders: list[SpanOrder] = []
-        hit, used = [], []
+        hit = []
         for group, table in zip(self._layout.groups, tables, strict=True):
             size = group.block_tokens
             blocks = range(loaded.start // size, loaded.stop // size)
@@ -81,9 +81,7 @@ class LoadSelector:
                 orders += self._transfers.open_load(
                     life, group.group_id, ids[run], wanted[run]
                 )
-                used.append((group, wanted[run]))
             hit.append(blocks)
-        self._matcher.touch(used)
         return orders, hit
 
 

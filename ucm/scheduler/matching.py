@@ -23,6 +23,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol, cast
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from ucm.blocks import KeyPacker, PackedKey, ShardId
 from ucm.errors import LayoutError, StoreUnavailableError
@@ -210,15 +212,28 @@ class PrefixMatcher:
         except StoreUnavailableError:
             return [True] * len(hashes)
 
-    def touch(self, blocks: Sequence[tuple[GroupLayout, Sequence[bytes]]]) -> None:
-        """Mark blocks as used just now, so that they outlive their load."""
+    @property
+    def num_shards(self) -> int:
+        """Parts of which each block consists."""
+        return len(self._shards)
+
+    def touch(
+        self,
+        blocks: Sequence[tuple[GroupLayout, Sequence[bytes], npt.NDArray[np.int64]]],
+    ) -> None:
+        """Mark blocks of groups as used, each at a moment, all parts at the same."""
+        if not (blocks and self.keyspace_digest):
+            return
         keys = [
             key
-            for group, hashes in blocks
-            for key in _packed(self._packers.get(group.group_id, ()), hashes)
+            for group, hashes, _ in blocks
+            for key in _packed(self._packers[group.group_id], hashes)
         ]
+        moments = np.concatenate([each for _, _, each in blocks])
+        nobody = np.zeros(len(keys), dtype=np.uint32)
+        uses = Uses(moments.repeat(self.num_shards), nobody)
         with contextlib.suppress(StoreUnavailableError):
-            self._index.touch(keys)
+            self._index.touch(keys, uses)
 
     def hashes_of(
         self, group: GroupLayout, hashes: Sequence[bytes], start: int, stop: int

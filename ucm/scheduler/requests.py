@@ -16,12 +16,14 @@ from ucm.layout import GroupLayout, KVLayout
 from ucm.scheduler.messages import SpanOrder
 
 __all__ = [
+    "NO_WISHES",
     "NULL_BLOCK",
     "Disposition",
     "RequestEnd",
     "ScheduledRequest",
     "StateOffer",
     "StepFacts",
+    "Wishes",
 ]
 
 NULL_BLOCK: Final = 0
@@ -34,6 +36,27 @@ class Disposition(enum.Enum):
     FREE_NOW = "free_now"
     DEFER = "defer"
     """Keep them until every rank has reported the request."""
+
+
+@attrs.frozen(kw_only=True)
+class Wishes:
+    """
+    What a request asks of the store, beside its tokens.
+
+    Args:
+        tenant: Whose share of the store its blocks take; 0: nobody's.
+        retain_seconds: By how much later than now its blocks count as used.
+        saves: Whether anything of it is saved.
+        forgets: Whether its prompt is deleted from the store when it ends.
+    """
+
+    tenant: int = 0
+    retain_seconds: float = 0.0
+    saves: bool = True
+    forgets: bool = False
+
+
+NO_WISHES: Final = Wishes()
 
 
 @attrs.frozen
@@ -71,6 +94,7 @@ class ScheduledRequest:
         new_block_ids: ``[groups]`` blocks allocated in this step, if it is new.
         is_new: It runs for the first time, or again after a preemption.
         states: All states of the request that the step completes.
+        wishes: What it asks of the store.
     """
 
     request_id: str
@@ -82,6 +106,7 @@ class ScheduledRequest:
     new_block_ids: Sequence[Sequence[int]] = ()
     is_new: bool
     states: Sequence[StateOffer] = ()
+    wishes: Wishes = NO_WISHES
 
     @property
     def end_tokens(self) -> int:

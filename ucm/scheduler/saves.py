@@ -35,7 +35,8 @@ from ucm.scheduler.requests import (
     ScheduledRequest,
     StepFacts,
 )
-from ucm.scheduler.transfers import BlockRef, OpenTransfers, Share
+from ucm.scheduler.shares import BlockRef, Share, Stay, runs_of
+from ucm.scheduler.transfers import OpenTransfers
 
 __all__ = ["SaveLimits", "SaveSelector"]
 
@@ -189,7 +190,7 @@ class SaveSelector:
             if not self._transfers.is_saving(group_id, block.block_hash)
         ]
         if blocks:
-            self._endings.add(Ending(life.request_id, life.generation, blocks))
+            self._endings.add(Ending(life.stay, blocks))
         return bool(blocks)
 
     def drop_endings(self) -> None:
@@ -217,13 +218,15 @@ class SaveSelector:
             now = self._transfers.denied.now
             self._drop(self._endings.drop_late(now))
             ended = self._endings.take(now, self._take_ending)
-            self._deferrals.due(ending.life for ending in ended)
+            self._deferrals.due(ending.stay.life for ending in ended)
         for request, life in zip(facts.scheduled, lives, strict=True):
             self._select(life, request)
         orders = tuple(
             order
             for group_id, shares in draft.shares.items()
-            for order in self._transfers.open_saves(group_id, shares)
+            for order in self._transfers.open_saves(
+                self._layout.group(group_id), shares
+            )
         )
         for order in orders:
             self._hold(order)
@@ -251,7 +254,7 @@ class SaveSelector:
     def _drop(self, endings: Iterable[Ending]) -> None:
         for ending in endings:
             self.dropped_blocks += len(ending.blocks)
-            self._deferrals.due([ending.life])
+            self._deferrals.due([ending.stay.life])
 
     def _lose(self, life: Life, tokens: int) -> None:
         self.dropped_blocks += life.waiting_blocks(self._layout, tokens, self._decoded)
@@ -259,7 +262,7 @@ class SaveSelector:
     def _take_ending(self, ending: Ending) -> int:
         """Take blocks of a request that ended; return how many are done with."""
         draft = self._draft
-        room = draft.room_of(block_nbytes(ending.request_id))
+        room = draft.room_of(block_nbytes(ending.stay.request_id))
         by_group: dict[GroupId, list[BlockRef]] = {}
         done = 0
         for group_id, block in ending.blocks:
@@ -272,7 +275,7 @@ class SaveSelector:
             done += 1
         for group_id, blocks in by_group.items():
             if blocks:
-                self._put(ending.life, group_id, blocks)
+                self._put(ending.stay, group_id, blocks)
         return done
 
     def _has_queue_room(self, group_id: GroupId, num_blocks: int) -> bool:
@@ -318,19 +321,19 @@ class SaveSelector:
                 blocks = self._take_pending(life, request, at, room)
             if blocks:
                 room -= len(blocks)
-                self._put(life.key, group.group_id, blocks)
+                self._put(life.stay, group.group_id, blocks)
         if any(life.pending):
             life.due = 0
 
-    def _put(
-        self, life: tuple[str, int], group_id: GroupId, blocks: list[BlockRef]
-    ) -> None:
+    def _put(self, stay: Stay, group_id: GroupId, blocks: list[BlockRef]) -> None:
         """Let the plan save blocks of a life."""
         draft = self._draft
         draft.room -= len(blocks)
         limit = self._transfers.limit(group_id)
-        draft.nbytes -= share_nbytes(life[0], len(blocks), limit)
-        draft.shares.setdefault(group_id, []).append((life, blocks))
+        shares = draft.shares.setdefault(group_id, [])
+        for run in runs_of(blocks):
+            draft.nbytes -= share_nbytes(stay.request_id, len(run), limit)
+            shares.append((stay, run))
         draft.taken.update((group_id, block.block_hash) for block in blocks)
 
     def _take_pending(
@@ -362,7 +365,7 @@ class SaveSelector:
             for block in life.offered(self._layout, at, request)
             if not self._is_saving(group.group_id, block)
             and self._decoded.saves_all(
-                (block.index + 1) * group.block_tokens, request.prompt_tokens
+                (block.at + 1) * group.block_tokens, request.prompt_tokens
             )
         ]
         stored = self._stored(group, [block.block_hash for block in offered])

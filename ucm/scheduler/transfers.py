@@ -22,17 +22,17 @@ import attrs
 
 from ucm.blocks import GroupId, Owner
 from ucm.errors import LedgerError
+from ucm.layout import GroupLayout
 from ucm.scheduler.matching import DeniedKey
 from ucm.scheduler.messages import SpanOrder, StepReport, TransferKind
+from ucm.scheduler.shares import Share
 
 __all__ = [
     "FIRST_DENIAL_S",
     "LONGEST_DENIAL_S",
     "MAX_DENIED_KEYS",
-    "BlockRef",
     "Denials",
     "OpenTransfers",
-    "Share",
 ]
 
 MAX_DENIED_KEYS: Final = 65536
@@ -40,26 +40,6 @@ FIRST_DENIAL_S: Final = 1.0
 LONGEST_DENIAL_S: Final = 300.0
 _MAX_SPAN_BLOCKS: Final = 16384
 """However small its blocks are, a ticket has to fit into a message."""
-
-
-@attrs.frozen
-class BlockRef:
-    """
-    A block on its way into an order.
-
-    Args:
-        index: Position in the request's block table.
-        block_id: Slot in the engine's pool.
-        block_hash: The engine's hash.
-    """
-
-    index: int
-    block_id: int
-    block_hash: bytes
-
-
-Share = tuple[tuple[str, int], Sequence[BlockRef]]
-"""A life, by request id and generation, and what a step saves of it in one group."""
 
 
 @attrs.define
@@ -204,7 +184,7 @@ class OpenTransfers:
         return orders
 
     def open_saves(
-        self, group_id: GroupId, shares: Iterable[Share]
+        self, group: GroupLayout, shares: Iterable[Share]
     ) -> Iterator[SpanOrder]:
         """
         Cut what several lives save of one group into tickets, as few as fit.
@@ -213,35 +193,37 @@ class OpenTransfers:
         is left of others. So of one life, earlier blocks are in tickets that come first,
         and of a ticket with several owners no order is promised to any other of theirs.
         """
-        limit = self.limit(group_id)
+        limit = self.limit(group.group_id)
         together, size = list[Share](), 0
-        for life, blocks in shares:
-            whole = len(blocks) - len(blocks) % limit
-            for start in range(0, whole, limit):
-                yield self._save(group_id, [(life, blocks[start : start + limit])])
-            rest = blocks[whole:]
-            if size + len(rest) > limit:
-                yield self._save(group_id, together)
+        for stay, blocks in shares:
+            rest = len(blocks) % limit
+            is_more = together and together[-1][0] == stay  # behind a gap
+            if is_more or size + rest > limit:
+                yield self._save(group, together)
                 together, size = [], 0
+            whole = len(blocks) - rest
+            for start in range(0, whole, limit):
+                yield self._save(group, [(stay, blocks[start : start + limit])])
             if rest:
-                together.append((life, rest))
-                size += len(rest)
+                together.append((stay, blocks[whole:]))
+                size += rest
         if together:
-            yield self._save(group_id, together)
+            yield self._save(group, together)
 
     def limit(self, group_id: GroupId) -> int:
         """Return the most blocks of one ticket."""
         return min(self.span_blocks[group_id], _MAX_SPAN_BLOCKS)
 
-    def _save(self, group_id: GroupId, shares: Sequence[Share]) -> SpanOrder:
-        blocks = [block for _, each in shares for block in each]
-        return self._open_one(
-            TransferKind.SAVE,
-            tuple(Owner(*life, num_blocks=len(each)) for life, each in shares),
-            group_id,
-            tuple(block.block_id for block in blocks),
-            [block.block_hash for block in blocks],
+    def _save(self, group: GroupLayout, shares: Sequence[Share]) -> SpanOrder:
+        size = group.block_tokens
+        _, ids, hashes = zip(
+            *(block for _, each in shares for block in each), strict=True
         )
+        owners = tuple(
+            Owner(name, number, len(each), moment - each[-1].at * size, tenant)
+            for (name, number, moment, tenant), each in shares
+        )
+        return self._open_one(TransferKind.SAVE, owners, group.group_id, ids, hashes)
 
     def _open_one(
         self,

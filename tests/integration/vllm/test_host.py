@@ -13,7 +13,7 @@ from ucm.errors import StoreUnavailableError
 from ucm.layout import KVLayout
 from ucm.scheduler.lives import Life
 from ucm.scheduler.requests import ScheduledRequest
-from ucm.scheduler.transfers import BlockRef
+from ucm.scheduler.shares import BlockRef
 from ucm.testing.faults import Fault, FaultPlan, raising
 from ucm.testing.host import HostAssertionError, HostSettings, Odds, Rule
 

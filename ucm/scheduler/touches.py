@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Prefixes that were used, on their way to the store.
+
+They hit there, or in the engine's own cache, which asks the store for nothing. The store looks each key up, on the engine's thread. So a plan has room for some, and what
+is beyond it goes with the next plans. Once many prefixes wait, the oldest is dropped: its
+blocks count as used when they were before.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ucm.layout import GroupLayout, KVLayout
+from ucm.scheduler.matching import PrefixMatcher
+
+__all__ = ["MAX_TOUCHED_KEYS", "MAX_WAITING_PREFIXES", "Touches"]
+
+MAX_TOUCHED_KEYS: Final = 4096
+"""About the most keys of one plan."""
+MAX_WAITING_PREFIXES: Final = 1024
+
+_Blocks = tuple[GroupLayout, Sequence[bytes], npt.NDArray[np.int64]]
+
+
+@attrs.define
+class _Prefix:
+    """Blocks that hold the first tokens of a request, from one of them on."""
+
+    moment: int
+    hashes: Sequence[bytes]
+    tokens: int
+    group: int = 0
+    block: int = 0
+
+
+class Touches:
+    """
+    Those that wait, in the order in which they were used.
+
+    Used on the scheduler's thread only.
+
+    Args:
+        layout: Groups.
+        matcher: Knows keys and store.
+    """
+
+    __slots__ = ("_layout", "_matcher", "_waiting")
+
+    def __init__(self, layout: KVLayout, matcher: PrefixMatcher) -> None:
+        self._layout = layout
+        self._matcher = matcher
+        self._waiting: deque[_Prefix] = deque(maxlen=MAX_WAITING_PREFIXES)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, moment: int, hashes: Sequence[bytes], tokens: int) -> None:
+        """Let a prefix of so many tokens count as used at a moment; see ``Uses``."""
+        if tokens:
+            self._waiting.append(_Prefix(moment, hashes, tokens))
+
+    def clear(self) -> None:
+        """Drop all that wait."""
+        self._waiting.clear()
+
+    def mark(self) -> None:
+        """Tell the store of as many as a plan has room for, in one call."""
+        if self._waiting:
+            self._matcher.touch(list(self._take()))
+
+    def _take(self) -> Iterator[_Blocks]:
+        groups, room = self._layout.groups, MAX_TOUCHED_KEYS
+        while self._waiting and room > 0:
+            prefix = self._waiting[0]
+            if prefix.group == len(groups):
+                self._waiting.popleft()
+                continue
+            group, start = groups[prefix.group], prefix.block
+            blocks = prefix.tokens // group.block_tokens
+            stop = min(blocks, start + max(1, room // self._matcher.num_shards))
+            if start < stop:
+                hashes = self._matcher.hashes_of(group, prefix.hashes, start, stop)
+                depths = np.arange(start, start + len(hashes)) * group.block_tokens
+                yield group, hashes, prefix.moment - depths
+                room -= (stop - start) * self._matcher.num_shards
+            prefix.block = stop
+            if stop >= blocks:
+                prefix.group, prefix.block = prefix.group + 1, 0
