@@ -27,6 +27,7 @@ from ucm.errors import ConfigError
 EVENT_KEYS = ("enable_event_sync", "enable_reshape_cache_event_sync")
 MODE_KEYS = (
     "save_decoded",
+    "max_retain_seconds",
     "use_layerwise",
     "load_ahead_rows",
     "use_hybrid_linear_attention",
@@ -268,7 +269,7 @@ class TestModes:
         model, no hit is made up, one row is loaded ahead (S4-03), and decoded blocks are
         saved when their request ends."""
         config = UCMConfig.from_mapping({})
-        assert (SaveDecoded.AT_END, False, 1, Switch.AUTO, None) == tuple(
+        assert (SaveDecoded.AT_END, 3600.0, False, 1, Switch.AUTO, None) == tuple(
             getattr(config, key) for key in MODE_KEYS
         )
 
@@ -276,13 +277,14 @@ class TestModes:
         """S4-33: each key takes what it is documented to take."""
         given = {
             "save_decoded": "each_block",
+            "max_retain_seconds": 0,
             "use_layerwise": True,
             "load_ahead_rows": 0,
             "use_hybrid_linear_attention": "false",
             "hit_ratio": 0.25,
         }
         config = UCMConfig.from_mapping(given)
-        assert (SaveDecoded.EACH_BLOCK, True, 0, Switch.FALSE, 0.25) == tuple(
+        assert (SaveDecoded.EACH_BLOCK, 0.0, True, 0, Switch.FALSE, 0.25) == tuple(
             getattr(config, key) for key in MODE_KEYS
         )
 

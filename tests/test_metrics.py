@@ -28,6 +28,7 @@ FROZEN = {
     "ucm_failed_lookups_total": ("counter", ("reason",)),
     "ucm_bypassed_lookups_total": ("counter", ()),
     "ucm_unkeyed_lookups_total": ("counter", ("reason",)),
+    "ucm_ignored_wishes_total": ("counter", ("key",)),
     "ucm_held_blocks": ("gauge", ()),
     "ucm_quarantined_holds_total": ("counter", ()),
     "ucm_healthy": ("gauge", ()),

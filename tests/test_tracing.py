@@ -34,6 +34,7 @@ EVENTS = {
     "RUNTIME_CLOSED": "runtime.closed",
     "RUNTIME_FAILED": "runtime.failed",
     "ADAPTER_PASSED": "adapter.passed",
+    "WISH_IGNORED": "wish.ignored",
     "EVENT_REFUSED": "event.refused",
     "MEMORY_UNMAPPED": "memory.unmapped",
     "MEMORY_UNPINNED": "memory.unpinned",

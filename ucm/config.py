@@ -282,6 +282,11 @@ class UCMConfig:
         SaveDecoded.AT_END,
         "Save decoded blocks `at_end` (or when a span is full), `each_block` or `never`.",
     )
+    max_retain_seconds: float = _field(
+        3600.0,
+        "Longest time for which a request may have its blocks kept (`retain_seconds`).",
+        least=0,
+    )
     use_layerwise: bool = _field(
         False,
         "Save each layer's rows once it has run; load them so where model and engine can.",

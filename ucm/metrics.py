@@ -149,6 +149,12 @@ METRICS: dict[str, Metric] = {
             "Look-ups that were misses, because it was not known what an adapter holds.",
         ),
         Metric(
+            "ucm_ignored_wishes_total",
+            MetricKind.COUNTER,
+            ("key",),
+            "What requests asked of the store, by key, and was not understood.",
+        ),
+        Metric(
             "ucm_held_blocks",
             MetricKind.GAUGE,
             (),

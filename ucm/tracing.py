@@ -62,6 +62,7 @@ __all__ = [
     "WEIGHTS_PROVEN",
     "WEIGHTS_READ",
     "WEIGHTS_UNREADABLE",
+    "WISH_IGNORED",
     "Log",
     "close_log",
     "is_told",
@@ -81,6 +82,7 @@ HOLD_RELEASED: Final = "hold.released"
 HOLD_QUARANTINED: Final = "hold.quarantined"
 PREFIX_MATCHED: Final = "prefix.matched"
 ADAPTER_PASSED: Final = "adapter.passed"
+WISH_IGNORED: Final = "wish.ignored"
 EVENT_REFUSED: Final = "event.refused"
 MEMORY_UNMAPPED: Final = "memory.unmapped"
 MEMORY_UNPINNED: Final = "memory.unpinned"

@@ -6,6 +6,7 @@ from tests.mutations.mutant import Mutant
 __all__ = ["USES"]
 
 _ADAPTER = "ucm/scheduler/adapter.py"
+_FORGETTER = "ucm/stores/forgetter.py"
 _INTAKE = "ucm/intake.py"
 _LIVES = "ucm/scheduler/lives.py"
 _SAVE = "ucm/pipeline/save.py"
@@ -15,6 +16,10 @@ _TRANSFERS = "ucm/scheduler/transfers.py"
 _MARKED = "tests/scheduler/test_touches.py::TestTouches"
 _OPENED = "tests/scheduler/test_transfers.py::TestOpenTransfers"
 _OWNERS = "tests/test_intake.py::TestOwners"
+_HALVES = "tests/integration/vllm/test_wishes.py::TestHalves"
+_READER = "tests/integration/vllm/test_wishes.py::TestReader"
+_FORGETS = "tests/stores/test_forgetter.py::TestForgetter"
+_WISHES = "ucm/integration/vllm/wishes.py"
 _ROOM = "tests/test_uses.py::TestRoom"
 _STAGES = "tests/pipeline/test_rows.py::TestRows"
 
@@ -123,18 +128,18 @@ USES = (
     ),
     Mutant(
         name="doubted_prefix_marked",
-        why="A prefix is marked under a key space that it has nothing to do with.",
+        why="A step in a doubt raises into the engine's scheduler.",
         file="ucm/scheduler/matching.py",
-        find="if not (blocks and self.keyspace_digest):",
-        replace="if not blocks:",
+        find="self._packers.get(group.group_id, ())",
+        replace="self._packers[group.group_id]",
         killers=(f"{_MARKED}::test_nothing_is_marked_in_a_doubt",),
     ),
     Mutant(
         name="parts_at_other_moments",
         why="R-29: the parts of a block are evicted apart, and one lost wastes them all.",
-        file="ucm/scheduler/matching.py",
-        find="moments.repeat(self.num_shards)",
-        replace="np.tile(moments, self.num_shards)",
+        file=_TOUCHES,
+        find="np.concatenate(moments).repeat(self._matcher.num_shards)",
+        replace="np.tile(np.concatenate(moments), self._matcher.num_shards)",
         killers=(
             f"{_MARKED}::test_prefix_of_the_engines_own_cache_counts_as_used[2-one]",
         ),
@@ -146,5 +151,87 @@ USES = (
         find="self.now + wishes.retain_seconds",
         replace="self.now",
         killers=(f"{_MARKED}::test_retained_prefix_counts_as_used_later",),
+    ),
+    Mutant(
+        name="retained_for_ever",
+        why="One request fills the store with what nothing evicts.",
+        file=_WISHES,
+        find="return min(float(value), self._max_retain_seconds)",
+        replace="return float(value)",
+        killers=(f"{_READER}::test_wish_is_read",),
+    ),
+    Mutant(
+        name="warned_of_each_request",
+        why="A client that asks for nonsense fills the log.",
+        file=_WISHES,
+        find="            self._told.add(key)\n",
+        replace="",
+        killers=(f"{_READER}::test_wish_that_makes_no_sense_is_as_if_not_given",),
+    ),
+    Mutant(
+        name="wishes_of_others_read",
+        why="What another connector is told is warned of as if it was ours.",
+        file=_WISHES,
+        find="given.get(_OURS, {}) if isinstance(given, Mapping) else {}",
+        replace="given or {}",
+        killers=(f"{_READER}::test_request_that_says_nothing_to_us_wishes_nothing",),
+    ),
+    Mutant(
+        name="forgotten_and_saved",
+        why="A prompt that is to be deleted is stored first, and behind the deletion.",
+        file=_WISHES,
+        find=" and not forgets",
+        replace="",
+        killers=(f"{_READER}::test_wish_is_read",),
+    ),
+    Mutant(
+        name="saved_against_its_wish",
+        why="What a request computes is stored though it asks for the contrary.",
+        file=_LIVES,
+        find="may_save=wishes.saves and ",
+        replace="may_save=",
+        killers=(f"{_HALVES}::test_request_that_is_not_to_be_stored_leaves_nothing",),
+    ),
+    Mutant(
+        name="wishes_lost",
+        why="A request that hits nothing has no tenant and no retention.",
+        file="ucm/integration/vllm/running.py",
+        find="            wishes=self._wishes.get(request_id, NO_WISHES),\n",
+        replace="",
+        killers=(f"{_HALVES}::test_moment_and_tenant_go_with_what_is_saved",),
+    ),
+    Mutant(
+        name="nothing_forgotten",
+        why="A prompt that was to be deleted stays.",
+        file="ucm/integration/vllm/scheduler.py",
+        find="if end is not None and end.wishes.forgets:",
+        replace="if False:",
+        killers=(f"{_HALVES}::test_forgotten_prompt_is_deleted_when_its_request_ends",),
+    ),
+    Mutant(
+        name="forgotten_at_once",
+        why="R-28: the deletion of a long prompt holds the index's lock for long.",
+        file=_FORGETTER,
+        find="range(0, len(keys), _KEYS_AT_ONCE)",
+        replace="range(1)",
+        killers=(f"{_FORGETS}::test_many_keys_are_deleted_a_few_at_a_time",),
+    ),
+    Mutant(
+        name="deletions_without_end",
+        why="While a store hangs, keys that are to be deleted take any memory.",
+        file=_FORGETTER,
+        find="if self._num_waiting + len(keys) > MAX_WAITING_KEYS:",
+        replace="if False:",
+        killers=(
+            f"{_FORGETS}::test_nobody_waits_for_the_store_and_what_waits_has_a_bound",
+        ),
+    ),
+    Mutant(
+        name="closed_under_a_deletion",
+        why="A store is unmapped under a thread that is in it, and the process dies.",
+        file=_FORGETTER,
+        find="return not thread.is_alive()",
+        replace="return True",
+        killers=(f"{_FORGETS}::test_thread_that_hangs_is_told_of",),
     ),
 )

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of a request's prefix can be loaded."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -168,15 +167,13 @@ class TestPrefixMatcher:
         assert _hit(16) == matcher.match(17, HASHES[:4], 0, ())
 
     def test_store_that_does_not_answer_is_a_miss(self) -> None:
-        """A store that is down stops loads, saves of old blocks and touches only."""
+        """A store that is down stops loads and saves of old blocks only."""
         index = SetIndex()
         index.is_up = False
         matcher = _matcher(ONE_FULL, index)
         found = matcher.match(33, HASHES[:8], 0, ())
         assert _none(MatchReason.UNAVAILABLE) == found
         assert [True] == matcher.stored(ONE_FULL.groups[0], HASHES[:1], ())
-        matcher.touch([(ONE_FULL.groups[0], HASHES[:1], np.zeros(1, np.int64))])
-        assert [] == index.touched
 
     def test_new_prompt_is_told_by_its_first_blocks(self) -> None:
         """However long a prompt is, and on however many shards: one short look-up tells

@@ -32,7 +32,7 @@ What must hold:
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ucm.blocks import GroupId, ShardId
+from ucm.blocks import GroupId, PackedKey, ShardId
 from ucm.errors import LayoutError, LedgerError
 from ucm.layout import KVLayout
 from ucm.scheduler.budget import MAX_ID_CHARS, LoadQueue, cut_lost
@@ -109,7 +109,7 @@ class SchedulerAdapter:
         )
         self._steps = itertools.count(1)
         self._loads = LoadSelector(layout, self._matcher, self._transfers)
-        self._touches = Touches(layout, self._matcher)
+        self._touches = Touches(layout, self._matcher, index)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
         self._bypass = False
         self._epoch = 0
@@ -331,6 +331,10 @@ class SchedulerAdapter:
     def deferral_ended(self, request_ids: Iterable[str]) -> None:
         """Take note that the engine has freed the blocks of deferred requests."""
         self._deferrals.ended(request_ids)
+
+    def prompt_keys(self, end: RequestEnd) -> list[PackedKey]:
+        """Return the keys of all parts of a prompt's whole blocks; none while unkeyed."""
+        return self._matcher.keys_of_prefix(end.hashes, end.prompt_tokens)
 
     # Upkeep.
 

@@ -15,7 +15,6 @@ Asking changes nothing, here or in the store: the engine asks again in every ste
 which a request waits.
 """
 
-import contextlib
 import enum
 import itertools
 from bisect import bisect_left
@@ -23,8 +22,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol, cast
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
 from ucm.blocks import KeyPacker, PackedKey, ShardId
 from ucm.errors import LayoutError, StoreUnavailableError
@@ -217,23 +214,17 @@ class PrefixMatcher:
         """Parts of which each block consists."""
         return len(self._shards)
 
-    def touch(
-        self,
-        blocks: Sequence[tuple[GroupLayout, Sequence[bytes], npt.NDArray[np.int64]]],
-    ) -> None:
-        """Mark blocks of groups as used, each at a moment, all parts at the same."""
-        if not (blocks and self.keyspace_digest):
-            return
-        keys = [
-            key
-            for group, hashes, _ in blocks
-            for key in _packed(self._packers[group.group_id], hashes)
-        ]
-        moments = np.concatenate([each for _, _, each in blocks])
-        nobody = np.zeros(len(keys), dtype=np.uint32)
-        uses = Uses(moments.repeat(self.num_shards), nobody)
-        with contextlib.suppress(StoreUnavailableError):
-            self._index.touch(keys, uses)
+    def keys_of(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[PackedKey]:
+        """Return the keys of all parts of blocks, side by side; none while unkeyed."""
+        return _packed(self._packers.get(group.group_id, ()), hashes)
+
+    def keys_of_prefix(self, hashes: Sequence[bytes], tokens: int) -> list[PackedKey]:
+        """Return the keys of all parts of the whole blocks within so many tokens."""
+        keys: list[PackedKey] = []
+        for group in self._layout.groups:
+            stop = tokens // group.block_tokens
+            keys += self.keys_of(group, self.hashes_of(group, hashes, 0, stop))
+        return keys
 
     def hashes_of(
         self, group: GroupLayout, hashes: Sequence[bytes], start: int, stop: int

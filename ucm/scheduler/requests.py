@@ -131,6 +131,7 @@ class RequestEnd:
         prompt_tokens: How many of these are its prompt.
         hashes: The engine's block hashes.
         tables: ``[groups][blocks]`` its block tables.
+        wishes: What it asks of the store.
     """
 
     computed_tokens: int
@@ -138,6 +139,7 @@ class RequestEnd:
     prompt_tokens: int
     hashes: Sequence[bytes]
     tables: Sequence[Sequence[int]]
+    wishes: Wishes = NO_WISHES
 
     @property
     def accepted_tokens(self) -> int:

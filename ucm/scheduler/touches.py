@@ -7,6 +7,7 @@ is beyond it goes with the next plans. Once many prefixes wait, the oldest is dr
 blocks count as used when they were before.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -15,8 +16,11 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ucm.blocks import PackedKey
+from ucm.errors import StoreUnavailableError
 from ucm.layout import GroupLayout, KVLayout
-from ucm.scheduler.matching import PrefixMatcher
+from ucm.scheduler.matching import BlockIndex, PrefixMatcher
+from ucm.uses import Uses
 
 __all__ = ["MAX_TOUCHED_KEYS", "MAX_WAITING_PREFIXES", "Touches"]
 
@@ -46,14 +50,18 @@ class Touches:
 
     Args:
         layout: Groups.
-        matcher: Knows keys and store.
+        matcher: Knows keys.
+        index: Told of them.
     """
 
-    __slots__ = ("_layout", "_matcher", "_waiting")
+    __slots__ = ("_index", "_layout", "_matcher", "_waiting")
 
-    def __init__(self, layout: KVLayout, matcher: PrefixMatcher) -> None:
+    def __init__(
+        self, layout: KVLayout, matcher: PrefixMatcher, index: BlockIndex
+    ) -> None:
         self._layout = layout
         self._matcher = matcher
+        self._index = index
         self._waiting: deque[_Prefix] = deque(maxlen=MAX_WAITING_PREFIXES)
 
     def __len__(self) -> int:
@@ -70,8 +78,16 @@ class Touches:
 
     def mark(self) -> None:
         """Tell the store of as many as a plan has room for, in one call."""
-        if self._waiting:
-            self._matcher.touch(list(self._take()))
+        keys: list[PackedKey] = []
+        moments = []
+        for group, hashes, used_ns in self._take():
+            keys += self._matcher.keys_of(group, hashes)
+            moments.append(used_ns)
+        if keys:
+            of_parts = np.concatenate(moments).repeat(self._matcher.num_shards)
+            uses = Uses(of_parts, np.zeros(len(keys), dtype=np.uint32))
+            with contextlib.suppress(StoreUnavailableError):
+                self._index.touch(keys, uses)
 
     def _take(self) -> Iterator[_Blocks]:
         groups, room = self._layout.groups, MAX_TOUCHED_KEYS

@@ -30,6 +30,8 @@ class Watched:
             "num_computed_tokens": 0,
             "block_hashes": [bytes([at]) * 32 for at in range(4)],
             "lora_request": None,
+            "cache_salt": None,
+            "kv_transfer_params": None,
         }
         self._touched = touched
 

@@ -19,12 +19,15 @@ from ucm.integration.vllm.compat import (
     overwritten_blocks,
     state_offers,
 )
+from ucm.integration.vllm.wishes import WishReader
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.requests import (
+    NO_WISHES,
     RequestEnd,
     ScheduledRequest,
     StateOffer,
     StepFacts,
+    Wishes,
 )
 
 __all__ = ["Running"]
@@ -64,11 +67,16 @@ class Running:
     Args:
         adapters: Knows by which hashes a request is saved.
         adapter: Knows who is to be looked at, and whether new blocks matter.
+        reader: Knows what requests ask of the store.
     """
 
-    def __init__(self, adapters: Adapters, adapter: SchedulerAdapter) -> None:
+    def __init__(
+        self, adapters: Adapters, adapter: SchedulerAdapter, reader: WishReader
+    ) -> None:
         self._adapters = adapters
         self._adapter = adapter
+        self._reader = reader
+        self._wishes: dict[str, Wishes] = {}
         self._due = adapter.due
         self._requests: dict[str, Any] = {}
         self._tables = BlockTables()
@@ -81,9 +89,14 @@ class Running:
         """Requests whose block tables are kept."""
         return len(self._tables)
 
-    def begin(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
-        """Take note of a request that was given blocks."""
-        self._requests[request.request_id] = request
+    def begin(self, request: Any) -> Wishes:  # noqa: ANN401 - vLLM's Request
+        """Take note of a request that was given blocks; return what it asks for."""
+        request_id = request.request_id
+        if self._requests.get(request_id) is not request:
+            self._requests[request_id] = request
+            if (wishes := self._reader.of(request)) is not NO_WISHES:
+                self._wishes[request_id] = wishes
+        return self._wishes.get(request_id, NO_WISHES)
 
     def step(self, output: Any) -> StepFacts:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return the facts of a step; does not touch *output*."""
@@ -103,13 +116,15 @@ class Running:
     ) -> RequestEnd | None:
         """Let go of a request, and return what there is of it if it had blocks."""
         self._tables.forget(request_id)
+        wishes = self._wishes.pop(request_id, NO_WISHES)
         request = self._requests.pop(request_id, None)
-        return None if request is None else self._ended(request, tables)
+        return None if request is None else self._ended(request, tables, wishes)
 
     def _ended(
         self,
         request: Any,  # noqa: ANN401 - vLLM's Request
         tables: Sequence[Sequence[int]],
+        wishes: Wishes,
     ) -> RequestEnd:
         return RequestEnd(
             computed_tokens=request.num_computed_tokens,
@@ -117,6 +132,7 @@ class Running:
             prompt_tokens=request.num_prompt_tokens,
             hashes=self._adapters.hashes_of(request),
             tables=tables,
+            wishes=wishes,
         )
 
     def _looked_at(self, output: Any) -> Iterator[ScheduledRequest]:  # noqa: ANN401 - vLLM's SchedulerOutput
@@ -169,6 +185,7 @@ class Running:
             new_block_ids=blocks or (),
             is_new=blocks is not None,
             states=[StateOffer(*each) for each in offers.get(request_id, ())],
+            wishes=self._wishes.get(request_id, NO_WISHES),
         )
 
     def _allocated(self, output: Any) -> list[int]:  # noqa: ANN401 - vLLM's SchedulerOutput

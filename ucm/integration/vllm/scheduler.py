@@ -21,6 +21,7 @@ from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.running import Running
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
+from ucm.integration.vllm.wishes import WishReader
 from ucm.metrics import Counters
 from ucm.ranks import Agreement
 from ucm.scheduler.adapter import SchedulerAdapter
@@ -29,6 +30,7 @@ from ucm.scheduler.requests import Disposition
 from ucm.scheduler.saves import SaveLimits
 from ucm.scheduler.totals import Totals
 from ucm.stores.bypass import BypassStore
+from ucm.stores.forgetter import Forgetter
 from ucm.tracing import (
     HOLD_QUARANTINED,
     HOLD_RELEASED,
@@ -99,7 +101,16 @@ class SchedulerHalf:
             log=self._log,
             threads=setup.threads,
         )
-        self._running = Running(self._adapters, self._adapter)
+        self._running = Running(
+            self._adapters,
+            self._adapter,
+            WishReader(
+                setup.config.max_retain_seconds,
+                counters=self._counters,
+                log=self._log,
+            ),
+        )
+        self._forgetter = Forgetter(store, setup.threads)
         self._agreement = Agreement(setup.topology, setup.facts(0))
         self._keyspace: KeySpace | None = None
         self._doubts = Doubts(
@@ -169,7 +180,7 @@ class SchedulerHalf:
     ) -> None:
         """Order the load that the engine has decided on."""
         request_id = request.request_id
-        self._running.begin(request)
+        wishes = self._running.begin(request)
         self._adapters.begun(request_id)
         computed = self._local_tokens.pop(request_id, 0)
         if not external_tokens:
@@ -180,6 +191,7 @@ class SchedulerHalf:
             self._adapters.hashes_of(request),
             computed_tokens=computed,
             external_tokens=external_tokens,
+            wishes=wishes,
         )
         self._store.load_begun()
         self._counters.add("ucm_matched_tokens_total", external_tokens)
@@ -249,6 +261,8 @@ class SchedulerHalf:
         end = self._running.end(request_id, tables)
         self._local_tokens.pop(request_id, None)
         self._adapters.forget(request_id)
+        if end is not None and end.wishes.forgets:
+            self._forgetter.put(self._adapter.prompt_keys(end))
         return self._adapter.request_finished(request_id, end) is Disposition.DEFER
 
     def reset_cache(self) -> bool:
@@ -315,6 +329,7 @@ class SchedulerHalf:
             return
         self._is_closed = True
         self._adapters.close()
-        self._store.close()
+        if self._forgetter.close():
+            self._store.close()
         self._log.info(SCHEDULER_CLOSED, holds=self._adapter.counts()["holds"])
         close_log(self._log)

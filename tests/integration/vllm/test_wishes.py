@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request asks of the store, and what becomes of it."""
+
+from types import SimpleNamespace
+
+import pytest
+import structlog
+from xxhash import xxh32_intdigest
+
+from tests.integration.vllm.test_halves import HASHES, Engine, make_setup, request
+from ucm.blocks import GroupId, KeyPacker, ShardId
+from ucm.integration.vllm.messages import plan_in
+from ucm.integration.vllm.wishes import WishReader
+from ucm.metrics import Counters
+from ucm.scheduler.requests import NO_WISHES, Wishes
+
+
+class Reading:
+    """A reader, and what it has counted and told."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.log = structlog.testing.CapturingLogger()
+        self.reader = WishReader(100.0, counters=self.counters, log=self.log)
+
+    def of(self, params: object = None, salt: str | None = None) -> Wishes:
+        """Return what a request asks for."""
+        return self.reader.of(
+            SimpleNamespace(kv_transfer_params=params, cache_salt=salt)
+        )
+
+    def ignored(self) -> dict[str, float]:
+        """Return what was not understood, by key."""
+        keys = ("ucm", "retain_seconds", "store", "forget")
+        name = "ucm_ignored_wishes_total"
+        totals = {key: self.counters.total(name, key=key) for key in keys}
+        return {key: total for key, total in totals.items() if total}
+
+
+class TestReader:
+    @pytest.mark.parametrize("params", [None, {}, {"do_remote_prefill": True}, [1]])
+    def test_request_that_says_nothing_to_us_wishes_nothing(self, params):
+        """What others are told is nothing of ours, and neither counted nor warned of."""
+        reading = Reading()
+        assert NO_WISHES is reading.of(params)
+        assert ([], {}) == (reading.log.calls, reading.ignored())
+
+    def test_request_of_an_older_engine_wishes_nothing(self):
+        """An engine may know neither salts nor parameters."""
+        assert NO_WISHES is Reading().reader.of(SimpleNamespace())
+
+    @pytest.mark.parametrize(
+        ("ours", "wishes"),
+        [
+            ({"retain_seconds": 2}, Wishes(retain_seconds=2.0)),
+            ({"retain_seconds": 1e9}, Wishes(retain_seconds=100.0)),
+            ({"store": False}, Wishes(saves=False)),
+            ({"forget": True}, Wishes(saves=False, forgets=True)),
+            ({"store": True, "forget": False}, Wishes()),
+        ],
+    )
+    def test_wish_is_read(self, ours, wishes):
+        """Each key says what it is documented to; retention up to the operator's
+        maximum."""
+        reading = Reading()
+        assert wishes == reading.of({"ucm": ours, "other": 1})
+        assert [] == reading.log.calls
+
+    @pytest.mark.parametrize(
+        ("ours", "key"),
+        [
+            (7, "ucm"),
+            ({"retain": 1}, "ucm"),
+            ({"retain_seconds": -1}, "retain_seconds"),
+            ({"retain_seconds": True}, "retain_seconds"),
+            ({"retain_seconds": float("inf")}, "retain_seconds"),
+            ({"retain_seconds": float("nan")}, "retain_seconds"),
+            ({"retain_seconds": "1"}, "retain_seconds"),
+            ({"store": 0}, "store"),
+            ({"forget": "yes"}, "forget"),
+        ],
+    )
+    def test_wish_that_makes_no_sense_is_as_if_not_given(self, ours, key):
+        """It is counted each time and warned of once, with what to give; the request
+        goes on."""
+        reading = Reading()
+        assert [Wishes()] * 2 == [reading.of({"ucm": ours}) for _ in range(2)]
+        (call,) = reading.log.calls
+        assert ("warning", ("wish.ignored",)) == (call.method_name, call.args)
+        assert (key, True) == (call.kwargs["key"], "Give" in call.kwargs["remedy"])
+        assert {key: 2} == reading.ignored()
+
+    def test_tenant_is_the_salt(self):
+        """Requests of one salt share a tenant, and one without a salt is nobody's."""
+        of = Reading().of
+        assert Wishes(tenant=xxh32_intdigest(b"a")) == of(salt="a")
+        assert of(salt="a") == of({"x": 1}, salt="a") != of(salt="b")
+        assert of(salt="\ud800").tenant
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """Return both halves over a small slab."""
+    engine = Engine(make_setup(tmp_path, log={"level": "off"}))
+    engine.register()
+    yield engine
+    engine.scheduler.close()
+    engine.worker.close()
+
+
+def asking(name: str, salt: str | None = None, **ours: object) -> SimpleNamespace:
+    """Return a request of three blocks that asks for something."""
+    one = request(name)
+    one.kv_transfer_params, one.cache_salt = {"ucm": ours}, salt
+    return one
+
+
+def compute(engine: Engine, one: SimpleNamespace):
+    """Compute a request that hits nothing; return its plan, carried out."""
+    assert (0, False) == engine.scheduler.match(one, 0)
+    engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+    envelope = engine.plan([one], (1, 2, 3))
+    engine.work(envelope)
+    return plan_in(envelope)
+
+
+class TestHalves:
+    def test_moment_and_tenant_go_with_what_is_saved(self, engine):
+        """A retained request's blocks count as used so much later, and are its salt's."""
+        now = engine.scheduler._setup.threads.monotonic()
+        one = asking("r", salt="a", retain_seconds=3600)
+        (order,) = compute(engine, one).saves
+        (owner,) = order.owners
+        assert xxh32_intdigest(b"a") == owner.tenant
+        assert 0 <= owner.used_ns / 1e9 - (now + 3600) < 600
+        assert not engine.scheduler.finished("r")
+        assert engine.idle()
+
+    def test_request_that_is_not_to_be_stored_leaves_nothing(self, engine):
+        """``store`` decides about what it computes, also what it leaves at its end."""
+        assert () == compute(engine, asking("r", store=False)).saves
+        assert not engine.scheduler.finished("r", [[1, 2, 3]])
+        assert (0, False) == engine.scheduler.match(request("q"), 0)
+        assert not engine.scheduler.finished("q")
+        assert engine.idle()
+
+    def test_forgotten_prompt_is_deleted_when_its_request_ends(self, engine):
+        """Its own blocks are gone, whoever stored them, and not those of others; while
+        it runs it hits them."""
+        engine.memory.random_(1, 200)
+        engine.save("r")
+        one = asking("s", forget=True)
+        one.num_prompt_tokens, one.block_hashes = 32, HASHES[:3]
+        assert (48, True) == engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[5, 6, 7]], 48)
+        assert (set(), {"s"}, set()) == engine.work(engine.plan())
+        assert (48, True) == engine.scheduler.match(request("q"), 0)
+        engine.scheduler.finished("s", [[5, 6, 7]])
+        assert engine.scheduler._forgetter.close()
+        digest = engine.scheduler._adapter._matcher.keyspace_digest
+        packer = KeyPacker(digest, GroupId(0), ShardId(0))
+        store = engine.scheduler._store
+        assert [False, False, True] == store.contains(packer.pack(HASHES[:3]))
+        engine.scheduler.finished("q")
+        assert engine.idle()
+
+    def test_request_that_never_had_blocks_forgets_nothing(self, engine):
+        """Nothing is known of it."""
+        engine.save("r")
+        engine.scheduler.match(asking("s", forget=True), 0)
+        assert not engine.scheduler.finished("s")
+        assert (48, True) == engine.scheduler.match(request("q"), 0)

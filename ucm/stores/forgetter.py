@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Deletes blocks for a thread that must not wait for the store.
+
+Threading: ``put`` and ``close`` are called on one thread, the engine's; ``_run`` is the
+thread of its own, which starts with the first keys.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+from ucm.blocks import PackedKey
+from ucm.errors import StoreError
+from ucm.stores.abc import Store
+from ucm.threads import Queue, Thread, Threads
+
+__all__ = ["MAX_WAITING_KEYS", "Forgetter"]
+
+MAX_WAITING_KEYS: Final = 1 << 20
+_KEYS_AT_ONCE: Final = 256
+"""Bounds how long a store's lock is held."""
+_CLOSE_TIMEOUT_S: Final = 1.0
+
+
+class Forgetter:
+    """
+    Best effort: what does not fit, or the store refuses, stays until it is evicted.
+
+    Args:
+        store: Any call may be made on any thread.
+        threads: Where thread, lock and queue come from.
+    """
+
+    def __init__(self, store: Store, threads: Threads) -> None:
+        self._store = store
+        self._threads = threads
+        self._queue: Queue = threads.queue()
+        self._lock = threads.lock()
+        self._num_waiting = 0
+        self._thread: Thread | None = None
+
+    def put(self, keys: Sequence[PackedKey]) -> bool:
+        """Have keys deleted soon; False if too many wait already. Never blocks."""
+        with self._lock:
+            if self._num_waiting + len(keys) > MAX_WAITING_KEYS:
+                return False
+            self._num_waiting += len(keys)
+        if self._thread is None:
+            self._thread = self._threads.thread(self._run, "ucm-forgetter")
+            self._thread.start()
+        self._queue.put(keys)
+        return True
+
+    def close(self) -> bool:
+        """End the thread once it is through; False if it hangs in the store. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return True
+        self._queue.put(None)
+        thread.join(_CLOSE_TIMEOUT_S)
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        while (keys := self._queue.get()) is not None:
+            for start in range(0, len(keys), _KEYS_AT_ONCE):
+                with contextlib.suppress(StoreError):
+                    self._store.forget(keys[start : start + _KEYS_AT_ONCE])
+            with self._lock:
+                self._num_waiting -= len(keys)
