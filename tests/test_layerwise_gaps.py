@@ -289,11 +289,31 @@ class TestWaits:
         assert ticket.guard.begin()
         thread.start()
         assert waiting.wait(TIMEOUT)
-        while not ticket._changed._waiters:
+        while not ticket._changed._awaited:
             waiting.wait(0.001)
         ticket.copied(ROWS[:1])
         thread.join(TIMEOUT / 5)
         assert [True] == went_on
+
+    def test_load_that_was_broken_off_is_waited_for_also_behind_its_notice(self):
+        """R-08: a step that breaks off gives its load up and hears of its end while a
+        row is still copied: its blocks are not said to be untouched before that ends."""
+        device, store = AsyncDevice(NUM_BLOCKS), MemoryStore(4, LAYOUT.max_block_bytes)
+        with running_on(store, device, {"timeout": {"stuck": 0.01}}) as rig:
+            rig.submit(order(1, SAVE, range(2), range(1, 3)))
+            device.next_fence().open()
+            rig.settle()
+            rig.runtime.submit(KEYSPACE_DIGEST, [load(2)], DoneFence(), ROWS[:1])
+            under_way = device.next_fence()
+            rig.runtime.abandon([2], "broken_off")
+            assert "broken_off" == rig.outcomes()[2].reason
+            assert not rig.runtime.quiesce()
+            assert 1 == rig.runtime.num_open
+            under_way.open()
+            assert rig.runtime.wait_loaded([2]) == [2]
+            assert rig.runtime.quiesce()
+            assert [1, 2] == rig.told(NoticeKind.RELEASED)
+            assert 0 == rig.runtime.num_open
 
     def test_load_that_is_not_open_counts_as_failed(self):
         """S4-12: a load that was refused, or of which nobody knows, is not there."""

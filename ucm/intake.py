@@ -40,6 +40,7 @@ from ucm.pipeline.tickets import (
     OutcomeKind,
     Ticket,
 )
+from ucm.pipeline.waiting import Changes
 from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.threads import Threads
@@ -132,7 +133,7 @@ class Intake:
         self._timeout = timeout
         self._log = log
         self._clock = threads.monotonic
-        self._changed = threads.condition()
+        self.changed = Changes(threads)
         self._taking = threads.lock()
         self._on_failure = on_failure
         self._batches: deque[_Batch | _MoreRows] = deque()
@@ -266,7 +267,7 @@ class Intake:
             on_settle=self._queue.over,
             on_unclean=self._unclean,
             log=self._log,
-            changed=self._changed,
+            changed=self.changed,
             clock=self._clock,
         )
 

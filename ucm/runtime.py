@@ -90,7 +90,6 @@ class Runtime:
         self._log = log
         self._counters = counters
         self._affinity = affinity
-        self._clock = threads.monotonic
         self._mailbox: Mailbox[Notice] = Mailbox(threads)
         self._recorder = Recorder(counters, self._mailbox, log)
         self._pipeline = Pipeline(
@@ -121,14 +120,17 @@ class Runtime:
             self._open,
             self._pipeline.queue,
             counters,
+            changed=self._intake.changed,
             timeout=config.timeout,
-            clock=self._clock,
+            clock=threads.monotonic,
             wake=self._loop.wake,
         )
         self._confirms = confirms
         self._failure_lock = threads.lock()
         self._failure = ""
         self._closed = False
+        self._closing = threads.lock()
+        self._is_over = False
 
     @property
     def failure(self) -> str:
@@ -137,7 +139,11 @@ class Runtime:
 
     @property
     def num_open(self) -> int:
-        """Tickets whose end ``poll`` has not told, and batches without tickets yet."""
+        """
+        Tickets of which ``poll`` will tell more, and batches without tickets yet.
+
+        That is their end, or that a copy under them is over at last.
+        """
         return self._intake.num_open
 
     def start(self) -> None:
@@ -271,10 +277,14 @@ class Runtime:
             self._take_in()  # nobody else does
         notices = self._mailbox.drain()
         for notice in notices:
+            ticket = notice.ticket
             if notice.kind is NoticeKind.SETTLED:
-                self._open.pop(notice.ticket.transfer_id, None)
+                ticket.is_noticed = True
             elif notice.kind is NoticeKind.RELEASED:
-                notice.ticket.guard.is_confirmed = True
+                ticket.guard.is_confirmed = True
+            # Not while a copy still touches its blocks: it is to be waited for.
+            if ticket.is_noticed and not ticket.guard.is_touched:
+                self._open.pop(ticket.transfer_id, None)
         return notices
 
     def wait_for_notice(self, timeout: float) -> None:
@@ -314,22 +324,12 @@ class Runtime:
     def quiesce(self) -> bool:
         """Take all blocks back as ``fence`` does; False if a copy still touches some."""
         self._take_in()
-        tickets = [t for t in self._open.values() if not t.guard.is_released]
-        self.fence([ticket.transfer_id for ticket in tickets])
-        limit = self._clock() + self._timeout.stuck
-        return all(
-            ticket.guard.wait_released(max(0.0, limit - self._clock()))
-            for ticket in tickets
-        )
+        return self._waits.for_blocks(lambda: self._failure)
 
     def flush(self, timeout: float) -> bool:
         """Block until all accepted tickets are settled; False after *timeout* seconds."""
-        limit = self._clock() + timeout
         self._take_in()
-        return all(
-            ticket.wait_told(max(0.0, limit - self._clock()))
-            for ticket in list(self._open.values())
-        )
+        return self._waits.for_ends(timeout)
 
     def close(self) -> None:
         """
@@ -338,8 +338,13 @@ class Runtime:
         Blocks: not to be called on the loop that ``serve`` runs on.
         Store and device are closed only if no copy or thread may still use them.
         """
-        if self._closed:
-            return
+        with self._closing:  # who comes second waits: nothing runs any more behind it
+            if not self._is_over:
+                self._close()
+                self._is_over = True
+
+    def _close(self) -> None:
+        """Do each step of a close, also one that was begun before and broke off."""
         self._take_in()
         rowwise = self._pipeline.unfinished()
         self.abandon([ticket.transfer_id for ticket in rowwise], UNFINISHED)

@@ -28,6 +28,7 @@ from tests.mutations.of_slab import SLAB
 from tests.mutations.of_states import STATES
 from tests.mutations.of_stores import STORES
 from tests.mutations.of_stuck import STUCK
+from tests.mutations.of_ticket import TICKET
 from tests.mutations.of_topology import TOPOLOGY
 from tests.mutations.of_transport import TRANSPORT
 from tests.mutations.of_uses import USES
@@ -67,4 +68,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *LIGHT,
     *MATCH,
     *LOAD,
+    *TICKET,
 )

@@ -63,7 +63,7 @@ RUNNER = (
         name="nobody_confirms",
         why="On the second runner nothing of a model with states is ever stored.",
         file=_RUNTIME,
-        find="                notice.ticket.guard.is_confirmed = True\n",
+        find="                ticket.guard.is_confirmed = True\n",
         replace="                pass\n",
         killers=(f"{_FIRST}::test_copy_that_was_seen_to_end_is_stored",),
     ),

@@ -238,10 +238,11 @@ WEIGHTS = (
     Mutant(
         name="sleep_under_a_copy",
         why="The engine's memory goes away while a copy reads or writes it.",
-        file="ucm/runtime.py",
-        find="            ticket.guard.wait_released(max(0.0, limit - self._clock()))\n"
-        "            for ticket in tickets\n",
-        replace="            True\n            for ticket in tickets\n",
+        file="ucm/pipeline/engine_waits.py",
+        find="        return self._changed.wait_for_all(\n"
+        "            tickets, lambda each: each.guard.is_released, self._timeout.stuck\n"
+        "        )\n",
+        replace="        return True\n",
         killers=(
             f"{_QUIET_TESTS}::test_copy_under_way_is_waited_for_and_does_not_count",
             f"{_QUIET_TESTS}::test_copy_that_does_not_end_is_told",

@@ -15,6 +15,7 @@ from ucm.errors import DeviceTimeoutError
 from ucm.metrics import Counters
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.tickets import Direction, OutcomeKind, Ticket
+from ucm.pipeline.waiting import Changes
 from ucm.reasons import Reason
 
 __all__ = ["EngineWaits"]
@@ -32,6 +33,7 @@ class EngineWaits:
         tickets: Those that are open, by number.
         queue: Where the saves wait that have not begun.
         counters: Told how long the engine has waited for saves.
+        changed: Shared by all tickets.
         timeout: How long it waits.
         clock: In seconds.
         wake: Lets the loop look at the queue again.
@@ -43,6 +45,7 @@ class EngineWaits:
         queue: DumpQueue,
         counters: Counters,
         *,
+        changed: Changes,
         timeout: TimeoutConfig,
         clock: Callable[[], float],
         wake: Callable[[], None],
@@ -50,6 +53,7 @@ class EngineWaits:
         self._tickets = tickets
         self._queue = queue
         self._counters = counters
+        self._changed = changed
         self._timeout = timeout
         self._clock = clock
         self._wake = wake
@@ -77,9 +81,13 @@ class EngineWaits:
         for ticket in tickets:
             self._queue.promote(ticket.lane_key)
         self._wake()
+        self._changed.wait_for_all(
+            tickets,
+            lambda ticket: ticket.guard.is_released or bool(has_failed()),
+            self._timeout.fence,
+        )
         for ticket in tickets:
-            left = started + self._timeout.fence - self._clock()
-            if has_failed() or not ticket.guard.wait_released(max(0.0, left)):
+            if not ticket.guard.is_released:
                 positions = lost.get(ticket.transfer_id, ())
                 ticket.guard.revoke(Reason.RECYCLED, positions)
         self._wake()
@@ -111,6 +119,21 @@ class EngineWaits:
             for ticket in self._tickets.values()
             if ticket.direction is Direction.SAVE and not ticket.guard.is_confirmed
         ]
+
+    def for_ends(self, timeout: float) -> bool:
+        """Block until the end of every ticket was told; False after *timeout* seconds."""
+        tickets = list(self._tickets.values())
+        return self._changed.wait_for_all(tickets, lambda each: each.is_told, timeout)
+
+    def for_blocks(self, has_failed: Callable[[], object]) -> bool:
+        """Take all blocks back; False if a copy still touches some."""
+        tickets = [
+            each for each in self._tickets.values() if not each.guard.is_released
+        ]
+        self.for_saves([each.transfer_id for each in tickets], has_failed)
+        return self._changed.wait_for_all(
+            tickets, lambda each: each.guard.is_released, self._timeout.stuck
+        )
 
     def for_loads(
         self, transfer_ids: Iterable[int], is_over: Callable[[Ticket, float], bool]

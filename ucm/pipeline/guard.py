@@ -45,9 +45,8 @@ from collections.abc import Callable, Collection
 
 from ucm.devices.abc import Fence
 from ucm.errors import DeviceError, PipelineError
-from ucm.pipeline.waiting import has_passed
+from ucm.pipeline.waiting import Changes, has_passed
 from ucm.reasons import Reason
-from ucm.threads import SYSTEM, Condition
 
 __all__ = ["BlockGuard", "TicketOverError"]
 
@@ -106,11 +105,11 @@ class BlockGuard:
     def __init__(
         self,
         on_release: Callable[[], None],
-        changed: Condition | None = None,
+        changed: Changes | None = None,
         num_blocks: int = 1,
         on_unclean: Callable[[], None] = lambda: None,
     ) -> None:
-        self._changed = changed or SYSTEM.condition()
+        self._changed = changed or Changes()
         self._num_blocks = num_blocks
         self._on_release = on_release
         self._on_unclean = on_unclean
@@ -137,6 +136,11 @@ class BlockGuard:
         return self._state is _Guarded.COPYING
 
     @property
+    def is_touched(self) -> bool:
+        """Whether somebody copies or zeroes, who was not given up."""
+        return self._state in (_Guarded.COPYING, _Guarded.CLEARING)
+
+    @property
     def is_clearing(self) -> bool:
         """Whether the blocks are being zeroed before they are released."""
         return self._state is _Guarded.CLEARING
@@ -148,7 +152,7 @@ class BlockGuard:
 
     def begin(self) -> bool:
         """Ask to touch the blocks; False when they were taken back."""
-        with self._changed:
+        with self._changed.lock:
             if self.torn or self._state not in (_Guarded.FREE, _Guarded.COPYING):
                 return False
             self._state = _Guarded.COPYING
@@ -162,7 +166,7 @@ class BlockGuard:
         Args:
             clear: Zeroes them; on the thread that takes them back.
         """
-        with self._changed:
+        with self._changed.lock:
             self._clear = clear
 
     def end(self, *, last: bool = True) -> None:
@@ -172,7 +176,7 @@ class BlockGuard:
         Args:
             last: No other will follow.
         """
-        with self._changed:
+        with self._changed.lock:
             if self._state not in (_Guarded.FREE, _Guarded.COPYING):
                 return
             self._copies = max(0, self._copies - 1)
@@ -191,7 +195,7 @@ class BlockGuard:
         Returns:
             False when what was copied does not count: they were taken back.
         """
-        with self._changed:
+        with self._changed.lock:
             if self.torn or self.revoked or self._copies:
                 return False
             if self._clear is None:
@@ -213,7 +217,7 @@ class BlockGuard:
             True when no copy touches them; False while one does, which is then marked
             torn if it is to lose all.
         """
-        with self._changed:
+        with self._changed.lock:
             is_over = self._state is _Guarded.RELEASED
             if positions and not is_over and not self._lose(reason, positions):
                 return self._state is _Guarded.FREE
@@ -228,7 +232,7 @@ class BlockGuard:
 
     def tear(self, reason: Reason, positions: Collection[int] = ()) -> None:
         """Let nothing count that was copied, or no such blocks, unless it was confirmed."""
-        with self._changed:
+        with self._changed.lock:
             if self.is_confirmed:
                 return
             if positions and not self._lose(reason, positions):
@@ -238,19 +242,16 @@ class BlockGuard:
 
     def quarantine(self) -> bool:
         """Give a copy up that does not end; False when none is under way."""
-        with self._changed:
+        with self._changed.lock:
             if self._state is not _Guarded.COPYING:
                 return False
             self._state = _Guarded.QUARANTINED
-            self._changed.notify_all()
+            self._changed.notify()
         return True
 
     def wait_released(self, timeout: float) -> bool:
         """Block the thread up to *timeout* seconds; return whether it is released."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._state is _Guarded.RELEASED, timeout
-            )
+        return self._changed.wait_for(lambda: self._state is _Guarded.RELEASED, timeout)
 
     def _lose(self, reason: Reason, positions: Collection[int]) -> bool:
         """Lose blocks; return whether none is left."""
@@ -263,7 +264,7 @@ class BlockGuard:
         clear, self._clear = self._clear, None
         self.revoked = reason if clear is None else reason or Reason.OVER
         self._state = _Guarded.RELEASED if clear is None else _Guarded.CLEARING
-        self._changed.notify_all()
+        self._changed.notify()
         return clear
 
     def _give_back(self, clear: _Clear | None) -> None:
@@ -282,7 +283,7 @@ class BlockGuard:
         if not has_passed(fence):
             self._on_unclean()
             return
-        with self._changed:
+        with self._changed.lock:
             self._state = _Guarded.RELEASED
-            self._changed.notify_all()
+            self._changed.notify()
         self._on_release()

@@ -7,8 +7,7 @@ its fence has passed, and the ticket is whole when the copy of the last one is o
 
 Threading: ``settle`` may be called from any thread, once. A ticket's other fields
 belong to the loop until a copy job runs on it, and to that job while it runs. One lock
-serves all tickets of a runtime: it is held for a few instructions, and a lock of its
-own would cost each ticket more than all the rest of it.
+serves all tickets of a runtime (``Changes``).
 """
 
 import contextlib
@@ -24,9 +23,10 @@ from ucm.blocks import BlockSpan, Owner, RequestId, RowId, TransferId, whose
 from ucm.devices.abc import Fence
 from ucm.pipeline.guard import BlockGuard, TicketOverError
 from ucm.pipeline.outcomes import Outcome, OutcomeKind, outcome_of
+from ucm.pipeline.waiting import Changes
 from ucm.reasons import Reason
 from ucm.stores.abc import ReadLease, WriteLease
-from ucm.threads import SYSTEM, Condition
+from ucm.threads import SYSTEM
 from ucm.tracing import Log
 
 __all__ = [
@@ -96,7 +96,6 @@ class Ticket:
     __slots__ = (
         "_active_jobs",
         "_changed",
-        "_is_told",
         "_log",
         "_on_settle",
         "_process_log",
@@ -110,6 +109,8 @@ class Ticket:
         "direction",
         "failed_as",
         "guard",
+        "is_noticed",
+        "is_told",
         "is_traced",
         "outcome",
         "owners",
@@ -139,7 +140,7 @@ class Ticket:
         log: Log,
         on_settle: Callable[["Ticket"], None] = lambda _: None,
         on_unclean: Callable[["Ticket"], None] = lambda _: None,
-        changed: Condition | None = None,
+        changed: Changes | None = None,
         clock: Callable[[], float] = SYSTEM.monotonic,
     ) -> None:
         self.transfer_id = transfer_id
@@ -165,8 +166,11 @@ class Ticket:
         self.owns_resources = False
         self.write_lease: WriteLease | None = None
         self.read_lease: ReadLease | None = None
-        self._changed = changed or SYSTEM.condition()
-        self._is_told = False
+        self._changed = changed or Changes()
+        self.is_told = False
+        """Whether it is settled and the notice of it is on its way."""
+        self.is_noticed = False
+        """Whether the engine's thread has seen that notice."""
         self._active_jobs = 0
         self.failed_as: Outcome | None = None
         """What the first of its copy jobs to raise makes of it, told or not."""
@@ -236,10 +240,10 @@ class Ticket:
         Returns:
             Whether these were the last ones: the ticket is whole.
         """
-        with self._changed:
+        with self._changed.lock:
             self._rows_left = frozenset(self._rows_left).difference(row_ids)
             whole = not self._rows_left
-            self._changed.notify_all()
+            self._changed.notify()
         self.guard.end(last=whole)
         return whole
 
@@ -250,11 +254,10 @@ class Ticket:
         Returns:
             Whether either is so after at most *timeout* seconds.
         """
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._is_told or frozenset(self._rows_left).isdisjoint(row_ids),
-                timeout,
-            )
+        return self._changed.wait_for(
+            lambda: self.is_told or frozenset(self._rows_left).isdisjoint(row_ids),
+            timeout,
+        )
 
     def own(self, resource: contextlib.AbstractContextManager[object]) -> None:
         """Tie a resource to the ticket; ``unwind`` leaves it exactly once."""
@@ -265,7 +268,7 @@ class Ticket:
 
     def settle(self, outcome: Outcome) -> bool:
         """Give the last word; False when it was given before."""
-        with self._changed:
+        with self._changed.lock:
             if self.outcome is not None:
                 return False
             self.outcome = outcome
@@ -274,14 +277,13 @@ class Ticket:
 
     def mark_told(self) -> None:
         """Let waiters go: the ticket is settled and the notice of it is on its way."""
-        with self._changed:
-            self._is_told = True
-            self._changed.notify_all()
+        with self._changed.lock:
+            self.is_told = True
+            self._changed.notify()
 
     def wait_told(self, timeout: float) -> bool:
         """Block the thread up to *timeout* seconds; return whether its end was told."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._is_told, timeout)
+        return self._changed.wait_for(lambda: self.is_told, timeout)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -295,7 +297,7 @@ class Ticket:
             TicketOverError: The ticket is settled, or a job has raised before; the job
                 must not start.
         """
-        with self._changed:
+        with self._changed.lock:
             if self.outcome is not None or self.failed_as is not None:
                 raise TicketOverError(Reason.OVER)
             self._active_jobs += 1
@@ -305,7 +307,7 @@ class Ticket:
             yield
             whole = True
         finally:
-            with self._changed:
+            with self._changed.lock:
                 self._active_jobs -= 1
                 if not whole and self.failed_as is None:
                     self.failed_as = outcome_of(sys.exc_info()[1])
@@ -314,7 +316,7 @@ class Ticket:
 
     def unwind(self) -> None:
         """Leave all resources unless a copy still uses them. May block: copy threads."""
-        with self._changed:
+        with self._changed.lock:
             if self._active_jobs or self.guard.is_copying or self.guard.is_quarantined:
                 return
             resources, self._resources = self._resources, None
