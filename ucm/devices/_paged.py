@@ -2,7 +2,7 @@
 """
 What all devices check before a byte moves.
 
-A device that copies pages of torch tensors derives from ``PagedDevice`` and says what
+A device that copies pages of memory derives from ``PagedDevice`` and says what
 it makes of a group at registration, and how it copies.
 
 Threading: ``register``, ``unregister`` and ``close`` run alone. In between nothing changes here, so that
@@ -17,10 +17,9 @@ from typing import Generic, TypeVar
 import attrs
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ucm.blocks import BlockId, GroupId, RowId
-from ucm.devices._torch import KVTensors, find_regions
+from ucm.devices._regions import KVMemory
 from ucm.devices.abc import Device, Fence
 from ucm.devices.driver import Direction
 from ucm.errors import DeviceError
@@ -96,19 +95,21 @@ class PagedDevice(Device, Generic[G]):
     The checks of ``Device``, once for all.
 
     Args:
-        torch_device: Where the engine's tensors must be.
         num_blocks: Blocks in the engine's pool. Needed where tensors count smaller
             blocks of the kernel; otherwise their first dimension says it.
     """
 
-    def __init__(self, torch_device: torch.device, num_blocks: int | None) -> None:
+    def __init__(self, num_blocks: int | None) -> None:
         if num_blocks is not None and num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks} is not positive")
-        self._torch_device = torch_device
         self._num_blocks = num_blocks
-        self._tensors: KVTensors | None = None
+        self._tensors: KVMemory | None = None
         self._groups: dict[GroupId, _Group[G]] = {}
         self._is_closed = False
+
+    @abstractmethod
+    def _locate(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> KVMemory:
+        """Find every row of every group; raises ``LayoutError``."""
 
     @abstractmethod
     def _prepare(self, parts: Sequence[Part], num_blocks: int) -> G:
@@ -127,9 +128,7 @@ class PagedDevice(Device, Generic[G]):
         self._check_open()
         if self._tensors is not None:
             raise DeviceError("a KV cache is registered already")
-        tensors = find_regions(
-            layout, kv_caches, num_blocks=self._num_blocks, device=self._torch_device
-        )
+        tensors = self._locate(layout, kv_caches)
         self._groups = {
             group.group_id: _Group(
                 group,
@@ -192,7 +191,7 @@ class PagedDevice(Device, Generic[G]):
         if self._is_closed:
             raise DeviceError("the device is closed")
 
-    def _check_registered(self) -> KVTensors:
+    def _check_registered(self) -> KVMemory:
         self._check_open()
         if self._tensors is None:
             raise DeviceError("no KV cache is registered")
@@ -239,7 +238,7 @@ class PagedDevice(Device, Generic[G]):
         return group.layout, PagedBlocks(group.prepared, wanted, is_whole, blocks)
 
 
-def _parts(tensors: KVTensors, group: GroupLayout) -> list[Part]:
+def _parts(tensors: KVMemory, group: GroupLayout) -> list[Part]:
     """Return the group's parts in the slot's order."""
     parts = []
     offset = 0

@@ -11,34 +11,40 @@ part *b* of a page starts at ``offset + b * block_stride``. What does not is ref
 here, before any byte moves.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from typing import TypeVar
 
 import attrs
 import torch
 
 from ucm.blocks import GroupId, RowId
+from ucm.devices._paged import PagedDevice
+from ucm.devices._regions import KVMemory, check_apart, layers_of
 from ucm.errors import LayoutError
 from ucm.layout import KVLayout, Region, RowLayout
 
-__all__ = ["KVTensors", "find_regions"]
+__all__ = ["TensorDevice", "find_regions"]
+
+G = TypeVar("G")
 
 
-@attrs.frozen(eq=False)
-class KVTensors:
+class TensorDevice(PagedDevice[G]):
     """
-    The engine's memory, as regions.
+    A device of torch's.
 
     Args:
-        storages: Indexed by ``Region.storage_id``. Keeps the memory alive.
-        regions: Where each row of each group lies: its parts, which are back to back
-            in a slot. A row that groups share has parts per group; they differ in
-            ``page_bytes`` only.
-        num_blocks: Blocks in the engine's pool.
+        torch_device: Where the engine's tensors must be.
+        num_blocks: See ``PagedDevice``.
     """
 
-    storages: tuple[torch.UntypedStorage, ...]
-    regions: Mapping[tuple[GroupId, RowId], tuple[Region, ...]]
-    num_blocks: int
+    def __init__(self, torch_device: torch.device, num_blocks: int | None) -> None:
+        super().__init__(num_blocks)
+        self._torch_device = torch_device
+
+    def _locate(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> KVMemory:
+        return find_regions(
+            layout, kv_caches, num_blocks=self._num_blocks, device=self._torch_device
+        )
 
 
 def find_regions(
@@ -47,7 +53,7 @@ def find_regions(
     *,
     num_blocks: int | None,
     device: torch.device,
-) -> KVTensors:
+) -> KVMemory:
     """
     Locate every row of every group.
 
@@ -68,7 +74,7 @@ def find_regions(
     storages: dict[int, torch.UntypedStorage] = {}
     regions: dict[tuple[GroupId, RowId], tuple[Region, ...]] = {}
     first: dict[RowId, tuple[str, tuple[Region, ...]]] = {}
-    for group_id, row, name in _layers(layout):
+    for group_id, row, name in layers_of(layout):
         found = []
         for tensor in tensors[name]:
             storage = tensor.untyped_storage()
@@ -89,28 +95,14 @@ def find_regions(
                 f"apart: {places} and {tuple(found)}"
             )
         regions[group_id, row.row_id] = tuple(found)
-    for group in layout.groups:
-        _check_apart(
-            [
-                (row, part)
-                for row in group.rows
-                for part in regions[group.group_id, row.row_id]
-            ]
-        )
-    return KVTensors(tuple(storages.values()), regions, num_blocks)
-
-
-def _layers(layout: KVLayout) -> Iterator[tuple[GroupId, RowLayout, str]]:
-    for group in layout.groups:
-        for row in group.rows:
-            for name in row.layer_names:
-                yield group.group_id, row, name
+    check_apart(layout, regions)
+    return KVMemory(tuple(storages.values()), regions, num_blocks)
 
 
 def _check_tensors(
     layout: KVLayout, kv_caches: Mapping[str, object], device: torch.device
 ) -> dict[str, tuple[torch.Tensor, ...]]:
-    names = [name for _, _, name in _layers(layout)]
+    names = [name for _, _, name in layers_of(layout)]
     extra = sorted(set(kv_caches).difference(names))
     if extra:
         raise LayoutError(f"layer {extra[0]!r} is not in the layout")
@@ -186,22 +178,3 @@ def _find_region(
 
 def _start(region: Region) -> tuple[int, int, int]:
     return region.storage_id, region.offset, region.block_stride
-
-
-def _check_apart(rows: Sequence[tuple[RowLayout, Region]]) -> None:
-    for index, (row, mine) in enumerate(rows):
-        for other, theirs in rows[:index]:
-            if not _are_apart(mine, theirs):
-                raise LayoutError(
-                    f"layers {other.layer_names[0]!r} and {row.layer_names[0]!r} "
-                    f"overlap: {theirs} and {mine}"
-                )
-
-
-def _are_apart(a: Region, b: Region) -> bool:
-    if a.storage_id != b.storage_id or a.end <= b.offset or b.end <= a.offset:
-        return True
-    if a.block_stride != b.block_stride:
-        return False
-    phase = (b.offset - a.offset) % a.block_stride
-    return a.page_bytes <= phase <= a.block_stride - b.page_bytes

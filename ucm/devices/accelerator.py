@@ -31,8 +31,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ucm.devices._paged import PagedBlocks, PagedCopy, PagedDevice, Part
+from ucm.devices._paged import PagedBlocks, PagedCopy, Part
 from ucm.devices._pages import Pages, StagedFence, move
+from ucm.devices._torch import TensorDevice
 from ucm.devices.abc import EventRef, Fence
 from ucm.devices.driver import Direction, Driver, Stream
 from ucm.devices.events import (
@@ -71,7 +72,7 @@ class _Lane:
     lock: Lock
 
 
-class AcceleratorDevice(PagedDevice[Pages]):
+class AcceleratorDevice(TensorDevice[Pages]):
     """
     One accelerator, through its driver.
 

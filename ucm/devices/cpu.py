@@ -24,14 +24,16 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ucm.blocks import RowId
+from ucm.devices._buffers import find_buffers, is_buffer
 from ucm.devices._paged import Int64s, PagedBlocks, PagedCopy, PagedDevice, Part
+from ucm.devices._regions import KVMemory
 from ucm.devices.abc import EventRef, Fence
 from ucm.devices.driver import Direction
 from ucm.devices.events import DoneFence
 from ucm.errors import EventNotRecordedError
+from ucm.layout import KVLayout
 
 __all__ = ["CPUDevice"]
 
@@ -196,9 +198,9 @@ class _Group:
 
 class CPUDevice(PagedDevice[_Group]):
     """
-    Blocks of an engine that computes on the CPU.
+    Blocks in host memory: torch tensors, or whatever has the buffer protocol.
 
-    Copies are made on the calling thread, and the engine's work is done when its call
+    torch is imported where it is given tensors only. Copies are made on the calling thread, and the engine's work is done when its call
     returns: every fence has passed.
 
     Args:
@@ -209,7 +211,7 @@ class CPUDevice(PagedDevice[_Group]):
     is_synchronous = True
 
     def __init__(self, num_blocks: int | None = None) -> None:
-        super().__init__(torch.device("cpu"), num_blocks)
+        super().__init__(num_blocks)
 
     def pin(self, memory: _Bytes) -> str:
         """Do nothing: all memory is the host's."""
@@ -237,6 +239,16 @@ class CPUDevice(PagedDevice[_Group]):
     def synchronize(self) -> None:
         """Return at once: the engine's calls return when their work is done."""
         self._check_registered()
+
+    def _locate(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> KVMemory:
+        if kv_caches and all(map(is_buffer, kv_caches.values())):
+            return find_buffers(layout, kv_caches, num_blocks=self._num_blocks)
+        import torch  # a host whose memory is numpy's may have none
+
+        from ucm.devices._torch import find_regions
+
+        host = torch.device("cpu")
+        return find_regions(layout, kv_caches, num_blocks=self._num_blocks, device=host)
 
     def _prepare(self, parts: Sequence[Part], num_blocks: int) -> _Group:
         rows = itertools.groupby(parts, operator.attrgetter("row_id"))

@@ -20,8 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from ucm.devices._regions import Storage
 from ucm.plan import CopyBatch
 
 __all__ = ["Direction", "Driver", "Event", "Stream"]
@@ -59,7 +58,7 @@ class Driver(ABC):
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def adopt(self, storages: Sequence[torch.UntypedStorage]) -> None:  # noqa: B027 - most need not know
+    def adopt(self, storages: Sequence[Storage]) -> None:  # noqa: B027 - most need not know
         """
         Take note of the engine's memory, for drivers that cannot copy by address.
 

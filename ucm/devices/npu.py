@@ -18,11 +18,13 @@ import platform
 import re
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ucm.devices._regions import Storage
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.driver import Direction, Driver, Event, Stream
 from ucm.errors import ConfigError, DeviceError
@@ -73,14 +75,15 @@ class NpuDriver(Driver):
         self._cann = str(self._npu.utils.get_cann_version())
         self.adopt(())
 
-    def adopt(self, storages: Sequence[torch.UntypedStorage]) -> None:
+    def adopt(self, storages: Sequence[Storage]) -> None:
         """
         Take the engine's memory, for copies that torch has to make; replaces the last.
 
         Args:
             storages: Of the device. Kept alive until the next call.
         """
-        self._storages = sorted(storages, key=lambda storage: storage.data_ptr())
+        tensors = cast("Sequence[torch.UntypedStorage]", storages)
+        self._storages = sorted(tensors, key=lambda storage: storage.data_ptr())
         self._starts = [storage.data_ptr() for storage in self._storages]
 
     def bind_thread(self) -> None:
