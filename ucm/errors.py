@@ -23,6 +23,7 @@ Every exception that ``ucm`` raises.
         - DeviceTimeoutError (TimeoutError): a fence did not pass in time
     - PipelineError
         - PipelineClosedError: work was offered after close
+        - BlockInUseError: a block that somebody reads or writes was to be written
         - StageFailedError: a stage raised; carries stage and transfer id
         - WorkerDiedError: the thread that did the work is gone
     - LedgerError: a hold was taken or released twice; a bug of ours
@@ -146,6 +147,19 @@ class PipelineError(UCMError):
 
 class PipelineClosedError(PipelineError):
     """Work was offered to a pipeline that no longer takes any."""
+
+
+class BlockInUseError(PipelineError):
+    """
+    A load was to write a block that is in use, or a save to read one that is written.
+
+    Args:
+        block_id: The block; still in use as before.
+    """
+
+    def __init__(self, block_id: int) -> None:
+        super().__init__(f"block {block_id} is in use by another save or load")
+        self.block_id = block_id
 
 
 class StageFailedError(PipelineError):

@@ -57,6 +57,8 @@ class Reason(enum.StrEnum):
     """Given up because another load of its request failed."""
     UNASKED = "unasked"
     """A layer ran without having waited for its row."""
+    WITHDRAWN = "withdrawn"
+    """Whoever asked for it wants it no more."""
     STUCK = "stuck"
     """A device copy never ended."""
     CORRUPT = "corrupt"

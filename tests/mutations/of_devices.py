@@ -8,6 +8,7 @@ __all__ = ["DEVICES"]
 _PLAN = "ucm/plan.py"
 _PAGED = "ucm/devices/_paged.py"
 _TENSORS = "ucm/devices/_torch.py"
+_REGIONS = "ucm/devices/_regions.py"
 _BATCHES = "tests/test_plan.py::TestCopyBatch"
 _CPU = "tests/devices/test_cpu.py::TestCPUDevice"
 _SHAPES = "tests/devices/test_cpu.py::TestShapes"
@@ -86,7 +87,7 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
     Mutant(
         name="rows_on_the_same_bytes",
         why="A load of one layer overwrites another one's pages.",
-        file=_TENSORS,
+        file=_REGIONS,
         find="            if not _are_apart(mine, theirs):",
         replace="            if False:",
         killers=(f"{_CPU}::test_rows_on_the_same_bytes_are_refused",),

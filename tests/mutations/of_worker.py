@@ -9,9 +9,6 @@ _WORKER = "ucm/integration/vllm/worker.py"
 _PROGRESS = "ucm/progress.py"
 _INTAKE = "ucm/intake.py"
 _STEPS = "tests/integration/vllm/test_worker_steps.py::TestUnsubmitted"
-_EMBEDDED = "ucm/embedded.py"
-_CARRY_OUT = "tests/test_embedded.py::TestCarryOut"
-_END = "tests/test_embedded.py::TestEnd"
 _KEYS = "tests/test_intake.py::TestKeys"
 _SHARED_STEPS = "tests/integration/vllm/test_worker_steps.py::TestShared"
 _SHARED = "tests/test_progress.py::TestSharedSaves"
@@ -83,35 +80,6 @@ WORKER = (
         killers=(
             f"{_KEYS}::test_keys_are_those_of_the_space_and_the_part_they_were_submitted_with",
         ),
-    ),
-    Mutant(
-        name="ended_in_the_dark",
-        why="A coroutine waits for ever for a ticket of a pipeline that has died.",
-        file=_EMBEDDED,
-        find="""\
-            waker.close()
-            self._hand_out()
-""",
-        replace="""\
-            waker.close()
-""",
-        killers=(f"{_END}::test_call_comes_back_when_the_pipeline_has_died",),
-    ),
-    Mutant(
-        name="closed_in_the_dark",
-        why="A coroutine waits for ever for a ticket that a shutdown has cancelled.",
-        file=_EMBEDDED,
-        find="        self._is_serving = False\n        self._hand_out()\n",
-        replace="        self._is_serving = False\n",
-        killers=(f"{_END}::test_call_comes_back_when_the_runtime_is_closed_under_it",),
-    ),
-    Mutant(
-        name="submitted_in_the_dark",
-        why="A coroutine waits for ever for a refusal that nobody polls.",
-        file=_EMBEDDED,
-        find="        if not self._is_serving:\n",
-        replace="        if False:\n",
-        killers=(f"{_END}::test_call_comes_back_when_the_pipeline_has_died",),
     ),
     Mutant(
         name="served_after_the_end",

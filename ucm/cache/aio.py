@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The face for hosts that run on asyncio or trio.
+
+Threading: a cache belongs to the loop on which it was opened, and all of it is called
+there. No call holds that loop: what blocks is done elsewhere.
+"""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from ucm.cache.core import Core
+from ucm.cache.host_loop import HostLoop
+from ucm.cache.orders import Place
+from ucm.cache.pending import Pending
+from ucm.cache.transfers import Result, Statistics, Transfer
+from ucm.devices.abc import EventRef
+from ucm.errors import DeviceTimeoutError, PipelineError, StoreUnavailableError
+from ucm.threads import SYSTEM, Threads
+
+__all__ = ["Cache", "Opening", "Save"]
+
+_T = TypeVar("_T")
+_ANYWHERE = Place()
+
+
+class Opening(contextlib.AbstractAsyncContextManager["Cache"]):
+    """
+    A cache while it is open; see ``ucm.open``.
+
+    Args:
+        open_blocking: Opens it, in a thread.
+        threads: Where what wakes the loop comes from.
+    """
+
+    def __init__(
+        self,
+        open_blocking: Callable[[], tuple[Core, contextlib.ExitStack]],
+        threads: Threads = SYSTEM,
+    ) -> None:
+        self._open_blocking = open_blocking
+        self._threads = threads
+        self._opened = contextlib.ExitStack()
+        self._host: HostLoop | None = None
+
+    async def __aenter__(self) -> "Cache":
+        self._host = HostLoop(self._threads)
+        is_whole = False
+        try:
+            core = await _in_thread(self._open)
+            await anyio.lowlevel.checkpoint()  # it may have been cancelled meanwhile
+            is_whole = True
+        finally:
+            if not is_whole:
+                await self._close()
+        return Cache(core, self._host)
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    def _open(self) -> Core:
+        core, self._opened = self._open_blocking()
+        return core
+
+    async def _close(self) -> None:
+        """Close it whatever happens meanwhile: that takes a bounded time."""
+        with anyio.CancelScope(shield=True):
+            await _in_thread(self._opened.close)
+            await anyio.lowlevel.checkpoint()  # who waited is told
+        if self._host is not None:
+            self._host.close()
+
+
+class Moment(Awaitable[_T], Generic[_T]):
+    """
+    Something that will be; may be awaited by many, also again and after it was.
+
+    Whoever is cancelled while awaiting it changes nothing for the others, nor for what
+    they wait for.
+
+    Args:
+        wait: Waits for it.
+    """
+
+    __slots__ = ("_wait",)
+
+    def __init__(self, wait: Callable[[], Awaitable[_T]]) -> None:
+        self._wait = wait
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        return self._wait().__await__()
+
+
+class Save:
+    """
+    A save that was asked for; it goes on by itself, awaited or not.
+
+    Args:
+        cache: Whose.
+        transfer: What it consists of.
+    """
+
+    __slots__ = ("_cache", "_transfer")
+
+    def __init__(self, cache: "Cache", transfer: Transfer) -> None:
+        self._cache = cache
+        self._transfer = transfer
+
+    @property
+    def source_released(self) -> Moment[None]:
+        """
+        The moment from which on the blocks may be overwritten.
+
+        As a rule long before ``committed``. Whether anything was saved it does not say.
+
+        Raises:
+            DeviceTimeoutError: A copy did not come to an end in its time.
+        """
+        return Moment(lambda: self._cache.wait_save(self._transfer.released))
+
+    @property
+    def committed(self) -> Moment[Result]:
+        """
+        The moment from which on the blocks are found by all who share the store.
+
+        Its value says what was stored, and why not if it was not.
+
+        Raises:
+            DeviceTimeoutError: It did not come to an end in its time.
+        """
+        return Moment(lambda: self._cache.wait_save(self._transfer.over))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether ``committed`` is not to be waited for any more."""
+        return self._transfer.over.is_done
+
+    def cancel(self) -> None:
+        """
+        Want it no more; nothing where it is over.
+
+        Blocks that are stored by then stay stored. A copy that has begun comes to its
+        end first: wait for ``source_released`` before you overwrite the blocks.
+        """
+        self._cache.cancel(self._transfer)
+
+
+class Cache:
+    """
+    Saves and loads blocks of a host; made by ``ucm.open``.
+
+    *keys* are ``[n]`` distinct keys of consecutive blocks of one prefix, as
+    ``PrefixHasher.keys`` makes them; *blocks* are ``[n]`` indexes into the host's pool,
+    aligned with the keys; *group* is the group of the layout they belong to.
+
+    Every call raises ``PipelineClosedError`` once the cache is closed, ``KeyFormatError``
+    for keys that are none or do not match the blocks, and ``LayoutError`` for an unknown
+    group: mistakes of the caller, found before anything is done.
+
+    Args:
+        core: What does it.
+        host: The loop it is called on.
+    """
+
+    def __init__(self, core: Core, host: HostLoop) -> None:
+        self._core = core
+        self._host = host
+        timeout = core.timeout
+        self._save_limit = 2 * timeout.save + timeout.stuck + timeout.shutdown
+        self._load_limit = timeout.load + timeout.stuck + timeout.shutdown
+
+    async def match(self, keys: Sequence[bytes], *, group: int = 0) -> int:
+        """
+        Return how many keys, from the first on, are stored.
+
+        That is no promise: a load may find less. A store that is in trouble, or does
+        not answer within ``timeout.load``, has none.
+        """
+        answer = self._core.match(keys, group=group)
+        try:
+            return await self._answer(answer)
+        except StoreUnavailableError:
+            return 0
+
+    async def load(
+        self,
+        keys: Sequence[bytes],
+        blocks: Sequence[int],
+        *,
+        group: int = 0,
+        place: Place = _ANYWHERE,
+    ) -> Result:
+        """
+        Load stored blocks into the host's, and wait until that is over.
+
+        From the call to its return the blocks are ours. Then the first
+        ``Result.leading`` of them hold their bytes, verified; what the others hold is
+        no stored data: it is to be computed. The blocks count as used.
+
+        Cancelled, it returns once nothing writes to the blocks any more; what they hold
+        then is not to be used.
+
+        Args:
+            keys: Of the blocks.
+            blocks: Where to; no save or load may use them.
+            group: Of the layout.
+            place: Where in its prefix they are, and whose.
+
+        Raises:
+            BlockInUseError: A save reads one of the blocks, a load writes it, or it is
+                there twice; nothing was begun.
+            DeviceTimeoutError: A copy does not end: the blocks must not be used again.
+        """
+        transfer = self._core.load(keys, blocks, group=group, place=place)
+        cancelled = anyio.get_cancelled_exc_class()
+        try:
+            return await self._wait(transfer.over, self._load_limit)
+        except cancelled:
+            self._core.cancel(transfer)
+            while not transfer.over.is_done:  # however often somebody cancels
+                with contextlib.suppress(cancelled), anyio.CancelScope(shield=True):
+                    await self._wait(transfer.over, self._load_limit)
+            raise
+
+    def save(
+        self,
+        keys: Sequence[bytes],
+        blocks: Sequence[int],
+        *,
+        group: int = 0,
+        place: Place = _ANYWHERE,
+        after: EventRef | None = None,
+        wait_for_room: bool = False,
+    ) -> Save:
+        """
+        Have blocks saved that are stored nowhere yet; returns at once.
+
+        Until ``Save.source_released`` the blocks must not change.
+
+        Args:
+            keys: Of the blocks.
+            blocks: Where from; no load may use them.
+            group: Of the layout.
+            place: Where in its prefix they are, and whose.
+            after: An event behind which the blocks are written; borrowed for the call.
+                If not given, behind all that this thread has submitted to its device.
+            wait_for_room: If the queue is full, wait for up to ``timeout.save``; as a
+                rule such a save is refused, and its ``Result.reason`` says so.
+
+        Raises:
+            BlockInUseError: A load writes one of the blocks; nothing was begun.
+            EventNotRecordedError: *after* proves nothing; subclasses say why. The cpu
+                device knows no events.
+            DeviceError: The device has failed, or the event is another one's.
+        """
+        transfer = self._core.save(
+            keys, blocks, group=group, place=place, after=after, waits=wait_for_room
+        )
+        return Save(self, transfer)
+
+    async def touch(
+        self, keys: Sequence[bytes], *, group: int = 0, place: Place = _ANYWHERE
+    ) -> None:
+        """
+        Say that blocks are used: what was used longest ago makes room first.
+
+        Raises:
+            StoreUnavailableError: The store did not answer.
+        """
+        await self._answer(self._core.touch(keys, group=group, place=place))
+
+    async def retain(
+        self,
+        keys: Sequence[bytes],
+        *,
+        ttl: float,
+        group: int = 0,
+        place: Place = _ANYWHERE,
+    ) -> None:
+        """
+        Keep stored blocks as if they were used in *ttl* seconds; unknown ones are none.
+
+        Until then all that was not retained makes room before them. Nothing is deleted
+        then: they age from there on. What is retained for longer than anything that
+        comes leaves it no room: a store that is full of it refuses saves.
+
+        Args:
+            keys: Of the blocks.
+            ttl: Seconds, above 0 and at most a day.
+            group: Of the layout.
+            place: Where in its prefix they are; ``began_ns`` is not looked at.
+
+        Raises:
+            ValueError: *ttl* is out of range.
+            StoreUnavailableError: The store did not answer.
+        """
+        await self._answer(self._core.retain(keys, ttl=ttl, group=group, place=place))
+
+    async def forget(self, keys: Sequence[bytes], *, group: int = 0) -> int:
+        """
+        Make blocks invisible, and return how many were stored.
+
+        A save that is under way may store them again: cancel it, or wait for it, first.
+
+        Raises:
+            StoreUnavailableError: The store did not answer.
+        """
+        return await self._answer(self._core.forget(keys, group=group))
+
+    async def flush(self) -> None:
+        """Wait until every save and load that was asked for by now is over."""
+        for transfer in self._core.open_transfers():
+            await self._wait(transfer.over, self._save_limit)
+
+    async def statistics(self) -> Statistics:
+        """
+        Return how things stand.
+
+        Raises:
+            StoreUnavailableError: The store did not answer.
+        """
+        return await self._answer(self._core.statistics())
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Want a save no more; for ``Save``."""
+        self._core.cancel(transfer)
+
+    async def wait_save(self, pending: Pending[_T]) -> _T:
+        """Wait for a moment of a save; for ``Save``."""
+        return await self._wait(pending, self._save_limit)
+
+    async def _answer(self, pending: Pending[_T]) -> _T:
+        """Wait for the store's answer; nobody is asked once nobody waits."""
+        late = StoreUnavailableError("the store did not answer in time")
+        try:
+            return await self._wait(pending, self._core.timeout.load, late)
+        finally:
+            pending.end(None, late)
+
+    async def _wait(
+        self, pending: Pending[_T], limit: float, late: Exception | None = None
+    ) -> _T:
+        """Wait for the end of something, for *limit* seconds at most."""
+        if not self._host.is_here:
+            raise PipelineError("the cache was opened on another loop")
+        over = anyio.Event()
+
+        def wake() -> None:
+            self._host.ring(over.set)
+
+        if not pending.subscribe(wake):
+            await anyio.lowlevel.checkpoint()
+            return pending.result()
+        try:
+            with anyio.move_on_after(limit):
+                await over.wait()
+        finally:
+            pending.unsubscribe(wake)
+        if not pending.is_done:
+            raise late or DeviceTimeoutError(f"no end after {limit} seconds")
+        return pending.result()
+
+
+async def _in_thread(function: Callable[[], _T]) -> _T:
+    """Call on a thread of its own, however many the host has under way; to its end."""
+    return await anyio.to_thread.run_sync(function, limiter=anyio.CapacityLimiter(1))

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The library without a face: store, device and runtime, for callers on any thread.
+
+The pipeline runs on a loop of ours, on a thread of its own: a host's loop is never held
+by what becomes of tickets, and one that ends with work pending leaves it to be finished
+(``docs/decisions/0013-whose-loop.md``). What a call comes to is a ``Pending``; a face
+says how that is waited for.
+
+Threading: the verbs are called on any thread and never block; ``open`` and ``close``
+do. Notices are handed out on our loop, but not while ``close`` has the runtime.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import attrs
+
+from ucm.blocks import KeySpace, PackedKey, ShardId
+from ucm.cache.orders import Orders, Place
+from ucm.cache.pending import Pending
+from ucm.cache.questions import Questions
+from ucm.cache.room import Room
+from ucm.cache.transfers import Statistics, Transfer
+from ucm.cache.users import BlockUsers
+from ucm.config import UCMConfig
+from ucm.devices.abc import Device, EventRef, Fence
+from ucm.errors import PipelineClosedError, PipelineError, UCMError
+from ucm.layout import KVLayout
+from ucm.metrics import Counters
+from ucm.pipeline.outcomes import Outcome, OutcomeKind
+from ucm.pipeline.recorder import Notice
+from ucm.pipeline.tickets import Direction
+from ucm.reasons import Reason
+from ucm.runtime import Runtime
+from ucm.scheduler.messages import SpanOrder
+from ucm.stores.abc import Store
+from ucm.stores.wrap import WrapperStore
+from ucm.threads import SYSTEM, Threads
+from ucm.tracing import Log
+
+__all__ = ["Core"]
+
+_LONGEST_TTL_S = 86400.0
+_T = TypeVar("_T")
+
+
+class _KeptStore(WrapperStore):
+    """A store that stays open while a question to it does not return."""
+
+    is_asked = False
+
+    def close(self) -> None:
+        """Close it, if nobody is in it."""
+        if not self.is_asked:
+            super().close()
+
+
+class Core:
+    """
+    A cache that is served.
+
+    Args:
+        config: Settings.
+        layout: Groups and rows of the host's blocks.
+        device: Registered with the host's memory; closed with this.
+        keyspace: Under which blocks are stored.
+        store: Opened; closed with this.
+        shard: Which part of each block this process holds.
+        log: The process's log; the caller's.
+        threads: Where the clock, threads and locks come from.
+    """
+
+    def __init__(
+        self,
+        config: UCMConfig,
+        layout: KVLayout,
+        device: Device,
+        keyspace: KeySpace,
+        store: Store,
+        *,
+        shard: ShardId,
+        log: Log,
+        threads: Threads = SYSTEM,
+    ) -> None:
+        self.timeout = config.timeout
+        self._device = device
+        self._digest = keyspace.digest
+        self._threads = threads
+        self._counters = Counters()
+        self._store = _KeptStore(store)
+        self._runtime = Runtime(
+            self._store,
+            device,
+            layout=layout,
+            config=config,
+            counters=self._counters,
+            log=log,
+            shard=shard,
+            threads=threads,
+        )
+        self._orders = Orders(
+            layout, shard, keyspace.digest, config.queue.span_bytes, itertools.count(1)
+        )
+        self._lock = threads.lock()
+        self._ends = threads.lock()
+        """Of every ``Pending``: they end under the other."""
+        self._questions = Questions(self._ends, threads)
+        self._open: dict[int, Transfer] = {}
+        """By the number of each ticket that is not over."""
+        self._users = BlockUsers()
+        self._room: Room[tuple[SpanOrder, Fence]] = Room(
+            config.queue.tickets, config.queue.nbytes
+        )
+        self._up = threads.event()
+        self._refusal: UCMError | None = None
+        self._thread = threads.thread(self._main, "ucm-loop")
+        self._closing = threads.lock()
+        self._is_open = False
+        self._is_serving = True
+        self._is_polled = True
+
+    def open(self) -> None:
+        """
+        Start to serve; blocks until the pipeline runs.
+
+        Raises:
+            ConfigError: ``queue.staging_bytes`` is less than a block.
+            PipelineClosedError: The loop did not come up.
+        """
+        self._is_open = True
+        self._questions.start()
+        self._thread.start()
+        if self._up.wait(self.timeout.stuck) and self._refusal is None:
+            return
+        self.close()
+        raise self._refusal or PipelineClosedError("the loop did not start")
+
+    def save(
+        self,
+        keys: Sequence[bytes],
+        blocks: Sequence[int],
+        *,
+        group: int,
+        place: Place,
+        after: EventRef | None,
+        waits: bool,
+    ) -> Transfer:
+        """Have blocks saved; see ``Cache.save``."""
+        self._check_open()
+        orders = self._orders.of(
+            Direction.SAVE, keys, blocks, group, place, self._now_ns()
+        )
+        transfer = Transfer(Direction.SAVE, orders, self._ends)
+        if not orders:
+            return transfer
+        fence, refused = self._device.lease(after), []
+        with self._lock:
+            self._claim(transfer, fence)
+            until = self._threads.monotonic() + self.timeout.save
+            for order in orders if waits else ():
+                nbytes = self._orders.nbytes(order)
+                if not self._room.wait((order, fence), nbytes, until):
+                    refused.append(order.transfer_id)
+            if not waits:
+                for order in orders:
+                    self._room.enter(self._orders.nbytes(order))
+                self._runtime.submit(self._digest, orders, fence)
+        self._look_at_line()
+        for transfer_id in refused:
+            self._end_here(transfer_id, OutcomeKind.REFUSED, Reason.QUEUE_TICKETS)
+        self._see_to_it()
+        return transfer
+
+    def load(
+        self, keys: Sequence[bytes], blocks: Sequence[int], *, group: int, place: Place
+    ) -> Transfer:
+        """Have blocks loaded; see ``Cache.load``."""
+        self._check_open()
+        orders = self._orders.of(
+            Direction.LOAD, keys, blocks, group, place, self._now_ns()
+        )
+        transfer = Transfer(Direction.LOAD, orders, self._ends)
+        if not orders:
+            return transfer
+        fence = self._device.lease(None)
+        with self._lock:
+            self._claim(transfer, fence)
+            self._runtime.submit(self._digest, orders, fence)
+        self._see_to_it()
+        self.touch(keys, group=group, place=place)
+        return transfer
+
+    def cancel(self, transfer: Transfer) -> None:
+        """
+        Want nothing more of a save or load; what is stored by then stays.
+
+        Its blocks are released as soon as no copy touches them.
+        """
+        with self._lock:
+            if not self._is_open:
+                return  # what is left ends with the close
+            wanted = [each for each in transfer.orders if each in self._open]
+            in_line = self._room.withdraw(
+                lambda entry: entry[0].transfer_id in transfer.orders
+            )
+        self._runtime.abandon(wanted, Reason.WITHDRAWN)
+        for order, _ in in_line:
+            self._end_here(order.transfer_id, OutcomeKind.CANCELLED, Reason.WITHDRAWN)
+
+    def match(self, keys: Sequence[bytes], *, group: int) -> Pending[int]:
+        """Ask how many keys from the first are stored."""
+        return self._ask(self._store.match, keys, group)
+
+    def touch(
+        self, keys: Sequence[bytes], *, group: int, place: Place
+    ) -> Pending[None]:
+        """Say that blocks are used."""
+        return self._touch(keys, group, place, self._now_ns())
+
+    def retain(
+        self, keys: Sequence[bytes], *, ttl: float, group: int, place: Place
+    ) -> Pending[None]:
+        """Keep blocks as if they were used in *ttl* seconds; see ``Cache.retain``."""
+        if not 0 < ttl <= _LONGEST_TTL_S:
+            raise ValueError(f"ttl={ttl} is not above 0 and at most {_LONGEST_TTL_S} s")
+        place = attrs.evolve(place, began_ns=0)
+        return self._touch(keys, group, place, self._now_ns() + int(ttl * 1e9))
+
+    def _touch(
+        self, keys: Sequence[bytes], group: int, place: Place, now_ns: int
+    ) -> Pending[None]:
+        uses = self._orders.uses(len(keys), group, place, now_ns)
+        return self._ask(lambda packed: self._store.touch(packed, uses), keys, group)
+
+    def forget(self, keys: Sequence[bytes], *, group: int) -> Pending[int]:
+        """Have blocks made invisible; ask how many were there."""
+        return self._ask(self._store.forget, keys, group)
+
+    def statistics(self) -> Pending[Statistics]:
+        """Ask how things stand."""
+        self._check_open()
+        return self._questions.ask(self._statistics)
+
+    def open_transfers(self) -> list[Transfer]:
+        """Return what is not over, in the order in which it was asked for."""
+        with self._lock:
+            return list(dict.fromkeys(self._open.values()))
+
+    def close(self) -> None:
+        """
+        Drain for ``timeout.shutdown``, end the rest, and let go of all. Idempotent.
+
+        Every ``Pending`` has its end when this returns.
+        """
+        with self._closing:
+            with self._lock:
+                was_open, self._is_open = self._is_open, False
+                self._is_polled = False
+                in_line = self._room.drain()
+            if not was_open:
+                return
+            for order, _ in in_line:
+                self._end_here(order.transfer_id, OutcomeKind.CANCELLED, Reason.CLOSED)
+            self._store.is_asked = not self._questions.close(self.timeout.shutdown)
+            self._runtime.close()
+            self._thread.join(self.timeout.shutdown)
+            self._is_polled = True
+            self._hand_out()
+            for transfer in self.open_transfers():
+                transfer.give_up()
+
+    # On whatever thread asks.
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise PipelineClosedError("the cache is closed")
+
+    def _now_ns(self) -> int:
+        return int(self._threads.monotonic() * 1e9)
+
+    def _ask(
+        self,
+        question: Callable[[list[PackedKey]], _T],
+        keys: Sequence[bytes],
+        group: int,
+    ) -> Pending[_T]:
+        """Ask the store about keys, which are checked here and packed there."""
+        self._check_open()
+        packer = self._orders.packer(keys, group)
+        return self._questions.ask(lambda: question(packer.pack(keys)))
+
+    def _claim(self, transfer: Transfer, fence: Fence) -> None:
+        """Take note of what is about to begin, unless it cannot; under the lock."""
+        try:
+            self._check_open()
+            take = self._users.write if transfer.is_load else self._users.read
+            take(transfer.blocks)
+        except PipelineError:
+            fence.close()
+            raise
+        self._open.update(dict.fromkeys(transfer.orders, transfer))
+
+    def _see_to_it(self) -> None:
+        """Tell of refusals where no loop does any more."""
+        if not self._is_serving:
+            self._hand_out()
+
+    def _look_at_line(self) -> None:
+        """Let those in for whom there is room, and end those who waited too long."""
+        while True:
+            with self._lock:
+                first = self._room.next(self._threads.monotonic())
+                if first is None:
+                    return
+                (order, fence), is_in = first
+                if is_in:
+                    self._runtime.submit(self._digest, [order], fence)
+            if not is_in:
+                self._end_here(
+                    order.transfer_id, OutcomeKind.CANCELLED, Reason.DEADLINE
+                )
+
+    def _end_here(self, transfer_id: int, kind: OutcomeKind, reason: Reason) -> None:
+        """End a part of a save that the pipeline has not heard of."""
+        with self._lock:
+            transfer = self._open.pop(transfer_id)
+            self._users.give_back(transfer.orders[transfer_id].block_ids)
+            transfer.hear(transfer_id, None)
+            transfer.hear(transfer_id, Outcome(kind, reason))
+        transfer.look()
+
+    # On our loop.
+
+    def _main(self) -> None:
+        try:
+            loop_factory = {"loop_factory": self._threads.event_loop}
+            anyio.run(self._serve, backend_options=loop_factory)
+        finally:
+            self._is_serving = False
+            self._hand_out()
+            self._up.set()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        waker = self._threads.waker(loop, self._hand_out)
+        loop.call_soon(self._up.set)  # once the pipeline waits for something to do
+        try:
+            await self._runtime.serve(waker.wake)
+        except UCMError as exc:
+            self._refusal = exc
+        finally:
+            waker.close()
+
+    def _hand_out(self) -> None:
+        """Take what there is to poll."""
+        with self._lock:
+            notices = self._runtime.poll() if self._is_polled else ()
+        for notice in notices:
+            self._note(notice)
+        self._look_at_line()
+
+    def _note(self, notice: Notice) -> None:
+        transfer_id, outcome = notice.ticket.transfer_id, notice.outcome
+        with self._lock:
+            transfer = self._open.get(transfer_id)
+            if transfer is None:
+                return
+            order = transfer.orders[transfer_id]
+            if outcome is None:
+                self._users.give_back(order.block_ids)
+            elif not transfer.is_load:
+                self._room.leave(self._orders.nbytes(order))
+            if transfer.hear(transfer_id, outcome):
+                del self._open[transfer_id]
+        transfer.look()
+        if transfer.is_load and outcome is not None and outcome.reason is Reason.STUCK:
+            transfer.give_up()
+
+    def _statistics(self) -> Statistics:
+        total = partial(
+            self._counters.total, "ucm_settled_parts_total", outcome="committed"
+        )
+        return Statistics(
+            store=self._store.stats(),
+            open_transfers=len(self.open_transfers()),
+            waiting_parts=self._room.num_waiting,
+            saved_blocks=int(total(direction=Direction.SAVE.value)),
+            loaded_blocks=int(total(direction=Direction.LOAD.value)),
+            failure=self._runtime.failure,
+        )

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a host gives to a core: settings, device and store are checked and opened."""
+
+import contextlib
+from collections.abc import Mapping
+
+from ucm.blocks import KeySpace, ShardId
+from ucm.cache.core import Core
+from ucm.config import UCMConfig
+from ucm.devices.abc import Device
+from ucm.errors import ConfigError, LayoutError
+from ucm.layout import KVLayout
+from ucm.registry import load_class
+from ucm.stores.abc import Store
+from ucm.stores.opening import open_store
+from ucm.threads import SYSTEM, Threads
+from ucm.tracing import close_log, open_log
+
+__all__ = ["open_core"]
+
+
+def open_core(
+    config: UCMConfig | Mapping[str, object],
+    layout: KVLayout,
+    device: Device | Mapping[str, object],
+    keyspace: KeySpace,
+    *,
+    store: Store | None = None,
+    shard: int = 0,
+    threads: Threads = SYSTEM,
+) -> tuple[Core, contextlib.ExitStack]:
+    """
+    Open everything; see ``ucm.open``. Blocks.
+
+    Returns:
+        The core, and what closes it and all else.
+    """
+    settings = config
+    if not isinstance(settings, UCMConfig):
+        settings = UCMConfig.from_mapping(settings)
+    _check_keyspace(keyspace, layout)
+    with contextlib.ExitStack() as opened:
+        log = open_log(settings.log, f"cache-{shard}")
+        opened.callback(close_log, log)
+        if not isinstance(device, Device):
+            device = _register(layout, device)
+        with contextlib.ExitStack() as unowned:  # until the core closes them
+            unowned.callback(device.close)
+            if store is None:
+                nbytes = layout.max_block_bytes
+                store = open_store(settings.store, block_bytes=nbytes, index_only=False)
+            unowned.callback(store.close)
+            _check_slots(store, layout)
+            store.describe(keyspace)
+            core = Core(
+                settings,
+                layout,
+                device,
+                keyspace,
+                store,
+                shard=ShardId(shard),
+                log=log,
+                threads=threads,
+            )
+            unowned.pop_all()
+        opened.callback(core.close)
+        core.open()
+        return core, opened.pop_all()
+
+
+def _check_keyspace(keyspace: KeySpace, layout: KVLayout) -> None:
+    """
+    Refuse a key space of other blocks: what is stored under it would be taken for them.
+
+    Raises:
+        LayoutError: It was built for another layout.
+    """
+    for field, theirs, ours in (
+        ("layout", keyspace.layout, layout.fingerprint()),
+        ("block_tokens", keyspace.block_tokens, layout.hash_block_tokens),
+    ):
+        if theirs != ours:
+            raise LayoutError(
+                f"the key space has {field}={theirs!r} and the layout {ours!r}: build it "
+                "with ucm.keyspace_of(layout, ...)"
+            )
+
+
+def _check_slots(store: Store, layout: KVLayout) -> None:
+    largest = store.capabilities.max_block_bytes
+    if largest < layout.max_block_bytes:
+        raise ConfigError(
+            "store",
+            type(store).__name__,
+            f"its slots have {largest} bytes and blocks {layout.max_block_bytes}",
+            "Open it with block_bytes=layout.max_block_bytes.",
+        )
+
+
+def _register(layout: KVLayout, buffers: Mapping[str, object]) -> Device:
+    """Return a device over the host's memory, by what kind of memory it is."""
+    first = next(iter(buffers.values()), None)
+    while isinstance(first, tuple | list):
+        first = next(iter(first), None)
+    where = getattr(getattr(first, "device", None), "type", "cpu")
+    device_class = load_class("ucm.devices", str(where), "device")
+    device = device_class()
+    if not isinstance(device, Device):
+        raise ConfigError("device", where, "is no device", "Mend its entry point.")
+    with contextlib.ExitStack() as unregistered:
+        unregistered.callback(device.close)
+        device.register(layout, buffers)
+        unregistered.pop_all()
+    return device

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the keys and blocks of a host to orders, and to moments of use. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+import numpy as np
+
+from ucm.blocks import GroupId, KeyPacker, Owner, ShardId
+from ucm.errors import KeyFormatError
+from ucm.layout import GroupLayout, KVLayout
+from ucm.pipeline.tickets import Direction
+from ucm.scheduler.messages import SpanOrder, TransferKind
+from ucm.uses import Uses
+
+__all__ = ["Orders", "Place"]
+
+_KINDS: Final = {
+    Direction.SAVE: TransferKind.SAVE,
+    Direction.LOAD: TransferKind.LOAD,
+}
+_LEAST_KEY, _MOST_KEY = 8, 64
+_HOST: Final = "host"
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """
+    Where in a prefix some blocks are, and whose: what a store makes room by.
+
+    Args:
+        first: Index within its prefix of the first of the blocks.
+        began_ns: When the prefix counts as used, on ``time.monotonic_ns``; 0: now. Give
+            all parts of a prefix the same: then room is made from its end.
+        tenant: Whose share of the store the blocks take, from 1 to 2**32 - 1; 0:
+            nobody's.
+    """
+
+    first: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    began_ns: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    tenant: int = attrs.field(
+        default=0,
+        validator=attrs.validators.and_(
+            attrs.validators.ge(0), attrs.validators.le(0xFFFFFFFF)
+        ),
+    )
+
+
+class Orders:
+    """
+    Makes orders under one layout.
+
+    Args:
+        layout: Groups and rows.
+        shard: Which part of a block is meant.
+        digest: Of the key space.
+        span_bytes: What one ticket carries at most, where that is more than a block.
+        numbers: Where the numbers of tickets come from; never the same again.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        shard: ShardId,
+        digest: bytes,
+        span_bytes: int,
+        numbers: Iterable[int],
+    ) -> None:
+        sizes = [group.block_bytes for group in layout.groups]
+        self._layout = layout
+        self._span_blocks = layout.span_blocks(span_bytes, sizes)
+        self._numbers = iter(numbers)
+        self._packers = {
+            group.group_id: KeyPacker(digest, group.group_id, shard)
+            for group in layout.groups
+        }
+
+    def nbytes(self, order: SpanOrder) -> int:
+        """Return the bytes of an order's blocks."""
+        return self._group(order.group_id).block_bytes * len(order.block_ids)
+
+    def of(
+        self,
+        direction: Direction,
+        keys: Sequence[bytes],
+        blocks: Sequence[int],
+        group: int,
+        place: Place,
+        now_ns: int,
+    ) -> list[SpanOrder]:
+        """
+        Return one order for each span of the blocks, in order.
+
+        Raises:
+            KeyFormatError: Keys and blocks are not aligned, or keys are not distinct
+                bytes of one length from 8 to 64.
+            LayoutError: There is no such group.
+        """
+        shape = self._group(group)
+        if len(keys) != len(blocks):
+            raise KeyFormatError(f"{len(keys)} keys for {len(blocks)} blocks")
+        _check(keys)
+        used_ns = self._first_used_ns(shape, place, now_ns)
+        life = next(self._numbers)
+        orders = []
+        for at in range(0, len(keys), step := self._span_blocks[shape.group_id]):
+            block_ids = tuple(blocks[at : at + step])
+            last = at + len(block_ids) - 1
+            owner = Owner(
+                _HOST,
+                life,
+                len(block_ids),
+                used_ns - last * shape.block_tokens,
+                place.tenant,
+            )
+            orders.append(
+                SpanOrder(
+                    transfer_id=next(self._numbers),
+                    kind=_KINDS[direction],
+                    owners=(owner,),
+                    group_id=group,
+                    block_ids=block_ids,
+                    hashes=b"".join(keys[at : at + step]),
+                )
+            )
+        return orders
+
+    def packer(self, keys: Sequence[bytes], group: int) -> KeyPacker:
+        """
+        Return what packs keys of a group, if they are keys.
+
+        Raises:
+            KeyFormatError: As ``of``.
+            LayoutError: As ``of``.
+        """
+        shape = self._group(group)
+        _check(keys)
+        return self._packers[shape.group_id]
+
+    def uses(self, num_keys: int, group: int, place: Place, now_ns: int) -> Uses:
+        """Return when blocks count as used that are asked for at *now_ns*."""
+        shape = self._group(group)
+        depth = np.arange(num_keys, dtype=np.int64) * shape.block_tokens
+        return Uses(
+            self._first_used_ns(shape, place, now_ns) - depth,
+            np.full(num_keys, place.tenant, np.uint32),
+        )
+
+    @staticmethod
+    def _first_used_ns(shape: GroupLayout, place: Place, now_ns: int) -> int:
+        return (place.began_ns or now_ns) - place.first * shape.block_tokens
+
+    def _group(self, group: int) -> GroupLayout:
+        return self._layout.group(GroupId(group))
+
+
+def _check(keys: Sequence[bytes]) -> None:
+    """Refuse what is no list of keys."""
+    sizes = set(map(len, keys))
+    if len(sizes) > 1 or not sizes <= set(range(_LEAST_KEY, _MOST_KEY + 1)):
+        raise KeyFormatError(
+            f"keys of {sorted(sizes)} bytes: all must have one length, from "
+            f"{_LEAST_KEY} to {_MOST_KEY}"
+        )
+    if len(set(keys)) < len(keys):
+        raise KeyFormatError("a key is there twice: a prefix has each of its keys once")

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+A result that is still to come, for waiters of any kind.
+
+Threading: all of it from any thread. Who waits hands in a call, which is made once, on
+the thread that brings the result; it must be brief and raise nothing.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from ucm.threads import Lock
+
+__all__ = ["Pending"]
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """
+    Ends once, with a value or an error.
+
+    Args:
+        lock: Shared by many: it is held for a few instructions.
+    """
+
+    __slots__ = ("_error", "_lock", "_value", "_waiters", "is_done")
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._waiters: list[Callable[[], None]] = []
+        self._value: T | None = None
+        self._error: Exception | None = None
+        self.is_done = False
+
+    @property
+    def num_waiters(self) -> int:
+        """Those who have not been called, and still want to be."""
+        return len(self._waiters)
+
+    def end(self, value: T | None, error: Exception | None = None) -> None:
+        """Bring the value, or the error; the first of them stays."""
+        with self._lock:
+            if self.is_done:
+                return
+            self._value, self._error = value, error
+            self.is_done = True
+            waiters, self._waiters = self._waiters, []
+        for wake in waiters:
+            wake()
+
+    def subscribe(self, wake: Callable[[], None]) -> bool:
+        """Have *wake* called at the end; False if that was before, and nobody calls."""
+        with self._lock:
+            if not self.is_done:
+                self._waiters.append(wake)
+            return not self.is_done
+
+    def unsubscribe(self, wake: Callable[[], None]) -> None:
+        """Want no call any more; it may be under way."""
+        with self._lock:
+            if wake in self._waiters:
+                self._waiters.remove(wake)
+
+    def result(self) -> T:
+        """Return the value, or raise the error; once it is done."""
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value] # an end without error has one

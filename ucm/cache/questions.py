@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Questions to the store, which may block, in turn on a thread of their own.
+
+Threading: ``ask`` and ``withdraw`` on any thread, ``close`` once.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ucm.cache.pending import Pending
+from ucm.errors import PipelineClosedError
+from ucm.pipeline.workers import CopyThread, Job
+from ucm.threads import Lock, Threads
+
+__all__ = ["Questions"]
+
+_T = TypeVar("_T")
+
+
+class Questions:
+    """
+    Asks one after the other.
+
+    Args:
+        lock: See ``Pending``.
+        threads: Where the thread comes from.
+    """
+
+    def __init__(self, lock: Lock, threads: Threads) -> None:
+        self._lock = lock
+        self._thread = CopyThread("ucm-ask", lambda _: None, threads)
+        self._asked: dict[Pending[object], None] = {}
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def ask(self, question: Callable[[], _T]) -> Pending[_T]:
+        """Have something asked; what it raises is the error of the answer."""
+        answer: Pending[_T] = Pending(self._lock)
+        self._asked[answer] = None  # type: ignore[index] # of whatever type
+
+        def run(_: None) -> _T | None:
+            return None if answer.is_done else question()
+
+        def done(job: Job[None, _T | None]) -> None:
+            self._asked.pop(answer, None)  # type: ignore[arg-type]
+            answer.end(job.result, job.error)
+
+        self._thread.put(Job(run, None, done))
+        return answer
+
+    def close(self, timeout: float) -> bool:
+        """
+        Let what was asked be answered for so long; what is left ends with an error.
+
+        Returns:
+            Whether nobody is in the store any more.
+        """
+        self._thread.stop()
+        is_over = self._thread.join(timeout)
+        for answer in list(self._asked):
+            answer.end(None, PipelineClosedError("the cache was closed meanwhile"))
+        return is_over

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+From a host's tokens, model and memory to keys, key space and layout. Pure.
+
+A key names a whole block of tokens together with all tokens before it: it is a SHA-256
+over the key before it, or over the key space and the salt for the first block, and over
+the block's tokens. So equal keys mean equal prefixes in equal conditions, and nothing of
+another tenant's salt can be guessed or found.
+
+What is hashed, integers little endian::
+
+    root     "ucm.prefix.v1", 0, digest of the key space (16 bytes), salt
+    block    key before it, or root (32 bytes), tokens (8 bytes each)
+"""
+
+import hashlib
+import json
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from ucm.blocks import GroupId, KeySpace, RowId
+from ucm.errors import KeyFormatError
+from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
+
+__all__ = ["ALGORITHM", "PrefixHasher", "keyspace_of", "paged_layout"]
+
+ALGORITHM: Final = "ucm.prefix.v1"
+"""``KeySpace.hash_algorithm`` of keys that ``PrefixHasher`` makes."""
+_KEY_BYTES: Final = 32
+
+
+class PrefixHasher:
+    """
+    Makes the keys of prompts, one for each whole block.
+
+    Keys depend on nothing but what is given: not on the process, the platform or the
+    version of Python. Safe for any thread.
+
+    Args:
+        keyspace: In which the blocks may be reused; ``keyspace_of`` makes it.
+        block_tokens: Tokens of a block; the key space's.
+
+    Raises:
+        KeyFormatError: The key space is for keys of another making, or for blocks of
+            another size.
+    """
+
+    __slots__ = ("_block_tokens", "_root")
+
+    def __init__(self, keyspace: KeySpace, block_tokens: int) -> None:
+        if keyspace.hash_algorithm != ALGORITHM:
+            raise KeyFormatError(
+                f"the key space is for keys by {keyspace.hash_algorithm!r}, not by "
+                f"{ALGORITHM!r}: build it with ucm.keyspace_of"
+            )
+        if keyspace.block_tokens != block_tokens:
+            raise KeyFormatError(
+                f"block_tokens={block_tokens}, and {keyspace.block_tokens} in the key "
+                "space"
+            )
+        self._block_tokens = block_tokens
+        self._root = hashlib.sha256(ALGORITHM.encode() + b"\0" + keyspace.digest)
+
+    def keys(
+        self,
+        tokens: Iterable[int],
+        *,
+        salt: bytes = b"",
+        after: bytes = b"",
+    ) -> list[bytes]:
+        """
+        Return a key of 32 bytes for each whole block; tokens behind the last have none.
+
+        Args:
+            tokens: ids from 0 to 2**63 - 1, from the first of the prompt on, or those
+                that follow the block of key *after*.
+            salt: What else must be equal for blocks to be reused, the same for all
+                blocks of a prompt: tenant, adapter, digests of its images. Whoever does
+                not know it finds nothing.
+            after: The last key that is known of the prompt, which carries its salt.
+
+        Raises:
+            KeyFormatError: A token is no such number, *after* no key, or there is a
+                salt beside it.
+        """
+        if after and (salt or len(after) != _KEY_BYTES):
+            raise KeyFormatError("after is a key of 32 bytes, and carries its salt")
+        data = _packed(tokens)
+        key = after
+        if not key:
+            root = self._root.copy()
+            root.update(salt)
+            key = root.digest()
+        keys = []
+        step = self._block_tokens * 8
+        for stop in range(step, len(data) + 1, step):
+            digest = hashlib.sha256(key)
+            digest.update(data[stop - step : stop])
+            key = digest.digest()
+            keys.append(key)
+        return keys
+
+
+def _packed(tokens: Iterable[int]) -> memoryview:
+    """Return tokens as 8 bytes each."""
+    try:
+        packed = array("q", tokens)
+    except (TypeError, OverflowError) as exc:
+        raise KeyFormatError(f"a token is no 64-bit integer: {exc}") from exc
+    if packed and min(packed) < 0:
+        raise KeyFormatError(f"token {min(packed)} is negative")
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return memoryview(packed).cast("B")
+
+
+def keyspace_of(
+    layout: KVLayout,
+    *,
+    model: str,
+    weights: str,
+    kv_dtype: str,
+    engine: str,
+    parallel: str = "shards=1",
+    settings: Mapping[str, object] | None = None,
+) -> KeySpace:
+    """
+    Return the key space of a host: all that must be equal for bytes to be reused.
+
+    When in doubt, say it: what is equal costs nothing, and what is left out may give a
+    request the blocks of another model.
+
+    Args:
+        layout: Of the host's blocks; shape and names of layers count.
+        model: Its name or path.
+        weights: Revision or digest of the weights and of the model's configuration.
+        kv_dtype: Element type of the blocks, quantisation included, such as
+            ``bfloat16``.
+        engine: The host and what of its build decides the bytes: kernels, page format,
+            version if that may change them.
+        parallel: How a block is cut over processes, as ``tp=2``; each gives its number
+            as ``shard`` to ``ucm.open``.
+        settings: All else that decides the bytes, such as rotary scaling; plain JSON.
+
+    Raises:
+        KeyFormatError: A field is empty, or *settings* is no plain JSON.
+    """
+    try:
+        told = json.dumps(dict(settings or {}), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as exc:
+        raise KeyFormatError(f"settings are no plain JSON: {exc}") from exc
+    return KeySpace(
+        model=model,
+        weights=weights,
+        kv_dtype=kv_dtype,
+        layout=layout.fingerprint(),
+        block_tokens=layout.hash_block_tokens,
+        parallel=parallel,
+        hash_algorithm=ALGORITHM,
+        engine=engine,
+        settings=told,
+    )
+
+
+def paged_layout(
+    page_bytes: Mapping[str, int],
+    *,
+    block_tokens: int,
+    engine: str = "host",
+) -> KVLayout:
+    """
+    Return the layout of a host with one block table, whose layers attend to all tokens.
+
+    Args:
+        page_bytes: Name of each layer to the bytes of one block of it, in the order of
+            execution.
+        block_tokens: Tokens of a block.
+        engine: What else decides the meaning of the bytes, such as the order of
+            dimensions in a page.
+
+    Raises:
+        LayoutError: There is no layer.
+        ValueError: A number is not positive.
+    """
+    rows = tuple(
+        RowLayout(row_id=RowId(row), page_bytes=nbytes, layer_names=(name,))
+        for row, (name, nbytes) in enumerate(page_bytes.items())
+    )
+    group = GroupLayout(
+        group_id=GroupId(0),
+        kind=GroupKind.FULL,
+        block_tokens=block_tokens,
+        rows=rows,
+    )
+    return KVLayout(groups=(group,), hash_block_tokens=block_tokens, engine_tag=engine)
