@@ -21,7 +21,7 @@ from benchmarks.harness import Figure, Scale, Times, compare, main, make_keys, r
 from ucm.blocks import PackedKey
 from ucm.config import Durability
 from ucm.stores.slab import SlabStore
-from ucm.stores.slab._files import Geometry
+from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._opened import OpenedSlab
 
 ASKED = 1000
@@ -38,13 +38,14 @@ def fill(path: Path, num_keys: int) -> None:
     """Make a slab whose index is full."""
     slab = OpenedSlab(
         path,
-        Geometry(num_keys, SLOT_BYTES),
+        Geometry.fit(num_keys * SLOT_BYTES, SLOT_BYTES),
         Durability.PROCESS,
         index_only=True,
         open_timeout=10.0,
         lock_timeout=10.0,
     )
     index, owner = slab.index, slab.owner_id
+    index.admit(np.arange(num_keys))  # without data
     for first in range(0, num_keys, _STEP):
         count = min(_STEP, num_keys - first)
         grant = index.reserve(index.batch(make_keys(first, count)), SLOT_BYTES, owner)

@@ -34,7 +34,7 @@ import numpy as np
 from ucm.blocks import PackedKey
 from ucm.config import Durability
 from ucm.stores.slab import SlabStore
-from ucm.stores.slab._files import Geometry
+from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._opened import OpenedSlab
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -64,12 +64,13 @@ class ChainIndex:
         )
         self._slab = OpenedSlab(
             path,
-            Geometry(num_slots, 4096),
+            Geometry.fit(num_slots * 4096, 4096),
             Durability.PROCESS,
             index_only=True,
             open_timeout=10.0,
             lock_timeout=10.0,
         )
+        self._slab.index.admit(np.arange(num_slots))  # without data
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed."""

@@ -54,6 +54,8 @@ EVENTS = {
     "STORE_HUNG": "store.hung",
     "STORE_DESCRIBE_FAILED": "store.describe_failed",
     "STORE_EXPERIMENTAL": "store.experimental",
+    "STORE_GROWN": "store.grown",
+    "STORE_SHORT": "store.short",
     "TICKET_ACCEPTED": "ticket.accepted",
     "TICKET_REFUSED": "ticket.refused",
     "TICKET_SETTLED": "ticket.settled",

@@ -24,6 +24,7 @@ from ucm.errors import ConfigError
 
 __all__ = [
     "Durability",
+    "HugePages",
     "LogConfig",
     "QueueConfig",
     "SaveDecoded",
@@ -48,6 +49,16 @@ class Durability(enum.Enum):
     """The death of any process, but not of the machine."""
     POWER = "power"
     """The machine too: every commit is flushed to the medium."""
+
+
+class HugePages(enum.Enum):
+    """Whether a slab in memory comes in huge pages."""
+
+    AUTO = "auto"
+    """Where the machine gives them."""
+    REQUIRE = "require"
+    """Or not at all."""
+    OFF = "off"
 
 
 class SaveDecoded(enum.Enum):
@@ -159,6 +170,30 @@ class StoreConfig:
         "room among its own.",
         read=_share,
     )
+    huge_pages: HugePages = _field(
+        HugePages.AUTO,
+        "Huge pages for the slab: `auto` (where `/dev/shm` gives them), `require` or `off`.",
+    )
+    numa: str = _field(
+        OFF,
+        "Where the slab's memory lies: `off` (near whoever fills it), `interleave`, or "
+        "nodes such as `0,2`.",
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.numa in (OFF, "interleave"):
+            return
+        try:
+            problem = "" if parse_cpulist(self.numa) else "names no node"
+        except ValueError as exc:
+            problem = str(exc)
+        if problem:
+            raise ConfigError(
+                "store.numa",
+                self.numa,
+                problem,
+                "Give `off`, `interleave`, or a list of nodes such as `0,2`.",
+            )
 
 
 @attrs.frozen(kw_only=True)

@@ -34,6 +34,7 @@ from ucm.pipeline.tickets import Admission, Outcome, OutcomeKind, Ticket
 from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder
 from ucm.stores.abc import Store
+from ucm.stores.opening import growth_teller
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import (
     MEMORY_UNPINNED,
@@ -184,6 +185,7 @@ class Runtime:
             device=type(self._device).__name__,
             **self._device.describe(),
         )
+        self._store.watch(growth_teller(self._log))
 
     def _pin(self) -> None:
         """See that the device reaches the store's slots, or memory in between."""

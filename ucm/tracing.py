@@ -52,7 +52,9 @@ __all__ = [
     "STORE_BYPASSED",
     "STORE_DESCRIBE_FAILED",
     "STORE_EXPERIMENTAL",
+    "STORE_GROWN",
     "STORE_HUNG",
+    "STORE_SHORT",
     "THREAD_BOUND",
     "TICKET_ACCEPTED",
     "TICKET_REFUSED",
@@ -96,6 +98,8 @@ SCHEDULER_CLOSED: Final = "scheduler.closed"
 STORE_BYPASSED: Final = "store.bypassed"
 STORE_ANSWERS: Final = "store.answers"
 STORE_HUNG: Final = "store.hung"
+STORE_GROWN: Final = "store.grown"
+STORE_SHORT: Final = "store.short"
 STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
 STORE_EXPERIMENTAL: Final = "store.experimental"
 SETTING_UNSAFE: Final = "setting.unsafe"

@@ -115,15 +115,6 @@ class TestStore:
         with pytest.raises(ConfigError, match=r"store\.capacity"):
             start(llama, ucm_config(tmp_path / "slab", capacity=1000))
 
-    def test_slab_of_another_layout_is_refused(
-        self, llama: Path, tmp_path: Path
-    ) -> None:
-        """A slab cut for other blocks is left alone; the remedy is another path."""
-        path = tmp_path / "slab"
-        SlabStore(path=str(path), capacity_bytes=1 << 20, block_bytes=4096).close()
-        with pytest.raises(ConfigError, match=r"store\.path.*slot"):
-            start(llama, ucm_config(path, capacity="1MiB"))
-
     def test_slab_of_another_schema_is_refused(
         self, llama: Path, tmp_path: Path
     ) -> None:
@@ -131,7 +122,7 @@ class TestStore:
         path = tmp_path / "slab"
         SlabStore(path=str(path), capacity_bytes=1 << 20, block_bytes=4096).close()
         manifest = path / "slab.json"
-        manifest.write_text(manifest.read_text().replace('"schema":2', '"schema":99'))
+        manifest.write_text(manifest.read_text().replace('"schema":3', '"schema":99'))
         with pytest.raises(ConfigError, match=r"store\.path.*(schema|version)"):
             start(llama, ucm_config(path, capacity="1MiB"))
 

@@ -13,6 +13,7 @@ from tests.e2e.engine import (
     reset_prefix_cache,
     run_function,
 )
+from tests.stores.slab_kit import index_path
 from ucm.stores.slab import SlabStore
 
 PROMPTS = [prompt(n, 300) for n in range(6100, 6102)]
@@ -45,8 +46,9 @@ def run_ranks(model: str, slab: str, *, saves: int, **parallel: Any) -> dict[str
         await_counter(llm, SAVED, saves)
         reset_prefix_cache(llm)
         again = generate(llm, PROMPTS, 8)
+        slot_bytes = int(index_path(Path(slab)).stem.removeprefix("index-"))
         with SlabStore(
-            path=slab, capacity_bytes=1 << 20, block_bytes=1, index_only=True
+            path=slab, capacity_bytes=1 << 20, block_bytes=slot_bytes, index_only=True
         ) as store:
             stored = store.stats().committed_blocks
         return {

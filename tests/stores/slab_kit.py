@@ -47,24 +47,25 @@ def die(store: SlabStore) -> None:
     store._slab.abandon()
 
 
+def index_path(directory: Path) -> Path:
+    """Return the index of a slab that one class uses."""
+    (path,) = directory.glob("index-*")
+    return path
+
+
 class RawSlab:
     """A slab's files, read with nothing but their documented layout."""
 
     def __init__(self, directory: Path, num_slots: int = 8) -> None:
         self._data = directory / "data"
+        index = index_path(directory)
         place = IndexLayout(num_slots).place()
         offset, dtype, _ = place["records"]
-        self.records = np.memmap(
-            directory / "index", dtype, "r+", offset=offset, shape=(num_slots,)
-        )
+        self.records = np.memmap(index, dtype, "r+", offset=offset, shape=(num_slots,))
         offset, dtype, _ = place["states"]
-        self.states = np.memmap(
-            directory / "index", dtype, "r+", offset=offset, shape=(num_slots,)
-        )
+        self.states = np.memmap(index, dtype, "r+", offset=offset, shape=(num_slots,))
         offset, dtype, length = place["header"]
-        self.header = np.memmap(
-            directory / "index", dtype, "r+", offset=offset, shape=(length,)
-        )
+        self.header = np.memmap(index, dtype, "r+", offset=offset, shape=(length,))
 
     def slot_of(self, key: PackedKey) -> int | None:
         """Look through all records for a committed key."""

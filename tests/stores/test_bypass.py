@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.lockstep import Tracer
-from tests.stores.slab_kit import open_slab
+from tests.stores.slab_kit import index_path, open_slab
 from tests.stores.test_wrap import InnerBypass
 from ucm.errors import StoreUnavailableError
 from ucm.metrics import Counters
@@ -205,7 +205,7 @@ def test_process_that_stopped_within_a_change_holds_nobody_up_for_long(tmp_path)
         )
         save(writer, KEYS)
         assert 3 == store.match(KEYS)
-        with (tmp_path / "s" / "index").open("rb") as file:
+        with index_path(tmp_path / "s").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             writer._slab.index.header[Word.VERSION] |= 1
             for _ in range(3):

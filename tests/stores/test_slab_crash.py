@@ -31,7 +31,10 @@ WATCHED = (
     *("_index.py", "_chains.py", "_oldest.py"),
     *("_reserving.py", "_tables.py", "_tally.py", "_tenants.py"),
 )
-LIVES = ("_creation.py", "_files.py", "_keyspaces.py", "_locks.py", "_opened.py")
+LIVES = (
+    *("_arena.py", "_classes.py", "_creation.py", "_files.py", "_keyspaces.py"),
+    *("_locks.py", "_opened.py", "_populate.py", "_settle.py"),
+)
 ONLY_LOOK = {
     *("_check", "_check_owner", "_find_loss", "check", "check_index"),
     *("fit", "is_in_memory", "open"),
@@ -230,14 +233,15 @@ class TestKillsOfWholeLives:
         while died:
             if marked:
                 memory_path.mkdir(0o700)
-                for name in ("data", "index", "slab.json.tmp"):
+                for name in ("data", "arena", "index-4096.0.new", "slab.json.tmp"):
                     (memory_path / name).write_bytes(b'{"kind":"ucm-slab",')
                     (memory_path / name).chmod(0o600)
             died = killed_at(line := line + 1, create)
             with open_slab(memory_path, 5) as store:
                 assert 3 == save(store, OLD)
                 assert store.audit() == []
-            assert {"slab.json", "data", "index"} == set(os.listdir(memory_path))
+            files = {"slab.json", "data", "arena", "index-4096.0"}
+            assert files == set(os.listdir(memory_path))
             for each in memory_path.iterdir():
                 each.unlink()
             memory_path.rmdir()
@@ -338,6 +342,8 @@ def test_audit_notices_damage(tmp_path, damage, told):
     """The audit that other tests rely on sees each kind of disagreement."""
     with open_slab(tmp_path / "s", 5) as store:
         save(store, OLD)
+        save(store, NEW[:2])
+        store.forget(NEW[:2])
         damage(store._slab.index)
         assert told in " ".join(store.audit())
         store._slab.index.distrust_derived()  # let the end find it in order

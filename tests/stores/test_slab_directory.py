@@ -22,7 +22,7 @@ FOREIGN: dict[str, dict[str, bytes]] = {
     "directories": {"owners/1.lock": b"", "keyspaces/k.json": b"{}"},
     "of a volume": {"lost+found/x": b""},
     "its own slab.json": {"slab.json": b'{"name": "my slab"}', "data": b"1"},
-    "another kind": {"slab.json": b'{"schema": 2, "kind": "x"}', "data": b"1"},
+    "another kind": {"slab.json": b'{"schema": 3, "kind": "x"}', "data": b"1"},
     "its own mark": {"slab.json.tmp": b"notes", "data": b"1"},
     "only a mark": {"slab.json.tmp": b"notes"},
     "hardly a mark": {"slab.json.tmp": b"", "data": b"1"},
@@ -51,25 +51,26 @@ def tree(root: Path) -> dict[str, tuple[int, int, bytes]]:
     }
 
 
-def as_the_release_before_left_it(root: Path, num_slots: int) -> None:
-    """Make a slab of schema 1: locks are files, and the manifest has no kind."""
+def as_an_earlier_release_left_it(root: Path, schema: int, num_slots: int) -> None:
+    """Make a slab of schema 1, whose locks are files, or 2, which has no extents."""
     index = np.zeros(IndexLayout(num_slots).nbytes, dtype=np.uint8)
     index[:8].view("i8")[0] = int.from_bytes(b"ucmslab1")
     text = {
-        "schema": 1,
+        "schema": schema,
         "slot_bytes": SLOT_BYTES,
         "num_slots": num_slots,
         "durability": "process",
     }
+    if schema == 2:
+        text = {"kind": "ucm-slab"} | text
     files = {
         "slab.json": json.dumps(text).encode(),
         "data": bytes(num_slots * SLOT_BYTES),
         "index": index.tobytes(),
-        "index.lock": b"",
-        "open.lock": b"",
-        "owners/1.lock": b"",
         "keyspaces/k.json": b"{}",
     }
+    if schema == 1:
+        files |= {"index.lock": b"", "open.lock": b"", "owners/1.lock": b""}
     make_tree(root, files)
 
 
@@ -127,15 +128,16 @@ class TestForeign:
 
 
 class TestReleases:
-    def test_slab_of_the_release_before_is_refused_by_name(self, tmp_path):
+    @pytest.mark.parametrize("schema", [1, 2])
+    def test_slab_of_an_earlier_release_is_refused_by_name(self, tmp_path, schema):
         """Its users would not see our locks, nor we theirs; nothing is changed."""
         path = tmp_path / "s"
-        as_the_release_before_left_it(path, 8)
+        as_an_earlier_release_left_it(path, schema, 8)
         before = tree(path)
         for index_only in (False, True):
             with pytest.raises(ConfigError, match="another release made it") as caught:
                 open_slab(path, index_only=index_only)
-            assert "schema version is 1, not 2" in str(caught.value)
+            assert f"schema version is {schema}, not 3" in str(caught.value)
             assert "remove the directory" in caught.value.remedy
         assert before == tree(path)
 
@@ -180,7 +182,7 @@ class TestModes:
         open_slab(path).close()
         assert not stat.S_IMODE(path.stat().st_mode) & 0o77
         path.chmod(0o2750)
-        for name in ("data", "index", "slab.json"):
+        for name in ("data", "arena", "index-4096.0", "slab.json"):
             (path / name).chmod(0o640)
         with open_slab(path) as store:
             assert 2 == save(store, make_keys(2))
@@ -240,7 +242,7 @@ class TestPlaces:
         """A user that died without leaving is no user when the next one looks."""
         die(open_slab(tmp_path / "s"))
         with open_slab(tmp_path / "s") as store:
-            assert not store._slab._owners.are_others()
+            assert not store._slab._class.owners.are_others()
 
     def test_symbolic_link_to_a_slab_is_refused(self, tmp_path):
         """R-24: another user might turn the link elsewhere."""

@@ -24,6 +24,9 @@ from ucm.testing.store_blocks import (
 LATE, QUICK = make_keys(1), make_keys(1, first=9)
 
 
+INDEX = "index-4096.0"
+
+
 def swap(path: Path, name: str) -> None:
     """Put a copy in a file's place."""
     shutil.copy2(path / name, path / "copy")
@@ -41,7 +44,7 @@ def leave_the_essence(path: Path) -> None:
     for each in path.iterdir():
         if each.is_dir():
             shutil.rmtree(each)
-        elif each.name not in {"slab.json", "data", "index"}:
+        elif each.name not in {"slab.json", "data", "arena", INDEX}:
             each.unlink()
 
 
@@ -50,10 +53,12 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "moved": lambda path: path.rename(path.with_name("moved")),
     "replaced": replace,
     "without locks": leave_the_essence,
-    "without index": lambda path: (path / "index").unlink(),
+    "without index": lambda path: (path / INDEX).unlink(),
+    "without arena": lambda path: (path / "arena").unlink(),
     "without data": lambda path: (path / "data").unlink(),
     "without manifest": lambda path: (path / "slab.json").unlink(),
-    "other index": lambda path: swap(path, "index"),
+    "other index": lambda path: swap(path, INDEX),
+    "other arena": lambda path: swap(path, "arena"),
     "other data": lambda path: swap(path, "data"),
 }
 
@@ -119,7 +124,7 @@ class TestWrongBytes:
             for store in stores:
                 store.close()
 
-    @pytest.mark.parametrize("name", ["index", "data"])
+    @pytest.mark.parametrize("name", [INDEX, "arena", "data"])
     def test_copy_of_a_file_is_not_used_beside_it(self, tmp_path, name):
         """R-23: a slot that is free in a copied index is not written while it is used
         under the one that the copy replaced."""
@@ -159,7 +164,7 @@ class TestWrongBytes:
         die(open_slab(tmp_path / "s"))
         boot_id = tmp_path / "boot_id"
         boot_id.write_text("01234567-89ab-cdef-0123-456789abcdef\n")
-        monkeypatch.setattr("ucm.stores.slab._creation._BOOT_ID", boot_id)
+        monkeypatch.setattr("ucm.stores.slab._classes._BOOT_ID", boot_id)
         with open_slab(tmp_path / "s") as store:
             assert 2 == store._slab.owner_id
 
@@ -175,26 +180,31 @@ class TestWrongBytes:
         path, keys = tmp_path / "s", make_keys(3)
         with open_slab(path) as store:
             save(store, keys)
-        swap(path, "index")
-        swap(path, "data")
+        for name in (INDEX, "arena", "data"):
+            swap(path, name)
         with open_slab(path) as store:
             assert [payload(key) for key in keys] == load(store, keys)
 
 
 LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "removed": (DAMAGES["removed"], "index was removed"),
+    "removed": (DAMAGES["removed"], f"{INDEX} was removed"),
     "moved": (DAMAGES["moved"], "removed or moved"),
-    "replaced": (DAMAGES["replaced"], "index was replaced"),
-    "without index": (DAMAGES["without index"], "index was removed"),
+    "replaced": (DAMAGES["replaced"], f"{INDEX} was replaced"),
+    "without index": (DAMAGES["without index"], f"{INDEX} was removed"),
+    "without arena": (DAMAGES["without arena"], "arena was removed"),
     "without data": (DAMAGES["without data"], "data was removed"),
     "other data": (DAMAGES["other data"], "data was removed"),
     "short data": (
         lambda path: os.truncate(path / "data", 8192),
         "data was shortened to 8192",
     ),
+    "short arena": (
+        lambda path: os.truncate(path / "arena", 0),
+        "arena was shortened to 0",
+    ),
     "short index": (
-        lambda path: os.truncate(path / "index", 0),
-        "index was shortened to 0",
+        lambda path: os.truncate(path / INDEX, 0),
+        f"{INDEX} was shortened to 0",
     ),
 }
 
@@ -253,7 +263,7 @@ class TestNotice:
             _opened, "time", types.SimpleNamespace(monotonic=lambda: now)
         )
         keys = make_keys(3)
-        for name, passed in (("index", 0.0), ("data", 0.25)):
+        for name, passed in ((INDEX, 0.0), ("arena", 0.25), ("data", 0.25)):
             path = tmp_path / name
             with open_slab(path) as store:
                 save(store, keys)

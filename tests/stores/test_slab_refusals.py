@@ -12,7 +12,7 @@ import stat
 import attrs
 import pytest
 
-from tests.stores.slab_kit import SLOT_BYTES, open_slab
+from tests.stores.slab_kit import SLOT_BYTES, index_path, open_slab
 from ucm.errors import ConfigError, StoreError, StoreUnavailableError
 from ucm.stores.slab import SlabStore
 from ucm.testing.store_blocks import make_keyspace
@@ -58,9 +58,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "key"),
         [
-            ({"num_slots": 9}, "store.capacity"),
-            ({"slot_bytes": 8192}, "store.path"),
-            ({"schema": 3}, "store.path"),
+            ({"data_bytes": 1 << 20}, "store.path"),
+            ({"schema": 4}, "store.path"),
             ({"durability": "power"}, "store.durability"),
             ({"color": "red"}, "store.path"),
         ],
@@ -81,8 +80,11 @@ class TestRefusals:
         [
             (lambda s: (s / "data").unlink(), "data cannot be opened"),
             (lambda s: os.truncate(s / "data", 4096), "data has another size"),
-            (lambda s: os.truncate(s / "index", 4096), "index has another size"),
-            (lambda s: (s / "index").write_bytes(bytes(24576)), "is no index"),
+            (
+                lambda s: os.truncate(index_path(s), 4096),
+                "index-4096.0 has another size",
+            ),
+            (lambda s: index_path(s).write_bytes(bytes(24576)), "is no index"),
             (lambda s: (s / "data").chmod(0o666), "data has mode 0666"),
             (
                 lambda s: (s / "data").rename(s / "d") and (s / "data").symlink_to("d"),
@@ -129,7 +131,7 @@ class TestRefusals:
                 }
         finally:
             os.umask(before)
-        assert len(modes) == 6
+        assert len(modes) == 7
         assert wanted == modes
 
     def test_slots_that_cannot_be_mapped_are_told(self, tmp_path, monkeypatch):
@@ -163,7 +165,9 @@ class TestRefusals:
             open_slab(tmp_path / path)
         assert caught.value.key == "store.path"
 
-    @pytest.mark.parametrize("name", [".", "index"], ids=["directory", "index"])
+    @pytest.mark.parametrize(
+        "name", [".", "arena", "index-4096.0"], ids=["directory", "arena", "index"]
+    )
     def test_lock_held_by_another_is_not_waited_for_for_ever(self, tmp_path, name):
         """A stopped process that holds a lock costs its deadline and no more."""
         with open_slab(tmp_path / "s"), contextlib.ExitStack() as stack:

@@ -104,7 +104,7 @@ class TestStart:
     def refuse(self, monkeypatch, tmp_path, path, files) -> str:
         """Open a slab of four MiB under the limits given; return what is told."""
         system = make_system(tmp_path / "system", files)
-        monkeypatch.setattr(_creation, "_SYSTEM", system)
+        monkeypatch.setattr(_creation, "SYSTEM", system)
         with pytest.raises(ConfigError) as caught:
             open_slab(path, (4 << 20) // SLOT_BYTES)
         assert "store.capacity" == caught.value.key
@@ -138,5 +138,5 @@ class TestStart:
         """R-26: pages of a file on a disk make way."""
         files = {"proc/meminfo": "MemAvailable: 0 kB\n"}
         system = make_system(tmp_path / "system", files)
-        monkeypatch.setattr(_creation, "_SYSTEM", system)
+        monkeypatch.setattr(_creation, "SYSTEM", system)
         open_slab(tmp_path / "s").close()

@@ -15,7 +15,7 @@ lease in any other way leaves nothing behind.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -31,6 +31,7 @@ __all__ = [
     "ReadLease",
     "Store",
     "StoreCapabilities",
+    "StoreGrowth",
     "StoreStats",
     "WriteLease",
 ]
@@ -66,6 +67,18 @@ class StoreStats:
     """Blocks that should have been retained, beyond the store's budget for that."""
     over_share_blocks_total: int = 0
     """Blocks refused to tenants that had their share, and no older block of theirs."""
+
+
+@attrs.frozen
+class StoreGrowth:
+    """How much of its memory a store has, which comes to it in the background."""
+
+    nbytes: int
+    """That it has by now."""
+    total: int
+    """That it was to have."""
+    problem: str = ""
+    """Why it will not get more; empty while it grows, or when it has all."""
 
 
 class WriteLease(ABC):
@@ -194,6 +207,9 @@ class Store(ABC):
         ``[num_slots, slot_bytes]`` each; a device may pin it until the store is closed.
         """
         return ()
+
+    def watch(self, tell: Callable[[StoreGrowth], None]) -> None:  # noqa: B027 - most have all
+        """Have *tell* called now and then, from any thread, while the store grows."""
 
     @abstractmethod
     def match(self, keys: Sequence[PackedKey]) -> int:

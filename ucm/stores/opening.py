@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store that an operator has configured, for processes that share it."""
 
+from collections.abc import Callable
+
 from ucm.config import StoreConfig
 from ucm.errors import ConfigError
 from ucm.registry import load_class
-from ucm.stores.abc import Store
+from ucm.stores.abc import Store, StoreGrowth
+from ucm.tracing import STORE_GROWN, STORE_SHORT, Log
 
-__all__ = ["open_store"]
+__all__ = ["growth_teller", "open_store"]
 
 
 def open_store(config: StoreConfig, *, block_bytes: int, index_only: bool) -> Store:
@@ -34,3 +37,16 @@ def open_store(config: StoreConfig, *, block_bytes: int, index_only: bool) -> St
     if not isinstance(store, Store):
         raise ConfigError("store.type", config.type, "is no store", "Use slab.")
     return store
+
+
+def growth_teller(log: Log) -> Callable[[StoreGrowth], None]:
+    """Return what ``Store.watch`` is given so that a log has how a store grows."""
+
+    def tell(growth: StoreGrowth) -> None:
+        sizes = {"nbytes": growth.nbytes, "total_bytes": growth.total}
+        if growth.problem:
+            log.warning(STORE_SHORT, reason=growth.problem, **sizes)
+        else:
+            log.info(STORE_GROWN, **sizes)
+
+    return tell

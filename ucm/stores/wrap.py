@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store around a store; the base of everything that adds to one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
-from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
+from ucm.stores.abc import (
+    ReadLease,
+    Store,
+    StoreCapabilities,
+    StoreGrowth,
+    StoreStats,
+    WriteLease,
+)
 from ucm.uses import Uses
 
 __all__ = ["WrapperStore"]
@@ -33,6 +40,10 @@ class WrapperStore(Store):
     def buffers(self) -> tuple[npt.NDArray[np.uint8], ...]:
         """The inner store's."""
         return self.inner.buffers
+
+    def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
+        """Forward."""
+        self.inner.watch(tell)
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Forward."""

@@ -10,6 +10,7 @@ import torch
 
 from tests.integration.vllm.test_halves import Engine, make_setup, request
 from tests.integration.vllm.weights_kit import TinyModel, parts_of
+from tests.stores.slab_kit import index_path
 from ucm.config import LogConfig
 from ucm.integration.vllm.doubts import Doubts, OwnCache
 from ucm.integration.vllm.messages import plan_in
@@ -170,7 +171,7 @@ class TestSame:
     def test_reset_does_not_wait_for_the_lock_of_the_index(self, engine, tmp_path):
         """R-09: while another process stands still within a change of the index, every
         reset succeeds and counts no look-up; afterwards all is found."""
-        with (tmp_path / "slab" / "index").open("rb") as file:
+        with index_path(tmp_path / "slab").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             engine.worker._store._slab.index.header[Word.VERSION] |= 1
             for _ in range(3):

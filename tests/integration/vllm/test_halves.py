@@ -15,6 +15,7 @@ import torch
 
 from tests.integration.vllm.kit import NUM_BLOCKS, engine_config, plain_cache
 from tests.kit.lockstep import check_trace, read_traces
+from tests.stores.slab_kit import index_path
 from tests.traces import logs_closed
 from ucm.errors import ConfigError, DeviceError, LayoutError, MessageError
 from ucm.integration.vllm.messages import RankHandshake, plan_in
@@ -267,7 +268,7 @@ class TestTogether:
         """X-14: while a process stands still within a change of the index, look-ups are
         misses: three behind their deadline, all others at once, and counted."""
         engine.save()
-        with (tmp_path / "slab" / "index").open("rb") as file:
+        with index_path(tmp_path / "slab").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             engine.worker._store._slab.index.header[Word.VERSION] |= 1
             for _ in range(50):

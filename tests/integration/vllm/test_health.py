@@ -15,6 +15,7 @@ from tests.integration.vllm.test_halves import (
     traced_engine,
 )
 from tests.kit.lockstep import check_trace, read_traces
+from tests.stores.slab_kit import index_path
 from tests.traces import Drain, filled_pipe
 from ucm.integration.vllm.messages import RankHandshake
 from ucm.integration.vllm.stats import UCMStats
@@ -71,7 +72,7 @@ class TestHealth:
         """R-19: a bypassed store serves nothing, and says so."""
         assert 1 == self.healthy(engine)
         engine.save()
-        with (tmp_path / "slab" / "index").open("rb") as file:
+        with index_path(tmp_path / "slab").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             engine.worker._store._slab.index.header[Word.VERSION] |= 1
             for _ in range(3):

@@ -6,9 +6,12 @@ Contents::
 
     slab.json      what the slab is; gets this name last, so without it there is no slab
     slab.json.tmp  the same while the slab is being made: what else is there is ours
-    data           the slots, one preallocated file
-    index          see the index module; also carries the locks, see the locks module
+    data           the slots, one file
+    arena          who has which part of the data, see the arena module
+    index-S.R      of the slots of S bytes, see the index module; R: of which revision
     keyspaces/     the newest key spaces described, one file each
+
+A name that ends in ``.new`` is a file that was not finished.
 
 A directory that holds neither of the first two and is not empty belongs to somebody
 else: nothing in it is changed. All files are opened relative to a descriptor of the
@@ -19,24 +22,28 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 import shlex
 import stat
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-import attrs
 import msgspec
+import numpy as np
 
-from ucm.config import Durability
+from ucm.config import Durability, HugePages
 from ucm.errors import ConfigError
+from ucm.stores.slab._extents import Geometry
+from ucm.stores.slab._memory import advise, populate
 
 __all__ = [
+    "ARENA",
     "DATA",
-    "INDEX",
+    "INDEX_NAME",
     "MANIFEST",
     "MARK",
+    "NEW",
     "Directory",
-    "Geometry",
     "Manifest",
     "foreign",
     "is_in_memory",
@@ -44,58 +51,16 @@ __all__ = [
     "path_error",
 ]
 
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 MANIFEST = "slab.json"
 MARK = "slab.json.tmp"
 DATA = "data"
-INDEX = "index"
-_SLOT_ALIGNMENT = 4096
+ARENA = "arena"
+NEW = ".new"
+INDEX_NAME = re.compile(r"index-(\d{4,10})\.(\d+)(?:\.new)?")
+"""Slot size and revision, of an index that may not be finished."""
 _MOST_TEXT = 1 << 20
-_MAX_SLOTS = 2**31 - 1
 _FOREIGN_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MADV_POPULATE_WRITE = 23
-_POPULATE_STEP = 64 << 20
-
-
-@attrs.frozen
-class Geometry:
-    """How many slots of which size."""
-
-    num_slots: int
-    slot_bytes: int
-
-    @classmethod
-    def fit(cls, capacity_bytes: int, block_bytes: int) -> Self:
-        """
-        Cut a capacity into slots.
-
-        Raises:
-            ConfigError: Not a single slot fits, or a size is no size.
-        """
-        if block_bytes < 1:
-            raise ConfigError(
-                "store.block_bytes",
-                block_bytes,
-                "a block has at least one byte",
-                "Give the size of the layout's largest block.",
-            )
-        slot_bytes = -(-block_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
-        num_slots = capacity_bytes // slot_bytes
-        if not 1 <= num_slots <= _MAX_SLOTS:
-            raise ConfigError(
-                "store.capacity",
-                capacity_bytes,
-                f"{capacity_bytes} bytes // {slot_bytes} bytes a slot (blocks of "
-                f"{block_bytes}, rounded up to {_SLOT_ALIGNMENT}) = {num_slots} slots, "
-                f"not 1 to {_MAX_SLOTS}",
-                f"Give at least {slot_bytes} bytes; many times that is useful.",
-            )
-        return cls(num_slots, slot_bytes)
-
-    @property
-    def data_bytes(self) -> int:
-        """Size of all slots."""
-        return self.num_slots * self.slot_bytes
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -109,18 +74,23 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Literal["ucm-slab"]
     schema: int
-    slot_bytes: int
-    num_slots: int
+    data_bytes: int
+    extent_bytes: int
+    revision: int
+    """How often it was cut anew; part of the names of its indexes."""
     durability: Durability
 
     @classmethod
-    def of(cls, geometry: Geometry, durability: Durability) -> "Manifest":
-        """Describe a new slab."""
+    def of(
+        cls, geometry: Geometry, durability: Durability, revision: int = 0
+    ) -> "Manifest":
+        """Describe a slab."""
         return cls(
             "ucm-slab",
             _SCHEMA_VERSION,
-            geometry.slot_bytes,
-            geometry.num_slots,
+            geometry.data_bytes,
+            geometry.extent_bytes,
+            revision,
             durability,
         )
 
@@ -128,10 +98,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the text of ``slab.json``."""
         return msgspec.json.encode(self)
 
-    @property
-    def geometry(self) -> Geometry:
-        """How the slab is cut."""
-        return Geometry(self.num_slots, self.slot_bytes)
+    def of_class(self, block_bytes: int) -> Geometry | None:
+        """Return the slots for such blocks; None if no extent holds one."""
+        return Geometry(self.data_bytes, self.extent_bytes, block_bytes).of_class(
+            block_bytes
+        )
+
+    def index_of(self, slot_bytes: int) -> str:
+        """Return the name of a class's index."""
+        return f"index-{slot_bytes}.{self.revision}"
 
     @classmethod
     def read(cls, directory: "Directory") -> "Manifest | None":
@@ -160,29 +135,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except msgspec.DecodeError as exc:
             raise foreign(root, f"its {MANIFEST} is not of a slab ({exc})") from exc
 
-    def require(self, root: Path, wanted: Geometry, durability: Durability) -> None:
+    def require(self, root: Path, durability: Durability) -> None:
         """
-        Make sure that the slab in *root* is what was asked for.
+        Make sure that the slab in *root* survives what was asked for.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: It does not.
         """
-        if self.slot_bytes != wanted.slot_bytes:
-            raise path_error(
-                root,
-                f"its slots have {self.slot_bytes} bytes, this layout needs "
-                f"{wanted.slot_bytes}",
-            )
-        if self.num_slots != wanted.num_slots:
-            raise ConfigError(
-                "store.capacity",
-                wanted.data_bytes,
-                f"the slab in {root} has {self.num_slots} slots of {self.slot_bytes} "
-                f"= {self.num_slots * self.slot_bytes} bytes, asked for "
-                f"{wanted.num_slots}",
-                f"Ask for {self.num_slots * self.slot_bytes}, or stop all its users "
-                "and remove the directory.",
-            )
         if self.durability is not durability:
             raise ConfigError(
                 "store.durability",
@@ -285,7 +244,7 @@ class Directory:
             os.fsync(file.fileno())
         os.fsync(self.fd)
 
-    def allocate(self, name: str, nbytes: int, *, in_memory: bool) -> None:
+    def allocate(self, name: str, nbytes: int) -> None:
         """
         Make a file whose every byte has its place, so that no store to it can fail.
 
@@ -294,13 +253,20 @@ class Directory:
         """
         fd = self.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            os.ftruncate(fd, nbytes)
-            if in_memory:
-                # Through a mapping first: only so does memory come in huge pages.
-                map_file(fd, in_memory=True).close()
             os.posix_fallocate(fd, 0, nbytes)
         finally:
             os.close(fd)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put a small file in the place of another, all of it or nothing."""
+        self.remove(name + NEW)
+        self.write(name + NEW, data)
+        self.rename(name + NEW, name)
+        os.fsync(self.fd)
+
+    def rename(self, name: str, wanted: str) -> None:
+        """Give a file another name, and the end to whatever had it."""
+        os.rename(name, wanted, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def remove(self, *names: str) -> None:
         """Remove files, those that are there."""
@@ -351,17 +317,8 @@ def map_file(fd: int, *, in_memory: bool) -> mmap.mmap:
         OSError: ``EFAULT`` or ``ENOMEM`` if there is no memory for a page.
     """
     mapping = mmap.mmap(fd, 0)
-    if not in_memory:
-        return mapping
-    with contextlib.suppress(OSError):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    size = len(mapping)
-    try:
-        for start in range(0, size, _POPULATE_STEP):
-            step = min(_POPULATE_STEP, size - start)
-            mapping.madvise(_MADV_POPULATE_WRITE, start, step)
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
-            mapping.close()
-            raise
+    if in_memory:
+        memory = np.frombuffer(mapping, dtype=np.uint8)
+        advise(memory, HugePages.AUTO)
+        populate(memory, fd, 0)
     return mapping

@@ -10,10 +10,14 @@ on process ids, so they hold across containers and survive the reuse of an id.
 on                    lock     held
 ====================  =======  =======================================================
 the directory         flock    while a process creates, joins or leaves the slab
-the index             flock    for microseconds, by whoever changes the index
-the index, byte N     range    for life, by the process that joined as number N
-the data, byte I      range,   for life, by whoever uses them under the index whose
-                      shared   inode has number I: no two indexes share one data file
+the arena             flock    while an extent gets another owner; before an index
+the arena, byte 0     range    by the process that populates memory
+the arena, region C   range,   for life, by whoever uses class C, at the inode of its
+                      shared   index: no two indexes share the extents of a class
+an index              flock    for milliseconds, by whoever changes the index
+an index, byte N      range    for life, by the process that joined as number N
+the data, byte I      range,   for life, by whoever uses them under the arena whose
+                      shared   inode has number I: no two arenas share one data file
 ====================  =======  =======================================================
 
 The ranges are open file description locks, which a second opener in the same process
@@ -32,11 +36,12 @@ from pathlib import Path
 from ucm.errors import StoreUnavailableError
 from ucm.stores.slab._files import Directory, path_error
 
-__all__ = ["FileLock", "Owners", "entered", "is_bound"]
+__all__ = ["FileLock", "Owners", "Turn", "are_bound", "entered", "is_bound"]
 
 _SHORTEST_NAP, _LONGEST_NAP = 20e-6, 1e-3
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 _TO_THE_END = 0
+_REGION = 1 << 41
 
 
 def _try_lock(fd: int) -> bool:
@@ -86,7 +91,7 @@ class FileLock:
 
     def __init__(self, fd: int, name: Path, timeout: float) -> None:
         self.fd = fd
-        self._timeout = timeout
+        self.timeout = timeout
         self._name = name
         self._threads = threading.Lock()
 
@@ -98,8 +103,8 @@ class FileLock:
         Raises:
             StoreUnavailableError: It was not free in time, or is closed.
         """
-        deadline = time.monotonic() + self._timeout
-        if not self._threads.acquire(timeout=self._timeout):
+        deadline = time.monotonic() + self.timeout
+        if not self._threads.acquire(timeout=self.timeout):
             raise StoreUnavailableError(f"{self._name} was held by a thread too long")
         try:
             if self.fd < 0:
@@ -108,7 +113,7 @@ class FileLock:
             while not _try_lock(self.fd):
                 if time.monotonic() > deadline:
                     raise StoreUnavailableError(
-                        f"{self._name} was held by a process for {self._timeout} s"
+                        f"{self._name} was held by a process for {self.timeout} s"
                     )
                 time.sleep(nap)
                 nap = min(2 * nap, _LONGEST_NAP)
@@ -164,18 +169,60 @@ class Owners:
         ]
 
 
-def is_bound(data_fd: int, index_fd: int) -> bool:
+def is_bound(fd: int, to_fd: int, region: int = 0) -> bool:
     """
-    Tie the data to an index for as long as the descriptor is open.
+    Tie a file to one that says who uses what of it, for as long as *fd* is open.
+
+    Args:
+        fd: The file.
+        to_fd: The one that says so.
+        region: Of several ties of one file: which.
 
     Returns:
-        Whether nobody else uses the data under another index. Of two that tie it at
-        the same moment at least one is told so.
+        Whether nobody else uses it under another one. Of two that tie it at the same
+        moment at least one is told so.
     """
-    inode = os.fstat(index_fd).st_ino & (1 << 62) - 1
-    return _take(data_fd, fcntl.F_RDLCK, inode) and not (
-        _is_taken(data_fd, 0, inode) or _is_taken(data_fd, inode + 1, _TO_THE_END)
+    start, stop = _region(region)
+    at = start + 1 + os.fstat(to_fd).st_ino % (_REGION - 2)
+    return _take(fd, fcntl.F_RDLCK, at) and not (
+        _is_taken(fd, start, at - start) or _is_taken(fd, at + 1, stop - at - 1)
     )
+
+
+def are_bound(fd: int, region: int | None = None) -> bool:
+    """Return whether anybody else has tied a region of the file, or any but the first."""
+    start, stop = _region(1 if region is None else region)
+    return _is_taken(fd, start, _TO_THE_END if region is None else stop - start)
+
+
+def _region(number: int) -> tuple[int, int]:
+    return number * _REGION, (number + 1) * _REGION
+
+
+class Turn:
+    """
+    A task of which one process at a time has charge, until it is done or dies.
+
+    Args:
+        fd: A file that all of them have open; closed with this.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def take(self) -> bool:
+        """Return whether the task is ours now."""
+        return _take(self.fd, fcntl.F_WRLCK, 0)
+
+    def is_taken(self) -> bool:
+        """Return whether somebody else has it."""
+        return _is_taken(self.fd, 0, 1)
+
+    def close(self) -> None:
+        """Leave the task to others. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 @contextlib.contextmanager

@@ -14,36 +14,41 @@ shortened between the look and the copy: the kernel then ends the process (``SIG
 """
 
 import contextlib
-import mmap
 import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ucm.config import Durability
-from ucm.errors import StoreUnavailableError
-from ucm.stores.slab._creation import boot_words, create
+from ucm.errors import ConfigError, StoreUnavailableError
+from ucm.stores.abc import StoreGrowth
+from ucm.stores.slab import _creation
+from ucm.stores.slab._arena import Arena, Supply, drop_what_others_own, region_of
+from ucm.stores.slab._classes import ClassIndex, make_index, map_again, revive
+from ucm.stores.slab._creation import create, making, require_room
+from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._files import (
+    ARENA,
     DATA,
-    INDEX,
-    Geometry,
     Manifest,
     is_in_memory,
-    map_file,
     path_error,
 )
-from ucm.stores.slab._index import SlotIndex
 from ucm.stores.slab._layout import IndexLayout, Word
-from ucm.stores.slab._locks import FileLock, Owners, entered, is_bound
+from ucm.stores.slab._locks import FileLock, are_bound, entered, is_bound
+from ucm.stores.slab._memory import MemoryWishes
+from ucm.stores.slab._populate import Populator
+from ucm.stores.slab._settle import settle
 
 __all__ = ["OpenedSlab"]
 
 _LOOK_EVERY_S = 0.25
+_NO_WISHES = MemoryWishes()
 _File = tuple[str, int, int]
 """Name, descriptor and size."""
 
@@ -56,11 +61,12 @@ class OpenedSlab:
 
     Args:
         root: Its directory; made, with a slab in it, if need be.
-        geometry: How it is cut.
+        wanted: How it is cut if it is made, and for which blocks.
         durability: What its blocks survive.
         index_only: Leave the slots unmapped, and take a slab of any size that is there.
         open_timeout: Longest wait for others that create, join or leave, in seconds.
-        lock_timeout: Longest wait for the index lock, in seconds.
+        lock_timeout: Longest wait for the locks of index and arena, in seconds.
+        wishes: What is asked of its memory.
 
     Raises:
         ConfigError: The directory or the slab in it cannot be used as asked.
@@ -70,60 +76,61 @@ class OpenedSlab:
     def __init__(
         self,
         root: Path,
-        geometry: Geometry,
+        wanted: Geometry,
         durability: Durability,
         *,
         index_only: bool,
         open_timeout: float,
         lock_timeout: float,
+        wishes: MemoryWishes = _NO_WISHES,
     ) -> None:
         self.root = root = root.absolute()
-        self.geometry = geometry
         self.durability = durability
         self.pool: npt.NDArray[np.uint8] | None = None
         self.is_open = False
+        self.caveat = ""
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._lost = ""
         self._look_at = 0.0
+        self._populator: Populator | None = None
+        wishes.check(root, _creation.SYSTEM)
         with (
             contextlib.ExitStack() as undo,
             entered(root, open_timeout) as (self.directory, self._door),
         ):
             undo.callback(self._door.close)
             self.directory.check()
-            found = Manifest.read(self.directory)
-            if found is None:
-                create(self.directory, geometry, durability)
-            else:
-                if index_only:
-                    self.geometry = found.geometry
-                found.require(root, self.geometry, durability)
             self.in_memory = is_in_memory(self.directory.fd)
-            layout = IndexLayout(self.geometry.num_slots)
-            self._lock = FileLock(self._open(INDEX), root / INDEX, lock_timeout)
-            undo.callback(self._lock.close)
+            self._manifest = self._find_or_create(wanted)
             self._data_fd = self._open(DATA)
             undo.callback(os.close, self._data_fd)
-            self._files = (
-                (INDEX, self._lock.fd, layout.nbytes),
-                (DATA, self._data_fd, self.geometry.data_bytes),
+            arena_lock = FileLock(self._open(ARENA), root / ARENA, lock_timeout)
+            undo.callback(arena_lock.close)
+            self._tie(self._data_fd, arena_lock.fd, ARENA)
+            self._settle(wanted, arena_lock.fd, index_only=index_only)
+            self.geometry = self._geometry_of(wanted)
+            self._class = self._open_class(lock_timeout)
+            undo.callback(self._class.lock.close)
+            self._tie(arena_lock.fd, self._class.lock.fd, self._class.name)
+            self.index = self._class.index
+            self._files = self._list_files(arena_lock.fd)
+            self._arena = self._map_arena(arena_lock)
+            self.supply = Supply(
+                self.directory, self._manifest, self._arena, self._class
             )
-            if not is_bound(self._data_fd, self._lock.fd):
-                raise path_error(root, "its data are in use under another index")
-            self._owners = Owners(self._lock.fd)
-            self.index = self._map_index(layout)
             self._join()
             if not index_only:
-                self.pool = self._map_data()
+                self._map_data(wishes)
             undo.pop_all()
         self.is_open = True
         _in_this_process.add(self)
+        self._fill(wishes)
 
     @property
     def owner_id(self) -> int:
         """Our number among all that ever joined."""
-        return self._owners.owner_id
+        return self._class.owners.owner_id
 
     def check(self) -> None:
         """
@@ -183,7 +190,12 @@ class OpenedSlab:
     def sync_index(self) -> None:
         """Wait until the index is on the disk, where the slab promises that."""
         if self.durability is Durability.POWER:
-            self._sync(self._lock.fd)
+            self._sync(self._class.lock.fd)
+
+    def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
+        """Have *tell* called as memory comes, if this process sees to it."""
+        if self._populator is not None:
+            self._populator.tell = tell
 
     def close(self) -> None:
         """Leave; the last one out writes everything down. Idempotent."""
@@ -191,13 +203,16 @@ class OpenedSlab:
             if not self.is_open:
                 return
             self.is_open = False
+        if self._populator is not None:
+            self._populator.close()
         try:
             with self._door.held():
                 self._look_at = 0.0
                 if not (self._lost or self._find_loss(self._files)):
                     self._leave()
         finally:
-            self._lock.close()
+            self._class.lock.close()
+            self._arena.lock.close()
             self._door.close()
             self._let_go()
 
@@ -205,7 +220,10 @@ class OpenedSlab:
         """Let go of all files without leaving, as a death does."""
         if self.is_open:
             self.is_open = False
-            self._lock.abandon()
+            if self._populator is not None:
+                self._populator.abandon()
+            self._class.lock.abandon()
+            self._arena.lock.abandon()
             self._door.abandon()
             self._let_go()
 
@@ -217,64 +235,129 @@ class OpenedSlab:
         except OSError as exc:
             raise path_error(self.root, f"{name} cannot be opened: {exc}") from exc
 
-    def _map(self, name: str, held_fd: int, nbytes: int) -> mmap.mmap:
-        fd = self._open(name)  # anew: a mapping keeps its descriptor, locks and all
-        try:
-            info = os.fstat(fd)
-            if info.st_size != nbytes or not os.path.samestat(info, os.fstat(held_fd)):
-                raise path_error(self.root, f"{name} has another size than it should")
-            return map_file(fd, in_memory=self.in_memory)
-        except OSError as exc:
-            raise path_error(self.root, f"{name} cannot be mapped: {exc}") from exc
-        finally:
-            os.close(fd)
+    def _find_or_create(self, wanted: Geometry) -> Manifest:
+        found = Manifest.read(self.directory)
+        if found is None:
+            return create(
+                self.directory, wanted, self.durability, in_memory=self.in_memory
+            )
+        found.require(self.root, self.durability)
+        return found
 
-    def _map_index(self, layout: IndexLayout) -> SlotIndex:
-        buffer = memoryview(self._map(*self._files[0]))
-        index = SlotIndex(buffer, layout, self._lock, self._owners.find_dead)
-        if not index.is_formatted():
-            raise path_error(self.root, "its index is no index")
-        return index
+    def _tie(self, fd: int, to_fd: int, name: str) -> None:
+        region = 0 if name == ARENA else region_of(self.geometry.slot_bytes)
+        if not is_bound(fd, to_fd, region):
+            raise path_error(self.root, f"its data are in use under another {name}")
 
-    def _map_data(self) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(self._map(*self._files[1]), dtype=np.uint8).reshape(
-            self.geometry.num_slots, self.geometry.slot_bytes
+    def _settle(self, wanted: Geometry, arena_fd: int, *, index_only: bool) -> None:
+        """Put a slab that nobody uses in order; say if one in use is of another size."""
+        found = self._manifest
+        if not are_bound(arena_fd):
+            self._manifest = settle(
+                self.directory,
+                found,
+                None if index_only else wanted,
+                self._data_fd,
+                arena_fd,
+                in_memory=self.in_memory,
+            )
+        elif not index_only and found.data_bytes != wanted.data_bytes:
+            self.caveat = (
+                f"The slab in {self.root} is in use with {found.data_bytes} bytes, not "
+                f"the {wanted.data_bytes} of store.capacity: stop all its users, and "
+                "the first one to start will change that."
+            )
+
+    def _geometry_of(self, wanted: Geometry) -> Geometry:
+        geometry = self._manifest.of_class(wanted.slot_bytes)
+        if geometry is None:
+            raise path_error(
+                self.root,
+                f"its extents have {self._manifest.extent_bytes} bytes, and a slot of "
+                f"this layout {wanted.slot_bytes}",
+            )
+        geometry.check(geometry.data_bytes)
+        return geometry
+
+    def _open_class(self, timeout: float) -> ClassIndex:
+        geometry, directory = self.geometry, self.directory
+        name = self._manifest.index_of(geometry.slot_bytes)
+        if name not in directory.names():
+            nbytes = IndexLayout(geometry.num_slots).nbytes
+            require_room(directory, nbytes, in_memory=self.in_memory)
+            with making(directory, geometry):
+                make_index(directory, name, geometry)
+        return ClassIndex.open(
+            directory, name, geometry, timeout, at_once=self.in_memory
         )
 
+    def _list_files(self, arena_fd: int) -> tuple[_File, ...]:
+        return (
+            (
+                self._class.name,
+                self._class.lock.fd,
+                self.index.layout.nbytes,
+            ),
+            (ARENA, arena_fd, Arena.nbytes(self.geometry.num_extents)),
+            (DATA, self._data_fd, self.geometry.data_bytes),
+        )
+
+    def _map_arena(self, lock: FileLock) -> Arena:
+        _, fd, nbytes = self._files[1]
+        mapping = map_again(self.directory, ARENA, fd, nbytes, at_once=self.in_memory)
+        return Arena(mapping, self.geometry.num_extents, lock)
+
+    def _map_data(self, wishes: MemoryWishes) -> None:
+        mapping = map_again(
+            self.directory, DATA, self._data_fd, self.geometry.data_bytes, at_once=False
+        )
+        memory = np.frombuffer(mapping, dtype=np.uint8)
+        geometry = self.geometry
+        nbytes = geometry.num_slots * geometry.slot_bytes
+        self.pool = memory[:nbytes].reshape(geometry.num_slots, geometry.slot_bytes)
+        if self.in_memory:
+            wishes.tell(memory, _creation.SYSTEM)
+            self._populator = Populator(
+                self.directory, geometry, self._arena, memory, self.check
+            )
+
     def _join(self) -> None:
-        index = self.index
-        boot = boot_words()
-        rebooted = index.header[Word.BOOT : Word.BOOT + 2].tolist() != boot
-        if rebooted and not self._owners.are_others():
-            self._trust_or_empty()
+        index, owners = self.index, self._class.owners
+        rebooted = False
+        if not owners.are_others():
+            rebooted = revive(self._class, self.durability)
+            with self._arena.lock.held():
+                drop_what_others_own(self._class, self._arena.owners)
         with index.locked():
-            self._owners.join(int(index.header[Word.OWNER]) + 1)
+            owners.join(int(index.header[Word.OWNER]) + 1)
             index.header[Word.OWNER] = self.owner_id
-            index.reclaim(self._owners.find_dead(index.reserving_owners()))
+            index.reclaim(owners.find_dead(index.reserving_owners()))
             was_clean = bool(index.header[Word.CLEAN])
             index.header[Word.CLEAN] = 0
-            index.header[Word.BOOT : Word.BOOT + 2] = boot
+        with self._arena.lock.held():
+            self.supply.admit_own()
         if was_clean or rebooted:
-            self._sync(self._lock.fd)
+            self._sync(self._class.lock.fd)
 
-    def _trust_or_empty(self) -> None:
-        """Decide what an index that comes from before a reboot is worth."""
-        index = self.index
-        if not index.header[Word.CLEAN]:
-            if self.durability is Durability.POWER:
-                index.distrust()
-            else:
-                index.empty()
-        index.start_clock()
+    def _fill(self, wishes: MemoryWishes) -> None:
+        populator = self._populator
+        if populator is None:
+            return
+        try:
+            populator.begin()
+            wishes.verify(populator.memory, self.root, _creation.SYSTEM)
+        except ConfigError:
+            self.close()
+            raise
 
     def _leave(self) -> None:
         with self.index.locked():
             self.index.reclaim([self.owner_id])
-        if not self._owners.are_others():
+        if not self._class.owners.are_others():
             self._sync(self._data_fd)
-            self._sync(self._lock.fd)
+            self._sync(self._class.lock.fd)
             self.index.header[Word.CLEAN] = 1
-            self._sync(self._lock.fd)
+            self._sync(self._class.lock.fd)
 
     def _let_go(self) -> None:
         # Views of the mappings may be in use by a copy; they go with the last view.

@@ -9,23 +9,24 @@ own.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
-from ucm.config import Durability, StoreConfig
+from ucm.config import Durability, HugePages, StoreConfig
 from ucm.errors import BlockNotFoundError
 from ucm.plan import HostSlots
-from ucm.stores.abc import Store, StoreCapabilities, StoreStats
+from ucm.stores.abc import Store, StoreCapabilities, StoreGrowth, StoreStats
 from ucm.stores.slab._audit import audit
 from ucm.stores.slab._chains import NO_SLOT
-from ucm.stores.slab._files import Geometry
+from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._keyspaces import describe, read_all
 from ucm.stores.slab._layout import Limits, Sighting, Word
 from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease
+from ucm.stores.slab._memory import MemoryWishes
 from ucm.stores.slab._opened import OpenedSlab
 from ucm.uses import Uses
 
@@ -44,7 +45,7 @@ _CAVEAT = (
 
 class SlabStore(Store):
     """
-    Blocks in fixed slots of one preallocated file that all processes of a node share.
+    Blocks in fixed slots of one file that all processes of a node share.
 
     In ``/dev/shm`` the slots are memory, elsewhere they are the page cache of a disk,
     which is experimental.
@@ -56,8 +57,10 @@ class SlabStore(Store):
         capacity_bytes: Of all slots together, for the whole node.
         block_bytes: The largest block to be stored.
         index_only: Do not map the slots; ``reserve`` and ``read`` are refused. A slab
-            that is there is taken whatever its size: looking blocks up asks for none.
+            that is there is taken whatever its capacity: looking blocks up asks for none.
         durability: What committed blocks survive.
+        huge_pages: Whether the slots come in huge pages.
+        numa: On which nodes of the machine they lie.
         open_timeout: Seconds to wait at most for others that create the slab.
         lock_timeout: Seconds to wait at most for others that change the index.
         retain_share: Slots that may count as used at a moment still to come, of all;
@@ -66,8 +69,9 @@ class SlabStore(Store):
             room among its own. Of more than 65535 tenants some share a share.
 
     Raises:
-        ConfigError: ``store.path``, ``store.capacity``, ``store.block_bytes`` or
-            ``store.durability`` cannot be used; says why and what to do.
+        ConfigError: ``store.path``, ``store.capacity``, ``store.block_bytes``,
+            ``store.durability``, ``store.huge_pages`` or ``store.numa`` cannot be used;
+            says why and what to do.
         StoreUnavailableError: Others held a lock for too long.
     """
 
@@ -79,6 +83,8 @@ class SlabStore(Store):
         block_bytes: int,
         index_only: bool = False,
         durability: Durability = Durability.PROCESS,
+        huge_pages: HugePages = HugePages.AUTO,
+        numa: str = "off",
         open_timeout: float = 120.0,
         lock_timeout: float = 5.0,
         retain_share: float = 0.5,
@@ -91,13 +97,15 @@ class SlabStore(Store):
             index_only=index_only,
             open_timeout=open_timeout,
             lock_timeout=lock_timeout,
+            wishes=MemoryWishes(huge_pages, numa),
         )
+        caveats = ("" if self._slab.in_memory else _CAVEAT, self._slab.caveat)
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
             native_buffers=True,
             max_block_bytes=self._slab.geometry.slot_bytes,
-            caveat="" if self._slab.in_memory else _CAVEAT,
+            caveat=" ".join(filter(None, caveats)),
         )
         self._slab.index.limits = Limits(retain_share, tenant_share)
         self._before = [int(self._slab.index.header[word]) for word in _TOTALS]
@@ -123,6 +131,8 @@ class SlabStore(Store):
             lock_timeout=_SCHEDULER_WAITS if index_only else 5.0,
             retain_share=config.retain_share,
             tenant_share=config.tenant_share,
+            huge_pages=config.huge_pages,
+            numa=config.numa,
         )
 
     @property
@@ -136,6 +146,10 @@ class SlabStore(Store):
         if self._slab.pool is None or not self._slab.in_memory:
             return ()
         return (self._slab.pool,)
+
+    def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
+        """Have *tell* called as memory comes; see ``Store``."""
+        self._slab.watch(tell)
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed; takes no lock."""
@@ -200,7 +214,7 @@ class SlabStore(Store):
         for lease in owed:
             lease.discard()
         batch = slab.index.batch(keys)
-        grant = slab.index.reserve(batch, block_bytes, slab.owner_id, uses)
+        grant = slab.supply.reserve(batch, block_bytes, slab.owner_id, uses)
         slots = HostSlots(slab.pool, grant.slots, block_bytes)
         lease = SlabWriteLease(slab, tuple(keys), batch, grant, slots, self._forget)
         with self._leases_lock:

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The index of one class: how it is made, opened, believed, and taken along.
+
+An index covers all slots that its class had if it owned the whole slab; those in
+extents that it does not own are absent.
+"""
+
+import contextlib
+import mmap
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ucm.config import Durability
+from ucm.stores.slab._extents import UNUSED, Geometry
+from ucm.stores.slab._files import NEW, Directory, map_file, path_error
+from ucm.stores.slab._index import SlotIndex
+from ucm.stores.slab._layout import IndexLayout, SlotState, Word
+from ucm.stores.slab._locks import FileLock, Owners
+
+__all__ = [
+    "ClassIndex",
+    "boot_words",
+    "extents_of",
+    "make_index",
+    "map_again",
+    "revive",
+    "take_along",
+    "uses_of",
+]
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_CARRIED = (
+    *(Word.SEED, Word.GENERATION, Word.NUM_EVICTED, Word.OWNER),
+    *(Word.BOOT, Word.BOOT + 1, Word.CLOCK_BASE),
+)
+
+
+def boot_words() -> list[int]:
+    """Return what tells this run of the machine from any other."""
+    data = uuid.UUID(_BOOT_ID.read_text().strip()).bytes
+    return [int(word) for word in np.frombuffer(data, dtype=np.int64)]
+
+
+@attrs.frozen(eq=False)
+class ClassIndex:
+    """
+    An opened index file.
+
+    Args:
+        geometry: Of its class.
+        name: Of the file.
+        lock: Of the index; has the file open.
+        owners: Who uses it.
+        index: What is in it.
+        buffer: Its bytes.
+    """
+
+    geometry: Geometry
+    name: str
+    lock: FileLock
+    owners: Owners
+    index: SlotIndex
+    buffer: memoryview
+
+    @classmethod
+    def open(
+        cls,
+        directory: Directory,
+        name: str,
+        geometry: Geometry,
+        timeout: float,
+        *,
+        at_once: bool,
+    ) -> "ClassIndex":
+        """
+        Open an index; the caller closes its lock.
+
+        Args:
+            directory: Where it is.
+            name: Of the file.
+            geometry: Of its class.
+            timeout: Longest wait for its lock.
+            at_once: Let no look-up wait for a page.
+
+        Raises:
+            ConfigError: It is no index of that size.
+        """
+        try:
+            lock = FileLock(directory.open(name), directory.root / name, timeout)
+        except OSError as exc:
+            raise path_error(directory.root, f"{name} cannot be opened: {exc}") from exc
+        with contextlib.ExitStack() as undo:
+            undo.callback(lock.close)
+            layout = IndexLayout(geometry.num_slots)
+            owners = Owners(lock.fd)
+            mapping = map_again(
+                directory, name, lock.fd, layout.nbytes, at_once=at_once
+            )
+            buffer = memoryview(mapping)
+            index = SlotIndex(buffer, layout, lock, owners.find_dead)
+            if not index.is_formatted():
+                raise path_error(directory.root, f"{name} is no index")
+            undo.pop_all()
+        return cls(geometry, name, lock, owners, index, buffer)
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator["ClassIndex"]:
+        """Close it in the end."""
+        try:
+            yield self
+        finally:
+            self.lock.close()
+
+
+def map_again(
+    directory: Directory, name: str, held_fd: int, nbytes: int, *, at_once: bool
+) -> mmap.mmap:
+    """
+    Map a file that is open: anew, as a mapping keeps its descriptor, locks and all.
+
+    Raises:
+        ConfigError: It cannot be mapped, or has another size than it should.
+    """
+    try:
+        fd = directory.open(name)
+        try:
+            info = os.fstat(fd)
+            if info.st_size != nbytes or not os.path.samestat(info, os.fstat(held_fd)):
+                raise path_error(
+                    directory.root, f"{name} has another size than it should"
+                )
+            return map_file(fd, in_memory=at_once)
+        finally:
+            os.close(fd)
+    except OSError as exc:
+        raise path_error(directory.root, f"{name} cannot be mapped: {exc}") from exc
+
+
+def make_index(directory: Directory, name: str, geometry: Geometry) -> None:
+    """
+    Make the index of a class that has no extent yet; whole, or not at all.
+
+    Raises:
+        OSError: There is no room.
+    """
+    layout = IndexLayout(geometry.num_slots)
+    directory.remove(name + NEW)
+    try:
+        directory.allocate(name + NEW, layout.nbytes)
+        lock = FileLock(directory.open(name + NEW), directory.root / name, 0.0)
+        with contextlib.closing(lock):
+            index = SlotIndex(memoryview(mmap.mmap(lock.fd, 0)), layout, lock, list)
+            index.format()
+            index.header[Word.BOOT : Word.BOOT + 2] = boot_words()
+            os.fsync(lock.fd)
+        directory.rename(name + NEW, name)
+    except OSError:
+        directory.remove(name + NEW)
+        raise
+
+
+def revive(opened: ClassIndex, durability: Durability) -> bool:
+    """
+    Decide what an index is worth that nobody uses; it may be from before a reboot.
+
+    Returns:
+        Whether it was.
+    """
+    index, boot = opened.index, boot_words()
+    rebooted: bool = index.header[Word.BOOT : Word.BOOT + 2].tolist() != boot
+    if rebooted:
+        if not index.header[Word.CLEAN]:
+            if durability is Durability.POWER:
+                index.distrust()
+            else:
+                index.empty()
+        index.start_clock()
+        index.header[Word.BOOT : Word.BOOT + 2] = boot
+    return rebooted
+
+
+def extents_of(opened: ClassIndex) -> npt.NDArray[np.int64]:
+    """Return the extents of which the index uses some slot."""
+    there = np.flatnonzero(opened.index.state != SlotState.ABSENT)
+    return np.unique(there // opened.geometry.slots_per_extent)
+
+
+def uses_of(opened: ClassIndex, extents: npt.NDArray[np.int64], pick: int) -> list[int]:
+    """
+    Return by extent when its block was used that was used last, or first.
+
+    Args:
+        opened: The class.
+        extents: Which.
+        pick: -1 for the last use, 0 for the first.
+
+    Returns:
+        Nanoseconds of the machine's clock, ``UNUSED`` where nothing is stored.
+    """
+    index, found = opened.index, []
+    base = int(index.header[Word.CLOCK_BASE])
+    for extent in extents.tolist():
+        slots = opened.geometry.slots_of(extent)
+        part = slice(slots[0], slots[-1] + 1) if len(slots) else slice(0)
+        stamps = index.stamps[part][index.state[part] == SlotState.COMMITTED]
+        use = (stamps.min(), stamps.max())[pick] - base if len(stamps) else UNUSED
+        found.append(int(use))
+    return found
+
+
+def take_along(old: ClassIndex, new: ClassIndex, places: dict[int, int]) -> None:
+    """
+    Copy what an index says of some extents into one for another number of slots.
+
+    Args:
+        old: Where it is; used by nobody.
+        new: An index with no slots yet.
+        places: The new place of each extent.
+    """
+    moved = [(old.geometry.slots_of(at), to) for at, to in places.items()]
+    sources = np.concatenate([np.empty(0, np.int64), *(slots for slots, _ in moved)])
+    per_extent = old.geometry.slots_per_extent
+    targets = np.concatenate(
+        [
+            np.empty(0, np.int64),
+            *(slots % per_extent + per_extent * to for slots, to in moved),
+        ]
+    )
+    fits = targets < new.geometry.num_slots
+    sources, targets = sources[fits], targets[fits]
+    with new.index.locked():
+        new.index.distrust_derived()
+        new.index.header[[*_CARRIED]] = old.index.header[[*_CARRIED]]
+        new.index.seed = old.index.seed
+        for into, of in zip(_per_slot(new.index), _per_slot(old.index), strict=True):
+            into[targets] = of[sources]
+        new.index.rebuild(time.monotonic_ns() + new.index.words[Word.CLOCK_BASE])
+
+
+def _per_slot(index: SlotIndex) -> list[npt.NDArray[Any]]:
+    """Return the arrays that say something of each slot; the rest follows from them."""
+    return [index.records, index.payers, index.stamps, index.state]

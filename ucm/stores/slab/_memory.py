@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What is asked of the kernel about mapped memory: pages, their size and their node.
+
+Called through ``ctypes``, which lets other threads run meanwhile; ``mmap.madvise``
+does not.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import re
+from pathlib import Path
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ucm.affinity import parse_cpulist
+from ucm.config import HugePages
+from ucm.errors import ConfigError
+
+__all__ = [
+    "MemoryWishes",
+    "advise",
+    "has_huge_pages",
+    "nodes_of",
+    "populate",
+]
+
+_MADV_POPULATE_WRITE = 23
+_SYS_MBIND = {"x86_64": 237, "aarch64": 235}
+_MPOL_BIND, _MPOL_INTERLEAVE = 2, 3
+_AGAIN = {errno.EINTR, errno.EAGAIN}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_Memory = npt.NDArray[np.uint8]
+"""A mapping, or a part of one, as bytes."""
+
+
+def _madvise(memory: _Memory, advice: int) -> None:
+    address, nbytes = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(len(memory))
+    while _libc.madvise(address, nbytes, advice):
+        code = ctypes.get_errno()
+        if code not in _AGAIN:
+            raise OSError(code, os.strerror(code))
+
+
+def populate(memory: _Memory, fd: int, offset: int) -> None:
+    """
+    See that every page is there and known to this process; blocks, and may be stopped.
+
+    Args:
+        memory: From a page on.
+        fd: The file that is mapped there.
+        offset: Of the memory in the file.
+
+    Raises:
+        OSError: There is no memory for a page; ``EFAULT`` or ``ENOMEM``, ``ENOSPC``.
+    """
+    try:
+        _madvise(memory, _MADV_POPULATE_WRITE)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
+            raise
+        os.posix_fallocate(fd, offset, len(memory))
+
+
+def advise(memory: _Memory, wanted: HugePages) -> None:
+    """Ask for huge pages, or for none; what a kernel does not know it does not do."""
+    advice = mmap.MADV_NOHUGEPAGE if wanted is HugePages.OFF else mmap.MADV_HUGEPAGE
+    try:
+        _madvise(memory, advice)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+
+
+@attrs.frozen
+class MemoryWishes:
+    """In which pages and on which nodes a slab's memory is to be."""
+
+    huge_pages: HugePages = HugePages.AUTO
+    numa: str = "off"
+
+    def check(self, root: Path, system: Path) -> None:
+        """
+        Make sure that they can be fulfilled, as far as that is known beforehand.
+
+        Args:
+            root: The slab's directory, which need not be there.
+            system: Where ``proc`` and ``sys`` are: ``/``.
+
+        Raises:
+            ConfigError: They cannot; says why.
+        """
+        nodes_of(self.numa, system)
+        if self.huge_pages is HugePages.REQUIRE:
+            _require_huge_pages(root, system)
+
+    def tell(self, memory: _Memory, system: Path) -> None:
+        """
+        Tell the kernel, before the memory is populated.
+
+        Raises:
+            ConfigError: It refused.
+        """
+        advise(memory, self.huge_pages)
+        _bind(memory, self.numa, system)
+
+    def verify(self, memory: _Memory, root: Path, system: Path) -> None:
+        """
+        Make sure that memory, of which some is populated, is as it was required.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        if self.huge_pages is HugePages.REQUIRE and not has_huge_pages(memory, system):
+            raise _huge_pages_error(
+                f"the memory of the slab in {root} came in small pages",
+                "Stop all its users, free some memory, remove the directory, and start "
+                "again",
+            )
+
+
+def has_huge_pages(memory: _Memory, system: Path) -> bool:
+    """Return whether some of a mapping, which is populated, is in huge pages."""
+    wanted = f"{memory.ctypes.data:x}-"
+    text = (system / "proc/self/smaps").read_text()
+    _, _, entry = text.partition(
+        f"\n{wanted}" if not text.startswith(wanted) else wanted
+    )
+    mapped = re.findall(r"(?:ShmemPmdMapped|FilePmdMapped): +(\d+)", entry)[:2]
+    return any(int(number) for number in mapped)
+
+
+def _require_huge_pages(root: Path, system: Path) -> None:
+    """
+    Make sure that memory below *root* can come in huge pages.
+
+    Raises:
+        ConfigError: It cannot; says what has to be written where.
+    """
+    setting = system / "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+    try:
+        chosen = re.findall(r"\[(\w+)\]", setting.read_text())
+    except OSError:
+        chosen = []
+    if not chosen or chosen == ["deny"]:
+        raise _huge_pages_error(
+            f"{setting} says {chosen[0] if chosen else 'nothing'}",
+            f"Write advise to {setting}",
+        )
+    place, options = _mount_of(root, system)
+    if chosen == ["force"] or re.search(
+        r"\bhuge=(always|within_size|advise)\b", options
+    ):
+        return
+    raise _huge_pages_error(
+        f"{place} is mounted without huge pages ({options})",
+        f"Run: mount -o remount,huge=advise {place}; or write force to {setting}",
+    )
+
+
+def _huge_pages_error(problem: str, remedy: str) -> ConfigError:
+    """Return the error for a slab that has no huge pages and should have."""
+    return ConfigError(
+        "store.huge_pages",
+        HugePages.REQUIRE.value,
+        problem,
+        f"{remedy}, as the machine's administrator; or set store.huge_pages to auto.",
+    )
+
+
+def _mount_of(root: Path, system: Path) -> tuple[str, str]:
+    """Return where the file system of a path is mounted, and its options."""
+    device = os.stat(root if root.exists() else root.parent).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in (system / "proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == wanted:
+            return fields[4], fields[-1]
+    return str(root), "unknown"
+
+
+def nodes_of(setting: str, system: Path) -> tuple[int, frozenset[int]] | None:
+    """
+    Return the policy and the nodes that ``store.numa`` means; None if it is off.
+
+    Raises:
+        ConfigError: The machine does not have them, or cannot be asked.
+    """
+    if setting == "off":
+        return None
+    problem = ""
+    try:
+        path = system / "sys/devices/system/node/has_memory"
+        known = parse_cpulist(path.read_text())
+    except (OSError, ValueError) as exc:
+        known, problem = frozenset(), f"this machine does not tell its nodes ({exc})"
+    wanted = known if setting == "interleave" else parse_cpulist(setting)
+    if wanted - known and not problem:
+        problem = f"nodes with memory are {sorted(known)}"
+    if platform.machine() not in _SYS_MBIND and not problem:
+        problem = f"unknown on {platform.machine()}"
+    if problem:
+        raise _numa_error(setting, problem)
+    return _MPOL_INTERLEAVE if setting == "interleave" else _MPOL_BIND, wanted
+
+
+def _bind(memory: _Memory, setting: str, system: Path) -> None:
+    """
+    Say on which nodes pages go that are not there yet; all users of a file share it.
+
+    Raises:
+        ConfigError: The setting cannot be followed; says why.
+    """
+    policy = nodes_of(setting, system)
+    if policy is None:
+        return
+    mode, nodes = policy
+    mask = sum(1 << node for node in nodes)
+    words = (ctypes.c_ulong * 16)(
+        *((mask >> (64 * at)) & (1 << 64) - 1 for at in range(16))
+    )
+    if _libc.syscall(
+        ctypes.c_long(_SYS_MBIND[platform.machine()]),
+        ctypes.c_void_p(memory.ctypes.data),
+        ctypes.c_ulong(len(memory)),
+        ctypes.c_long(mode),
+        ctypes.byref(words),
+        ctypes.c_ulong(1024 + 1),
+        ctypes.c_ulong(0),
+    ):
+        raise _numa_error(
+            setting, f"the kernel refused: {os.strerror(ctypes.get_errno())}"
+        )
+
+
+def _numa_error(setting: str, problem: str) -> ConfigError:
+    return ConfigError(
+        "store.numa", setting, problem, "Give nodes that have memory, or off."
+    )

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Giving a slab in memory its memory: once, in the background, and never too much.
+
+One process at a time has the turn; when it dies, another one goes on. Nobody waits for
+it but for the first piece. An extent whose pages are all there is marked as populated,
+and only then does a class come to use it. Where memory becomes short the slab stays as
+large as it is. The others follow behind, so that their copies meet no missing page table.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ucm.errors import StoreUnavailableError
+from ucm.stores.abc import StoreGrowth
+from ucm.stores.slab._arena import Arena
+from ucm.stores.slab._creation import least_room
+from ucm.stores.slab._extents import Geometry
+from ucm.stores.slab._files import ARENA, DATA, Directory
+from ucm.stores.slab._locks import Turn
+from ucm.stores.slab._memory import populate
+
+__all__ = ["Populator"]
+
+_STEP_BYTES = 64 << 20
+_SPARE_BYTES, _SPARE_SHARE = 64 << 20, 16
+_NAP_S, _FIRST_NAP_S = 0.1, 0.005
+_FIRST_S = 1.0
+_JOIN_S = 5.0
+_TOLD_SHARE = 10
+
+
+def _ignore(growth: StoreGrowth) -> None:
+    """Tell nobody."""
+
+
+@attrs.frozen
+class _Step:
+    """Extents that are populated together, and their bytes."""
+
+    extents: slice
+    start: int
+    stop: int
+
+
+class Populator:
+    """
+    One process's part in it.
+
+    Args:
+        directory: Of the slab.
+        geometry: How it is cut.
+        arena: Its table.
+        memory: All of its data, mapped.
+        check: Raises ``StoreUnavailableError`` once the slab is not to be touched.
+
+    Raises:
+        ConfigError: A file is not ours.
+        OSError: A file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        geometry: Geometry,
+        arena: Arena,
+        memory: npt.NDArray[np.uint8],
+        check: Callable[[], None],
+    ) -> None:
+        self.tell: Callable[[StoreGrowth], None] = _ignore
+        self._directory = directory
+        self._geometry = geometry
+        self._arena = arena
+        self.memory = memory
+        self._check = check
+        with contextlib.ExitStack() as undo:
+            self._turn = Turn(directory.open(ARENA))
+            undo.callback(self._turn.close)
+            self._data_fd = directory.open(DATA)
+            undo.pop_all()
+        self._has_turn = False
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Come back with the first piece there, or soon; the rest goes on behind."""
+        steps = self._steps()
+        deadline = time.monotonic() + _FIRST_S
+        is_over = self._advance(steps[0])
+        while not is_over and time.monotonic() < deadline:
+            self._ends.wait(_FIRST_NAP_S)
+            is_over = self._advance(steps[0])
+        if not self._ends.is_set() and (len(steps) > 1 or not is_over):
+            self._thread = threading.Thread(
+                target=self._run, args=(steps,), name="ucm-populate", daemon=True
+            )
+            self._thread.start()
+        else:
+            self.abandon()
+
+    def close(self) -> None:
+        """Go on no further; waits for the step that is under way. Idempotent."""
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+        if self._thread is None or not self._thread.is_alive():
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files, as a death does. Idempotent."""
+        self._ends.set()
+        self._turn.close()
+        fd, self._data_fd = self._data_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _run(self, steps: list[_Step]) -> None:
+        told = 0
+        for step in steps:
+            while not self._advance(step):
+                self._ends.wait(_NAP_S)
+            if self._ends.is_set():
+                return
+            share = _TOLD_SHARE * step.stop // self._geometry.data_bytes
+            if self._has_turn and share > told:
+                told = share
+                self._tell("")
+
+    def _advance(self, step: _Step) -> bool:
+        """Do a step if it is ours to do; return whether it is over for us."""
+        if self._ends.is_set():
+            return True
+        try:
+            self._check()
+            is_done = self._is_done(step)
+            if not is_done and not self._take_turn():
+                return False
+            if not is_done and not self._has_room(step):
+                return True
+            populate(self.memory[step.start : step.stop], self._data_fd, step.start)
+        except StoreUnavailableError:  # lost, or closed meanwhile
+            self._ends.set()
+            return True
+        except OSError as exc:
+            self._give_up(f"{exc}")
+            return True
+        self._arena.populated[step.extents] = True
+        return True
+
+    def _is_done(self, step: _Step) -> bool:
+        return bool(self._arena.populated[step.extents].all())
+
+    def _take_turn(self) -> bool:
+        self._has_turn = self._has_turn or self._turn.take()
+        return self._has_turn
+
+    def _has_room(self, step: _Step) -> bool:
+        """Return whether a step fits into what is left; whoever exceeds it is killed."""
+        least = least_room(self._directory, in_memory=True)
+        spare = min(_SPARE_BYTES, self._geometry.data_bytes // _SPARE_SHARE)
+        if least.left >= step.stop - step.start + spare:
+            return True
+        self._give_up(f"{least.left} bytes are left of {least.what}")
+        return False
+
+    def _give_up(self, reason: str) -> None:
+        self._tell(reason)
+        self._ends.set()
+        self._turn.close()
+
+    def _tell(self, problem: str) -> None:
+        geometry = self._geometry
+        extents = int(np.count_nonzero(self._arena.populated))
+        nbytes = min(extents * geometry.extent_bytes, geometry.data_bytes)
+        self.tell(StoreGrowth(nbytes, geometry.data_bytes, problem))
+
+    def _steps(self) -> list[_Step]:
+        geometry = self._geometry
+        many = max(1, _STEP_BYTES // geometry.extent_bytes)
+        return [
+            _Step(
+                slice(at, at + many),
+                at * geometry.extent_bytes,
+                min((at + many) * geometry.extent_bytes, geometry.data_bytes),
+            )
+            for at in range(0, geometry.num_extents, many)
+        ]
