@@ -61,7 +61,6 @@ class ClassIndex:
         lock: Of the index; has the file open.
         owners: Who uses it.
         index: What is in it.
-        buffer: Its bytes.
     """
 
     geometry: Geometry
@@ -69,7 +68,6 @@ class ClassIndex:
     lock: FileLock
     owners: Owners
     index: SlotIndex
-    buffer: memoryview
 
     @classmethod
     def open(
@@ -105,12 +103,11 @@ class ClassIndex:
             mapping = map_again(
                 directory, name, lock.fd, layout.nbytes, at_once=at_once
             )
-            buffer = memoryview(mapping)
-            index = SlotIndex(buffer, layout, lock, owners.find_dead)
+            index = SlotIndex(memoryview(mapping), layout, lock, owners.find_dead)
             if not index.is_formatted():
                 raise path_error(directory.root, f"{name} is no index")
             undo.pop_all()
-        return cls(geometry, name, lock, owners, index, buffer)
+        return cls(geometry, name, lock, owners, index)
 
     @contextlib.contextmanager
     def closing(self) -> Iterator["ClassIndex"]:
