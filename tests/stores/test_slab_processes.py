@@ -33,7 +33,7 @@ def check_whole(directory, num_blocks):
         assert stats.committed_blocks == len(known)
         assert [payload(key) for key in known] == load(store, known)
         assert num_blocks == len(known) + np.count_nonzero(
-            np.isin(RawSlab(directory, num_blocks).records["state"], UNUSED)
+            np.isin(RawSlab(directory, num_blocks).states, UNUSED)
         )
 
 

@@ -84,7 +84,12 @@ class TestRefusals:
                 lambda s: os.truncate(index_path(s), 4096),
                 "index-4096.0 has another size",
             ),
-            (lambda s: index_path(s).write_bytes(bytes(24576)), "is no index"),
+            (
+                lambda s: index_path(s).write_bytes(
+                    bytes(index_path(s).stat().st_size)
+                ),
+                "is no index",
+            ),
             (lambda s: (s / "data").chmod(0o666), "data has mode 0666"),
             (
                 lambda s: (s / "data").rename(s / "d") and (s / "data").symlink_to("d"),

@@ -58,7 +58,7 @@ class Reservation:
             self._moments = index.within_budget(self._moments)
             if uses.tenants.any():
                 self._places = places_of(uses.tenants)
-        self._is_mixed = uses is not None
+        self._is_now = uses is None
         self._listed: set[int] = set()
 
     def grant(self) -> Grant:
@@ -81,12 +81,14 @@ class Reservation:
     def _try(self, *, is_last: bool) -> tuple[list[int], Grant | None]:
         """Return whose slots are to be listed first, or what was granted."""
         index = self._index
+        if self._is_now:  # under the lock, so that nobody's now is later than ours
+            self._moments = index.stamps_of(None, len(self._batch))
         found = self._find()
         held = found[found >= 0]
         wanted = np.flatnonzero(found < 0)
         if not len(wanted):
             return [], Grant(wanted, wanted, 0, len(held), wanted)
-        if self._is_mixed:
+        if not self._is_now:
             wanted = wanted[np.argsort(-self._moments[wanted], kind="stable")]
         wanted = wanted[:MOST]
         unlisted, bound, own = self._among_own(wanted, held)
@@ -132,7 +134,7 @@ class Reservation:
         index, limit = self._index, self._index.limits.of_tenant
         if self._places is None or limit >= 1:
             return [], _NONE, (_NONE, _NONE)
-        share = int(limit * index.num_present)
+        share = int(limit * index.layout.num_slots)
         unlisted, bound, taken, victims = [], [_NONE], [_NONE], [_NONE]
         places = self._places[wanted]
         for place in set(places.tolist()) - {0}:

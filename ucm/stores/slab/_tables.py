@@ -87,14 +87,6 @@ class Tables:
         self._journal_words = self._journal.data
         self._journal_tenants = arrays["journal_tenants"].reshape(2, -1)
 
-    @property
-    def num_present(self) -> int:
-        """Slots that there is memory for."""
-        words = self.words
-        return (
-            words[Word.NUM_FREE] + words[Word.NUM_RESERVED] + words[Word.NUM_COMMITTED]
-        )
-
     # -- a change, locked --------------------------------------------------------
 
     def begin(

@@ -81,7 +81,9 @@ class Used(Tables):
             return moments
         if stamps is not None:
             later &= stamps <= now
-        room = int(self.limits.retained * self.num_present) - self._count_retained(now)
+        room = int(self.limits.retained * self.layout.num_slots) - self._count_retained(
+            now
+        )
         beyond = np.flatnonzero(later)[max(0, room) :]
         moments = moments.copy()
         moments[beyond] = now - np.arange(len(beyond))
