@@ -4,6 +4,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -23,13 +24,14 @@ from ucm.testing.store_blocks import (
     make_keyspace,
     payload,
     save,
+    uses_at,
 )
 
 pytestmark = pytest.mark.slow
 OLD, NEW = make_keys(3), make_keys(4, first=10)
 WATCHED = (
     *("_index.py", "_chains.py", "_oldest.py"),
-    *("_reserving.py", "_tables.py", "_tally.py", "_tenants.py"),
+    *("_one.py", "_reserving.py", "_tables.py", "_tally.py", "_tenants.py", "_used.py"),
 )
 LIVES = (
     *("_arena.py", "_classes.py", "_creation.py", "_files.py", "_keyspaces.py"),
@@ -102,17 +104,46 @@ def forget(store: SlabStore) -> None:
     store.forget(OLD[1:])
 
 
-SHOWN = {evicting_save: [True] * 4, lossy_save: [False, True, False, True]}
+def tenants_save(store: SlabStore) -> None:
+    """Save four blocks of one tenant, at the cost of another one's."""
+    later = uses_at([time.monotonic_ns()] * 4, tenant=7)
+    save(store, NEW, BLOCK_BYTES, later)
+
+
+def lonely_save(store: SlabStore) -> None:
+    """Save one block alone, where there is room for it."""
+    save(store, NEW[:1])
+
+
+def withdraw(store: SlabStore) -> None:
+    """Let go of all slots, and use them again."""
+    index = store._slab.index
+    assert index.withdraw(np.arange(5))
+    index.admit(np.arange(5))
+
+
+def clear(store: SlabStore) -> None:
+    """Forget all."""
+    store.clear(b"")
+
+
+SHOWN = {
+    evicting_save: [True] * 4,
+    lossy_save: [False, True, False, True],
+    tenants_save: [True] * 4,
+    lonely_save: [True, False, False, False],
+}
 """What becomes visible of the new blocks, at once; of others nothing does."""
 
 
-@pytest.mark.parametrize("action", [evicting_save, lossy_save, discard, forget])
-def test_death_at_any_line_leaves_a_whole_slab(tmp_path, action):
+@pytest.mark.parametrize("action", [*SHOWN, discard, forget, withdraw, clear])
+def test_death_at_any_line_leaves_a_whole_slab(tmp_path, action, monkeypatch):
     """
     Wherever a writer dies, its lease is visible whole or not at all (S4-31, X-01).
 
     What was committed before stays right, nothing stays reserved, and the index agrees
-    with itself.
+    with itself. R-28: what the death has left is put right without a rebuild, also if
+    whoever does it dies amid it.
     """
     line = 0
     died = True
@@ -122,9 +153,15 @@ def test_death_at_any_line_leaves_a_whole_slab(tmp_path, action):
         path = tmp_path / str(line)
         witness = open_slab(path, 5)
         store = open_slab(path, 5)
-        save(store, OLD)
+        second = open_slab(path, 5)
+        monkeypatch.setattr(store._slab.index, "rebuild", None)
+        monkeypatch.setattr(second._slab.index, "rebuild", None)
+        monkeypatch.setattr(witness._slab.index, "rebuild", None)
+        save(store, OLD, BLOCK_BYTES, uses_at([30, 20, 10], tenant=8))
         died = run_until(line, lambda store=store: action(store)) == line
         die(store)
+        run_until(line % 60 + 3, second.audit)
+        die(second)
         visible = witness.contains(NEW)
         outcomes.add(any(visible))
         assert visible in ([False] * 4, SHOWN.get(action, [False] * 4))
@@ -136,6 +173,7 @@ def test_death_at_any_line_leaves_a_whole_slab(tmp_path, action):
         shown = [key for key, there in zip(NEW, visible, strict=True) if there]
         assert [payload(key) for key in shown] == load(witness, shown)
         assert witness.audit() == []
+        witness._slab.index.admit(np.arange(5))
         with witness.reserve(NEW, BLOCK_BYTES) as lease:
             assert len(lease.keys) == 4 - len(shown)
         with open_slab(path, 5) as late:

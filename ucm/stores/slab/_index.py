@@ -226,6 +226,8 @@ class SlotIndex(Used):
                 self._free_slots(slots[[*without]])
                 slots = np.delete(slots, [*without])
                 moments = np.delete(moments, [*without])
+            if not len(slots):
+                return
             self.begin(slots)
             self.records["checksum"][slots] = checksums
             self.oldest.lower(slots, moments)

@@ -103,10 +103,15 @@ class Oldest:
         self._uppers[:] = self._chunks.min(axis=1)
 
     def pick(
-        self, count: int, before: int
+        self, count: int, before: int, *, is_last: bool = False
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool]:
         """
         Find the oldest *count* committed slots of those with stamps below *before*.
+
+        Args:
+            count: How many at most.
+            before: What is not older is of no use.
+            is_last: Nobody will ask again: those that were seen must do.
 
         Returns:
             The slots, oldest first, their stamps, and whether these are the oldest: if
@@ -116,12 +121,14 @@ class Oldest:
         while True:
             groups, near, limit = self._look(width)
             looked_at += near.size
-            at, column = np.nonzero(near < min(limit + 1, before))
+            gives_up = looked_at >= MOST_LOOKED_AT
+            sure = before if gives_up and is_last else min(limit + 1, before)
+            at, column = np.nonzero(near < sure)
             slots, stamps = groups[at] * GROUP + column, near[at, column]
             order = np.argsort(stamps)[:count]
             slots, stamps = slots[order], stamps[order]
             is_done = len(slots) == count or limit >= before
-            if is_done or looked_at >= MOST_LOOKED_AT:
+            if is_done or gives_up:
                 gone = slots[self._states[slots] != COMMITTED]
                 if not len(gone):
                     return slots, stamps, is_done

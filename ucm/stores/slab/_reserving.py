@@ -97,7 +97,7 @@ class Reservation:
         rest = wanted[~np.isin(wanted, bound)] if len(bound) else wanted
         free = index.tally.find_free(len(rest))
         kept = np.concatenate((held, own[1])) if len(own[1]) else held
-        victims, is_done = self._oldest(rest[len(free) :], kept)
+        victims, is_done = self._oldest(rest[len(free) :], kept, is_last=is_last)
         if not (is_done or is_last):
             return [], None
         taken = np.concatenate((rest[: len(free) + len(victims)], own[0]))
@@ -149,12 +149,14 @@ class Reservation:
         own = np.concatenate(taken), np.concatenate(victims)
         return unlisted, np.concatenate(bound), own
 
-    def _oldest(self, wanted: _Slots, kept: _Slots) -> tuple[_Slots, bool]:
+    def _oldest(
+        self, wanted: _Slots, kept: _Slots, *, is_last: bool
+    ) -> tuple[_Slots, bool]:
         """Return victims for some keys, and whether there are no older ones."""
         if not len(wanted):
             return _NONE, True
         slots, stamps, is_done = self._index.oldest.pick(
-            len(wanted) + len(kept), int(self._moments[wanted[0]])
+            len(wanted) + len(kept), int(self._moments[wanted[0]]), is_last=is_last
         )
         return self._older(slots, stamps, wanted, kept), is_done
 

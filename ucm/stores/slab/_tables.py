@@ -99,7 +99,7 @@ class Tables:
         Write down what a change is about to touch, and tell readers that it begins.
 
         Args:
-            slots: At most ``MOST``, distinct.
+            slots: One to ``MOST``, distinct.
             leaving: Those of them whose keys go.
             places: For whom those are counted whose keys come; nobody if not given.
         """
