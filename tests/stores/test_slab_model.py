@@ -2,6 +2,7 @@
 """The slab does what the memory store does, step by step."""
 
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,26 @@ from tests.stores.slab_kit import die, open_slab
 from ucm.errors import BlockNotFoundError, StoreFullError
 from ucm.stores.abc import Store, WriteLease
 from ucm.stores.memory import MemoryStore
-from ucm.testing.store_blocks import BLOCK_BYTES, fill, load, make_keys, payload
+from ucm.testing.store_blocks import (
+    BLOCK_BYTES,
+    fill,
+    load,
+    make_keys,
+    payload,
+    uses_at,
+)
+from ucm.uses import Uses
 
 EVERY = make_keys(9)
 NUM_BLOCKS = 4
+some_moment = st.none() | st.integers(0, 9)
 some_keys = st.lists(st.sampled_from(EVERY), min_size=1, max_size=5, unique=True)
 
 
-def reserve(store: Store, keys: list) -> WriteLease | None:
+def reserve(store: Store, keys: list, uses: Uses | None) -> WriteLease | None:
     """Return a filled lease, None if the store is full."""
     try:
-        lease = store.reserve(keys, BLOCK_BYTES)
+        lease = store.reserve(keys, BLOCK_BYTES, uses)
     except StoreFullError:
         return None
     fill(lease)
@@ -49,11 +59,22 @@ class SlabAgainstMemory(RuleBasedStateMachine):
         self.slab = open_slab(self.path, NUM_BLOCKS)
         self.other = open_slab(self.path, NUM_BLOCKS)
         self.leases: list[tuple[WriteLease, WriteLease]] = []
+        self.later = time.monotonic_ns() + 3600 * 10**9
+        self.num_uses = 0
 
-    @rule(keys=some_keys)
-    def reserve(self, keys: list) -> None:
+    def uses(self, keys: list, moment: int | None) -> Uses | None:
+        """Return uses of a prefix: no two blocks are ever used at one moment."""
+        if moment is None:
+            return None
+        self.num_uses += len(keys)
+        start = (self.later if moment > 7 else 0) + moment * 10**6 + self.num_uses
+        return uses_at([start - at for at in range(len(keys))])
+
+    @rule(keys=some_keys, moment=some_moment)
+    def reserve(self, keys: list, moment: int | None) -> None:
         """Hold a lease for later."""
-        ours, theirs = reserve(self.model, keys), reserve(self.slab, keys)
+        uses = self.uses(keys, moment)
+        ours, theirs = reserve(self.model, keys, uses), reserve(self.slab, keys, uses)
         assert (ours is None) == (theirs is None)
         if ours is not None and theirs is not None:
             assert ours.keys == theirs.keys
@@ -73,11 +94,11 @@ class SlabAgainstMemory(RuleBasedStateMachine):
             ours.discard()
             theirs.discard()
 
-    @rule(keys=some_keys)
-    def save(self, keys: list) -> None:
+    @rule(keys=some_keys, moment=some_moment)
+    def save(self, keys: list, moment: int | None) -> None:
         """Reserve and commit at once."""
         before = len(self.leases)
-        self.reserve(keys)
+        self.reserve(keys, moment)
         if len(self.leases) > before:
             for lease in self.leases.pop():
                 lease.commit()
@@ -87,22 +108,23 @@ class SlabAgainstMemory(RuleBasedStateMachine):
         """Read all or learn which is missing."""
         assert read(self.model, keys) == read(self.slab, keys)
 
-    @rule(keys=some_keys)
-    def touch(self, keys: list) -> None:
+    @rule(keys=some_keys, moment=some_moment)
+    def touch(self, keys: list, moment: int | None) -> None:
         """Use blocks, through the other opener."""
-        self.model.touch(keys)
-        self.other.touch(keys)
+        uses = self.uses(keys, moment)
+        self.model.touch(keys, uses)
+        self.other.touch(keys, uses)
 
     @rule(keys=some_keys)
     def forget(self, keys: list) -> None:
         """Forget blocks."""
         assert self.model.forget(keys) == self.slab.forget(keys)
 
-    @rule(keys=some_keys)
-    def evict_from_elsewhere(self, keys: list) -> None:
-        """Save through the other opener, which keeps its own list of the oldest."""
+    @rule(keys=some_keys, moment=some_moment)
+    def evict_from_elsewhere(self, keys: list, moment: int | None) -> None:
+        """Save through the other opener."""
         self.slab, self.other = self.other, self.slab
-        self.save(keys)
+        self.save(keys, moment)
 
     @rule(killed=st.booleans())
     def restart(self, killed: bool) -> None:
