@@ -33,6 +33,7 @@ __all__ = [
     "ThreadConfig",
     "TimeoutConfig",
     "UCMConfig",
+    "Verify",
     "default_store_path",
     "python_hash_seed",
 ]
@@ -59,6 +60,15 @@ class HugePages(enum.Enum):
     REQUIRE = "require"
     """Or not at all."""
     OFF = "off"
+
+
+class Verify(enum.Enum):
+    """How often the bytes of a block in a slab are held against its checksum."""
+
+    ALWAYS = "always"
+    """Each time they are loaded."""
+    ONCE = "once"
+    """The first time that a process loads what was saved; then the memory is trusted."""
 
 
 class SaveDecoded(enum.Enum):
@@ -178,6 +188,11 @@ class StoreConfig:
         OFF,
         "Where the slab's memory lies: `off` (near whoever fills it), `interleave`, or "
         "nodes such as `0,2`.",
+    )
+
+    verify: Verify = _field(
+        Verify.ALWAYS,
+        "Compare checksums `always`, or `once` per block and process: trusts the memory.",
     )
 
     def __attrs_post_init__(self) -> None:

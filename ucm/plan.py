@@ -32,6 +32,10 @@ class HostSlots:
     def __len__(self) -> int:
         return len(self.slots)
 
+    def part(self, start: int, stop: int) -> "HostSlots":
+        """Return the slots of some blocks of the span."""
+        return HostSlots(self.pool, self.slots[start:stop], self.block_bytes)
+
     def block(self, position: int) -> npt.NDArray[np.uint8]:
         """Return the ``[block_bytes]`` view of one block of the span."""
         view: npt.NDArray[np.uint8] = self.pool[

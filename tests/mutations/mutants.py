@@ -12,6 +12,7 @@ from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
 from tests.mutations.of_keys import KEYS
 from tests.mutations.of_lanes import LANES
+from tests.mutations.of_lease import LEASE
 from tests.mutations.of_light import LIGHT
 from tests.mutations.of_load import LOAD
 from tests.mutations.of_match import MATCH
@@ -69,4 +70,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *MATCH,
     *LOAD,
     *TICKET,
+    *LEASE,
 )

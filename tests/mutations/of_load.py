@@ -49,9 +49,9 @@ LOAD = (
         name="verified_before_the_copy",
         why="A load takes the sum of verifying and copying, not the longer of the two.",
         file=_LOAD,
-        find="        fence = self._copy(given, slice(None))\n        failure = None\n",
+        find="        fence = self._copy(given, 0, len(lease.keys))\n        failure = None\n",
         replace="        _verify(self._store, lease, 0, len(lease.keys))\n"
-        "        fence = self._copy(given, slice(None))\n        failure = None\n",
+        "        fence = self._copy(given, 0, len(lease.keys))\n        failure = None\n",
         killers=(
             f"{_BESIDE}::test_copy_is_submitted_before_checksums_are_computed",
             f"{_TESTS}::TestTime::test_load_takes_the_longer_of_verifying_and_copying",

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from ucm.blocks import PackedKey
-from ucm.config import Durability
+from ucm.config import Durability, Verify
 from ucm.stores.slab import SlabStore
 from ucm.stores.slab._layout import IndexLayout, SlotState
 from ucm.testing.store_blocks import BLOCK_BYTES
@@ -25,6 +25,7 @@ def open_slab(
     *,
     index_only: bool = False,
     durability: Durability = Durability.PROCESS,
+    verify: Verify = Verify.ALWAYS,
     open_timeout: float = 60.0,
     lock_timeout: float = 60.0,
     tenant_share: float = 1.0,
@@ -36,6 +37,7 @@ def open_slab(
         block_bytes=BLOCK_BYTES,
         index_only=index_only,
         durability=durability,
+        verify=verify,
         open_timeout=open_timeout,
         lock_timeout=lock_timeout,
         tenant_share=tenant_share,

@@ -174,7 +174,7 @@ class Scatter(CopyStage[Fetched, Scattered]):
             stop = min(at + step, num_blocks)
             if not given.is_verified:
                 _verify(self._store, lease, at, stop)
-            fence = self._copy(given, slice(at, stop))
+            fence = self._copy(given, at, stop)
             if stop < num_blocks:
                 ticket.guard.end(last=False)  # a store that hangs must hold no blocks
         is_whole = copy_over(ticket, given.row_ids, fence)
@@ -183,7 +183,7 @@ class Scatter(CopyStage[Fetched, Scattered]):
     def _copy_beside(self, given: Fetched) -> Scattered:
         """Submit the copy, and verify meanwhile; ``ScatterWait`` waits for the copy."""
         ticket, lease = given.ticket, given.lease
-        fence = self._copy(given, slice(None))
+        fence = self._copy(given, 0, len(lease.keys))
         failure = None
         if not given.is_verified:
             # On any thread: a store that hangs must hold no blocks.
@@ -194,7 +194,7 @@ class Scatter(CopyStage[Fetched, Scattered]):
                 failure = exc
         return Scattered(ticket, given.row_ids, lease, fence, failure=failure)
 
-    def _copy(self, given: Fetched, part: slice) -> Fence:
+    def _copy(self, given: Fetched, start: int, stop: int) -> Fence:
         ticket, slots = given.ticket, given.lease.slots
         guard, span = ticket.guard, ticket.span
         if not guard.begin():
@@ -204,8 +204,8 @@ class Scatter(CopyStage[Fetched, Scattered]):
             fence = self._device.scatter(
                 span.group_id,
                 given.row_ids,
-                attrs.evolve(slots, slots=slots.slots[part]),
-                span.block_ids[part],
+                slots.part(start, stop),
+                span.block_ids[start:stop],
             )
             whole = True
         finally:

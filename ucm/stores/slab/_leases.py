@@ -4,9 +4,15 @@ Leases over a slab's slots: the bytes are written and read where they stay.
 
 A block's checksum is xxh3 over its bytes, seeded with the hash of its key: the right
 bytes under the wrong key do not verify.
+
+What a checksum finds: bytes that were never wholly written, of another key, of a file
+that somebody restored or cut, or that somebody wrote to who had no right to, and memory
+that flips bits. Who verifies once finds all of that the first time that this process
+loads what a save has put there, and trusts the memory from then on. That a slot was
+given to another save is found by its generation, each time.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +31,10 @@ from ucm.stores.slab._chains import KeyBatch
 from ucm.stores.slab._layout import Grant, Sighting
 from ucm.stores.slab._opened import OpenedSlab
 
-__all__ = ["SlabReadLease", "SlabWriteLease"]
+__all__ = ["SlabReadLease", "SlabWriteLease", "Verified"]
+
+Verified = npt.NDArray[np.uint64]
+"""``[num_slots]`` the generation of each slot that this process has verified; 0: none."""
 
 
 def _digest(slots: HostSlots, position: int, seed: int) -> int:
@@ -147,6 +156,8 @@ class SlabReadLease(ReadLease):
         batch: The same, packed.
         sighting: What the index said of them.
         slots: The same, as memory.
+        verified: What need not be verified again, and where to put down what was; None:
+            verify always.
     """
 
     def __init__(
@@ -156,6 +167,7 @@ class SlabReadLease(ReadLease):
         batch: KeyBatch,
         sighting: Sighting,
         slots: HostSlots,
+        verified: Verified | None = None,
     ) -> None:
         self.keys = keys
         self.slots = slots
@@ -164,24 +176,39 @@ class SlabReadLease(ReadLease):
         self._seeds: list[int] = batch.hashes.tolist()
         self._checksums: list[int] = sighting.checksums.tolist()
         self._nbytes: list[int] = sighting.nbytes.tolist()
+        self._verified = verified
         self._has_ended = False
 
     def verify(self, start: int, stop: int) -> None:
         """Compare blocks with their checksums; see ``ReadLease``."""
         self._check()
-        for position in range(start, stop):
-            if self._nbytes[position] != self.slots.block_bytes:
+        for position, nbytes in enumerate(self._nbytes[start:stop], start):
+            if nbytes != self.slots.block_bytes:
                 raise BlockCorruptError(
                     self.keys[position],
-                    f"it has {self._nbytes[position]} bytes, the first of its lease "
+                    f"it has {nbytes} bytes, the first of its lease "
                     f"{self.slots.block_bytes}",
                 )
+        for position in self._doubtful(start, stop):
             found = _digest(self.slots, position, self._seeds[position])
             if found != self._checksums[position]:
                 raise BlockCorruptError(
                     self.keys[position],
                     f"checksum {found:016x} is not {self._checksums[position]:016x}",
                 )
+        if self._verified is not None:
+            part = slice(start, stop)
+            slots = self.slots.slots[part]
+            self._verified[slots] = self._sighting.generations[part]
+
+    def _doubtful(self, start: int, stop: int) -> Iterable[int]:
+        """Return which blocks are to be verified."""
+        if self._verified is None:
+            return range(start, stop)
+        known = self._verified[self.slots.slots[start:stop]]
+        doubtful = known != self._sighting.generations[start:stop]
+        found: list[int] = (doubtful.nonzero()[0] + start).tolist()
+        return found
 
     def recheck(self) -> None:
         """Make sure that no slot was recycled; see ``ReadLease``."""

@@ -20,6 +20,8 @@ __all__ = ["Reservation"]
 _TRIES = 64
 """Times that the lock is taken; the last time the oldest that are known must do."""
 _GENERATION, _NUM_EVICTED = int(Word.GENERATION), int(Word.NUM_EVICTED)
+_RACE_NS = 1_000_000_000
+"""By how much a use elsewhere may be later than now and still give way to it."""
 _NONE = np.empty(0, dtype=np.int64)
 _Slots = npt.NDArray[np.int64]
 
@@ -83,6 +85,7 @@ class Reservation:
         index = self._index
         if self._is_now:  # under the lock, so that nobody's now is later than ours
             self._moments = index.stamps_of(None, len(self._batch))
+        self._before = self._moments + (_RACE_NS if self._is_now else 0)
         found = self._find()
         held = found[found >= 0]
         wanted = np.flatnonzero(found < 0)
@@ -156,7 +159,7 @@ class Reservation:
         if not len(wanted):
             return _NONE, True
         slots, stamps, is_done = self._index.oldest.pick(
-            len(wanted) + len(kept), int(self._moments[wanted[0]]), is_last=is_last
+            len(wanted) + len(kept), int(self._before[wanted[0]]), is_last=is_last
         )
         return self._older(slots, stamps, wanted, kept), is_done
 
@@ -168,7 +171,7 @@ class Reservation:
             others = ~np.isin(slots, kept)
             slots, stamps = slots[others], stamps[others]
         slots, stamps = slots[: len(wanted)], stamps[: len(wanted)]
-        younger = np.flatnonzero(stamps >= self._moments[wanted[: len(stamps)]])
+        younger = np.flatnonzero(stamps >= self._before[wanted[: len(stamps)]])
         return slots[: younger[0]] if len(younger) else slots
 
     def _take(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
-from ucm.config import Durability, HugePages, StoreConfig
+from ucm.config import Durability, HugePages, StoreConfig, Verify
 from ucm.errors import BlockNotFoundError
 from ucm.plan import HostSlots
 from ucm.stores.abc import Store, StoreCapabilities, StoreGrowth, StoreStats
@@ -25,7 +25,7 @@ from ucm.stores.slab._chains import NO_SLOT
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._keyspaces import describe, read_all
 from ucm.stores.slab._layout import Limits, Sighting, Word
-from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease
+from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease, Verified
 from ucm.stores.slab._memory import MemoryWishes
 from ucm.stores.slab._opened import OpenedSlab
 from ucm.uses import Uses
@@ -61,6 +61,7 @@ class SlabStore(Store):
         durability: What committed blocks survive.
         huge_pages: Whether the slots come in huge pages.
         numa: On which nodes of the machine they lie.
+        verify: How often the bytes of a block are held against its checksum.
         open_timeout: Seconds to wait at most for others that create the slab.
         lock_timeout: Seconds to wait at most for others that change the index.
         retain_share: Slots that may count as used at a moment still to come, of all;
@@ -85,6 +86,7 @@ class SlabStore(Store):
         durability: Durability = Durability.PROCESS,
         huge_pages: HugePages = HugePages.AUTO,
         numa: str = "off",
+        verify: Verify = Verify.ALWAYS,
         open_timeout: float = 120.0,
         lock_timeout: float = 5.0,
         retain_share: float = 0.5,
@@ -109,6 +111,9 @@ class SlabStore(Store):
         )
         self._slab.index.limits = Limits(retain_share, tenant_share)
         self._before = [int(self._slab.index.header[word]) for word in _TOTALS]
+        self._verified: Verified | None = None
+        if verify is Verify.ONCE and not index_only:
+            self._verified = np.zeros(self._slab.geometry.num_slots, dtype=np.uint64)
         self._leases: set[SlabWriteLease] = set()
         self._leases_lock = threading.Lock()
 
@@ -133,6 +138,7 @@ class SlabStore(Store):
             tenant_share=config.tenant_share,
             huge_pages=config.huge_pages,
             numa=config.numa,
+            verify=config.verify,
         )
 
     @property
@@ -233,7 +239,7 @@ class SlabStore(Store):
             raise BlockNotFoundError(keys[int(np.argmin(seen.committed))])
         block_bytes = int(seen.nbytes[0]) if len(keys) else slab.geometry.slot_bytes
         slots = HostSlots(slab.pool, seen.slots, block_bytes)
-        return SlabReadLease(slab, tuple(keys), batch, seen, slots)
+        return SlabReadLease(slab, tuple(keys), batch, seen, slots, self._verified)
 
     def forget(self, keys: Sequence[PackedKey]) -> int:
         """Make committed blocks invisible and free their slots; return how many."""
