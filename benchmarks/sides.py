@@ -2,14 +2,10 @@
 """
 The kinds of engine that are measured beside each other, and the stores they need.
 
-LMCache takes part where it is installed. Do that in an environment of its own that sees
-this one's packages, without dependencies, which would change them: ``pip install
---no-deps lmcache==0.5.6 numba llvmlite blake3 httpx httpcore h11 aiofile caio aiofiles
-awscrt nvtx redis sortedcontainers opentelemetry-exporter-prometheus==0.61b0``.
+LMCache takes part where it is installed: see ``benchmarks.peers``.
 """
 
 import contextlib
-import importlib.util
 import socket
 import sys
 import tempfile
@@ -21,6 +17,7 @@ from typing import cast
 import attrs
 
 from benchmarks.harness import Note
+from benchmarks.peers import has_lmcache
 from benchmarks.stores import MEMORY
 from tests.e2e.engine import connector_config, process_group
 
@@ -146,11 +143,6 @@ def example(home: Path) -> dict[str, object]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"shared_storage_path": str(home)},
     }
-
-
-def has_lmcache() -> bool:
-    """Return whether LMCache is installed."""
-    return importlib.util.find_spec("lmcache") is not None
 
 
 def absent(case: str) -> Iterator[Note]:

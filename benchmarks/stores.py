@@ -1,26 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Speed of the slab store, saving and loading spans of 16 MB, against memcpy.
+Speed of the slab store, 32 blocks at a time and one alone, beside LMCache and memcpy.
 
-A save reserves, copies each block into its slot, seals and commits; the slab is full,
-so that each save also evicts. A load reads, verifies, copies out and rechecks. On the
-disk, one plain file per block (written under another name, then renamed; never synced)
-stands beside the slab: less than any store with a file per block has to do.
+A save reserves, copies each block into its slot, seals what is still in the CPU's cache
+and commits; the slab is full, so that each save also evicts. A load reads, verifies,
+copies out and rechecks. LMCache's local CPU back end, where it can be installed (see
+``benchmarks.peers``), holds as much, is as full, and copies by the same calls; it keeps no
+checksums, and its memory is one process's. On the disk, one plain file per block (written
+under another name, then renamed; never synced) stands beside the slab: less than any store
+with a file per block has to do.
 
-The measure is the same bytes, copied in pieces of a block into or out of a plain file
-that is mapped as the slab's is: where the kernel gives shared memory no huge pages, no
-store can reach what memcpy reaches between two arrays, which have them. That stands
-beside it for orientation.
-Without checksums the digest is replaced by a constant; there is no such option. Run
-``python -m benchmarks.stores``.
+What the machine can do is the same bytes, copied in pieces of a block into or out of a
+plain file that is mapped as the slab's is: where the kernel gives shared memory no huge
+pages, no store in it can reach what memcpy reaches between two arrays. What a call costs
+beyond that is told by its parts: index and lease are the call without bytes, checksums
+what the call takes longer with them, and the memory is shared for what a mapped file takes
+longer than an array. Saves without checksums have the digest replaced by a constant, for which
+there is no option; loads without them are of a slab that verifies once.
+
+In memory nobody waits for anything, and what counts is this thread's CPU time: what else
+the machine does costs no side its turn. Run ``python -m benchmarks.stores``.
 """
 
 import contextlib
 import functools
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +38,7 @@ from benchmarks.harness import (
     Note,
     Scale,
     Side,
+    Times,
     Told,
     compare,
     main,
@@ -37,75 +46,125 @@ from benchmarks.harness import (
     ratio,
     speed,
 )
+from benchmarks.peers import LocalCPU, enter, has_lmcache
 from ucm.blocks import PackedKey
-from ucm.stores.slab import SlabStore
+from ucm.config import Verify
+from ucm.stores.slab import SlabStore, _leases
 from ucm.stores.slab._files import map_file
 
-SPAN_BYTES = 16 << 20
-SPANS = 32
+BATCH = 32
+POOL_BYTES = 512 << 20
 MEMORY = Path("/dev/shm")
-CHECKED = {"64 KB": ">= 0.65", "512 KB": ">= 0.75", "2 MB": ">= 0.85"}
-"""Of a slab with checksums, as a share of a copy into, or out of, a mapped file."""
+CHECKED = {"64 KB": ">= 0.65", "512 KB": ">= 0.75", "2 MB": ">= 0.75"}
+"""Of a slab with checksums, as a share of a copy into, or out of, a mapped file. A block
+of 2 MB has left a core's own cache when it is hashed."""
 SIZES = {"64 KB": 64 << 10, "512 KB": 512 << 10, "2 MB": 2 << 20}
+LMCACHE = "LMCache"
+_SEALED_BYTES, _VERIFIED_BYTES = 256 << 10, 2 << 20
+"""At a time: what was written is in the core's own cache, what is to be read is in none."""
 
 _Blocks = npt.NDArray[np.uint8]
+_THERE = vars(_leases)
+_DIGEST = _THERE["_digest"]
 
 
 class Slab:
     """
-    The sides that move spans of one open slab.
+    The sides that move batches of one open slab.
 
     Args:
-        store: The slab.
+        stores: The slab, opened to verify always and once.
         source: What is saved.
         target: Where to load to.
         shared: A plain mapped file where the slab is, as large as its data.
+        batch: Blocks of one call.
     """
 
     def __init__(
-        self, store: SlabStore, source: _Blocks, target: _Blocks, shared: _Blocks
+        self,
+        stores: tuple[SlabStore, SlabStore],
+        source: _Blocks,
+        target: _Blocks,
+        shared: _Blocks,
+        batch: int,
     ) -> None:
-        self._store = store
+        self._store, self._trusting = stores
         self._shared = shared
         self._source = source
         self._target = target
-        self._span = SPAN_BYTES // source.shape[1]
-        self._spans = len(source) // self._span
+        self._batch = batch
+        self._held = len(source) // batch
         self._saved: list[Sequence[PackedKey]] = []
 
     def _part(self, blocks: _Blocks, number: int) -> _Blocks:
-        at = number % self._spans * self._span
-        return blocks[at : at + self._span]
+        at = number % self._held * self._batch
+        return blocks[at : at + self._batch]
 
-    def save(self, number: int) -> Callable[[], object]:
-        """Store new keys."""
-        keys = make_keys(len(self._saved) * self._span, self._span)
+    def _save(self, number: int, *, copies: bool = True) -> Callable[[], object]:
+        keys = make_keys(len(self._saved) * self._batch, self._batch)
         self._saved.append(keys)
         source = self._part(self._source, number)
+        nbytes = source.shape[1]
+        step = max(1, _SEALED_BYTES // nbytes) if copies else len(keys)
 
         def call() -> None:
-            with self._store.reserve(keys, source.shape[1]) as lease:
-                for position, block in enumerate(source):
-                    np.copyto(lease.slots.block(position), block)
-                lease.seal(0, len(keys))
+            with self._store.reserve(keys, nbytes) as lease:
+                for at in range(0, len(keys), step):
+                    stop = min(at + step, len(keys))
+                    if copies:
+                        for position in range(at, stop):
+                            np.copyto(lease.slots.block(position), source[position])
+                    lease.seal(at, stop)
                 if lease.commit() != len(keys):
                     raise AssertionError("the keys were new")
 
         return call
 
-    def load(self, number: int) -> Callable[[], object]:
-        """Read what was stored last but some."""
-        keys = self._saved[-1 - number % (self._spans - 1)]
+    def save(self, number: int) -> Callable[[], object]:
+        """Store new keys."""
+        _THERE["_digest"] = _DIGEST
+        return self._save(number)
+
+    def bare_save(self, number: int) -> Callable[[], object]:
+        """Store new keys with nothing for a checksum: they do not verify."""
+        _THERE["_digest"] = return_nothing
+        return self._save(number)
+
+    def empty_save(self, number: int) -> Callable[[], object]:
+        """Store new keys without their bytes: they do not verify."""
+        _THERE["_digest"] = return_nothing
+        return self._save(number, copies=False)
+
+    def _load(
+        self, store: SlabStore, number: int, *, copies: bool = True
+    ) -> Callable[[], object]:
+        keys = self._saved[-1 - number % (self._held - 1)]
         target = self._part(self._target, number)
+        step = max(1, _VERIFIED_BYTES // target.shape[1]) if copies else len(keys)
 
         def call() -> None:
-            with self._store.read(keys) as lease:
-                lease.verify(0, len(keys))
-                for position, block in enumerate(target):
-                    np.copyto(block, lease.slots.block(position))
+            with store.read(keys) as lease:
+                for at in range(0, len(keys), step):
+                    stop = min(at + step, len(keys))
+                    lease.verify(at, stop)
+                    if copies:
+                        for position in range(at, stop):
+                            np.copyto(target[position], lease.slots.block(position))
                 lease.recheck()
 
         return call
+
+    def load(self, number: int) -> Callable[[], object]:
+        """Read what was stored last but some."""
+        return self._load(self._store, number)
+
+    def bare_load(self, number: int) -> Callable[[], object]:
+        """Read it where it was verified before."""
+        return self._load(self._trusting, number)
+
+    def empty_load(self, number: int) -> Callable[[], object]:
+        """Read it where it was verified before, without its bytes."""
+        return self._load(self._trusting, number, copies=False)
 
     def memcpy(self, number: int) -> Callable[[], object]:
         """Copy blocks one by one."""
@@ -133,9 +192,11 @@ class Slab:
         return call
 
     def fill(self) -> None:
-        """Store until the slab is full."""
-        for number in range(self._spans):
+        """Store until the slab is full, and verify all of that once."""
+        for number in range(self._held):
             self.save(number)()
+        for number in range(self._held):
+            self.bare_load(number)()
 
 
 class Files:
@@ -143,7 +204,7 @@ class Files:
 
     def __init__(self, home: Path, source: _Blocks, target: _Blocks) -> None:
         self._home = home
-        self._span = SPAN_BYTES // source.shape[1]
+        self._span = BATCH
         self._source, self._target = source[: self._span], target[: self._span]
         self._first = 0
 
@@ -174,6 +235,113 @@ class Files:
         return call
 
 
+@contextlib.contextmanager
+def opened(
+    parent: Path, block_bytes: int, nbytes: int, batch: int = BATCH
+) -> Iterator[tuple[Slab, LocalCPU | None, Files]]:
+    """Open a slab that is full, the peer if it is there, and a directory beside it."""
+    source = np.ones((nbytes // block_bytes, block_bytes), dtype=np.uint8)
+    target = np.zeros_like(source)
+    target[:] = 1  # touches every page
+    with (
+        tempfile.TemporaryDirectory(prefix="ucm-stores-", dir=parent) as home,
+        contextlib.ExitStack() as closing,
+    ):
+        always, once = (
+            closing.enter_context(
+                SlabStore(
+                    path=f"{home}/slab",
+                    capacity_bytes=nbytes,
+                    block_bytes=block_bytes,
+                    verify=verify,
+                )
+            )
+            for verify in (Verify.ALWAYS, Verify.ONCE)
+        )
+        shared = mapped(Path(home), nbytes, in_memory=parent == MEMORY)
+        slab = Slab((always, once), source, target, shared.reshape(source.shape), batch)
+        slab.fill()
+        peer = None
+        if parent == MEMORY and has_lmcache():
+            peer = LocalCPU(source, target, batch)
+            closing.callback(peer.close)
+        files = Path(home) / "files"
+        files.mkdir()
+        yield slab, peer, Files(files, source, target)
+
+
+def in_memory(size: str, batch: int, scale: Scale) -> Told:
+    """Measure a slab in memory beside LMCache, and what its parts cost."""
+    block_bytes, alone = SIZES[size], ", one block" if batch == 1 else ""
+    nbytes = POOL_BYTES // 4 if scale.is_quick else POOL_BYTES
+    with opened(MEMORY, block_bytes, nbytes, batch) as (slab, peer, _):
+        for verb in ("save", "load"):
+            case = f"memory, {size}{alone}, {verb}"
+            bare = "no checksums" if verb == "save" else "verified once"
+            sides: dict[str, Side] = {
+                "slab": getattr(slab, verb),
+                bare: getattr(slab, f"bare_{verb}"),
+                "mapped file": getattr(slab, f"copy_{verb}"),
+                "memcpy": slab.memcpy,
+                "no bytes": getattr(slab, f"empty_{verb}"),
+            }
+            if peer is not None:
+                sides[LMCACHE] = getattr(peer, verb)
+            often = scale.repeats * (20 if batch == 1 else 1)
+            times = compare(sides, scale._replace(repeats=often), time.thread_time)
+            slab.fill()  # some of what is stored now does not verify
+            if peer is not None:
+                yield ratio(times, "slab", LMCACHE, case, ">= 1")
+                yield ratio(times, bare, LMCACHE, case)
+            target = CHECKED[size] if batch > 1 else ""
+            yield ratio(times, "slab", "mapped file", case, target)
+            yield ratio(times, bare, "mapped file", case)
+            yield ratio(times, "mapped file", "memcpy", case)
+            for side in times:
+                if batch > 1 and side != "no bytes":
+                    yield speed(times, side, case, batch * block_bytes)
+                else:
+                    spent = [1e6 * each / batch for each in times[side]]
+                    yield Figure.over(case, f"{side}, a block", "us", spent)
+            yield parts(times, case, bare, batch)
+    if peer is None:
+        yield Note(f"memory, {size}{alone}", f"{LMCACHE}: absent; no figure.")
+
+
+def parts(times: Times, case: str, bare: str, batch: int) -> Note:
+    """Say what each part of a call costs, for one block."""
+    spent = {
+        side: 1e6 * statistics.median(each) / batch for side, each in times.items()
+    }
+    return Note(
+        case,
+        f"of {spent['slab']:.1f} us a block: index and lease {spent['no bytes']:.1f}, "
+        f"checksums {spent['slab'] - spent[bare]:.1f}, copy {spent['memcpy']:.1f}, and "
+        f"{spent['mapped file'] - spent['memcpy']:.1f} because the memory is shared.",
+    )
+
+
+def on_disk(size: str, scale: Scale) -> Told:
+    """Measure a slab on a disk."""
+    block_bytes = SIZES[size]
+    nbytes = POOL_BYTES // 4 if scale.is_quick else POOL_BYTES
+    with opened(scale.directory, block_bytes, nbytes) as (slab, _, files):
+        for verb in ("save", "load"):
+            case = f"disk, {size}, {verb}"
+            slab_side: Side = getattr(slab, verb)
+            copy: Side = getattr(slab, f"copy_{verb}")
+            times = compare({"slab": slab_side, "mapped file": copy}, scale)
+            yield ratio(times, "slab", "mapped file", case)
+            for side in times:
+                yield speed(times, side, case, BATCH * block_bytes)
+        yield from against_files(slab, files, size, scale)
+        yield Note(
+            f"disk, {size}",
+            "no peer writes to it: a plain file per block, which does less than any "
+            "of them, stands in. O_DIRECT: the slab has none, no figure.",
+        )
+
+
 def mapped(home: Path, nbytes: int, *, in_memory: bool) -> _Blocks:
     """Return touched bytes of a plain file, mapped just as a slab's are."""
     with (home / "mapped").open("x+b") as file:
@@ -181,66 +349,6 @@ def mapped(home: Path, nbytes: int, *, in_memory: bool) -> _Blocks:
         there = np.frombuffer(map_file(file.fileno(), in_memory=in_memory), np.uint8)
     there[:] = 1
     return there
-
-
-@contextlib.contextmanager
-def opened(parent: Path, block_bytes: int, spans: int) -> Iterator[tuple[Slab, Files]]:
-    """Open a slab that is full, and a directory beside it."""
-    blocks = spans * SPAN_BYTES // block_bytes
-    source = np.ones((blocks, block_bytes), dtype=np.uint8)
-    target = np.zeros_like(source)
-    target[:] = 1  # touches every page
-    with (
-        tempfile.TemporaryDirectory(prefix="ucm-stores-", dir=parent) as home,
-        SlabStore(
-            path=f"{home}/slab",
-            capacity_bytes=spans * SPAN_BYTES,
-            block_bytes=block_bytes,
-        ) as store,
-    ):
-        shared = mapped(Path(home), source.nbytes, in_memory=parent == MEMORY)
-        slab = Slab(store, source, target, shared.reshape(source.shape))
-        slab.fill()
-        files = Path(home) / "files"
-        files.mkdir()
-        yield slab, Files(files, source, target)
-
-
-def measure(where: str, size: str, scale: Scale) -> Told:
-    """Measure one slab, with checksums and without."""
-    in_memory = where == "memory"
-    block_bytes = SIZES[size]
-    parent = MEMORY if in_memory else scale.directory
-    spans = 8 if scale.is_quick else SPANS
-    with opened(parent, block_bytes, spans) as (slab, files):
-        for verb, bare in (("save", ">= 0.85"), ("load", ">= 0.9")):
-            case = f"{where}, {size}, {verb}"
-            slab_side: Side = getattr(slab, verb)
-            copy: Side = getattr(slab, f"copy_{verb}")
-            plain: dict[str, Side] = {"mapped file": copy, "memcpy": slab.memcpy}
-            times = compare({"slab": slab_side, **plain}, scale)
-            target = CHECKED[size] if in_memory else ""
-            yield ratio(times, "slab", "mapped file", case, target)
-            yield ratio(times, "slab", "memcpy", case)
-            yield ratio(times, "mapped file", "memcpy", case)
-            for side in times:
-                yield speed(times, side, case, SPAN_BYTES)
-            with mock.patch("ucm.stores.slab._leases._digest", return_nothing):
-                # What is stored meanwhile does not verify: see the fill below.
-                if verb == "load":
-                    slab.fill()
-                sides = {"slab, no checksums": slab_side, "mapped file": copy}
-                times = compare(sides, scale)
-            target = bare if in_memory else ""
-            yield ratio(times, "slab, no checksums", "mapped file", case, target)
-            slab.fill()
-        if not in_memory:
-            yield from against_files(slab, files, size, scale)
-            yield Note(
-                f"disk, {size}",
-                "no peer is installed: a plain file per block, which does less than any "
-                "of them, stands in. O_DIRECT: the slab has none, no figure.",
-            )
 
 
 def return_nothing(*_: object) -> int:
@@ -258,15 +366,19 @@ def against_files(
         sides = {"slab": getattr(slab, verb), "file per block": getattr(files, verb)}
         times = compare(sides, scale)
         yield ratio(times, "slab", "file per block", case, target)
-        yield speed(times, "file per block", case, SPAN_BYTES)
+        yield speed(times, "file per block", case, BATCH * SIZES[size])
 
 
 CASES = {
-    f"{where} {size}": functools.partial(measure, where, size)
-    for where in ("memory", "disk")
-    for size in SIZES
+    **{f"memory {size}": functools.partial(in_memory, size, BATCH) for size in SIZES},
+    **{
+        f"memory {size}, one block": functools.partial(in_memory, size, 1)
+        for size in SIZES
+    },
+    **{f"disk {size}": functools.partial(on_disk, size) for size in SIZES},
 }
 
 
 if __name__ == "__main__":
+    enter("benchmarks.stores")
     main("stores", CASES)
