@@ -248,19 +248,29 @@ class Bench:
 
 @contextlib.contextmanager
 def on_slab(
-    page_bytes: int, *, home: Path = MEMORY, block_contiguous: bool = False
+    page_bytes: int,
+    *,
+    home: Path = MEMORY,
+    block_contiguous: bool = False,
+    span_bytes: int = SPAN_BYTES,
 ) -> Iterator[Bench]:
     """Run a bench over a slab that is full."""
+    nbytes = POOL_SPANS * SPAN_BYTES
     with tempfile.TemporaryDirectory(prefix="ucm-pipeline-", dir=home) as directory:
         store = SlabStore(
             path=f"{directory}/slab",
-            capacity_bytes=POOL_SPANS * SPAN_BYTES,
+            capacity_bytes=nbytes,
             block_bytes=ROWS * page_bytes,
         )
         bench = Bench(
-            store, page_bytes, Path(directory), block_contiguous=block_contiguous
+            store,
+            page_bytes,
+            Path(directory),
+            block_contiguous=block_contiguous,
+            span_bytes=span_bytes,
+            num_spans=nbytes // span_bytes,
         )
         with bench.running():
-            for number in range(POOL_SPANS // CALL_SPANS):
+            for number in range(nbytes // span_bytes // CALL_SPANS):
                 bench.loop_save(number)()
             yield bench

@@ -47,8 +47,9 @@ __all__ = [
 ]
 
 PIECE_BYTES: Final = 8 << 20
-"""Verified and copied at a time on the CPU. It should stay in the last cache; smaller
-pieces were measured to cost more in calls than they gain."""
+"""Verified and copied at a time on the CPU. Pieces of 4 MB cost as much, 1 and 2 MB up to
+a fifth more, in calls, and 16 MB up to a tenth: they leave the last cache. A save is copied
+whole: sealed piece by piece it took as long, and held its blocks for longer."""
 
 
 @attrs.frozen
