@@ -13,7 +13,7 @@ from ucm import blocking
 from ucm.blocks import BlockKey, BlockSpan, KeySpace
 from ucm.errors import UCMError
 from ucm.layout import KVLayout
-from ucm.prefixes import PrefixHasher, keyspace_of, paged_layout
+from ucm.prefixes import Place, PrefixHasher, keyspace_of, paged_layout
 
 if TYPE_CHECKING:
     from ucm.cache.aio import Opening
@@ -26,6 +26,7 @@ __all__ = [
     "BlockSpan",
     "KVLayout",
     "KeySpace",
+    "Place",
     "PrefixHasher",
     "UCMError",
     "__version__",

@@ -20,15 +20,40 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import attrs
+
 from ucm.blocks import GroupId, KeySpace, RowId
 from ucm.errors import KeyFormatError
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 
-__all__ = ["ALGORITHM", "PrefixHasher", "keyspace_of", "paged_layout"]
+__all__ = ["ALGORITHM", "Place", "PrefixHasher", "keyspace_of", "paged_layout"]
 
 ALGORITHM: Final = "ucm.prefix.v1"
 """``KeySpace.hash_algorithm`` of keys that ``PrefixHasher`` makes."""
 _KEY_BYTES: Final = 32
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """
+    Where in a prefix some blocks are, and whose: what a store makes room by.
+
+    Args:
+        first: Index within its prefix of the first of the blocks.
+        began_ns: When the prefix counts as used, on ``time.monotonic_ns``; 0: now. Give
+            all parts of a prefix the same: then room is made from its end.
+        tenant: Whose share of the store the blocks take, from 1 to 2**32 - 1; 0:
+            nobody's.
+    """
+
+    first: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    began_ns: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    tenant: int = attrs.field(
+        default=0,
+        validator=attrs.validators.and_(
+            attrs.validators.ge(0), attrs.validators.le(0xFFFFFFFF)
+        ),
+    )
 
 
 class PrefixHasher:

@@ -18,6 +18,7 @@ from ucm.blocks import ShardId
 from ucm.cache.aio import Cache, Opening
 from ucm.cache.core import Core
 from ucm.config import UCMConfig
+from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice, FaultPlan, FaultStore
@@ -63,11 +64,13 @@ class Host:
         plan: What fails or waits, and when.
         config: Settings.
         capacity: Of the store, in blocks.
+        make_device: Over its memory.
     """
 
     plan: FaultPlan = attrs.Factory(FaultPlan)
     config: dict[str, object] = attrs.Factory(dict)
     capacity: int = 256
+    make_device: Callable[[], Device] = CPUDevice
     pool: dict[str, np.ndarray] = attrs.field(init=False)
     store: MemoryStore = attrs.field(init=False)
     tracer: Tracer = attrs.Factory(Tracer)
@@ -83,7 +86,7 @@ class Host:
 
     def open_core(self) -> tuple[Core, contextlib.ExitStack]:
         """Open a cache as ``ucm.open`` does, with faults and a log that is checked."""
-        device = FaultDevice(CPUDevice(), self.plan)
+        device = FaultDevice(self.make_device(), self.plan)
         device.register(LAYOUT, self.pool)
         self.core = Core(
             UCMConfig.from_mapping(self.config),
@@ -109,6 +112,14 @@ class Host:
         """Return the bytes of blocks, layer by layer."""
         part = slice(blocks.start, blocks.stop)
         return b"".join(self.pool[name][part].tobytes() for name in LAYERS)
+
+    def join(self) -> None:
+        """Wait for threads that a close had no time for."""
+        core = self.core
+        assert core is not None
+        core._thread.join(LIMIT_S)
+        assert core._runtime._pipeline.join_threads(LIMIT_S)
+        assert core._questions._thread.join(LIMIT_S)
 
     def check_left(self) -> None:
         """Check that a closed cache has left nothing, and that its log is sound."""

@@ -6,7 +6,6 @@ import anyio.to_thread
 import pytest
 
 from tests.cache.kit import Host, both_loops, keys_of, leaving_nothing, run, span_of
-from ucm.cache.orders import Place
 from ucm.errors import (
     BlockInUseError,
     EventNotRecordedError,
@@ -16,8 +15,11 @@ from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.pipeline.tickets import OutcomeKind
+from ucm.prefixes import Place
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
+
+ONE_TICKET = {"queue": {"tickets": 1}}
 
 
 @both_loops
@@ -148,12 +150,10 @@ class TestMoving:
 
 @both_loops
 class TestFullQueue:
-    CONFIG = {"queue": {"tickets": 1}}
-
     def test_save_is_refused_as_a_rule(self, loop: str) -> None:
         """A host that computes must not wait for a store that is slow."""
         gate = Gate()
-        host = Host(FaultPlan(Fault("gather", gate)), self.CONFIG)
+        host = Host(FaultPlan(Fault("gather", gate)), ONE_TICKET)
 
         async def main() -> None:
             async with host.cache() as cache:
@@ -170,7 +170,7 @@ class TestFullQueue:
 
     def test_save_that_waits_is_stored_in_its_turn(self, loop: str) -> None:
         """Where the host prefers to wait, nothing is refused, in the order of calls."""
-        host = Host(config=self.CONFIG)
+        host = Host(config=ONE_TICKET)
 
         async def main() -> None:
             async with host.cache() as cache:
@@ -188,7 +188,7 @@ class TestFullQueue:
     def test_save_that_waits_can_be_cancelled(self, loop: str) -> None:
         """It never reaches the queue, and its blocks are free at once."""
         gate = Gate()
-        host = Host(FaultPlan(Fault("commit", gate)), self.CONFIG)
+        host = Host(FaultPlan(Fault("commit", gate)), ONE_TICKET)
 
         async def main() -> None:
             async with host.cache() as cache:

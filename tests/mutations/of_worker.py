@@ -9,6 +9,7 @@ _WORKER = "ucm/integration/vllm/worker.py"
 _PROGRESS = "ucm/progress.py"
 _INTAKE = "ucm/intake.py"
 _STEPS = "tests/integration/vllm/test_worker_steps.py::TestUnsubmitted"
+_CACHE = "tests/cache/test_close.py"
 _KEYS = "tests/test_intake.py::TestKeys"
 _SHARED_STEPS = "tests/integration/vllm/test_worker_steps.py::TestShared"
 _SHARED = "tests/test_progress.py::TestSharedSaves"
@@ -87,7 +88,7 @@ WORKER = (
         file="ucm/runtime.py",
         find='            raise PipelineClosedError("the runtime is closed")\n',
         replace="            pass\n",
-        killers=(f"{_END}::test_closed_runtime_serves_no_more",),
+        killers=(f"{_CACHE}::TestWrongPlace::test_closed_runtime_serves_no_more",),
     ),
     Mutant(
         name="nobody_is_told",
@@ -95,6 +96,6 @@ WORKER = (
         file="ucm/mailbox.py",
         find="            self.on_put()\n",
         replace="            pass\n",
-        killers=(f"{_CARRY_OUT}::test_release_is_told_before_the_outcome",),
+        killers=(f"{_CACHE}::TestTold::test_end_is_told",),
     ),
 )

@@ -17,11 +17,11 @@ import anyio.to_thread
 
 from ucm.cache.core import Core
 from ucm.cache.host_loop import HostLoop
-from ucm.cache.orders import Place
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.devices.abc import EventRef
 from ucm.errors import DeviceTimeoutError, PipelineError, StoreUnavailableError
+from ucm.prefixes import Place
 from ucm.threads import SYSTEM, Threads
 
 __all__ = ["Cache", "Opening", "Save"]

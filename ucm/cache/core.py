@@ -21,7 +21,7 @@ import anyio
 import attrs
 
 from ucm.blocks import KeySpace, PackedKey, ShardId
-from ucm.cache.orders import Orders, Place
+from ucm.cache.orders import Orders
 from ucm.cache.pending import Pending
 from ucm.cache.questions import Questions
 from ucm.cache.room import Room
@@ -35,6 +35,7 @@ from ucm.metrics import Counters
 from ucm.pipeline.outcomes import Outcome, OutcomeKind
 from ucm.pipeline.recorder import Notice
 from ucm.pipeline.tickets import Direction
+from ucm.prefixes import Place
 from ucm.reasons import Reason
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder

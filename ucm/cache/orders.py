@@ -4,17 +4,17 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import attrs
 import numpy as np
 
 from ucm.blocks import GroupId, KeyPacker, Owner, ShardId
 from ucm.errors import KeyFormatError
 from ucm.layout import GroupLayout, KVLayout
 from ucm.pipeline.tickets import Direction
+from ucm.prefixes import Place
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.uses import Uses
 
-__all__ = ["Orders", "Place"]
+__all__ = ["Orders"]
 
 _KINDS: Final = {
     Direction.SAVE: TransferKind.SAVE,
@@ -22,29 +22,6 @@ _KINDS: Final = {
 }
 _LEAST_KEY, _MOST_KEY = 8, 64
 _HOST: Final = "host"
-
-
-@attrs.frozen(kw_only=True)
-class Place:
-    """
-    Where in a prefix some blocks are, and whose: what a store makes room by.
-
-    Args:
-        first: Index within its prefix of the first of the blocks.
-        began_ns: When the prefix counts as used, on ``time.monotonic_ns``; 0: now. Give
-            all parts of a prefix the same: then room is made from its end.
-        tenant: Whose share of the store the blocks take, from 1 to 2**32 - 1; 0:
-            nobody's.
-    """
-
-    first: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    began_ns: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    tenant: int = attrs.field(
-        default=0,
-        validator=attrs.validators.and_(
-            attrs.validators.ge(0), attrs.validators.le(0xFFFFFFFF)
-        ),
-    )
 
 
 class Orders:

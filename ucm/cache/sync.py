@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ucm.cache.core import Core
-from ucm.cache.orders import Place
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.devices.abc import EventRef
 from ucm.errors import DeviceTimeoutError, StoreUnavailableError
+from ucm.prefixes import Place
 
 __all__ = ["Cache", "Save"]
 

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R-41: the same verbs for a host without a loop, on any of its threads."""
+
+import threading
+
+import pytest
+
+from tests.cache.kit import Host, keys_of, leaving_nothing, span_of
+from ucm.cache.sync import Cache
+from ucm.errors import (
+    BlockInUseError,
+    DeviceTimeoutError,
+    PipelineClosedError,
+    StoreUnavailableError,
+)
+from ucm.pipeline.tickets import OutcomeKind
+from ucm.testing.faults import Fault, FaultPlan, Gate
+
+
+class TestVerbs:
+    def test_each_does_what_its_awaitable_twin_does(self) -> None:
+        """Saved, found, loaded, kept, counted and forgotten."""
+        host = Host(config=span_of())
+        keys = keys_of(5)
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            assert 0 == cache.match(keys)
+            save = cache.save(keys, range(5))
+            save.wait_released()
+            assert save.wait_committed().is_whole
+            assert save.is_over
+            assert 5 == cache.match(keys)
+            assert cache.load(keys, range(20, 25)).is_whole
+            assert host.content(range(5)) == host.content(range(20, 25))
+            cache.touch(keys)
+            cache.retain(keys, ttl=1.0)
+            cache.flush()
+            told = cache.statistics()
+            assert (5, 5) == (told.saved_blocks, told.loaded_blocks)
+            assert 2 == cache.forget(keys[3:])
+            assert 3 == cache.load(keys, range(20, 25)).leading + 1
+
+    def test_saves_of_many_threads_are_all_stored(self) -> None:
+        """Calls of several threads at once neither mix nor lose anything."""
+        host = Host(config={"queue": {"tickets": 2}})
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            ends = []
+
+            def save(first: int) -> None:
+                for seed in range(first, first + 20):
+                    saved = cache.save(keys_of(2, seed), [3, 4], wait_for_room=True)
+                    ends.append(saved.wait_committed().kind)
+
+            threads = [
+                threading.Thread(target=save, args=(at,)) for at in range(0, 80, 20)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert [OutcomeKind.COMMITTED] * 80 == ends
+            assert 160 == cache.statistics().saved_blocks
+
+    def test_cancelled_save_is_over(self) -> None:
+        """Whoever waits for it on another thread hears of it."""
+        gate = Gate()
+        host = Host(FaultPlan(Fault("commit", gate)))
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            save = cache.save(keys_of(2), range(2))
+            gate.wait_reached()
+            save.cancel()
+            assert OutcomeKind.CANCELLED is save.wait_committed().kind
+            gate.open()
+
+
+class TestMistakes:
+    def test_closed_cache_says_so(self) -> None:
+        """Each verb, before anything else."""
+        host = Host()
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            pass
+        one = keys_of(1)
+        for verb in (
+            lambda: cache.match(one),
+            lambda: cache.load(one, [1]),
+            lambda: cache.save(one, [1]),
+            lambda: cache.touch(one),
+            lambda: cache.forget(one),
+            cache.statistics,
+        ):
+            with pytest.raises(PipelineClosedError):
+                verb()
+
+    def test_block_is_not_written_by_two_threads(self) -> None:
+        """The second load of a block is refused while the first goes on."""
+        gate = Gate()
+        host = Host(FaultPlan(Fault("read", gate)))
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            thread = threading.Thread(target=cache.load, args=(keys_of(2), [0, 1]))
+            thread.start()
+            gate.wait_reached()
+            with pytest.raises(BlockInUseError):
+                cache.load(keys_of(1), [1])
+            gate.open()
+            thread.join()
+
+    def test_store_that_does_not_answer_is_not_waited_for(self) -> None:
+        """A look-up is a miss at its deadline; other questions have an error."""
+        gate = Gate()
+        host = Host(FaultPlan(Fault("match", gate)), {"timeout": {"load": 0.05}})
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            assert 0 == cache.match(keys_of(1))
+            with pytest.raises(StoreUnavailableError):
+                cache.statistics()
+            gate.open()
+
+    def test_load_that_never_ends_is_an_error_with_a_name(self) -> None:
+        """Its blocks are still written to: the host must not believe they are free."""
+        gate = Gate()
+        config = {"timeout": {"load": 0.05, "stuck": 0.1, "shutdown": 0.2}}
+        host = Host(FaultPlan(Fault("scatter", gate)), config)
+        cache = Cache(*host.open_core())
+        cache.save(keys_of(2), [0, 1]).wait_committed()
+        with pytest.raises(DeviceTimeoutError):
+            cache.load(keys_of(2), [4, 5])
+        with pytest.raises(BlockInUseError):
+            cache.load(keys_of(2), [5, 6])
+        assert "stuck" in cache.statistics().failure
+        cache.close()
+        gate.open()
+        host.join()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many at once, and what a save costs the thread that asks for it: in counts."""
+
+import sys
+import threading
+from collections import Counter
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from tests.cache.kit import Host, both_loops, keys_of, leaving_nothing, run
+from ucm.testing.faults import Fault, FaultPlan, Gate
+
+MANY = 10_000
+
+
+@both_loops
+@pytest.mark.slow
+def test_ten_thousand_await_at_once(loop: str) -> None:
+    """Each hears of its own save's end, none is refused, and the loop is woken for many
+    of them together."""
+    host = Host(config={"log": {"level": "off"}}, capacity=2 * MANY)
+    woken = Counter()
+
+    async def main() -> None:
+        async with host.cache() as cache:
+            ends = []
+            keys = [keys_of(1, seed) for seed in range(MANY)]
+            wake = cache._host._wake
+
+            def count() -> None:
+                woken["wake"] += 1
+                wake()
+
+            cache._host._wake = count
+
+            async def save(at: int) -> None:
+                block = at % 64
+                ends.append(
+                    await cache.save(keys[at], [block], wait_for_room=True).committed
+                )
+
+            async with anyio.create_task_group() as group:
+                for at in range(MANY):
+                    group.start_soon(save, at)
+            assert {1} == {end.committed for end in ends}
+            assert MANY == len(ends)
+
+    with leaving_nothing(host):
+        run(loop, main)
+    assert MANY > woken["wake"] > 0
+
+
+def calls_of_a_save(num_open: int, *, wait_for_room: bool) -> Counter:
+    """Count what a save calls on the host's thread, beside others that are under way."""
+    gate = Gate()
+    host = Host(FaultPlan(Fault("reserve", gate)))
+    calls: Counter[str] = Counter()
+
+    async def main() -> None:
+        async with host.cache() as cache:
+            for seed in range(num_open):
+                cache.save(keys_of(1, seed + 1), [seed % 64])
+            await anyio.to_thread.run_sync(gate.wait_reached)
+            keys = keys_of(1)
+            here = threading.get_ident()
+
+            def note(frame, event: str, _: object) -> None:
+                if event == "call" and threading.get_ident() == here:
+                    calls[frame.f_code.co_qualname] += 1
+
+            sys.setprofile(note)
+            cache.save(keys, [0], wait_for_room=wait_for_room)
+            sys.setprofile(None)
+            gate.open()
+
+    with leaving_nothing(host):
+        run("asyncio", main)
+    return calls
+
+
+class TestCost:
+    """R-43: what holds the host's loop is bounded, whatever else goes on."""
+
+    @pytest.mark.parametrize("wait_for_room", [False, True])
+    def test_save_costs_the_same_however_many_are_under_way(
+        self, *, wait_for_room: bool
+    ) -> None:
+        """No look through what is open, and none through the line."""
+        alone = calls_of_a_save(1, wait_for_room=wait_for_room)
+        assert alone == calls_of_a_save(500, wait_for_room=wait_for_room)
+        assert 60 > alone.total()
+
+    def test_nothing_of_a_ticket_is_made_on_the_hosts_thread(self) -> None:
+        """Keys are packed, tickets made and queued on our loop."""
+        names = " ".join(calls_of_a_save(5, wait_for_room=False))
+        assert "Orders.of" in names
+        for elsewhere in ("Ticket", "KeyPacker.pack", "take_in", "offer", "Recorder"):
+            assert elsewhere not in names

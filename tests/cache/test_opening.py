@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ucm.open`` and ``ucm.blocking.open`` as a host calls them, and what they refuse."""
+
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+import ucm
+from tests.cache.kit import (
+    HASHER,
+    KEYSPACE,
+    LAYERS,
+    LAYOUT,
+    PAGE_SHAPE,
+    both_loops,
+    keys_of,
+    our_threads,
+    run,
+)
+from ucm.config import UCMConfig
+from ucm.devices.cpu import CPUDevice
+from ucm.errors import ConfigError, LayoutError, StoreUnavailableError
+from ucm.stores.memory import MemoryStore
+
+
+def pool_of(num_blocks: int = 16) -> dict[str, np.ndarray]:
+    """Return the memory of a host."""
+    rng = np.random.default_rng(0)
+    shape = (num_blocks, *PAGE_SHAPE)
+    return {name: rng.integers(0, 256, shape, np.uint8) for name in LAYERS}
+
+
+def settings(path: Path) -> dict[str, object]:
+    """Return settings of a small slab."""
+    return {"store": {"path": str(path), "capacity": "1MiB"}, "log": {"level": "off"}}
+
+
+@both_loops
+def test_blocks_outlive_the_process_that_stored_them(loop: str, tmp_path: Path) -> None:
+    """A second cache over the same slab finds what the first one saved."""
+    pool, keys = pool_of(), keys_of(4)
+
+    async def main() -> None:
+        config = settings(tmp_path / "slab")
+        async with ucm.open(
+            config, layout=LAYOUT, device=pool, keyspace=KEYSPACE
+        ) as cache:
+            await cache.save(keys, range(4)).committed
+        async with ucm.open(
+            UCMConfig.from_mapping(config),
+            layout=LAYOUT,
+            device=pool,
+            keyspace=KEYSPACE,
+        ) as cache:
+            assert 4 == await cache.match(keys)
+            assert (await cache.load(keys, range(8, 12))).is_whole
+        assert all((each[:4] == each[8:12]).all() for each in pool.values())
+
+    run(loop, main)
+    assert set() == our_threads()
+
+
+def test_tensors_and_registered_devices_are_taken_too(tmp_path: Path) -> None:
+    """The memory of one host is found by another, whatever it is made of."""
+    arrays, keys = pool_of(), keys_of(2)
+    tensors = {name: torch.from_numpy(each.copy()) for name, each in arrays.items()}
+    registered = CPUDevice()
+    registered.register(LAYOUT, arrays)
+    config = settings(tmp_path / "slab")
+    for device, blocks in ((tensors, [0, 1]), (registered, [4, 5])):
+        with ucm.blocking.open(
+            config, layout=LAYOUT, device=device, keyspace=KEYSPACE
+        ) as cache:
+            cache.save(keys, [0, 1]).wait_committed()
+            assert cache.load(keys, blocks).is_whole
+    assert all((each[[0, 1]] == each[[4, 5]]).all() for each in arrays.values())
+
+
+class TestRefusals:
+    def test_two_openers_with_different_layouts_do_not_mix(
+        self, tmp_path: Path
+    ) -> None:
+        """Whoever has blocks of another shape has keys of his own, or an error."""
+        other = ucm.paged_layout(dict.fromkeys(LAYERS, 64), block_tokens=16)
+        pool = {name: np.zeros((4, 64), np.uint8) for name in LAYERS}
+        config = settings(tmp_path / "slab")
+        with ucm.blocking.open(
+            config, layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE
+        ) as cache:
+            cache.save(keys_of(2), [0, 1]).wait_committed()
+            with pytest.raises(LayoutError, match="keyspace_of"):
+                ucm.blocking.open(config, layout=other, device=pool, keyspace=KEYSPACE)
+            theirs = ucm.keyspace_of(
+                other, model="m", weights="w", kv_dtype="uint8", engine="test"
+            )
+            keys = ucm.PrefixHasher(theirs, 16).keys([0, *range(1, 32)])
+            assert 0 == cache.match(keys)
+
+    def test_store_with_smaller_slots_is_refused(self) -> None:
+        """Before the first save fails; and it is closed."""
+        store = MemoryStore(4, LAYOUT.max_block_bytes - 1)
+        with pytest.raises(ConfigError, match="block_bytes"):
+            ucm.blocking.open(
+                {}, layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE, store=store
+            )
+        with pytest.raises(StoreUnavailableError):
+            store.stats()
+
+    @pytest.mark.parametrize(
+        ("change", "error"),
+        [
+            ({"config": {"stor": {}}}, ConfigError),
+            ({"config": {"store": {"type": "memory"}}}, ConfigError),
+            ({"device": {"a": np.zeros((4, 1), np.uint8)}}, LayoutError),
+            ({"device": {}}, LayoutError),
+            ({"device": dict.fromkeys(LAYERS, "text")}, LayoutError),
+            ({"device": {"a": torch.zeros(4, 4, device="meta")}}, ConfigError),
+            ({"keyspace": attrs.evolve(KEYSPACE, block_tokens=8)}, LayoutError),
+        ],
+    )
+    def test_what_cannot_be_opened_has_a_named_error(
+        self, change: dict, error: type[Exception], tmp_path: Path
+    ) -> None:
+        """And nothing of ours runs behind it."""
+        given = {
+            "config": settings(tmp_path / "slab"),
+            "layout": LAYOUT,
+            "device": pool_of(),
+            "keyspace": KEYSPACE,
+            **change,
+        }
+        with pytest.raises(error):
+            ucm.blocking.open(given.pop("config"), **given)
+        assert set() == our_threads()
+
+    def test_keys_of_another_key_space_are_never_found(self, tmp_path: Path) -> None:
+        """Not even where a host mixes up its hashers."""
+        config = settings(tmp_path / "slab")
+        twin = attrs.evolve(KEYSPACE, weights="others")
+        keys = HASHER.keys(range(32))
+        with ucm.blocking.open(
+            config, layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE
+        ) as cache:
+            cache.save(keys, [0, 1]).wait_committed()
+        with ucm.blocking.open(
+            config, layout=LAYOUT, device=pool_of(), keyspace=twin
+        ) as cache:
+            assert 0 == cache.match(keys)
