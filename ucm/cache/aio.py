@@ -24,7 +24,7 @@ from ucm.errors import DeviceTimeoutError, PipelineError, StoreUnavailableError
 from ucm.prefixes import Place
 from ucm.threads import SYSTEM, Threads
 
-__all__ = ["Cache", "Opening", "Save"]
+__all__ = ["Cache", "Moment", "Opening", "Save"]
 
 _T = TypeVar("_T")
 _ANYWHERE = Place()

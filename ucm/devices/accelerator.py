@@ -46,12 +46,7 @@ from ucm.devices.events import (
 )
 from ucm.devices.poller import EventPoller
 from ucm.devices.staging import StagingLease, StagingPool, StagingTimeoutError
-from ucm.errors import (
-    ConfigError,
-    DeviceError,
-    DeviceFailedError,
-    GraphCaptureError,
-)
+from ucm.errors import ConfigError, DeviceError, DeviceFailedError, GraphCaptureError
 from ucm.layout import KVLayout
 from ucm.plan import CopyBatch
 from ucm.threads import SYSTEM, Lock, Threads
