@@ -23,7 +23,7 @@ import attrs
 from ucm.blocks import KeySpace, PackedKey, ShardId
 from ucm.cache.orders import Orders
 from ucm.cache.pending import Pending
-from ucm.cache.questions import Questions
+from ucm.cache.questions import KeptStore, Questions
 from ucm.cache.room import Room
 from ucm.cache.transfers import Statistics, Transfer
 from ucm.cache.users import BlockUsers
@@ -40,7 +40,6 @@ from ucm.reasons import Reason
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder
 from ucm.stores.abc import Store
-from ucm.stores.wrap import WrapperStore
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import Log
 
@@ -48,17 +47,6 @@ __all__ = ["Core"]
 
 _LONGEST_TTL_S = 86400.0
 _T = TypeVar("_T")
-
-
-class _KeptStore(WrapperStore):
-    """A store that stays open while a question to it does not return."""
-
-    is_asked = False
-
-    def close(self) -> None:
-        """Close it, if nobody is in it."""
-        if not self.is_asked:
-            super().close()
 
 
 class Core:
@@ -93,7 +81,7 @@ class Core:
         self._digest = keyspace.digest
         self._threads = threads
         self._counters = Counters()
-        self._store = _KeptStore(store)
+        self._store = KeptStore(store)
         self._runtime = Runtime(
             self._store,
             device,
@@ -159,19 +147,18 @@ class Core:
         transfer = Transfer(Direction.SAVE, orders, self._ends)
         if not orders:
             return transfer
-        fence, refused = self._device.lease(after), []
+        refused: list[int] = []
+        fence = self._device.lease(after)
         with self._lock:
             self._claim(transfer, fence)
-            until = self._threads.monotonic() + self.timeout.save
-            for order in orders if waits else ():
-                nbytes = self._orders.nbytes(order)
-                if not self._room.wait((order, fence), nbytes, until):
-                    refused.append(order.transfer_id)
-            if not waits:
+            if waits:
+                refused = self._stand_in_line(orders, fence)
+            else:
                 for order in orders:
                     self._room.enter(self._orders.nbytes(order))
                 self._runtime.submit(self._digest, orders, fence)
-        self._look_at_line()
+        if waits:
+            self._look_at_line()
         for transfer_id in refused:
             self._end_here(transfer_id, OutcomeKind.REFUSED, Reason.QUEUE_TICKETS)
         self._see_to_it()
@@ -181,7 +168,7 @@ class Core:
         self, keys: Sequence[bytes], blocks: Sequence[int], *, group: int, place: Place
     ) -> Transfer:
         """Have blocks loaded; see ``Cache.load``."""
-        self._check_open()
+        self.touch(keys, group=group, place=place)
         orders = self._orders.of(
             Direction.LOAD, keys, blocks, group, place, self._now_ns()
         )
@@ -193,7 +180,6 @@ class Core:
             self._claim(transfer, fence)
             self._runtime.submit(self._digest, orders, fence)
         self._see_to_it()
-        self.touch(keys, group=group, place=place)
         return transfer
 
     def cancel(self, transfer: Transfer) -> None:
@@ -310,6 +296,15 @@ class Core:
         """Tell of refusals where no loop does any more."""
         if not self._is_serving:
             self._hand_out()
+
+    def _stand_in_line(self, orders: Sequence[SpanOrder], fence: Fence) -> list[int]:
+        """Have orders wait for room; return the tickets for which the line is full."""
+        until = self._threads.monotonic() + self.timeout.save
+        return [
+            order.transfer_id
+            for order in orders
+            if not self._room.wait((order, fence), self._orders.nbytes(order), until)
+        ]
 
     def _look_at_line(self) -> None:
         """Let those in for whom there is room, and end those who waited too long."""

@@ -20,7 +20,7 @@ _KINDS: Final = {
     Direction.SAVE: TransferKind.SAVE,
     Direction.LOAD: TransferKind.LOAD,
 }
-_LEAST_KEY, _MOST_KEY = 8, 64
+_KEY_SIZES: Final = frozenset(range(8, 65))
 _HOST: Final = "host"
 
 
@@ -46,6 +46,7 @@ class Orders:
     ) -> None:
         sizes = [group.block_bytes for group in layout.groups]
         self._layout = layout
+        self._groups = {group.group_id: group for group in layout.groups}
         self._span_blocks = layout.span_blocks(span_bytes, sizes)
         self._numbers = iter(numbers)
         self._packers = {
@@ -129,16 +130,17 @@ class Orders:
         return (place.began_ns or now_ns) - place.first * shape.block_tokens
 
     def _group(self, group: int) -> GroupLayout:
-        return self._layout.group(GroupId(group))
+        shape = self._groups.get(GroupId(group))
+        return shape or self._layout.group(GroupId(group))  # which raises
 
 
 def _check(keys: Sequence[bytes]) -> None:
     """Refuse what is no list of keys."""
     sizes = set(map(len, keys))
-    if len(sizes) > 1 or not sizes <= set(range(_LEAST_KEY, _MOST_KEY + 1)):
+    if len(sizes) > 1 or not sizes <= _KEY_SIZES:
         raise KeyFormatError(
             f"keys of {sorted(sizes)} bytes: all must have one length, from "
-            f"{_LEAST_KEY} to {_MOST_KEY}"
+            f"{min(_KEY_SIZES)} to {max(_KEY_SIZES)}"
         )
     if len(set(keys)) < len(keys):
         raise KeyFormatError("a key is there twice: a prefix has each of its keys once")

@@ -11,11 +11,23 @@ from typing import TypeVar
 from ucm.cache.pending import Pending
 from ucm.errors import PipelineClosedError
 from ucm.pipeline.workers import CopyThread, Job
+from ucm.stores.wrap import WrapperStore
 from ucm.threads import Lock, Threads
 
-__all__ = ["Questions"]
+__all__ = ["KeptStore", "Questions"]
 
 _T = TypeVar("_T")
+
+
+class KeptStore(WrapperStore):
+    """A store that stays open while a question to it does not return."""
+
+    is_asked = False
+
+    def close(self) -> None:
+        """Close it, if nobody is in it."""
+        if not self.is_asked:
+            super().close()
 
 
 class Questions:

@@ -96,7 +96,8 @@ class Transfer:
         """Ends when nothing of ours touches the blocks any more."""
         self.over: Pending[Result] = Pending(lock)
         """Ends with the last word; a load's not before its blocks are released."""
-        self.look()
+        if not orders:
+            self.look()
 
     @property
     def blocks(self) -> list[int]:
