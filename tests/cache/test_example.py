@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page for authors of hosts: its example runs, and what it names is there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ucm import errors
+from ucm.cache import aio
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+EXAMPLE = ROOT / "examples" / "embedded_host.py"
+
+
+@pytest.mark.slow
+def test_host_written_from_the_page_alone_finds_what_it_stored(tmp_path: Path) -> None:
+    """R-41: in at most 60 lines, with the right answers, and from a store that an
+    earlier process has filled."""
+    assert 60 >= len(EXAMPLE.read_text(encoding="utf-8").splitlines())
+    loaded = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLE)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        told = re.findall(r"(\d+) blocks, (\d+) loaded", done.stdout)
+        assert 6 == len(told)
+        loaded.append([(int(blocks), int(found)) for blocks, found in told])
+    assert (5, 0) == loaded[0][0]
+    assert all(blocks == found for blocks, found in loaded[1])
+
+
+def test_page_lists_every_verb() -> None:
+    """Nothing that a host may call has to be found in the code."""
+    for cls in (aio.Cache, aio.Save):
+        helpers = {"wait_save", "cancel"} if cls is aio.Cache else set()
+        for name in set(vars(cls)) - helpers:
+            if not name.startswith("_"):
+                assert re.search(rf"\b{name}\b", PAGE), name
+
+
+def test_page_names_errors_that_there_are() -> None:
+    """What a host catches by name exists."""
+    named = set(re.findall(r"`(\w+Error)`", PAGE))
+    assert len(named) > 5
+    assert set() == {name for name in named if not hasattr(errors, name)}
