@@ -322,7 +322,9 @@ class TestCapacity:
                 save(two, EVERY[203:212])
 
             line += 23
-            died = killed_at(line, lambda: open_class(memory_path, SMALL, wanted).close())
+            died = killed_at(
+                line, lambda: open_class(memory_path, SMALL, wanted).close()
+            )
             with (
                 open_class(memory_path, SMALL, wanted) as one,
                 open_class(memory_path, LARGE, wanted) as two,

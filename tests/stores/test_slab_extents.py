@@ -37,8 +37,12 @@ class TestGeometry:
         assert 0 == geometry.extent_bytes % slot
         assert geometry.extent_bytes <= max(slot, min(64 << 20, capacity // 16))
 
-    @pytest.mark.parametrize("made_for", [16_384, 40_960, 1 << 20, 2 << 20, 28 * 65_536])
-    @pytest.mark.parametrize("block", [5_000, 49_152, 131_072, 300_000, 1 << 20, 3 << 20])
+    @pytest.mark.parametrize(
+        "made_for", [16_384, 40_960, 1 << 20, 2 << 20, 28 * 65_536]
+    )
+    @pytest.mark.parametrize(
+        "block", [5_000, 49_152, 131_072, 300_000, 1 << 20, 3 << 20]
+    )
     def test_another_class_wastes_little(self, made_for, block):
         """R-31: slots divide the extent, hold a block, and are at most half as large
         again."""
@@ -54,7 +58,9 @@ class TestGeometry:
         for slot in (A, B, C):
             geometry = Geometry(5 * 24_576 + 8_192, 24_576, slot)
             slots = [geometry.slots_of(at).tolist() for at in range(6)]
-            assert list(range(geometry.num_slots)) == sum(slots, [])
+            assert list(range(geometry.num_slots)) == [
+                slot for each in slots for slot in each
+            ]
             assert (6 if slot < C else 5) == geometry.usable_extents
             assert 6 == geometry.num_extents
 
