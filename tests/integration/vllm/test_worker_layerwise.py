@@ -80,7 +80,7 @@ class TestSaves:
         saves = (an_order(1, SAVE, range(1, 3)), an_order(2, SAVE, range(5, 7)))
         other = attrs.evolve(
             saves[1],
-            owners=(attrs.evolve(saves[1].owners[0], request_id="s"),),
+            owners=(saves[1].owners[0]._replace(request_id="s"),),
             hashes=bytes(range(64)),
         )
         config: dict[str, object] = {"timeout": {"fence": 0.02}, "queue": {"window": 1}}
