@@ -20,10 +20,11 @@ from ucm.stores.slab._layout import COMMITTED, GROUP, NEVER
 
 __all__ = ["MOST_LOOKED_AT", "Oldest"]
 
-MOST_LOOKED_AT = 4096 * GROUP
+MOST_LOOKED_AT = 2048 * GROUP
 """Stamps after which a call gives up for now."""
 _WIDEST = 1024
 _FEW_LOOKS = 8
+_MANY = 16
 
 
 class Oldest:
@@ -123,6 +124,8 @@ class Oldest:
             looked_at += near.size
             gives_up = looked_at >= MOST_LOOKED_AT
             sure = before if gives_up and is_last else min(limit + 1, before)
+            if near.size > _MANY * count:  # sorting all would cost more than looking
+                sure = min(sure, int(np.partition(near, count, axis=None)[count]) + 1)
             at, column = np.nonzero(near < sure)
             slots, stamps = groups[at] * GROUP + column, near[at, column]
             order = np.argsort(stamps)[:count]

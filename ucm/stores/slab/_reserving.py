@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who gets a slot, and at whose cost: one reservation."""
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ucm.errors import StoreFullError
+from ucm.errors import StoreFullError, StoreUnavailableError
 from ucm.stores.slab._chains import KeyBatch
-from ucm.stores.slab._layout import MOST, RECORD, RESERVED, Grant, Word
+from ucm.stores.slab._layout import COMMITTED, MOST, RECORD, RESERVED, Grant, Word
 from ucm.stores.slab._tenants import places_of
 from ucm.uses import Uses
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Reservation"]
 
+_PIECE = 1024
+"""Keys that get their slots while the lock is held once."""
 _TRIES = 64
 """Times that the lock is taken; the last time the oldest that are known must do."""
 _GENERATION, _NUM_EVICTED = int(Word.GENERATION), int(Word.NUM_EVICTED)
@@ -61,15 +64,25 @@ class Reservation:
             if uses.tenants.any():
                 self._places = places_of(uses.tenants)
         self._is_now = uses is None
+        self._before = self._moments
+        self._generation = 0
         self._listed: set[int] = set()
 
     def grant(self) -> Grant:
         """
-        Take slots; between looks at very many stamps others come.
+        Take slots; of many keys piece by piece, so that others come in between.
 
         Raises:
             StoreFullError: Slots were wanted and none could be had.
         """
+        grants = [self._grant_some()]
+        with contextlib.suppress(StoreFullError, StoreUnavailableError):
+            while len(grants[-1].slots) == _PIECE and len(grants) < MOST // _PIECE:
+                grants.append(self._grant_some())
+        return grants[0] if len(grants) == 1 else _merged(grants)
+
+    def _grant_some(self) -> Grant:
+        """Take slots for the next keys; between looks at very many stamps others come."""
         grant, tries = None, 0
         while grant is None:
             tries += 1
@@ -83,17 +96,19 @@ class Reservation:
     def _try(self, *, is_last: bool) -> tuple[list[int], Grant | None]:
         """Return whose slots are to be listed first, or what was granted."""
         index = self._index
-        if self._is_now:  # under the lock, so that nobody's now is later than ours
+        if self._is_now and self._before is self._moments:  # locked: none is later
             self._moments = index.stamps_of(None, len(self._batch))
-        self._before = self._moments + (_RACE_NS if self._is_now else 0)
+            self._before = self._moments + _RACE_NS
         found = self._find()
         held = found[found >= 0]
         wanted = np.flatnonzero(found < 0)
+        num_stored = len(held)
         if not len(wanted):
-            return [], Grant(wanted, wanted, 0, len(held), wanted)
+            return [], Grant(wanted, wanted, 0, num_stored, wanted)
+        held = held[index.state[held] == COMMITTED]  # others are nobody's victims
         if not self._is_now:
             wanted = wanted[np.argsort(-self._moments[wanted], kind="stable")]
-        wanted = wanted[:MOST]
+        wanted = wanted[:_PIECE]
         unlisted, bound, own = self._among_own(wanted, held)
         if unlisted:
             return unlisted, None
@@ -112,7 +127,7 @@ class Reservation:
                 raise StoreFullError("every slot is being written, or used later")
         victims = np.concatenate((victims, own[1]))
         return [], self._take(
-            taken, np.concatenate((free, victims)), victims, len(held)
+            taken, np.concatenate((free, victims)), victims, num_stored
         )
 
     def _find(self) -> _Slots:
@@ -180,14 +195,15 @@ class Reservation:
         index = self._index
         positions, slots = np.sort(positions), np.sort(slots)
         places = None if self._places is None else self._places[positions]
-        index.words[_GENERATION] += 1
-        generation = index.words[_GENERATION]
+        if not self._generation:
+            index.words[_GENERATION] += 1
+            self._generation = index.words[_GENERATION]
         index.begin(slots, victims, places)
         index.vacate(victims)
         index.words[_NUM_EVICTED] += len(victims)
         fresh = np.zeros(len(slots), dtype=RECORD)
         fresh["owner"] = self._owner
-        fresh["generation"] = generation
+        fresh["generation"] = self._generation
         fresh["nbytes"] = self._nbytes
         fresh["hash"] = self._batch.hashes[positions]
         fresh["key"] = self._batch.words[positions]
@@ -196,4 +212,19 @@ class Reservation:
         index.state[slots] = RESERVED
         index.chains.link(slots)
         index.end(slots)
-        return Grant(positions, slots, generation, num_stored, self._moments[positions])
+        return Grant(
+            positions, slots, self._generation, num_stored, self._moments[positions]
+        )
+
+
+def _merged(grants: list[Grant]) -> Grant:
+    """Return as one what was granted piece by piece."""
+    positions = np.concatenate([grant.positions for grant in grants])
+    order = np.argsort(positions)
+    return Grant(
+        positions[order],
+        np.concatenate([grant.slots for grant in grants])[order],
+        grants[0].generation,
+        grants[0].num_stored,
+        np.concatenate([grant.moments for grant in grants])[order],
+    )
