@@ -10,6 +10,7 @@ from tests.mutations.of_doors import DOORS
 from tests.mutations.of_drivers import DRIVERS
 from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
+from tests.mutations.of_index import INDEX
 from tests.mutations.of_keys import KEYS
 from tests.mutations.of_lanes import LANES
 from tests.mutations.of_lease import LEASE
@@ -44,6 +45,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STATES,
     *STORES,
     *SLAB,
+    *INDEX,
     *SELECTION,
     *EVENTS,
     *POLLER,

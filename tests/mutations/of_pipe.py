@@ -121,7 +121,7 @@ PIPE = (
         why="A death amid a publication shows blocks that were left out of it.",
         file=_INDEX,
         find="                self._free_slots(slots[[*without]])\n",
-        replace="                self.header[Word.PUBLISHING] = grant.generation\n"
+        replace="                self.words[_PUBLISHING] = grant.generation\n"
         "                self._free_slots(slots[[*without]])\n",
         killers=(_DEATH,),
     ),

@@ -46,11 +46,11 @@ STORES = (
         why="A slot that was evicted and filled anew under the copy is believed.",
         file=_INDEX,
         find="""\
-        current: npt.NDArray[np.bool_] = (self.state[slots] == SlotState.COMMITTED) & (
+        current: npt.NDArray[np.bool_] = (self.state[slots] == COMMITTED) & (
             self.generation[slots] == generations
         )
 """,
-        replace="        current = self.state[slots] == SlotState.COMMITTED\n",
+        replace="        current = self.state[slots] == COMMITTED\n",
         killers=(f"{_SLAB}::test_slot_recycled_while_read_is_noticed",),
     ),
     Mutant(
@@ -65,7 +65,7 @@ STORES = (
         name="torn_look",
         why="A look-up believes what it saw while another process changed the index.",
         file=_INDEX,
-        find="if self._words[_VERSION] == version:",
+        find="if self.words[_VERSION] == version:",
         replace="if True:",
         killers=(
             f"{_SHARING}::test_look_is_repeated_when_the_index_changed_meanwhile",
@@ -75,9 +75,9 @@ STORES = (
     Mutant(
         name="visible_when_reserved",
         why="Look-ups find blocks whose bytes are still being written.",
-        file=_INDEX,
-        find="self.state[slots] = SlotState.RESERVED",
-        replace="self.state[slots] = SlotState.COMMITTED",
+        file="ucm/stores/slab/_reserving.py",
+        find="index.state[slots] = RESERVED",
+        replace="index.state[slots] = COMMITTED",
         killers=(f"{_SLAB}::test_uncommitted_blocks_are_invisible",),
     ),
     Mutant(
@@ -92,16 +92,16 @@ STORES = (
         name="half_a_publication",
         why="A death amid a commit leaves half of a lease visible.",
         file=_INDEX,
-        find="                self.header[Word.PUBLISHING] = grant.generation\n",
+        find="            self.words[_PUBLISHING] = grant.generation\n",
         replace="",
         killers=(f"{_CRASH}::test_death_amid_the_states_of_a_commit_still_shows_all",),
     ),
     Mutant(
         name="others_published_too",
         why="After a death the slots that others are writing become visible.",
-        file=_INDEX,
-        find="self.state[reserved & (self.generation == publishing)] = (",
-        replace="self.state[reserved] = (",
+        file="ucm/stores/slab/_tables.py",
+        find="                self.generation[slots] == publishing\n",
+        replace="                self.generation[slots] > 0\n",
         killers=(f"{_CRASH}::test_publication_that_had_begun_is_completed",),
     ),
     Mutant(
@@ -125,8 +125,8 @@ STORES = (
         name="two_writers_of_a_key",
         why="Two saves of one block both get slots, and one of them is never freed.",
         file=_MEMORY,
-        find="if key not in self._entries and key not in self._writing",
-        replace="if key not in self._entries",
+        find="if each[0] not in self._entries and each[0] not in self._writing",
+        replace="if each[0] not in self._entries",
         killers=(f"{_IN_MEMORY}::test_keys_being_written_are_not_granted_again",),
     ),
     Mutant(
@@ -141,10 +141,10 @@ STORES = (
     ),
     Mutant(
         name="used_block_evicted",
-        why="The blocks that everybody uses are evicted by a list that is out of date.",
+        why="The blocks that everybody uses are evicted by a bound that is out of date.",
         file="ucm/stores/slab/_oldest.py",
-        find="unchanged = (self._stamps[slots] == stamps) & (",
-        replace="unchanged = (",
+        find="            is_done = len(slots) == count or limit >= before\n",
+        replace="            is_done = True\n",
         killers=(
             f"{_SHARING}::test_touch_by_one_opener_saves_from_eviction_by_another",
         ),
@@ -178,8 +178,8 @@ STORES = (
         name="death_amid_a_change",
         why="Chains and counts that a death left half done are used as they are.",
         file=_INDEX,
-        find="            if self.header[Word.VERSION] & 1:\n                self.rebuild()\n",
-        replace="",
+        find="                self.repair(self.moment())\n",
+        replace="                pass\n",
         killers=(f"{_RESTART}::test_half_done_change_is_put_right_by_the_next",),
     ),
     Mutant(

@@ -64,7 +64,10 @@ class SlotState(enum.IntEnum):
 
 
 # Members of an enum cost more than the numpy calls that they are given to.
-FREE, RESERVED, COMMITTED, ABSENT = map(int, SlotState)
+FREE = int(SlotState.FREE)
+RESERVED = int(SlotState.RESERVED)
+COMMITTED = int(SlotState.COMMITTED)
+ABSENT = int(SlotState.ABSENT)
 _USED = np.array([False, True, True, False])
 
 
