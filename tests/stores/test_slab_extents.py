@@ -57,10 +57,8 @@ class TestGeometry:
         """R-31: also where the last extent is shorter, or too short for a slot."""
         for slot in (A, B, C):
             geometry = Geometry(5 * 24_576 + 8_192, 24_576, slot)
-            slots = [geometry.slots_of(at).tolist() for at in range(6)]
-            assert list(range(geometry.num_slots)) == [
-                slot for each in slots for slot in each
-            ]
+            slots = [geometry.slots_of(at) for at in range(6)]
+            assert list(range(geometry.num_slots)) == np.concatenate(slots).tolist()
             assert (6 if slot < C else 5) == geometry.usable_extents
             assert 6 == geometry.num_extents
 

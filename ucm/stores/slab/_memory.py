@@ -127,13 +127,12 @@ class MemoryWishes:
 
 def has_huge_pages(memory: _Memory, system: Path) -> bool:
     """Return whether some of a mapping, which is populated, is in huge pages."""
-    wanted = f"{memory.ctypes.data:x}-"
     text = (system / "proc/self/smaps").read_text()
-    _, _, entry = text.partition(
-        f"\n{wanted}" if not text.startswith(wanted) else wanted
-    )
-    mapped = re.findall(r"(?:ShmemPmdMapped|FilePmdMapped): +(\d+)", entry)[:2]
-    return any(int(number) for number in mapped)
+    for entry in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", text):
+        if entry.startswith(f"{memory.ctypes.data:x}-"):
+            sizes = re.findall(r"(?:ShmemPmdMapped|FilePmdMapped): +(\d+)", entry)
+            return any(int(number) for number in sizes)
+    return False
 
 
 def _require_huge_pages(root: Path, system: Path) -> None:

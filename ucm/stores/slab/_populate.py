@@ -97,9 +97,10 @@ class Populator:
         while not is_over and time.monotonic() < deadline:
             self._ends.wait(_FIRST_NAP_S)
             is_over = self._advance(steps[0])
-        if not self._ends.is_set() and (len(steps) > 1 or not is_over):
+        left = steps[1:] if is_over else steps
+        if left and not self._ends.is_set():
             self._thread = threading.Thread(
-                target=self._run, args=(steps,), name="ucm-populate", daemon=True
+                target=self._run, args=(left,), name="ucm-populate", daemon=True
             )
             self._thread.start()
         else:

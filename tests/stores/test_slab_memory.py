@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Huge pages and NUMA nodes: a slab has what was asked for, or says why not."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.stores.test_slab_room import make_system
+from ucm.config import HugePages, StoreConfig
+from ucm.errors import ConfigError
+from ucm.stores.slab import SlabStore, _creation
+from ucm.stores.slab._memory import MemoryWishes, has_huge_pages, nodes_of
+from ucm.testing.store_blocks import load, make_keys, payload, save
+
+SETTING = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+NODES = "sys/devices/system/node/has_memory"
+CAPACITY = 4 << 20
+
+
+def mounts(options: str) -> str:
+    """Return a table of mounts in which every device of this machine has options."""
+    return re.sub(
+        r"(?m)(- \S+ \S+) \S+$",
+        rf"\1 {options}",
+        Path("/proc/self/mountinfo").read_text(),
+    )
+
+
+def open_slab(path: Path, **more: object) -> SlabStore:
+    """Open a slab as the settings say."""
+    config = StoreConfig(path=str(path), capacity=CAPACITY, **more)
+    return SlabStore.open_configured(config, block_bytes=4096, index_only=False)
+
+
+def flags_of(path: Path) -> list[str]:
+    """Return the kernel's flags of the mapped data."""
+    smaps = Path("/proc/self/smaps").read_text()
+    entry = smaps.partition(f"{path}/data\n")[2].partition("VmFlags:")[2]
+    return entry.partition("\n")[0].split()
+
+
+class TestHugePages:
+    @pytest.mark.parametrize(
+        ("chosen", "options", "told"),
+        [
+            ("always within_size advise never [deny] force", "rw", "says deny"),
+            ("always within_size advise [never] deny force", "rw", "mounted without"),
+            ("", "rw,huge=advise", "says nothing"),
+            ("[never] deny force", "rw,huge=never", "mounted without"),
+        ],
+    )
+    def test_machine_that_gives_none_is_told_what_to_write(
+        self, memory_path, tmp_path, monkeypatch, chosen, options, told
+    ):
+        """R-27: where huge pages are required the start says what is missing and what
+        gives them, and nothing was made."""
+        files = {SETTING: chosen, "proc/self/mountinfo": mounts(options)}
+        monkeypatch.setattr(
+            _creation, "SYSTEM", make_system(tmp_path / "system", files)
+        )
+        with pytest.raises(ConfigError, match=told) as caught:
+            open_slab(memory_path, huge_pages=HugePages.REQUIRE)
+        assert "store.huge_pages" == caught.value.key
+        assert (
+            "huge=advise" in caught.value.remedy or "advise to" in caught.value.remedy
+        )
+        assert not memory_path.exists()
+
+    @pytest.mark.parametrize(
+        ("chosen", "options"),
+        [
+            ("[force] deny", "rw"),
+            ("[never] deny", "rw,size=9k,huge=advise"),
+            ("[advise] deny", "rw,huge=always"),
+            ("[never]", "rw,huge=within_size"),
+        ],
+    )
+    def test_machine_that_gives_them_is_tried(self, tmp_path, chosen, options):
+        """R-27: by the mount, or by the machine for all mounts."""
+        files = {SETTING: chosen, "proc/self/mountinfo": mounts(options)}
+        system = make_system(tmp_path / "system", files)
+        MemoryWishes(HugePages.REQUIRE).check(tmp_path / "not yet", system)
+
+    def test_mapping_that_got_none_is_refused(self, memory_path, tmp_path, monkeypatch):
+        """R-27: what counts is what the memory got; nobody is left in the slab."""
+        files = {
+            SETTING: "[force]",
+            "proc/self/mountinfo": mounts("rw"),
+            "proc/self/smaps": "",
+            "proc/meminfo": "",
+        }
+        with monkeypatch.context() as patch:
+            system = make_system(tmp_path / "system", files)
+            patch.setattr(_creation, "SYSTEM", system)
+            with pytest.raises(ConfigError, match="came in small pages"):
+                open_slab(memory_path, huge_pages=HugePages.REQUIRE)
+        with open_slab(memory_path) as store:
+            assert not store._slab._class.owners.are_others()
+
+    @pytest.mark.parametrize(
+        ("entry", "has"),
+        [
+            ("ShmemPmdMapped:     2048 kB\nFilePmdMapped: 0 kB\n", True),
+            ("ShmemPmdMapped:     0 kB\nFilePmdMapped: 4096 kB\n", True),
+            ("ShmemPmdMapped:     0 kB\nFilePmdMapped: 0 kB\n", False),
+            ("Rss: 4 kB\n", False),
+        ],
+    )
+    def test_only_the_own_mapping_is_looked_at(self, tmp_path, entry, has):
+        """R-27: that others have huge pages says nothing."""
+        memory = np.zeros(4096, dtype=np.uint8)
+        start = memory.ctypes.data
+        other = (
+            "1000-2000 rw-s 0 0:1 1 /x\nShmemPmdMapped: 2048 kB\nFilePmdMapped: 1 kB\n"
+        )
+        own = f"{start:x}-{start + 4096:x} rw-s 0 0:1 1 /y\n"
+        for text in (other + own + entry, own + entry + other):
+            system = make_system(tmp_path, {"proc/self/smaps": text})
+            assert has == has_huge_pages(memory, system)
+
+    @pytest.mark.parametrize(
+        ("wanted", "flag"), [(HugePages.AUTO, "hg"), (HugePages.OFF, "nh")]
+    )
+    def test_kernel_is_told(self, memory_path, wanted, flag):
+        """R-27: the mapping is marked for huge pages, or against them."""
+        with open_slab(memory_path, huge_pages=wanted) as store:
+            assert flag in flags_of(memory_path)
+            assert "hg nh".replace(flag, "").strip() not in flags_of(memory_path)
+            assert 5 == save(store, make_keys(5))
+            assert [payload(key) for key in make_keys(5)] == load(store, make_keys(5))
+
+
+class TestNodes:
+    @pytest.mark.parametrize(
+        ("setting", "policy"), [("0", "bind:0"), ("interleave", "interleave:0")]
+    )
+    def test_slab_lies_where_the_setting_says(self, memory_path, setting, policy):
+        """R-27: the kernel has the policy for the slots, before there is a page."""
+        with open_slab(memory_path, numa=setting) as store:
+            lines = Path("/proc/self/numa_maps").read_text().splitlines()
+            fields = [line.split() for line in lines]
+            assert [policy] == [
+                each[1] for each in fields if f"file={memory_path}/data" in each
+            ]
+            assert 5 == save(store, make_keys(5))
+
+    @pytest.mark.parametrize(
+        ("files", "setting", "wanted"),
+        [
+            ({}, "off", None),
+            ({NODES: "0-1,3\n"}, "interleave", (3, {0, 1, 3})),
+            ({NODES: "0-3\n"}, "1,3", (2, {1, 3})),
+        ],
+    )
+    def test_nodes_are_those_that_have_memory(self, tmp_path, files, setting, wanted):
+        """R-27: as the machine tells them."""
+        assert wanted == nodes_of(setting, make_system(tmp_path, files))
+
+    @pytest.mark.parametrize(
+        ("files", "setting", "told"),
+        [
+            ({NODES: "0\n"}, "1", r"nodes with memory are \[0\]"),
+            ({}, "interleave", "does not tell its nodes"),
+            ({}, "0", "does not tell its nodes"),
+        ],
+    )
+    def test_node_that_is_not_there_is_refused(
+        self, memory_path, tmp_path, monkeypatch, files, setting, told
+    ):
+        """R-27: by name, and before anything is made."""
+        monkeypatch.setattr(
+            _creation, "SYSTEM", make_system(tmp_path / "system", files)
+        )
+        with pytest.raises(ConfigError, match=told) as caught:
+            open_slab(memory_path, numa=setting)
+        assert "store.numa" == caught.value.key
+        assert not memory_path.exists()
+
+    @pytest.mark.parametrize("setting", ["", "x", "3-1", "interleave,1"])
+    def test_setting_that_is_no_list_of_nodes_is_refused(self, setting):
+        """R-27: when the settings are read."""
+        with pytest.raises(ConfigError, match=r"store\.numa"):
+            StoreConfig(numa=setting)

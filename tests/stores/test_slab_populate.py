@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory comes in the background, once, and nobody waits for it or runs into a hole."""
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.stores.slab_kit import die
+from tests.stores.test_slab_room import make_system
+from ucm.errors import StoreFullError
+from ucm.stores.abc import StoreGrowth
+from ucm.stores.slab import SlabStore, _creation, _populate
+from ucm.stores.slab._memory import populate
+from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
+
+SLOT = 4096
+EXTENT = 12 * SLOT
+CAPACITY = 24 * EXTENT
+KEYS = make_keys(300)
+LIMIT_S = 60.0
+
+
+class Kernel:
+    """Populates the first extents of a slab, and others once it is let."""
+
+    def __init__(self) -> None:
+        self.wanted: list[int] = []
+        self.fails: OSError | None = None
+        self._limit = 1
+        self._changed = threading.Condition()
+
+    def let(self, limit: int) -> None:
+        """Populate extents up to that one as well."""
+        with self._changed:
+            self._limit = limit
+            self._changed.notify_all()
+
+    def await_asked(self, extent: int) -> None:
+        """Come back once somebody waits for an extent."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: extent in self.wanted, LIMIT_S)
+
+    def populate(self, memory: np.ndarray, fd: int, offset: int) -> None:
+        """Stand for the function of that name."""
+        extent = offset // EXTENT
+        with self._changed:
+            self.wanted.append(extent)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: extent < self._limit, LIMIT_S)
+        if self.fails:
+            raise self.fails
+        populate(memory, fd, offset)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    """Let one extent after the other be asked for, and only the first be had."""
+    made = Kernel()
+    monkeypatch.setattr(_populate, "_STEP_BYTES", EXTENT)
+    monkeypatch.setattr(_populate, "_NAP_S", 0.001)
+    monkeypatch.setattr(_populate, "populate", made.populate)
+    yield made
+    made.let(24)
+
+
+def open_small(path: Path, **more: object) -> SlabStore:
+    """Open a slab of 24 extents."""
+    return SlabStore(path=str(path), capacity_bytes=CAPACITY, block_bytes=SLOT, **more)
+
+
+def let_all_end(*stores: SlabStore) -> None:
+    """Wait until no store has anything left to do in the background."""
+    for store in stores:
+        thread = store._slab._populator._thread
+        if thread is not None:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+
+
+def num_there(store: SlabStore) -> int:
+    """Return how many extents have their memory."""
+    return int(np.count_nonzero(store._slab._arena.populated))
+
+
+class TestJoining:
+    def test_eight_ranks_serve_while_one_waits_for_memory(self, memory_path, kernel):
+        """R-25: all have opened the slab, save and load, before the second of its 24
+        extents is there; each extent is populated by one of them."""
+        with contextlib.ExitStack() as stack:
+            stores = [stack.enter_context(open_small(memory_path)) for _ in range(8)]
+            kernel.await_asked(1)
+            assert 1 == num_there(stores[0])
+            for number, store in enumerate(stores):
+                assert 1 == save(store, KEYS[number : number + 1])
+            for store in stores:
+                assert [payload(key) for key in KEYS[:8]] == load(store, KEYS[:8])
+            kernel.let(24)
+            let_all_end(*stores)
+            assert 24 == num_there(stores[-1])
+            took_turns = [store._slab._populator._has_turn for store in stores]
+            assert 1 == took_turns.count(True)
+            assert 288 - 8 == save(stores[3], KEYS[8:288])
+
+    def test_slot_without_memory_is_not_given(self, memory_path, kernel):
+        """R-25: a slab gives what it has by now, evicts within that, and the file has
+        no more pages than that."""
+        with open_small(memory_path) as store:
+            lease = store.reserve(KEYS[:20], BLOCK_BYTES)
+            assert 12 == len(lease.keys)
+            assert list(range(12)) == lease.slots.slots.tolist()
+            with pytest.raises(StoreFullError):
+                store.reserve(KEYS[20:21], BLOCK_BYTES)
+            lease.discard()
+            assert 12 == save(store, KEYS[:12])
+            assert 1 == save(store, KEYS[20:21])
+            assert 12 == store.stats().committed_blocks
+            assert EXTENT == 512 * (memory_path / "data").stat().st_blocks
+            kernel.let(24)
+
+    def test_scheduler_populates_nothing(self, memory_path, kernel):
+        """R-25: who maps no slot waits for none."""
+        with open_small(memory_path, index_only=True) as looker:
+            assert 0 == looker.match(KEYS)
+            assert [] == kernel.wanted
+
+    def test_slab_that_is_small_is_there_at_once(self, memory_path):
+        """A slab of one step needs no thread, and nobody who opens it gets one."""
+        with open_small(memory_path) as one, open_small(memory_path) as two:
+            assert 24 == num_there(one)
+            assert one._slab._populator._thread is None
+            assert two._slab._populator._thread is None
+
+    def test_disk_needs_none(self, tmp_path):
+        """Blocks of a disk have their place from the start."""
+        with open_small(tmp_path / "s") as store:
+            assert 24 == num_there(store)
+            assert store._slab._populator is None
+
+
+class TestEnds:
+    def test_another_goes_on_where_one_died(self, memory_path, kernel):
+        """R-25: the turn falls to whoever lives, and no extent is asked for in vain."""
+        one, two = open_small(memory_path), open_small(memory_path)
+        kernel.await_asked(1)
+        die(one)
+        kernel.let(24)
+        let_all_end(two)
+        assert 24 == num_there(two)
+        assert two._slab._populator._has_turn
+        two.close()
+
+    def test_close_ends_it(self, memory_path, kernel):
+        """R-25: a process that leaves takes no more memory; the next one does."""
+        store = open_small(memory_path)
+        kernel.let(4)
+        kernel.await_asked(4)
+        store._slab._populator._ends.set()
+        kernel.let(24)
+        store.close()
+        assert not store._slab._populator._thread.is_alive()
+        assert list(range(5)) == kernel.wanted
+        with open_small(memory_path) as again:
+            let_all_end(again)
+            assert 24 == num_there(again)
+
+    def test_lost_slab_gets_no_more(self, memory_path, kernel):
+        """R-25: files that were removed are not filled any further."""
+        store = open_small(memory_path)
+        kernel.await_asked(1)
+        for path in memory_path.iterdir():
+            path.unlink()
+        kernel.let(24)
+        let_all_end(store)
+        assert [0, 1] == kernel.wanted
+        store.close()
+
+
+class TestShortage:
+    def watch(self, store: SlabStore) -> list[StoreGrowth]:
+        """Return what the store tells from now on."""
+        told: list[StoreGrowth] = []
+        store.watch(told.append)
+        return told
+
+    def test_progress_is_told_by_tenths(self, memory_path, kernel):
+        """R-25: an operator sees how far it is, and that it is over."""
+        with open_small(memory_path) as store:
+            told = self.watch(store)
+            kernel.let(24)
+            let_all_end(store)
+        assert [3, 5, 8, 10, 12, 15, 17, 20, 22, 24] == [
+            growth.nbytes // EXTENT for growth in told
+        ]
+        assert {CAPACITY} == {growth.total for growth in told}
+        assert {""} == {growth.problem for growth in told}
+
+    def test_memory_that_ends_half_way_is_told_and_nothing_is_killed(
+        self, memory_path, kernel, monkeypatch, tmp_path
+    ):
+        """R-25: limits are looked at before each step; the slab stays as large as it
+        got, and serves."""
+        with open_small(memory_path) as store:
+            told = self.watch(store)
+            kernel.await_asked(1)
+            limit = f"{EXTENT + CAPACITY // 16 - 1}"
+            system = make_system(
+                tmp_path / "system",
+                {
+                    "proc/self/cgroup": "0::/box\n",
+                    "sys/fs/cgroup/box/memory.max": limit,
+                    "sys/fs/cgroup/box/memory.current": "0",
+                },
+            )
+            monkeypatch.setattr(_creation, "SYSTEM", system)
+            kernel.let(24)
+            let_all_end(store)
+            assert 2 == num_there(store)
+            assert (2 * EXTENT, CAPACITY) == (told[-1].nbytes, told[-1].total)
+            assert f"{limit} bytes are left of the limit" in told[-1].problem
+            assert 24 == save(store, KEYS[:24])
+            assert 1 == save(store, KEYS[30:31])
+            assert 24 == store.stats().committed_blocks
+            assert [payload(KEYS[30])] == load(store, KEYS[30:31])
+            monkeypatch.setattr(_creation, "SYSTEM", Path("/"))
+            with open_small(memory_path) as other:  # there is memory again
+                let_all_end(other)
+                assert 24 == num_there(store)
+
+    def test_kernel_that_refuses_is_told(self, memory_path, kernel):
+        """R-25: a full memory disk is an error of the step, not a signal."""
+        with open_small(memory_path) as store:
+            told = self.watch(store)
+            kernel.await_asked(1)
+            kernel.fails = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            kernel.let(24)
+            let_all_end(store)
+            assert [1] == [growth.nbytes // EXTENT for growth in told]
+            assert "Cannot allocate memory" in told[0].problem
+            assert 12 == save(store, KEYS[:12])
