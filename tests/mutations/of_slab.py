@@ -5,6 +5,7 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["SLAB"]
 
+_CLASSES = "ucm/stores/slab/_classes.py"
 _CREATION = "ucm/stores/slab/_creation.py"
 _FILES = "ucm/stores/slab/_files.py"
 _INDEX = "ucm/stores/slab/_index.py"
@@ -26,7 +27,7 @@ SLAB = (
         name="data_of_two_indexes",
         why="A copy of the index gives slots away that are used under the first one.",
         file=_LOCKS,
-        find="    return _take(data_fd, fcntl.F_RDLCK, inode) and not (",
+        find="    return _take(fd, fcntl.F_RDLCK, at) and not (",
         replace="    return True or not (",
         killers=(
             f"{_LOST}::TestWrongBytes::test_copy_of_a_file_is_not_used_beside_it",
@@ -35,9 +36,9 @@ SLAB = (
     Mutant(
         name="mapping_keeps_the_locks",
         why="A child of a dead process keeps its slots reserved for ever.",
-        file=_OPENED,
-        find="        fd = self._open(name)  # anew: a mapping keeps its descriptor, locks and all\n",
-        replace="        fd = os.dup(held_fd)\n",
+        file=_CLASSES,
+        find="        fd = directory.open(name)\n        try:\n            info",
+        replace="        fd = os.dup(held_fd)\n        try:\n            info",
         killers=(f"{_PROCESSES}::test_writer_killed_before_commit_leaves_nothing",),
     ),
     Mutant(
@@ -161,16 +162,16 @@ SLAB = (
         name="mark_removed_first",
         why="A start that is killed in time leaves a directory that nobody can use.",
         file=_CREATION,
-        find="        directory.remove(DATA, INDEX, MARK)\n        _require_room",
-        replace="        directory.remove(MARK, DATA, INDEX)\n        _require_room",
+        find="        directory.remove(*made)\n        needed",
+        replace="        directory.remove(*made[::-1])\n        needed",
         killers=(f"{_CRASH}::TestKillsOfWholeLives::test_creation",),
     ),
     Mutant(
         name="data_before_the_mark",
         why="A start that is killed in time leaves a directory that nobody can use.",
         file=_CREATION,
-        find="            directory.write(MARK, manifest)\n            directory.allocate(INDEX, layout.nbytes, in_memory=in_memory)\n",
-        replace="            directory.allocate(INDEX, layout.nbytes, in_memory=in_memory)\n            directory.write(MARK, manifest)\n",
+        find="            directory.write(MARK, manifest.encode())\n",
+        replace="            directory.write(DATA, b'')\n            directory.remove(DATA)\n            directory.write(DATA, b'')\n            directory.write(MARK, manifest.encode())\n            directory.remove(DATA)\n",
         killers=(f"{_CRASH}::TestKillsOfWholeLives::test_creation",),
     ),
     Mutant(
@@ -190,7 +191,7 @@ SLAB = (
         find="            if schema != _SCHEMA_VERSION:\n",
         replace="            if schema > _SCHEMA_VERSION:\n",
         killers=(
-            f"{_DIRECTORY}::TestReleases::test_slab_of_the_release_before_is_refused_by_name",
+            f"{_DIRECTORY}::TestReleases::test_slab_of_an_earlier_release_is_refused_by_name",
         ),
     ),
     Mutant(
@@ -218,7 +219,7 @@ SLAB = (
         name="limits_not_asked",
         why="The kernel kills the engine without a word while the slab is made.",
         file=_CREATION,
-        find="        rooms += memory_rooms(_SYSTEM)\n",
+        find="        rooms += memory_rooms(SYSTEM)\n",
         replace="        pass\n",
         killers=(
             f"{_ROOMS}::TestStart::test_limit_below_the_capacity_is_told_with_both_numbers",
@@ -273,8 +274,8 @@ SLAB = (
         name="huge_pages_of_a_disk",
         why="To save four MiB a slab on a disk reads two hundred.",
         file=_FILES,
-        find="    if not in_memory:\n        return mapping\n",
-        replace="",
+        find="    if in_memory:\n        memory = np.frombuffer",
+        replace="    if True:\n        memory = np.frombuffer",
         killers=(
             f"{_DIRECTORY}::TestPlaces::test_only_memory_is_populated_and_asked_for_huge_pages",
         ),

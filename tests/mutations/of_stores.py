@@ -11,6 +11,7 @@ _LEASES = "ucm/stores/slab/_leases.py"
 _LOCKS = "ucm/stores/slab/_locks.py"
 _OPENED = "ucm/stores/slab/_opened.py"
 _FILES = "ucm/stores/slab/_files.py"
+_CLASSES = "ucm/stores/slab/_classes.py"
 _BYPASS = "ucm/stores/bypass.py"
 _LOOK_UPS = "tests/stores/test_bypass.py::TestBypass"
 _CPU = "ucm/devices/cpu.py"
@@ -186,14 +187,14 @@ STORES = (
         name="locks_inherited",
         why="A child of a dead process keeps its slots reserved for ever.",
         file=_OPENED,
-        find="            self._lock.abandon()\n",
+        find="            self._class.lock.abandon()\n",
         replace="",
         killers=(f"{_PROCESSES}::test_writer_killed_before_commit_leaves_nothing",),
     ),
     Mutant(
         name="unflushed_index_trusted",
         why="After a power loss blocks are served that never reached the disk.",
-        file=_OPENED,
+        file=_CLASSES,
         find="                index.empty()\n",
         replace="                index.distrust()\n",
         killers=(
