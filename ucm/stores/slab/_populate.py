@@ -93,6 +93,8 @@ class Populator:
         """Come back with the first piece there, or soon; the rest goes on behind."""
         steps = self._steps()
         deadline = time.monotonic() + _FIRST_S
+        if self._is_done(steps[0]):
+            self._try(self._populate, steps[0])
         is_over = self._advance(steps[0])
         while not is_over and time.monotonic() < deadline:
             self._ends.wait(_FIRST_NAP_S)
@@ -124,36 +126,50 @@ class Populator:
 
     def _run(self, steps: list[_Step]) -> None:
         told = 0
+        others = []
         for step in steps:
+            is_mine = not self._is_done(step)
             while not self._advance(step):
                 self._ends.wait(_NAP_S)
             if self._ends.is_set():
                 return
+            if not self._has_turn or not is_mine:
+                others.append(step)
+                continue
             share = _TOLD_SHARE * step.stop // self._geometry.data_bytes
-            if self._has_turn and share > told:
+            if share > told:
                 told = share
                 self._tell("")
+        # Of what others have populated we lack the page tables. Theirs was first.
+        for step in others:
+            if not self._try(self._populate, step):
+                return
 
     def _advance(self, step: _Step) -> bool:
-        """Do a step if it is ours to do; return whether it is over for us."""
-        if self._ends.is_set():
-            return True
+        """Do a step if nobody has and it is our turn; return whether it is over."""
+        if not self._ends.is_set() and not self._is_done(step):
+            self._try(self._grow, step)
+        return self._ends.is_set() or self._is_done(step)
+
+    def _try(self, act: Callable[..., None], *arguments: _Step) -> bool:
+        """Do something; end all of this, and return False, if it fails."""
         try:
-            self._check()
-            is_done = self._is_done(step)
-            if not is_done and not self._take_turn():
-                return False
-            if not is_done and not self._has_room(step):
-                return True
-            populate(self.memory[step.start : step.stop], self._data_fd, step.start)
+            act(*arguments)
         except StoreUnavailableError:  # lost, or closed meanwhile
             self._ends.set()
-            return True
         except OSError as exc:
-            self._give_up(f"{exc}")
-            return True
-        self._arena.populated[step.extents] = True
-        return True
+            self._give_up(str(exc))
+        return not self._ends.is_set()
+
+    def _grow(self, step: _Step) -> None:
+        self._check()
+        if self._take_turn() and self._has_room(step):
+            self._populate(step)
+            self._arena.populated[step.extents] = True
+
+    def _populate(self, step: _Step) -> None:
+        self._check()
+        populate(self.memory[step.start : step.stop], self._data_fd, step.start)
 
     def _is_done(self, step: _Step) -> bool:
         return bool(self._arena.populated[step.extents].all())
