@@ -134,9 +134,9 @@ class TestSeveral:
     ):
         """R-31: what was being written when its process died keeps nothing."""
         one = open_class(memory_path)
-        one.reserve(EVERY[:288], BLOCK_BYTES)
-        die(one)
         with open_class(memory_path, LARGE) as two:
+            one.reserve(EVERY[:288], BLOCK_BYTES)
+            die(one)
             assert 72 == save(two, EVERY[300:372])
 
     def test_extent_that_is_being_written_stays(self, memory_path, asks_always):
@@ -181,12 +181,10 @@ class TestSeveral:
     def test_claim_of_the_dead_is_used_by_the_next_who_needs_it(self, memory_path):
         """R-31: an extent whose owner died before it used a slot is no loss, also while
         others live."""
-        with open_class(memory_path) as store:
+        with open_class(memory_path) as store, open_class(memory_path) as other:
             save(store, EVERY[:1])
             store._slab._arena.owners[1:] = SMALL
-            with open_class(memory_path) as other:
-                assert 287 == save(other, EVERY[1:288])
-            store._slab._arena.owners[:] = SMALL
+            assert 287 == save(other, EVERY[1:288])
             assert EVERY[:288] == stored(store)
 
     def test_block_for_which_no_extent_is_large_enough_is_refused(self, memory_path):

@@ -75,7 +75,7 @@ class TestGeometry:
 
 def choose(owners, used, live, wanted=A, oldest=10 * MINUTE):
     """Ask for an extent; *used* in minutes."""
-    used_ns = [UNUSED if at is None else at * MINUTE for at in used]
+    used_ns = [UNUSED if at is None else int(at * MINUTE) for at in used]
     holding = Holding(np.array(owners), np.array(used_ns), frozenset(live))
     return choose_extent(wanted, oldest, holding)
 
@@ -96,6 +96,7 @@ class TestChoice:
             ([B, B, B, B], [12, 13, 14, 11], [B], 3),
             # Three share in three.
             ([B, B, C, C, C, C], [20, 20, 15, 16, 17, 18], [B, C], 2),
+            ([A, B, B, C, C, C], [0, 9.2, 9.2, 9.7, 9.8, 9.9], [B, C], 3),
             # What nobody has is not for taking, nor is our own.
             ([NOBODY, A], [None, None], [], None),
         ],

@@ -115,7 +115,6 @@ class Supply:
         if not self._has_all():
             if self._free().any():
                 with self._arena.lock.held():
-                    self.admit_own()
                     self._claim_free(len(batch))
                     return index.reserve(batch, nbytes, owner, uses)
             self._take_from_others(batch)
@@ -163,12 +162,12 @@ class Supply:
         """Take what others can do without; look at it once a second if that was nothing."""
         if time.monotonic() < self._ask_at or self._shortage(len(batch)) <= 0:
             return
+        with self._arena.lock.held():
+            self.admit_own()
         wanted = int(np.count_nonzero(~self._mine.index.look_up(batch).committed))
         while self._shortage(wanted) > 0:
             if not self._take_one():
                 self._ask_at = time.monotonic() + _ASK_EVERY_S
-                with self._arena.lock.held():
-                    self.admit_own()
                 return
 
     def _take_one(self) -> bool:
