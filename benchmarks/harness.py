@@ -8,6 +8,7 @@ within one sample; a figure tells its median, lowest and highest.
 """
 
 import argparse
+import contextlib
 import gc
 import itertools
 import json
@@ -203,11 +204,20 @@ def _environment() -> dict[str, object]:
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "versions": _versions(),
         "commit": _git("rev-parse", "HEAD"),
         "modified": bool(_git("status", "--porcelain", "--", "ucm")),
         "load_before": os.getloadavg(),
     }
+
+
+def _versions() -> dict[str, str]:
+    """Return what is installed of what figures depend on, peers among it."""
+    found = {}
+    for name in (*_PACKAGES, "lmcache"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _git(*arguments: str) -> str:

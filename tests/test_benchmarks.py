@@ -19,6 +19,7 @@ from benchmarks import (
     harness,
     load,
     lookup,
+    peers,
     pipeline,
     report,
     stores,
@@ -150,6 +151,50 @@ class TestCommandLine:
         ]
         assert numbers
         assert all(0 < value and math.isfinite(value) for value in numbers)
+
+
+class TestPeers:
+    """The environment in which the peers are installed."""
+
+    @pytest.fixture(autouse=True)
+    def home(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """Let nothing be installed, and let it be made elsewhere."""
+        monkeypatch.setattr(peers, "_HOME", tmp_path)
+        monkeypatch.setattr(peers, "has_lmcache", lambda: False)
+
+    def test_peers_that_cannot_be_had_are_told_and_cost_no_other_figure(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A machine that reaches no packages measures what it can."""
+
+        def run(*command: str) -> None:
+            raise subprocess.CalledProcessError(
+                1, command, stderr="so far\nno network\n"
+            )
+
+        monkeypatch.setattr(peers, "_run", run)
+        peers.enter("benchmarks.stores")
+        assert "no peers: no network\n" == capsys.readouterr().err
+
+    def test_environment_is_made_once_and_anew_if_it_was_left_half_made(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A second run finds it; one that was stopped amid is not believed."""
+        commands = []
+
+        def run(*command: str) -> None:
+            commands.append(command)
+            if "venv" in command:
+                Path(command[-1], "lib", "python", "site-packages").mkdir(parents=True)
+
+        monkeypatch.setattr(peers, "_run", run)
+        python = peers.interpreter()
+        made = len(commands)
+        assert python == peers.interpreter()
+        assert made == len(commands)
+        (python.parents[1] / "ready").unlink()
+        assert python == peers.interpreter()
+        assert 2 * made == len(commands)
 
 
 WAIT = """
