@@ -22,8 +22,7 @@ KEYSPACE = ucm.keyspace_of(
     LAYOUT, model="sums", weights="1", kv_dtype="int64", engine="example"
 )
 HASHER = ucm.PrefixHasher(KEYSPACE, TOKENS)
-PATH = f"{tempfile.gettempdir()}/ucm-embedded-host"
-CONFIG = {"store": {"path": PATH, "capacity": "4MiB"}}
+CONFIG = {"store": {"path": f"{tempfile.gettempdir()}/ucm-host", "capacity": "4MiB"}}
 
 
 def compute(tokens: list[int], blocks: list[int], done: int) -> None:
@@ -31,8 +30,7 @@ def compute(tokens: list[int], blocks: list[int], done: int) -> None:
     for at in range(done, len(blocks)):
         for layer, pages in enumerate(POOL.values()):
             before = pages[blocks[at - 1], -1] if at else layer
-            part = tokens[at * TOKENS : (at + 1) * TOKENS]
-            pages[blocks[at]] = before + np.cumsum(part)
+            pages[blocks[at]] = before + np.cumsum(tokens[at * TOKENS :][:TOKENS])
 
 
 async def answer(cache, tokens: list[int], blocks: list[int]) -> None:  # noqa: ANN001

@@ -60,6 +60,19 @@ class TestVerbs:
             assert [OutcomeKind.COMMITTED] * 80 == ends
             assert 160 == cache.statistics().saved_blocks
 
+    def test_line_moves_without_a_newcomer(self) -> None:
+        """The last to wait for room is let in by the end of the one before."""
+        gate = Gate()
+        config = {"queue": {"tickets": 1}, "timeout": {"save": 5.0, "stuck": 1.0}}
+        host = Host(FaultPlan(Fault("commit", gate)), config)
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            cache.save(keys_of(1), [0], wait_for_room=True)
+            gate.wait_reached()
+            second = cache.save(keys_of(1, 1), [1], wait_for_room=True)
+            assert 1 == cache.statistics().waiting_parts
+            gate.open()
+            assert second.wait_committed().is_whole
+
     def test_cancelled_save_is_over(self) -> None:
         """Whoever waits for it on another thread hears of it."""
         gate = Gate()

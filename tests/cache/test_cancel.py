@@ -185,6 +185,27 @@ def test_load_cancelled_anywhere_returns_once_nothing_writes(
 
 
 @both_loops
+def test_cancelled_load_does_not_wait_for_the_store(loop: str) -> None:
+    """As long as nothing writes to its blocks, they are the host's again at once."""
+    gate = Gate()
+    host = Host(FaultPlan(Fault("read", gate)))
+
+    async def main() -> None:
+        async with host.cache() as cache:
+            await cache.save(KEYS, range(6)).committed
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(cache.load, KEYS, range(20, 26))
+                    await anyio.to_thread.run_sync(gate.wait_reached)
+                    group.cancel_scope.cancel()
+            assert 0 == len(host.core._users)
+            gate.open()
+
+    with leaving_nothing(host):
+        run(loop, main)
+
+
+@both_loops
 @pytest.mark.parametrize("at", ["reserve", "gather", "seal", "commit"])
 def test_save_cancelled_anywhere_gives_all_back(loop: str, at: str) -> None:
     """Its blocks are released and its slots given back, wherever it was."""

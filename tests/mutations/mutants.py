@@ -15,6 +15,7 @@ from tests.mutations.of_index import INDEX
 from tests.mutations.of_keys import KEYS
 from tests.mutations.of_lanes import LANES
 from tests.mutations.of_lease import LEASE
+from tests.mutations.of_lib import LIB
 from tests.mutations.of_light import LIGHT
 from tests.mutations.of_load import LOAD
 from tests.mutations.of_match import MATCH
@@ -71,6 +72,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *PIPE,
     *WORKER,
     *LIGHT,
+    *LIB,
     *MATCH,
     *LOAD,
     *TICKET,
