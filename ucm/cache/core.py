@@ -77,6 +77,8 @@ class Core:
         threads: Threads = SYSTEM,
     ) -> None:
         self.timeout = config.timeout
+        self.new_event = threads.event
+        """For a thread that waits."""
         self._device = device
         self._digest = keyspace.digest
         self._threads = threads

@@ -6,7 +6,6 @@ Threading: all of it from any thread, also at once.
 """
 
 import contextlib
-import threading
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -47,7 +46,7 @@ class Save:
         Raises:
             DeviceTimeoutError: A copy did not come to an end in its time.
         """
-        _wait(self._transfer.released, self._limit)
+        _wait(self._core, self._transfer.released, self._limit)
 
     def wait_committed(self) -> Result:
         """
@@ -56,7 +55,7 @@ class Save:
         Raises:
             DeviceTimeoutError: It did not come to an end in its time.
         """
-        return _wait(self._transfer.over, self._limit)
+        return _wait(self._core, self._transfer.over, self._limit)
 
     @property
     def is_over(self) -> bool:
@@ -106,7 +105,7 @@ class Cache(contextlib.ExitStack):
     ) -> Result:
         """Load stored blocks into the host's; block until that is over."""
         transfer = self._core.load(keys, blocks, group=group, place=place)
-        return _wait(transfer.over, self._load_limit)
+        return _wait(self._core, transfer.over, self._load_limit)
 
     def save(
         self,
@@ -148,7 +147,7 @@ class Cache(contextlib.ExitStack):
     def flush(self) -> None:
         """Block until every save and load that was asked for by now is over."""
         for transfer in self._core.open_transfers():
-            _wait(transfer.over, self._save_limit)
+            _wait(self._core, transfer.over, self._save_limit)
 
     def statistics(self) -> Statistics:
         """Return how things stand."""
@@ -158,14 +157,16 @@ class Cache(contextlib.ExitStack):
         """Wait for the store's answer; nobody is asked once nobody waits."""
         late = StoreUnavailableError("the store did not answer in time")
         try:
-            return _wait(pending, self._core.timeout.load, late)
+            return _wait(self._core, pending, self._core.timeout.load, late)
         finally:
             pending.end(None, late)
 
 
-def _wait(pending: Pending[_T], limit: float, late: Exception | None = None) -> _T:
+def _wait(
+    core: Core, pending: Pending[_T], limit: float, late: Exception | None = None
+) -> _T:
     """Block until something has ended, for *limit* seconds at most."""
-    over = threading.Event()
+    over = core.new_event()
     if pending.subscribe(over.set):
         over.wait(limit)
         pending.unsubscribe(over.set)
