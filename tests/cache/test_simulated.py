@@ -99,6 +99,8 @@ class HostWorld:
         if not core._runtime.failure:
             self._check_stored(core)
         core.close()
+        if not core._runtime.failure:
+            assert 0 == len(core._users)
         assert {} == core._open
         assert {} == core._questions._asked
         assert (0, 0) == (core._room.num_waiting, core._room._items)

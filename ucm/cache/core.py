@@ -261,7 +261,8 @@ class Core:
             self._is_polled = True
             self._hand_out()
             for transfer in self.open_transfers():
-                transfer.give_up()
+                transfer.give_up()  # a copy may go on; nobody sees its end
+            self._open.clear()
 
     # On whatever thread asks.
 
