@@ -21,8 +21,8 @@ MAX_LINES = 400
 BROAD_HANDLERS: dict[str, int] = {
     "ucm/pipeline/load.py": 1,  # keeps an error until the copy beside it is over
     "ucm/pipeline/pipeline.py": 1,  # ends the loop with what went wrong on it
-    "ucm/pipeline/runner.py": 1,  # turns any stage's error into its ticket's outcome
-    "ucm/pipeline/workers.py": 1,  # carries a job's error to the lane that awaits it
+    "ucm/pipeline/runner.py": 2,  # ends a ticket with its stage's error: thread, loop
+    "ucm/pipeline/workers.py": 1,  # what gives slots back must not end its thread
     "tests/kit/simulation.py": 1,  # hands a simulated thread's error to the run
 }
 """Supervision points: file to number of handlers that may catch every error."""

@@ -22,9 +22,10 @@ from ucm.errors import DeviceError
 from ucm.layerwise import SpanGroup
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.guard import BlockGuard
+from ucm.pipeline.items import Item
 from ucm.pipeline.recorder import NoticeKind
-from ucm.pipeline.save import Gather, Ready
-from ucm.pipeline.tickets import Admission, Direction, Item, Outcome, OutcomeKind
+from ucm.pipeline.save import Gather
+from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import Fault, FaultDevice, FaultPlan, Gate, raising
 
@@ -144,39 +145,33 @@ class TestSlots:
             assert rig.runtime._pipeline.join_threads(TIMEOUT)
             assert 1 == resource.left
 
-    def test_row_that_is_dropped_with_the_queue_is_still_to_come(self):
-        """A queue that is closed remembers whose rows it dropped: the ticket's other
-        rows may own slots, and nothing else is left of it."""
+    def test_rows_of_an_ended_ticket_are_not_to_come(self):
+        """A queue remembers which tickets lack rows until they end, not for good: also
+        where the last word is given while a row is offered."""
         queue = DumpQueue(max_tickets=9, max_nbytes=1 << 30)
-        ticket = make_ticket(row_ids=ROWS)
-        for rows, is_first in ((ROWS[:1], True), (ROWS[1:], False)):
-            item = Item(ticket, rows, DoneFence(), is_first)
-            assert Admission.ACCEPTED is queue.offer(item)
-        assert [] == queue.unfinished()
-        assert queue.take_nowait(SAVE) is not None
-        assert [ROWS[1:]] == [item.row_ids for item in queue.close()]
-        assert [ticket] == queue.unfinished()
-        queue.expect_no_more(ticket)
-        assert [] == queue.unfinished()
+        for end_first in (False, True):
+            ticket = make_ticket(row_ids=ROWS, on_settle=queue.over)
+            if end_first:
+                ticket.end(Outcome(OutcomeKind.CANCELLED, "test"))
+            queue.offer(Item(ticket, ROWS[:1], DoneFence()))
+            if not end_first:
+                assert [ticket] == queue.unfinished()
+                ticket.end(Outcome(OutcomeKind.CANCELLED, "test"))
+            assert [] == queue.unfinished()
 
     def test_failed_row_keeps_the_slots_that_another_one_is_copied_into(self):
         """S2-09: while the copy of one row is under way the slots stay, whatever job
         fails or however the ticket ends; they go when it is over."""
         ticket, resource = make_ticket(row_ids=ROWS), Resource()
 
-        def fail():
-            with ticket.working():
-                raise ZeroDivisionError
-
         ticket.own(resource)
         assert ticket.guard.begin()
-        with pytest.raises(ZeroDivisionError):
-            fail()
-        ticket.settle(Outcome(OutcomeKind.FAILED, "device"))
-        ticket.unwind()
+        ticket.begin_work()
+        ticket.end(Outcome(OutcomeKind.FAILED, "device"))
+        ticket.end_work()
         assert 0 == resource.left
         assert not ticket.copied(ROWS[:1])
-        ticket.unwind()
+        ticket.give_back()
         assert 1 == resource.left
 
     def test_slots_stay_while_the_device_copies_another_row(self):
@@ -333,7 +328,7 @@ class TestReasons:
         device = FaultDevice(AsyncDevice(NUM_BLOCKS), plan)
         ticket = make_ticket(row_ids=ROWS)
         with store, pytest.raises(DeviceError, match="lost"):
-            Gather(store, device).run(Ready(ticket, ROWS[:1]))
+            Gather(store, device).run(Item(ticket, ROWS[:1], DoneFence()))
         assert not ticket.guard.is_released
         assert not ticket.guard.is_copying
 

@@ -16,7 +16,7 @@ PATIENT = {"timeout": {"fence": 60.0}}
 
 def back_in_service(rig):
     """Wait until the runtime has seen that the store's calls have returned."""
-    while any(rig.runtime._pipeline._hung.values()):
+    while any(rig.runtime._pipeline._deadlines._hung.values()):
         rig.runtime.wait_for_notice(0.01)
 
 

@@ -29,13 +29,14 @@ from ucm.config import TimeoutConfig
 from ucm.devices.abc import Fence
 from ucm.layout import KVLayout
 from ucm.pipeline.dump_queue import DumpQueue
+from ucm.pipeline.items import Item
 from ucm.pipeline.pace import cost_of, overdue
 from ucm.pipeline.recorder import Recorder
 from ucm.pipeline.tickets import (
     Admission,
     Direction,
-    Item,
     LaneKey,
+    Listener,
     Outcome,
     OutcomeKind,
     Ticket,
@@ -102,13 +103,13 @@ class Intake:
         layout: Groups and rows.
         shard: Which part of a block this rank holds.
         queue: Where items are offered.
-        recorder: Told of every ticket.
+        recorder: Told of every ticket that is offered.
+        listener: What tickets tell of themselves goes there.
         timeout: Deadlines.
         log: The process's log.
         threads: Where clock and locks come from.
         on_failure: Called with the reason when a batch turns out to be none, a bug of
-            the caller, and when what a load has left cannot be zeroed: the engine waits
-            for its end for ever. On any thread.
+            the caller.
     """
 
     def __init__(
@@ -117,19 +118,21 @@ class Intake:
         shard: ShardId,
         queue: DumpQueue,
         recorder: Recorder,
+        listener: Listener,
         *,
         timeout: TimeoutConfig,
         log: Log,
         threads: Threads,
         on_failure: Callable[[str], None],
     ) -> None:
-        self.open: dict[TransferId, Ticket] = {}
+        self.open = queue.open
         self._layout = layout
         self._shard = shard
         self._digest = b""
         self._parts: dict[int, _Part] = {}
         self._queue = queue
         self._recorder = recorder
+        self._listener = listener
         self._timeout = timeout
         self._log = log
         self._clock = threads.monotonic
@@ -230,8 +233,7 @@ class Intake:
 
     def _offer_item(self, item: Item) -> None:
         if self._queue.offer(item) is not Admission.ACCEPTED:  # closed in between
-            outcome = Outcome(OutcomeKind.CANCELLED, Reason.LATE)
-            self._recorder.settle(item.ticket, outcome)
+            item.ticket.end(Outcome(OutcomeKind.CANCELLED, Reason.LATE))
 
     def _parts_under(self, digest: bytes) -> dict[int, _Part]:
         """Return what this rank holds of each group's blocks, under a key space."""
@@ -263,21 +265,11 @@ class Intake:
             block_bytes=part.block_bytes,
             accepted_at=submitted_at,
             deadline=submitted_at + self._limit(direction),
-            on_release=self._released,
-            on_settle=self._queue.over,
-            on_unclean=self._unclean,
+            listener=self._listener,
             log=self._log,
             changed=self.changed,
             clock=self._clock,
         )
-
-    def _released(self, ticket: Ticket) -> None:
-        self._queue.released(ticket)
-        self._recorder.released(ticket)
-
-    def _unclean(self, ticket: Ticket) -> None:
-        """Fail: the request of a load waits for blocks that nobody can give back."""
-        self._on_failure(f"blocks of transfer {ticket.transfer_id} are not zeroed")
 
     def _limit(self, direction: Direction) -> float:
         save = direction is Direction.SAVE

@@ -100,7 +100,7 @@ class Runtime:
             timeout=config.timeout,
             recorder=self._recorder,
             on_failure=self._fail,
-            take_in=self._take_in,
+            take_in=lambda: self._take_in(),  # which needs the pipeline's queue
             confirms=confirms,
             threads=threads,
             on_copy_thread=self._bind_copy_thread,
@@ -110,11 +110,13 @@ class Runtime:
             shard,
             self._pipeline.queue,
             self._recorder,
+            self._pipeline,
             timeout=config.timeout,
             log=log,
             threads=threads,
             on_failure=self._fail,
         )
+        self._take_in = self._intake.take_in
         self._loop = PipelineLoop(self._pipeline, threads, self._loop_ended)
         self._open = self._intake.open
         self._waits = EngineWaits(
@@ -243,7 +245,7 @@ class Runtime:
         for transfer_id in transfer_ids:
             ticket = self._open.get(TransferId(transfer_id))
             if ticket is not None:
-                self._recorder.settle(ticket, Outcome(OutcomeKind.CANCELLED, reason))
+                ticket.end(Outcome(OutcomeKind.CANCELLED, reason))
         self._loop.wake()
 
     def wait_rows(
@@ -368,9 +370,6 @@ class Runtime:
             self._store.close()
         self._log.info(RUNTIME_CLOSED, abandoned=abandoned, quiet=quiet)
 
-    def _take_in(self) -> None:
-        self._intake.take_in()
-
     def _bind_copy_thread(self) -> None:
         if self._affinity is not None:
             bound = bind_thread(self._affinity)
@@ -384,7 +383,8 @@ class Runtime:
         tickets = list(self._open.values())
         self._fail("the loop thread has died")
         if not self._device.is_synchronous:
-            self._pipeline.give_up_copies(tickets)
+            for ticket in tickets:
+                ticket.give_up()
 
     def _fail(self, why: str) -> None:
         """Fail everything once; called on the thread that noticed."""
@@ -399,4 +399,4 @@ class Runtime:
 
     def _settle_open(self, reason: Reason, kind: OutcomeKind) -> None:
         for ticket in list(self._open.values()):
-            self._recorder.settle(ticket, Outcome(kind, reason))
+            ticket.end(Outcome(kind, reason))

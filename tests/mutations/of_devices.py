@@ -277,7 +277,7 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="staged_save_not_landed",
         why="What is stored is not the block but what the slot held before.",
         file=_SAVE,
-        find="        given.fence.land()\n",
+        find="        fence.land()\n",
         replace="",
         killers=(
             f"{_GAPS}::TestSave::test_slots_are_sealed_behind_the_landing_of_their_copy",

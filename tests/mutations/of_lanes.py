@@ -29,7 +29,7 @@ LANES = (
         name="lane_never_empty",
         why="Each request leaves its lane behind, until memory ends.",
         file=_LANE,
-        find="        self.num_items -= 1\n",
+        find="        del self._items[item]\n",
         replace="",
         killers=(f"{_LANES}::TestDeadline::test_item_given_up_lets_the_next_one_in",),
     ),
@@ -37,16 +37,16 @@ LANES = (
         name="lane_forgets_who_waits",
         why="The second span of a request stands before a segment that is free.",
         file=_LANE,
-        find="        self._pass_on(run)\n        self._start(run.at)\n",
-        replace="        self._pass_on(run)\n",
+        find=("        self._go_on(item)\n        self._let_in(at)\n"),
+        replace="        self._go_on(item)\n",
         killers=(f"{_LANES}::TestOrder::test_items_pass_in_order",),
     ),
     Mutant(
         name="copy_thread_waits_for_the_loop",
         why="Between two spans of a request its copy thread stands still.",
         file=_LANE,
-        find="while waiting and (self._segments[at].is_copy or not running):",
-        replace="while waiting and not running:",
+        find="        if not segment.is_copy:\n            if at in",
+        replace="        if True:\n            if at in",
         killers=(
             f"{_LANES}::TestOrder::test_copy_thread_has_the_next_items_before_it_is_through",
         ),
@@ -55,24 +55,24 @@ LANES = (
         name="lane_waits_for_several_at_once",
         why="A later item whose event passes first overtakes the one before it.",
         file=_LANE,
-        find="while waiting and (self._segments[at].is_copy or not running):",
-        replace="while waiting:",
+        find="            if at in self._waited_for:\n",
+        replace="            if False:\n",
         killers=(f"{_LANES}::TestOrder::test_items_pass_in_order",),
     ),
     Mutant(
         name="given_up_item_blocks_its_lane",
         why="One span that was given up holds up all that the request saves later.",
         file=_LANE,
-        find="            self._leave(run)\n            self._start(run.at)\n",
-        replace="            self._leave(run)\n",
+        find=("        self._leave(item)\n        self._let_in(at)\n"),
+        replace="        self._leave(item)\n",
         killers=(f"{_LANES}::TestDeadline::test_item_given_up_lets_the_next_one_in",),
     ),
     Mutant(
         name="begun_after_the_deadline",
         why="A copy begins that nobody will wait for, on blocks that are to be free.",
-        file=_LANE,
-        find=_TOO_LATE,
-        replace="if False:",
+        file="ucm/pipeline/lane.py",
+        find="            ticket.cancel(Reason.DEADLINE)\n        is_begun",
+        replace="            pass\n        is_begun",
         killers=(
             f"{_LANES}::TestDeadline::test_item_that_comes_too_late_is_not_begun",
         ),
@@ -80,9 +80,13 @@ LANES = (
     Mutant(
         name="late_item_left_under_its_copy",
         why="A copy that ends behind its deadline never gives its blocks back.",
-        file=_LANE,
-        find=_TOO_LATE,
-        replace="if ticket.clock() > ticket.deadline:",
+        file="ucm/pipeline/lane.py",
+        find="            ticket.cancel(Reason.DEADLINE)\n        is_begun",
+        replace=(
+            "            ticket.cancel(Reason.DEADLINE)\n"
+            "            return True\n"
+            "        is_begun"
+        ),
         killers=(
             f"{_LATE}::test_copy_past_its_deadline_is_waited_for_and_does_not_count",
         ),
@@ -90,13 +94,11 @@ LANES = (
     Mutant(
         name="begun_copy_given_up",
         why="Blocks under a copy are given back at the deadline.",
-        file=_LANE,
-        find="            is_free = ticket.guard.revoke(reason)\n",
-        replace="""\
-            ticket.guard.revoke(reason)
-            ticket.guard.end()
-            is_free = True
-""",
+        file="ucm/pipeline/deadlines.py",
+        find="            guard.revoke(Reason.DEADLINE)\n",
+        replace=(
+            "            guard.revoke(Reason.DEADLINE)\n            guard.end()\n"
+        ),
         killers=(
             f"{_LANES}::TestDeadline::test_begun_copy_is_waited_for_beyond_the_deadline",
         ),
@@ -104,9 +106,9 @@ LANES = (
     Mutant(
         name="late_copy_given_up_at_once",
         why="One slow copy ends the service, though it would have ended in time.",
-        file=_LANE,
-        find="elif run.is_late and now > ticket.deadline + self._stuck_after:",
-        replace="elif True:",
+        file="ucm/pipeline/deadlines.py",
+        find="if ticket.is_late and now > ticket.deadline + self._stuck_after:",
+        replace="if True:",
         killers=(
             f"{_LANES}::TestDeadline::test_begun_copy_is_waited_for_beyond_the_deadline",
         ),
@@ -114,9 +116,9 @@ LANES = (
     Mutant(
         name="copy_given_up_unseen",
         why="A loop that was held up ends the service over a copy that is long over.",
-        file=_LANE,
-        find="elif run.is_late and now >",
-        replace="elif now >",
+        file="ucm/pipeline/deadlines.py",
+        find="if ticket.is_late and now >",
+        replace="if now >",
         killers=(
             f"{_LANES}::TestDeadline::test_copy_is_looked_at_before_it_is_given_up",
         ),
@@ -124,25 +126,25 @@ LANES = (
     Mutant(
         name="stuck_copy_waited_for_ever",
         why="Requests behind a copy that never ends wait without being told.",
-        file=_LANE,
-        find="elif run.is_late and now > ticket.deadline + self._stuck_after:",
-        replace="elif False:",
+        file="ucm/pipeline/deadlines.py",
+        find="if ticket.is_late and now > ticket.deadline + self._stuck_after:",
+        replace="if False:",
         killers=(_STUCK,),
     ),
     Mutant(
         name="settled_item_runs_on",
         why="Dropped work is waited for, and what was accepted stands behind it.",
         file=_LANE,
-        find="if ticket.outcome is not None and not is_begun:",
-        replace="if False:",
+        find="        return ticket.outcome is not None and not is_begun\n",
+        replace="        return False\n",
         killers=(f"{_LANES}::TestErrors::test_settled_item_is_not_even_waited_for",),
     ),
     Mutant(
         name="begun_copy_of_a_settled_item_left",
         why="Slots are given to others while a copy still writes into them.",
         file=_LANE,
-        find="if ticket.outcome is not None and not is_begun:",
-        replace="if ticket.outcome is not None:",
+        find="        return ticket.outcome is not None and not is_begun\n",
+        replace="        return ticket.outcome is not None\n",
         killers=(
             f"{_LANES}::TestErrors::test_begun_copy_of_a_settled_item_is_waited_for",
         ),
@@ -150,9 +152,9 @@ LANES = (
     Mutant(
         name="lost_copy_not_quarantined",
         why="When nobody knows whether a copy is over, its blocks are given back.",
-        file=_LANE,
-        find="            self._quarantine(ticket)  #",
-        replace="            ticket.guard.end()  #",
+        file="ucm/pipeline/stage.py",
+        find="        ticket.give_up()  #",
+        replace="        ticket.guard.end()  #",
         killers=(
             f"{_LANES}::TestDeadline::test_copy_whose_fence_fails_is_quarantined",
         ),
@@ -161,7 +163,7 @@ LANES = (
     Mutant(
         name="given_up_run_not_marked",
         why="A run that was given up comes back and ends another item of its lane.",
-        file=_RUNNER,
+        file="ucm/pipeline/items.py",
         find="        self.is_given_up = True\n",
         replace="",
         killers=(f"{_RUNS}::test_run_that_was_given_up_is_not_heard_of",),
@@ -170,14 +172,14 @@ LANES = (
         name="given_up_run_handed_back",
         why="A run that was given up comes back and ends another item of its lane.",
         file=_RUNNER,
-        find="            if not run.is_given_up:\n",
+        find="            if not item.is_given_up:\n",
         replace="            if True:\n",
         killers=(f"{_RUNS}::test_run_that_was_given_up_is_not_heard_of",),
     ),
     Mutant(
         name="wait_outlives_its_run",
         why="The service cannot end while any event that was given up never passes.",
-        file=_RUNNER,
+        file="ucm/pipeline/items.py",
         find="            self.task.cancel()\n",
         replace="            pass\n",
         killers=(f"{_RUNS}::test_wait_that_was_given_up_ends",),
@@ -186,8 +188,8 @@ LANES = (
         name="handed_back_twice",
         why="A span is copied twice, and its lane counts one item too few.",
         file=_RUNNER,
-        find="        if run.result is None:\n",
-        replace="        self._end(run)\n        if run.result is None:\n",
+        find="        if segment.try_now(item):\n",
+        replace=("        if segment.try_now(item):\n            self._end(item)\n"),
         killers=(f"{_RUNS}::test_run_that_is_over_at_once_is_not_handed_back",),
     ),
     Mutant(
@@ -202,8 +204,8 @@ LANES = (
         name="error_of_a_wait_lost",
         why="Nobody reads why a save failed, and a device that is gone is not named.",
         file=_RUNNER,
-        find="            run.error = exc\n",
-        replace="            str(exc)\n",
+        find=("not the lane\n            fail(item, exc)\n"),
+        replace=("not the lane\n            str(exc)\n"),
         killers=(
             f"{_LANES}::TestDeadline::test_copy_whose_fence_fails_is_quarantined",
         ),
@@ -211,9 +213,9 @@ LANES = (
     Mutant(
         name="error_of_a_copy_lost",
         why="A damaged block is not blamed, and fails every load that follows.",
-        file=_WORKERS,
-        find="            self.error = exc\n",
-        replace="            str(exc)\n",
+        file="ucm/pipeline/runner.py",
+        find=("not the thread\n            fail(item, exc)\n"),
+        replace=("not the thread\n            str(exc)\n"),
         killers=(f"{_LANES}::TestErrors::test_error_ends_one_ticket_with_its_reason",),
     ),
     # The call that serves them.
@@ -221,8 +223,8 @@ LANES = (
         name="lanes_not_swept",
         why="A save whose event never passes keeps its blocks for ever.",
         file=_PIPELINE,
-        find="            lane.check(now, is_hung=bool(self._hung[lane.key[0]]))\n",
-        replace="            pass\n",
+        find="        self._deadlines.look_through(list(self.queue.open.values()), now)\n",
+        replace="",
         killers=(f"{_LATE}::test_engine_work_that_never_ends_costs_the_save_only",),
     ),
     Mutant(
@@ -262,9 +264,9 @@ LANES = (
     Mutant(
         name="slots_of_a_settled_ticket_kept",
         why="Each save that ends while it is copied costs its slots for good.",
-        file=_PIPELINE,
-        find="        self._unwind_settled(ticket)\n        if ticket.guard",
-        replace="        if ticket.guard",
+        file="ucm/pipeline/lane.py",
+        find="        item.ticket.give_back()  #",
+        replace="        pass  #",
         killers=(
             f"{_ASYNC}::TestFailure::test_ticket_failed_from_outside_gives_its_slots_back_after_the_copy",
         ),
@@ -273,16 +275,16 @@ LANES = (
         name="slots_freed_under_a_lost_copy",
         why="A copy that was given up writes over another request's stored blocks.",
         file=_TICKETS,
-        find="self.guard.is_copying or self.guard.is_quarantined",
-        replace="self.guard.is_copying",
+        find="guard.is_copying or guard.is_quarantined",
+        replace="guard.is_copying",
         killers=(_STUCK,),
     ),
     Mutant(
         name="lost_copy_released_in_the_end",
         why="Blocks that were told as lost are told as free as well.",
-        file=_PIPELINE,
-        find="if not ticket.guard.quarantine():",
-        replace="if False:",
+        file="ucm/pipeline/tickets.py",
+        find="guard.quarantine() if is_save",
+        replace="guard.is_copying if is_save",
         killers=(
             "tests/test_runtime_deadlines.py::TestDeadlines::test_copy_that_never_ends_is_quarantined_and_never_released",
         ),

@@ -23,17 +23,17 @@ LOAD = (
         name="piece_unverified",
         why="The last piece of a load is never looked at, and may be damaged.",
         file=_LOAD,
-        find="            if not given.is_verified:\n                _verify(",
-        replace="            if not given.is_verified and stop < num_blocks:\n"
-        "                _verify(",
+        find="            if not given.is_partial:\n                _verify(self._store, lease, at",
+        replace="            if not given.is_partial and stop < num_blocks:\n                _verify(self._store, lease, at",
         killers=(_CORRUPT,),
     ),
     Mutant(
         name="published_unverified",
         why="A copy ended well, and damaged bytes become the model's context.",
         file=_LOAD,
-        find="            if given.failure is not None:\n"
-        "                raise given.failure\n",
+        find=(
+            "        if given.failure is not None:\n            raise given.failure\n"
+        ),
         replace="",
         killers=(_BEHIND,),
     ),
@@ -41,17 +41,16 @@ LOAD = (
         name="damaged_copy_counts_as_whole",
         why="A row that does not verify is told as there, and a layer reads it.",
         file=_LOAD,
-        find="        if given.failure is not None:\n            given.ticket",
-        replace="        if False:\n            given.ticket",
+        find="        if given.failure is None:\n            copy_over",
+        replace="        if True:\n            copy_over",
         killers=(f"{_BESIDE}::test_damaged_copy_is_not_told_as_there",),
     ),
     Mutant(
         name="verified_before_the_copy",
         why="A load takes the sum of verifying and copying, not the longer of the two.",
         file=_LOAD,
-        find="        fence = self._copy(given, 0, len(lease.keys))\n        failure = None\n",
-        replace="        _verify(self._store, lease, 0, len(lease.keys))\n"
-        "        fence = self._copy(given, 0, len(lease.keys))\n        failure = None\n",
+        find="        given.copy = fence = self._copy(",
+        replace="        _verify(self._store, lease, 0, len(lease.keys))\n        given.copy = fence = self._copy(",
         killers=(
             f"{_BESIDE}::test_copy_is_submitted_before_checksums_are_computed",
             f"{_TESTS}::TestTime::test_load_takes_the_longer_of_verifying_and_copying",
@@ -132,9 +131,9 @@ LOAD = (
     Mutant(
         name="zeros_waited_for_ever",
         why="A device that never zeroes blocks keeps a request waiting, unnoticed.",
-        file="ucm/pipeline/pipeline.py",
-        find="        if ticket.guard.is_clearing:\n            self._clearing[ticket]",
-        replace="        if False:\n            self._clearing[ticket]",
+        file="ucm/pipeline/deadlines.py",
+        find="        elif guard.is_clearing:\n",
+        replace="        elif False:\n",
         killers=(
             (
                 "tests/pipeline/test_async_device.py::TestDeadlines::"
@@ -145,9 +144,9 @@ LOAD = (
     Mutant(
         name="zeros_not_watched_when_idle",
         why="The same, until the next request comes.",
-        file="ucm/pipeline/pipeline.py",
-        find=" or self.queue.unfinished() or self._clearing\n",
-        replace=" or self.queue.unfinished()\n",
+        file="ucm/pipeline/deadlines.py",
+        find="is_open or is_touched",
+        replace="is_open",
         killers=(
             (
                 "tests/pipeline/test_async_device.py::TestDeadlines::"

@@ -94,8 +94,8 @@ NUMBERS = (
         name="copies_of_a_dead_loop_held",
         why="R-16: nobody sees a copy end any more, and its request waits for ever.",
         file="ucm/runtime.py",
-        find="            self._pipeline.give_up_copies(tickets)\n",
-        replace="            pass\n",
+        find="                ticket.give_up()\n",
+        replace="                pass\n",
         killers=(
             "tests/pipeline/test_async_device.py::TestDeadlines::test_copies_under_a_dead_loop_are_given_up",
         ),
@@ -219,7 +219,7 @@ NUMBERS = (
         find="raise TicketOverError(Reason.OVER)",
         replace='raise TicketOverError(f"transfer {self.transfer_id} is over")',
         killers=(
-            "tests/pipeline/test_tickets.py::TestTicket::test_job_on_a_settled_ticket_does_not_start",
+            "tests/pipeline/test_tickets.py::TestTicket::test_job_on_an_ended_ticket_does_not_start",
         ),
     ),
     # The log.

@@ -16,7 +16,7 @@ _LOST = "tests/pipeline/test_lost.py"
 _FENCE = f"{_LOST}::TestFence"
 _TEAR = f"{_LOST}::TestTear"
 _TICKET = "tests/pipeline/test_tickets.py::TestTicket"
-_GUARDS = "tests/pipeline/test_tickets.py::TestBlockGuard"
+_GUARDS = "tests/pipeline/test_guard.py::TestBlockGuard"
 _SERVING = "tests/pipeline/test_serving.py::TestServing"
 _RUNS = "tests/pipeline/test_runner.py::TestRunner"
 _LEFT_OUT = "test_block_left_out_of_a_commit_is_given_back"
@@ -28,7 +28,7 @@ PIPE = (
         name="lost_blocks_committed",
         why="A block is stored with bytes that the engine wrote amid its copy.",
         file=_SAVE,
-        find="committed = lease.commit(lost)",
+        find="committed = lease.commit(granted)",
         replace="committed = lease.commit()",
         killers=(
             f"{_FENCE}::test_block_lost_under_its_copy_costs_only_itself",
@@ -39,24 +39,24 @@ PIPE = (
         name="lost_blocks_read",
         why="A copy begins on blocks that the engine was told are free.",
         file=_SAVE,
-        find="    if lost := _lost(ticket, lease):\n",
-        replace="    if lost := []:\n",
+        find="    if lost := ticket.guard.lost:\n",
+        replace="    if lost := frozenset():\n",
         killers=(f"{_FENCE}::test_block_lost_before_its_copy_is_not_read",),
     ),
     Mutant(
         name="lost_positions_of_the_lease",
         why="Positions of the ticket are taken for those of what was granted.",
         file=_SAVE,
-        find="if position in lost]",
-        replace="if at in lost]",
+        find="enumerate(lease.positions) if each in lost]",
+        replace="enumerate(lease.positions) if at in lost]",
         killers=(f"{_FENCE}::test_lost_block_that_is_stored_already_is_none",),
     ),
     Mutant(
         name="lost_blocks_counted_as_stored",
         why="Blocks that nobody has are counted as such that the store had before.",
         file=_SAVE,
-        find="lease.num_stored + len(lease.keys) - len(lost) - committed",
-        replace="lease.num_stored + len(lease.keys) - committed",
+        find="len(lease.keys) - len(granted) - committed",
+        replace="len(lease.keys) - committed",
         killers=(f"{_FENCE}::test_block_lost_under_its_copy_costs_only_itself",),
     ),
     Mutant(

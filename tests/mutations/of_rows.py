@@ -42,28 +42,30 @@ ROWS = (
     ),
     Mutant(
         name="dropped_row_forgotten",
-        why="A save that fails with the runtime keeps the slots of its first row.",
+        why="Each save that ends while a row of it is offered is remembered for good.",
         file=_QUEUE,
-        find="if len(item.row_ids) < len(item.ticket.row_ids):\n                    #",
-        replace="if False:\n                    #",
-        killers=(
-            f"{_SLOTS}::test_row_that_is_dropped_with_the_queue_is_still_to_come",
-        ),
+        find="if item.is_partial and ticket.outcome is None:",
+        replace="if item.is_partial:",
+        killers=(f"{_SLOTS}::test_rows_of_an_ended_ticket_are_not_to_come",),
     ),
     Mutant(
         name="unfinished_never_ends",
         why="Blocks of a save whose rows never come are held until the engine ends.",
         file=_PIPELINE,
-        find="            self._settle_if_over(item.ticket)\n        self._sweep_unfinished()\n",
-        replace="            self._settle_if_over(item.ticket)\n",
+        find="list(self.queue.open.values())",
+        replace=(
+            "[\n"
+            "                item.ticket for lane in self._lanes.values() for item in lane._items\n"
+            "            ]"
+        ),
         killers=(f"{_TO_COME}::test_save_whose_rows_never_come_ends_at_its_deadline",),
     ),
     Mutant(
         name="unfinished_not_looked_at",
         why="An idle loop sleeps through the deadline of a save that waits for rows.",
         file=_PIPELINE,
-        find=" or self.queue.unfinished() or self._clearing\n",
-        replace=" or self._clearing\n",
+        find=" or self._deadlines.num_watched",
+        replace="",
         killers=(
             "tests/pipeline/test_serving.py::TestServing::test_deadlines_are_looked_at_while_anything_is_open",
         ),
@@ -71,9 +73,9 @@ ROWS = (
     Mutant(
         name="dropped_row_keeps_slots",
         why="A save that ends with a row in the queue keeps its keys unsavable.",
-        file=_PIPELINE,
-        find="        self._unwind_settled(ticket)  #",
-        replace="        pass  #",
+        file="ucm/pipeline/tickets.py",
+        find=("            self.give_back()\n        return True\n"),
+        replace="        return True\n",
         killers=(
             f"{_SLOTS}::test_slots_of_a_row_are_given_back_when_the_next_one_still_waits",
         ),
@@ -81,9 +83,9 @@ ROWS = (
     Mutant(
         name="torn_row_without_reason",
         why="Counters and log say nothing of why saves are dropped.",
-        file=_PIPELINE,
-        find="ticket.guard.revoked or ticket.guard.torn or",
-        replace="ticket.guard.revoked or",
+        file="ucm/pipeline/guard.py",
+        find="return self.torn or self.revoked",
+        replace="return self.revoked",
         killers=(f"{_GAPS}::TestReasons::test_save_torn_under_a_row_says_why",),
     ),
     # Tickets of several rows.
@@ -99,8 +101,8 @@ ROWS = (
         name="slots_freed_under_another_row",
         why="A row that fails lets the copy of another write into somebody's slots.",
         file=_TICKETS,
-        find="self.guard.is_copying or self.guard.is_quarantined",
-        replace="self.guard.is_quarantined",
+        find="guard.is_copying or guard.is_quarantined",
+        replace="guard.is_quarantined",
         killers=(
             f"{_SLOTS}::test_failed_row_keeps_the_slots_that_another_one_is_copied_into",
             f"{_SLOTS}::test_slots_stay_while_the_device_copies_another_row",
@@ -273,21 +275,23 @@ ROWS = (
         name="row_behind_a_failed_one_is_copied",
         why="A row is written into slots that are another ticket's by now.",
         file=_TICKETS,
-        find="if self.outcome is not None or self.failed_as is not None:",
-        replace="if self.outcome is not None:",
+        find=(
+            "            if self.outcome is not None:\n"
+            "                raise TicketOverError(Reason.OVER)\n"
+        ),
+        replace="",
         killers=(
-            "tests/pipeline/test_tickets.py::TestTicket::test_job_behind_one_that_raised_does_not_start",
-            "tests/test_layerwise_gaps.py::TestSlots::test_row_behind_a_failed_one_is_not_copied",
+            "tests/pipeline/test_tickets.py::TestTicket::test_job_on_an_ended_ticket_does_not_start",
         ),
     ),
     Mutant(
-        name="row_behind_a_failed_one_tells_no_reason",
-        why="R-20: a save ended, and neither log nor metric says why.",
-        file="ucm/pipeline/lane.py",
-        find="outcome = ticket.failed_as or outcome",
-        replace="pass",
+        name="failed_row_goes_on",
+        why="A row whose copy never began is waited for, and the loop dies of it.",
+        file="ucm/pipeline/stage.py",
+        find="    item.has_failed = True\n",
+        replace="",
         killers=(
-            "tests/pipeline/test_lane.py::TestErrors::test_row_that_finds_its_ticket_failed_tells_why_it_failed",
+            "tests/pipeline/test_stage.py::TestFail::test_error_ends_the_ticket_and_its_item",
         ),
     ),
     Mutant(

@@ -5,13 +5,100 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["TICKET"]
 
+_GUARD = "ucm/pipeline/guard.py"
+_LANE = "ucm/pipeline/lane.py"
 _RUNTIME = "ucm/runtime.py"
+_STAGE = "ucm/pipeline/stage.py"
+_TICKETS = "ucm/pipeline/tickets.py"
 _WAITING = "ucm/pipeline/waiting.py"
 _CLOSES = "tests/test_runtime_close.py::TestClose"
 _WAITS = "tests/test_layerwise_gaps.py::TestWaits"
+_RUN_COPY = "tests/pipeline/test_stage.py::TestRunCopy"
+_LANES = "tests/pipeline/test_lane.py::TestErrors"
+_ENDS = "tests/pipeline/test_tickets.py::TestTicket"
 _CHANGES = "tests/pipeline/test_waiting.py::TestChanges"
 
 TICKET = (
+    # The end.
+    Mutant(
+        name="ended_by_the_loop_only",
+        why="Each save costs a wake-up of a copy thread more, to give its slots back.",
+        file=_STAGE,
+        find="            if item.outcome is not None:\n                ticket.end(",
+        replace="            if False:\n                ticket.end(",
+        killers=(
+            f"{_RUN_COPY}::test_last_word_of_the_last_stage_is_given_where_it_was_said",
+        ),
+    ),
+    Mutant(
+        name="waiters_hang_on_a_broken_log",
+        why="A disk that is full keeps the engine's thread waiting for a load that ended.",
+        file=_TICKETS,
+        find="        try:\n            self._listener.ended(self, outcome)\n        finally:\n",
+        replace="        self._listener.ended(self, outcome)\n        if True:\n",
+        killers=(f"{_ENDS}::test_waiters_go_on_although_the_end_cannot_be_told",),
+    ),
+    Mutant(
+        name="first_reason_forgotten",
+        why="A save that the engine took back is counted as one that was too slow.",
+        file=_TICKETS,
+        find="self.guard.taken_back or reason",
+        replace="reason",
+        killers=(
+            f"{_ENDS}::test_cancelled_ticket_says_why_its_blocks_were_taken_back",
+        ),
+    ),
+    Mutant(
+        name="ended_under_a_copy",
+        why="A late save ends while it is copied, and its end says nothing of that.",
+        file=_TICKETS,
+        find="        if not self.guard.revoke(reason):\n            return False\n",
+        replace="        self.guard.revoke(reason)\n",
+        killers=(f"{_ENDS}::test_ticket_under_a_copy_is_torn_and_not_over",),
+    ),
+    Mutant(
+        name="given_up_without_a_copy",
+        why="A device that fails ends the service for a load that it never began.",
+        file=_TICKETS,
+        find="guard.quarantine() if is_save else guard.is_copying",
+        replace="guard.quarantine() if is_save else True",
+        killers=(f"{_ENDS}::test_only_a_copy_can_be_given_up",),
+    ),
+    Mutant(
+        name="cycle_of_ticket_and_guard",
+        why="27 objects of each ticket wait for the collector, which stops the engine.",
+        file=_GUARD,
+        find="        self._on_unclean = _nobody\n",
+        replace="",
+        killers=(f"{_ENDS}::test_nothing_is_left_to_the_collector",),
+    ),
+    # Items of tickets that have ended.
+    Mutant(
+        name="ended_item_waits_on",
+        why="An event that never passes keeps a place in the window, and the lane.",
+        file=_LANE,
+        find="            if ticket.is_given_up or not ticket.guard.is_copying:\n",
+        replace="            if ticket.is_given_up:\n",
+        killers=(
+            f"{_LANES}::test_item_whose_ticket_ends_meanwhile_leaves_at_the_next_look",
+        ),
+    ),
+    Mutant(
+        name="ended_item_leaves_its_copy",
+        why="Nobody sees the end of a copy, whose blocks are never given back.",
+        file=_LANE,
+        find="            if ticket.is_given_up or not ticket.guard.is_copying:\n",
+        replace="            if True:\n",
+        killers=(f"{_LANES}::test_begun_copy_of_a_settled_item_is_waited_for",),
+    ),
+    Mutant(
+        name="ended_item_leaves_twice",
+        why="Two spans of a request that end together end the loop.",
+        file=_LANE,
+        find="if item not in self._items or item.is_over or",
+        replace="if item.is_over or",
+        killers=(f"{_LANES}::test_items_of_ended_tickets_leave_once",),
+    ),
     # Who waits.
     Mutant(
         name="copy_forgotten_with_its_end",

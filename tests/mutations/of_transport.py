@@ -27,7 +27,7 @@ _DEADLINES = "tests/test_runtime_deadlines.py::TestDeadlines"
 _FENCE = "tests/test_runtime_deadlines.py::TestFence"
 _SUBMIT = "tests/test_runtime.py::TestSubmit"
 _START = "tests/test_runtime_start.py::TestStart"
-_GUARDS = "tests/pipeline/test_tickets.py::TestBlockGuard"
+_GUARDS = "tests/pipeline/test_guard.py::TestBlockGuard"
 _GAPS = "tests/mutations/test_gaps.py"
 
 TRANSPORT = (
@@ -46,8 +46,8 @@ TRANSPORT = (
         name="released_before_the_fence",
         why="The call has returned, the device still reads, the engine overwrites.",
         file=_SAVE,
-        find="        await fence_passed(given.fence)\n        is_whole",
-        replace="        given.ticket.guard.end()\n        is_whole",
+        find="        await fence_passed(fence)\n        copy_over(",
+        replace="        given.ticket.guard.end()\n        copy_over(",
         killers=(
             f"{_ASYNC}::TestClose::test_close_under_a_copy_leaves_store_and_device_open",
         ),
@@ -82,9 +82,8 @@ TRANSPORT = (
         name="whole_while_a_row_is_copied",
         why="A block is sealed and stored while one of its rows is on its way.",
         file=_SAVE,
-        find="        is_whole = copy_over(given.ticket, given.row_ids, given.fence)\n",
-        replace="        copy_over(given.ticket, given.row_ids, given.fence)\n"
-        "        is_whole = True\n",
+        find="and item.ticket.copied(item.row_ids)",
+        replace="and (item.ticket.copied(item.row_ids) or True)",
         killers=(
             f"{_ROWS}::test_rows_under_way_together_are_whole_with_the_last_copy",
         ),
@@ -100,32 +99,34 @@ TRANSPORT = (
     Mutant(
         name="torn_committed",
         why="Bytes that the engine overwrote under the copy are stored as good.",
-        file=_SAVE,
-        find="if ticket.guard.torn:",
-        replace="if False:",
+        file="ucm/pipeline/tickets.py",
+        find="        if self.guard.torn:\n            raise",
+        replace="        if False:\n            raise",
         killers=(f"{_FENCE}::test_torn_copy_is_never_stored",),
     ),
     Mutant(
         name="committed_without_all_rows",
         why="A block is found although the bytes of some layers never came.",
         file=_SAVE,
-        find="            return Finished(ticket, given.row_ids, None)\n",
-        replace="            _lease(ticket).seal(0, 1)\n",
+        find="        if given.is_whole:\n            lost =",
+        replace=(
+            "        _lease(ticket).seal(0, 1)\n        if True:\n            lost ="
+        ),
         killers=(f"{_ROWS}::test_block_is_stored_with_its_last_row_only",),
     ),
     Mutant(
         name="sealed_before_the_copy",
         why="The checksum of half a block makes it a valid one.",
         file=_SAVE,
-        find="if not given.fence.is_done():",
+        find="if not fence.is_done():",
         replace="if False:",
         killers=(f"{_ORDER}::test_slots_are_not_sealed_before_their_copy",),
     ),
     Mutant(
         name="committed_too_late",
         why="A save that was told as dropped becomes visible after all.",
-        file=_SAVE,
-        find="if ticket.clock() > ticket.deadline:",
+        file="ucm/pipeline/tickets.py",
+        find="if self.clock() > self.deadline:",
         replace="if False:",
         killers=(f"{_ORDER}::test_late_ticket_is_not_committed",),
     ),
@@ -144,8 +145,8 @@ TRANSPORT = (
         name="loaded_unrechecked",
         why="A slot that was recycled under the copy is told as loaded.",
         file=_LOAD,
-        find="            given.lease.recheck()\n",
-        replace="",
+        find="            lease.recheck()\n            if not",
+        replace="            if not",
         killers=(f"{_ROWS}::test_recycled_slot_fails_the_load",),
     ),
     Mutant(
@@ -186,9 +187,11 @@ TRANSPORT = (
     Mutant(
         name="told_twice",
         why="The engine hears of one end twice, and its own count ends it.",
-        file=_WORDS,
-        find="        if not ticket.settle(outcome):\n            return False\n",
-        replace="        ticket.settle(outcome)\n",
+        file="ucm/pipeline/tickets.py",
+        find=(
+            "            if self.outcome is not None:\n                return False\n"
+        ),
+        replace="",
         killers=(f"{_RECORDER}::test_last_word_is_given_once",),
     ),
     Mutant(
@@ -213,9 +216,9 @@ TRANSPORT = (
         name="slots_freed_under_a_job",
         why="A slot goes to another save while a copy still writes into it.",
         file=_TICKETS,
-        find="if self._active_jobs or self.guard",
-        replace="if self.guard",
-        killers=(f"{_TICKET}::test_resources_outlive_a_job_whose_ticket_is_settled",),
+        find="self._num_jobs > 0 or guard.is_copying",
+        replace="guard.is_copying",
+        killers=(f"{_TICKET}::test_resources_outlive_a_job_whose_ticket_has_ended",),
     ),
     # The queue.
     Mutant(
@@ -277,9 +280,11 @@ TRANSPORT = (
     Mutant(
         name="never_swept",
         why="What waits behind a store that hangs keeps its blocks for ever.",
-        file=_PIPELINE,
-        find="item.ticket.guard.is_released or bool(self._why_over(item.ticket))",
-        replace="item.ticket.guard.is_released",
+        file="ucm/pipeline/deadlines.py",
+        find=(
+            "        if now > ticket.deadline:\n            return Reason.DEADLINE\n"
+        ),
+        replace="",
         killers=(
             f"{_GAPS}::test_save_that_waits_in_the_queue_is_dropped_at_its_deadline",
         ),
@@ -296,8 +301,8 @@ TRANSPORT = (
     Mutant(
         name="settled_but_held",
         why="A save that was dropped keeps the engine's blocks.",
-        file=_WORDS,
-        find="        ticket.guard.revoke(outcome.reason or Reason.OVER)\n",
+        file="ucm/pipeline/tickets.py",
+        find="        self.guard.revoke(outcome.reason or Reason.OVER)\n",
         replace="",
         killers=(f"{_RECORDER}::test_engine_hears_of_the_end_although_the_log_breaks",),
     ),

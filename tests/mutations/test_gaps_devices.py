@@ -18,11 +18,11 @@ from tests.devices.staging_kit import NUM_SLOTS, SLOT, make_pool, take
 from tests.kit.accelerator_kit import BOTH
 from tests.kit.accelerator_streams import Bias, Semantics
 from tests.kit.simulation import Simulation
-from tests.pipeline.kit import HandFence, make_ticket
+from tests.pipeline.kit import HandFence, make_item, make_ticket
 from ucm.devices.events import DoneFence
 from ucm.errors import DeviceFailedError
-from ucm.pipeline.save import EventWait, Gathered, Queued, Ready, Transfer
-from ucm.pipeline.tickets import Item
+from ucm.pipeline.items import Item
+from ucm.pipeline.save import EventWait, Gathered, Queued, Transfer
 
 
 def stage(world: World, count: int) -> int:
@@ -142,10 +142,10 @@ class TestSave:
     def test_save_without_its_fence_is_not_ready(self) -> None:
         """S0-21: an item whose fence has not passed is waited for, not copied."""
         ticket, fence = make_ticket(), HandFence()
-        queued = Queued(ticket, ticket.row_ids, Item(ticket, ticket.row_ids, fence))
+        queued = Queued(Item(ticket, ticket.row_ids, fence))
         assert EventWait().try_now(queued) is None
         fence.open()
-        assert Ready(ticket, ticket.row_ids) == EventWait().try_now(queued)
+        assert queued is EventWait().try_now(queued)
 
     def test_slots_are_sealed_behind_the_landing_of_their_copy(self) -> None:
         """A copy by way of staging memory is brought to its slots before they are
@@ -156,6 +156,7 @@ class TestSave:
             def land(self) -> None:
                 landed.append(True)
 
-        ticket = make_ticket()
-        Transfer().run(Gathered(ticket, ticket.row_ids, Staged()))
+        item = make_item(make_ticket())
+        item.copy = Staged()
+        Transfer().run(Gathered(item))
         assert [True] == landed

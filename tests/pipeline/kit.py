@@ -22,10 +22,31 @@ from ucm.devices.cpu import CPUDevice
 from ucm.devices.driver import Direction as CopyDirection
 from ucm.devices.events import DoneFence
 from ucm.errors import DeviceError
-from ucm.pipeline.tickets import Direction, Item, Ticket
+from ucm.pipeline.items import Item
+from ucm.pipeline.tickets import Direction, Listener, Outcome, Ticket
 from ucm.tracing import Log
 
 TIMEOUT = 60.0
+
+
+class Told(Listener):
+    """Tells functions of the test what a ticket tells; slots are given back at once."""
+
+    def __init__(
+        self,
+        on_release: Callable[[Ticket], None] = lambda _: None,
+        on_settle: Callable[[Ticket], None] = lambda _: None,
+    ) -> None:
+        self._on_release = on_release
+        self._on_settle = on_settle
+
+    def released(self, ticket: Ticket) -> None:
+        """Tell of the release."""
+        self._on_release(ticket)
+
+    def ended(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Tell of the end."""
+        self._on_settle(ticket)
 
 
 def make_ticket(
@@ -40,6 +61,7 @@ def make_ticket(
     lasts: float = 60.0,
     on_release: Callable[[Ticket], None] = lambda _: None,
     on_settle: Callable[[Ticket], None] = lambda _: None,
+    listener: Listener | None = None,
     log: Log | None = None,
 ) -> Ticket:
     """Return a ticket that ends in *lasts* seconds."""
@@ -53,8 +75,7 @@ def make_ticket(
         block_bytes=block_bytes,
         accepted_at=time.monotonic(),
         deadline=time.monotonic() + lasts,
-        on_release=on_release,
-        on_settle=on_settle,
+        listener=listener or Told(on_release, on_settle),
         log=log or null_log(),
     )
 

@@ -7,13 +7,16 @@ import time
 
 import anyio
 
-from tests.pipeline.kit import TIMEOUT, make_item, make_ticket
+from tests.pipeline.kit import TIMEOUT, make_ticket
+from ucm.devices.events import DoneFence
 from ucm.errors import DeviceError
+from ucm.pipeline.deadlines import Deadlines
+from ucm.pipeline.dump_queue import DumpQueue
+from ucm.pipeline.items import Item
 from ucm.pipeline.lane import RequestLane
 from ucm.pipeline.runner import Runner
-from ucm.pipeline.save import Finished
 from ucm.pipeline.stage import STORE_WORKER, Chain, CopyStage, LoopStage
-from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
+from ucm.pipeline.tickets import Direction, Listener, Outcome, OutcomeKind
 from ucm.pipeline.waiting import fence_passed
 from ucm.pipeline.workers import CopyThread
 
@@ -27,7 +30,7 @@ class Wait(LoopStage):
 
     async def run(self, given):
         """Let the item pass with its fence."""
-        await fence_passed(given.item.fence)
+        await fence_passed(given.fence)
         return given
 
 
@@ -54,7 +57,7 @@ class Passable(Wait):
 
     def try_now(self, given):
         """Let the item pass if it can."""
-        return given if given.item.fence.is_done() else None
+        return given if given.fence.is_done() else None
 
 
 class Pass(CopyStage):
@@ -95,15 +98,16 @@ class Work(CopyStage):
         plan = self.plans.get(given.ticket.transfer_id)
         if plan is not None:
             raise plan
-        return Finished(given.ticket, given.row_ids, DONE)
+        given.outcome = DONE
+        return given
 
 
-class Lane:
-    """A lane, and all that it told."""
+class Lane(Listener):
+    """A lane, the deadlines of its tickets, and all that was told."""
 
     def __init__(self, runner, wait, plans, stages):
         self.settled, self.quarantined, self.left = [], [], []
-        self.hung, self.copied = [], []
+        self.hung, self.copied, self.tickets = [], [], []
         chain = Chain.start(wait)
         for stage in stages or [Work(plans)]:
             chain = chain.then(stage)
@@ -111,31 +115,57 @@ class Lane:
             make_ticket().lane_key,
             chain.segments(),
             runner,
-            stuck_after=0.01,
-            settle=self.settle,
-            quarantine=lambda ticket: self.quarantined.append(ticket.transfer_id),
-            on_hung=lambda ticket: self.hung.append(ticket.transfer_id),
             on_copied=self.copied.append,
-            on_left=lambda lane, _: self.left.append(lane.num_items),
+            on_empty=self.left.append,
+        )
+        self.queue = DumpQueue(max_tickets=99, max_nbytes=1 << 30)
+        self.deadlines = Deadlines(
+            self.queue, stuck_after=0.01, on_failure=lambda _: None
         )
 
     @property
     def running(self):
         """The tickets that are in each segment."""
-        return [[run.ticket.transfer_id for run in runs] for runs in self.lane._running]
+        lane = self.lane
+        lines = [item for line in lane._lines.values() for item in line]
+        return [
+            [
+                item.ticket.transfer_id
+                for item in lane._items
+                if item.at == at and item not in lines
+            ]
+            for at in range(len(lane._segments))
+        ]
 
-    def settle(self, ticket, outcome):
-        """Note a ticket's end and settle it."""
-        if ticket.settle(outcome):
-            self.settled.append((ticket.transfer_id, outcome))
+    @property
+    def hung_now(self):
+        """The tickets at which a copy thread stands behind their deadline."""
+        (hung,) = [each for each in self.deadlines._hung.values() if each] or [()]
+        return [ticket.transfer_id for ticket in hung]
+
+    def ended(self, ticket, outcome):
+        """Note a ticket's end."""
+        self.settled.append((ticket.transfer_id, outcome))
+
+    def given_up(self, ticket):
+        """Note a copy that was given up."""
+        self.quarantined.append(ticket.transfer_id)
+
+    def check(self, now):
+        """Do what the pipeline does at intervals."""
+        self.deadlines.look_through(self.tickets, now)
+        self.lane.drop_ended()
+
+    def ticket(self, number=1, **options):
+        """Return a ticket whose end is noted."""
+        ticket = make_ticket(number, listener=self, **options)
+        self.tickets.append(ticket)
+        return ticket
 
     def put(self, number, fence=None, **options):
         """Put an item in; return its ticket."""
-        ticket = make_ticket(number, **options)
-        item = make_item(ticket)
-        if fence is not None:
-            item = type(item)(ticket, item.row_ids, fence)
-        self.lane.put_nowait(item)
+        ticket = self.ticket(number, **options)
+        self.lane.put_nowait(Item(ticket, ticket.row_ids, fence or DoneFence()))
         return ticket
 
 
@@ -162,7 +192,7 @@ async def serving(plans=None, wait=None, stages=()):
                 await woken.wait()
             woken = anyio.Event()
             runner.hand_back()
-            lane.lane.check(time.monotonic())
+            lane.check(time.monotonic())
 
     closing = []
     try:

@@ -161,7 +161,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def settle(self, ticket):
         """End a ticket, which may have ended before."""
-        ticket.settle(DONE)
+        ticket.end(DONE)
         for due in self.due.values():
             if ticket in due:
                 due.remove(ticket)
@@ -178,17 +178,13 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(divisor=st.integers(1, 4))
     def sweep(self, divisor):
-        """Exactly the items that are over come out."""
-
-        def is_over(item):
-            return item.ticket.transfer_id % divisor == 0
-
-        over = [item for item in self.waiting if is_over(item)]
-        swept = self.queue.sweep(is_over)
-        assert sorted(map(id, over)) == sorted(map(id, swept))
+        """Exactly the items of tickets that have ended come out."""
+        for item in self.waiting:
+            if item.ticket.transfer_id % divisor == 0:
+                self.settle(item.ticket)
+        over = [item for item in self.waiting if item.ticket.outcome is not None]
+        self.queue.drop_ended()
         self.drop(over, "swept")
-        for item in swept:
-            self.settle(item.ticket)
 
     @rule(reason=st.sampled_from([Admission.CLOSED, Admission.FAILED]))
     @precondition(lambda self: self.number > 8)
@@ -362,7 +358,7 @@ class TestDumpQueue:
             ticket.guard.revoke("copied")
         assert Admission.STORE_BEHIND is queue.admits(tickets[2])
         assert Admission.ACCEPTED is offer(queue, 9, direction=LOAD)
-        tickets[0].settle(DONE)
+        tickets[0].end(DONE)
         assert Admission.ACCEPTED is queue.admits(tickets[2])
 
     def test_ticket_that_ended_before_its_offer_is_not_counted(self):
@@ -370,7 +366,7 @@ class TestDumpQueue:
         queue = DumpQueue(max_tickets=9, max_nbytes=10)
         for direction in Direction:
             ticket = make_ticket(1, direction, on_settle=queue.over)
-            ticket.settle(DONE)
+            ticket.end(DONE)
             queue.offer(make_item(ticket))
             queue.released(ticket)
             assert (0, 0) == queue.due(direction)

@@ -28,7 +28,8 @@ from ucm.errors import (
     WorkerDiedError,
 )
 from ucm.pipeline.guard import TicketOverError
-from ucm.pipeline.tickets import Direction, Item, Outcome, OutcomeKind
+from ucm.pipeline.items import Item
+from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Gate
 
@@ -47,7 +48,7 @@ class TestOrder:
             assert [] == lane.settled
             fence.open()
         assert [(1, DONE), (2, DONE)] == lane.settled
-        assert [1, 0] == lane.left
+        assert [lane.lane] == lane.left
 
     async def test_item_needs_no_place_behind_its_copy(self):
         """R-11: an item frees its place in the window once, with its copy, and all that
@@ -73,7 +74,8 @@ class TestOrder:
             for number in range(1, 4):
                 lane.put(number)
             lane.put(4, HandFence(), lasts=0.01)
-        assert 4 == len(lane.copied) == len(lane.left)
+        assert 4 == len(lane.copied)
+        assert 0 == lane.lane.num_items
         assert {1, 2, 3, 4} == {number for number, _ in lane.settled}
 
     async def test_long_line_of_items_is_let_in_without_end(self):
@@ -154,17 +156,27 @@ class TestErrors:
         assert "stage work failed for transfer 7" in outcome.error
         assert "StoreUnavailableError('gone')" in outcome.error
 
-    async def test_row_that_finds_its_ticket_failed_tells_why_it_failed(self):
-        """R-20: a row's job fails on the store's thread, and before that is told the next
-        row finds its ticket over on the other thread: the end is told with its reason."""
-        async with serving(wait=Ready()) as lane:
-            ticket = make_ticket(7, row_ids=(0, 1))
-            with pytest.raises(StoreUnavailableError), ticket.working():
-                raise StoreUnavailableError("gone")
-            lane.lane.put_nowait(Item(ticket, ticket.row_ids[1:], DoneFence()))
+    async def test_row_behind_one_that_failed_goes_no_further(self):
+        """R-20: a row's job fails on the copy thread while the next row stands behind it:
+        that one finds its ticket over, whose reason is that of the first."""
+        gate = Gate()
+        ran = []
+
+        def fail_first():
+            ran.append(None)
+            gate()
+            raise StoreUnavailableError("gone")
+
+        stages = [Work({}, fail_first)]
+        async with serving(wait=Ready(), stages=stages) as lane:
+            ticket = lane.ticket(7, row_ids=(0, 1))
+            for row in ticket.row_ids:
+                lane.lane.put_nowait(Item(ticket, (row,), DoneFence()))
+            gate.open()
         ((_, outcome),) = lane.settled
         assert (OutcomeKind.FAILED, "unavailable") == (outcome.kind, outcome.reason)
         assert "StoreUnavailableError('gone')" in outcome.error
+        assert 1 == len(ran)
 
     async def test_settled_ticket_is_passed_over(self):
         """A ticket that ended while it waited runs no further stage."""
@@ -172,33 +184,55 @@ class TestErrors:
         async with serving({1: AssertionError("it ran")}) as lane:
             ticket = lane.put(1, fence)
             await anyio.lowlevel.checkpoint()
-            ticket.settle(Outcome(OutcomeKind.CANCELLED, "shutdown"))
+            ticket.end(Outcome(OutcomeKind.CANCELLED, "shutdown"))
             fence.open()
-        assert [] == lane.settled
-        assert [0] == lane.left
+        assert ["shutdown"] == [outcome.reason for _, outcome in lane.settled]
+        assert 1 == len(lane.left)
 
     async def test_settled_item_is_not_even_waited_for(self):
         """A ticket that is settled leaves its lane although its event never passes."""
         async with serving() as lane:
-            ticket = make_ticket()
-            ticket.settle(Outcome(OutcomeKind.CANCELLED, "shutdown"))
+            ticket = lane.ticket()
+            ticket.end(Outcome(OutcomeKind.CANCELLED, "shutdown"))
             lane.lane.put_nowait(Item(ticket, (), HandFence()))
-            assert [0] == lane.left
-            ticket.guard.revoke("shutdown")
+            assert 1 == len(lane.left)
+
+    async def test_item_whose_ticket_ends_meanwhile_leaves_at_the_next_look(self):
+        """R-11: an event that never passes holds no place for a ticket that is over, and
+        what stands behind it goes on."""
+        async with serving() as lane:
+            ticket = lane.put(1, HandFence())
+            lane.put(2)
+            ticket.end(Outcome(OutcomeKind.CANCELLED, "shutdown"))
+            lane.check(time.monotonic())
+            assert [Direction.SAVE] == lane.copied
+        assert [1, 2] == [number for number, _ in lane.settled]
+
+    async def test_items_of_ended_tickets_leave_once(self):
+        """Several that end together leave together, also those that get the place of the
+        one before."""
+        async with serving() as lane:
+            tickets = [lane.put(number, HandFence()) for number in range(1, 4)]
+            for ticket in tickets:
+                ticket.end(Outcome(OutcomeKind.CANCELLED, "shutdown"))
+            lane.lane.drop_ended()
+            assert 0 == lane.lane.num_items
+        assert 3 == len(lane.copied)
 
     async def test_begun_copy_of_a_settled_item_is_waited_for(self):
         """Whatever was said of a ticket: its item stays as long as its copy may write."""
         fence = HandFence()
         async with serving(wait=CopyWait()) as lane:
-            ticket = make_ticket()
+            ticket = lane.ticket()
             ticket.guard.begin()
-            ticket.settle(Outcome(OutcomeKind.CANCELLED, "shutdown"))
+            ticket.end(Outcome(OutcomeKind.CANCELLED, "shutdown"))
             lane.lane.put_nowait(Item(ticket, (), fence))
+            lane.check(time.monotonic())
             left = list(lane.left)
             fence.open()
             ticket.guard.end()
         assert [] == left
-        assert [0] == lane.left
+        assert 1 == len(lane.left)
 
 
 class TestHung:
@@ -210,16 +244,20 @@ class TestHung:
             tickets = [lane.put(number, lasts=60.0 + number) for number in (1, 2)]
             while not gate.reached.is_set():
                 await anyio.lowlevel.checkpoint()
-            now = time.monotonic()
-            lane.lane.check(now)
-            assert ([], []) == (lane.hung, lane.settled)
-            lane.lane.check(now, is_hung=True)
+            lane.check(time.monotonic())
+            assert ([], []) == (lane.hung_now, lane.settled)
+            lane.check(tickets[0].deadline + 0.1)
+            assert [1] == lane.hung_now
+            late = Outcome(OutcomeKind.CANCELLED, "deadline")
             hung = Outcome(OutcomeKind.CANCELLED, "store_hung")
-            assert [(2, hung)] == lane.settled
-            lane.lane.check(tickets[0].deadline + 0.1)
-            assert [1] == lane.hung
-            assert [(2, hung), (1, Outcome(hung.kind, "deadline"))] == lane.settled
+            lane.check(tickets[0].deadline + 0.1)
+            assert [(1, late), (2, hung)] == lane.settled
+            assert Admission.STORE_HUNG is lane.queue.admits(tickets[0])
             gate.open()
+            while lane.hung_now:
+                lane.deadlines.look_at_hung()
+                await anyio.lowlevel.checkpoint()
+            assert Admission.ACCEPTED is lane.queue.admits(tickets[0])
 
     async def test_begun_copy_goes_on(self):
         """R-14: what the device copies already does not wait for the copy thread: it is
@@ -228,8 +266,10 @@ class TestHung:
         async with serving(wait=CopyWait()) as lane:
             ticket = lane.put(1, fence)
             assert ticket.guard.begin()
-            lane.lane.check(time.monotonic(), is_hung=True)
+            lane.deadlines._hung[Direction.SAVE].add(make_ticket(9))
+            lane.check(time.monotonic())
             assert "" == ticket.guard.torn
+            lane.deadlines._hung[Direction.SAVE].clear()
             fence.open()
             ticket.guard.end()
         assert [(1, DONE)] == lane.settled
@@ -250,13 +290,13 @@ class TestDeadline:
         async with serving() as lane:
             ticket = lane.put(1, HandFence())
             lane.put(2, lasts=120.0)
-            lane.lane.check(ticket.deadline + 1.0)
-            assert [1] == lane.left
+            lane.check(ticket.deadline + 1.0)
             with anyio.move_on_after(1.0):
-                while len(lane.left) < 2:
+                while lane.lane.num_items:
                     await anyio.lowlevel.checkpoint()
-            left, lane.lane.num_items = lane.left, 0
-        assert [1, 0] == left
+            left = lane.lane.num_items
+            lane.lane._items.clear()
+        assert 0 == left
         assert [1, 2] == [number for number, _ in lane.settled]
 
     async def test_item_that_comes_too_late_is_not_begun(self):
@@ -271,7 +311,7 @@ class TestDeadline:
         fence = HandFence()
         async with serving(wait=CopyWait()) as lane:
             ticket = lane.put(1, fence)
-            lane.lane._stuck_after = TIMEOUT
+            lane.deadlines._stuck_after = TIMEOUT
             assert ticket.guard.begin()
             ticket.deadline = time.monotonic()
             while not ticket.guard.torn:
@@ -299,7 +339,7 @@ class TestDeadline:
         async with serving(wait=CopyWait()) as lane:
             ticket = lane.put(1, fence)
             assert ticket.guard.begin()
-            lane.lane.check(ticket.deadline + TIMEOUT)
+            lane.check(ticket.deadline + TIMEOUT)
             assert [] == lane.quarantined
             fence.open()
             ticket.guard.end()
@@ -318,4 +358,4 @@ class TestDeadline:
             assert ticket.guard.begin()
         assert [1] == lane.quarantined
         assert not ticket.guard.is_released
-        assert ["device"] == [outcome.reason for _, outcome in lane.settled]
+        assert ["stuck"] == [outcome.reason for _, outcome in lane.settled]

@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import random
 
-import attrs
 import pytest
 import torch
 
@@ -26,17 +25,21 @@ from tests.rig import (
 from ucm.blocks import BlockId, GroupId, RowId
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.cpu import CPUDevice
+from ucm.devices.events import DoneFence
 from ucm.errors import (
     BlockCorruptError,
     BlockNotFoundError,
     DeviceFailedError,
     StoreUnavailableError,
+    UCMError,
 )
 from ucm.pipeline import load
 from ucm.pipeline.guard import BlockGuard, TicketOverError
+from ucm.pipeline.items import Item
 from ucm.pipeline.load import Fetch, Publish, Scatter, ScatterWait
+from ucm.pipeline.outcomes import outcome_of
 from ucm.pipeline.recorder import NoticeKind
-from ucm.pipeline.save import Commit, Gather, Ready, Transfer, copy_over
+from ucm.pipeline.save import Commit, Gather, Transfer, copy_over
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.reasons import Reason
 from ucm.stores.memory import MemoryStore
@@ -68,7 +71,7 @@ class World:
         for device in (cpu, self.device):
             device.register(LAYOUT, dict(zip(LAYERS, self.memory, strict=True)))
         save = make_ticket(num_blocks=SPAN, row_ids=ROWS)
-        gathered = Gather(self.inner, cpu).run(Ready(save, ROWS))
+        gathered = Gather(self.inner, cpu).run(Item(save, ROWS, DoneFence()))
         assert SPAN == Commit().run(Transfer().run(gathered)).outcome.committed
         self.memory.fill_(0xA5)
         self.rest = self.memory.clone()
@@ -88,12 +91,23 @@ class World:
 
     def begin(self):
         """Open and scatter."""
-        fetched = Fetch(self.store).run(Ready(self.ticket, ROWS))
-        return self.scatter.run(fetched)
+        item = Item(self.ticket, ROWS, DoneFence())
+        with self.ending():
+            return self.scatter.run(Fetch(self.store).run(item))
 
     def publish(self, scattered):
         """Wait for the copy and publish."""
-        return Publish().run(asyncio.run(ScatterWait().run(scattered))).outcome
+        with self.ending():
+            return Publish().run(asyncio.run(ScatterWait().run(scattered))).outcome
+
+    @contextlib.contextmanager
+    def ending(self):
+        """End the load where a stage raises, as who runs the stages does."""
+        try:
+            yield
+        except UCMError as error:
+            self.ticket.end(outcome_of(error))
+            raise
 
     def rot(self, at):
         """Damage a stored block."""
@@ -142,7 +156,6 @@ class TestPieces:
         assert world.ticket.span.keys[at] == caught.value.key
         assert at == world.inner.match(world.ticket.span.keys)
         if at < 2:  # nothing was copied: nothing to zero
-            world.ticket.guard.revoke(Reason.CORRUPT)
             assert torch.equal(world.rest, world.memory)
         else:
             world.check_zeroed()
@@ -239,7 +252,7 @@ class TestPublish:
         world, scattered = self.begin(make)
         world.inner.forget([world.ticket.span.keys[2]])
         with pytest.raises(BlockNotFoundError):
-            Publish().run(scattered)
+            world.publish(scattered)
         world.check_zeroed()
 
     def test_blocks_taken_back_under_the_last_look_are_not_published(self, make):
@@ -342,9 +355,9 @@ class TestTime:
                 world.device.pin(world.inner._pool)
                 begun = simulation.now
                 scattered = world.begin()
-                assert scattered.fence.wait(60.0)
-                is_whole = copy_over(world.ticket, ROWS, scattered.fence)
-                Publish().run(attrs.evolve(scattered, is_whole=is_whole))
+                assert scattered.copy.wait(60.0)
+                copy_over(scattered, scattered.copy)
+                Publish().run(scattered)
                 took.append(simulation.now - begun)
                 assert torch.equal(world.saved, world.found())
             assert [] == driver.hardware.violations

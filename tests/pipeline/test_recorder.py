@@ -9,8 +9,16 @@ from ucm.blocks import BlockId, BlockSpan, GroupId, Owner, RowId, TransferId
 from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
-from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind, Ticket
+from ucm.pipeline.tickets import Direction, Listener, Outcome, OutcomeKind, Ticket
 from ucm.tracing import Log
+
+
+class Recording(Listener):
+    """Has a recorder told what becomes of tickets."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.released = recorder.released  # type: ignore[method-assign]
+        self.ended = recorder.ended  # type: ignore[method-assign]
 
 
 def a_ticket(recorder: Recorder, log: Log) -> Ticket:
@@ -24,7 +32,7 @@ def a_ticket(recorder: Recorder, log: Log) -> Ticket:
         block_bytes=BLOCK_BYTES,
         accepted_at=0.0,
         deadline=0.0,
-        on_release=recorder.released,
+        listener=Recording(recorder),
         log=log,
     )
 
@@ -45,7 +53,7 @@ class TestRecorder:
         recorder = Recorder(Counters(), mailbox, null_log())
         ticket = a_ticket(recorder, log)
         with pytest.raises(OSError, match="no space left"):
-            recorder.settle(ticket, Outcome(OutcomeKind.FAILED, "evicted"))
+            ticket.end(Outcome(OutcomeKind.FAILED, "evicted"))
         kinds = [notice.kind for notice in mailbox.drain()]
         assert [NoticeKind.RELEASED, NoticeKind.SETTLED] == kinds
         assert ticket.wait_told(0)
@@ -55,7 +63,7 @@ class TestRecorder:
         mailbox: Mailbox[Notice] = Mailbox()
         recorder = Recorder(Counters(), mailbox, null_log())
         ticket = a_ticket(recorder, null_log())
-        assert recorder.settle(ticket, Outcome(OutcomeKind.FAILED, "evicted"))
-        assert not recorder.settle(ticket, Outcome(OutcomeKind.COMMITTED, committed=1))
+        assert ticket.end(Outcome(OutcomeKind.FAILED, "evicted"))
+        assert not ticket.end(Outcome(OutcomeKind.COMMITTED, committed=1))
         assert 2 == len(mailbox.drain())
         assert OutcomeKind.FAILED is ticket.outcome.kind

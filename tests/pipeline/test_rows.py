@@ -24,13 +24,12 @@ from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
 from ucm.errors import BlockNotFoundError, DeviceTimeoutError, StoreFullError
 from ucm.pipeline.guard import TicketOverError
-from ucm.pipeline.load import Fetch, Publish, Scatter, Scattered, ScatterWait
+from ucm.pipeline.items import Item
+from ucm.pipeline.load import Fetch, Publish, Scatter, ScatterWait
 from ucm.pipeline.save import (
     Commit,
     Gather,
-    Gathered,
     GatherWait,
-    Ready,
     Transfer,
 )
 from ucm.pipeline.tickets import Direction, OutcomeKind
@@ -66,11 +65,18 @@ def device(request, memory):
         yield device
 
 
+def copied(ticket, fence):
+    """Return an item of all rows behind their copy."""
+    item = Item(ticket, ROWS, DoneFence())
+    item.copy, item.is_whole = fence, True
+    return item
+
+
 def save_rows(store, device, ticket, *parts):
     """Run the save stages for each part of the rows; return each end."""
     ends = []
     for rows in parts:
-        gathered = Gather(store, device).run(Ready(ticket, rows))
+        gathered = Gather(store, device).run(Item(ticket, rows, DoneFence()))
         gathered = asyncio.run(GatherWait().run(gathered))
         ends.append(Commit().run(Transfer().run(gathered)).outcome)
     return ends
@@ -80,7 +86,9 @@ def load_rows(store, device, ticket, *parts):
     """Run the load stages for each part of the rows; return each end."""
     ends = []
     for rows in parts:
-        scattered = Scatter(store, device).run(Fetch(store).run(Ready(ticket, rows)))
+        scattered = Scatter(store, device).run(
+            Fetch(store).run(Item(ticket, rows, DoneFence()))
+        )
         waited = asyncio.run(ScatterWait().run(scattered))
         ends.append(Publish().run(waited).outcome)
     return ends
@@ -140,8 +148,8 @@ class TestRows:
         with contextlib.closing(device), MemoryStore(8, BLOCK_BYTES) as store:
             ticket = make_ticket(1, num_blocks=2, row_ids=ROWS)
             gather, wait = Gather(store, device), GatherWait()
-            first = gather.run(Ready(ticket, ROWS[:1]))
-            last = gather.run(Ready(ticket, ROWS[1:]))
+            first = gather.run(Item(ticket, ROWS[:1], DoneFence()))
+            last = gather.run(Item(ticket, ROWS[1:], DoneFence()))
             fences[0].open()
             first = asyncio.run(wait.run(first))
             assert Commit().run(Transfer().run(first)).outcome is None
@@ -194,23 +202,23 @@ class TestOrder:
     def test_slots_are_not_sealed_before_their_copy(self):
         """A fence that has not passed stops a save, whatever led there."""
         with pytest.raises(DeviceTimeoutError):
-            Transfer().run(Gathered(make_ticket(), ROWS, HandFence()))
+            Transfer().run(copied(make_ticket(), HandFence()))
 
-    def test_blocks_are_not_published_before_their_copy(self, store):
+    def test_blocks_are_not_published_before_their_copy(self):
         """A fence that has not passed stops a load, whatever led there."""
         with pytest.raises(DeviceTimeoutError):
-            Publish().run(Scattered(make_ticket(), ROWS, store.read(()), HandFence()))
+            Publish().run(copied(make_ticket(), HandFence()))
 
     def test_ticket_without_slots_is_not_committed(self):
         """A ticket that never leased slots has nothing to seal."""
         ticket = make_ticket(row_ids=ROWS)
         with pytest.raises(StoreFullError, match="transfer 1"):
-            Transfer().run(Gathered(ticket, ROWS, DoneFence(), is_whole=True))
+            Transfer().run(copied(ticket, DoneFence()))
 
     def test_late_ticket_is_not_committed(self, store, device):
         """What was sealed after its deadline does not become visible."""
         ticket = make_ticket(row_ids=ROWS)
-        gathered = Gather(store, device).run(Ready(ticket, ROWS))
+        gathered = Gather(store, device).run(Item(ticket, ROWS, DoneFence()))
         sealed = Transfer().run(asyncio.run(GatherWait().run(gathered)))
         assert sealed.is_whole
         ticket.deadline = 0.0

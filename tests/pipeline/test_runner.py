@@ -8,8 +8,10 @@ import anyio
 import pytest
 
 from tests.pipeline.kit import TIMEOUT, make_ticket
-from ucm.pipeline.runner import Run, Runner
-from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
+from ucm.devices.events import DoneFence
+from ucm.pipeline.items import Item
+from ucm.pipeline.runner import Runner
+from ucm.pipeline.stage import Chain, CopyStage, LoopStage
 from ucm.pipeline.tickets import Direction
 
 pytestmark = pytest.mark.asyncio
@@ -59,15 +61,14 @@ class HandThread:
     def __init__(self):
         self.jobs = []
 
-    def put(self, job):
+    def put(self, function, argument, died):
         """Keep a job."""
-        self.jobs.append(job)
+        self.jobs.append((function, argument))
 
     def work(self):
-        """Run the jobs and tell of them."""
-        for job in self.jobs:
-            job.run()
-            job.done(job)
+        """Run the jobs."""
+        for function, argument in self.jobs:
+            function(argument)
 
 
 class Rig:
@@ -75,16 +76,21 @@ class Rig:
 
     def __init__(self, group):
         self.thread = HandThread()
-        self.woken, self.over = [], []
+        self.woken, self.handed = [], []
         copy = {Direction.SAVE: {"copy": self.thread}}
         self.runner = Runner(copy, group, lambda: self.woken.append(True))
 
+    def over(self, item):
+        """Take an item back, as its lane."""
+        self.handed.append(item)
+
     def start(self, stage):
         """Start a run of one stage; return it."""
-        (segment,) = Chain.start(stage).segments()
-        run = Run(segment, 0, Carrier(make_ticket(), ()), self.over.append)
-        self.at_once = self.runner.start(run)
-        return run
+        item = Item(make_ticket(), (), DoneFence())
+        (item.segment,) = Chain.start(stage).segments()
+        item.lane = self
+        self.at_once = self.runner.start(item)
+        return item
 
 
 @contextlib.asynccontextmanager
@@ -105,10 +111,10 @@ class TestRunner:
             held.gate.set()
             await anyio.wait_all_tasks_blocked()
             assert [True] == rig.woken  # once for both
-            assert [] == rig.over
+            assert [] == rig.handed
             for _ in range(2):
                 rig.runner.hand_back()
-                assert [copied, waited] == rig.over
+                assert [copied, waited] == rig.handed
             assert waited.is_over
             assert copied.is_over
 
@@ -121,28 +127,26 @@ class TestRunner:
                 assert burst == len(rig.woken)
                 rig.thread.jobs.clear()
                 rig.runner.hand_back()
-                assert runs == rig.over[-3:]
+                assert runs == rig.handed[-3:]
 
     async def test_copy_that_is_quicker_than_the_loop_is_handed_back(self):
         """A copy thread may be through before the loop goes on: the lane hears of it
         once, as of any other."""
         async with rigged() as rig:
-            rig.thread.put = lambda job: (job.run(), job.done(job))
-            (segment,) = Chain.start(Copied()).segments()
-            run = Run(segment, 0, Carrier(make_ticket(), ()), rig.over.append)
-            assert not rig.runner.start(run)
+            rig.thread.put = lambda function, item, _: function(item)
+            run = rig.start(Copied())
+            assert not rig.at_once
             rig.runner.hand_back()
-            assert [run] == rig.over
+            assert [run] == rig.handed
 
     async def test_run_that_is_over_at_once_is_not_handed_back(self):
         """A lane that goes on with a run itself must not hear of it again."""
         async with rigged() as rig:
-            run = rig.start(Passing())
+            rig.start(Passing())
             assert rig.at_once
-            assert run.is_over
             await anyio.wait_all_tasks_blocked()
             rig.runner.hand_back()
-            assert [] == rig.over
+            assert [] == rig.handed
             assert [] == rig.woken
 
     async def test_run_that_was_given_up_is_not_heard_of(self):
@@ -155,7 +159,7 @@ class TestRunner:
             rig.thread.work()
             await anyio.wait_all_tasks_blocked()
             rig.runner.hand_back()
-            assert [] == rig.over
+            assert [] == rig.handed
 
     @pytest.mark.parametrize("has_begun", [True, False])
     async def test_wait_that_was_given_up_ends(self, has_begun):

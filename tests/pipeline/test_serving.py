@@ -26,7 +26,7 @@ class TestServing:
         """S2-13: what goes wrong between two stages ends the loop, and nobody waits for
         it any more."""
         with running() as rig:
-            rig.runtime._pipeline._look_at_hung = raising(ZeroDivisionError())
+            rig.runtime._pipeline._deadlines.look_at_hung = raising(ZeroDivisionError())
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
             rig.runtime._loop.join(60.0)
             rig.poll()

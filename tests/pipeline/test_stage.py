@@ -10,17 +10,21 @@ import structlog
 from tests.pipeline.kit import AsyncDevice, make_ticket
 from tests.rig import BLOCK_BYTES, NUM_BLOCKS
 from ucm.devices.cpu import CPUDevice
+from ucm.devices.events import DoneFence
+from ucm.errors import StoreUnavailableError
 from ucm.pipeline.guard import TicketOverError
+from ucm.pipeline.items import Item
 from ucm.pipeline.load import load_chain
 from ucm.pipeline.save import save_chain
-from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage, Segment
+from ucm.pipeline.stage import Chain, CopyStage, LoopStage, Segment, fail
 from ucm.pipeline.tickets import Outcome, OutcomeKind
+from ucm.reasons import Reason
 from ucm.stores.memory import MemoryStore
 
 OVER = Outcome(OutcomeKind.CANCELLED, "deadline")
 
 
-class Copying(CopyStage[Carrier, Carrier]):
+class Copying(CopyStage[Item, Item]):
     """A copy stage that notes its run and does what the test says."""
 
     def __init__(self, name, ran=None, act=lambda ticket: None):
@@ -32,10 +36,10 @@ class Copying(CopyStage[Carrier, Carrier]):
         """Note and act."""
         self.ran.append(self.name)
         self.act(given.ticket)
-        return Carrier(given.ticket, ())
+        return given
 
 
-class Waiting(LoopStage[Carrier, Carrier]):
+class Waiting(LoopStage[Item, Item]):
     """A loop stage that turns the loop once."""
 
     def __init__(self, name):
@@ -45,6 +49,22 @@ class Waiting(LoopStage[Carrier, Carrier]):
         """Turn the loop."""
         await asyncio.sleep(0)
         return given
+
+
+class Closable:
+    """Notes that it was closed."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def close(self):
+        """Note it."""
+        self.left.append("closed")
+
+
+def item_of(ticket):
+    """Return an item without rows."""
+    return Item(ticket, (), DoneFence())
 
 
 def words(chain):
@@ -99,7 +119,7 @@ class TestRunCopy:
         """Each stage of a segment runs once, in order, and its time is recorded."""
         ran, ticket = [], make_ticket()
         segment = Segment((Copying("a", ran), Copying("b", ran)))
-        assert ticket is segment.run_copy(Carrier(ticket, ())).ticket
+        segment.run_copy(item_of(ticket))
         assert ["a", "b"] == ran == list(ticket.stage_seconds)
         assert "b" == ticket.stages[()]
         assert all(spent >= 0 for spent in ticket.stage_seconds.values())
@@ -108,15 +128,15 @@ class TestRunCopy:
         """A ticket of several items has one sum per stage."""
         ticket = make_ticket()
         ticket.stage_seconds["a"] = 5.0
-        Segment((Copying("a"),)).run_copy(Carrier(ticket, ()))
+        Segment((Copying("a"),)).run_copy(item_of(ticket))
         assert 5.0 <= ticket.stage_seconds["a"] < 6.0
 
     def test_settled_ticket_runs_no_stage(self):
         """A ticket that is over before its job starts touches nothing."""
         stage, ticket = Copying("a"), make_ticket()
-        ticket.settle(OVER)
+        ticket.end(OVER)
         with pytest.raises(TicketOverError):
-            Segment((stage,)).run_copy(Carrier(ticket, ()))
+            Segment((stage,)).run_copy(item_of(ticket))
         assert [] == stage.ran
 
     def test_ticket_settled_between_stages_goes_no_further(self):
@@ -126,29 +146,41 @@ class TestRunCopy:
 
         def settle(ticket):
             ticket.own(contextlib.closing(Closable(left)))
-            ticket.settle(OVER)
+            ticket.end(OVER)
 
         segment = Segment((Copying("a", ran, settle), Copying("b", ran)))
         with pytest.raises(TicketOverError):
-            segment.run_copy(Carrier(ticket, ()))
+            segment.run_copy(item_of(ticket))
         ticket.unwind()
         assert (["a"], ["closed"]) == (ran, left)
 
-    def test_stage_that_raises_leaves_resources_and_names_itself(self):
-        """The error passes through, the ticket knows the stage, and what it owns is
-        left once."""
-        left, ticket = [], make_ticket()
+    def test_stage_that_raises_names_itself(self):
+        """The error passes through, and the ticket knows the stage."""
+        ticket = make_ticket()
 
-        def fail(ticket):
-            ticket.own(contextlib.closing(Closable(left)))
+        def raise_it(_):
             raise ZeroDivisionError
 
-        segment = Segment((Copying("a"), Copying("b", act=fail), Copying("c")))
+        segment = Segment((Copying("a"), Copying("b", act=raise_it), Copying("c")))
         with pytest.raises(ZeroDivisionError):
-            segment.run_copy(Carrier(ticket, ()))
-        ticket.unwind()
-        assert ("b", ["closed"]) == (ticket.stages[()], left)
+            segment.run_copy(item_of(ticket))
+        assert "b" == ticket.stages[()]
         assert ["a"] == list(ticket.stage_seconds)
+        assert not ticket.is_worked_on
+
+    def test_last_word_of_the_last_stage_is_given_where_it_was_said(self):
+        """R-18: a ticket ends on the copy thread, which gives its slots back by the way:
+        that needs no further job."""
+        left, ticket = [], make_ticket()
+        item = item_of(ticket)
+
+        def finish(ticket):
+            ticket.own(contextlib.closing(Closable(left)))
+            item.outcome = OVER
+
+        Segment((Copying("a", act=finish),)).run_copy(item)
+        assert OVER is ticket.outcome
+        assert ["closed"] == left
 
     def test_each_stage_is_traced(self):
         """A stage's start and end are events with its name, the end with its time."""
@@ -159,35 +191,60 @@ class TestRunCopy:
             wrapper_class=structlog.make_filtering_bound_logger(0),
         )
         ticket = make_ticket(log=log)
-        Segment((Copying("a"),)).run_copy(Carrier(ticket, ()))
+        Segment((Copying("a"),)).run_copy(item_of(ticket))
         started, finished = capture.entries
         assert ("stage.started", "a") == (started["event"], started["stage"])
         assert ("stage.finished", "a") == (finished["event"], finished["stage"])
         assert finished["elapsed_s"] == ticket.stage_seconds["a"]
 
 
-class Closable:
-    """Notes that it was closed."""
+class TestFail:
+    def failed(self, error, **given):
+        """Let a stage raise; return its item."""
+        item = item_of(make_ticket(7, **given))
+        item.segment = Segment((Copying("a"),))
+        item.ticket.stages[()] = "a"
+        fail(item, error)
+        return item
 
-    def __init__(self, left):
-        self.left = left
+    def test_error_ends_the_ticket_and_its_item(self):
+        """The item goes no further, and whoever reads why finds stage and cause."""
+        item = self.failed(StoreUnavailableError("gone"))
+        assert item.has_failed
+        outcome = item.ticket.outcome
+        assert (OutcomeKind.FAILED, "unavailable") == (outcome.kind, outcome.reason)
+        assert "stage a failed for transfer 7" in outcome.error
+        assert "StoreUnavailableError('gone')" in outcome.error
 
-    def close(self):
-        """Note it."""
-        self.left.append("closed")
+    def test_slots_of_a_failed_ticket_are_given_back_once(self):
+        """What it owns is left when nothing uses it, and no more."""
+        left, ticket = [], make_ticket()
+        ticket.own(contextlib.closing(Closable(left)))
+        item = item_of(ticket)
+        item.segment = Segment((Copying("a"),))
+        fail(item, ZeroDivisionError())
+        ticket.unwind()
+        assert ["closed"] == left
+
+    def test_ticket_that_has_ended_keeps_its_word(self):
+        """A row that finds its ticket over tells nothing new."""
+        item = self.failed(StoreUnavailableError("gone"))
+        before = item.ticket.outcome
+        fail(item, TicketOverError(Reason.OVER))
+        assert before is item.ticket.outcome
 
 
 class TestRunLoop:
     def test_loop_stage_runs_and_is_timed(self):
         """A loop stage turns its value over and its time is recorded."""
-        given = Carrier(make_ticket(), ())
+        given = item_of(make_ticket())
         segment = Segment((Waiting("a"),))
-        assert given is asyncio.run(segment.run_loop(given))
+        asyncio.run(segment.run_loop(given))
         assert ["a"] == list(given.ticket.stage_seconds)
 
     def test_copy_stage_never_runs_on_the_loop(self):
         """What may block is refused on the loop, a bug of ours found at once."""
         stage = Copying("a")
         with pytest.raises(TypeError, match="no loop stage"):
-            asyncio.run(Segment((stage,)).run_loop(Carrier(make_ticket(), ())))
+            asyncio.run(Segment((stage,)).run_loop(item_of(make_ticket())))
         assert [] == stage.ran

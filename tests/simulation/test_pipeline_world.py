@@ -24,7 +24,7 @@ from tests.simulation.pipeline_world import PipelineWorld
 from ucm.config import UCMConfig
 from ucm.devices.cpu import CPUDevice
 from ucm.metrics import Counters
-from ucm.pipeline.dump_queue import DumpQueue
+from ucm.pipeline.deadlines import Deadlines
 from ucm.pipeline.tickets import Direction
 from ucm.runtime import Runtime
 from ucm.stores.memory import MemoryStore
@@ -93,14 +93,14 @@ class TestPipelineWorld:
     def test_what_waits_is_looked_through_at_intervals_only(self):
         """However many items come and go, all that waits is swept every 50 ms."""
         world, sweeps = PipelineWorld(5, 150), []
-        sweep = DumpQueue.sweep
+        look_through = Deadlines.look_through
 
-        def counted(queue, is_over):
+        def counted(deadlines, tickets, now):
             sweeps.append(world.simulation.now)
-            return sweep(queue, is_over)
+            look_through(deadlines, tickets, now)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DumpQueue, "sweep", counted)
+            patch.setattr(Deadlines, "look_through", counted)
             world.run()
         assert sweeps
         assert all(b - a >= 0.05 for a, b in itertools.pairwise(sweeps))

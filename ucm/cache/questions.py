@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ucm.cache.pending import Pending
-from ucm.errors import PipelineClosedError
-from ucm.pipeline.workers import CopyThread, Job
+from ucm.errors import PipelineClosedError, WorkerDiedError
+from ucm.pipeline.workers import CopyThread
 from ucm.stores.wrap import WrapperStore
 from ucm.threads import Lock, Threads
 
@@ -53,14 +53,19 @@ class Questions:
         answer: Pending[_T] = Pending(self._lock)
         self._asked[answer] = None  # type: ignore[index] # of whatever type
 
-        def run(_: None) -> _T | None:
-            return None if answer.is_done else question()
+        def run(answer: Pending[_T]) -> None:
+            try:
+                if not answer.is_done:
+                    answer.end(question())
+            except Exception as exc:  # noqa: BLE001 - raised where the answer is awaited
+                answer.end(None, exc)
+            finally:
+                self._asked.pop(answer, None)  # type: ignore[arg-type] # whatever type
 
-        def done(job: Job[None, _T | None]) -> None:
-            self._asked.pop(answer, None)  # type: ignore[arg-type]
-            answer.end(job.result, job.error)
+        def died(answer: Pending[_T], error: WorkerDiedError) -> None:
+            answer.end(None, error)
 
-        self._thread.put(Job(run, None, done))
+        self._thread.put(run, answer, died)
         return answer
 
     def close(self, timeout: float) -> bool:

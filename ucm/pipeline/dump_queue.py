@@ -21,12 +21,13 @@ Threading: ``offer`` runs on one thread at a time, ``promote`` on the engine's t
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from typing import Final
 
-from ucm.blocks import RowId
-from ucm.pipeline.pace import Pace
-from ucm.pipeline.tickets import Admission, Direction, Item, LaneKey, Ticket
+from ucm.blocks import RowId, TransferId
+from ucm.pipeline.items import Item
+from ucm.pipeline.outcomes import OutcomeKind
+from ucm.pipeline.pace import Pace, cost_of
+from ucm.pipeline.tickets import Admission, Direction, LaneKey, Ticket
 from ucm.threads import SYSTEM, Threads
 
 __all__ = ["DumpQueue"]
@@ -50,7 +51,10 @@ class DumpQueue:
         self, *, max_tickets: int, max_nbytes: int, threads: Threads = SYSTEM
     ) -> None:
         self.pace = Pace()
-        """How fast loads go; noted by who carries them out."""
+        """How fast loads go."""
+        self.open: dict[TransferId, Ticket] = {}
+        """Accepted tickets of which the engine's thread expects to hear; added by who
+        offers, and removed by who has told it."""
         self._max_tickets = max_tickets
         self._max_nbytes = max_nbytes
         self._lock = threads.lock()
@@ -106,7 +110,7 @@ class DumpQueue:
                 self._count(item, 1)
                 if item.is_first and ticket.direction is Direction.LOAD:
                     self._add_due(ticket)
-                if len(item.row_ids) < len(ticket.row_ids):
+                if item.is_partial and ticket.outcome is None:  # else it was ``over``
                     self._note_rows(item)
         return admission
 
@@ -147,6 +151,12 @@ class DumpQueue:
             if ticket in self._due[ticket.direction]:
                 self._due[ticket.direction].remove(ticket)
                 self._due_nbytes[ticket.direction] -= ticket.nbytes
+            self._to_come.pop(ticket, None)
+            outcome = ticket.outcome
+            is_load = ticket.direction is Direction.LOAD
+            if is_load and outcome and outcome.kind is OutcomeKind.COMMITTED:
+                cost = cost_of(1, ticket.nbytes)
+                self.pace.note(cost, ticket.begun_at, ticket.clock())
 
     def _add_due(self, ticket: Ticket) -> None:
         if ticket.outcome is None:  # else it was ``over`` before
@@ -162,11 +172,6 @@ class DumpQueue:
         """Return the tickets with rows to come."""
         with self._lock:
             return list(self._to_come)
-
-    def expect_no_more(self, ticket: Ticket) -> None:
-        """Forget that rows are to come: the ticket is over."""
-        with self._lock:
-            self._to_come.pop(ticket, None)
 
     def promote(self, key: LaneKey) -> None:
         """Let a lane take its turn first, also before loads: the engine waits for it."""
@@ -226,23 +231,20 @@ class DumpQueue:
             self._credit = self._credit + item.nbytes if saves_wait else 0
             self._ticks_without_load = 0
 
-    def sweep(self, is_over: Callable[[Item], bool]) -> list[Item]:
-        """Take out every waiting item for which *is_over* holds."""
-        over: list[Item] = []
+    def drop_ended(self) -> None:
+        """Forget every waiting item whose ticket has ended."""
         with self._lock:
             for lanes in self._lanes.values():
                 for key, waiting in list(lanes.items()):
-                    kept: deque[Item] = deque()
-                    for item in waiting:
-                        (over if is_over(item) else kept).append(item)
-                    if kept:
-                        lanes[key] = kept
-                    else:
+                    ended = [
+                        each for each in waiting if each.ticket.outcome is not None
+                    ]
+                    for item in ended:
+                        waiting.remove(item)
+                        self._count(item, -1)
+                    if not waiting:
                         del lanes[key]
                         self._promoted.discard(key)
-            for item in over:
-                self._count(item, -1)
-        return over
 
     def refuse(self, reason: Admission) -> None:
         """Refuse all offers from now on; what waits goes on. The first reason stays."""
@@ -265,9 +267,6 @@ class DumpQueue:
             self._promoted.clear()
             for item in left:
                 self._count(item, -1)
-                if len(item.row_ids) < len(item.ticket.row_ids):
-                    # Whatever its other rows own is to be given back.
-                    self._to_come.setdefault(item.ticket, set()).update(item.row_ids)
         return left
 
     def _note_rows(self, item: Item) -> None:

@@ -67,6 +67,10 @@ class TicketOverError(PipelineError):
         self.reason = reason
 
 
+def _nobody() -> None:
+    """Hear of nothing any more."""
+
+
 class _Guarded(enum.Enum):
     FREE = "free"
     COPYING = "copying"
@@ -124,6 +128,11 @@ class BlockGuard:
         """Positions of blocks that count for nothing; final once the copy's end is."""
         self.lost_as = Reason.NONE
         """Why, of the first of them."""
+
+    @property
+    def taken_back(self) -> Reason:
+        """Why what is copied does not count, if so."""
+        return self.torn or self.revoked
 
     @property
     def is_released(self) -> bool:
@@ -202,7 +211,7 @@ class BlockGuard:
                 return True
             self._clear = None
             self._take_back(Reason.NONE)
-        self._on_release()
+        self._tell_released()
         return True
 
     def revoke(self, reason: Reason, positions: Collection[int] = ()) -> bool:
@@ -270,7 +279,7 @@ class BlockGuard:
     def _give_back(self, clear: _Clear | None) -> None:
         """Release the blocks, once they are zero."""
         if clear is None:
-            self._on_release()
+            self._tell_released()
             return
         try:
             fence = clear()
@@ -286,4 +295,10 @@ class BlockGuard:
         with self._changed.lock:
             self._state = _Guarded.RELEASED
             self._changed.notify()
-        self._on_release()
+        self._tell_released()
+
+    def _tell_released(self) -> None:
+        """Tell it, and forget whom: a ticket and its guard need not outlive their use."""
+        tell, self._on_release = self._on_release, _nobody
+        self._on_unclean = _nobody
+        tell()

@@ -19,8 +19,7 @@ What such a load has written is zeroed before its blocks are given back if it fa
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from typing import Final
+from typing import Final, NewType
 
 import attrs
 
@@ -28,9 +27,11 @@ from ucm.blocks import PackedKey
 from ucm.devices.abc import Device, Fence
 from ucm.errors import BlockCorruptError, DeviceTimeoutError, StoreError
 from ucm.pipeline.guard import TicketOverError
-from ucm.pipeline.save import EventWait, Finished, Queued, Ready, copy_over
-from ucm.pipeline.stage import Carrier, Chain, CopyStage, LoopStage
-from ucm.pipeline.tickets import Outcome, OutcomeKind, Ticket
+from ucm.pipeline.items import Item
+from ucm.pipeline.outcomes import Outcome, OutcomeKind
+from ucm.pipeline.save import EventWait, Finished, Queued, Ready, copy_of, copy_over
+from ucm.pipeline.stage import Chain, CopyStage, LoopStage
+from ucm.pipeline.tickets import Ticket
 from ucm.pipeline.waiting import fence_passed, has_passed
 from ucm.reasons import Reason
 from ucm.stores.abc import ReadLease, Store
@@ -52,36 +53,10 @@ a fifth more, in calls, and 16 MB up to a tenth: they leave the last cache. A sa
 whole: sealed piece by piece it took as long, and held its blocks for longer."""
 
 
-@attrs.frozen
-class Fetched(Carrier):
-    """
-    Blocks in host slots.
-
-    Args:
-        lease: Of the slots.
-        is_verified: Their checksums are right.
-    """
-
-    lease: ReadLease
-    is_verified: bool
-
-
-@attrs.frozen
-class Scattered(Carrier):
-    """
-    Rows on their way into device pages.
-
-    Args:
-        lease: Where they come from.
-        fence: Passes when they are there.
-        is_whole: The copy is over, and these were the ticket's last rows.
-        failure: Why they are not right, though the copy goes on.
-    """
-
-    lease: ReadLease
-    fence: Fence
-    is_whole: bool = False
-    failure: Exception | None = None
+Fetched = NewType("Fetched", Item)
+"""Its ticket's blocks are in host slots; they are verified if it brings rows of them."""
+Scattered = NewType("Scattered", Item)
+"""Its rows are on their way into pages, or there; ``failure`` says if they are wrong."""
 
 
 class Fetch(CopyStage[Ready, Fetched]):
@@ -96,14 +71,13 @@ class Fetch(CopyStage[Ready, Fetched]):
         """Open with the first rows."""
         ticket = given.ticket
         lease = ticket.read_lease
-        has_rows_to_come = len(given.row_ids) < len(ticket.row_ids)
         if lease is None:
             lease = self._store.read(ticket.span.keys)
             ticket.own(lease)
-            if has_rows_to_come:
+            if given.is_partial:
                 _verify(self._store, lease, 0, len(lease.keys))
             ticket.read_lease = lease
-        return Fetched(ticket, given.row_ids, lease, has_rows_to_come)
+        return Fetched(given)
 
 
 def _verify(store: Store, lease: ReadLease, start: int, stop: int) -> None:
@@ -133,20 +107,10 @@ def _corrupt_keys(lease: ReadLease) -> list[PackedKey]:
     return corrupt
 
 
-@contextlib.contextmanager
-def _taken_back_if_failed(given: Carrier) -> Iterator[None]:
-    """
-    Have blocks zeroed here, on a copy thread, rather than with the last word.
-
-    Not where rows wait elsewhere: they would be ended before it, for no reason.
-    """
-    whole = False
-    try:
-        yield
-        whole = True
-    finally:
-        if not whole and len(given.row_ids) == len(given.ticket.row_ids):
-            given.ticket.guard.revoke(Reason.OVER)
+def _lease(item: Item) -> ReadLease:
+    lease = item.ticket.read_lease
+    assert lease is not None  # behind ``Fetch``
+    return lease
 
 
 class Scatter(CopyStage[Fetched, Scattered]):
@@ -160,46 +124,45 @@ class Scatter(CopyStage[Fetched, Scattered]):
 
     def run(self, given: Fetched) -> Scattered:
         """Start the copy unless the destination was taken back."""
-        with _taken_back_if_failed(given):
-            if self._device.is_synchronous:
-                return self._copy_pieces(given)
-            return self._copy_beside(given)
+        if self._device.is_synchronous:
+            self._copy_pieces(given)
+        else:
+            self._copy_beside(given)
+        return Scattered(given)
 
-    def _copy_pieces(self, given: Fetched) -> Scattered:
+    def _copy_pieces(self, given: Fetched) -> None:
         """Verify and copy piece by piece."""
-        ticket, lease = given.ticket, given.lease
+        ticket, lease = given.ticket, _lease(given)
         num_blocks, step = len(lease.keys), len(lease.keys)
-        if not given.is_verified:
+        if not given.is_partial:
             step = max(1, PIECE_BYTES // lease.slots.block_bytes)
         for at in range(0, num_blocks, step):
             stop = min(at + step, num_blocks)
-            if not given.is_verified:
+            if not given.is_partial:
                 _verify(self._store, lease, at, stop)
             fence = self._copy(given, at, stop)
             if stop < num_blocks:
                 ticket.guard.end(last=False)  # a store that hangs must hold no blocks
-        is_whole = copy_over(ticket, given.row_ids, fence)
-        return Scattered(ticket, given.row_ids, lease, fence, is_whole)
+        given.copy = fence
+        copy_over(given, fence)
 
-    def _copy_beside(self, given: Fetched) -> Scattered:
+    def _copy_beside(self, given: Fetched) -> None:
         """Submit the copy, and verify meanwhile; ``ScatterWait`` waits for the copy."""
-        ticket, lease = given.ticket, given.lease
-        fence = self._copy(given, 0, len(lease.keys))
-        failure = None
-        if not given.is_verified:
+        ticket, lease = given.ticket, _lease(given)
+        given.copy = fence = self._copy(given, 0, len(lease.keys))
+        if not given.is_partial:
             # On any thread: a store that hangs must hold no blocks.
             fence.call_when_over(functools.partial(_end_if_passed, fence, ticket))
             try:
                 _verify(self._store, lease, 0, len(lease.keys))
             except Exception as exc:  # noqa: BLE001 - ``Publish`` raises it, behind the copy
-                failure = exc
-        return Scattered(ticket, given.row_ids, lease, fence, failure=failure)
+                given.failure = exc
 
     def _copy(self, given: Fetched, start: int, stop: int) -> Fence:
-        ticket, slots = given.ticket, given.lease.slots
+        ticket, slots = given.ticket, _lease(given).slots
         guard, span = ticket.guard, ticket.span
         if not guard.begin():
-            raise TicketOverError(guard.torn or guard.revoked or Reason.OVER)
+            raise TicketOverError(guard.taken_back or Reason.OVER)
         whole = False
         try:
             fence = self._device.scatter(
@@ -212,7 +175,7 @@ class Scatter(CopyStage[Fetched, Scattered]):
         finally:
             if not whole:
                 guard.end(last=False)  # released with the last word
-        if not given.is_verified:
+        if not given.is_partial:
             clear = functools.partial(self._device.clear, span.group_id)
             guard.soil(functools.partial(clear, given.row_ids, span.block_ids))
         return fence
@@ -231,12 +194,13 @@ class ScatterWait(LoopStage[Scattered, Scattered]):
 
     async def run(self, given: Scattered) -> Scattered:
         """End the copy; rows that are not right are nobody's."""
-        await fence_passed(given.fence)
-        if given.failure is not None:
+        fence = copy_of(given)
+        await fence_passed(fence)
+        if given.failure is None:
+            copy_over(given, fence)
+        else:
             given.ticket.guard.end(last=False)
-            return given
-        is_whole = copy_over(given.ticket, given.row_ids, given.fence)
-        return attrs.evolve(given, is_whole=is_whole)
+        return given
 
 
 class Publish(CopyStage[Scattered, Finished]):
@@ -246,21 +210,20 @@ class Publish(CopyStage[Scattered, Finished]):
 
     def run(self, given: Scattered) -> Finished:
         """Recheck the slots once every row is there, and give the blocks back."""
-        ticket = given.ticket
-        if not given.fence.is_done():
+        ticket, guard = given.ticket, given.ticket.guard
+        if not copy_of(given).is_done():
             raise DeviceTimeoutError("blocks were to be published before their copy")
-        with _taken_back_if_failed(given):
-            if given.failure is not None:
-                raise given.failure
-            if not given.is_whole:
-                return Finished(ticket, given.row_ids, None)
-            given.lease.recheck()
-            if not ticket.guard.publish():
-                guard = ticket.guard
-                raise TicketOverError(guard.torn or guard.revoked or Reason.OVER)
-        given.lease.close()
-        outcome = Outcome(OutcomeKind.COMMITTED, committed=len(ticket.span))
-        return Finished(ticket, given.row_ids, outcome)
+        if given.failure is not None:
+            raise given.failure
+        if given.is_whole:
+            lease = _lease(given)
+            lease.recheck()
+            if not guard.publish():
+                raise TicketOverError(guard.taken_back or Reason.OVER)
+            lease.close()
+            num_blocks = len(ticket.span)
+            given.outcome = Outcome(OutcomeKind.COMMITTED, committed=num_blocks)
+        return Finished(given)
 
 
 def load_chain(store: Store, device: Device) -> Chain[Queued, Finished]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tickets end, and what an error makes of one."""
+"""How tickets are taken in and end, and what an error makes of one; pure."""
 
 import enum
 
@@ -16,7 +16,23 @@ from ucm.errors import (
 from ucm.pipeline.guard import TicketOverError
 from ucm.reasons import Reason
 
-__all__ = ["Outcome", "OutcomeKind", "outcome_of"]
+__all__ = ["Admission", "Outcome", "OutcomeKind", "outcome_of", "outcome_of_save"]
+
+
+class Admission(enum.Enum):
+    """What became of an offer; anything but ACCEPTED is a refusal with its reason."""
+
+    ACCEPTED = "accepted"
+    QUEUE_TICKETS = "queue_tickets"
+    QUEUE_BYTES = "queue_bytes"
+    STORE_BEHIND = "store_behind"
+    """Too much was copied that the store has not stored yet."""
+    STORE_HUNG = "store_hung"
+    """A call of the store has not returned for longer than its ticket may take."""
+    OVERLOAD = "overload"
+    """The loads before it leave too little time for this one."""
+    CLOSED = "closed"
+    FAILED = "failed"
 
 
 class OutcomeKind(enum.Enum):
@@ -80,3 +96,26 @@ def outcome_of(error: BaseException | None, text: str = "") -> Outcome:
         bad_key = error.key
     reason = next(known, Reason.ERROR)
     return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)
+
+
+def outcome_of_save(
+    num_blocks: int, *, committed: int, stored: int, lost: int, lost_as: Reason
+) -> Outcome:
+    """
+    Return what a commit makes of a save.
+
+    Args:
+        num_blocks: Of the save; for those that are in none of the others was no room.
+        committed: Blocks that are visible now.
+        stored: Blocks that were there before, or came from somebody else meanwhile.
+        lost: Blocks in slots that the engine has overwritten.
+        lost_as: Why, if any were.
+    """
+    kind, reason = OutcomeKind.SKIPPED, Reason.STORED
+    if lost:
+        kind, reason = OutcomeKind.CANCELLED, lost_as
+    elif committed + stored < num_blocks:
+        kind, reason = OutcomeKind.REFUSED, Reason.STORE_FULL
+    elif committed:
+        kind, reason = OutcomeKind.COMMITTED, Reason.NONE
+    return Outcome(kind, reason, committed=committed, skipped=stored)

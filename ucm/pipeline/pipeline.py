@@ -3,12 +3,9 @@
 The pipeline: queue, lanes and copy threads put together on one event loop.
 
 All that is not waiting is done in ``wake``, a plain call on the loop: it moves items into
-lanes, takes back what is over and lets it go on, and looks at deadlines every 50 ms. The window bounds the items that
-hold blocks of the engine; what the store still has to do with others holds slots only.
-
-A call on a copy thread that has not returned at its ticket's deadline *hangs*, as a rule
-in the store. Until it returns nothing of its direction can get on: what waits behind it
-ends at once, and what is offered is refused. The other direction has threads of its own.
+lanes, takes back what is over and lets it go on, and looks at deadlines every 50 ms
+(``deadlines``). The window bounds the items that hold blocks of the engine; what the store
+still has to do with others holds slots only.
 
 Threading: ``run`` and everything it calls stay on the loop thread. ``offer`` and
 ``promote`` come from the engine's thread and only touch the queue, which has its own
@@ -17,22 +14,22 @@ lock. Notices for the engine go through the mailbox, once each: *released* (or
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from ucm.config import QueueConfig, TimeoutConfig
 from ucm.devices.abc import Device
+from ucm.pipeline.deadlines import Deadlines
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.lane import RequestLane
 from ucm.pipeline.load import load_chain
-from ucm.pipeline.pace import cost_of
 from ucm.pipeline.recorder import Recorder
 from ucm.pipeline.runner import Runner
 from ucm.pipeline.save import save_chain
 from ucm.pipeline.stage import CopyStage
 from ucm.pipeline.tickets import (
     Direction,
-    Item,
     LaneKey,
+    Listener,
     Outcome,
     OutcomeKind,
     Ticket,
@@ -41,14 +38,13 @@ from ucm.pipeline.workers import CopyThread
 from ucm.reasons import Reason
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import STORE_ANSWERS, STORE_HUNG
 
 __all__ = ["Pipeline"]
 
 _SWEEP_S = 0.05
 
 
-class Pipeline:
+class Pipeline(Listener):
     """
     Saves and loads what the queue accepts.
 
@@ -88,7 +84,9 @@ class Pipeline:
             Direction.LOAD: load_chain(store, device).segments(),
         }
         self._window = queue.window
-        self._stuck_after = timeout.stuck
+        self._deadlines = Deadlines(
+            self.queue, stuck_after=timeout.stuck, on_failure=on_failure
+        )
         self._on_failure = on_failure
         self._take_in = take_in
         self._threads = threads
@@ -96,10 +94,6 @@ class Pipeline:
         self._lanes: dict[LaneKey, RequestLane] = {}
         self._holding = dict.fromkeys(Direction, 0)
         """Items in lanes that hold blocks of the engine."""
-        self._hung: dict[Direction, set[Ticket]] = {each: set() for each in Direction}
-        """Tickets past their deadline at which a copy thread still stands."""
-        self._clearing: dict[Ticket, float] = {}
-        """Loads that failed and whose blocks are being zeroed, and until when they may."""
         self._copy: dict[Direction, dict[str, CopyThread]] = {}
         self._runner: Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,13 +137,12 @@ class Pipeline:
     def stop(self) -> None:
         """End ``run`` once queue and lanes are empty. Loop thread only."""
         self._stopping = True
-        self._sweep_unfinished()
         self.wake()
 
     def cancel_waiting(self, reason: Reason) -> None:
         """Settle everything that has not reached a copy. Loop thread only."""
         for item in self.queue.close():
-            self._settle(item.ticket, Outcome(OutcomeKind.CANCELLED, reason))
+            item.ticket.end(Outcome(OutcomeKind.CANCELLED, reason))
 
     async def run(self, on_started: Callable[[], None]) -> None:
         """Serve until stopped and empty; the loop thread's main task."""
@@ -203,7 +196,7 @@ class Pipeline:
         assert self._loop is not None
         assert self._over is not None
         self._runner.hand_back()
-        self._look_at_hung()
+        self._deadlines.look_at_hung()
         self._take_in()
         now = self._threads.monotonic()
         if now >= self._next_sweep:  # looks at all there is: not at each wake-up
@@ -217,7 +210,7 @@ class Pipeline:
         if self._stopping and self._is_empty():
             self._over.set_result(None)
         elif self._alarm is None and (
-            not self._is_empty() or self.queue.unfinished() or self._clearing
+            not self._is_empty() or self._deadlines.num_watched
         ):
             self._alarm = self._loop.call_later(_SWEEP_S, self._ring)
 
@@ -230,7 +223,8 @@ class Pipeline:
             item = self.queue.take_nowait(direction)
             if item is None:
                 return
-            if not self._settle_if_over(item.ticket):
+            self._deadlines.end_if_over(item.ticket, self._threads.monotonic())
+            if item.ticket.outcome is None:
                 self._holding[direction] += 1
                 self._lane(item.ticket.lane_key).put_nowait(item)
 
@@ -242,12 +236,8 @@ class Pipeline:
                 key,
                 self._segments[key[0]],
                 self._runner,
-                stuck_after=self._stuck_after,
-                settle=self._settle,
-                quarantine=self._quarantine,
-                on_hung=self._note_hung,
                 on_copied=self._copied,
-                on_left=self._left,
+                on_empty=self._end_lane,
             )
         return lane
 
@@ -256,118 +246,39 @@ class Pipeline:
         self._holding[direction] -= 1
         self._has_more = True
 
-    def _left(self, lane: RequestLane, ticket: Ticket) -> None:
-        """
-        End a lane without items.
-
-        A ticket that was settled from outside, while a copy was waited for, gives its
-        slots back now that nothing writes to them any more.
-        """
-        self._unwind_settled(ticket)
-        if ticket.guard.is_clearing:
-            self._clearing[ticket] = ticket.clock() + self._stuck_after
-        if not lane.num_items:
-            del self._lanes[lane.key]
-
-    def _settle(self, ticket: Ticket, outcome: Outcome) -> None:
-        if self.recorder.settle(ticket, outcome):
-            self._unwind_settled(ticket)
-            is_load = ticket.direction is Direction.LOAD
-            if is_load and outcome.kind is OutcomeKind.COMMITTED:
-                cost = cost_of(1, ticket.nbytes)
-                self.queue.pace.note(cost, ticket.begun_at, ticket.clock())
-
-    def _note_hung(self, ticket: Ticket) -> None:
-        hung = self._hung[ticket.direction]
-        if ticket not in hung:
-            hung.add(ticket)
-            ticket.log.warning(STORE_HUNG, stages=sorted(ticket.stages.values()))
-            self.queue.hold_off(ticket.direction, is_hung=True)
-
-    def _look_at_hung(self) -> None:
-        """Go on where a copy thread has returned."""
-        for direction, hung in self._hung.items():
-            for ticket in [each for each in hung if not each.is_worked_on]:
-                hung.remove(ticket)
-                ticket.log.info(STORE_ANSWERS)
-                self.queue.hold_off(direction, is_hung=bool(hung))
-
-    def _unwind_settled(self, ticket: Ticket) -> None:
-        """Give slots back, except those into which a copy may still write."""
-        if ticket.outcome is not None and ticket.owns_resources:
-            # Where slots are reserved: the next save finds them given back.
-            copy = self._copy[ticket.direction][CopyStage.worker]
-            copy.post(Ticket.unwind, ticket)
-
-    def give_up_copies(self, tickets: Iterable[Ticket]) -> None:
-        """Give up the copies that are under way; any thread, once the loop is dead."""
-        for ticket in tickets:
-            if ticket.guard.is_copying:
-                self._give_up(ticket)
-
-    def _give_up(self, ticket: Ticket) -> bool:
-        """
-        Take note of a copy that nobody will see the end of.
-
-        A load stays in its guard: should the copy end after all, its request is told.
-
-        Returns:
-            False for a save that has no copy under way.
-        """
-        if ticket.direction is Direction.SAVE:
-            if not ticket.guard.quarantine():
-                return False
-            self.recorder.quarantined(ticket)
-        self.has_quarantined = True
-        return True
-
-    def _quarantine(self, ticket: Ticket) -> None:
-        if not self._give_up(ticket):
-            self._settle(ticket, Outcome(OutcomeKind.CANCELLED, Reason.DEADLINE))
-            return
-        self._settle(ticket, Outcome(OutcomeKind.FAILED, Reason.STUCK))
-        self._on_failure(f"a device copy of transfer {ticket.transfer_id} is stuck")
+    def _end_lane(self, lane: RequestLane) -> None:
+        del self._lanes[lane.key]
 
     def _sweep(self, now: float) -> None:
-        """Settle tickets that were taken back or are past their deadline."""
+        """End what is over by now, and let it go."""
         self.queue.tick()
+        self._deadlines.look_through(list(self.queue.open.values()), now)
         for lane in list(self._lanes.values()):
-            lane.check(now, is_hung=bool(self._hung[lane.key[0]]))
+            lane.drop_ended()
+        self.queue.drop_ended()
 
-        def is_over(item: Item) -> bool:
-            return item.ticket.guard.is_released or bool(self._why_over(item.ticket))
+    # What tickets tell, on any thread.
 
-        for item in self.queue.sweep(is_over):
-            self._settle_if_over(item.ticket)
-        self._sweep_unfinished()
-        for ticket, limit in list(self._clearing.items()):
-            if ticket.guard.is_clearing and now <= limit:
-                continue
-            del self._clearing[ticket]
-            if ticket.guard.is_clearing:
-                late = f"blocks of transfer {ticket.transfer_id} are not zeroed in time"
-                self._on_failure(late)
+    def released(self, ticket: Ticket) -> None:
+        """Count and tell it."""
+        self.queue.released(ticket)
+        self.recorder.released(ticket)
 
-    def _why_over(self, ticket: Ticket) -> Reason:
-        """Return why a ticket that waits need not wait any more, if so."""
-        if ticket.clock() > ticket.deadline:
-            return Reason.DEADLINE
-        return Reason.STORE_HUNG if self._hung[ticket.direction] else Reason.NONE
+    def given_up(self, ticket: Ticket) -> None:
+        """Take note that the device may write on; a save's engine has its blocks back."""
+        self.has_quarantined = True
+        if ticket.direction is Direction.SAVE:
+            self.recorder.quarantined(ticket)
 
-    def _sweep_unfinished(self) -> None:
-        """End what waits for rows and is over, or has no time left."""
-        for ticket in self.queue.unfinished():
-            if self._settle_if_over(ticket):
-                self.queue.expect_no_more(ticket)
+    def ended(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Count and tell it."""
+        self.queue.over(ticket)
+        self.recorder.ended(ticket, outcome)
 
-    def _settle_if_over(self, ticket: Ticket) -> bool:
-        """Return whether a ticket is over, or will not get on; it gives its slots back."""
-        why = self._why_over(ticket)
-        if ticket.guard.is_released or why:
-            ticket.guard.revoke(why)
-            reason = ticket.guard.revoked or ticket.guard.torn or Reason.OVER
-            self._settle(ticket, Outcome(OutcomeKind.CANCELLED, reason))
-        if ticket.outcome is None:
-            return False
-        self._unwind_settled(ticket)  # of a row that was copied before
-        return True
+    def failed(self, why: str) -> None:
+        """Serve nothing more."""
+        self._on_failure(why)
+
+    def unwind(self, ticket: Ticket) -> None:
+        """Give slots back where they are reserved: the next save finds them there."""
+        self._copy[ticket.direction][CopyStage.worker].post(Ticket.unwind, ticket)

@@ -97,7 +97,7 @@ class Recorder:
         }
         if is_refused:
             ticket.log.info(TICKET_REFUSED, **told, reason=admission.value)
-            self.settle(ticket, Outcome(OutcomeKind.REFUSED, Reason(admission.value)))
+            ticket.end(Outcome(OutcomeKind.REFUSED, Reason(admission.value)))
         else:
             ticket.log.debug(TICKET_ACCEPTED, **told)
 
@@ -115,20 +115,13 @@ class Recorder:
         self._mailbox.put(Notice(NoticeKind.QUARANTINED, ticket))
         ticket.log.error(HOLD_QUARANTINED, blocks=len(ticket.span))
 
-    def settle(self, ticket: Ticket, outcome: Outcome) -> bool:
-        """Give a ticket its last word, once; False when it had one."""
-        if not ticket.settle(outcome):
-            return False
-        ticket.guard.revoke(outcome.reason or Reason.OVER)
+    def ended(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Tell a ticket's end."""
         # First of all: whatever goes wrong below, the engine must hear of it.
         self._mailbox.put(Notice(NoticeKind.SETTLED, ticket, outcome))
-        try:
-            self._count(ticket, outcome)
-            if self._tells_ends and self._log.is_enabled_for(logging.INFO):
-                self._write_line(ticket, outcome)
-        finally:
-            ticket.mark_told()
-        return True
+        self._count(ticket, outcome)
+        if self._tells_ends and self._log.is_enabled_for(logging.INFO):
+            self._write_line(ticket, outcome)
 
     def _write_line(self, ticket: Ticket, outcome: Outcome) -> None:
         """Write the one canonical line of a ticket."""

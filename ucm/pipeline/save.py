@@ -14,16 +14,18 @@ copy's end, which is then older than anything that it overwrites later.
 """
 
 import contextlib
+from typing import NewType
 
 import anyio
-import attrs
 
-from ucm.blocks import BlockId, RowId
+from ucm.blocks import BlockId
 from ucm.devices.abc import Device, Fence
 from ucm.errors import DeviceTimeoutError, StoreError, StoreFullError
 from ucm.pipeline.guard import TicketOverError
-from ucm.pipeline.stage import STORE_WORKER, Carrier, Chain, CopyStage, LoopStage
-from ucm.pipeline.tickets import Item, Outcome, OutcomeKind, Ticket
+from ucm.pipeline.items import Item
+from ucm.pipeline.outcomes import outcome_of_save
+from ucm.pipeline.stage import STORE_WORKER, Chain, CopyStage, LoopStage
+from ucm.pipeline.tickets import Ticket
 from ucm.pipeline.waiting import fence_passed, has_passed
 from ucm.plan import HostSlots
 from ucm.reasons import Reason
@@ -41,6 +43,7 @@ __all__ = [
     "Ready",
     "Sealed",
     "Transfer",
+    "copy_of",
     "copy_over",
     "save_chain",
 ]
@@ -51,54 +54,27 @@ _LAST_LOOK_S = 0.05
 at all while that is idle."""
 
 
-@attrs.frozen
-class Queued(Carrier):
-    """An item as taken from the queue."""
-
-    item: Item
-
-
-@attrs.frozen
-class Ready(Carrier):
-    """Rows whose fence has passed."""
-
-
-@attrs.frozen
-class Gathered(Carrier):
-    """
-    Rows on their way into the slots, and the fence behind the copy.
-
-    Args:
-        fence: Passes when they are there.
-        is_whole: The copy is over, and these were the ticket's last rows.
-    """
-
-    fence: Fence
-    is_whole: bool = False
+Queued = NewType("Queued", Item)
+"""As taken from the queue."""
+Ready = NewType("Ready", Item)
+"""Its fence has passed."""
+Gathered = NewType("Gathered", Item)
+"""Its rows are on their way into the slots; ``copy`` is the fence behind them."""
+Sealed = NewType("Sealed", Item)
+"""The slots are final if all of the ticket's rows are there: ``is_whole``."""
+Finished = NewType("Finished", Item)
+"""``outcome`` is the ticket's end, or nothing while rows are missing."""
 
 
-@attrs.frozen
-class Sealed(Carrier):
-    """
-    A ticket some of whose rows are in its slots.
-
-    Args:
-        is_whole: All are, and the slots are final.
-    """
-
-    is_whole: bool
+def copy_over(item: Item, fence: Fence) -> None:
+    """End the copy of its rows; with the last ones the ticket's hold on its blocks."""
+    item.is_whole = fence.is_done() and item.ticket.copied(item.row_ids)
 
 
-@attrs.frozen
-class Finished(Carrier):
-    """The ticket's end; ``outcome`` is None while rows are missing."""
-
-    outcome: Outcome | None
-
-
-def copy_over(ticket: Ticket, row_ids: tuple[RowId, ...], fence: Fence) -> bool:
-    """End the copy of some rows; with the last ones the ticket's hold on its blocks."""
-    return fence.is_done() and ticket.copied(row_ids)
+def copy_of(item: Item) -> Fence:
+    """Return the fence behind the copy of its rows."""
+    assert item.copy is not None  # behind the stage that copies
+    return item.copy
 
 
 class EventWait(LoopStage[Queued, Ready]):
@@ -108,14 +84,12 @@ class EventWait(LoopStage[Queued, Ready]):
 
     def try_now(self, given: Queued) -> Ready | None:
         """Return at once if the fence has passed already."""
-        if not has_passed(given.item.fence):
-            return None
-        return Ready(given.ticket, given.row_ids)
+        return Ready(given) if has_passed(given.fence) else None
 
     async def run(self, given: Queued) -> Ready:
         """Return when the fence has passed."""
-        await fence_passed(given.item.fence)
-        return Ready(given.ticket, given.row_ids)
+        await fence_passed(given.fence)
+        return Ready(given)
 
 
 class Gather(CopyStage[Ready, Gathered]):
@@ -140,9 +114,7 @@ class Gather(CopyStage[Ready, Gathered]):
                     self._store.touch(keys, uses)
             ticket.write_lease = lease
         if not ticket.guard.begin():
-            raise TicketOverError(
-                ticket.guard.torn or ticket.guard.revoked or Reason.OVER
-            )
+            raise TicketOverError(ticket.guard.taken_back or Reason.OVER)
         whole = False
         try:
             block_ids, slots = _places(ticket, lease)
@@ -153,11 +125,12 @@ class Gather(CopyStage[Ready, Gathered]):
         finally:
             if not whole:
                 ticket.guard.end(last=False)  # released with the last word
+        given.copy = fence
         if self._device.is_synchronous:  # for others ``GatherWait`` waits
-            is_whole = copy_over(ticket, given.row_ids, fence)
-            return Gathered(ticket, given.row_ids, fence, is_whole)
-        ticket.own(contextlib.closing(fence))
-        return Gathered(ticket, given.row_ids, fence)
+            copy_over(given, fence)
+        else:
+            ticket.own(contextlib.closing(fence))
+        return Gathered(given)
 
 
 def _places(ticket: Ticket, lease: WriteLease) -> tuple[tuple[BlockId, ...], HostSlots]:
@@ -165,17 +138,12 @@ def _places(ticket: Ticket, lease: WriteLease) -> tuple[tuple[BlockId, ...], Hos
     block_ids, slots = ticket.span.block_ids, lease.slots
     if len(lease.positions) < len(block_ids):
         block_ids = tuple(block_ids[at] for at in lease.positions)
-    if lost := _lost(ticket, lease):
-        kept = [at for at in range(len(block_ids)) if at not in lost]
+    if lost := ticket.guard.lost:
+        positions = enumerate(lease.positions)
+        kept = [at for at, position in positions if position not in lost]
         block_ids = tuple(block_ids[at] for at in kept)
         slots = HostSlots(slots.pool, slots.slots[kept], slots.block_bytes)
     return block_ids, slots
-
-
-def _lost(ticket: Ticket, lease: WriteLease) -> list[int]:
-    """Return which of the granted blocks the engine has taken back."""
-    lost = ticket.guard.lost
-    return [at for at, position in enumerate(lease.positions) if position in lost]
 
 
 class GatherWait(LoopStage[Gathered, Gathered]):
@@ -186,9 +154,10 @@ class GatherWait(LoopStage[Gathered, Gathered]):
 
     async def run(self, given: Gathered) -> Gathered:
         """Release the source with the last row."""
-        await fence_passed(given.fence)
-        is_whole = copy_over(given.ticket, given.row_ids, given.fence)
-        return attrs.evolve(given, is_whole=is_whole)
+        fence = copy_of(given)
+        await fence_passed(fence)
+        copy_over(given, fence)
+        return given
 
 
 class Transfer(CopyStage[Gathered, Sealed]):
@@ -199,14 +168,14 @@ class Transfer(CopyStage[Gathered, Sealed]):
 
     def run(self, given: Gathered) -> Sealed:
         """Seal all blocks once every row is there."""
-        ticket = given.ticket
-        if not given.fence.is_done():
+        fence = copy_of(given)
+        if not fence.is_done():
             raise DeviceTimeoutError("slots were to be sealed before their copy ended")
-        given.fence.land()
+        fence.land()
         if given.is_whole:
-            lease = _lease(ticket)
+            lease = _lease(given.ticket)
             lease.seal(0, len(lease.keys))
-        return Sealed(ticket, given.row_ids, given.is_whole)
+        return Sealed(given)
 
 
 class Confirm(LoopStage[Sealed, Sealed]):
@@ -238,27 +207,20 @@ class Commit(CopyStage[Sealed, Finished]):
     def run(self, given: Sealed) -> Finished:
         """Commit once every row is there, but for blocks overwritten meanwhile."""
         ticket = given.ticket
-        if not given.is_whole:
-            return Finished(ticket, given.row_ids, None)
-        if ticket.guard.torn:
-            raise TicketOverError(ticket.guard.torn)
-        lease = _lease(ticket)
-        if ticket.clock() > ticket.deadline:
-            raise TicketOverError(Reason.DEADLINE)
-        lost = _lost(ticket, lease)
-        committed = lease.commit(lost)
-        stored = lease.num_stored + len(lease.keys) - len(lost) - committed
-        full = len(ticket.span) - committed - stored - len(lost)
-        if lost:
-            kind, reason = OutcomeKind.CANCELLED, ticket.guard.lost_as
-        elif full:
-            kind, reason = OutcomeKind.REFUSED, Reason.STORE_FULL
-        elif committed:
-            kind, reason = OutcomeKind.COMMITTED, Reason.NONE
-        else:
-            kind, reason = OutcomeKind.SKIPPED, Reason.STORED
-        outcome = Outcome(kind, reason, committed=committed, skipped=stored)
-        return Finished(ticket, given.row_ids, outcome)
+        if given.is_whole:
+            lost = ticket.counting()
+            lease = _lease(ticket)
+            granted = [at for at, each in enumerate(lease.positions) if each in lost]
+            committed = lease.commit(granted)
+            stored = lease.num_stored + len(lease.keys) - len(granted) - committed
+            given.outcome = outcome_of_save(
+                len(ticket.span),
+                committed=committed,
+                stored=stored,
+                lost=len(granted),
+                lost_as=ticket.guard.lost_as,
+            )
+        return Finished(given)
 
 
 def _lease(ticket: Ticket) -> WriteLease:

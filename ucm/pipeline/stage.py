@@ -2,8 +2,8 @@
 """
 Stages and the typed chain that joins them.
 
-A stage turns one value into the next; the types of the values carry the order, so a
-chain that leaves one out does not type-check. ``LoopStage`` waits on the event loop and
+A stage takes an item as the one before has left it. That has a type of its own, though
+the object is the same, so that a chain that leaves a stage out does not type-check. ``LoopStage`` waits on the event loop and
 must not block it; ``CopyStage`` blocks a copy thread. Neighbouring copy stages of one
 worker have no wait between them and run as one worker call, a *segment*: separate types
 with separate tests and trace marks, one hop.
@@ -14,44 +14,30 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import attrs
 
-from ucm.blocks import RowId
+from ucm.errors import StageFailedError
 from ucm.pipeline.guard import TicketOverError
-from ucm.pipeline.tickets import Ticket
+from ucm.pipeline.items import Item
+from ucm.pipeline.outcomes import OutcomeKind, outcome_of
 from ucm.reasons import Reason
-from ucm.tracing import STAGE_FINISHED, STAGE_STARTED
+from ucm.tracing import STAGE_FAILED, STAGE_FINISHED, STAGE_STARTED
 
 __all__ = [
     "STORE_WORKER",
-    "Carrier",
     "Chain",
     "CopyStage",
     "LoopStage",
     "Segment",
     "Stage",
-    "stage_of",
+    "fail",
 ]
 
 STORE_WORKER: Final = "store"
 """The copy thread of what comes behind the device's copy."""
 
 
-@attrs.frozen
-class Carrier:
-    """
-    Base of the values that travel.
-
-    Args:
-        ticket: To which it belongs.
-        row_ids: The rows that it brings.
-    """
-
-    ticket: Ticket
-    row_ids: tuple[RowId, ...]
-
-
-In = TypeVar("In", bound=Carrier)
-Mid = TypeVar("Mid", bound=Carrier)
-Out = TypeVar("Out", bound=Carrier)
+In = TypeVar("In", bound=Item)
+Mid = TypeVar("Mid", bound=Item)
+Out = TypeVar("Out", bound=Item)
 
 
 class Stage(ABC, Generic[In, Out]):
@@ -123,67 +109,84 @@ class Segment:
         stage = self.stages[0]
         return isinstance(stage, LoopStage) and stage.awaits_copy
 
-    def run_copy(self, given: Carrier) -> Carrier:
+    def run_copy(self, item: Item) -> None:
         """
-        Run all copy stages on the calling copy thread.
+        Run all copy stages on the calling copy thread; the last one may end the ticket.
 
         Raises:
-            TicketOverError: The ticket was settled before or between stages.
+            TicketOverError: The ticket has ended before or between stages.
         """
-        ticket = given.ticket
-        with ticket.working():
+        ticket = item.ticket
+        ticket.begin_work()
+        try:
             for stage in self.stages:
                 if ticket.outcome is not None:
                     raise TicketOverError(Reason.OVER)
-                started = _begun(stage.name, given)
-                done = cast("CopyStage[Any, Any]", stage).run(given)
-                _ended(stage.name, given, started)
-                given = done
-        return given
+                started = _begun(stage.name, item)
+                cast("CopyStage[Any, Any]", stage).run(item)
+                _ended(stage.name, item, started)
+            if item.outcome is not None:
+                ticket.end(item.outcome)
+        finally:
+            ticket.end_work()
 
-    def try_now(self, given: Carrier) -> Carrier | None:
-        """Run the one loop stage if it need not wait; None if it must."""
+    def try_now(self, item: Item) -> bool:
+        """Run the one loop stage if it need not wait; return whether it did."""
         stage: LoopStage[Any, Any] = self.stages[0]  # type: ignore[assignment]
-        done: Carrier | None = stage.try_now(given)
-        if done is not None:
-            _ended(stage.name, given, _begun(stage.name, given))
-        return done
+        if stage.try_now(item) is None:
+            return False
+        _ended(stage.name, item, _begun(stage.name, item))
+        return True
 
-    async def run_loop(self, given: Carrier) -> Carrier:
+    async def run_loop(self, item: Item) -> None:
         """Run the one loop stage."""
         if self.is_copy:
             raise TypeError(f"{self.stages[0].name} is no loop stage")
         stage: LoopStage[Any, Any] = self.stages[0]  # type: ignore[assignment]
-        started = _begun(stage.name, given)
-        done: Carrier = await stage.run(given)
-        _ended(stage.name, given, started)
-        return done
+        started = _begun(stage.name, item)
+        await stage.run(item)
+        _ended(stage.name, item, started)
 
 
-def _begun(stage: str, carrier: Carrier) -> float:
+def fail(item: Item, error: Exception) -> None:
+    """End an item's ticket with what a stage has raised; on any thread."""
+    ticket = item.ticket
+    item.has_failed = True
+    outcome = outcome_of(error)
+    if outcome.kind is OutcomeKind.FAILED:
+        where = _where(item)
+        failure = StageFailedError(str(where["stage"]), ticket.transfer_id)
+        text = f"{failure}: {error!r}"
+        ticket.log.warning(STAGE_FAILED, **where, reason=outcome.reason, error=text)
+        outcome = outcome_of(error, text)
+    if item.segment.awaits_copy:
+        ticket.give_up()  # nobody can tell any more when the copy ends
+    ticket.end(outcome)
+
+
+def _begun(stage: str, item: Item) -> float:
     """Take note that a stage begins; return when."""
-    ticket = carrier.ticket
-    ticket.stages[carrier.row_ids] = stage
+    ticket = item.ticket
+    ticket.stages[item.row_ids] = stage
     if ticket.is_traced:
-        ticket.log.debug(STAGE_STARTED, **stage_of(carrier))
+        ticket.log.debug(STAGE_STARTED, **_where(item))
     return ticket.clock()
 
 
-def _ended(stage: str, carrier: Carrier, started: float) -> None:
+def _ended(stage: str, item: Item, started: float) -> None:
     """Take note that a stage has ended, not that it has failed."""
-    ticket = carrier.ticket
+    ticket = item.ticket
     elapsed = ticket.clock() - started
     ticket.stage_seconds[stage] = ticket.stage_seconds.get(stage, 0.0) + elapsed
     if ticket.is_traced:
-        ticket.log.debug(STAGE_FINISHED, **stage_of(carrier), elapsed_s=elapsed)
+        ticket.log.debug(STAGE_FINISHED, **_where(item), elapsed_s=elapsed)
 
 
-def stage_of(carrier: Carrier) -> dict[str, object]:
+def _where(item: Item) -> dict[str, object]:
     """Return what the log says of an item: its stage, and its rows if not all."""
-    ticket, rows = carrier.ticket, carrier.row_ids
-    where: dict[str, object] = {"stage": ticket.stages.get(rows, "queue")}
-    if len(rows) < len(ticket.row_ids):
-        where["rows"] = list(rows)
+    where: dict[str, object] = {"stage": item.ticket.stages.get(item.row_ids, "queue")}
+    if item.is_partial:
+        where["rows"] = list(item.row_ids)
     return where
 
 

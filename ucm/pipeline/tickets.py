@@ -1,28 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Tickets: one admitted save or load of one span.
+Tickets: one admitted save or load of one span, from its first fact to its one end.
 
 A ticket's rows come as one item or, layer-wise, as several: each is copied as soon as
 its fence has passed, and the ticket is whole when the copy of the last one is over.
 
-Threading: ``settle`` may be called from any thread, once. A ticket's other fields
-belong to the loop until a copy job runs on it, and to that job while it runs. One lock
-serves all tickets of a runtime (``Changes``).
+Everybody else tells a ticket *facts*; what follows from them is decided here and in its
+guard, which knows of the blocks::
+
+    fact (told by)                         what follows
+    ------------------------------------   -----------------------------------------------
+    copy begins, ends (stages)             the guard: COPYING, and back; the blocks are
+                                           released behind the last row
+    job begins, ends (segments)            ``begin_work``: none begins behind the end
+    blocks taken back (engine's thread)    the guard: released at once, or torn, or lost
+    all stages done (a segment)            ``end`` with what the last one says
+    a stage raised (``stage.fail``)        ``end`` with what the error makes of it
+    its time is over, a store hangs        ``cancel``: ``end``, or torn under a copy that
+    (``deadlines``)                        is waited for first
+    its copy never ends (``deadlines``)    ``give_up``: quarantined, then ``end``
+    rows do not come, runtime closes or    ``end`` with that reason
+    fails (runtime)
+
+``end`` gives the last word, once, and does all that goes with it::
+
+    OPEN --end--> ENDED   the blocks are taken back, or torn under a copy
+      |             |     whoever listens is told, and then those who wait
+      |             +---> slots are given back as soon as no job and no copy uses them;
+      |                   never those of a copy that was given up
+      +--(a job ends behind the end, an item leaves its lane): looked at again
+
+What may be *visible* is decided here as well: ``counting`` is asked before a save is
+committed, ``BlockGuard.publish`` before a load's blocks are the engine's.
+
+Threading: facts come from any thread. A ticket's other fields belong to the loop until a
+copy job runs on it, and to that job while it runs. One lock serves all tickets of a
+runtime (``Changes``).
 """
 
 import contextlib
 import enum
 import logging
-import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Final
 
-import attrs
-
 from ucm.blocks import BlockSpan, Owner, RequestId, RowId, TransferId, whose
-from ucm.devices.abc import Fence
 from ucm.pipeline.guard import BlockGuard, TicketOverError
-from ucm.pipeline.outcomes import Outcome, OutcomeKind, outcome_of
+from ucm.pipeline.outcomes import Admission, Outcome, OutcomeKind
 from ucm.pipeline.waiting import Changes
 from ucm.reasons import Reason
 from ucm.stores.abc import ReadLease, WriteLease
@@ -32,8 +56,8 @@ from ucm.tracing import Log
 __all__ = [
     "Admission",
     "Direction",
-    "Item",
     "LaneKey",
+    "Listener",
     "Outcome",
     "OutcomeKind",
     "Ticket",
@@ -49,26 +73,30 @@ class Direction(enum.Enum):
     __hash__ = object.__hash__  # Enum's own is slow, and lanes are found by it
 
 
-class Admission(enum.Enum):
-    """What became of an offer; anything but ACCEPTED is a refusal with its reason."""
-
-    ACCEPTED = "accepted"
-    QUEUE_TICKETS = "queue_tickets"
-    QUEUE_BYTES = "queue_bytes"
-    STORE_BEHIND = "store_behind"
-    """Too much was copied that the store has not stored yet."""
-    STORE_HUNG = "store_hung"
-    """A call of the store has not returned for longer than its ticket may take."""
-    OVERLOAD = "overload"
-    """The loads before it leave too little time for this one."""
-    CLOSED = "closed"
-    FAILED = "failed"
-
-
 LaneKey = tuple[Direction, RequestId, int]
 """Direction, request and its life: what shares one lane."""
 
 _SHARED: Final = (RequestId(""), -1)
+
+
+class Listener:
+    """What a ticket tells of itself; on any thread, and must not block."""
+
+    def released(self, ticket: "Ticket") -> None:
+        """Take note, once, that the engine may reuse its blocks."""
+
+    def given_up(self, ticket: "Ticket") -> None:
+        """Take note, once, that nobody will see the end of its copy."""
+
+    def ended(self, ticket: "Ticket", outcome: Outcome) -> None:
+        """Take note, once, of its end."""
+
+    def failed(self, why: str) -> None:
+        """Take note of what nobody can mend: nothing is served any more."""
+
+    def unwind(self, ticket: "Ticket") -> None:
+        """Have ``ticket.unwind`` called on a copy thread: it may block."""
+        ticket.unwind()
 
 
 class Ticket:
@@ -85,19 +113,17 @@ class Ticket:
         block_bytes: Bytes of one block over all rows.
         accepted_at: When it was asked for, on *clock*.
         deadline: Latest end, on *clock*.
-        on_release: See ``BlockGuard``.
-        on_settle: Called once, on the thread that settles it. Must not block.
-        on_unclean: See ``BlockGuard``.
+        listener: Told what becomes of it.
         log: The process's log; ``log`` of the ticket carries its ids as well.
         changed: Shared by all tickets of a runtime; its own if none is given.
         clock: In seconds.
     """
 
     __slots__ = (
-        "_active_jobs",
         "_changed",
+        "_listener",
         "_log",
-        "_on_settle",
+        "_num_jobs",
         "_process_log",
         "_resources",
         "_rows_left",
@@ -107,8 +133,9 @@ class Ticket:
         "clock",
         "deadline",
         "direction",
-        "failed_as",
         "guard",
+        "is_given_up",
+        "is_late",
         "is_noticed",
         "is_told",
         "is_traced",
@@ -136,10 +163,8 @@ class Ticket:
         block_bytes: int,
         accepted_at: float,
         deadline: float,
-        on_release: Callable[["Ticket"], None],
+        listener: Listener,
         log: Log,
-        on_settle: Callable[["Ticket"], None] = lambda _: None,
-        on_unclean: Callable[["Ticket"], None] = lambda _: None,
         changed: Changes | None = None,
         clock: Callable[[], float] = SYSTEM.monotonic,
     ) -> None:
@@ -155,7 +180,7 @@ class Ticket:
         self.begun_at = 0.0
         self.released_at = 0.0
         self.deadline = deadline
-        self._on_settle = on_settle
+        self._listener = listener
         self._process_log = log
         self.is_traced = log.is_enabled_for(logging.DEBUG)
         """Whether anybody reads each step of it."""
@@ -171,17 +196,14 @@ class Ticket:
         """Whether it is settled and the notice of it is on its way."""
         self.is_noticed = False
         """Whether the engine's thread has seen that notice."""
-        self._active_jobs = 0
-        self.failed_as: Outcome | None = None
-        """What the first of its copy jobs to raise makes of it, told or not."""
+        self.is_late = False
+        """Whether it was seen under a copy behind its deadline."""
+        self.is_given_up = False
+        """Whether its copy was."""
+        self._num_jobs = 0
         self._resources: contextlib.ExitStack | None = None
-
-        def released() -> None:
-            self.released_at = clock()
-            on_release(self)
-
         self.guard = BlockGuard(
-            released, self._changed, len(span), lambda: on_unclean(self)
+            self._released, self._changed, len(span), self._not_zeroed
         )
 
     @property
@@ -231,7 +253,7 @@ class Ticket:
     @property
     def is_worked_on(self) -> bool:
         """Whether a copy job runs on it right now."""
-        return self._active_jobs > 0
+        return self._num_jobs > 0
 
     def copied(self, row_ids: Collection[RowId]) -> bool:
         """
@@ -266,85 +288,113 @@ class Ticket:
         self._resources.enter_context(resource)
         self.owns_resources = True
 
-    def settle(self, outcome: Outcome) -> bool:
-        """Give the last word; False when it was given before."""
+    def end(self, outcome: Outcome) -> bool:
+        """Give the last word, and do what goes with it; False when it was given before."""
         with self._changed.lock:
             if self.outcome is not None:
                 return False
             self.outcome = outcome
-        self._on_settle(self)
+        self.guard.revoke(outcome.reason or Reason.OVER)
+        try:
+            self._listener.ended(self, outcome)
+        finally:
+            with self._changed.lock:
+                self.is_told = True
+                self._changed.notify()
+            self.give_back()
         return True
 
-    def mark_told(self) -> None:
-        """Let waiters go: the ticket is settled and the notice of it is on its way."""
-        with self._changed.lock:
-            self.is_told = True
-            self._changed.notify()
+    def cancel(self, reason: Reason) -> bool:
+        """
+        End it, unless a copy is under way, which does not count then.
+
+        Args:
+            reason: Why, if its blocks were not taken back before.
+
+        Returns:
+            Whether no copy is.
+        """
+        if not self.guard.revoke(reason):
+            return False
+        self.end(Outcome(OutcomeKind.CANCELLED, self.guard.taken_back or reason))
+        return True
+
+    def give_up(self) -> None:
+        """
+        End it under a copy that nobody will see the end of; nothing if there is none.
+
+        A load stays in its guard: should the copy end after all, its request is told.
+        """
+        is_save, guard = self.direction is Direction.SAVE, self.guard
+        if not self.is_given_up and (
+            guard.quarantine() if is_save else guard.is_copying
+        ):
+            self.is_given_up = True
+            self._listener.given_up(self)
+            self.end(Outcome(OutcomeKind.FAILED, Reason.STUCK))
+            why = f"a device copy of transfer {self.transfer_id} is stuck"
+            self._listener.failed(why)
+
+    def counting(self) -> frozenset[int]:
+        """
+        Return the positions of the blocks that must not be committed; others count.
+
+        Raises:
+            TicketOverError: None of them does.
+        """
+        if self.guard.torn:
+            raise TicketOverError(self.guard.torn)
+        if self.clock() > self.deadline:
+            raise TicketOverError(Reason.DEADLINE)
+        return self.guard.lost
 
     def wait_told(self, timeout: float) -> bool:
         """Block the thread up to *timeout* seconds; return whether its end was told."""
         return self._changed.wait_for(lambda: self.is_told, timeout)
 
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
+    def begin_work(self) -> None:
         """
-        Mark a copy job as running on this ticket, so that resources outlive it.
-
-        A job that raises unwinds the ticket's resources on its own thread. Jobs of other
-        rows may stand behind it already: their slots are somebody else's by then.
+        Tell that a copy job begins, which needs the resources until ``end_work``.
 
         Raises:
-            TicketOverError: The ticket is settled, or a job has raised before; the job
-                must not start.
+            TicketOverError: The ticket has ended; the job must not start.
         """
         with self._changed.lock:
-            if self.outcome is not None or self.failed_as is not None:
+            if self.outcome is not None:
                 raise TicketOverError(Reason.OVER)
-            self._active_jobs += 1
+            self._num_jobs += 1
             self.begun_at = self.begun_at or self.clock()
-        whole = False
-        try:
-            yield
-            whole = True
-        finally:
-            with self._changed.lock:
-                self._active_jobs -= 1
-                if not whole and self.failed_as is None:
-                    self.failed_as = outcome_of(sys.exc_info()[1])
-            if not whole or self.outcome is not None:
-                self.unwind()
+
+    def end_work(self) -> None:
+        """Tell that a copy job is over, on its thread."""
+        with self._changed.lock:
+            self._num_jobs -= 1
+        if self.outcome is not None:
+            self.unwind()
+
+    def give_back(self) -> None:
+        """Have slots given back that neither the ticket nor a copy needs any more."""
+        if self.outcome is not None and self.owns_resources and not self._is_in_use():
+            self._listener.unwind(self)
 
     def unwind(self) -> None:
         """Leave all resources unless a copy still uses them. May block: copy threads."""
         with self._changed.lock:
-            if self._active_jobs or self.guard.is_copying or self.guard.is_quarantined:
+            if self._is_in_use():
                 return
             resources, self._resources = self._resources, None
             self.owns_resources = False
         if resources is not None:
             resources.close()
 
+    def _is_in_use(self) -> bool:
+        guard = self.guard
+        return self._num_jobs > 0 or guard.is_copying or guard.is_quarantined
 
-@attrs.frozen
-class Item:
-    """
-    Some rows of a ticket, as they become ready; a whole-block ticket is one item.
+    def _released(self) -> None:
+        self.released_at = self.clock()
+        self._listener.released(self)
 
-    Args:
-        ticket: The ticket.
-        row_ids: The rows this item brings.
-        fence: Passes when the rows are written (save) or may be overwritten (load).
-        is_first: The ticket is counted and may be refused with it, not with what
-            follows.
-    """
-
-    ticket: Ticket
-    row_ids: tuple[RowId, ...]
-    fence: Fence
-    is_first: bool = True
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its rows, were they all alike."""
-        ticket = self.ticket
-        return ticket.nbytes * len(self.row_ids) // len(ticket.row_ids)
+    def _not_zeroed(self) -> None:
+        # The request of a load waits for blocks that nobody can give back.
+        self._listener.failed(f"blocks of transfer {self.transfer_id} are not zeroed")

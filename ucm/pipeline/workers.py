@@ -2,57 +2,26 @@
 """
 Dedicated copy threads, and how the loop hands work to them.
 
-Threading: ``put`` and ``post`` are called on the loop thread; jobs run one after the
-other on the copy thread, and each is told there when it is over. When the thread ends
-for any reason other than ``stop``, all its jobs fail with ``WorkerDiedError`` and
-``on_death`` is called once, on the copy thread.
+Threading: ``put`` is called on the loop thread, ``post`` on any; jobs run one after the
+other on the copy thread. When the thread ends for any reason other than ``stop``, all its
+jobs fail with ``WorkerDiedError`` and ``on_death`` is called once, on the copy thread.
 """
 
 import contextlib
 from collections.abc import Callable
 from queue import Empty
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from ucm.errors import WorkerDiedError
 from ucm.threads import SYSTEM, Queue, Threads
 
-__all__ = ["CopyThread", "Job"]
+__all__ = ["CopyThread"]
 
 _A = TypeVar("_A")
-_R = TypeVar("_R")
 
-
-class Job(Generic[_A, _R]):
-    """
-    One call, and then what it returned or raised.
-
-    Args:
-        function: What to call.
-        argument: With what.
-        done: Called with the job when it is over, as a rule on the copy thread; must
-            not block. None: nobody waits for it.
-    """
-
-    __slots__ = ("argument", "done", "error", "function", "result")
-
-    def __init__(
-        self,
-        function: Callable[[_A], _R],
-        argument: _A,
-        done: "Callable[[Any], None] | None",
-    ) -> None:
-        self.function = function
-        self.argument = argument
-        self.done = done
-        self.result: _R | None = None
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        """Call the function; its exception travels to whoever waits for the job."""
-        try:
-            self.result = self.function(self.argument)
-        except Exception as exc:  # noqa: BLE001 - carried to the waiting lane, which reports it
-            self.error = exc
+_Job = tuple[
+    Callable[[Any], object], Any, Callable[[Any, WorkerDiedError], None] | None
+]
 
 
 class CopyThread:
@@ -93,33 +62,42 @@ class CopyThread:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def put(self, job: Job[_A, _R]) -> None:
+    def put(
+        self,
+        function: Callable[[_A], object],
+        argument: _A,
+        died: Callable[[_A, WorkerDiedError], None],
+    ) -> None:
         """
         Queue a job for the thread.
 
-        Its error is ``WorkerDiedError`` if the thread has ended.
+        Args:
+            function: What to call there; what it raises ends the thread.
+            argument: With what.
+            died: Called instead if the thread has ended, or ends meanwhile.
         """
+        self._put((function, argument, died))
+
+    def post(self, function: Callable[[_A], object], argument: _A) -> None:
+        """
+        Run *function* on the thread; nobody waits for it, or hears what it raises.
+
+        Behind the end of the thread it runs on whichever thread notices.
+        """
+        self._put((function, argument, None))
+
+    def _put(self, job: _Job) -> None:
         self._jobs.put(job)
         if self._dead:  # perhaps since just now, behind the dying thread's last look
             self._fail_jobs(None)
 
-    def post(self, function: Callable[[_A], _R], argument: _A) -> None:
-        """
-        Run *function* on the thread; nobody waits for it.
-
-        Behind the end of the thread it runs on whichever thread notices.
-        """
-        self.put(Job(function, argument, None))
-
     def _main(self) -> None:
         clean = False
-        job: Job[Any, Any] | None = None
+        job: _Job | None = None
         try:
             self._on_start()
             while (job := self._jobs.get()) is not None:
-                job.run()
-                if job.done is not None:
-                    job.done(job)
+                _run(job)
             clean = True
         finally:
             if not clean:
@@ -127,17 +105,27 @@ class CopyThread:
                 self._on_death(self._dead)  # first: nobody is to offer any more
                 self._fail_jobs(job)
 
-    def _fail_jobs(self, current: "Job[Any, Any] | None") -> None:
+    def _fail_jobs(self, current: _Job | None) -> None:
         jobs = [] if current is None else [current]
         with contextlib.suppress(Empty):
             while True:
                 waiting = self._jobs.get_nowait()
                 if waiting is not None:
                     jobs.append(waiting)
+        for _, argument, died in jobs:
+            if died is not None:
+                died(argument, WorkerDiedError(self._dead))
         for job in jobs:
-            if job.done is not None:
-                job.error = WorkerDiedError(self._dead)
-                job.done(job)
-        for job in jobs:
-            if job.done is None:
-                job.run()  # cleans up; there is nobody else to do it
+            if job[2] is None:
+                _run(job)  # cleans up; there is nobody else to do it
+
+
+def _run(job: _Job) -> None:
+    function, argument, died = job
+    if died is not None:
+        function(argument)
+        return
+    try:  # noqa: SIM105 - so that it is seen to catch everything
+        function(argument)
+    except Exception:  # noqa: BLE001, S110 - cleans up: what it cannot give back is lost
+        pass

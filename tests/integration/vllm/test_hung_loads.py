@@ -33,7 +33,7 @@ class TestTogether:
             assert {"deadline": 1, "store_hung": 2} == failed
             assert (0, False) == engine.scheduler.match(request("v"), 0)
             gate.open()
-            while any(engine.worker._runtime._pipeline._hung.values()):
+            while any(engine.worker._runtime._pipeline._deadlines._hung.values()):
                 engine.worker._runtime.wait_for_notice(0.01)
             assert (0, False) == engine.scheduler.match(request("v"), 0)
             now[0] = 1.0
