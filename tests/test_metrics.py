@@ -54,7 +54,7 @@ REASONS = {
     *("", "stored", "error"),
     *("queue_tickets", "queue_bytes", "store_full", "closed", "failed"),
     *("deadline", "recycled", "unfinished", "late", "over", "shutdown"),
-    *("overwritten", "unconfirmed", "unsubmitted"),
+    *("overwritten", "unconfirmed", "unsubmitted", "withdrawn"),
     *("overload", "store_behind", "store_hung"),
     *("corrupt", "evicted", "unavailable", "slow", "device", "stuck"),
     *("row_failed", "unasked", "runtime_failed", "worker_died"),

@@ -16,7 +16,7 @@ from ucm.pipeline.tickets import OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate
 
-BRIEF = {"timeout": {"shutdown": 0.2, "save": 5.0, "load": 5.0, "stuck": 1.0}}
+BRIEF = {"timeout": {"shutdown": 0.05, "save": 5.0, "load": 5.0, "stuck": 1.0}}
 
 
 @both_loops
@@ -200,10 +200,12 @@ class TestWrongPlace:
             async with host.cache() as cache:
 
                 def elsewhere() -> None:
-                    with pytest.raises(PipelineError, match="another loop"):
-                        asyncio.run(cache.match(keys_of(1)))
+                    for call in (cache.match(keys_of(1)), cache.load(keys_of(1), [1])):
+                        with pytest.raises(PipelineError, match="another loop"):
+                            asyncio.run(call)
 
                 await anyio.to_thread.run_sync(elsewhere)
+                assert 0 == (await cache.statistics()).open_transfers
 
         with leaving_nothing(host):
             run("asyncio", main)

@@ -83,6 +83,7 @@ def calls_of_a_save(num_open: int, *, wait_for_room: bool) -> Counter:
 class TestCost:
     """R-43: what holds the host's loop is bounded, whatever else goes on."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("wait_for_room", [False, True])
     def test_save_costs_the_same_however_many_are_under_way(
         self, *, wait_for_room: bool

@@ -215,6 +215,7 @@ class TestHostWorld:
         nothing is left."""
         HostWorld(seed).run()
 
+    @pytest.mark.slow
     def test_runs_meet_what_can_happen(self) -> None:
         """Blocks are stored and found, refused, cancelled and missed."""
         seen: Counter[str] = Counter()
@@ -226,6 +227,7 @@ class TestHostWorld:
         assert set() == wanted - set(seen)
         assert seen["stored"] > 0
 
+    @pytest.mark.slow
     def test_seed_repeats_a_run(self) -> None:
         """A number is enough to see a run again."""
         one, two = HostWorld(3), HostWorld(3)

@@ -91,6 +91,7 @@ class TestBuffers:
         with pytest.raises(BufferError):
             memory.append(0)
 
+    @pytest.mark.slow
     def test_no_torch_is_needed(self) -> None:
         """A host of arrays runs where torch cannot be imported."""
         code = (

@@ -218,6 +218,16 @@ LIB = (
         ),
     ),
     Mutant(
+        name="released_at_once",
+        why="A host overwrites blocks that are still read, and stores the new bytes.",
+        file=_ENDS,
+        find="        if not self._unreleased:\n            self.released.end(None)",
+        replace="        if True:\n            self.released.end(None)",
+        killers=(
+            "tests/cache/test_simulated.py::TestHostWorld::test_runs_meet_what_can_happen",
+        ),
+    ),
+    Mutant(
         name="hole_counted_as_prefix",
         why="The host builds on a block that was not loaded.",
         file=_ENDS,

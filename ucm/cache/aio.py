@@ -222,6 +222,7 @@ class Cache:
                 there twice; nothing was begun.
             DeviceTimeoutError: A copy does not end: the blocks must not be used again.
         """
+        self._check_here()
         transfer = self._core.load(keys, blocks, group=group, place=place)
         cancelled = anyio.get_cancelled_exc_class()
         try:
@@ -319,7 +320,12 @@ class Cache:
         return await self._answer(self._core.forget(keys, group=group))
 
     async def flush(self) -> None:
-        """Wait until every save and load that was asked for by now is over."""
+        """
+        Wait until every save and load that was asked for by now is over.
+
+        Raises:
+            DeviceTimeoutError: One did not come to an end in its time.
+        """
         for transfer in self._core.open_transfers():
             await self._wait(transfer.over, self._save_limit)
 
@@ -340,6 +346,11 @@ class Cache:
         """Wait for a moment of a save; for ``Save``."""
         return await self._wait(pending, self._save_limit)
 
+    def _check_here(self) -> None:
+        """Refuse to wait where nobody would be woken."""
+        if not self._host.is_here:
+            raise PipelineError("the cache was opened on another loop")
+
     async def _answer(self, pending: Pending[_T]) -> _T:
         """Wait for the store's answer; nobody is asked once nobody waits."""
         late = StoreUnavailableError("the store did not answer in time")
@@ -352,8 +363,7 @@ class Cache:
         self, pending: Pending[_T], limit: float, late: Exception | None = None
     ) -> _T:
         """Wait for the end of something, for *limit* seconds at most."""
-        if not self._host.is_here:
-            raise PipelineError("the cache was opened on another loop")
+        self._check_here()
         over = anyio.Event()
 
         def wake() -> None:

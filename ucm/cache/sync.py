@@ -7,6 +7,7 @@ Threading: all of it from any thread, also at once.
 
 import contextlib
 from collections.abc import Sequence
+from types import TracebackType
 from typing import TypeVar
 
 from ucm.cache.core import Core
@@ -67,7 +68,7 @@ class Save:
         self._core.cancel(self._transfer)
 
 
-class Cache(contextlib.ExitStack):
+class Cache(contextlib.AbstractContextManager["Cache"]):
     """
     Saves and loads blocks of a host; made by ``ucm.blocking.open``.
 
@@ -80,12 +81,23 @@ class Cache(contextlib.ExitStack):
     """
 
     def __init__(self, core: Core, opened: contextlib.ExitStack) -> None:
-        super().__init__()
-        self.enter_context(opened)
         self._core = core
+        self._opened = opened
         timeout = core.timeout
         self._save_limit = 2 * timeout.save + timeout.stuck + timeout.shutdown
         self._load_limit = timeout.load + timeout.stuck + timeout.shutdown
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drain for ``timeout.shutdown``, end the rest, and close all. Idempotent."""
+        self._opened.close()
 
     def match(self, keys: Sequence[bytes], *, group: int = 0) -> int:
         """Return how many keys, from the first on, are stored."""
