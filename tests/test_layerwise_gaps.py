@@ -151,6 +151,7 @@ class TestSlots:
         queue = DumpQueue(max_tickets=9, max_nbytes=1 << 30)
         for end_first in (False, True):
             ticket = make_ticket(row_ids=ROWS, on_settle=queue.over)
+            queue.open[ticket.transfer_id] = ticket
             if end_first:
                 ticket.end(Outcome(OutcomeKind.CANCELLED, "test"))
             queue.offer(Item(ticket, ROWS[:1], DoneFence()))

@@ -350,7 +350,7 @@ class Runtime:
     def _close(self) -> None:
         """Do each step of a close, also one that was begun before and broke off."""
         self._take_in()
-        rowwise = self._pipeline.unfinished()
+        rowwise = self._pipeline.queue.unfinished()
         self.abandon([ticket.transfer_id for ticket in rowwise], UNFINISHED)
         if self._confirms:  # no step will tell any more what it overwrites
             self.abandon(self._waits.unconfirmed(), Reason.UNCONFIRMED)

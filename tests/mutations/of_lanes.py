@@ -107,7 +107,7 @@ LANES = (
         name="late_copy_given_up_at_once",
         why="One slow copy ends the service, though it would have ended in time.",
         file="ucm/pipeline/deadlines.py",
-        find="if ticket.is_late and now > ticket.deadline + self._stuck_after:",
+        find="if was_late and now > ticket.deadline + self._stuck_after:",
         replace="if True:",
         killers=(
             f"{_LANES}::TestDeadline::test_begun_copy_is_waited_for_beyond_the_deadline",
@@ -117,7 +117,7 @@ LANES = (
         name="copy_given_up_unseen",
         why="A loop that was held up ends the service over a copy that is long over.",
         file="ucm/pipeline/deadlines.py",
-        find="if ticket.is_late and now >",
+        find="if was_late and now >",
         replace="if now >",
         killers=(
             f"{_LANES}::TestDeadline::test_copy_is_looked_at_before_it_is_given_up",
@@ -127,7 +127,7 @@ LANES = (
         name="stuck_copy_waited_for_ever",
         why="Requests behind a copy that never ends wait without being told.",
         file="ucm/pipeline/deadlines.py",
-        find="if ticket.is_late and now > ticket.deadline + self._stuck_after:",
+        find="if was_late and now > ticket.deadline + self._stuck_after:",
         replace="if False:",
         killers=(_STUCK,),
     ),

@@ -42,10 +42,10 @@ ROWS = (
     ),
     Mutant(
         name="dropped_row_forgotten",
-        why="Each save that ends while a row of it is offered is remembered for good.",
+        why="A close gives up, once more, each save that lacked rows when it ended.",
         file=_QUEUE,
-        find="if item.is_partial and ticket.outcome is None:",
-        replace="if item.is_partial:",
+        find="if each.rows_to_come and not each.outcome]",
+        replace="if each.rows_to_come]",
         killers=(f"{_SLOTS}::test_rows_of_an_ended_ticket_are_not_to_come",),
     ),
     Mutant(

@@ -32,8 +32,8 @@ STUCK = (
         name="blocks_held_until_commit",
         why="The fifth save keeps the engine's blocks for as long as the store takes.",
         file="ucm/pipeline/stage.py",
-        find="        return self.worker == STORE_WORKER\n",
-        replace="        return False\n",
+        find="self.is_behind_copy = self.worker == STORE_WORKER",
+        replace="self.is_behind_copy = False",
         killers=(
             f"{_SLOW}::test_blocks_are_held_for_the_copy_only",
             f"{_LANES}::TestOrder::test_item_needs_no_place_behind_its_copy",

@@ -74,11 +74,11 @@ class Deadlines:
         is_late = now > ticket.deadline
         if is_late and ticket.is_worked_on:
             self._note_hung(ticket)
-        if guard.is_copying and is_late:
+        was_late, ticket.is_late = ticket.is_late, is_late and guard.is_copying
+        if ticket.is_late:
             guard.revoke(Reason.DEADLINE)
-            if ticket.is_late and now > ticket.deadline + self._stuck_after:
+            if was_late and now > ticket.deadline + self._stuck_after:
                 ticket.give_up()
-            ticket.is_late = True
         elif guard.is_clearing:
             limit = self._clearing.setdefault(ticket, now + self._stuck_after)
             if now > limit:

@@ -23,7 +23,7 @@ Threading: ``offer`` runs on one thread at a time, ``promote`` on the engine's t
 from collections import OrderedDict, deque
 from typing import Final
 
-from ucm.blocks import RowId, TransferId
+from ucm.blocks import TransferId
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import OutcomeKind
 from ucm.pipeline.pace import Pace, cost_of
@@ -70,7 +70,6 @@ class DumpQueue:
         self._credit = 0
         """Bytes of loads that saves have let go first; above zero it is a save's turn."""
         self._ticks_without_load = 0
-        self._to_come: dict[Ticket, set[RowId]] = {}
         self._closed: Admission | None = None
         self._held_off: set[Direction] = set()
 
@@ -110,8 +109,7 @@ class DumpQueue:
                 self._count(item, 1)
                 if item.is_first and ticket.direction is Direction.LOAD:
                     self._add_due(ticket)
-                if item.is_partial and ticket.outcome is None:  # else it was ``over``
-                    self._note_rows(item)
+                ticket.rows_to_come -= len(item.row_ids)
         return admission
 
     def admits(self, ticket: Ticket) -> Admission:
@@ -151,7 +149,6 @@ class DumpQueue:
             if ticket in self._due[ticket.direction]:
                 self._due[ticket.direction].remove(ticket)
                 self._due_nbytes[ticket.direction] -= ticket.nbytes
-            self._to_come.pop(ticket, None)
             outcome = ticket.outcome
             is_load = ticket.direction is Direction.LOAD
             if is_load and outcome and outcome.kind is OutcomeKind.COMMITTED:
@@ -169,9 +166,9 @@ class DumpQueue:
             (self._held_off.add if is_hung else self._held_off.discard)(direction)
 
     def unfinished(self) -> list[Ticket]:
-        """Return the tickets with rows to come."""
-        with self._lock:
-            return list(self._to_come)
+        """Return the tickets with rows to come; any thread."""
+        tickets = list(self.open.values())
+        return [each for each in tickets if each.rows_to_come and not each.outcome]
 
     def promote(self, key: LaneKey) -> None:
         """Let a lane take its turn first, also before loads: the engine waits for it."""
@@ -268,12 +265,6 @@ class DumpQueue:
             for item in left:
                 self._count(item, -1)
         return left
-
-    def _note_rows(self, item: Item) -> None:
-        left = self._to_come.setdefault(item.ticket, set(item.ticket.row_ids))
-        left.difference_update(item.row_ids)
-        if not left:
-            del self._to_come[item.ticket]
 
     def _count(self, item: Item, sign: int) -> None:
         direction = item.ticket.direction

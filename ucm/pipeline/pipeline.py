@@ -130,10 +130,6 @@ class Pipeline(Listener):
         finally:
             self._is_serving = False
 
-    def unfinished(self) -> list[Ticket]:
-        """Return the tickets with rows to come; any thread."""
-        return self.queue.unfinished()
-
     def stop(self) -> None:
         """End ``run`` once queue and lanes are empty. Loop thread only."""
         self._stopping = True

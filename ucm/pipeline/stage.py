@@ -77,37 +77,25 @@ class CopyStage(Stage[In, Out]):
         """Do the step."""
 
 
-@attrs.frozen
 class Segment:
-    """Stages that run without a hop between them: one loop stage, or copy stages."""
+    """
+    Stages that run without a hop between them: one loop stage, or copy stages.
 
-    stages: tuple[Stage[Any, Any], ...]
-    worker: str = attrs.field(init=False)
-    """The copy thread it runs on; empty for a loop stage."""
-    is_copy: bool = attrs.field(init=False)
-    """Whether it runs on a copy thread."""
-    is_behind_copy: bool = attrs.field(init=False)
-    """Whether it needs slots of the store only, none of the engine's blocks."""
-    awaits_copy: bool = attrs.field(init=False)
-    """Whether it waits for a copy that has begun."""
+    Args:
+        stages: At least one.
+    """
 
-    @worker.default
-    def _find_worker(self) -> str:
-        stage = self.stages[0]
-        return stage.worker if isinstance(stage, CopyStage) else ""
-
-    @is_copy.default
-    def _find_is_copy(self) -> bool:
-        return bool(self.worker)
-
-    @is_behind_copy.default
-    def _find_is_behind_copy(self) -> bool:
-        return self.worker == STORE_WORKER
-
-    @awaits_copy.default
-    def _find_awaits_copy(self) -> bool:
-        stage = self.stages[0]
-        return isinstance(stage, LoopStage) and stage.awaits_copy
+    def __init__(self, stages: tuple[Stage[Any, Any], ...]) -> None:
+        first = stages[0]
+        self.stages = stages
+        self.worker = first.worker if isinstance(first, CopyStage) else ""
+        """The copy thread it runs on; empty for a loop stage."""
+        self.is_copy = bool(self.worker)
+        """Whether it runs on a copy thread."""
+        self.is_behind_copy = self.worker == STORE_WORKER
+        """Whether it needs slots of the store only, none of the engine's blocks."""
+        self.awaits_copy = isinstance(first, LoopStage) and first.awaits_copy
+        """Whether it waits for a copy that has begun."""
 
     def run_copy(self, item: Item) -> None:
         """

@@ -16,11 +16,9 @@ guard, which knows of the blocks::
     blocks taken back (engine's thread)    the guard: released at once, or torn, or lost
     all stages done (a segment)            ``end`` with what the last one says
     a stage raised (``stage.fail``)        ``end`` with what the error makes of it
-    its time is over, a store hangs        ``cancel``: ``end``, or torn under a copy that
-    (``deadlines``)                        is waited for first
+    out of time, or hung (``deadlines``)   ``cancel``: ``end``; under a copy only torn
     its copy never ends (``deadlines``)    ``give_up``: quarantined, then ``end``
-    rows do not come, runtime closes or    ``end`` with that reason
-    fails (runtime)
+    it is abandoned (runtime)              ``end`` with that reason
 
 ``end`` gives the last word, once, and does all that goes with it::
 
@@ -145,6 +143,7 @@ class Ticket:
         "read_lease",
         "released_at",
         "row_ids",
+        "rows_to_come",
         "span",
         "stage_seconds",
         "stages",
@@ -174,6 +173,7 @@ class Ticket:
         self.span = span
         self.row_ids = row_ids
         self._rows_left: Collection[RowId] = row_ids  # a set takes 2 KB
+        self.rows_to_come = len(row_ids)  # no item has brought them
         self.block_bytes = block_bytes
         self.accepted_at = accepted_at
         self.clock = clock
@@ -197,7 +197,7 @@ class Ticket:
         self.is_noticed = False
         """Whether the engine's thread has seen that notice."""
         self.is_late = False
-        """Whether it was seen under a copy behind its deadline."""
+        """Whether it was under a copy behind its deadline at the last look."""
         self.is_given_up = False
         """Whether its copy was."""
         self._num_jobs = 0
