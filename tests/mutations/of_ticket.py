@@ -5,6 +5,7 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["TICKET"]
 
+_DEADLINES = "ucm/pipeline/deadlines.py"
 _GUARD = "ucm/pipeline/guard.py"
 _LANE = "ucm/pipeline/lane.py"
 _RUNTIME = "ucm/runtime.py"
@@ -15,6 +16,7 @@ _CLOSES = "tests/test_runtime_close.py::TestClose"
 _WAITS = "tests/test_layerwise_gaps.py::TestWaits"
 _RUN_COPY = "tests/pipeline/test_stage.py::TestRunCopy"
 _LANES = "tests/pipeline/test_lane.py::TestErrors"
+_LOOKS = "tests/pipeline/test_deadlines.py"
 _ENDS = "tests/pipeline/test_tickets.py::TestTicket"
 _CHANGES = "tests/pipeline/test_waiting.py::TestChanges"
 
@@ -71,6 +73,45 @@ TICKET = (
         find="        self._on_unclean = _nobody\n",
         replace="",
         killers=(f"{_ENDS}::test_nothing_is_left_to_the_collector",),
+    ),
+    # Time.
+    Mutant(
+        name="late_once_late_for_ever",
+        why="Rows that were late once are given up at the next delay of the loop.",
+        file=_DEADLINES,
+        find="ticket.is_late, is_late and guard.is_copying\n",
+        replace="ticket.is_late, ticket.is_late or is_late\n",
+        killers=(f"{_LOOKS}::TestLook::test_more_time_is_counted_from_its_end",),
+    ),
+    Mutant(
+        name="copy_of_an_ended_ticket_unwatched",
+        why="A stuck copy of a ticket that ended before is never noticed.",
+        file=_DEADLINES,
+        find="            self.num_watched += is_open or is_touched\n",
+        replace="            self.num_watched += ticket.outcome is None\n",
+        killers=(
+            f"{_LOOKS}::TestWatched::test_idle_loop_looks_again_while_something_may_come_to_an_end",
+        ),
+    ),
+    Mutant(
+        name="stuck_copy_watched_for_ever",
+        why="A service that has ended wakes twenty times a second for good.",
+        file=_DEADLINES,
+        find="            is_touched = ticket.guard.is_touched and not ticket.is_given_up\n",
+        replace="            is_touched = ticket.guard.is_touched\n",
+        killers=(
+            f"{_LOOKS}::TestWatched::test_idle_loop_looks_again_while_something_may_come_to_an_end",
+        ),
+    ),
+    Mutant(
+        name="job_interrupted_by_its_sweep",
+        why="A job that finds its blocks taken back is called cancelled amid its work.",
+        file=_DEADLINES,
+        find="        if ticket.is_worked_on:\n            return Reason.NONE\n",
+        replace="",
+        killers=(
+            f"{_LOOKS}::TestLook::test_blocks_that_were_taken_back_end_a_ticket_that_waits",
+        ),
     ),
     # Items of tickets that have ended.
     Mutant(
