@@ -18,6 +18,7 @@ _BOUNDS = f"{_TESTS}::TestBounds"
 _SLAB = "tests/stores/test_slab.py::TestSlabStore"
 _MEMORY = "tests/stores/test_memory.py::TestMemoryStore"
 _DEATH = "tests/stores/test_slab_crash.py::test_death_at_any_line_leaves_a_whole_slab"
+_EVICTED = f"{_DEATH}[evicting_save]"
 _OLDER = f"{_SLAB}::test_no_block_goes_for_one_that_was_used_before_it"
 _RETAINED = f"{_SLAB}::test_retained_blocks_stay_within_the_budget"
 _OWN = f"{_SLAB}::test_tenant_makes_room_among_its_own"
@@ -30,7 +31,7 @@ INDEX = (
         file=_TABLES,
         find="journal[1, :num_leaving] = self.chains.buckets(self.chains.hashes[leaving])",
         replace="journal[1, :num_leaving] = 0",
-        killers=(_DEATH,),
+        killers=(_EVICTED,),
     ),
     Mutant(
         name="chain_of_one_not_written_down",
@@ -38,7 +39,7 @@ INDEX = (
         file=_ONE,
         find="index.begin_one(slot, leaves=evicts)",
         replace="index.begin_one(slot, leaves=False)",
-        killers=(_DEATH,),
+        killers=(f"{_DEATH}[lonely_save]",),
     ),
     Mutant(
         name="every_death_a_rebuild",
@@ -46,7 +47,7 @@ INDEX = (
         file=_TABLES,
         find="        if count == EVERYTHING:\n",
         replace="        if count:\n",
-        killers=(_DEATH,),
+        killers=(_EVICTED,),
     ),
     Mutant(
         name="shares_not_repaired",
@@ -54,7 +55,7 @@ INDEX = (
         file=_TABLES,
         find="            self._recount_tenants(slots)\n        self.tally.add_up()\n",
         replace="        self.tally.add_up()\n",
-        killers=(_DEATH,),
+        killers=(f"{_DEATH}[tenants_save]",),
     ),
     Mutant(
         name="repair_does_not_link",
@@ -62,7 +63,7 @@ INDEX = (
         file=_TABLES,
         find="            self.chains.relink(slots, buckets)\n",
         replace="",
-        killers=(_DEATH,),
+        killers=(_EVICTED,),
     ),
     # What is done under the lock.
     Mutant(

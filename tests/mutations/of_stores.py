@@ -147,7 +147,7 @@ STORES = (
         find="            is_done = len(slots) == count or limit >= before\n",
         replace="            is_done = True\n",
         killers=(
-            f"{_SHARING}::test_touch_by_one_opener_saves_from_eviction_by_another",
+            "tests/stores/test_slab_index.py::test_oldest_are_what_sorting_all_finds",
         ),
     ),
     Mutant(

@@ -287,9 +287,11 @@ class TestKillsOfWholeLives:
         assert line > 100
 
 
+@pytest.mark.parametrize("is_rebuilt", [False, True])
 @pytest.mark.parametrize("num_flipped", range(5))
-def test_publication_that_had_begun_is_completed(tmp_path, num_flipped):
-    """A death among the state changes of one publication still shows all of it."""
+def test_publication_that_had_begun_is_completed(tmp_path, num_flipped, is_rebuilt):
+    """A death among the state changes of one publication still shows all of it, and
+    nothing else, whether it is repaired or all is rebuilt."""
     store = open_slab(tmp_path / "s", 5)
     lease = store.reserve(NEW, BLOCK_BYTES)
     fill(lease)
@@ -300,6 +302,8 @@ def test_publication_that_had_begun_is_completed(tmp_path, num_flipped):
     index.records["checksum"][slots] = lease._checksums
     index.header[Word.PUBLISHING] = index.generation[slots[0]]
     index.state[slots[:num_flipped]] = SlotState.COMMITTED
+    if is_rebuilt:
+        index.distrust_derived()
     die(store)
     with open_slab(tmp_path / "s", 5) as again:
         assert [payload(key) for key in NEW] == load(again, NEW)

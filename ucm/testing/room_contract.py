@@ -108,8 +108,8 @@ class RoomContract(LeaseContract):
 
         It goes to those of them that were used last.
         """
-        save(store, make_keys(6), uses=uses_at([500] * 6))
-        save(store, make_keys(2, first=6), uses=uses_at([49, 30]))
+        save(store, make_keys(5), uses=uses_at([500] * 5))
+        save(store, make_keys(3, first=5), uses=uses_at([55, 49, 30]))
         keys = make_keys(4, first=10)
         with store.reserve(keys, BLOCK_BYTES, uses_at([20, 60, 40, 50])) as lease:
             assert lease.positions == (1, 3)
@@ -136,7 +136,7 @@ class RoomContract(LeaseContract):
         """A use of long ago that is told late does not count."""
         keys = make_keys(NUM_BLOCKS)
         save(store, keys, uses=uses_at(range(100, 100 + NUM_BLOCKS)))
-        store.touch(keys[1:2], uses_at([1]))
+        store.touch(keys[2:3], uses_at([1]))
         store.touch(keys[:1], uses_at([200]))
         save(store, make_keys(1, first=20), uses=uses_at([300]))
         assert store.contains(keys) == [True, False] + [True] * 6
