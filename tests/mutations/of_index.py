@@ -26,19 +26,11 @@ _OWN = f"{_SLAB}::test_tenant_makes_room_among_its_own"
 INDEX = (
     # What a death leaves.
     Mutant(
-        name="chains_not_written_down",
+        name="key_before_chain",
         why="A block stays in the chain of a key that it no longer has, and hides others.",
-        file=_TABLES,
-        find="journal[1, :num_leaving] = self.chains.buckets(self.chains.hashes[leaving])",
-        replace="journal[1, :num_leaving] = 0",
-        killers=(_EVICTED,),
-    ),
-    Mutant(
-        name="chain_of_one_not_written_down",
-        why="The same after a block that was saved alone.",
         file=_ONE,
-        find="index.begin_one(slot, leaves=evicts)",
-        replace="index.begin_one(slot, leaves=False)",
+        find="        chains.unlink_one(slot)\n",
+        replace="        index.records[slot] = 0\n        chains.unlink_one(slot)\n",
         killers=(f"{_DEATH}[lonely_save]",),
     ),
     Mutant(
@@ -61,7 +53,7 @@ INDEX = (
         name="repair_does_not_link",
         why="What others write is lost for look-ups once somebody has died.",
         file=_TABLES,
-        find="            self.chains.relink(slots, buckets)\n",
+        find="            self.chains.relink(slots)\n",
         replace="",
         killers=(_EVICTED,),
     ),

@@ -18,6 +18,11 @@ from ucm.stores.slab import SlabStore
 from ucm.testing.store_blocks import make_keyspace
 
 
+def erase(path):
+    """Make a file zeros of the same size."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("num_blocks", "size", "key", "told"),
@@ -84,12 +89,7 @@ class TestRefusals:
                 lambda s: os.truncate(index_path(s), 4096),
                 "index-4096.0 has another size",
             ),
-            (
-                lambda s: index_path(s).write_bytes(
-                    bytes(index_path(s).stat().st_size)
-                ),
-                "is no index",
-            ),
+            (lambda s: erase(index_path(s)), "is no index"),
             (lambda s: (s / "data").chmod(0o666), "data has mode 0666"),
             (
                 lambda s: (s / "data").rename(s / "d") and (s / "data").symlink_to("d"),

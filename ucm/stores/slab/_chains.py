@@ -281,17 +281,14 @@ class Chains:
         np.not_equal(buckets[1:], buckets[:-1], out=distinct[1:])
         self._drop(buckets[distinct], lambda current: self.states[current] == 0)
 
-    def relink(
-        self, slots: npt.NDArray[np.int64], before: npt.NDArray[np.int64]
-    ) -> None:
+    def relink(self, slots: npt.NDArray[np.int64]) -> None:
         """
         Link exactly those of *slots* that are used, whether they are linked or not.
 
-        Args:
-            slots: What a change was about.
-            before: Their buckets when it began; where they belong now is in the records.
+        A slot gets another key only after it was taken out of its chain: one that is
+        linked is in the chain that its record says.
         """
-        buckets = np.union1d(before, self.buckets(self.hashes[slots]))
+        buckets = np.unique(self.buckets(self.hashes[slots]))
         buckets = buckets[self.heads[buckets] != NO_SLOT]
         self._drop(buckets, lambda current: np.isin(current, slots))
         self.link(slots[is_used(self.states[slots])])

@@ -195,9 +195,9 @@ class SlotIndex(Used):
         Raises:
             StoreFullError: Slots were wanted and none could be had.
         """
-        if len(batch) == 1 and (moment := self.moment_of(uses)) is not None:
+        if len(batch) == 1:
             with self.locked():
-                grant = reserve_one(self, batch, nbytes, owner, moment)
+                grant = reserve_one(self, batch, nbytes, owner, uses)
             if grant is not None:
                 return grant
         return Reservation(self, batch, nbytes, owner, uses).grant()

@@ -121,7 +121,7 @@ class IndexLayout:
         """Name, element type and length of each array, in file order."""
         return (
             ("header", np.dtype("i8"), _HEADER_BYTES // 8),
-            ("journal", np.dtype("i8"), 3 * MOST),
+            ("journal", np.dtype("i8"), 2 * MOST),
             ("journal_tenants", np.dtype("i8"), 4 * MOST),
             ("shares", np.dtype("i8"), NUM_TENANTS),
             ("tally", np.dtype("u2"), 3 * self.num_groups),

@@ -22,6 +22,7 @@ from ucm.stores.slab._layout import (
     Grant,
     Word,
 )
+from ucm.uses import Uses
 
 if TYPE_CHECKING:
     from ucm.stores.slab._index import SlotIndex
@@ -39,14 +40,18 @@ _FIRST = np.zeros(1, dtype=np.int64)
 
 
 def reserve_one(
-    index: "SlotIndex", batch: KeyBatch, nbytes: int, owner: int, moment: int
+    index: "SlotIndex", batch: KeyBatch, nbytes: int, owner: int, uses: Uses | None
 ) -> Grant | None:
     """
-    Take a slot for the one key of *batch*, which nobody pays for; locked.
+    Take a slot for the one key of *batch*; locked.
 
     Returns:
-        What was granted; None if the key is in a slot, or no slot is easily had.
+        What was granted; None if the key is in a slot, is to be retained or paid for, or
+        if no slot is easily had.
     """
+    moment = index.moment_of(uses)
+    if moment is None:
+        return None
     found, chains = int(batch.hashes[0]), index.chains
     if chains.find_field(batch.fields, found) != NO_SLOT:
         return None
@@ -58,7 +63,7 @@ def reserve_one(
             return None
     index.words[_GENERATION] += 1
     generation = index.words[_GENERATION]
-    index.begin_one(slot, leaves=evicts)
+    index.begin_one(slot)
     if evicts:
         index.states[slot] = FREE
         index.stamps[slot] = NEVER
@@ -83,7 +88,7 @@ def publish_one(index: "SlotIndex", grant: Grant, checksum: int, owner: int) -> 
     ours = _OURS.unpack_from(index.record_bytes, at) == (owner, grant.generation)
     if not ours or index.states[slot] != RESERVED:
         return False
-    index.begin_one(slot, leaves=False)
+    index.begin_one(slot)
     _CHECKSUM.pack_into(index.record_bytes, at + _CHECKSUM_AT, checksum)
     index.oldest.lower_one(slot // GROUP, moment)
     index.stamps[slot] = moment

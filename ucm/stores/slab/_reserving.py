@@ -57,10 +57,11 @@ class Reservation:
         self._batch = batch
         self._nbytes = nbytes
         self._owner = owner
-        self._moments = index.stamps_of(uses, len(batch))
+        self._moments = _NONE
         self._places: npt.NDArray[np.uint16] | None = None
         if uses is not None:
-            self._moments = index.within_budget(self._moments)
+            stamps = index.stamps_of(uses, len(batch))
+            self._moments = index.within_budget(stamps)
             if uses.tenants.any():
                 self._places = places_of(uses.tenants)
         self._is_now = uses is None

@@ -7,8 +7,8 @@ and whom it is counted for: these are written before a slot gets a key, and the 
 always written last (or, when a slot is given up, first). Chains, counts, shares and
 bounds follow from it.
 
-Death. A change writes down in the journal which slots it is about, where they are linked
-and for whom they are counted, makes ``Word.VERSION`` odd, changes, derives and makes it
+Death. A change writes down in the journal which slots it is about and for whom they are
+counted, makes ``Word.VERSION`` odd, changes, derives and makes it
 even again. The kernel drops the lock of a process that dies; the next one to take it finds
 an odd version and derives the same from the same slots: it costs what a change costs,
 whatever the size of the slab. A publication of many slots is one store of
@@ -83,7 +83,7 @@ class Tables:
             arrays["states"], arrays["stamps"], arrays["bounds"], arrays["uppers"]
         )
         self._padding = arrays["states"][num_slots:], arrays["stamps"][num_slots:]
-        self._journal = arrays["journal"].reshape(3, MOST)
+        self._journal = arrays["journal"].reshape(2, MOST)
         self._journal_words = self._journal.data
         self._journal_tenants = arrays["journal_tenants"].reshape(2, -1)
 
@@ -108,8 +108,7 @@ class Tables:
         involved = places
         if num_leaving:
             payers = self.payers[leaving]
-            journal[1, :num_leaving] = self.chains.buckets(self.chains.hashes[leaving])
-            journal[2, :num_leaving] = payers
+            journal[1, :num_leaving] = payers
             involved = payers if places is None else np.concatenate((payers, places))
         num_involved = 0
         if involved is not None and involved.any():
@@ -122,15 +121,11 @@ class Tables:
         words[_JOURNAL_TENANTS] = num_involved
         words[_VERSION] |= 1
 
-    def begin_one(self, slot: int, *, leaves: bool) -> None:
-        """Do as ``begin`` for one slot, which nobody pays for or goes on to pay for."""
-        journal, words = self._journal_words, self.words
-        journal[0, 0] = slot
-        if leaves:
-            journal[1, 0] = self.chains.bucket_of(slot)
-            journal[2, 0] = 0
+    def begin_one(self, slot: int) -> None:
+        """Do as ``begin`` for one slot that is counted for whom it was before."""
+        words = self.words
+        self._journal_words[0, 0] = slot
         words[_JOURNAL] = 1
-        words[_JOURNAL_LEAVING] = leaves
         words[_JOURNAL_TENANTS] = 0
         words[_VERSION] |= 1
 
@@ -147,7 +142,7 @@ class Tables:
 
     def _recount_tenants(self, slots: npt.NDArray[np.int64]) -> None:
         if num_involved := self.words[_JOURNAL_TENANTS]:
-            before = self._journal[2, : self.words[_JOURNAL_LEAVING]]
+            before = self._journal[1, : self.words[_JOURNAL_LEAVING]]
             after = self.payers[slots[is_used(self.state[slots])]]
             places, shares = self._journal_tenants[:, :num_involved]
             self.shares[places] = shares_after(places, shares, before, after)
@@ -169,10 +164,9 @@ class Tables:
             return
         if count:
             slots = self._journal[0, :count]
-            buckets = self._journal[1, : self.words[_JOURNAL_LEAVING]]
             self._finish_publication(slots)
             self.words[Word.PUBLISHING] = 0
-            self.chains.relink(slots, buckets)
+            self.chains.relink(slots)
             self._stamp(slots, now)
             self.tally.recount(slots)
             self._recount_tenants(slots)
