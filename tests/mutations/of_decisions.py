@@ -338,7 +338,7 @@ DECISIONS = (
     Mutant(
         name="unknown_setting_taken",
         why="A misspelt setting is passed over, and its default serves in silence.",
-        file="ucm/config.py",
+        file="ucm/settings.py",
         find="""\
             raise ConfigError(
                 key, value, "unknown key", f"{hint}Known: {sorted(fields)}."

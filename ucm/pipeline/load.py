@@ -21,8 +21,6 @@ import contextlib
 import functools
 from typing import Final, NewType
 
-import attrs
-
 from ucm.blocks import PackedKey
 from ucm.devices.abc import Device, Fence
 from ucm.errors import BlockCorruptError, DeviceTimeoutError, StoreError

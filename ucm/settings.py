@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+How settings are declared, and read from plain values such as a parsed JSON object.
+
+An unknown key, a value of the wrong type or out of range is a ``ConfigError`` that
+names the dotted key, the value and the remedy.
+"""
+
+import difflib
+import enum
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from ucm.errors import ConfigError
+
+__all__ = [
+    "field",
+    "read_enum",
+    "read_ratio",
+    "read_section",
+    "read_share",
+    "read_size",
+]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", re.IGNORECASE)
+_UNITS = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_T = TypeVar("_T")
+
+
+def field(
+    default: object,
+    text: str,
+    *,
+    read: Callable[[str, object], object] | None = None,
+    least: float | None = None,
+) -> Any:  # noqa: ANN401 - attrs.field is typed as the field's value
+    """
+    Declare a setting.
+
+    Args:
+        default: Its value when nothing is said.
+        text: What it is, for people.
+        read: Makes the value of what was given, from key and value.
+        least: The least value of a number.
+    """
+    return attrs.field(
+        default=default, metadata={"help": text, "read": read, "least": least}
+    )
+
+
+def read_size(key: str, value: object) -> int:
+    """Read bytes from an integer or from text such as ``4GiB`` (powers of 1024)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigError(key, value, "not a size", "Give bytes or text like '4GiB'.")
+    number, unit = match.groups()
+    power = _UNITS[(unit or "").lower()[:1]]
+    return int(float(number) * 1024**power)
+
+
+def read_ratio(key: str, value: object) -> float | None:
+    """Read a share of the whole, or None for unset."""
+    if value is None:
+        return None
+    if not _is_a(value, float) or not 0 <= typing.cast(float, value) <= 1:
+        raise ConfigError(key, value, "not a share", "Give 0 to 1, or leave it out.")
+    return float(typing.cast(float, value))
+
+
+def read_share(key: str, value: object) -> float:
+    """Read a share of the whole."""
+    share = read_ratio(key, value)
+    if share is None:
+        raise ConfigError(key, value, "not a share", "Give 0 to 1, or leave it out.")
+    return share
+
+
+def read_section(cls: type[_T], given: object, prefix: str) -> _T:
+    """
+    Build a section of settings from a mapping.
+
+    Args:
+        cls: The section; its attributes come from ``field``.
+        given: What was given for it.
+        prefix: What its keys begin with, in messages.
+    """
+    fields = {field.name: field for field in attrs.fields(typing.cast(Any, cls))}
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            prefix.rstrip("."), given, "not a mapping", f"Give {sorted(fields)}."
+        )
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, value in given.items():
+        key = f"{prefix}{name}"
+        if name not in fields:
+            close = difflib.get_close_matches(str(name), fields, n=1)
+            hint = f"Did you mean {prefix}{close[0]}? " if close else ""
+            raise ConfigError(
+                key, value, "unknown key", f"{hint}Known: {sorted(fields)}."
+            )
+        values[name] = _read_value(key, value, hints[name], fields[name].metadata)
+    return cls(**values)
+
+
+def _read_value(
+    key: str, value: object, hint: type, metadata: types.MappingProxyType[Any, Any]
+) -> object:
+    if attrs.has(hint):
+        return read_section(hint, value, f"{key}.")
+    if metadata["read"] is not None:
+        value = metadata["read"](key, value)
+    elif issubclass(hint, enum.Enum):
+        value = read_enum(key, value, hint)
+    elif not _is_a(value, hint):
+        raise ConfigError(
+            key,
+            value,
+            f"{type(value).__name__} is not {hint.__name__}",
+            f"Give a {hint.__name__}.",
+        )
+    least = metadata["least"]
+    if least is not None and not least <= typing.cast(float, value) < math.inf:
+        remedy = f"Give a finite number of at least {least}."
+        raise ConfigError(key, value, "out of range", remedy)
+    return float(typing.cast(float, value)) if hint is float else value
+
+
+def _is_a(value: object, hint: type) -> bool:
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def read_enum(key: str, value: object, hint: type[enum.Enum]) -> enum.Enum:
+    """Read one of the words of an enumeration."""
+    try:
+        return hint(value)
+    except ValueError as exc:
+        known = [member.value for member in hint]
+        raise ConfigError(key, value, "unknown value", f"Use one of {known}.") from exc
