@@ -85,7 +85,7 @@ def create(
 @contextlib.contextmanager
 def making(directory: Directory, geometry: Geometry) -> Iterator[None]:
     """
-    Say what went wrong while files are made.
+    Say what went wrong while files are made or put in order.
 
     Raises:
         ConfigError: There is no room, or no permission.
@@ -96,7 +96,9 @@ def making(directory: Directory, geometry: Geometry) -> Iterator[None]:
         if exc.errno in _NO_ROOM:
             needed = geometry.data_bytes + IndexLayout(geometry.num_slots).nbytes
             raise _no_room(directory, needed + _SPARE_BYTES, str(exc)) from exc
-        raise path_error(directory.root, f"a slab cannot be made in it: {exc}") from exc
+        raise path_error(
+            directory.root, f"a slab cannot be made or used in it: {exc}"
+        ) from exc
 
 
 def require_room(directory: Directory, nbytes: int, *, in_memory: bool) -> None:

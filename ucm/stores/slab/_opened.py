@@ -317,9 +317,10 @@ class OpenedSlab:
         self.pool = memory[:nbytes].reshape(geometry.num_slots, geometry.slot_bytes)
         if self.in_memory:
             wishes.tell(memory, _creation.SYSTEM)
-            self._populator = Populator(
-                self.directory, geometry, self._arena, memory, self.check
-            )
+            with making(self.directory, geometry):
+                self._populator = Populator(
+                    self.directory, geometry, self._arena, memory, self.check
+                )
 
     def _join(self) -> None:
         index, owners = self.index, self._class.owners

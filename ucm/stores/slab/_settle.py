@@ -56,8 +56,11 @@ class _Slab:
     @property
     def geometry(self) -> Geometry:
         """How it is cut, for no class in particular."""
-        extent_bytes = self.manifest.extent_bytes
-        return Geometry(self.manifest.data_bytes, extent_bytes, extent_bytes)
+        return _cut_of(self.manifest)
+
+
+def _cut_of(manifest: Manifest) -> Geometry:
+    return Geometry(manifest.data_bytes, manifest.extent_bytes, manifest.extent_bytes)
 
 
 def settle(
@@ -86,15 +89,15 @@ def settle(
     Raises:
         ConfigError: Its files are damaged, or it cannot be made larger.
     """
-    _remove_leftovers(directory, manifest)
-    _fit_data(directory, manifest.data_bytes, data_fd)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(making(directory, wanted or _cut_of(manifest)))
+        _remove_leftovers(directory, manifest)
+        _fit_data(directory, manifest.data_bytes, data_fd)
         classes = list(_open_classes(directory, manifest, stack))
         slab = _Slab(directory, manifest, data_fd, in_memory, classes)
         owners = _owners_of(slab)
         if wanted and _must_change(manifest, wanted):
-            with making(directory, wanted):
-                manifest, owners = _cut_anew(slab, wanted, owners)
+            manifest, owners = _cut_anew(slab, wanted, owners)
         populated = np.array(
             [
                 not in_memory or _is_there(data_fd, manifest, extent)
