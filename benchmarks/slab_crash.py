@@ -28,6 +28,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -38,9 +39,10 @@ from ucm.errors import ConfigError, StoreError
 from ucm.stores import slab as slab_package
 from ucm.stores.slab import SlabStore
 from ucm.stores.slab._layout import SlotState
+from ucm.stores.slab._opened import OpenedSlab
 from ucm.testing.store_blocks import load, make_keys, payload, save
 
-__all__ = ["LARGE", "SMALL", "find_wrong", "open_slab"]
+__all__ = ["LARGE", "SMALL", "audit", "find_wrong", "open_slab"]
 
 SMALL, LARGE = 4096, 16_384
 CAPACITY = 16 * 49_152
@@ -73,12 +75,17 @@ def find_wrong(store: SlabStore, keys: Sequence[PackedKey]) -> int:
     return wrong
 
 
+def inside(store: SlabStore) -> OpenedSlab:
+    """Return what a store has opened."""
+    return store._slab  # noqa: SLF001 - a store shows no files
+
+
 def audit(store: SlabStore) -> list[str]:
     """Return what is not in order, but for the bytes."""
     problems = store.audit()
-    geometry, index = store._slab.geometry, store._slab.index
+    geometry, index = inside(store).geometry, inside(store).index
     there = np.flatnonzero(index.state != SlotState.ABSENT) // geometry.slots_per_extent
-    if set(store._slab._arena.owners[there].tolist()) - {geometry.slot_bytes}:
+    if set(inside(store).arena.owners[there].tolist()) - {geometry.slot_bytes}:
         problems.append("an extent of another class is used")
     return problems
 
@@ -173,10 +180,11 @@ def kill_at_lines(home: Path, kills: int) -> Iterator[dict[str, object]]:
     for name, (life, is_there, beside) in LIVES.items():
         outcomes: Counter[str] = Counter()
         path = home / "slab"
-        total = _one_life(path, sys.maxsize, life, is_there, beside, Counter())
+        who = {"is_there": is_there, "beside": beside}
+        total = _one_life(path, sys.maxsize, life, Counter(), **who)
         step = max(1, total * len(LIVES) // kills)
         for line in range(1, total + 1, step):
-            _one_life(path, line, life, is_there, beside, outcomes)
+            _one_life(path, line, life, outcomes, **who)
         yield {"case": f"line: {name}", "lines": total, **outcomes}
 
 
@@ -184,9 +192,10 @@ def _one_life(
     path: Path,
     line: int,
     life: Callable[[Path], None],
+    outcomes: Counter[str],
+    *,
     is_there: bool,
     beside: bool,
-    outcomes: Counter[str],
 ) -> int:
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, path, ignore_errors=True)
@@ -204,7 +213,7 @@ def _one_life(
                 store = stack.enter_context(open_slab(path, size, capacity))
             outcomes["wrong bytes"] += find_wrong(store, KEYS)
             outcomes["out of order"] += len(audit(store))
-            if store._slab.geometry.slot_bytes == SMALL:
+            if inside(store).geometry.slot_bytes == SMALL:
                 if is_there:
                     lost = store.contains(KEPT).count(False)
                     outcomes["lost"] += lost if life is not take else 0
@@ -242,7 +251,7 @@ def churn(path: Path, seed: int) -> int:
                     save(store, keys)
                 if find_wrong(store, keys):
                     return _WRONG
-                store._slab.check()
+                inside(store).check()
                 if chance.random() < 0.1:
                     store.forget(keys)
     except (StoreError, ConfigError):
@@ -257,10 +266,10 @@ def kill_at_random(home: Path, kills: int) -> Iterator[dict[str, object]]:
         while outcomes["kills"] < kills // len(DAMAGES):
             path = home / "slab"
             prepare(path)
-            users = [_fork(lambda seed=seed: churn(path, seed)) for seed in range(4)]
+            users = [_fork(partial(churn, path, seed)) for seed in range(4)]
             time.sleep(chance.uniform(0.0, 0.05))
             damage(path)
-            late = _fork(lambda: churn(path, 9))
+            late = _fork(partial(churn, path, 9))
             for user in (*users, late):
                 time.sleep(chance.uniform(0.0, 0.03))
                 with contextlib.suppress(ProcessLookupError):
@@ -285,7 +294,7 @@ def _fork(act: Callable[[], int]) -> int:
     status = 1
     try:
         status = act()
-    except BaseException:
+    except Exception:  # noqa: BLE001 - told, and counted by the status
         traceback.print_exc()
     finally:
         os._exit(status)

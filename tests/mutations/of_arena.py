@@ -65,7 +65,7 @@ ARENA = (
         name="copied_index_believed",
         why="An index that was put back uses memory that has gone to another model.",
         file=_OPENED,
-        find="                drop_what_others_own(self._class, self._arena.owners)\n",
+        find="                drop_what_others_own(self._class, self.arena.owners)\n",
         replace="                pass\n",
         killers=(f"{_TABLE}::test_index_from_a_copy_gets_no_extent_of_others",),
     ),

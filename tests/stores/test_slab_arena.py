@@ -43,7 +43,7 @@ def open_class(
 
 def owned(store: SlabStore, slot_bytes: int) -> list[int]:
     """Return the extents of a class."""
-    return np.flatnonzero(store._slab._arena.owners == slot_bytes).tolist()
+    return np.flatnonzero(store._slab.arena.owners == slot_bytes).tolist()
 
 
 def stored(store: SlabStore, keys: Sequence[PackedKey] = EVERY) -> list[PackedKey]:
@@ -183,7 +183,7 @@ class TestSeveral:
         others live."""
         with open_class(memory_path) as store, open_class(memory_path) as other:
             save(store, EVERY[:1])
-            store._slab._arena.owners[1:] = SMALL
+            store._slab.arena.owners[1:] = SMALL
             assert 287 == save(other, EVERY[1:288])
             assert EVERY[:288] == stored(store)
 
@@ -202,12 +202,12 @@ class TestTable:
         with open_class(memory_path) as one, open_class(memory_path, LARGE) as two:
             save(one, EVERY[:40])
             save(two, EVERY[40:50])
-            before = one._slab._arena.owners.copy()
+            before = one._slab.arena.owners.copy()
         text = (memory_path / "arena").read_bytes()
         (memory_path / "arena").write_bytes(bytes(len(text)))
         with open_class(memory_path) as one, open_class(memory_path, LARGE) as two:
-            assert before.tolist() == one._slab._arena.owners.tolist()
-            assert one._slab._arena.populated.all()
+            assert before.tolist() == one._slab.arena.owners.tolist()
+            assert one._slab.arena.populated.all()
             assert (EVERY[:40], EVERY[40:50]) == (stored(one), stored(two))
 
     def test_index_from_a_copy_gets_no_extent_of_others(self, memory_path):
@@ -233,9 +233,9 @@ class TestTable:
         os.truncate(data, CAPACITY)
         (memory_path / "index-4096.0").unlink()
         with open_class(memory_path, index_only=True) as looker:
-            populated = looker._slab._arena.populated
+            populated = looker._slab.arena.populated
             assert [True] * 5 + [False] * 19 == populated.tolist()
-            assert [NOBODY] * 24 == looker._slab._arena.owners.tolist()
+            assert [NOBODY] * 24 == looker._slab.arena.owners.tolist()
 
 
 class TestCapacity:
@@ -347,7 +347,7 @@ class TestCapacity:
                 open_class(tmp_path / "s", SMALL, capacity) as one,
                 open_class(tmp_path / "s", LARGE, capacity) as two,
             ):
-                assert one._slab._arena.populated.all()
+                assert one._slab.arena.populated.all()
                 save(one, EVERY[:10])
                 save(two, EVERY[20:23])
                 assert (EVERY[:10], EVERY[20:23]) == (stored(one), stored(two))

@@ -85,7 +85,7 @@ def let_all_end(*stores: SlabStore) -> None:
 
 def num_there(store: SlabStore) -> int:
     """Return how many extents have their memory."""
-    return int(np.count_nonzero(store._slab._arena.populated))
+    return int(np.count_nonzero(store._slab.arena.populated))
 
 
 class TestJoining:

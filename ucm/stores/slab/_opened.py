@@ -115,9 +115,9 @@ class OpenedSlab:
             self._tie(arena_lock.fd, self._class.lock.fd, self._class.name)
             self.index = self._class.index
             self._files = self._list_files(arena_lock.fd)
-            self._arena = self._map_arena(arena_lock)
+            self.arena = self._map_arena(arena_lock)
             self.supply = Supply(
-                self.directory, self._manifest, self._arena, self._class
+                self.directory, self._manifest, self.arena, self._class
             )
             self._join()
             if not index_only:
@@ -212,7 +212,7 @@ class OpenedSlab:
                     self._leave()
         finally:
             self._class.lock.close()
-            self._arena.lock.close()
+            self.arena.lock.close()
             self._door.close()
             self._let_go()
 
@@ -223,7 +223,7 @@ class OpenedSlab:
             if self._populator is not None:
                 self._populator.abandon()
             self._class.lock.abandon()
-            self._arena.lock.abandon()
+            self.arena.lock.abandon()
             self._door.abandon()
             self._let_go()
 
@@ -319,7 +319,7 @@ class OpenedSlab:
             wishes.tell(memory, _creation.SYSTEM)
             with making(self.directory, geometry):
                 self._populator = Populator(
-                    self.directory, geometry, self._arena, memory, self.check
+                    self.directory, geometry, self.arena, memory, self.check
                 )
 
     def _join(self) -> None:
@@ -327,15 +327,15 @@ class OpenedSlab:
         rebooted = False
         if not owners.are_others():
             rebooted = revive(self._class, self.durability)
-            with self._arena.lock.held():
-                drop_what_others_own(self._class, self._arena.owners)
+            with self.arena.lock.held():
+                drop_what_others_own(self._class, self.arena.owners)
         with index.locked():
             owners.join(int(index.header[Word.OWNER]) + 1)
             index.header[Word.OWNER] = self.owner_id
             index.reclaim(owners.find_dead(index.reserving_owners()))
             was_clean = bool(index.header[Word.CLEAN])
             index.header[Word.CLEAN] = 0
-        with self._arena.lock.held():
+        with self.arena.lock.held():
             self.supply.admit_own()
         if was_clean or rebooted:
             self._sync(self._class.lock.fd)
