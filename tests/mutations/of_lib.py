@@ -269,8 +269,8 @@ LIB = (
         name="load_is_no_use",
         why="Blocks that are loaded all the time make room before those nobody needs.",
         file=_CORE,
-        find="        self.touch(keys, group=group, place=place)\n        orders",
-        replace="        self._check_open()\n        orders",
+        find="        self.touch(keys, group=group, place=place)\n        fence",
+        replace="        fence",
         killers=(f"{_VERBS}::TestRoom::test_loaded_and_touched_blocks_count_as_used",),
     ),
     Mutant(

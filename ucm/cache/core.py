@@ -170,13 +170,14 @@ class Core:
         self, keys: Sequence[bytes], blocks: Sequence[int], *, group: int, place: Place
     ) -> Transfer:
         """Have blocks loaded; see ``Cache.load``."""
-        self.touch(keys, group=group, place=place)
+        self._check_open()
         orders = self._orders.of(
             Direction.LOAD, keys, blocks, group, place, self._now_ns()
         )
         transfer = Transfer(Direction.LOAD, orders, self._ends)
         if not orders:
             return transfer
+        self.touch(keys, group=group, place=place)
         fence = self._device.lease(None)
         with self._lock:
             self._claim(transfer, fence)
@@ -327,7 +328,9 @@ class Core:
     def _end_here(self, transfer_id: int, kind: OutcomeKind, reason: Reason) -> None:
         """End a part of a save that the pipeline has not heard of."""
         with self._lock:
-            transfer = self._open.pop(transfer_id)
+            transfer = self._open.pop(transfer_id, None)
+            if transfer is None:
+                return  # a close has ended it
             self._users.give_back(transfer.orders[transfer_id].block_ids)
             transfer.hear(transfer_id, None)
             transfer.hear(transfer_id, Outcome(kind, reason))
