@@ -186,9 +186,9 @@ DECISIONS = (
     Mutant(
         name="saved_twice_at_once",
         why="Two tickets write one block, and one of them waits for slots in vain.",
-        file=_SELECTOR,
-        find="if (group_id, block.block_hash) in self._draft.taken:",
-        replace="if False:",
+        file="ucm/scheduler/transfers.py",
+        find="        if key in self._saving:\n            return False\n",
+        replace="",
         killers=(f"{_SAVES}::test_block_that_another_ticket_writes_is_left_to_it",),
     ),
     Mutant(

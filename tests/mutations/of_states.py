@@ -85,9 +85,9 @@ STATES = (
     Mutant(
         name="state_on_an_open_load_saved",
         why="A state that was computed on a prefix that fails is stored as good.",
-        file=_SELECTOR,
-        find="        return wanted[:room]\n",
-        replace="        return wanted\n",
+        file="ucm/scheduler/saves.py",
+        find="if life.loads or not life.may_save:",
+        replace="if not life.may_save:",
         killers=(f"{_LOADS}::test_state_on_top_of_an_open_load_is_lost",),
     ),
     Mutant(

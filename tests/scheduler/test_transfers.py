@@ -25,6 +25,8 @@ def _open(
 ) -> list[SpanOrder]:
     if kind is TransferKind.SAVE:
         blocks = [BlockRef(i, 100 + i, HASHES[i]) for i in indexes]
+        for block in blocks:
+            book.claim(G0, block.block_hash)
         shares = [(Stay("r", 1), run) for run in (runs_of(blocks) if blocks else ())]
         return list(book.open_saves(ONE_FULL.groups[0], shares))
     ids = tuple(100 + i for i in indexes)

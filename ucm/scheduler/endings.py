@@ -10,7 +10,7 @@ Pure: time is told.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 
@@ -29,12 +29,13 @@ class Ending:
 
     Args:
         stay: The life that it was.
-        blocks: Group and block, in the order in which they are to be saved.
+        left: Groups and blocks, in the order in which they are to be saved; who takes
+            some takes them out.
         until: When it has waited for too long; None before the first plan.
     """
 
     stay: Stay
-    blocks: Sequence[tuple[GroupId, BlockRef]]
+    left: list[tuple[GroupId, list[BlockRef]]]
     until: float | None = None
 
 
@@ -61,22 +62,21 @@ class Endings:
         """Let one wait behind the others."""
         self._waiting.append(ending)
 
-    def take(self, now: float, take: Callable[[Ending], int]) -> Iterator[Ending]:
+    def take(self, now: float, take: Callable[[Ending], None]) -> Iterator[Ending]:
         """
         Let a plan take blocks, and yield those of which none are left.
 
         Args:
             now: The time, in seconds.
-            take: Saves blocks of one from the start, as far as the plan has room, and
-                returns how many are done with.
+            take: Saves blocks of one from the start, as far as the plan has room.
         """
         for ending in self._waiting:
             if ending.until is None:
                 ending.until = now + self._seconds
         while self._waiting:
             ending = self._waiting[0]
-            ending.blocks = ending.blocks[take(ending) :]
-            if ending.blocks:
+            take(ending)
+            if ending.left:
                 return
             yield self._waiting.popleft()
 

@@ -28,7 +28,6 @@ engine offers a state in the step that computes it. It is saved then or never.
 
 import itertools
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
@@ -44,7 +43,7 @@ from ucm.scheduler.requests import (
     ScheduledRequest,
     Wishes,
 )
-from ucm.scheduler.shares import BlockRef, Stay
+from ucm.scheduler.shares import BlockRef, Stay, refs
 from ucm.scheduler.totals import LoadTotals
 from ucm.scheduler.transfers import OpenTransfers
 
@@ -86,7 +85,7 @@ class Life:
     block_nbytes: int = attrs.field(init=False)
     prompt_tokens: int = 0
     cursors: list[int] | None = None
-    pending: tuple[deque[int], ...] = ()
+    pending: tuple[list[int], ...] = ()
     due: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -148,7 +147,7 @@ class Life:
         first_look = self.cursors is None
         if self.cursors is None:
             self.cursors = [0] * len(layout.groups)
-            self.pending = tuple(deque() for _ in layout.groups)
+            self.pending = tuple([] for _ in layout.groups)
             self.prompt_tokens = request.prompt_tokens
             if decoded.saves_all(request.computed_tokens, request.prompt_tokens):
                 self.prompt_tokens = max(self.prompt_tokens, request.computed_tokens)
@@ -178,9 +177,9 @@ class Life:
 
     def rest(
         self, layout: KVLayout, end: RequestEnd, decoded: Decoded
-    ) -> Iterator[tuple[GroupId, BlockRef]]:
+    ) -> Iterator[tuple[GroupId, list[BlockRef]]]:
         """
-        Yield the complete blocks that no plan has saved, each with its group, at the end.
+        Yield by group the complete blocks that no plan has saved, at the end.
 
         None of a life that was never looked at.
         """
@@ -188,9 +187,9 @@ class Life:
             group, table = layout.groups[at], end.tables[at]
             complete = self._complete_at_end(layout, at, end, decoded)
             blocks = [i for i in self.pending[at] if i < complete and table[i]]
-            for i in [*blocks, *self._own(at, table, cursor, complete)]:
-                block_hash = end.hashes[layout.hash_index(group, i)]
-                yield group.group_id, BlockRef(i, table[i], block_hash)
+            blocks += self._own(at, table, cursor, complete)
+            if blocks:
+                yield group.group_id, refs(layout, group, blocks, table, end.hashes)
 
     def waiting_blocks(self, layout: KVLayout, tokens: int, decoded: Decoded) -> int:
         """Return how many complete blocks of it are not saved, after so many tokens."""

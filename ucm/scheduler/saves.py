@@ -27,7 +27,7 @@ from ucm.scheduler.decoded import NEVER_DUE, Decoded
 from ucm.scheduler.endings import Deferrals, Ending, Endings
 from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.lives import Life, Lives
-from ucm.scheduler.matching import DeniedKey, PrefixMatcher
+from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.messages import SpanOrder
 from ucm.scheduler.requests import (
     NULL_BLOCK,
@@ -35,7 +35,7 @@ from ucm.scheduler.requests import (
     ScheduledRequest,
     StepFacts,
 )
-from ucm.scheduler.shares import BlockRef, Share, Stay, runs_of
+from ucm.scheduler.shares import BlockRef, Share, Stay, refs, runs_of
 from ucm.scheduler.transfers import OpenTransfers
 
 __all__ = ["SaveLimits", "SaveSelector"]
@@ -64,13 +64,12 @@ class SaveLimits:
 class _Draft:
     """What one plan saves, by group, and the room that it has left."""
 
-    __slots__ = ("ended_nbytes", "ended_tickets", "nbytes", "room", "shares", "taken")
+    __slots__ = ("ended_nbytes", "ended_tickets", "nbytes", "room", "shares")
 
     def __init__(self, room: int) -> None:
         self.room = room
         self.nbytes = SAVE_NBYTES
         self.shares: dict[GroupId, list[Share]] = {}
-        self.taken: set[DeniedKey] = set()
         self.ended_tickets = self.ended_nbytes = 0
 
     def room_of(self, block_nbytes: int) -> int:
@@ -184,14 +183,15 @@ class SaveSelector:
         if end is None or not (saves and life.may_save):
             self._lose(life, 0 if end is None else end.accepted_tokens)
             return False
-        blocks = [
-            (group_id, block)
-            for group_id, block in life.rest(self._layout, end, self._decoded)
-            if not self._transfers.is_saving(group_id, block.block_hash)
-        ]
-        if blocks:
-            self._endings.add(Ending(life.stay, blocks))
-        return bool(blocks)
+        left = []
+        is_saving = self._transfers.is_saving
+        for group_id, blocks in life.rest(self._layout, end, self._decoded):
+            mine = [each for each in blocks if not is_saving(group_id, each.block_hash)]
+            if mine:
+                left.append((group_id, mine))
+        if left:
+            self._endings.add(Ending(life.stay, left))
+        return bool(left)
 
     def drop_endings(self) -> None:
         """Save nothing more of requests that ended."""
@@ -253,50 +253,45 @@ class SaveSelector:
 
     def _drop(self, endings: Iterable[Ending]) -> None:
         for ending in endings:
-            self.dropped_blocks += len(ending.blocks)
+            self.dropped_blocks += sum(len(blocks) for _, blocks in ending.left)
             self._deferrals.due([ending.stay.life])
 
     def _lose(self, life: Life, tokens: int) -> None:
         self.dropped_blocks += life.waiting_blocks(self._layout, tokens, self._decoded)
 
-    def _take_ending(self, ending: Ending) -> int:
-        """Take blocks of a request that ended; return how many are done with."""
-        draft = self._draft
-        room = draft.room_of(block_nbytes(ending.stay.request_id))
-        by_group: dict[GroupId, list[BlockRef]] = {}
-        done = 0
-        for group_id, block in ending.blocks:
-            if not self._is_saving(group_id, block):
-                blocks = by_group.setdefault(group_id, [])
-                if not room or not self._has_queue_room(group_id, len(blocks)):
-                    break
-                room -= 1
-                blocks.append(block)
-            done += 1
-        for group_id, blocks in by_group.items():
-            if blocks:
-                self._put(ending.stay, group_id, blocks)
-        return done
+    def _take_ending(self, ending: Ending) -> None:
+        """Take blocks of a request that ended, as far as there is room."""
+        stay, left = ending.stay, ending.left
+        while left:
+            group_id, blocks = left[0]
+            room = min(
+                self._draft.room_of(block_nbytes(stay.request_id)),
+                self._queue_room(group_id),
+            )
+            mine, done = self._claim(group_id, blocks, room)
+            if mine:
+                self._draft.ended_tickets += -(-len(mine) // self._limit(group_id))
+                self._draft.ended_nbytes += len(mine) * self._block_bytes(group_id)
+                self._put(stay, group_id, mine)
+            if done < len(blocks):
+                left[0] = group_id, blocks[done:]
+                return
+            del left[0]
 
-    def _has_queue_room(self, group_id: GroupId, num_blocks: int) -> bool:
+    def _queue_room(self, group_id: GroupId) -> int:
         """
-        Take room for one more block of an ending from what the workers let wait.
+        Return how many blocks of endings fit into what the workers let wait.
 
         Of a step's tickets each counts as if nobody shared it. A worker in whose queue
         nothing waits takes one block at least.
         """
         draft, ledger, limits = self._draft, self._ledger, self._limits
-        tickets = draft.ended_tickets + (
-            num_blocks % self._transfers.limit(group_id) == 0
+        tickets = limits.tickets - ledger.num_holds - draft.ended_tickets
+        nbytes = limits.nbytes - ledger.held_nbytes - draft.ended_nbytes
+        room = min(
+            tickets * self._limit(group_id), nbytes // self._block_bytes(group_id)
         )
-        nbytes = draft.ended_nbytes + self._layout.group(group_id).block_bytes
-        if (draft.ended_nbytes or ledger.num_holds) and (
-            ledger.num_holds + tickets > limits.tickets
-            or ledger.held_nbytes + nbytes > limits.nbytes
-        ):
-            return False
-        draft.ended_tickets, draft.ended_nbytes = tickets, nbytes
-        return True
+        return max(room, not (draft.ended_nbytes or ledger.num_holds))
 
     def _select(self, life: Life, request: ScheduledRequest) -> None:
         """
@@ -329,30 +324,42 @@ class SaveSelector:
         """Let the plan save blocks of a life."""
         draft = self._draft
         draft.room -= len(blocks)
-        limit = self._transfers.limit(group_id)
+        limit = self._limit(group_id)
         shares = draft.shares.setdefault(group_id, [])
         for run in runs_of(blocks):
             draft.nbytes -= share_nbytes(stay.request_id, len(run), limit)
             shares.append((stay, run))
-        draft.taken.update((group_id, block.block_hash) for block in blocks)
 
     def _take_pending(
         self, life: Life, request: ScheduledRequest, at: int, room: int
     ) -> list[BlockRef]:
-        blocks: list[BlockRef] = []
         group, pending = self._layout.groups[at], life.pending[at]
-        while pending and len(blocks) < room:
-            index = pending.popleft()
-            block = BlockRef(
-                index,
-                request.tables[at][index],
-                request.hashes[self._layout.hash_index(group, index)],
-            )
+        mine: list[BlockRef] = []
+        while pending and (left := room - len(mine)):
+            some, pending[:left] = pending[:left], []
+            blocks = refs(self._layout, group, some, request.tables[at], request.hashes)
+            mine += self._claim(group.group_id, blocks, left)[0]
+        return mine
+
+    def _claim(
+        self, group_id: GroupId, blocks: Sequence[BlockRef], room: int
+    ) -> tuple[list[BlockRef], int]:
+        """
+        Take blocks that nobody saves, from the start and as far as there is room.
+
+        Returns:
+            Those, and how many are done with. One whose place is taken is dropped.
+        """
+        mine: list[BlockRef] = []
+        claim = self._transfers.claim
+        for done, block in enumerate(blocks):
+            if len(mine) >= room:
+                return mine, done
             if block.block_id == NULL_BLOCK:
                 self.dropped_blocks += 1
-            elif not self._is_saving(group.group_id, block):
-                blocks.append(block)
-        return blocks
+            elif claim(group_id, block.block_hash):
+                mine.append(block)
+        return mine, len(blocks)
 
     def _take_offered(
         self, life: Life, request: ScheduledRequest, at: int, room: int
@@ -363,7 +370,7 @@ class SaveSelector:
         offered = [
             block
             for block in life.offered(self._layout, at, request)
-            if not self._is_saving(group.group_id, block)
+            if not self._transfers.is_saving(group.group_id, block.block_hash)
             and self._decoded.saves_all(
                 (block.at + 1) * group.block_tokens, request.prompt_tokens
             )
@@ -375,13 +382,13 @@ class SaveSelector:
             if not is_stored
         ]
         self.dropped_blocks += len(wanted[room:])
-        return wanted[:room]
+        return self._claim(group.group_id, wanted, room)[0]
 
-    def _is_saving(self, group_id: GroupId, block: BlockRef) -> bool:
-        """Return whether this plan, or an open ticket, saves what a block holds."""
-        if (group_id, block.block_hash) in self._draft.taken:
-            return True
-        return self._transfers.is_saving(group_id, block.block_hash)
+    def _limit(self, group_id: GroupId) -> int:
+        return self._transfers.limit(group_id)
+
+    def _block_bytes(self, group_id: GroupId) -> int:
+        return self._layout.group(group_id).block_bytes
 
     def _stored(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[bool]:
         return self._matcher.stored(group, hashes, self._transfers.denied)

@@ -2,10 +2,12 @@
 """What a step saves of one request, on its way into tickets. Pure."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["BlockRef", "Share", "Stay", "runs_of"]
+from ucm.layout import GroupLayout, KVLayout
+
+__all__ = ["BlockRef", "Share", "Stay", "refs", "runs_of"]
 
 
 class Stay(NamedTuple):
@@ -47,6 +49,18 @@ class BlockRef(NamedTuple):
 
 Share = tuple[Stay, Sequence[BlockRef]]
 """A life, and consecutive blocks that a step saves of it in one group."""
+
+
+def refs(
+    layout: KVLayout,
+    group: GroupLayout,
+    indexes: Iterable[int],
+    table: Sequence[int],
+    hashes: Sequence[bytes],
+) -> list[BlockRef]:
+    """Return blocks of a request by their positions in a group's table."""
+    step = group.block_tokens // layout.hash_block_tokens  # as ``KVLayout.hash_index``
+    return [BlockRef(at, table[at], hashes[(at + 1) * step - 1]) for at in indexes]
 
 
 def runs_of(blocks: Sequence[BlockRef]) -> Iterator[Sequence[BlockRef]]:

@@ -46,6 +46,7 @@ _MAX_SPAN_BLOCKS: Final = 16384
 class _Open:
     order: SpanOrder
     ranks_left: set[int]
+    keys: Sequence[DeniedKey] = ()
     is_stored: bool = True
     least_visible: int = sys.maxsize
     most_new: int = 0
@@ -189,6 +190,8 @@ class OpenTransfers:
         """
         Cut what several lives save of one group into tickets, as few as fit.
 
+        The blocks were claimed.
+
         Full spans of a life are tickets of its own; what is left of it goes with what
         is left of others. So of one life, earlier blocks are in tickets that come first,
         and of a ticket with several owners no order is promised to any other of theirs.
@@ -241,9 +244,10 @@ class OpenTransfers:
             block_ids=block_ids,
             hashes=b"".join(hashes),
         )
-        self._open[order.transfer_id] = _Open(order, set(range(self._num_ranks)))
+        entry = _Open(order, set(range(self._num_ranks)))
+        self._open[order.transfer_id] = entry
         if kind is TransferKind.SAVE:
-            self._saving.update(_keys_of(order))
+            entry.keys = [(group_id, each) for each in hashes]
         else:
             self._filling.update(dict.fromkeys(block_ids, order.transfer_id))
         return order
@@ -284,7 +288,7 @@ class OpenTransfers:
             return False
         if kind is TransferKind.SAVE:
             self.saved_blocks += min(entry.least_visible, entry.most_new)
-        self._close(entry.order, is_stored=entry.is_stored)
+        self._close(entry)
         return True
 
     def end_saves(self, report: StepReport) -> None:
@@ -304,18 +308,26 @@ class OpenTransfers:
         """End the requests' loads on all ranks and return their numbers."""
         if not request_ids:  # as in most steps, whatever is being saved
             return []
-        orders = [
-            entry.order
+        entries = [
+            entry
             for entry in self._open.values()
             if entry.order.kind is TransferKind.LOAD
             and entry.order.request_id in request_ids
         ]
-        for order in orders:
-            self._close(order)
-        return [order.transfer_id for order in orders]
+        for entry in entries:
+            self._close(entry)
+        return [entry.order.transfer_id for entry in entries]
+
+    def claim(self, group_id: int, block_hash: bytes) -> bool:
+        """Have a block saved by the next ``open_saves``; False if a ticket writes it."""
+        key = group_id, block_hash
+        if key in self._saving:
+            return False
+        self._saving.add(key)
+        return True
 
     def is_saving(self, group_id: int, block_hash: bytes) -> bool:
-        """Return whether an open ticket writes the block."""
+        """Return whether a ticket writes the block, or is about to be opened for it."""
         return (group_id, block_hash) in self._saving
 
     @property
@@ -354,13 +366,13 @@ class OpenTransfers:
         if not loads.issuperset(self._filling.values()):
             raise LedgerError("a block waits for a load that is not open")
 
-    def _close(self, order: SpanOrder, *, is_stored: bool = True) -> None:
+    def _close(self, entry: _Open) -> None:
+        order = entry.order
         del self._open[order.transfer_id]
         if order.kind is TransferKind.SAVE:
-            keys = _keys_of(order)
-            self._saving.difference_update(keys)
-            if is_stored:
-                self.denied.forgive(keys)
+            self._saving.difference_update(entry.keys)
+            if entry.is_stored:
+                self.denied.forgive(entry.keys)
         else:
             filling, number = self._filling, order.transfer_id
             for block_id in order.block_ids:

@@ -181,7 +181,7 @@ class Running:
             scheduled_tokens=scheduled,
             prompt_tokens=0 if request is None else request.num_prompt_tokens,
             hashes=() if request is None else self._adapters.hashes_of(request),
-            tables=_Tables(resolve, request_id),
+            tables=_Tables(resolve, request_id) if blocks is None else blocks,
             new_block_ids=blocks or (),
             is_new=blocks is not None,
             states=[StateOffer(*each) for each in offers.get(request_id, ())],
