@@ -18,10 +18,10 @@ from ucm.scheduler.requests import NO_WISHES, Wishes
 class Reading:
     """A reader, and what it has counted and told."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = 100.0) -> None:
         self.counters = Counters()
         self.log = structlog.testing.CapturingLogger()
-        self.reader = WishReader(100.0, counters=self.counters, log=self.log)
+        self.reader = WishReader(most, counters=self.counters, log=self.log)
 
     def of(self, params: object = None, salt: str | None = None) -> Wishes:
         """Return what a request asks for."""
@@ -65,6 +65,11 @@ class TestReader:
         reading = Reading()
         assert wishes == reading.of({"ucm": ours, "other": 1})
         assert [] == reading.log.calls
+
+    def test_retention_fits_into_a_stamp(self):
+        """However much an operator allows: stamps are nanoseconds in 64 bits."""
+        wishes = Reading(most=1e300).of({"ucm": {"retain_seconds": 1e200}})
+        assert wishes.retain_seconds * 1e9 < 2**62
 
     @pytest.mark.parametrize(
         ("ours", "key"),

@@ -25,6 +25,9 @@ from ucm.tracing import WISH_IGNORED, Log
 
 __all__ = ["WishReader"]
 
+_LONGEST_S: Final = 1e9
+"""However much an operator allows: moments are nanoseconds in 64 bits."""
+
 _OURS: Final = "ucm"
 _RETAIN, _STORE, _FORGET = "retain_seconds", "store", "forget"
 _REMEDIES: Final = {
@@ -50,7 +53,7 @@ class WishReader:
     def __init__(
         self, max_retain_seconds: float, *, counters: Counters, log: Log
     ) -> None:
-        self._max_retain_seconds = max_retain_seconds
+        self._max_retain_seconds = min(max_retain_seconds, _LONGEST_S)
         self._counters = counters
         self._log = log
         self._told: set[str] = set()
