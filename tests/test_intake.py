@@ -4,6 +4,7 @@
 import attrs
 import pytest
 
+from tests.pipeline.kit import Told
 from tests.rig import KEYSPACE_DIGEST, LAYOUT, NUM_ROWS, null_log, order
 from ucm.blocks import GroupId, KeyPacker, Owner, RowId, ShardId
 from ucm.config import UCMConfig
@@ -90,6 +91,7 @@ def make_intake(threads, shard=0):
         ShardId(shard),
         DumpQueue(max_tickets=9, max_nbytes=1 << 30, threads=threads),
         recorder,
+        Told(),
         timeout=UCMConfig().timeout,
         log=null_log(),
         threads=threads,

@@ -142,11 +142,7 @@ class Runtime:
 
     @property
     def num_open(self) -> int:
-        """
-        Tickets of which ``poll`` will tell more, and batches without tickets yet.
-
-        That is their end, or that a copy under them is over at last.
-        """
+        """Tickets of which ``poll`` tells the end, or that of a copy; and new batches."""
         return self._intake.num_open
 
     def start(self) -> None:

@@ -370,6 +370,9 @@ class MemoryStore(Store):
             self._latest = first + count - 1
             return list(range(self._latest, first - 1, -1))
         now = self._clock_ns()
+        if uses.moments.max(initial=0) <= now:
+            moments: list[int] = uses.moments.tolist()
+            return moments
         room = self._most_retained - sum(each > now for each in self._moments.values())
         moments, num_curbed = curb(uses.moments.tolist(), before, now, room)
         self._num_curbed += num_curbed
@@ -377,6 +380,8 @@ class MemoryStore(Store):
 
     def _make_room(self, wanted: list[Claim], kept: set[PackedKey]) -> Room:
         """Evict what must go for blocks that want a slot, and none of *kept*."""
+        if len(wanted) <= len(self._free) and not any(each.tenant for each in wanted):
+            return Room({each.key for each in wanted}, [], 0)
         shares = Counter(self._writing.values())
         shares.update(entry.tenant for entry in self._entries.values())
         stored = [
