@@ -168,14 +168,6 @@ ARENA = (
         ),
     ),
     Mutant(
-        name="fills_after_its_end",
-        why="A process that left still takes memory.",
-        file=_POPULATE,
-        find="        if not self._ends.is_set() and not self._is_done(step):\n",
-        replace="        if not self._is_done(step):\n",
-        killers=(f"{_ENDS}::test_close_ends_it",),
-    ),
-    Mutant(
         name="holes_unseen",
         why="A slab put back from a copy ends the process at its first save.",
         file=_SETTLE,
