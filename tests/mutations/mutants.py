@@ -24,6 +24,7 @@ from tests.mutations.of_numbers import NUMBERS
 from tests.mutations.of_pipe import PIPE
 from tests.mutations.of_poller import POLLER
 from tests.mutations.of_releases import RELEASES
+from tests.mutations.of_replay import REPLAY
 from tests.mutations.of_rows import ROWS
 from tests.mutations.of_runner import RUNNER
 from tests.mutations.of_sched import SCHED
@@ -77,4 +78,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *LOAD,
     *TICKET,
     *LEASE,
+    *REPLAY,
 )

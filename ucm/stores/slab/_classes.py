@@ -37,7 +37,6 @@ __all__ = [
     "uses_of",
 ]
 
-_MORE = 1 << 20  # slots, by which an array with an element for each grows
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CARRIED = (
     *(Word.SEED, Word.GENERATION, Word.NUM_EVICTED, Word.OWNER),
