@@ -56,7 +56,7 @@ def draw(title: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> str
         x = x_of(share)
         parts += [
             _line(x, _TOP, x, _HEIGHT - _BOTTOM),
-            _text(x, _HEIGHT - _BOTTOM + 16, f"{share:.3g} %", "middle"),
+            _text(x, _HEIGHT - _BOTTOM + 16, f"{share:.2g} %", "middle"),
         ]
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     what = "capacity, as a share of the distinct blocks"
