@@ -9,6 +9,7 @@ _POLICIES = "benchmarks/policies.py"
 _TRACES = "benchmarks/traces.py"
 _SCENARIOS = "benchmarks/scenarios.py"
 _TESTS = "tests/test_replay.py"
+_COMMAND = "tests/test_replay_command.py"
 
 REPLAY = (
     Mutant(
@@ -74,7 +75,7 @@ REPLAY = (
         file=_TRACES,
         find="if before.setdefault(block, previous) != previous:",
         replace="if before.setdefault(block, previous) == before:",
-        killers=(f"{_TESTS}::TestTrace::test_what_is_no_trace_is_told_in_one_line",),
+        killers=(f"{_COMMAND}::TestTrace::test_what_is_no_trace_is_told_in_one_line",),
     ),
     Mutant(
         name="trace_all_at_once",
@@ -83,7 +84,7 @@ REPLAY = (
         find="moments += [start + at * step for at",
         replace="moments += [start + at for at",
         killers=(
-            f"{_TESTS}::TestTrace::test_file_is_read_and_requests_of_a_millisecond_lie_apart",
+            f"{_COMMAND}::TestTrace::test_file_is_read_and_requests_of_a_millisecond_lie_apart",
         ),
     ),
     Mutant(
