@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipeline.kit import Told
 from tests.rig import null_log
 from tests.scheduler.model import hashes_of, make_layout, scheduled
 from ucm.blocks import ShardId
@@ -34,9 +35,6 @@ SHARDS = (ShardId(0), ShardId(1))
 ONE = make_layout((4, None))
 TWO = make_layout((4, None), (8, None))
 CAPACITY = 64
-UNTIL_THE_SLAB_ASKS_FOR_MOMENTS = pytest.mark.xfail(
-    strict=False, reason="its index evicts for older ones"
-)
 
 
 class Engine:
@@ -124,6 +122,7 @@ def _intake(layout: KVLayout, shard: ShardId) -> Intake:
         shard,
         DumpQueue(max_tickets=999, max_nbytes=1 << 30, threads=SYSTEM),
         Recorder(Counters(), Mailbox(SYSTEM), null_log()),
+        Told(),
         timeout=UCMConfig().timeout,
         log=null_log(),
         threads=SYSTEM,
@@ -147,7 +146,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 class TestRoom:
-    @UNTIL_THE_SLAB_ASKS_FOR_MOMENTS
     @pytest.mark.parametrize("layout", [ONE, TWO], ids=["one", "two"])
     @pytest.mark.parametrize("chunk", [1000, 12], ids=["whole", "chunks"])
     def test_prompt_beyond_the_capacity_keeps_its_head(
