@@ -29,13 +29,14 @@ from ucm.stores.slab._classes import ClassIndex, extents_of, uses_of
 from ucm.stores.slab._extents import NOBODY, UNUSED, Holding, choose_extent
 from ucm.stores.slab._files import ARENA, Directory, Manifest
 from ucm.stores.slab._layout import Grant, SlotState, Word
-from ucm.stores.slab._locks import FileLock, Turn, are_bound, is_bound
+from ucm.stores.slab._locks import FileLock, are_bound, is_bound
 from ucm.uses import Uses
 
 __all__ = ["Arena", "Supply", "drop_what_others_own", "region_of"]
 
 _PAGE = 4096
 _ASK_EVERY_S = 1.0
+_AHEAD = 64
 _THERE = (Word.NUM_FREE, Word.NUM_COMMITTED, Word.NUM_RESERVED)
 
 
@@ -149,8 +150,9 @@ class Supply:
         return wanted - int(self._mine.index.header[Word.NUM_FREE])
 
     def _claim_free(self, wanted: int) -> None:
-        for extent in self._free().nonzero()[0].tolist():
-            if self._shortage(wanted) <= 0:
+        """Claim what is wanted, and some more: an empty extent is the first to go."""
+        for number, extent in enumerate(self._free().nonzero()[0].tolist()):
+            if number >= _AHEAD and self._shortage(wanted) <= 0:
                 return
             self._own(extent)
 
@@ -172,8 +174,6 @@ class Supply:
 
     def _take_one(self) -> bool:
         """Take an extent from another class, if one may go; return whether it did."""
-        if self._is_growing():
-            return False
         sizes = set(np.unique(self._owners()).tolist()) - {NOBODY, self._size}
         with contextlib.ExitStack() as stack:
             visits = [stack.enter_context(self._visiting(size)) for size in sizes]
@@ -192,10 +192,6 @@ class Supply:
             return chosen is not None and self._move(
                 chosen, others[int(seen.owners[chosen])]
             )
-
-    def _is_growing(self) -> bool:
-        """Return whether memory is being populated, which hurts nobody's blocks."""
-        return not self._arena.populated.all() and Turn(self._arena.lock.fd).is_taken()
 
     @contextlib.contextmanager
     def _visiting(self, slot_bytes: int) -> Iterator[tuple[ClassIndex | None, bool]]:

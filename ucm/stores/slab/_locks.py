@@ -214,10 +214,6 @@ class Turn:
         """Return whether the task is ours now."""
         return _take(self.fd, fcntl.F_WRLCK, 0)
 
-    def is_taken(self) -> bool:
-        """Return whether somebody else has it."""
-        return _is_taken(self.fd, 0, 1)
-
     def close(self) -> None:
         """Leave the task to others. Idempotent."""
         fd, self.fd = self.fd, -1
