@@ -20,7 +20,7 @@ REPLAY = (
         replace="if self.oldest() == _NEVER:",
         killers=(
             f"{_TESTS}::TestPolicies::test_block_used_earlier_is_not_taken_in_for_one_used_later",
-            f"{_TESTS}::TestStores::test_model_and_store_agree_on_each_request[_OursBeside-memory]",
+            f"{_TESTS}::TestStores::test_model_and_store_agree_on_each_request",
         ),
     ),
     Mutant(
