@@ -252,12 +252,7 @@ class TestStores:
             (_OursBeside, "memory"),
             (_OursBeside, "slab"),
             (_Beside, "memory"),
-            pytest.param(
-                *(_Beside, "slab"),
-                marks=pytest.mark.xfail(
-                    strict=False, reason="its list of the oldest takes stamps to grow"
-                ),
-            ),
+            (_Beside, "slab"),
         ],
         indirect=["store"],
     )

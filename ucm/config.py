@@ -127,7 +127,7 @@ class StoreConfig:
         Durability.PROCESS, "`process` survives kill -9, `power` the machine as well."
     )
     retain_share: float = field(
-        0.5,
+        0.25,
         "Share of the slots for blocks that are retained until a time still to come; "
         "what is beyond it counts as used now.",
         read=read_share,

@@ -289,8 +289,6 @@ class MemoryStore(Store):
             self._writing.clear()
             self._pool = self._pool[:0]  # the memory goes with the last lease
 
-    # -- what the leases call ----------------------------------------------------
-
     def check_open(self) -> None:
         """Make sure that the store was not closed."""
         with self._using():
@@ -342,8 +340,6 @@ class MemoryStore(Store):
                 if self._entries.get(key) is not entry:
                     raise BlockNotFoundError(key)
 
-    # -- under the lock ----------------------------------------------------------
-
     @contextmanager
     def _using(self) -> Iterator[None]:
         with self._lock:
@@ -370,18 +366,18 @@ class MemoryStore(Store):
             self._latest = first + count - 1
             return list(range(self._latest, first - 1, -1))
         now = self._clock_ns()
-        if uses.moments.max(initial=0) <= now:
-            moments: list[int] = uses.moments.tolist()
+        moments: list[int] = uses.moments.tolist()
+        if max(moments, default=0) <= now:
             return moments
         room = self._most_retained - sum(each > now for each in self._moments.values())
-        moments, num_curbed = curb(uses.moments.tolist(), before, now, room)
+        moments, num_curbed = curb(moments, before, now, room)
         self._num_curbed += num_curbed
         return moments
 
     def _make_room(self, wanted: list[Claim], kept: set[PackedKey]) -> Room:
         """Evict what must go for blocks that want a slot, and none of *kept*."""
         if len(wanted) <= len(self._free) and not any(each.tenant for each in wanted):
-            return Room({each.key for each in wanted}, [], 0)
+            return Room({each.key for each in wanted}, [], 0)  # as ``choose`` would
         shares = Counter(self._writing.values())
         shares.update(entry.tenant for entry in self._entries.values())
         stored = [
