@@ -131,14 +131,19 @@ class RankFacts:
         keyspace: What it would store under if it were alone: with the layout of its
             own layers.
         groups: By group.
+        slot_bytes: Of the slots that it asks the store for. In a store with slots of
+            several sizes those of another size are not looked at.
     """
 
     rank: int
     keyspace: KeySpace
     groups: tuple[GroupFacts, ...]
+    slot_bytes: int
 
 
-def facts_of(rank: int, keyspace: KeySpace, layout: KVLayout) -> RankFacts:
+def facts_of(
+    rank: int, keyspace: KeySpace, layout: KVLayout, slot_bytes: int
+) -> RankFacts:
     """Return what a rank, or the scheduler as if it were one, has to tell."""
     return RankFacts(
         rank=rank,
@@ -147,6 +152,7 @@ def facts_of(rank: int, keyspace: KeySpace, layout: KVLayout) -> RankFacts:
             GroupFacts(shape=_shape_of(group), block_bytes=group.block_bytes)
             for group in layout.groups
         ),
+        slot_bytes=slot_bytes,
     )
 
 
@@ -227,6 +233,10 @@ def _compare(own: RankFacts, facts: RankFacts) -> None:
     for field, (theirs, ours) in facts.keyspace.diff(own.keyspace).items():
         if field not in _KNOWN_TO_RANKS:
             raise _disagreement(facts.rank, field, theirs, "the scheduler", ours)
+    if facts.slot_bytes != own.slot_bytes:
+        raise _disagreement(
+            facts.rank, "slot_bytes", facts.slot_bytes, "the scheduler", own.slot_bytes
+        )
     if len(facts.groups) != len(own.groups):
         raise _disagreement(
             facts.rank, "groups", len(facts.groups), "the scheduler", len(own.groups)

@@ -15,6 +15,19 @@ _ROLES = "tests/integration/vllm/test_roles.py"
 
 TOPOLOGY = (
     Mutant(
+        name="slots_of_other_sizes_agree",
+        why="A stage stores where nobody looks: nothing is ever found, and nobody is told.",
+        file="ucm/ranks.py",
+        find="    if facts.slot_bytes != own.slot_bytes:\n",
+        replace="    if False:\n",
+        killers=(
+            (
+                "tests/integration/vllm/test_topology.py::TestAgreement"
+                "::test_ranks_that_ask_for_other_slots_are_refused"
+            ),
+        ),
+    ),
+    Mutant(
         name="rank_saves_under_shard_0",
         why="All ranks write one key, and each loads another one's heads.",
         file=_RANKS,

@@ -53,7 +53,7 @@ def stage(*layers: str, block_size: int = 16, **spec: object) -> KVLayout:
 
 def facts(rank: int, layout: KVLayout, topology: Topology, **fields: str) -> RankFacts:
     """Return what a rank of these layers tells."""
-    return facts_of(rank, keyspace(layout, topology, **fields), layout)
+    return facts_of(rank, keyspace(layout, topology, **fields), layout, 4096)
 
 
 def agreed(topology: Topology, *layouts: KVLayout) -> KeySpace:
@@ -255,6 +255,17 @@ class TestAgreement:
         coarse = layout_of(cache_config((["b"], full(32)), hash_block_size=16))
         with pytest.raises(LayoutError, match="block_tokens of group 0='32'"):
             agreement.add(facts(1, coarse, topology))
+
+    def test_ranks_that_ask_for_other_slots_are_refused(self) -> None:
+        """R-31: a store has slots of several sizes, and only one of them is looked up."""
+        topology = Topology(stages=2)
+        layout = stage("a")
+        agreement = Agreement(topology, facts(0, layout, topology))
+        other = attrs.evolve(facts(1, layout, topology), slot_bytes=8192)
+        with pytest.raises(
+            LayoutError, match="slot_bytes=8192, the scheduler has 4096"
+        ):
+            agreement.add(other)
 
     def test_ranks_with_other_groups_are_refused(self) -> None:
         """Every rank has a part of every group."""

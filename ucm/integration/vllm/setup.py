@@ -46,6 +46,8 @@ from ucm.tracing import ENGINE_UNTRIED, SETTING_UNSAFE, Log, open_log
 
 __all__ = ["Setup"]
 
+_SLOT_STEP = 4096  # of a store; smaller differences between stages are none
+
 
 def _facts(
     vllm_config: Any,  # noqa: ANN401 - vLLM's VllmConfig
@@ -156,7 +158,8 @@ class Setup:
 
     def facts(self, rank: int) -> RankFacts:
         """Return what a rank tells the scheduler, or the scheduler holds against it."""
-        return facts_of(rank, self.keyspace, self.layout)
+        slot_bytes = -(-self.slot_bytes // _SLOT_STEP) * _SLOT_STEP
+        return facts_of(rank, self.keyspace, self.layout, slot_bytes)
 
     def open_log(self, role: str) -> Log:
         """Return the log of one process; the scheduler's warns of what may cost output."""
