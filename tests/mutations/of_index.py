@@ -107,8 +107,8 @@ INDEX = (
         name="younger_block_evicted",
         why="A prompt that does not fit evicts its own head.",
         file=_RESERVING,
-        find="        younger = np.flatnonzero(stamps >= self._moments",
-        replace="        younger = np.flatnonzero(stamps > 1e18 + 0 * self._moments",
+        find="        younger = np.flatnonzero(stamps >= self._before",
+        replace="        younger = np.flatnonzero(stamps > 1e18 + 0 * self._before",
         killers=(_OLDER,),
     ),
     Mutant(
@@ -140,8 +140,8 @@ INDEX = (
         name="budget_ignored",
         why="Who asks for retention of everything leaves no room for anybody else.",
         file=_USED,
-        find="        room = int(self.limits.retained * self.num_present)",
-        replace="        room = int(9 * self.num_present)",
+        find="        room = int(self.limits.retained * self.layout.num_slots)",
+        replace="        room = int(9 * self.layout.num_slots)",
         killers=(_RETAINED,),
     ),
     Mutant(

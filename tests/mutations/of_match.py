@@ -53,7 +53,7 @@ MATCH = (
         file=_MATCHING,
         find="for each in hashes for prefix in prefixes]",
         replace="for prefix in prefixes for each in hashes]",
-        killers=(f"{_MATCHER}::test_touch_marks_all_shards_and_groups_in_one_call",),
+        killers=(f"{_MATCHER}::test_block_counts_only_with_all_shards",),
     ),
     Mutant(
         name="short_table_loaded",

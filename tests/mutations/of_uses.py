@@ -209,7 +209,7 @@ USES = (
         killers=(f"{_HALVES}::test_forgotten_prompt_is_deleted_when_its_request_ends",),
     ),
     Mutant(
-        name="forgotten_at_once",
+        name="deleted_at_once",
         why="R-28: the deletion of a long prompt holds the index's lock for long.",
         file=_FORGETTER,
         find="range(0, len(keys), _KEYS_AT_ONCE)",
