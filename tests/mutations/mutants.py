@@ -11,6 +11,7 @@ from tests.mutations.of_doors import DOORS
 from tests.mutations.of_drivers import DRIVERS
 from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
+from tests.mutations.of_fast import FAST
 from tests.mutations.of_index import INDEX
 from tests.mutations.of_keys import KEYS
 from tests.mutations.of_lanes import LANES
@@ -50,6 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STORES,
     *SLAB,
     *INDEX,
+    *FAST,
     *SELECTION,
     *EVENTS,
     *POLLER,

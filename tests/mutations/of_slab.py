@@ -74,7 +74,7 @@ SLAB = (
         name="truncation_unnoticed",
         why="The kernel ends the engine where it should have computed a prompt.",
         file=_OPENED,
-        find="                if info.st_size < nbytes:\n",
+        find="                if size < nbytes:\n",
         replace="                if False:\n",
         # Not those that shorten by pages: they end the process instead of failing.
         killers=(
@@ -85,7 +85,7 @@ SLAB = (
         name="move_unnoticed",
         why="Engines that start later share nothing with those that go on.",
         file=_OPENED,
-        find="                if looks and not os.path.samestat(info, os.lstat(self.root / name)):\n",
+        find="                if not os.path.samestat(info, os.lstat(self.root / name)):\n",
         replace="                if False:\n",
         killers=(_NOTICE,),
     ),
@@ -93,8 +93,8 @@ SLAB = (
         name="looked_at_once",
         why="A directory that is moved after the start is never missed.",
         file=_OPENED,
-        find="            self._look_at = now + _LOOK_EVERY_S\n",
-        replace="            self._look_at = float('inf')\n",
+        find="        self._look_at = now + _LOOK_EVERY_S\n",
+        replace="        self._look_at = float('inf')\n",
         killers=(
             f"{_LOST}::TestNotice::test_path_is_looked_at_every_quarter_of_a_second",
         ),

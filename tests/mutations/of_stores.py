@@ -47,11 +47,11 @@ STORES = (
         why="A slot that was evicted and filled anew under the copy is believed.",
         file=_INDEX,
         find="""\
-        current: npt.NDArray[np.bool_] = (self.state[slots] == COMMITTED) & (
-            self.generation[slots] == generations
+        current = (self.state[seen.slots] == COMMITTED) & (
+            self.generation[seen.slots] == seen.generations
         )
 """,
-        replace="        current = self.state[slots] == COMMITTED\n",
+        replace="        current = self.state[seen.slots] == COMMITTED\n",
         killers=(f"{_SLAB}::test_slot_recycled_while_read_is_noticed",),
     ),
     Mutant(

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a look-up of a few keys costs, and that it says the same as one of many."""
 
+import pytest
+
 from tests.stores.slab_kit import open_slab
+from ucm.errors import BlockNotFoundError
 from ucm.stores.slab import _chains
-from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, save
+from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
 
 
 class TestFewKeys:
@@ -50,3 +53,49 @@ class TestFewKeys:
                 store.touch([others[0], *keys[:2]])
             save(store, others)
             assert [True, False, False, False] == store.contains(keys)
+
+
+class TestLoneBlock:
+    """A block that is loaded alone."""
+
+    def test_lone_block_is_loaded_without_a_batch(self, tmp_path, monkeypatch):
+        """What is loaded is what was saved, and numpy packs no keys for it."""
+        keys = make_keys(3)
+        with open_slab(tmp_path / "s") as store:
+            save(store, keys)
+            with monkeypatch.context() as patched:
+                patched.delattr(_chains, "xxh3_64_digest")
+                assert [payload(keys[1])] == load(store, keys[1:2])
+
+    def test_block_that_is_being_written_cannot_be_read(self, tmp_path):
+        """A slot that is reserved holds nothing yet."""
+        keys = make_keys(1)
+        with (
+            open_slab(tmp_path / "s") as store,
+            store.reserve(keys, BLOCK_BYTES),
+            pytest.raises(BlockNotFoundError),
+        ):
+            store.read(keys)
+
+    def test_slot_that_was_given_away_meanwhile_is_noticed(self, tmp_path):
+        """The bytes are another block's by then."""
+        keys, others = make_keys(1), make_keys(1, first=9)
+        with open_slab(tmp_path / "s", 1) as store:
+            save(store, keys)
+            with store.read(keys) as lease:
+                lease.verify(0, 1)
+                lease.recheck()
+                save(store, others)
+                with pytest.raises(BlockNotFoundError):
+                    lease.recheck()
+
+    def test_block_that_was_forgotten_meanwhile_is_noticed(self, tmp_path):
+        """Nobody forgets a block without a reason."""
+        keys = make_keys(1)
+        with open_slab(tmp_path / "s", 1) as store:
+            save(store, keys)
+            with store.read(keys) as lease:
+                lease.verify(0, 1)
+                store.forget(keys)
+                with pytest.raises(BlockNotFoundError):
+                    lease.recheck()

@@ -37,7 +37,7 @@ __all__ = ["Arena", "Supply", "drop_what_others_own", "region_of"]
 _PAGE = 4096
 _ASK_EVERY_S = 1.0
 _AHEAD = 64
-_THERE = (Word.NUM_FREE, Word.NUM_COMMITTED, Word.NUM_RESERVED)
+_THERE = (int(Word.NUM_FREE), int(Word.NUM_COMMITTED), int(Word.NUM_RESERVED))
 
 
 def region_of(slot_bytes: int) -> int:
@@ -130,8 +130,8 @@ class Supply:
             index.admit(geometry.slots_of(extent))
 
     def _has_all(self) -> bool:
-        header = self._mine.index.header
-        there = sum(int(header[word]) for word in _THERE)
+        words = self._mine.index.words
+        there = sum(words[word] for word in _THERE)
         return there == self._mine.geometry.num_slots
 
     def _owners(self) -> npt.NDArray[np.int64]:

@@ -21,7 +21,7 @@ from ucm.blocks import PackedKey
 from ucm.errors import KeyFormatError
 from ucm.stores.slab._layout import KEY_WORDS, is_used
 
-__all__ = ["NO_SLOT", "Chains", "KeyBatch", "have_their_hash", "unpack_key"]
+__all__ = ["NO_SLOT", "Chains", "KeyBatch", "have_their_hash", "pack_one", "unpack_key"]
 
 NO_SLOT = -1
 _FEW = 64
@@ -77,10 +77,27 @@ class KeyBatch:
         fields = self.fields[start * _KEY_FIELD : stop * _KEY_FIELD]
         return KeyBatch(fields, self.words[start:stop], self.hashes[start:stop])
 
+    def at(self, positions: npt.NDArray[np.int64]) -> "KeyBatch":
+        """Return the keys at *positions*."""
+        words = self.words[positions]
+        return KeyBatch(words.tobytes(), words, self.hashes[positions])
+
 
 def _padding(size: int) -> bytes:
     """Return what follows a key of *size* bytes in its field: zeros and the size."""
     return size.to_bytes(_KEY_FIELD - size, "big")
+
+
+def pack_one(key: PackedKey, seed: int) -> tuple[bytes, int]:
+    """
+    Return a key as it stands in records, and its hash.
+
+    Raises:
+        KeyFormatError: It is longer than any packed key.
+    """
+    if len(key) > _MAX_KEY_BYTES:
+        raise KeyFormatError(f"a key has more than {_MAX_KEY_BYTES} bytes")
+    return key + _padding(len(key)), xxh3_64_intdigest(key, seed)
 
 
 def unpack_key(words: npt.NDArray[np.uint64]) -> PackedKey:
@@ -165,7 +182,12 @@ class Chains:
 
     def find(self, batch: KeyBatch) -> npt.NDArray[np.int64]:
         """Return the linked slot of each key, ``NO_SLOT`` where there is none."""
-        slots, _ = self.look(batch)
+        slots = self._with_hash(batch.hashes)
+        linked = (slots != _NONE).nonzero()[0]
+        if len(linked):  # most keys that are saved are new
+            same = self.words[slots[linked]] == batch.words[linked]
+            for at in linked[~same.all(axis=1)].tolist():
+                slots[at] = self._with_key(slots[at], batch.words[at])
         return slots
 
     def find_one(self, key: PackedKey, seed: int) -> int:
@@ -175,9 +197,7 @@ class Chains:
         Raises:
             KeyFormatError: It is longer than any packed key.
         """
-        if len(key) > _MAX_KEY_BYTES:
-            raise KeyFormatError(f"a key has more than {_MAX_KEY_BYTES} bytes")
-        return self.find_field(key + _padding(len(key)), xxh3_64_intdigest(key, seed))
+        return self.find_field(*pack_one(key, seed))
 
     def find_field(self, field: bytes, found: int) -> int:
         """Return the linked slot of a key as it stands in records, with this hash."""

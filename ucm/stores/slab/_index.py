@@ -44,7 +44,7 @@ from ucm.stores.slab._layout import (
     Word,
 )
 from ucm.stores.slab._locks import FileLock
-from ucm.stores.slab._one import publish_one, reserve_one
+from ucm.stores.slab._one import holds_one, publish_one, reserve_one
 from ucm.stores.slab._reserving import Reservation
 from ucm.stores.slab._tenants import OwnOldest
 from ucm.stores.slab._used import Used
@@ -155,6 +155,10 @@ class SlotIndex(Used):
         """Return what is committed of *batch*; takes no lock."""
         return self.observe(lambda: self._look_up(batch))
 
+    def look_up_one(self, field: bytes, found: int) -> Sighting:
+        """Return what is committed of one packed key with this hash; takes no lock."""
+        return self.observe(lambda: self._look_up_one(field, found))
+
     def slot_of(self, key: PackedKey) -> int:
         """Return the slot of one committed key, or ``NO_SLOT``; takes no lock."""
         return self.observe(lambda: self._slot_of(key))
@@ -170,14 +174,20 @@ class SlotIndex(Used):
         committed = (slots >= 0) & (self.state[slots] == COMMITTED)
         return Sighting(committed, slots, records)
 
-    def is_current(
-        self, slots: npt.NDArray[np.int64], generations: npt.NDArray[np.uint64]
-    ) -> npt.NDArray[np.bool_]:
-        """Return which slots still hold what they held under that generation."""
-        current: npt.NDArray[np.bool_] = (self.state[slots] == COMMITTED) & (
-            self.generation[slots] == generations
+    def _look_up_one(self, field: bytes, found: int) -> Sighting:
+        slot = self.chains.find_field(field, found)
+        committed = slot != NO_SLOT and self.states[slot] == COMMITTED
+        records = self.records[slot : slot + 1].copy()
+        return Sighting(np.array([committed]), np.array([slot]), records)
+
+    def first_lost(self, seen: Sighting) -> int:
+        """Return the first of what was seen that its slot no longer holds, or -1."""
+        if len(seen.slots) == 1:
+            return -1 if holds_one(self, seen) else 0
+        current = (self.state[seen.slots] == COMMITTED) & (
+            self.generation[seen.slots] == seen.generations
         )
-        return current
+        return -1 if current.all() else int(current.argmin())
 
     # -- changing ----------------------------------------------------------------
 

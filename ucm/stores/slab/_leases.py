@@ -153,7 +153,7 @@ class SlabReadLease(ReadLease):
     Args:
         slab: Where they are.
         keys: The blocks.
-        batch: The same, packed.
+        seeds: The hash of each key.
         sighting: What the index said of them.
         slots: The same, as memory.
         verified: What need not be verified again, and where to put down what was; None:
@@ -164,7 +164,7 @@ class SlabReadLease(ReadLease):
         self,
         slab: OpenedSlab,
         keys: tuple[PackedKey, ...],
-        batch: KeyBatch,
+        seeds: list[int],
         sighting: Sighting,
         slots: HostSlots,
         verified: Verified | None = None,
@@ -173,7 +173,7 @@ class SlabReadLease(ReadLease):
         self.slots = slots
         self._slab = slab
         self._sighting = sighting
-        self._seeds: list[int] = batch.hashes.tolist()
+        self._seeds = seeds
         self._checksums: list[int] = sighting.checksums.tolist()
         self._nbytes: list[int] = sighting.nbytes.tolist()
         self._verified = verified
@@ -213,11 +213,9 @@ class SlabReadLease(ReadLease):
     def recheck(self) -> None:
         """Make sure that no slot was recycled; see ``ReadLease``."""
         self._check()
-        current: npt.NDArray[np.bool_] = self._slab.index.is_current(
-            self._sighting.slots, self._sighting.generations
-        )
-        if not current.all():
-            raise BlockNotFoundError(self.keys[int(np.argmin(current))])
+        lost = self._slab.index.first_lost(self._sighting)
+        if lost >= 0:
+            raise BlockNotFoundError(self.keys[lost])
 
     def close(self) -> None:
         """End the lease. Does nothing on a lease that has ended."""

@@ -24,7 +24,11 @@ MOST_LOOKED_AT = 2048 * GROUP
 """Stamps after which a call gives up for now."""
 _WIDEST = 1024
 _FEW_LOOKS = 8
+_FEW = GROUP // 4
+"""So many are sought in one group first: more are seldom all there."""
 _MANY = 16
+_NONE = np.empty(0, dtype=np.int64)
+_min = np.minimum.reduce  # ndarray.min() is a function of Python around it
 
 
 class Oldest:
@@ -118,7 +122,11 @@ class Oldest:
             The slots, oldest first, their stamps, and whether these are the oldest: if
             not, there was too much to look at, and another call comes further.
         """
-        width, looked_at = 1, 0
+        if 0 < count <= _FEW:
+            slots, stamps = self._pick_near(count, before)
+            if len(slots):
+                return slots, stamps, True
+        width, looked_at = 2 + 2 * count // GROUP, 0  # as many are gone since the last
         while True:
             groups, near, limit = self._look(width)
             looked_at += near.size
@@ -137,6 +145,30 @@ class Oldest:
                     return slots, stamps, is_done
                 self._stamps[gone] = NEVER  # it was touched while it went
             width = min(4 * width, max(_WIDEST, count))
+
+    def _pick_near(
+        self, count: int, before: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Find what ``pick`` is to, if it is all in the group of the lowest bound."""
+        uppers = self._uppers.copy()
+        chunk = int(uppers.argmin())
+        bounds = self._chunks[chunk].copy()
+        at = int(bounds.argmin())
+        group = chunk * GROUP + at
+        if group >= len(self._groups):
+            return _NONE, _NONE
+        near = self._groups[group].copy()
+        order = near.argsort()[:count]
+        stamps = near[order]
+        self._bounds[group] = bounds[at] = stamps[0]
+        self._uppers[chunk] = _min(bounds)
+        bounds[at] = uppers[chunk] = NEVER
+        limit = min(_min(bounds), _min(uppers))
+        slots = order + group * GROUP
+        is_sure = stamps[-1] <= limit and stamps[-1] < before
+        if is_sure and (self._states[slots] == COMMITTED).all():
+            return slots, stamps
+        return _NONE, _NONE
 
     def _look(
         self, width: int

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The changes of one slot, without numpy: a block that is saved alone.
+One slot, without numpy: a block that is saved or loaded alone.
 
 What is written, and in which order, is the same as for many. Where there is more to
 decide than which slot, these functions decline, and the way for many is taken.
@@ -20,6 +20,7 @@ from ucm.stores.slab._layout import (
     RECORD,
     RESERVED,
     Grant,
+    Sighting,
     Word,
 )
 from ucm.uses import Uses
@@ -27,11 +28,12 @@ from ucm.uses import Uses
 if TYPE_CHECKING:
     from ucm.stores.slab._index import SlotIndex
 
-__all__ = ["publish_one", "reserve_one"]
+__all__ = ["holds_one", "publish_one", "reserve_one"]
 
 _RECORD = struct.Struct("=4xIQQQQ88s")
 _OURS = struct.Struct("=4xIQ")
-_CHECKSUM = struct.Struct("=Q")
+_WORD = struct.Struct("=Q")
+_GENERATION_AT = struct.calcsize("=4xI")
 _CHECKSUM_AT = struct.calcsize("=4xIQQ")
 _GENERATION = int(Word.GENERATION)
 _PUBLISHING = int(Word.PUBLISHING)
@@ -89,7 +91,7 @@ def publish_one(index: "SlotIndex", grant: Grant, checksum: int, owner: int) -> 
     if not ours or index.states[slot] != RESERVED:
         return False
     index.begin_one(slot)
-    _CHECKSUM.pack_into(index.record_bytes, at + _CHECKSUM_AT, checksum)
+    _WORD.pack_into(index.record_bytes, at + _CHECKSUM_AT, checksum)
     index.oldest.lower_one(slot // GROUP, moment)
     index.stamps[slot] = moment
     index.words[_PUBLISHING] = grant.generation
@@ -98,3 +100,11 @@ def publish_one(index: "SlotIndex", grant: Grant, checksum: int, owner: int) -> 
     index.own.outdate(grant.slots, grant.moments)
     index.end_one(slot)
     return True
+
+
+def holds_one(index: "SlotIndex", seen: Sighting) -> bool:
+    """Return whether a slot still holds what it held when it was seen."""
+    slot = int(seen.slots[0])
+    at = slot * RECORD.itemsize + _GENERATION_AT
+    (generation,) = _WORD.unpack_from(index.record_bytes, at)
+    return index.states[slot] == COMMITTED and generation == int(seen.generations[0])

@@ -8,8 +8,8 @@ under the directory's lock, one process at a time.
 Loss. Files that are removed, moved, replaced or shortened under their users are safe
 from mixing blocks up, because locks belong to the files and not to the path (see the
 locks module), but who goes on with them is alone. ``check`` stands before each verb and
-looks: at the files themselves each time, at what the path leads to every quarter of a
-second. A slab once lost stays lost. What no look can prevent is that a file is
+looks: at the size of the files each time, at whether they are still what the path leads
+to every quarter of a second. A slab once lost stays lost. What no look can prevent is that a file is
 shortened between the look and the copy: the kernel then ends the process (``SIGBUS``).
 """
 
@@ -169,17 +169,20 @@ class OpenedSlab:
         looks = (now := time.monotonic()) >= self._look_at
         try:
             for name, fd, nbytes in self._files if looks else files:
+                size = os.lseek(fd, 0, os.SEEK_END)  # a third of what fstat costs
+                if size < nbytes:
+                    return f"{name} was shortened to {size} bytes"
+            if not looks:
+                return ""
+            for name, fd, _ in self._files:
                 info = os.fstat(fd)
                 if not info.st_nlink:
                     return f"{name} was removed"
-                if info.st_size < nbytes:
-                    return f"{name} was shortened to {info.st_size} bytes"
-                if looks and not os.path.samestat(info, os.lstat(self.root / name)):
+                if not os.path.samestat(info, os.lstat(self.root / name)):
                     return f"{name} was replaced"
         except OSError as exc:
             return f"its files were removed or moved ({exc})"
-        if looks:
-            self._look_at = now + _LOOK_EVERY_S
+        self._look_at = now + _LOOK_EVERY_S
         return ""
 
     def sync_data(self) -> None:

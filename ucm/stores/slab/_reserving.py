@@ -68,6 +68,10 @@ class Reservation:
         self._before = self._moments
         self._generation = 0
         self._listed: set[int] = set()
+        self._held = _NONE
+        self._num_stored = 0
+        self._ahead: _Slots | None = None  # positions to come, once all were looked at
+        self._later = _NONE
 
     def grant(self) -> Grant:
         """
@@ -78,7 +82,8 @@ class Reservation:
         """
         grants = [self._grant_some()]
         with contextlib.suppress(StoreFullError, StoreUnavailableError):
-            while len(grants[-1].slots) == _PIECE and len(grants) < MOST // _PIECE:
+            while len(self._later) and len(grants) < MOST // _PIECE:
+                self._ahead = self._later
                 grants.append(self._grant_some())
         return grants[0] if len(grants) == 1 else _merged(grants)
 
@@ -100,16 +105,11 @@ class Reservation:
         if self._is_now and self._before is self._moments:  # locked: none is later
             self._moments = index.stamps_of(None, len(self._batch))
             self._before = self._moments + _RACE_NS
-        found = self._find()
-        held = found[found >= 0]
-        wanted = np.flatnonzero(found < 0)
-        num_stored = len(held)
+        wanted, later = self._find()
+        held, self._later = self._held, _NONE
         if not len(wanted):
-            return [], Grant(wanted, wanted, 0, num_stored, wanted)
-        held = held[index.state[held] == COMMITTED]  # others are nobody's victims
-        if not self._is_now:
-            wanted = wanted[np.argsort(-self._moments[wanted], kind="stable")]
-        wanted = wanted[:_PIECE]
+            self._later = later
+            return [], Grant(wanted, wanted, 0, self._num_stored, wanted)
         unlisted, bound, own = self._among_own(wanted, held)
         if unlisted:
             return unlisted, None
@@ -126,19 +126,33 @@ class Reservation:
             index.words[Word.NUM_OVER_SHARE] += len(bound) - len(own[0])
             if not len(taken):
                 raise StoreFullError("every slot is being written, or used later")
+        else:
+            self._later = later
         victims = np.concatenate((victims, own[1]))
-        return [], self._take(
-            taken, np.concatenate((free, victims)), victims, num_stored
-        )
+        return [], self._take(taken, np.concatenate((free, victims)), victims)
 
-    def _find(self) -> _Slots:
-        index = self._index
-        found = index.chains.find(self._batch)
+    def _find(self) -> tuple[_Slots, _Slots]:
+        """Return which keys get a slot next, and which may after them."""
+        index, ahead, batch = self._index, self._ahead, self._batch
+        if ahead is not None:
+            batch = batch.at(ahead[:_PIECE])
+        found = index.chains.find(batch)
         held = found[found >= 0]
-        held = held[index.state[held] == RESERVED]
-        if len(held) and index.reclaim(index.find_dead(index.owner[held].tolist())):
-            found = index.chains.find(self._batch)
-        return found
+        states = index.state[held]
+        written = held[states == RESERVED]
+        if len(written) and index.reclaim(
+            index.find_dead(index.owner[written].tolist())
+        ):
+            return self._find()
+        held = held[states == COMMITTED]  # others are nobody's victims
+        if ahead is not None:
+            self._held = np.concatenate((self._held, held))
+            return ahead[:_PIECE][found < 0], ahead[_PIECE:]
+        self._held, self._num_stored = held, int(np.count_nonzero(found >= 0))
+        wanted = np.flatnonzero(found < 0)
+        if not self._is_now:
+            wanted = wanted[np.argsort(-self._moments[wanted], kind="stable")]
+        return wanted[:_PIECE], wanted[_PIECE:]
 
     def _among_own(
         self, wanted: _Slots, held: _Slots
@@ -190,9 +204,7 @@ class Reservation:
         younger = np.flatnonzero(stamps >= self._before[wanted[: len(stamps)]])
         return slots[: younger[0]] if len(younger) else slots
 
-    def _take(
-        self, positions: _Slots, slots: _Slots, victims: _Slots, num_stored: int
-    ) -> Grant:
+    def _take(self, positions: _Slots, slots: _Slots, victims: _Slots) -> Grant:
         index = self._index
         positions, slots = np.sort(positions), np.sort(slots)
         places = None if self._places is None else self._places[positions]
@@ -208,13 +220,14 @@ class Reservation:
         fresh["nbytes"] = self._nbytes
         fresh["hash"] = self._batch.hashes[positions]
         fresh["key"] = self._batch.words[positions]
-        index.records[slots] = fresh
+        index.rows[slots] = fresh.view(index.rows.dtype)
         index.payers[slots] = 0 if places is None else places
         index.state[slots] = RESERVED
         index.chains.link(slots)
         index.end(slots)
         return Grant(
-            positions, slots, self._generation, num_stored, self._moments[positions]
+            *(positions, slots, self._generation),
+            *(self._num_stored, self._moments[positions]),
         )
 
 

@@ -21,7 +21,7 @@ from ucm.errors import BlockNotFoundError
 from ucm.plan import HostSlots
 from ucm.stores.abc import Store, StoreCapabilities, StoreGrowth, StoreStats
 from ucm.stores.slab._audit import audit
-from ucm.stores.slab._chains import NO_SLOT
+from ucm.stores.slab._chains import NO_SLOT, pack_one
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._keyspaces import describe, read_all
 from ucm.stores.slab._layout import Limits, Sighting, Word
@@ -233,13 +233,19 @@ class SlabStore(Store):
         slab.check()
         if slab.pool is None:
             raise ValueError("this store was opened for its index only")
-        batch = slab.index.batch(keys)
-        seen = slab.index.look_up(batch)
-        if not seen.committed.all():
-            raise BlockNotFoundError(keys[int(np.argmin(seen.committed))])
+        index = slab.index
+        if len(keys) == 1:
+            field, seed = pack_one(keys[0], index.seed)
+            seen, seeds = index.look_up_one(field, seed), [seed]
+        else:
+            batch = index.batch(keys)
+            seen, seeds = index.look_up(batch), batch.hashes.tolist()
+        committed = seen.committed.tolist()
+        if False in committed:
+            raise BlockNotFoundError(keys[committed.index(False)])
         block_bytes = int(seen.nbytes[0]) if len(keys) else slab.geometry.slot_bytes
         slots = HostSlots(slab.pool, seen.slots, block_bytes)
-        return SlabReadLease(slab, tuple(keys), batch, seen, slots, self._verified)
+        return SlabReadLease(slab, tuple(keys), seeds, seen, slots, self._verified)
 
     def forget(self, keys: Sequence[PackedKey]) -> int:
         """Make committed blocks invisible and free their slots; return how many."""

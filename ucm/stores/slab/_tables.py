@@ -29,6 +29,7 @@ from ucm.stores.slab._layout import (
     GROUP,
     MOST,
     NEVER,
+    RECORD,
     RESERVED,
     IndexLayout,
     Word,
@@ -69,6 +70,7 @@ class Tables:
         self.header: npt.NDArray[np.int64] = arrays["header"]
         self.words = self.header.data  # a word as an int, at a third of the cost
         self.records = arrays["records"]
+        self.rows = self.records.view(f"V{RECORD.itemsize}")  # copied in one piece each
         self.record_bytes = self.records.view(np.uint8).data
         self.state: npt.NDArray[np.uint8] = arrays["states"][:num_slots]
         self.states = arrays["states"].data

@@ -47,13 +47,16 @@ class Tally:
 
     def recount(self, slots: npt.NDArray[np.int64]) -> None:
         """Count the groups of these slots again, and keep the sums right."""
-        groups = slots // GROUP
-        first, last = int(groups.min()), int(groups.max())
-        if last - first < _FEW:
-            for group in range(first, last + 1):
-                self.recount_one(group)
-        else:
-            self._recount_many(np.unique(groups))
+        first = int(np.minimum.reduce(slots)) // GROUP
+        last = int(np.maximum.reduce(slots)) // GROUP
+        groups = range(first, last + 1)
+        if len(groups) > _FEW:
+            groups = np.unique(slots // GROUP).tolist()
+        if len(groups) > _FEW:
+            self._recount_many(np.array(groups))
+            return
+        for group in groups:
+            self.recount_one(group)
 
     def recount_one(self, group: int) -> None:
         """Count one group again, and keep the sums right."""
