@@ -41,7 +41,7 @@ FAST = (
         file=_ONE,
         find=" and generation == int(seen.generations[0])\n",
         replace="\n",
-        killers=(f"{_LONE}::test_slot_that_was_given_away_meanwhile_is_noticed",),
+        killers=(f"{_LONE}::test_slot_that_was_given_away_meanwhile_is_noticed[1]",),
     ),
     Mutant(
         name="forgotten_one_rechecked",

@@ -77,13 +77,14 @@ class TestLoneBlock:
         ):
             store.read(keys)
 
-    def test_slot_that_was_given_away_meanwhile_is_noticed(self, tmp_path):
-        """The bytes are another block's by then."""
-        keys, others = make_keys(1), make_keys(1, first=9)
-        with open_slab(tmp_path / "s", 1) as store:
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_slot_that_was_given_away_meanwhile_is_noticed(self, tmp_path, count):
+        """The bytes are another block's by then; of several as of one."""
+        keys, others = make_keys(count), make_keys(count, first=9)
+        with open_slab(tmp_path / "s", count) as store:
             save(store, keys)
             with store.read(keys) as lease:
-                lease.verify(0, 1)
+                lease.verify(0, count)
                 lease.recheck()
                 save(store, others)
                 with pytest.raises(BlockNotFoundError):
