@@ -2,11 +2,12 @@
 """
 Compare three indexes for a slab: LMDB, SQLite and the hash chains it has.
 
-Measures, with 10 000, 100 000 and 1 000 000 keys stored and the index full:
+Measures, with 10 000, 100 000 and 1 000 000 keys stored (``--keys`` takes others, such as
+the 16777216 slots of a terabyte) and the index full:
 
 - lookups per second of a prefix match over 1000 keys, asked by another process, and
-- what reserving and committing 64 and 512 new blocks costs, in microseconds a block,
-  while old ones are evicted.
+- what reserving and committing 1, 32, 64, 512 and 4096 new blocks costs, in microseconds
+  of this thread's CPU a block (others may compute beside it), while old ones are evicted.
 
 Each index does the same work: find the keys, take victims, drop their keys, add the
 new ones as reserved, then make them visible in one step. Victims are given, since the
@@ -17,6 +18,7 @@ order of use is kept outside the index in all three. Run, with lmdb installed::
 
 import argparse
 import json
+import mmap
 import multiprocessing
 import os
 import platform
@@ -32,55 +34,55 @@ import lmdb
 import numpy as np
 
 from ucm.blocks import PackedKey
-from ucm.config import Durability
-from ucm.stores.slab import SlabStore
-from ucm.stores.slab._extents import Geometry
-from ucm.stores.slab._opened import OpenedSlab
+from ucm.stores.slab._index import SlotIndex
+from ucm.stores.slab._layout import IndexLayout
+from ucm.stores.slab._locks import FileLock
 
 SIZES = (10_000, 100_000, 1_000_000)
-BATCHES = (64, 512)
+BATCHES = (1, 32, 64, 512, 4096)
 ASKED, ROUNDS = 1000, 15
+_FILLED_AT_ONCE = 1 << 16
 _VALUE = struct.Struct("<IQ")
 
 
-def make_keys(count: int) -> list[PackedKey]:
-    """Return random keys of 53 bytes, as long as those over SHA-256."""
-    data = np.random.default_rng(1).bytes(32 * count)
+def make_keys(numbers: Sequence[int]) -> list[PackedKey]:
+    """Return random keys of 53 bytes, as long as those over SHA-256, by their numbers."""
+    words = np.asarray(numbers, dtype=np.uint64)[:, None] * np.uint64(4)
+    words = (words + np.arange(1, 5, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+    data = (words ^ (words >> np.uint64(31))).tobytes()
     head = bytes(21)
-    return [PackedKey(head + data[32 * i : 32 * i + 32]) for i in range(count)]
+    return [PackedKey(head + data[at : at + 32]) for at in range(0, len(data), 32)]
 
 
 class ChainIndex:
-    """What the slab store does."""
+    """The slab's index, without a slab: there are no data, whatever its size."""
 
     name = "chains"
 
     def __init__(self, path: Path, num_slots: int, *, create: bool) -> None:
-        self._store = SlabStore(
-            path=str(path),
-            capacity_bytes=num_slots * 4096,
-            block_bytes=4096,
-            index_only=True,
-        )
-        self._slab = OpenedSlab(
-            path,
-            Geometry.fit(num_slots * 4096, 4096),
-            Durability.PROCESS,
-            index_only=True,
-            open_timeout=10.0,
-            lock_timeout=10.0,
-        )
-        self._slab.index.admit(np.arange(num_slots))  # without data
+        layout = IndexLayout(num_slots)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        if create:
+            os.ftruncate(fd, layout.nbytes)
+        self._lock = FileLock(fd, path, 10.0)
+        memory = memoryview(mmap.mmap(fd, layout.nbytes))
+        self._index = SlotIndex(memory, layout, self._lock, lambda owners: [])
+        if create:
+            self._index.format()
+            self._index.admit(np.arange(num_slots))
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed."""
-        return self._store.match(keys)
+        committed = self._index.look_up(self._index.batch(keys)).committed
+        return len(keys) if committed.all() else int(committed.argmin())
 
     def replace(self, keys: Sequence[PackedKey], victims: Sequence[PackedKey]) -> None:
         """Reserve and publish; the index finds the victims itself."""
-        index, owner = self._slab.index, self._slab.owner_id
-        grant = index.reserve(index.batch(keys), 4096, owner)
-        index.publish(grant, np.zeros(len(keys), dtype=np.uint64), owner)
+        index = self._index
+        grant = index.reserve(index.batch(keys), 4096, 1)
+        index.publish(grant, np.zeros(len(keys), dtype=np.uint64), 1)
 
     def fill(self, keys: Sequence[PackedKey]) -> None:
         """Store keys in an empty index."""
@@ -89,8 +91,7 @@ class ChainIndex:
 
     def close(self) -> None:
         """Let go."""
-        self._store.close()
-        self._slab.close()
+        self._lock.close()
 
 
 class LMDBIndex:
@@ -204,12 +205,12 @@ INDEXES = {kind.name: kind for kind in (ChainIndex, LMDBIndex, SQLiteIndex)}
 
 
 def timed(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the seconds that each call took."""
+    """Return the seconds of CPU that each call took."""
     taken = []
     for call in calls:
-        start = time.perf_counter()
+        start = time.thread_time()
         call()
-        taken.append(time.perf_counter() - start)
+        taken.append(time.thread_time() - start)
     return taken
 
 
@@ -226,23 +227,25 @@ def look_up(name: str, path: Path, num_keys: int, asked: list[list[PackedKey]]) 
 
 def measure(name: str, home: Path, num_keys: int) -> dict[str, float | int | str]:
     """Fill one index, ask it from another process, then replace blocks in it."""
-    keys = make_keys(num_keys + ROUNDS * sum(BATCHES))
     path = home / f"{name}-{num_keys}"
     index = INDEXES[name](path, num_keys, create=True)
-    index.fill(keys[:num_keys])
+    for start in range(0, num_keys, _FILLED_AT_ONCE):
+        index.fill(make_keys(range(start, min(start + _FILLED_AT_ONCE, num_keys))))
     pick = np.random.default_rng(2)
     asked = [
-        [keys[i] for i in pick.choice(num_keys, ASKED, replace=False)]
-        for _ in range(ROUNDS)
+        make_keys(pick.choice(num_keys, ASKED, replace=False)) for _ in range(ROUNDS)
     ]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         looked = pool.apply(look_up, (name, path, num_keys, asked))
     costs = {}
     first = 0
     for batch in BATCHES:
+        if ROUNDS * batch + first > num_keys:
+            continue  # what was just stored would be replaced
         steps = []
         for _ in range(ROUNDS):
-            new, old = keys[num_keys + first :][:batch], keys[first:][:batch]
+            old = make_keys(range(first, first + batch))
+            new = make_keys(range(num_keys + first, num_keys + first + batch))
             steps.append(lambda new=new, old=old: index.replace(new, old))
             first += batch
         cost = statistics.median(timed(steps)) / batch
@@ -262,11 +265,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--directory", help="where the indexes lie for the run")
+    parser.add_argument("--keys", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--only", nargs="+", choices=INDEXES, default=list(INDEXES))
     arguments = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory(dir=arguments.directory) as home:
-        for num_keys in SIZES:
-            for name in INDEXES:
+        for num_keys in arguments.keys:
+            for name in arguments.only:
                 results.append(measure(name, Path(home), num_keys))
                 print(results[-1])
     if arguments.json:
