@@ -22,6 +22,7 @@ from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice, FaultPlan, FaultStore
+from ucm.threads import SYSTEM, Threads
 
 NUM_BLOCKS = 64
 TOKENS = 16
@@ -65,12 +66,14 @@ class Host:
         config: Settings.
         capacity: Of the store, in blocks.
         make_device: Over its memory.
+        threads: Where the clock comes from.
     """
 
     plan: FaultPlan = attrs.Factory(FaultPlan)
     config: dict[str, object] = attrs.Factory(dict)
     capacity: int = 256
     make_device: Callable[[], Device] = CPUDevice
+    threads: Threads = SYSTEM
     pool: dict[str, np.ndarray] = attrs.field(init=False)
     store: MemoryStore = attrs.field(init=False)
     tracer: Tracer = attrs.Factory(Tracer)
@@ -96,6 +99,7 @@ class Host:
             FaultStore(self.store, self.plan),
             shard=ShardId(0),
             log=self.tracer.log,
+            threads=self.threads,
         )
         opened = contextlib.ExitStack()
         opened.callback(self.core.close)

@@ -2,10 +2,12 @@
 """R-41: the same verbs for a host without a loop, on any of its threads."""
 
 import threading
+from concurrent import futures
 
 import pytest
 
 from tests.cache.kit import Host, keys_of, leaving_nothing, span_of
+from tests.clocks import AdvancingThreads
 from ucm.cache.sync import Cache
 from ucm.errors import (
     BlockInUseError,
@@ -63,7 +65,7 @@ class TestVerbs:
     def test_line_moves_without_a_newcomer(self) -> None:
         """The last to wait for room is let in by the end of the one before."""
         gate = Gate()
-        config = {"queue": {"tickets": 1}, "timeout": {"save": 5.0, "stuck": 1.0}}
+        config = {"queue": {"tickets": 1}, "timeout": {"save": 10.0, "stuck": 10.0}}
         host = Host(FaultPlan(Fault("commit", gate)), config)
         with leaving_nothing(host), Cache(*host.open_core()) as cache:
             cache.save(keys_of(1), [0], wait_for_room=True)
@@ -128,13 +130,22 @@ class TestMistakes:
 
     def test_load_that_never_ends_is_an_error_with_a_name(self) -> None:
         """Its blocks are still written to: the host must not believe they are free."""
-        gate = Gate()
-        config = {"timeout": {"load": 0.05, "stuck": 0.1, "shutdown": 0.2}}
-        host = Host(FaultPlan(Fault("scatter", gate)), config)
+        gate, threads = Gate(), AdvancingThreads()
+        host = Host(
+            FaultPlan(Fault("scatter", gate)),
+            {"timeout": {"shutdown": 0.2}},
+            threads=threads,
+        )
         cache = Cache(*host.open_core())
         cache.save(keys_of(2), [0, 1]).wait_committed()
+        with futures.ThreadPoolExecutor(1) as pool:
+            load = pool.submit(cache.load, keys_of(2), [4, 5])
+            gate.wait_reached()
+            while not load.done():
+                threads.advance(100.0)  # its deadline, then that of its copy
+                futures.wait([load], 0.01)
         with pytest.raises(DeviceTimeoutError):
-            cache.load(keys_of(2), [4, 5])
+            load.result()
         with pytest.raises(BlockInUseError):
             cache.load(keys_of(2), [5, 6])
         assert "stuck" in cache.statistics().failure

@@ -16,7 +16,7 @@ from ucm.pipeline.tickets import OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate
 
-BRIEF = {"timeout": {"shutdown": 0.05, "save": 5.0, "load": 5.0, "stuck": 1.0}}
+BRIEF = {"timeout": {"shutdown": 0.05}}
 
 
 @both_loops
@@ -106,7 +106,7 @@ class TestClose:
 class TestTold:
     def test_end_is_told(self) -> None:
         """Who waits for a save hears of it, without asking again."""
-        host = Host(config=BRIEF)
+        host = Host(config={"timeout": {"save": 10.0, "stuck": 10.0}})
         with leaving_nothing(host), Cache(*host.open_core()) as cache:
             assert cache.save(keys_of(2), range(2)).wait_committed().is_whole
 

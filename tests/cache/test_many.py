@@ -20,7 +20,8 @@ MANY = 10_000
 def test_ten_thousand_await_at_once(loop: str) -> None:
     """Each hears of its own save's end, none is refused, and the loop is woken for many
     of them together."""
-    host = Host(config={"log": {"level": "off"}}, capacity=2 * MANY)
+    config = {"log": {"level": "off"}, "timeout": {"save": 600.0}}
+    host = Host(config=config, capacity=2 * MANY)
     woken = Counter()
 
     async def main() -> None:
