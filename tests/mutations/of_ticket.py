@@ -7,6 +7,7 @@ __all__ = ["TICKET"]
 
 _DEADLINES = "ucm/pipeline/deadlines.py"
 _GUARD = "ucm/pipeline/guard.py"
+_GUARDS = "tests/pipeline/test_guard.py::TestBlockGuard"
 _LANE = "ucm/pipeline/lane.py"
 _RUNTIME = "ucm/runtime.py"
 _STAGE = "ucm/pipeline/stage.py"
@@ -65,6 +66,16 @@ TICKET = (
         find="guard.quarantine() if is_save else guard.is_copying",
         replace="guard.quarantine() if is_save else True",
         killers=(f"{_ENDS}::test_only_a_copy_can_be_given_up",),
+    ),
+    Mutant(
+        name="stuck_without_a_reason",
+        why="A save of several rows ends as over, and nobody reads that its copy is stuck.",
+        file=_GUARD,
+        find="            self.torn = self.torn or Reason.STUCK  # for rows that come too late\n",
+        replace="",
+        killers=(
+            f"{_GUARDS}::test_row_behind_a_copy_that_was_given_up_knows_why_it_is_not_copied",
+        ),
     ),
     Mutant(
         name="cycle_of_ticket_and_guard",

@@ -84,7 +84,7 @@ class GuardMachine(RuleBasedStateMachine):
         """Only a copy under way can be given up."""
         copying = self.state == "copying"
         if copying:
-            self.state = "quarantined"
+            self.state, self.torn = "quarantined", self.torn or "stuck"
         assert copying == self.guard.quarantine()
 
     @invariant()
@@ -147,6 +147,14 @@ class TestBlockGuard:
         assert not guard.begin()
         guard.end(last=False)
         assert guard.is_released
+
+    def test_row_behind_a_copy_that_was_given_up_knows_why_it_is_not_copied(self):
+        """It may end the ticket before whoever gave up does: not without a reason."""
+        guard = BlockGuard(lambda: None)
+        assert guard.begin()
+        assert guard.quarantine()
+        assert not guard.begin()
+        assert "stuck" == guard.taken_back
 
     def test_block_is_not_lost_behind_the_end_of_the_copy(self):
         """A copy that ends while somebody gives up waiting for it has lost nothing."""

@@ -255,6 +255,7 @@ class BlockGuard:
             if self._state is not _Guarded.COPYING:
                 return False
             self._state = _Guarded.QUARANTINED
+            self.torn = self.torn or Reason.STUCK  # for rows that come too late
             self._changed.notify()
         return True
 
