@@ -53,8 +53,10 @@ STORES = (
 """,
         replace="        current = self.state[seen.slots] == COMMITTED\n",
         killers=(
-            "tests/stores/test_slab_look_up.py::TestLoneBlock"
-            "::test_slot_that_was_given_away_meanwhile_is_noticed[3]",
+            (
+                "tests/stores/test_slab_look_up.py::TestLoneBlock"
+                "::test_slot_that_was_given_away_meanwhile_is_noticed[3]"
+            ),
         ),
     ),
     Mutant(
