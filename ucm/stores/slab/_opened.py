@@ -8,9 +8,10 @@ under the directory's lock, one process at a time.
 Loss. Files that are removed, moved, replaced or shortened under their users are safe
 from mixing blocks up, because locks belong to the files and not to the path (see the
 locks module), but who goes on with them is alone. ``check`` stands before each verb and
-looks: at the size of the files each time, at whether they are still what the path leads
-to every quarter of a second. A slab once lost stays lost. What no look can prevent is that a file is
-shortened between the look and the copy: the kernel then ends the process (``SIGBUS``).
+looks: at the size of the files each time, every quarter of a second at whether they are
+still what the path leads to. A slab once lost stays lost. What no look can prevent is that
+a file is shortened between the look and the copy: the kernel then ends the process
+(``SIGBUS``).
 """
 
 import contextlib
@@ -152,6 +153,11 @@ class OpenedSlab:
             StoreUnavailableError: As ``check`` does.
         """
         self._check(self._files[:1])
+
+    def _look(self) -> None:
+        """Do as ``check`` does, and look at what the path leads to now."""
+        self._look_at = 0.0
+        self.check()
 
     def _check(self, files: Sequence[_File]) -> None:
         if os.getpid() != self._pid:
@@ -322,7 +328,7 @@ class OpenedSlab:
             wishes.tell(memory, _creation.SYSTEM)
             with making(self.directory, geometry):
                 self._populator = Populator(
-                    self.directory, geometry, self.arena, memory, self.check
+                    self.directory, geometry, self.arena, memory, self._look
                 )
 
     def _join(self) -> None:
