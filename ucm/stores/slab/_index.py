@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import PackedKey
-from ucm.errors import LeaseExpiredError
+from ucm.errors import LeaseExpiredError, StoreUnavailableError
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch, have_their_hash
 from ucm.stores.slab._layout import (
     ABSENT,
@@ -145,6 +145,23 @@ class SlotIndex(Used):
         with self.locked():
             return look()
 
+    def _glance(self, look: Callable[[], _T]) -> _T:
+        """
+        Return what *look* sees: as ``observe`` does, or amid changes that never pause.
+
+        Any answer may be out of date when it arrives; whoever acts on it finds out.
+
+        Raises:
+            StoreUnavailableError: One change did not end while one waits for the lock.
+        """
+        version = self.words[_VERSION]
+        try:
+            return self.observe(look)
+        except StoreUnavailableError:
+            if self.words[_VERSION] == version:
+                raise
+            return look()
+
     # -- looking -----------------------------------------------------------------
 
     def batch(self, keys: Sequence[PackedKey]) -> KeyBatch:
@@ -152,16 +169,20 @@ class SlotIndex(Used):
         return KeyBatch.of(keys, self.seed)
 
     def look_up(self, batch: KeyBatch) -> Sighting:
-        """Return what is committed of *batch*; takes no lock."""
+        """Return what is committed of *batch*, all of it at one moment."""
         return self.observe(lambda: self._look_up(batch))
 
     def look_up_one(self, field: bytes, found: int) -> Sighting:
         """Return what is committed of one packed key with this hash; takes no lock."""
         return self.observe(lambda: self._look_up_one(field, found))
 
+    def glance(self, batch: KeyBatch) -> Sighting:
+        """Return the same for a hint: also where others change the index all the time."""
+        return self._glance(lambda: self._look_up(batch))
+
     def slot_of(self, key: PackedKey) -> int:
-        """Return the slot of one committed key, or ``NO_SLOT``; takes no lock."""
-        return self.observe(lambda: self._slot_of(key))
+        """Return the slot of one committed key, or ``NO_SLOT``; a hint."""
+        return self._glance(lambda: self._slot_of(key))
 
     def _slot_of(self, key: PackedKey) -> int:
         slot = self.chains.find_one(key, self.seed)
@@ -289,6 +310,9 @@ class SlotIndex(Used):
         """
         Evict what is in these slots and use them no more: their memory goes.
 
+        Goes from the last one to the first, and ``admit`` the other way: while any is
+        absent the last one is, whoever died in between.
+
         Returns:
             False if one of them is being written: all are in use as before, though what
             was in some of them may be gone.
@@ -296,10 +320,10 @@ class SlotIndex(Used):
         parts = [slots[start : start + MOST] for start in range(0, len(slots), MOST)]
         if (self.state[slots] == RESERVED).any():
             return False
-        for number, part in enumerate(parts):
-            if not self._withdraw(part):
-                for each in parts[:number]:
-                    self.admit(each)
+        for number in reversed(range(len(parts))):
+            if not self._withdraw(parts[number]):
+                for part in parts[number + 1 :]:
+                    self.admit(part)
                 return False
         return True
 
@@ -312,7 +336,7 @@ class SlotIndex(Used):
             self.begin(slots, committed)
             self.vacate(committed)
             self.words[Word.NUM_EVICTED] += len(committed)
-            self.state[slots] = ABSENT
+            self.state[slots[::-1]] = ABSENT
             self.end(slots)
             return True
 

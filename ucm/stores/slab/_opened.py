@@ -66,7 +66,8 @@ class OpenedSlab:
         durability: What its blocks survive.
         index_only: Leave the slots unmapped, and take a slab of any size that is there.
         open_timeout: Longest wait for others that create, join or leave, in seconds.
-        lock_timeout: Longest wait for the locks of index and arena, in seconds.
+        lock_timeout: Longest wait for the locks of index and arena, in seconds, once
+            it is open.
         wishes: What is asked of its memory.
 
     Raises:
@@ -106,12 +107,12 @@ class OpenedSlab:
             self._manifest = self._find_or_create(wanted)
             self._data_fd = self._open(DATA)
             undo.callback(os.close, self._data_fd)
-            arena_lock = FileLock(self._open(ARENA), root / ARENA, lock_timeout)
+            arena_lock = FileLock(self._open(ARENA), root / ARENA, open_timeout)
             undo.callback(arena_lock.close)
             self._tie(self._data_fd, arena_lock.fd, ARENA)
             self._settle(wanted, arena_lock.fd, index_only=index_only)
             self.geometry = self._geometry_of(wanted)
-            self._class = self._open_class(lock_timeout)
+            self._class = self._open_class(open_timeout)
             undo.callback(self._class.lock.close)
             self._tie(arena_lock.fd, self._class.lock.fd, self._class.name)
             self.index = self._class.index
@@ -123,6 +124,7 @@ class OpenedSlab:
             self._join()
             if not index_only:
                 self._map_data(wishes)
+            self._class.lock.timeout = self.arena.lock.timeout = lock_timeout
             undo.pop_all()
         self.is_open = True
         _in_this_process.add(self)
@@ -361,7 +363,8 @@ class OpenedSlab:
             raise
 
     def _leave(self) -> None:
-        with self.index.locked():
+        # If somebody is at it all the time: what we reserved is the next one's to free.
+        with contextlib.suppress(StoreUnavailableError), self.index.locked():
             self.index.reclaim([self.owner_id])
         if not self._class.owners.are_others():
             self._sync(self._data_fd)

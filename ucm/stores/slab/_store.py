@@ -198,7 +198,7 @@ class SlabStore(Store):
         """Look keys up as they are asked for; many at once would leave the caches."""
         index = self._slab.index
         for start in range(0, len(keys), _LOOK_UP_STEP):
-            yield index.look_up(index.batch(keys[start : start + _LOOK_UP_STEP]))
+            yield index.glance(index.batch(keys[start : start + _LOOK_UP_STEP]))
 
     def reserve(
         self, keys: Sequence[PackedKey], block_bytes: int, uses: Uses | None = None

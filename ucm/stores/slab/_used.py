@@ -19,7 +19,8 @@ __all__ = ["Used"]
 
 _STEP = 1 << 16
 _SAMPLE = 4096
-_LATEST = 1 << 62
+_EARLIEST = -(1 << 62)
+_AHEAD_NS = 1 << 55  # over a year: a clock that goes on from there has centuries left
 _CLOCK_BASE = int(Word.CLOCK_BASE)
 
 
@@ -51,13 +52,18 @@ class Used(Tables):
     ) -> None:
         """Stamp slots as used at these moments, unless they were used later."""
         stamps = self.stamps[slots]
-        self.stamps[slots] = np.maximum(stamps, self.within_budget(moments, stamps))
+        latest = np.maximum(stamps, self.within_budget(moments, stamps))
+        there = (
+            stamps != NEVER
+        )  # what has come into a slot since has a stamp of its own
+        self.stamps[slots[there]] = latest[there]
 
     def stamps_of(self, uses: Uses | None, count: int) -> npt.NDArray[np.int64]:
         """Return the stamps of uses; now, the first of them last, if there are none."""
         if uses is None:
             return self._now(count)[::-1]
-        return np.minimum(uses.moments, _LATEST) + self.words[_CLOCK_BASE]
+        latest = time.monotonic_ns() + _AHEAD_NS
+        return np.clip(uses.moments, _EARLIEST, latest) + self.words[_CLOCK_BASE]
 
     def within_budget(
         self,
@@ -107,7 +113,7 @@ class Used(Tables):
         moment = self.moment()
         if uses is None:
             return moment
-        used = int(uses.moments[0]) + self.words[_CLOCK_BASE]
+        used = max(int(uses.moments[0]), _EARLIEST) + self.words[_CLOCK_BASE]
         return None if used > moment or uses.tenants[0] else used
 
     def _now(self, count: int) -> npt.NDArray[np.int64]:
