@@ -169,6 +169,29 @@ class TestEnds:
             let_all_end(again)
             assert 24 == num_there(again)
 
+    def test_thread_that_ends_late_leaves_its_turn(
+        self, memory_path, kernel, monkeypatch
+    ):
+        """R-25: a close that did not wait for it keeps no memory from the others."""
+        monkeypatch.setattr(_populate, "_JOIN_S", 0.0)
+        with open_small(memory_path) as one, open_small(memory_path) as two:
+            kernel.await_asked(1)
+            assert one._slab._populator._has_turn
+            one.close()
+            kernel.let(24)
+            let_all_end(two)
+            assert 24 == num_there(two)
+
+    def test_child_waits_for_no_lock_of_its_parents_thread(self, memory_path, kernel):
+        """A fork while that thread looks whether to end is no deadlock."""
+        with open_small(memory_path) as store:
+            ends = store._slab._populator._ends
+            with ends._cond:
+                if not (child := os.fork()):
+                    os._exit(0)
+            assert 0 == os.waitpid(child, 0)[1]
+            kernel.let(24)
+
     def test_lost_slab_gets_no_more(self, memory_path, kernel):
         """R-25: files that were removed are not filled any further."""
         store = open_small(memory_path)

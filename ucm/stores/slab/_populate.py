@@ -35,6 +35,8 @@ _NAP_S, _FIRST_NAP_S = 0.1, 0.005
 _FIRST_S = 1.0
 _JOIN_S = 5.0
 _TOLD_SHARE = 10
+_ENDED = threading.Event()
+_ENDED.set()
 
 
 def _ignore(growth: StoreGrowth) -> None:
@@ -111,20 +113,29 @@ class Populator:
     def close(self) -> None:
         """Go on no further; waits for the step that is under way. Idempotent."""
         self._ends.set()
-        if self._thread is not None:
-            self._thread.join(_JOIN_S)
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None:
             self.abandon()
+        else:
+            self._thread.join(_JOIN_S)
 
     def abandon(self) -> None:
-        """Close the files, as a death does. Idempotent."""
-        self._ends.set()
+        """Close the files, as a death does, and take no lock. Idempotent."""
+        self._ends = _ENDED  # that of a forked child may be locked for ever
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._turn.close()
         fd, self._data_fd = self._data_fd, -1
         if fd >= 0:
             os.close(fd)
 
     def _run(self, steps: list[_Step]) -> None:
+        try:
+            self._go_on(steps)
+        finally:  # however late: others wait for the turn
+            self._let_go()
+
+    def _go_on(self, steps: list[_Step]) -> None:
         told = 0
         others = []
         for step in steps:
