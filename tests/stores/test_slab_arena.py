@@ -186,6 +186,18 @@ class TestSeveral:
             assert 288 == save(other, EVERY[:288])
             assert EVERY[:288] == stored(store)
 
+    def test_index_of_a_class_without_blocks_goes(self, memory_path):
+        """Layouts that were tried once do not keep memory for ever."""
+        with open_class(memory_path) as one, open_class(memory_path, LARGE) as two:
+            save(one, EVERY[:12])
+            save(two, EVERY[:1])
+            two.forget(EVERY[:1])
+        with open_class(memory_path) as one:
+            assert 1 == len(list(memory_path.glob("index-*")))
+            assert 276 == save(one, EVERY[12:288])
+            assert EVERY[:288] == stored(one)
+            check(one)
+
     def test_block_for_which_no_extent_is_large_enough_is_refused(self, memory_path):
         """R-31: while others use the slab it is not cut anew; both sizes are told."""
         with open_class(memory_path) as store:

@@ -94,6 +94,7 @@ def settle(
         _remove_leftovers(directory, manifest)
         _fit_data(directory, manifest.data_bytes, data_fd)
         classes = list(_open_classes(directory, manifest, stack))
+        classes = [each for each in classes if not _dismiss(directory, each, wanted)]
         slab = _Slab(directory, manifest, data_fd, in_memory, classes)
         owners = _owners_of(slab)
         if wanted and _must_change(manifest, wanted):
@@ -146,6 +147,16 @@ def _open_classes(
             opened = ClassIndex.open(directory, name, geometry, 5.0, at_once=False)
             yield stack.enter_context(opened.closing())
             revive(opened, manifest.durability)
+
+
+def _dismiss(directory: Directory, opened: ClassIndex, wanted: Geometry | None) -> bool:
+    """Remove an index that has no block and is not wanted now; return whether it was."""
+    with opened.index.locked():
+        is_empty = not opened.index.words[Word.NUM_COMMITTED]
+    if is_empty and wanted and opened.geometry.slot_bytes != wanted.slot_bytes:
+        directory.remove(opened.name)
+        return True
+    return False
 
 
 def _owners_of(slab: _Slab) -> npt.NDArray[np.int64]:
