@@ -82,7 +82,7 @@ INDEX = (
         name="looks_at_all_groups",
         why="Each eviction reads every stamp of the slab.",
         file=_OLDEST,
-        find="        width, looked_at = 2 + 2 * count // GROUP, 0",
+        find="        width, looked_at = max(4, 4 * count // GROUP), 0",
         replace="        width, looked_at = len(self._groups), 0",
         killers=(f"{_BOUNDS}::test_victim_is_found_without_looking_at_all",),
     ),

@@ -22,6 +22,7 @@ _RESTART = "tests/stores/test_slab.py::TestRestart"
 _CRASH = "tests/stores/test_slab_crash.py"
 _PROCESSES = "tests/stores/test_slab_processes.py"
 _REFUSALS = "tests/stores/test_slab_refusals.py::TestRefusals"
+_LONE = "tests/stores/test_slab_look_up.py::TestLoneBlock"
 _DEVICE = "tests/devices/test_cpu.py::TestCPUDevice"
 
 STORES = (

@@ -126,7 +126,7 @@ class Oldest:
             slots, stamps = self._pick_near(count, before)
             if len(slots):
                 return slots, stamps, True
-        width, looked_at = 2 + 2 * count // GROUP, 0  # as many are gone since the last
+        width, looked_at = max(4, 4 * count // GROUP), 0  # of some groups all are gone
         while True:
             groups, near, limit = self._look(width)
             looked_at += near.size
