@@ -12,6 +12,7 @@ from tests.mutations.of_drivers import DRIVERS
 from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
 from tests.mutations.of_fast import FAST
+from tests.mutations.of_hit import HIT
 from tests.mutations.of_index import INDEX
 from tests.mutations.of_keys import KEYS
 from tests.mutations.of_lanes import LANES
@@ -81,4 +82,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *TICKET,
     *LEASE,
     *REPLAY,
+    *HIT,
 )

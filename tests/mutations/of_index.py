@@ -183,7 +183,7 @@ INDEX = (
         name="half_withdrawn",
         why="Slots are used by nobody, because somebody was writing one of them.",
         file=_INDEX,
-        find="                    self.admit(each)\n",
+        find="                    self.admit(part)\n",
         replace="                    pass\n",
         killers=(
             f"{_TESTS}::TestWithdrawal::test_slot_being_written_is_not_withdrawn",

@@ -277,6 +277,7 @@ class TestMoments:
             made.save([key])
             slots = np.array([index.slot_of(key)])
             index.touch(slots, index.stamps_of(uses_at([2**63 - 1]), 1))
+            assert index.moment() + 2**50 < index.stamps[slots[0]]
             index.start_clock()
             assert before < index.stamps[slots[0]] < NEVER
             before = index.stamps[slots[0]]

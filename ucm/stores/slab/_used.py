@@ -53,9 +53,7 @@ class Used(Tables):
         """Stamp slots as used at these moments, unless they were used later."""
         stamps = self.stamps[slots]
         latest = np.maximum(stamps, self.within_budget(moments, stamps))
-        there = (
-            stamps != NEVER
-        )  # what has come into a slot since has a stamp of its own
+        there = stamps != NEVER  # what comes into a slot later has its own stamp
         self.stamps[slots[there]] = latest[there]
 
     def stamps_of(self, uses: Uses | None, count: int) -> npt.NDArray[np.int64]:
