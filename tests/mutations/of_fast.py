@@ -51,6 +51,16 @@ FAST = (
         replace="generation",
         killers=(f"{_LONE}::test_block_that_was_forgotten_meanwhile_is_noticed",),
     ),
+    Mutant(
+        name="lost_slab_populated",
+        why="Memory of files that nobody will ever read is taken from the machine.",
+        file=f"{_DIRECTORY}/_opened.py",
+        find="self.directory, geometry, self.arena, memory, self.check_paths\n",
+        replace="self.directory, geometry, self.arena, memory, self.check\n",
+        killers=(
+            "tests/stores/test_slab_populate.py::TestEnds::test_lost_slab_gets_no_more",
+        ),
+    ),
     # Who goes.
     Mutant(
         name="group_believed_the_oldest",

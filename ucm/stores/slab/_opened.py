@@ -156,25 +156,38 @@ class OpenedSlab:
         """
         self._check(self._files[:1])
 
+<<<<<<< HEAD
     def _look(self) -> None:
         """Do as ``check`` does, and look at what the path leads to now."""
         self._look_at = 0.0
         self.check()
 
     def _check(self, files: Sequence[_File]) -> None:
+=======
+    def check_paths(self) -> None:
+        """
+        Make sure of all that ``check`` does, and of the paths now.
+
+        Raises:
+            StoreUnavailableError: As ``check`` does.
+        """
+        self._check(self._files, looks=True)
+
+    def _check(self, files: Sequence[_File], *, looks: bool = False) -> None:
+>>>>>>> 4b008fd (Look at the paths of a slab before each extent is populated)
         if os.getpid() != self._pid:
             raise StoreUnavailableError("the slab was opened before this fork")
         if not self.is_open:
             raise StoreUnavailableError("the slab is closed")
-        self._lost = self._lost or self._find_loss(files)
+        self._lost = self._lost or self._find_loss(files, looks=looks)
         if self._lost:
             raise StoreUnavailableError(
                 f"{self.root} is no longer served: {self._lost}; start the engine again "
                 "to use what is there now"
             )
 
-    def _find_loss(self, files: Sequence[_File]) -> str:
-        looks = (now := time.monotonic()) >= self._look_at
+    def _find_loss(self, files: Sequence[_File], *, looks: bool) -> str:
+        looks |= (now := time.monotonic()) >= self._look_at
         try:
             for name, fd, nbytes in self._files if looks else files:
                 size = os.lseek(fd, 0, os.SEEK_END)  # a third of what fstat costs
@@ -218,8 +231,7 @@ class OpenedSlab:
             self._populator.close()
         try:
             with self._door.held():
-                self._look_at = 0.0
-                if not (self._lost or self._find_loss(self._files)):
+                if not (self._lost or self._find_loss(self._files, looks=True)):
                     self._leave()
         finally:
             self._class.lock.close()
@@ -330,7 +342,11 @@ class OpenedSlab:
             wishes.tell(memory, _creation.SYSTEM)
             with making(self.directory, geometry):
                 self._populator = Populator(
+<<<<<<< HEAD
                     self.directory, geometry, self.arena, memory, self._look
+=======
+                    self.directory, geometry, self.arena, memory, self.check_paths
+>>>>>>> 4b008fd (Look at the paths of a slab before each extent is populated)
                 )
 
     def _join(self) -> None:
