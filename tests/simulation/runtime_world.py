@@ -371,12 +371,7 @@ class RuntimeWorld(ABC):
     def _check_end(self) -> None:
         """Every ticket ended once, in the log as well, and the sums are right."""
         self.checker.finish()
-        open_loads = {
-            transfer_id: each
-            for transfer_id, each in self.transfers.items()
-            if not each.outcome
-        }
-        assert {} == open_loads
+        assert all(each.outcome for each in self.transfers.values())
         for each in self.runtime._open.values():  # what never ends is not served beside
             assert self.runtime.failure
             assert each.is_given_up or each.guard.is_clearing
