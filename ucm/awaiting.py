@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ucm.cache.aio import Opening
     from ucm.config import UCMConfig
     from ucm.devices.abc import Device
+    from ucm.pipeline.save import OwnStages
     from ucm.stores.abc import Store
 
 __all__ = ["open"]
@@ -28,6 +29,7 @@ def open(  # noqa: A001 - as ``gzip.open`` is
     keyspace: KeySpace,
     store: "Store | None" = None,
     shard: int = 0,
+    before_commit: "OwnStages | None" = None,
 ) -> "Opening":
     """
     Open a cache for a host that runs on asyncio or trio.
@@ -48,6 +50,8 @@ def open(  # noqa: A001 - as ``gzip.open`` is
         keyspace: Under which blocks are stored; see ``keyspace_of``.
         store: An open store; if not given, the one that ``config["store"]`` names.
         shard: Which part of each block this process holds, if it is one of several.
+        before_commit: Stages of the host's own for what is saved; see ``OwnStage`` of
+            ``ucm.pipeline.save``.
 
     Raises:
         ConfigError: A setting cannot be used, or the store does not fit it; on entering.
@@ -59,5 +63,13 @@ def open(  # noqa: A001 - as ``gzip.open`` is
     from ucm.cache.opening import open_core
 
     return Opening(
-        lambda: open_core(config, layout, device, keyspace, store=store, shard=shard)
+        lambda: open_core(
+            config,
+            layout,
+            device,
+            keyspace,
+            store=store,
+            shard=shard,
+            before_commit=before_commit,
+        )
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ucm.cache.sync import Cache
     from ucm.config import UCMConfig
     from ucm.devices.abc import Device
+    from ucm.pipeline.save import OwnStages
     from ucm.stores.abc import Store
 
 __all__ = ["open"]
@@ -28,6 +29,7 @@ def open(  # noqa: A001 - as ``gzip.open`` is
     keyspace: KeySpace,
     store: "Store | None" = None,
     shard: int = 0,
+    before_commit: "OwnStages | None" = None,
 ) -> "Cache":
     """
     Open a cache whose calls block; arguments and errors as of ``ucm.open``.
@@ -39,4 +41,14 @@ def open(  # noqa: A001 - as ``gzip.open`` is
     from ucm.cache.opening import open_core
     from ucm.cache.sync import Cache
 
-    return Cache(*open_core(config, layout, device, keyspace, store=store, shard=shard))
+    return Cache(
+        *open_core(
+            config,
+            layout,
+            device,
+            keyspace,
+            store=store,
+            shard=shard,
+            before_commit=before_commit,
+        )
+    )

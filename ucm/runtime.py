@@ -30,6 +30,7 @@ from ucm.metrics import Counters
 from ucm.pipeline.engine_waits import EngineWaits
 from ucm.pipeline.pipeline import Pipeline
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
+from ucm.pipeline.save import OwnStages
 from ucm.pipeline.tickets import Admission, Outcome, OutcomeKind, Ticket
 from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder
@@ -68,6 +69,7 @@ class Runtime:
         affinity: Where copy threads run; as the system pleases if not given.
         confirms: The engine overwrites blocks before it says so: a save is committed
             only once ``poll`` has told of its release.
+        before_commit: Stages of the host's own; see ``save_chain``.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Runtime:
         threads: Threads = SYSTEM,
         affinity: AffinityPlan | None = None,
         confirms: bool = False,
+        before_commit: OwnStages | None = None,
     ) -> None:
         self._store = store
         self._device = device
@@ -102,6 +105,7 @@ class Runtime:
             on_failure=self._fail,
             take_in=lambda: self._take_in(),  # which needs the pipeline's queue
             confirms=confirms,
+            before_commit=before_commit,
             threads=threads,
             on_copy_thread=self._bind_copy_thread,
         )
@@ -129,11 +133,9 @@ class Runtime:
             wake=self._loop.wake,
         )
         self._confirms = confirms
-        self._failure_lock = threads.lock()
+        self._failure_lock, self._closing = threads.lock(), threads.lock()
         self._failure = ""
-        self._closed = False
-        self._closing = threads.lock()
-        self._is_over = False
+        self._closed = self._is_over = False
 
     @property
     def failure(self) -> str:

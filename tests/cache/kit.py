@@ -20,6 +20,7 @@ from ucm.cache.core import Core
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
+from ucm.pipeline.save import OwnStages
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice, FaultPlan, FaultStore
 from ucm.threads import SYSTEM, Threads
@@ -67,6 +68,7 @@ class Host:
         capacity: Of the store, in blocks.
         make_device: Over its memory.
         threads: Where the clock comes from.
+        own: Stages of the host's own.
     """
 
     plan: FaultPlan = attrs.Factory(FaultPlan)
@@ -74,6 +76,7 @@ class Host:
     capacity: int = 256
     make_device: Callable[[], Device] = CPUDevice
     threads: Threads = SYSTEM
+    own: OwnStages | None = None
     pool: dict[str, np.ndarray] = attrs.field(init=False)
     store: MemoryStore = attrs.field(init=False)
     tracer: Tracer = attrs.Factory(Tracer)
@@ -100,6 +103,7 @@ class Host:
             shard=ShardId(0),
             log=self.tracer.log,
             threads=self.threads,
+            before_commit=self.own,
         )
         opened = contextlib.ExitStack()
         opened.callback(self.core.close)

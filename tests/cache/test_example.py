@@ -38,6 +38,23 @@ def test_host_written_from_the_page_alone_finds_what_it_stored(tmp_path: Path) -
     assert all(blocks == found for blocks, found in loaded[1])
 
 
+@pytest.mark.slow
+def test_host_with_stages_of_its_own_keeps_out_what_they_refuse() -> None:
+    """R-44: the example runs; the save that a stage fails is not found."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "own_stage.py")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = [
+        "committed, 2 found, 512 bytes counted",
+        "failed, 2 found, 512 bytes counted",
+    ]
+    assert told == done.stdout.splitlines()
+
+
 def test_page_lists_every_verb() -> None:
     """Nothing that a host may call has to be found in the code."""
     for cls in (aio.Cache, aio.Save):

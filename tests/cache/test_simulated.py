@@ -18,6 +18,8 @@ from ucm.cache.sync import Cache, Save
 from ucm.config import UCMConfig
 from ucm.devices.cpu import CPUDevice
 from ucm.errors import DeviceTimeoutError, StoreError
+from ucm.pipeline.save import OwnStage, Sealed, sealed_blocks
+from ucm.pipeline.stage import Chain
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import FaultDevice
 
@@ -57,6 +59,8 @@ class HostWorld:
         self.pool = {name: np.zeros(shape, np.uint8) for name in LAYERS}
         self.store = MemoryStore(self.dice.choice((12, 60)), LAYOUT.max_block_bytes)
         self.running = _THREADS
+        self.is_audited = self.dice.random() < 0.5
+        self.num_wrong = 0
 
     def run(self) -> None:
         """Run it and check what is left."""
@@ -87,6 +91,7 @@ class HostWorld:
             shard=ShardId(0),
             log=null_log(),
             threads=simulation.threads,
+            before_commit=Chain.start(_Audit(self)) if self.is_audited else None,
         )
         core.open()
         self.faults.odds = self.odds
@@ -99,6 +104,7 @@ class HostWorld:
         if not core._runtime.failure:
             self._check_stored(core)
         core.close()
+        assert 0 == self.num_wrong
         if not core._runtime.failure:
             assert 0 == len(core._users)
         assert {} == core._open
@@ -114,6 +120,24 @@ class HostWorld:
                     got = lease.slots.block(0).tobytes()
                 assert _CONTENTS[number].tobytes() == got, f"block {number} is wrong"
                 self.seen["stored"] += 1
+
+
+class _Audit(OwnStage):
+    """A stage of the host's own that fails, hangs and dies as stores do."""
+
+    name = "audit"
+
+    def __init__(self, world: HostWorld) -> None:
+        self.world = world
+
+    def run(self, given: Sealed) -> Sealed:
+        """Check what is about to be visible."""
+        for key, block in sealed_blocks(given):
+            wanted = _CONTENTS[_PACKED.index(key)].tobytes()
+            self.world.seen["audited"] += 1
+            self.world.num_wrong += wanted != block.tobytes()  # an error costs the save
+        self.world.faults.at("audit")
+        return given
 
 
 class _HostThread:
@@ -226,6 +250,7 @@ class TestHostWorld:
         wanted = {"save committed", "save cancelled", "load committed", "load failed"}
         assert set() == wanted - set(seen)
         assert seen["stored"] > 0
+        assert seen["audited"] > 0
 
     @pytest.mark.slow
     def test_seed_repeats_a_run(self) -> None:

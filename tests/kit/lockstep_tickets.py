@@ -23,14 +23,19 @@ from ucm.tracing import STAGE_FAILED
 
 __all__ = ["CHAINS", "OPTIONAL", "TicketTrace", "rows_in"]
 
+OWN: Final = ("audit", "second")
+"""What tests call a host's own stages."""
+
+_SAVES: Final = ("event_wait", "gather", "gather_wait", "transfer", *OWN)
+
 CHAINS: Final = {
-    "save": ("event_wait", "gather", "gather_wait", "transfer", "confirm", "commit"),
+    "save": (*_SAVES, "confirm", "commit"),
     "load": ("event_wait", "fetch", "scatter", "scatter_wait", "publish"),
 }
 """Stages by direction."""
 
-OPTIONAL: Final = frozenset({"gather_wait", "scatter_wait", "confirm"})
-"""Those that are there for some devices and engines only."""
+OPTIONAL: Final = frozenset({"gather_wait", "scatter_wait", "confirm", *OWN})
+"""Those that are there for some devices, engines and hosts only."""
 
 _COPIES: Final = {"save": 1, "load": 2}
 _IN_QUEUE: Final = -1

@@ -23,6 +23,7 @@ from tests.mutations.of_load import LOAD
 from tests.mutations.of_match import MATCH
 from tests.mutations.of_modes import MODES
 from tests.mutations.of_numbers import NUMBERS
+from tests.mutations.of_own import OWN
 from tests.mutations.of_pipe import PIPE
 from tests.mutations.of_poller import POLLER
 from tests.mutations.of_releases import RELEASES
@@ -83,4 +84,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *LEASE,
     *REPLAY,
     *HIT,
+    *OWN,
 )

@@ -34,6 +34,7 @@ from ucm.layout import KVLayout
 from ucm.metrics import Counters
 from ucm.pipeline.outcomes import Outcome, OutcomeKind
 from ucm.pipeline.recorder import Notice
+from ucm.pipeline.save import OwnStages
 from ucm.pipeline.tickets import Direction
 from ucm.prefixes import Place
 from ucm.reasons import Reason
@@ -62,6 +63,7 @@ class Core:
         shard: Which part of each block this process holds.
         log: The process's log; the caller's.
         threads: Where the clock, threads and locks come from.
+        before_commit: Stages of the host's own.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Core:
         shard: ShardId,
         log: Log,
         threads: Threads = SYSTEM,
+        before_commit: OwnStages | None = None,
     ) -> None:
         self.timeout = config.timeout
         self.new_event = threads.event
@@ -93,6 +96,7 @@ class Core:
             log=log,
             shard=shard,
             threads=threads,
+            before_commit=before_commit,
         )
         self._orders = Orders(
             layout, shard, keyspace.digest, config.queue.span_bytes, itertools.count(1)
@@ -112,8 +116,7 @@ class Core:
         self._thread = threads.thread(self._main, "ucm-loop")
         self._closing = threads.lock()
         self._is_open = False
-        self._is_serving = True
-        self._is_polled = True
+        self._is_serving = self._is_polled = True
 
     def open(self) -> None:
         """

@@ -10,6 +10,7 @@ from ucm.config import UCMConfig
 from ucm.devices.abc import Device
 from ucm.errors import ConfigError, LayoutError
 from ucm.layout import KVLayout
+from ucm.pipeline.save import OwnStages
 from ucm.registry import load_class
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
@@ -27,6 +28,7 @@ def open_core(
     *,
     store: Store | None = None,
     shard: int = 0,
+    before_commit: OwnStages | None = None,
     threads: Threads = SYSTEM,
 ) -> tuple[Core, contextlib.ExitStack]:
     """
@@ -61,6 +63,7 @@ def open_core(
                 shard=ShardId(shard),
                 log=log,
                 threads=threads,
+                before_commit=before_commit,
             )
             unowned.pop_all()
         opened.callback(core.close)

@@ -24,7 +24,7 @@ from ucm.pipeline.lane import RequestLane
 from ucm.pipeline.load import load_chain
 from ucm.pipeline.recorder import Recorder
 from ucm.pipeline.runner import Runner
-from ucm.pipeline.save import save_chain
+from ucm.pipeline.save import OwnStages, save_chain
 from ucm.pipeline.stage import CopyStage
 from ucm.pipeline.tickets import (
     Direction,
@@ -57,6 +57,7 @@ class Pipeline(Listener):
         on_failure: Called once when a copy thread has died or is stuck; any thread.
         take_in: Called on the loop before the queue is looked at; offers what is new.
         confirms: See ``save_chain``.
+        before_commit: See ``save_chain``.
         threads: Where the clock, threads and locks come from.
         on_copy_thread: Called on each copy thread before its first job.
     """
@@ -72,6 +73,7 @@ class Pipeline(Listener):
         on_failure: Callable[[str], None],
         take_in: Callable[[], None],
         confirms: bool = False,
+        before_commit: OwnStages | None = None,
         threads: Threads = SYSTEM,
         on_copy_thread: Callable[[], None] = lambda: None,
     ) -> None:
@@ -79,8 +81,11 @@ class Pipeline(Listener):
             max_tickets=queue.tickets, max_nbytes=queue.nbytes, threads=threads
         )
         self.recorder = recorder
+        saves = save_chain(
+            store, device, confirms=confirms, before_commit=before_commit
+        )
         self._segments = {
-            Direction.SAVE: save_chain(store, device, confirms=confirms).segments(),
+            Direction.SAVE: saves.segments(),
             Direction.LOAD: load_chain(store, device).segments(),
         }
         self._window = queue.window

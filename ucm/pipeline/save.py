@@ -11,16 +11,23 @@ an asynchronous device ``GatherWait`` waits for its fence before them. A copy th
 begun is always waited for, also when its ticket is over. ``Confirm`` is there for engines
 that overwrite blocks before they say so: it waits until the engine's thread has seen the
 copy's end, which is then older than anything that it overwrites later.
+
+Stages of a host's own (``OwnStage``) stand between ``Transfer`` and ``Commit``: behind the
+release, so that they hold no blocks, and before anything is visible.
 """
 
 import contextlib
+from collections import Counter
+from collections.abc import Iterator
 from typing import NewType
 
 import anyio
+import numpy as np
+import numpy.typing as npt
 
-from ucm.blocks import BlockId
+from ucm.blocks import BlockId, PackedKey
 from ucm.devices.abc import Device, Fence
-from ucm.errors import DeviceTimeoutError, StoreError, StoreFullError
+from ucm.errors import ConfigError, DeviceTimeoutError, StoreError, StoreFullError
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import outcome_of_save
@@ -39,6 +46,8 @@ __all__ = [
     "Gather",
     "GatherWait",
     "Gathered",
+    "OwnStage",
+    "OwnStages",
     "Queued",
     "Ready",
     "Sealed",
@@ -46,6 +55,7 @@ __all__ = [
     "copy_of",
     "copy_over",
     "save_chain",
+    "sealed_blocks",
 ]
 
 _FIRST_LOOK_S = 0.002
@@ -198,6 +208,33 @@ class Confirm(LoopStage[Sealed, Sealed]):
         return given
 
 
+class OwnStage(CopyStage[Sealed, Sealed]):
+    """
+    A stage of a host's own, such as an audit; ``save_chain`` puts it before ``Commit``.
+
+    It runs on the copy thread of the store, for each item of each save, and looks at what
+    ``sealed_blocks`` yields. What it raises fails that save; a ``run`` that does not
+    return is a store that hangs: the save ends at its deadline, further ones are refused
+    until it does.
+    """
+
+    worker = STORE_WORKER
+
+
+OwnStages = Chain[Sealed, Sealed]
+"""``Chain.start(...).then(...)`` of them."""
+
+
+def sealed_blocks(given: Sealed) -> Iterator[tuple[PackedKey, npt.NDArray[np.uint8]]]:
+    """Yield keys and bytes, not to be changed, of what is about to be committed."""
+    if given.is_whole:  # nothing yet while rows are missing
+        lease = _lease(given.ticket)
+        for at, key in enumerate(lease.keys):
+            block = lease.slots.block(at)
+            block.flags.writeable = False
+            yield key, block
+
+
 class Commit(CopyStage[Sealed, Finished]):
     """Publishes the blocks."""
 
@@ -230,7 +267,11 @@ def _lease(ticket: Ticket) -> WriteLease:
 
 
 def save_chain(
-    store: Store, device: Device, *, confirms: bool = False
+    store: Store,
+    device: Device,
+    *,
+    confirms: bool = False,
+    before_commit: OwnStages | None = None,
 ) -> Chain[Queued, Finished]:
     """
     Return the save chain for a device.
@@ -239,11 +280,35 @@ def save_chain(
         store: Where blocks go.
         device: Where they come from.
         confirms: The engine overwrites blocks before it calls any hook.
+        before_commit: A host's own stages, each an ``OwnStage`` with a name of its own.
+
+    Raises:
+        ConfigError: One of these cannot stand there.
     """
     gathered = Chain.start(EventWait()).then(Gather(store, device))
     if not device.is_synchronous:
         gathered = gathered.then(GatherWait())
     sealed = gathered.then(Transfer())
+    if before_commit is not None:
+        _check_own(before_commit, sealed)
+        sealed = sealed.join(before_commit)
     if confirms:
         sealed = sealed.then(Confirm())
     return sealed.then(Commit())
+
+
+def _check_own(own: OwnStages, before: Chain[Queued, Sealed]) -> None:
+    """Refuse what could hold blocks, or be taken for a stage of ours in the log."""
+    stages = (*before.stages, *own.stages, Confirm(), Commit())
+    names = Counter(each.name for each in stages)
+    for stage in own.stages:
+        problem = ""
+        if not isinstance(stage, OwnStage) or stage.worker != STORE_WORKER:
+            problem = "is no OwnStage, and could hold blocks of the engine"
+        elif names[stage.name] > 1:
+            problem = "has the name of another stage"
+        if problem:
+            remedy = (
+                "Derive it from ucm.pipeline.save.OwnStage, with a name of its own."
+            )
+            raise ConfigError("before_commit", stage.name, problem, remedy)

@@ -193,6 +193,10 @@ class Chain(Generic[In, Out]):
         """Return this chain with one more stage at its end."""
         return Chain((*self.stages, stage))
 
+    def join(self, other: "Chain[Out, Mid]") -> "Chain[In, Mid]":
+        """Return this chain with the stages of another one at its end."""
+        return Chain((*self.stages, *other.stages))
+
     def segments(self) -> tuple[Segment, ...]:
         """Return the stages grouped so that neighbours on one thread share a call."""
         groups: list[list[Stage[Any, Any]]] = []
