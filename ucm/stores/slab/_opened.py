@@ -156,14 +156,6 @@ class OpenedSlab:
         """
         self._check(self._files[:1])
 
-<<<<<<< HEAD
-    def _look(self) -> None:
-        """Do as ``check`` does, and look at what the path leads to now."""
-        self._look_at = 0.0
-        self.check()
-
-    def _check(self, files: Sequence[_File]) -> None:
-=======
     def check_paths(self) -> None:
         """
         Make sure of all that ``check`` does, and of the paths now.
@@ -174,7 +166,6 @@ class OpenedSlab:
         self._check(self._files, looks=True)
 
     def _check(self, files: Sequence[_File], *, looks: bool = False) -> None:
->>>>>>> 4b008fd (Look at the paths of a slab before each extent is populated)
         if os.getpid() != self._pid:
             raise StoreUnavailableError("the slab was opened before this fork")
         if not self.is_open:
@@ -342,11 +333,7 @@ class OpenedSlab:
             wishes.tell(memory, _creation.SYSTEM)
             with making(self.directory, geometry):
                 self._populator = Populator(
-<<<<<<< HEAD
-                    self.directory, geometry, self.arena, memory, self._look
-=======
                     self.directory, geometry, self.arena, memory, self.check_paths
->>>>>>> 4b008fd (Look at the paths of a slab before each extent is populated)
                 )
 
     def _join(self) -> None:
