@@ -9,6 +9,7 @@ from tests.mutations.of_decisions import DECISIONS
 from tests.mutations.of_devices import DEVICES
 from tests.mutations.of_doors import DOORS
 from tests.mutations.of_drivers import DRIVERS
+from tests.mutations.of_eng import ENG
 from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
 from tests.mutations.of_fast import FAST
@@ -74,6 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STUCK,
     *SCHED,
     *USES,
+    *ENG,
     *PIPE,
     *WORKER,
     *LIGHT,

@@ -156,8 +156,8 @@ USES = (
         name="retained_for_ever",
         why="One request fills the store with what nothing evicts.",
         file=_WISHES,
-        find="return min(float(value), self._max_retain_seconds)",
-        replace="return float(value)",
+        find="float(min(value, self._max_retain_seconds))",
+        replace="float(min(value, _LONGEST_S))",
         killers=(f"{_READER}::test_wish_is_read",),
     ),
     Mutant(

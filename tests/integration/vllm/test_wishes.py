@@ -54,6 +54,7 @@ class TestReader:
         [
             ({"retain_seconds": 2}, Wishes(retain_seconds=2.0)),
             ({"retain_seconds": 1e9}, Wishes(retain_seconds=100.0)),
+            ({"retain_seconds": 10**400}, Wishes(retain_seconds=100.0)),
             ({"store": False}, Wishes(saves=False)),
             ({"forget": True}, Wishes(saves=False, forgets=True)),
             ({"store": True, "forget": False}, Wishes()),
@@ -77,6 +78,7 @@ class TestReader:
             (7, "ucm"),
             ({"retain": 1}, "ucm"),
             ({"retain_seconds": -1}, "retain_seconds"),
+            ({"retain_seconds": -(10**5000)}, "retain_seconds"),
             ({"retain_seconds": True}, "retain_seconds"),
             ({"retain_seconds": float("inf")}, "retain_seconds"),
             ({"retain_seconds": float("nan")}, "retain_seconds"),

@@ -84,7 +84,8 @@ class WishReader:
         if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]
             self._ignore(_RETAIN, value)
             return 0.0
-        return min(float(value), self._max_retain_seconds)  # type: ignore[arg-type]
+        # An integer may be too large for a float: cut it first.
+        return float(min(value, self._max_retain_seconds))  # type: ignore[type-var]
 
     def _read_switch(
         self, ours: Mapping[str, object], key: str, *, default: bool
@@ -99,9 +100,16 @@ class WishReader:
         self._counters.add("ucm_ignored_wishes_total", 1, key=key)
         if key not in self._told:
             self._told.add(key)
-            shown = repr(value)[:80]
             remedy = _REMEDIES[key]
-            self._log.warning(WISH_IGNORED, key=key, value=shown, remedy=remedy)
+            self._log.warning(WISH_IGNORED, key=key, value=_shown(value), remedy=remedy)
+
+
+def _shown(value: object) -> str:
+    """Return the beginning of what was given, or its type where it has no end."""
+    try:
+        return repr(value)[:80]
+    except (ValueError, RecursionError):  # thousands of digits, or of levels
+        return type(value).__name__
 
 
 def _tenant(salt: str) -> int:

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what a request may say that no engine of today lets through."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["ENG"]
+
+_READER = "tests/integration/vllm/test_wishes.py::TestReader"
+_WISHES = "ucm/integration/vllm/wishes.py"
+
+ENG = (
+    Mutant(
+        name="long_number_made_a_float",
+        why="A request that wants to be kept for 10**400 s ends the engine.",
+        file=_WISHES,
+        find="float(min(value, self._max_retain_seconds))",
+        replace="min(float(value), self._max_retain_seconds)",
+        killers=(f"{_READER}::test_wish_is_read",),
+    ),
+    Mutant(
+        name="long_number_written_out",
+        why="A number of thousands of digits, which Python does not print, ends the engine.",
+        file=_WISHES,
+        find="except (ValueError, RecursionError):",
+        replace="except RecursionError:",
+        killers=(f"{_READER}::test_wish_that_makes_no_sense_is_as_if_not_given",),
+    ),
+)
