@@ -5,13 +5,14 @@ A process that uses a slab, for tests that need a real one.
 Run as ``python -m tests.stores.slab_child DIRECTORY ACTION ...``; speaks in lines.
 """
 
+import contextlib
 import os
 import random
 import sys
 from pathlib import Path
 
 from tests.stores.slab_kit import open_slab
-from ucm.errors import StoreUnavailableError
+from ucm.errors import StoreFullError, StoreUnavailableError
 from ucm.testing.store_blocks import BLOCK_BYTES, fill, load, make_keys, payload, save
 
 
@@ -68,7 +69,11 @@ def churn(directory: Path, num_blocks: int, seed: int) -> None:
     with open_slab(directory, num_blocks) as store:
         while True:
             keys = make_keys(chance.randint(1, 6), first=chance.randint(0, 40))
-            with store.reserve(keys, BLOCK_BYTES) as lease:
+            # All slots may hold what others write, or what is among these keys.
+            with (
+                contextlib.suppress(StoreFullError),
+                store.reserve(keys, BLOCK_BYTES) as lease,
+            ):
                 fill(lease)
                 if chance.random() < 0.9:
                     lease.commit()

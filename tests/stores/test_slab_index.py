@@ -3,16 +3,14 @@
 
 import contextlib
 import itertools
-import os
 import random
-import threading
-from collections.abc import Iterable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.stores.index_kit import OWNER
 from tests.stores.slab_kit import SLOT_BYTES, open_slab
 from tests.stores.test_slab_crash import run_until
 from ucm.blocks import PackedKey
@@ -27,12 +25,9 @@ from ucm.stores.slab._layout import (
     GROUP,
     MOST,
     NEVER,
-    IndexLayout,
-    Limits,
     SlotState,
     Word,
 )
-from ucm.stores.slab._locks import FileLock
 from ucm.stores.slab._oldest import Oldest
 from ucm.stores.slab._tenants import places_of
 from ucm.testing.store_blocks import (
@@ -45,50 +40,6 @@ from ucm.testing.store_blocks import (
     uses_at,
 )
 from ucm.uses import Uses
-
-OWNER = 1
-
-
-def find_dead(owners: Iterable[int]) -> list[int]:
-    """Return that everybody lives."""
-    return []
-
-
-class Index:
-    """An index in plain memory, and blocks that are only keys."""
-
-    def __init__(self, path, num_slots: int, data: bytes | None = None) -> None:
-        layout = IndexLayout(num_slots)
-        self.data = bytearray(data or bytes(layout.nbytes))
-        file = FileLock(os.open(path, os.O_RDWR | os.O_CREAT), path, 60.0)
-        self.index = SlotIndex(memoryview(self.data), layout, file, find_dead)
-        if data is None:
-            self.index.format()
-            self.index.admit(np.arange(num_slots))
-
-    def save(self, keys: list[PackedKey], uses: Uses | None = None) -> int:
-        """Reserve and publish; return how many were granted."""
-        index = self.index
-        grant = index.reserve(index.batch(keys), 1, OWNER, uses)
-        index.publish(grant, np.zeros(len(grant.slots), dtype=np.uint64), OWNER)
-        return len(grant.slots)
-
-    def has(self, keys: list[PackedKey]) -> list[bool]:
-        """Return which keys are committed."""
-        return self.index.look_up(self.index.batch(keys)).committed.tolist()
-
-
-@pytest.fixture
-def make_index(tmp_path):
-    """Make indexes, whose locks are closed at the end."""
-    with contextlib.ExitStack() as end:
-
-        def make(num_slots: int, data: bytes | None = None) -> Index:
-            made = Index(tmp_path / "lock", num_slots, data)
-            end.callback(made.index._lock.close)
-            return made
-
-        yield make
 
 
 class Counted(np.ndarray):
@@ -199,117 +150,6 @@ class TestBounds:
             config, block_bytes=BLOCK_BYTES, index_only=True
         ) as store:
             assert store._slab._class.lock.timeout < 0.005
-
-
-class TestCrowd:
-    """R-28: others change the index all the time, as eight ranks under load do."""
-
-    @pytest.fixture
-    def crowd(self, make_index, monkeypatch):
-        """Make an index whose lock others have, who begin one change after another."""
-        made = make_index(8)
-        made.save(make_keys(4))
-        index = made.index
-        index.words[Word.VERSION] |= 1
-
-        @contextlib.contextmanager
-        def pass_on():
-            index.words[Word.VERSION] += 2
-            raise StoreUnavailableError("held by another process")
-            yield
-
-        monkeypatch.setattr(index._lock, "held", pass_on)
-        return made
-
-    def test_hint_is_given_amid_changes_that_never_pause(self, crowd):
-        """What is stored is found, by one key and by many."""
-        keys, index = make_keys(6), crowd.index
-        found = index.glance(index.batch(keys)).committed
-        assert [True] * 4 + [False] * 2 == found.tolist()
-        assert [0, -1] == [index.slot_of(keys[0]), index.slot_of(keys[5])]
-
-    def test_what_is_read_is_seen_at_one_moment(self, crowd):
-        """A record that is being written must not pass for one that is damaged."""
-        with pytest.raises(StoreUnavailableError):
-            crowd.index.look_up(crowd.index.batch(make_keys(1)))
-
-    def test_change_that_does_not_end_is_no_crowd(self, crowd, monkeypatch):
-        """Of a process that was stopped within a change one hears, and soon."""
-        index = crowd.index
-
-        @contextlib.contextmanager
-        def refuse():
-            raise StoreUnavailableError("held by another process")
-            yield
-
-        monkeypatch.setattr(index._lock, "held", refuse)
-        with pytest.raises(StoreUnavailableError):
-            index.glance(index.batch(make_keys(1)))
-
-    def test_scheduler_opens_and_closes_while_the_locks_are_busy(self, tmp_path):
-        """Who opens waits for as long as opening may take; who closes loses nothing."""
-        config = StoreConfig(path=str(tmp_path / "s"), capacity=5 * SLOT_BYTES)
-        with open_slab(tmp_path / "s", 5) as worker:
-            locks = [worker._slab.arena.lock, worker._slab._class.lock]
-            for lock in locks:
-                with contextlib.ExitStack() as held:
-                    held.enter_context(lock.held())
-                    timer = threading.Timer(0.05, held.pop_all().close)
-                    timer.start()
-                    store = SlabStore.open_configured(
-                        config, block_bytes=BLOCK_BYTES, index_only=True
-                    )
-                    timer.join()
-                with locks[1].held():
-                    store.close()
-            assert not worker._slab._class.owners.are_others()
-
-
-class TestMoments:
-    def test_block_kept_for_ever_does_not_end_the_clock(self, make_index):
-        """However far ahead blocks count as used, each new life of the machine goes on
-        from there, and later uses are later."""
-        made, keys = make_index(8), make_keys(8)
-        index = made.index
-        index.limits = Limits(retained=1.0)
-        before = 0
-        for key in keys:
-            made.save([key])
-            slots = np.array([index.slot_of(key)])
-            index.touch(slots, index.stamps_of(uses_at([2**63 - 1]), 1))
-            assert index.moment() + 2**50 < index.stamps[slots[0]]
-            index.start_clock()
-            assert before < index.stamps[slots[0]] < NEVER
-            before = index.stamps[slots[0]]
-        made.save(make_keys(1, first=100))
-        assert [False] + [True] * 7 == made.has(keys)
-
-    def test_earliest_use_of_all_is_before_the_others(self, make_index):
-        """No use is so early that it counts as one that is still to come."""
-        index = make_index(8).index
-        index.words[Word.CLOCK_BASE] = -(10**9)
-        earliest = uses_at([-(2**63)])
-        assert index.stamps_of(earliest, 1)[0] < 0
-        assert index.moment_of(earliest) == index.stamps_of(earliest, 1)[0]
-
-    def test_slot_that_another_block_got_meanwhile_can_still_go(self, make_index):
-        """A use of what was evicted while it was looked up does not keep for ever what
-        has come in its place."""
-        made = make_index(1)
-        index, (old, new) = made.index, make_keys(2)
-        made.save([old])
-        slots = np.array([index.slot_of(old)])
-        index.forget(index.batch([old]))
-        curb = index.within_budget
-
-        def come(*about):
-            made.save([new])
-            return curb(*about)
-
-        index.within_budget = come
-        index.touch(slots, index.stamps_of(None, 1))
-        assert [True] == made.has([new])
-        assert index.stamps[0] < NEVER
 
 
 def snapshot(index: SlotIndex, keys: list[PackedKey]) -> tuple:
