@@ -156,7 +156,7 @@ USES = (
         name="retained_for_ever",
         why="One request fills the store with what nothing evicts.",
         file=_WISHES,
-        find="float(min(value, self._max_retain_seconds))",
+        find="float(min(cast(float, value), self._max_retain_seconds))",
         replace="float(min(value, _LONGEST_S))",
         killers=(f"{_READER}::test_wish_is_read",),
     ),

@@ -15,7 +15,7 @@ if it was not given: counted, and told once of each key.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from xxhash import xxh32_intdigest
 
@@ -81,11 +81,11 @@ class WishReader:
     def _read_seconds(self, ours: Mapping[str, object]) -> float:
         value = ours.get(_RETAIN, 0)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]
-            self._ignore(_RETAIN, value)
-            return 0.0
-        # An integer may be too large for a float: cut it first.
-        return float(min(value, self._max_retain_seconds))  # type: ignore[type-var]
+        if is_number and 0 <= cast(float, value) < math.inf:
+            # An integer may be too large for a float: cut it first.
+            return float(min(cast(float, value), self._max_retain_seconds))
+        self._ignore(_RETAIN, value)
+        return 0.0
 
     def _read_switch(
         self, ours: Mapping[str, object], key: str, *, default: bool
