@@ -164,7 +164,10 @@ def main() -> int:
     for name, count in sorted(total.items()):
         print(f"{name:24} {count:>12}")
     if given.json:
-        given.json.write_text(json.dumps(total, indent=1) + "\n")
+        asked = {
+            name: getattr(given, name) for name in ("seconds", "writers", "readers")
+        }
+        given.json.write_text(json.dumps({**asked, **total}, indent=1) + "\n")
     bad = ("wrong", "corrupt", "failed", "out of order", "left behind")
     return int(any(total[name] for name in bad))
 

@@ -22,6 +22,7 @@ from benchmarks import (
     peers,
     pipeline,
     report,
+    slab_report,
     stores,
 )
 
@@ -90,6 +91,13 @@ class TestReport:
             for path in [docs / "benchmarks.md", *plots]
         }
         assert committed == report.pages(report.read_results())
+
+    def test_committed_page_of_the_slab_is_that_of_its_results(self) -> None:
+        """The same for the slab's page, which says that nothing was ever wrong."""
+        found = slab_report.read()
+        assert slab_report.page(found) == slab_report.PAGE.read_text(encoding="utf-8")
+        wrong = {row.get("wrong bytes", 0) for row in found["slab_crash"]}
+        assert {0} == wrong | {found["slab_soak"]["wrong"]}
 
     def test_missed_target_stands_before_met_ones_and_in_its_table(self) -> None:
         """A reader who stops early has seen what is not good enough."""

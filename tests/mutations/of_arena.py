@@ -145,8 +145,8 @@ ARENA = (
         name="everybody_populates",
         why="Eight ranks do the same work and hold each other up.",
         file=_POPULATE,
-        find="        if self._take_turn() and self._has_room(step):\n",
-        replace="        if self._has_room(step):\n",
+        find="        if not self._take_turn() or self._is_done(step):\n",
+        replace="        if self._is_done(step):\n",
         killers=(f"{_JOINING}::test_eight_ranks_serve_while_one_waits_for_memory",),
     ),
     Mutant(
@@ -161,8 +161,8 @@ ARENA = (
         name="limit_not_looked_at_again",
         why="The kernel kills the engine while the slab grows.",
         file=_POPULATE,
-        find="        if self._take_turn() and self._has_room(step):\n",
-        replace="        if self._take_turn():\n",
+        find="        if self._has_room(step):\n",
+        replace="        if True:\n",
         killers=(
             f"{_SHORTAGE}::test_memory_that_ends_half_way_is_told_and_nothing_is_killed",
         ),

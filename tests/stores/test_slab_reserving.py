@@ -6,7 +6,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from tests.stores.test_slab_index import OWNER, Index
+from tests.stores.index_kit import OWNER, Index
 from ucm.stores.slab import _reserving
 from ucm.stores.slab._audit import audit
 from ucm.testing.store_blocks import make_keys, uses_at

@@ -174,7 +174,9 @@ class Populator:
 
     def _grow(self, step: _Step) -> None:
         self._check()
-        if self._take_turn() and self._has_room(step):
+        if not self._take_turn() or self._is_done(step):
+            return  # whoever had the turn has done it, and is over
+        if self._has_room(step):
             self._populate(step)
             self._arena.populated[step.extents] = True
 
