@@ -88,7 +88,7 @@ _SCALE = (
 )
 _CRASH = (
     *("what was killed", "kills", "wrong bytes", "lost", "left behind", "cannot save"),
-    *("ended by SIGBUS", "refused by name"),
+    *("ended by SIGBUS", "refused by name", "failed otherwise"),
 )
 
 
@@ -107,7 +107,7 @@ def _of_scale(row: Mapping[str, Any]) -> list[str]:
 def _of_crash(row: Mapping[str, Any]) -> list[str]:
     names = (
         *("kills", "wrong bytes", "lost", "left behind", "cannot save"),
-        *("bus errors", "refused"),
+        *("bus errors", "refused", "failed"),
     )
     return [row["case"], *(str(row.get(name, "")) for name in names)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores.slab_kit import Child, die, open_slab
+from tests.stores.slab_kit import Child, die, index_path, open_slab
 from ucm.errors import ConfigError, StoreError, StoreUnavailableError
-from ucm.stores.slab import SlabStore, _opened
+from ucm.stores.slab import SlabStore, _classes, _opened
 from ucm.testing.store_blocks import (
     BLOCK_BYTES,
     load,
@@ -317,3 +317,17 @@ class TestNotice:
             store.close()
             assert 0 == header[10]
             assert new_header.tolist() == new._slab.index.header.tolist()
+
+
+def test_index_that_shrinks_while_it_is_opened_is_refused(tmp_path, monkeypatch):
+    """R-32: whatever its size was a moment before, what is mapped is what counts."""
+    open_slab(tmp_path / "s").close()
+    mapped = _classes.map_file
+
+    def map_what_is_left(fd, *, in_memory):
+        os.truncate(index_path(tmp_path / "s"), 4096)
+        return mapped(fd, in_memory=in_memory)
+
+    monkeypatch.setattr(_classes, "map_file", map_what_is_left)
+    with pytest.raises(ConfigError, match=r"index-4096\.0 has another size"):
+        open_slab(tmp_path / "s")

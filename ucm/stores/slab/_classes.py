@@ -130,16 +130,15 @@ def map_again(
     try:
         fd = directory.open(name)
         try:
-            info = os.fstat(fd)
-            if info.st_size != nbytes or not os.path.samestat(info, os.fstat(held_fd)):
-                raise path_error(
-                    directory.root, f"{name} has another size than it should"
-                )
-            return map_file(fd, in_memory=at_once)
+            is_held = os.path.samestat(os.fstat(fd), os.fstat(held_fd))
+            mapping = map_file(fd, in_memory=at_once)
         finally:
             os.close(fd)
-    except OSError as exc:
+    except (OSError, ValueError) as exc:  # ValueError: it is empty
         raise path_error(directory.root, f"{name} cannot be mapped: {exc}") from exc
+    if len(mapping) != nbytes or not is_held:  # of the mapping: a file may shrink now
+        raise path_error(directory.root, f"{name} has another size than it should")
+    return mapping
 
 
 def make_index(directory: Directory, name: str, geometry: Geometry) -> None:
