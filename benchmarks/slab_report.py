@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.report import RESULTS, ROOT
+from ucm.stores.slab._layout import MOST
 
 __all__ = ["PAGE", "page"]
 
@@ -64,7 +65,7 @@ def page(found: Mapping[str, Any]) -> str:
     soak = found["slab_soak"]
     return "".join(
         (
-            _HEAD.format(most=4096),
+            _HEAD.format(most=MOST),
             _table(_SCALE, map(_of_scale, found["slab_scale"]["results"])),
             _DEATHS,
             _table(_CRASH, map(_of_crash, found["slab_crash"])),

@@ -2,7 +2,7 @@
 """
 Questions to the store, which may block, in turn on a thread of their own.
 
-Threading: ``ask`` and ``withdraw`` on any thread, ``close`` once.
+Threading: ``ask`` on any thread, ``close`` once.
 """
 
 from collections.abc import Callable
@@ -63,6 +63,7 @@ class Questions:
                 self._asked.pop(answer, None)  # type: ignore[arg-type] # whatever type
 
         def died(answer: Pending[_T], error: WorkerDiedError) -> None:
+            self._asked.pop(answer, None)  # type: ignore[arg-type] # whatever type
             answer.end(None, error)
 
         self._thread.put(run, answer, died)

@@ -2,9 +2,10 @@
 """
 Prefixes that were used, on their way to the store.
 
-They hit there, or in the engine's own cache, which asks the store for nothing. The store looks each key up, on the engine's thread. So a plan has room for some, and what
-is beyond it goes with the next plans. Once many prefixes wait, the oldest is dropped: its
-blocks count as used when they were before.
+They hit there, or in the engine's own cache, which asks the store for nothing. The store
+looks each key up, on the engine's thread. So a plan has room for some, and what is beyond
+it goes with the next plans. Once many prefixes wait, the oldest is dropped: its blocks
+count as used when they were before.
 """
 
 import contextlib
