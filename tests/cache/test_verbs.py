@@ -225,13 +225,13 @@ class TestRoom:
 
     def test_retained_blocks_stay_where_used_ones_go(self, loop: str) -> None:
         """What the host wants to keep outlives what was used after it."""
-        host = Host(capacity=4)
+        host = Host(capacity=8)
 
         async def main() -> None:
             async with host.cache() as cache:
                 await cache.save(keys_of(2), range(2)).committed
                 await cache.retain(keys_of(2), ttl=600)
-                for seed in range(1, 5):
+                for seed in range(1, 6):
                     await cache.save(keys_of(2, seed), range(2)).committed
                 assert 2 == await cache.match(keys_of(2))
                 assert 0 == await cache.match(keys_of(2, 1))

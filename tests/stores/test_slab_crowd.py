@@ -93,7 +93,7 @@ class TestMoments:
         from there, and later uses are later."""
         made, keys = make_index(8), make_keys(8)
         index = made.index
-        index.limits = Limits(retained=1.0)
+        index.limits = Limits(retained=1.0, of_tenant=1.0)
         before = 0
         for key in keys:
             made.save([key])

@@ -145,7 +145,7 @@ class MemoryStore(Store):
         block_bytes: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         *,
-        retain_share: float = 0.5,
+        retain_share: float = 0.25,
         tenant_share: float = 1.0,
     ) -> None:
         sizes = {"capacity_blocks": capacity_blocks, "block_bytes": block_bytes}

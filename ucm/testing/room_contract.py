@@ -143,7 +143,7 @@ class RoomContract(LeaseContract):
 
     def test_retained_blocks_stay_within_the_budget(self, store: Store) -> None:
         """
-        Blocks that count as used later than now outlive others, in half of all slots.
+        Blocks that count as used later than now outlive others, in a quarter of all slots.
 
         What is beyond counts as used now, its end first.
         """
@@ -152,13 +152,13 @@ class RoomContract(LeaseContract):
         before = store.stats().curbed_blocks_total
         save(store, keys[:6], uses=uses_at([later - i for i in range(6)]))
         save(store, keys[6:])
-        assert store.stats().curbed_blocks_total - before == 2
-        store.touch(keys[:4], uses_at([later + _HOUR_NS] * 4))
-        assert store.stats().curbed_blocks_total - before == 2
-        save(store, make_keys(4, first=20))
-        assert store.contains(keys) == [True] * 4 + [False] * 4
+        assert store.stats().curbed_blocks_total - before == 4
+        store.touch(keys[:2], uses_at([later + _HOUR_NS] * 2))
+        assert store.stats().curbed_blocks_total - before == 4
+        save(store, make_keys(6, first=20))
+        assert store.contains(keys) == [True] * 2 + [False] * 6
         store.touch(make_keys(1, first=20), uses_at([later]))
-        assert store.stats().curbed_blocks_total - before == 3
+        assert store.stats().curbed_blocks_total - before == 5
 
     def test_tenant_makes_room_among_its_own(self, tmp_path: Path) -> None:
         """A tenant that has its share evicts its own oldest, and nobody else's."""

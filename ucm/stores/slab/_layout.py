@@ -162,8 +162,8 @@ class Limits:
         of_tenant: Blocks of one tenant.
     """
 
-    retained: float = 0.5
-    of_tenant: float = 1.0
+    retained: float
+    of_tenant: float
 
 
 @attrs.frozen(eq=False)

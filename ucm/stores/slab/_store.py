@@ -89,7 +89,7 @@ class SlabStore(Store):
         verify: Verify = Verify.ALWAYS,
         open_timeout: float = 120.0,
         lock_timeout: float = 5.0,
-        retain_share: float = 0.5,
+        retain_share: float = 0.25,
         tenant_share: float = 1.0,
     ) -> None:
         self._slab = OpenedSlab(

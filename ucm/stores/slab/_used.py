@@ -35,7 +35,7 @@ class Used(Tables):
 
     def __init__(self, buffer: memoryview, layout: IndexLayout) -> None:
         super().__init__(buffer, layout)
-        self.limits = Limits()
+        self.limits = Limits(retained=1.0, of_tenant=1.0)  # until whoever opens it says
         self._last_stamp = 0
         self._sampled_from = 0
 
