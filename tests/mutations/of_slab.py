@@ -37,8 +37,8 @@ SLAB = (
         name="mapping_keeps_the_locks",
         why="A child of a dead process keeps its slots reserved for ever.",
         file=_CLASSES,
-        find="        fd = directory.open(name)\n        try:\n            info",
-        replace="        fd = os.dup(held_fd)\n        try:\n            info",
+        find="        fd = directory.open(name)\n        try:\n            is_held",
+        replace="        fd = os.dup(held_fd)\n        try:\n            is_held",
         killers=(f"{_PROCESSES}::test_writer_killed_before_commit_leaves_nothing",),
     ),
     Mutant(
