@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.config import Durability
+from ucm.errors import ConfigError
 from ucm.stores.slab._extents import UNUSED, Geometry
 from ucm.stores.slab._files import NEW, Directory, map_file, path_error
 from ucm.stores.slab._index import SlotIndex
@@ -134,6 +135,8 @@ def map_again(
             mapping = map_file(fd, in_memory=at_once)
         finally:
             os.close(fd)
+    except ConfigError:  # a ValueError that says it better
+        raise
     except (OSError, ValueError) as exc:  # ValueError: it is empty
         raise path_error(directory.root, f"{name} cannot be mapped: {exc}") from exc
     if len(mapping) != nbytes or not is_held:  # of the mapping: a file may shrink now
