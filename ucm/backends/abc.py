@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What a backend of KV blocks promises.
+
+A backend is a handful of asynchronous batch verbs. They are awaited on the agent's loop and
+never block it; a client that blocks is bridged inside of the backend, by threads of its own
+whose number is bounded. A call covers many blocks, and tells of each what became of it: half of
+a batch may be well. Nothing is raised for what is wrong with a block or with the other side;
+what is raised is a bug. Deadlines are the caller's: a verb may be cancelled at any await, and
+then leaves nothing half visible, no file, no task; memory that a native client may still write
+to is given back only when it no longer can.
+
+A block is *sealed*: its bytes with the xxh3 checksum that is seeded by the hash of its key. The
+checksum travels with the bytes (``ucm.backends.envelope``), and whoever gets a block compares it
+before anybody sees the block. A backend stores what it is given; it judges nothing.
+"""
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import attrs
+
+from ucm.blocks import PackedKey
+
+__all__ = [
+    "Backend",
+    "BackendCapabilities",
+    "BackendStats",
+    "Fetched",
+    "Presence",
+    "Sealed",
+    "Verdict",
+]
+
+
+class Presence(enum.Enum):
+    """Whether a backend has a block."""
+
+    PRESENT = "present"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+    """It could not be asked: neither a hit nor a miss."""
+
+
+class Verdict(enum.StrEnum):
+    """What became of one block of a call; a label of metrics, so the list is closed."""
+
+    DONE = "done"
+    PRESENT = "present"
+    """Put: it was there already, and stays as it was."""
+    ABSENT = "absent"
+    """Get, delete: it is not there."""
+    FULL = "full"
+    """Put: there is no room, and none was made."""
+    GARBAGE = "garbage"
+    """Get: what is there is no block of this key: foreign, cut, too long, damaged."""
+    UNAVAILABLE = "unavailable"
+    """The other side did not answer, or refused to; it may have done what was asked."""
+
+
+@attrs.frozen(eq=False)
+class Sealed:
+    """
+    One block to be put.
+
+    Args:
+        key: Its packed key.
+        data: Its bytes, for reading; the caller's until the call has ended.
+        checksum: xxh3-64 of *data*, seeded with the hash of *key*.
+    """
+
+    key: PackedKey
+    data: memoryview
+    checksum: int
+
+
+@attrs.frozen
+class Fetched:
+    """
+    What became of one block that was to be got.
+
+    Args:
+        verdict: ``DONE``: the whole target was written, with these bytes' checksum beside
+            it as it was stored, not compared yet.
+        checksum: As it was put; 0 unless done.
+    """
+
+    verdict: Verdict
+    checksum: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class BackendCapabilities:
+    """What a backend can do, as a value."""
+
+    medium: str
+    """A word for metrics and events, such as ``disk`` or ``s3``."""
+    shared: bool
+    """Other machines see the blocks."""
+    durable: str
+    """What a block survives that was put: ``none``, ``process``, ``power`` or ``node``."""
+    max_block_bytes: int
+    """Larger ones are refused as ``FULL``."""
+    batch_blocks: int
+    """Blocks per call that serve it best; more are allowed."""
+    in_flight: int
+    """Calls at a time that serve it best."""
+
+
+@attrs.frozen(kw_only=True)
+class BackendStats:
+    """Occupancy as far as it is known, and totals since it was opened."""
+
+    blocks: int | None
+    nbytes: int | None
+    capacity_bytes: int | None
+    evicted_blocks_total: int = 0
+    swept_total: int = 0
+    """Orphans and damaged remains that were removed."""
+
+
+class Backend(ABC):
+    """Keeps sealed blocks by packed key. See the module's text."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> BackendCapabilities:
+        """What it can do; constant while it is open."""
+
+    async def register(self, memory: Sequence[memoryview]) -> None:  # noqa: B027 - most need none
+        """Make memory known from which and into which blocks will move, where that helps."""
+
+    @abstractmethod
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Return for each key whether its block is there."""
+
+    @abstractmethod
+    async def get(
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
+    ) -> list[Fetched]:
+        """
+        Copy blocks into memory.
+
+        Args:
+            keys: Distinct keys.
+            targets: Writable, one per key, as long as its block must be. What is in one
+                whose verdict is not ``DONE`` is garbage.
+        """
+
+    @abstractmethod
+    async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
+        """
+        Store blocks; each becomes visible whole, or not at all.
+
+        A block that is there stays as it is: equal keys have equal bytes.
+        """
+
+    @abstractmethod
+    async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
+        """Remove blocks, for whoever would look for them from now on."""
+
+    @abstractmethod
+    async def stats(self) -> BackendStats:
+        """Return occupancy and totals."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """
+        Let go of everything, for a few seconds at most. Idempotent.
+
+        Any later verb answers ``UNAVAILABLE`` or ``UNKNOWN``.
+        """

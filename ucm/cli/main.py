@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The entry point of ``ucm``: its subcommands by name, and what becomes of errors.
+
+Exit codes are the same everywhere: 0 done and well; 1 done, and what was looked at is not
+well; 2 the call is wrong (its arguments or a setting); 3 what was named cannot be read: it is
+missing, foreign, damaged or does not answer. Whatever the input, an error is one line on
+standard error and no traceback.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from ucm.errors import ConfigError, UCMError
+
+__all__ = ["COMMANDS", "NOT_WELL", "UNREADABLE", "USAGE", "cli", "main"]
+
+NOT_WELL: Final = 1
+"""Done, and what was looked at is not well."""
+USAGE: Final = 2
+"""The call is wrong."""
+UNREADABLE: Final = 3
+"""What was named cannot be read."""
+
+COMMANDS: Final[dict[str, str]] = {}
+"""Where each subcommand is: its name, and ``module:attribute`` of a click command."""
+
+
+class _Lazy(click.Group):
+    """Imports a subcommand when it is asked for; the others cost nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of ``COMMANDS``."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a subcommand, or None if there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ucm")
+def cli() -> None:
+    """See what the KV cache of an inference server does, and look after it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    Run ``ucm`` and return its exit code.
+
+    Args:
+        arguments: Those of the process, if left out.
+    """
+    try:
+        answer = cli.main(
+            None if arguments is None else list(arguments),
+            prog_name="ucm",
+            standalone_mode=False,
+        )
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.Abort:
+        return _tell("stopped", NOT_WELL)
+    except click.ClickException as exc:
+        return _tell(exc.format_message(), USAGE)
+    except ConfigError as exc:
+        return _tell(str(exc), USAGE)
+    except (UCMError, OSError) as exc:
+        return _tell(str(exc), UNREADABLE)
+    return answer if isinstance(answer, int) else 0
+
+
+def _tell(text: str, code: int) -> int:
+    """Write one line on standard error."""
+    line = " ".join(text.split()) or "no reason was given"
+    printable = "".join(each if each.isprintable() else "?" for each in line)
+    print(f"ucm: {printable}", file=sys.stderr)  # noqa: T201 - a command's own voice
+    return code

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+How subcommands speak: tables for people, JSON for programs.
+
+Colour and boxes only on a terminal, and never with ``NO_COLOR``; progress on standard error,
+so that what is piped on stays clean. ``rich`` does both.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+__all__ = ["console", "json_option", "say_json", "table"]
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Answer with JSON, for programs."
+)
+"""The flag that every subcommand takes which answers something."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return what to print to; plain when it is no terminal."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def say_json(answer: object) -> None:
+    """Print a value as JSON, one document."""
+    click.echo(json.dumps(answer, indent=2, sort_keys=False, default=str))
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """
+    Return a table; numbers are set to the right.
+
+    Cells may come from files that others wrote: nothing in them is taken for markup.
+    """
+    made = Table(title=title or None, box=box.SIMPLE, title_justify="left")
+    rows = [list(row) for row in rows]
+    for at, name in enumerate(columns):
+        is_number = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
+        made.add_column(name, justify="right" if is_number else "left")
+    for row in rows:
+        made.add_row(*(escape(str(cell)) for cell in row))
+    return made
