@@ -35,6 +35,17 @@ longest time for which the index was locked, by anything but a rebuild.
 
 """
 
+_START = """
+## Start
+
+`python -m benchmarks.slab_start`: ranks that start together, each a process. A rank serves when
+a block can be reserved; behind that all memory is populated, once for all of them. Beside it
+stands what the kernel takes to populate a file of that size in one call. A rank that maps
+{capacity} GiB has {tables:.0f} MiB of page tables where memory comes in pages of 4 KiB, so that
+eight ranks on a slab of 1 TiB have {terabyte:.0f} GiB of them: use huge pages there.
+
+"""
+
 _DEATHS = """
 ## Deaths and damage
 
@@ -62,11 +73,18 @@ def page(found: Mapping[str, Any]) -> str:
     Args:
         found: By name of the benchmark, what it wrote.
     """
-    soak = found["slab_soak"]
+    soak, start = found["slab_soak"], found["slab_start"]
+    tables = start["page_tables_kib"]
     return "".join(
         (
             _HEAD.format(most=MOST),
             _table(_SCALE, map(_of_scale, found["slab_scale"]["results"])),
+            _START.format(
+                capacity=start["capacity_gib"],
+                tables=tables / 1024,
+                terabyte=8 * 1024 / start["capacity_gib"] * tables / (1 << 20),
+            ),
+            _table(_BEGUN, [_of_start(start)]),
             _DEATHS,
             _table(_CRASH, map(_of_crash, found["slab_crash"])),
             _CROWD.format(writers=soak["writers"], readers=soak["readers"]),
@@ -87,6 +105,14 @@ _SCALE = (
     ),
     *("evict 1", "32", "4096", "32 scattered", "repair", "rebuild", "clear", "lock"),
 )
+_BEGUN = (
+    "capacity, GiB",
+    "ranks",
+    "serves, s",
+    "all memory, s",
+    "kernel alone, s",
+    "ratio",
+)
 _CRASH = (
     *("what was killed", "kills", "wrong bytes", "lost", "left behind", "cannot save"),
     *("ended by SIGBUS", "refused by name", "failed otherwise"),
@@ -103,6 +129,12 @@ def _of_scale(row: Mapping[str, Any]) -> list[str]:
         f"{row['index_bytes'] / 2**20:.0f}",
         *(_ms(row.get(f"{name}_ms")) for name in times),
     ]
+
+
+def _of_start(row: Mapping[str, Any]) -> list[str]:
+    names = ("serves_s", "all_memory_s", "kernel_alone_s")
+    times = (" / ".join(f"{each:.3g}" for each in row[name]) for name in names)
+    return [str(row["capacity_gib"]), str(row["ranks"]), *times, f"{row['ratio']:.2f}"]
 
 
 def _of_crash(row: Mapping[str, Any]) -> list[str]:
@@ -130,7 +162,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def read() -> dict[str, Any]:
     """Return what is committed."""
-    names = ("slab_scale", "slab_crash", "slab_soak")
+    names = ("slab_scale", "slab_crash", "slab_soak", "slab_start")
     return {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in names}
 
 

@@ -292,7 +292,7 @@ class UCMConfig:
     )
     max_retain_seconds: float = field(
         3600.0,
-        "Longest time for which a request may have its blocks kept (`retain_seconds`).",
+        "Longest time by which a request may shift the use of its blocks (`retain_seconds`).",
         least=0,
     )
     use_layerwise: bool = field(

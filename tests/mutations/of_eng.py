@@ -13,8 +13,8 @@ ENG = (
         name="long_number_made_a_float",
         why="A request that wants to be kept for 10**400 s ends the engine.",
         file=_WISHES,
-        find="float(min(cast(float, value), self._max_retain_seconds))",
-        replace="min(float(cast(float, value)), self._max_retain_seconds)",
+        find="float(max(-most, min(cast(float, value), most)))",
+        replace="max(-most, min(float(cast(float, value)), most))",
         killers=(f"{_READER}::test_wish_is_read",),
     ),
     Mutant(

@@ -153,11 +153,19 @@ USES = (
         killers=(f"{_MARKED}::test_retained_prefix_counts_as_used_later",),
     ),
     Mutant(
+        name="used_before_the_clock_began",
+        why="A request that gives way on a machine just started has a stamp below 0.",
+        file=_LIVES,
+        find="max(_EARLIEST_NS, int(",
+        replace="max(-(1 << 62), int(",
+        killers=(f"{_MARKED}::test_prefix_that_gives_way_has_a_stamp",),
+    ),
+    Mutant(
         name="retained_for_ever",
         why="One request fills the store with what nothing evicts.",
         file=_WISHES,
-        find="float(min(cast(float, value), self._max_retain_seconds))",
-        replace="float(min(value, _LONGEST_S))",
+        find="float(max(-most, min(cast(float, value), most)))",
+        replace="float(max(-most, min(value, _LONGEST_S)))",
         killers=(f"{_READER}::test_wish_is_read",),
     ),
     Mutant(

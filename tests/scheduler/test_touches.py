@@ -134,6 +134,24 @@ class TestTouches:
         adapter.plan_step(StepFacts())
         assert moments_of(ONE_FULL, 8, 1) == index.moments
 
+    def test_prefix_that_gives_way_has_a_stamp(
+        self, adapter: SchedulerAdapter, index: SetIndex
+    ) -> None:
+        """A request may count as used before the machine's clock began, and its stamps
+        are still above 0, in the order of its prefix."""
+        adapter.tick(4.0)
+        adapter.blocks_allocated(
+            "r",
+            [[1, 2]],
+            HASHES,
+            computed_tokens=0,
+            external_tokens=8,
+            wishes=Wishes(retain_seconds=-100.0),
+        )
+        adapter.plan_step(StepFacts())
+        moments = sorted(index.moments.values())
+        assert 0 < moments[0] < moments[-1] < 4.0 * 1e9
+
     def test_long_prefix_is_marked_over_several_plans(self) -> None:
         """R-28: however much is used at once, a plan looks up so many keys and no more;
         what is left goes with the next ones."""

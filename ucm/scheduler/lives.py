@@ -49,6 +49,9 @@ from ucm.scheduler.transfers import OpenTransfers
 
 __all__ = ["Life", "Lives"]
 
+_EARLIEST_NS = 1 << 31
+"""No life has an earlier moment: stamps of its blocks stay above 0."""
+
 
 @attrs.define(kw_only=True)
 class Life:
@@ -273,7 +276,7 @@ class Lives:
     def begin(self, request_id: str, wishes: Wishes) -> Life:
         """Start the next life of a request, just now; a present one ends."""
         self.end(request_id)
-        moment = int((self.now + wishes.retain_seconds) * 1e9)
+        moment = max(_EARLIEST_NS, int((self.now + wishes.retain_seconds) * 1e9))
         life = Life(
             stay=Stay(request_id, next(self._generations), moment, wishes.tenant),
             may_save=wishes.saves and len(request_id) <= MAX_ID_CHARS,

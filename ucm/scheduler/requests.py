@@ -45,7 +45,8 @@ class Wishes:
 
     Args:
         tenant: Whose share of the store its blocks take; 0: nobody's.
-        retain_seconds: By how much later than now its blocks count as used.
+        retain_seconds: By how much later than now its blocks count as used; below 0,
+            by how much earlier.
         saves: Whether anything of it is saved.
         forgets: Whether its prompt is deleted from the store when it ends.
     """

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request asks of the store, and what becomes of it."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,8 @@ class TestReader:
             ({"retain_seconds": 2}, Wishes(retain_seconds=2.0)),
             ({"retain_seconds": 1e9}, Wishes(retain_seconds=100.0)),
             ({"retain_seconds": 10**400}, Wishes(retain_seconds=100.0)),
+            ({"retain_seconds": -5}, Wishes(retain_seconds=-5.0)),
+            ({"retain_seconds": -(10**400)}, Wishes(retain_seconds=-100.0)),
             ({"store": False}, Wishes(saves=False)),
             ({"forget": True}, Wishes(saves=False, forgets=True)),
             ({"store": True, "forget": False}, Wishes()),
@@ -77,13 +80,13 @@ class TestReader:
         [
             (7, "ucm"),
             ({"retain": 1}, "ucm"),
-            ({"retain_seconds": -1}, "retain_seconds"),
-            ({"retain_seconds": -(10**5000)}, "retain_seconds"),
+            ({"retain_seconds": -math.inf}, "retain_seconds"),
             ({"retain_seconds": True}, "retain_seconds"),
             ({"retain_seconds": float("inf")}, "retain_seconds"),
             ({"retain_seconds": float("nan")}, "retain_seconds"),
             ({"retain_seconds": "1"}, "retain_seconds"),
             ({"store": 0}, "store"),
+            ({"store": -(10**5000)}, "store"),
             ({"forget": "yes"}, "forget"),
         ],
     )

@@ -7,7 +7,8 @@ Ours are the keys below ``ucm``, so that they are nobody else's::
     {"ucm": {"retain_seconds": 3600, "store": false, "forget": true}}
 
 ``retain_seconds``: its blocks count as used so much later, up to a maximum that the
-operator sets. ``store``: false, nothing of it is saved. ``forget``: nothing of it is
+operator sets, or, below 0, so much earlier: they give way first, as those of a batch job
+may. ``store``: false, nothing of it is saved. ``forget``: nothing of it is
 saved, and its prompt's blocks are deleted when it ends, whoever stored them; of those
 that others have in common, they compute the next one anew. What is not understood is as
 if it was not given: counted, and told once of each key.
@@ -31,7 +32,7 @@ _LONGEST_S: Final = 1e9
 _OURS: Final = "ucm"
 _RETAIN, _STORE, _FORGET = "retain_seconds", "store", "forget"
 _REMEDIES: Final = {
-    _RETAIN: "Give seconds, 0 or more.",
+    _RETAIN: "Give seconds; below 0, its blocks give way first.",
     _STORE: "Give true or false.",
     _FORGET: "Give true or false.",
     _OURS: f"Give a mapping with some of {_RETAIN}, {_STORE} and {_FORGET}.",
@@ -45,7 +46,7 @@ class WishReader:
     Used on the scheduler's thread only.
 
     Args:
-        max_retain_seconds: More is cut to it.
+        max_retain_seconds: More is cut to it, in both directions.
         counters: Counts what is not understood.
         log: Told once of each key.
     """
@@ -81,9 +82,10 @@ class WishReader:
     def _read_seconds(self, ours: Mapping[str, object]) -> float:
         value = ours.get(_RETAIN, 0)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if is_number and 0 <= cast(float, value) < math.inf:
+        if is_number and -math.inf < cast(float, value) < math.inf:
             # An integer may be too large for a float: cut it first.
-            return float(min(cast(float, value), self._max_retain_seconds))
+            most = self._max_retain_seconds
+            return float(max(-most, min(cast(float, value), most)))
         self._ignore(_RETAIN, value)
         return 0.0
 
