@@ -37,6 +37,7 @@ EVENTS = {
     "WISH_IGNORED": "wish.ignored",
     "EVENT_REFUSED": "event.refused",
     "MEMORY_UNMAPPED": "memory.unmapped",
+    "MEMORY_PINNED": "memory.pinned",
     "MEMORY_UNPINNED": "memory.unpinned",
     "THREAD_BOUND": "thread.bound",
     "RUNTIME_STARTED": "runtime.started",

@@ -27,6 +27,7 @@ from ucm.layout import KVLayout
 from ucm.loop import PipelineLoop
 from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
+from ucm.pinning import Pinning
 from ucm.pipeline.engine_waits import EngineWaits
 from ucm.pipeline.pipeline import Pipeline
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
@@ -35,10 +36,8 @@ from ucm.pipeline.tickets import Admission, Outcome, OutcomeKind, Ticket
 from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder
 from ucm.stores.abc import Store
-from ucm.stores.opening import growth_teller
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import (
-    MEMORY_UNPINNED,
     RUNTIME_CLOSED,
     RUNTIME_FAILED,
     RUNTIME_STARTED,
@@ -90,7 +89,13 @@ class Runtime:
         self._store = store
         self._device = device
         self._timeout = config.timeout
-        self._staging_bytes = config.queue.staging_bytes
+        self._pinning = Pinning(
+            store,
+            device,
+            staging_bytes=config.queue.staging_bytes,
+            log=log,
+            threads=threads,
+        )
         self._log = log
         self._counters = counters
         self._affinity = affinity
@@ -149,20 +154,20 @@ class Runtime:
 
     def start(self) -> None:
         """
-        Pin the store's memory and start the loop thread; blocks until it serves.
+        Start the loop thread; blocks until it serves. Memory is pinned behind it.
 
         Raises:
             ConfigError: ``queue.staging_bytes`` is less than a block.
             PipelineClosedError: The loop did not come up.
         """
-        self._pin()
+        self._pinning.begin()
         if not self._loop.start() or self._failure:
             raise PipelineClosedError(f"the loop did not start: {self._failure}")
         self._log_start()
 
     async def serve(self, on_notice: Callable[[], None]) -> None:
         """
-        Serve on the running loop until ``close``, instead of ``start``; pins first.
+        Serve on the running loop until ``close``, instead of ``start``.
 
         Args:
             on_notice: Called on any thread when there is something to poll; must be brief.
@@ -173,7 +178,7 @@ class Runtime:
         """
         if self._closed:
             raise PipelineClosedError("the runtime is closed")
-        self._pin()
+        self._pinning.begin()
         self._mailbox.on_put = on_notice
         self._log_start()
         await self._loop.serve()
@@ -185,16 +190,6 @@ class Runtime:
             device=type(self._device).__name__,
             **self._device.describe(),
         )
-        self._store.watch(growth_teller(self._log))
-
-    def _pin(self) -> None:
-        """See that the device reaches the store's slots, or memory in between."""
-        problems = [self._device.pin(memory) for memory in self._store.buffers]
-        if not problems or any(problems):
-            largest = self._store.capabilities.max_block_bytes
-            problems.append(self._device.stage(self._staging_bytes, largest))
-        for problem in filter(None, problems):
-            self._log.warning(MEMORY_UNPINNED, reason=problem)
 
     def submit(
         self,
@@ -361,6 +356,7 @@ class Runtime:
         self._loop.call(self._pipeline.stop)
         quiet = self._loop.join(self._timeout.shutdown)
         quiet = quiet and self._pipeline.join_threads(self._timeout.shutdown)
+        quiet = self._pinning.close(self._timeout.shutdown) and quiet
         quiet = quiet and not self._pipeline.has_quarantined  # it may end after all
         self._settle_open(Reason.CLOSED, OutcomeKind.CANCELLED)
         if quiet:

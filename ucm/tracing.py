@@ -34,6 +34,7 @@ __all__ = [
     "HOLD_RELEASED",
     "HOLD_TAKEN",
     "LOG_DROPPED",
+    "MEMORY_PINNED",
     "MEMORY_UNMAPPED",
     "MEMORY_UNPINNED",
     "PREFIX_MATCHED",
@@ -86,6 +87,7 @@ PREFIX_MATCHED: Final = "prefix.matched"
 ADAPTER_PASSED: Final = "adapter.passed"
 WISH_IGNORED: Final = "wish.ignored"
 EVENT_REFUSED: Final = "event.refused"
+MEMORY_PINNED: Final = "memory.pinned"
 MEMORY_UNMAPPED: Final = "memory.unmapped"
 MEMORY_UNPINNED: Final = "memory.unpinned"
 THREAD_BOUND: Final = "thread.bound"

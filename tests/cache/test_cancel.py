@@ -75,7 +75,9 @@ async def cancel_at(nth: int, inner: Awaitable[Any]) -> int:
 class Unpinnable(CPUDevice):
     """A device that needs more memory than it is given."""
 
-    def pin(self, memory: object) -> str:
+    is_synchronous = False
+
+    def stage(self, nbytes: int, slot_bytes: int) -> str:
         """Refuse."""
         raise ConfigError("queue.staging_bytes", 1, "too small", "Give more.")
 

@@ -25,6 +25,7 @@ from tests.mutations.of_match import MATCH
 from tests.mutations.of_modes import MODES
 from tests.mutations.of_numbers import NUMBERS
 from tests.mutations.of_own import OWN
+from tests.mutations.of_pinning import PINNING
 from tests.mutations.of_pipe import PIPE
 from tests.mutations.of_poller import POLLER
 from tests.mutations.of_releases import RELEASES
@@ -76,6 +77,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SCHED,
     *USES,
     *ENG,
+    *PINNING,
     *PIPE,
     *WORKER,
     *LIGHT,

@@ -373,22 +373,6 @@ TRANSPORT = (
         killers=(f"{_SUBMIT}::test_batch_that_cannot_be_made_fails_the_runtime",),
     ),
     Mutant(
-        name="store_memory_not_pinned",
-        why="Each copy to the store's memory blocks its thread.",
-        file=_RUNTIME,
-        find="[self._device.pin(memory) for memory in self._store.buffers]",
-        replace="[]",
-        killers=(f"{_START}::test_memory_of_the_store_is_pinned_first",),
-    ),
-    Mutant(
-        name="nothing_staged",
-        why="Where memory cannot be pinned each copy blocks its thread.",
-        file=_RUNTIME,
-        find="if not problems or any(problems):",
-        replace="if not problems:",
-        killers=(f"{_START}::test_memory_of_the_store_is_pinned_first",),
-    ),
-    Mutant(
         name="copy_threads_anywhere",
         why="Copies run on the engine's CPU although the operator asked for others.",
         file=_RUNTIME,

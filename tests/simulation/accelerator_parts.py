@@ -51,8 +51,8 @@ class WorldDriver(SimulatedDriver):
         return self._simulation.now < self._stands_until
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Refuse the store's memory, which comes first, where only staging is pinned."""
-        if self._pins == "staging" and not self.calls["pin"]:
+        """Refuse the store's memory, which comes second, where only staging is pinned."""
+        if self._pins == "staging" and self.calls["pin"]:
             self.calls["pin"] += 1
             raise OSError("memory of a store cannot be pinned here")
         super().pin(address, nbytes)

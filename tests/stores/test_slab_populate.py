@@ -223,6 +223,17 @@ class TestShortage:
         assert {CAPACITY} == {growth.total for growth in told}
         assert {""} == {growth.problem for growth in told}
 
+    def test_last_word_is_told_to_who_watches_late(self, memory_path, kernel):
+        """R-25: who opens a slab that is there, or watches when it is, is told so."""
+        kernel.let(24)
+        with open_small(memory_path) as store:
+            let_all_end(store)
+            told = self.watch(store)
+            with open_small(memory_path) as other:
+                let_all_end(other)
+                told += self.watch(other)
+        assert [StoreGrowth(CAPACITY, CAPACITY)] * 2 == told
+
     def test_memory_that_ends_half_way_is_told_and_nothing_is_killed(
         self, memory_path, kernel, monkeypatch, tmp_path
     ):

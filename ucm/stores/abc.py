@@ -76,7 +76,7 @@ class StoreGrowth:
     nbytes: int
     """That it has by now."""
     total: int
-    """That it was to have."""
+    """That it was to have; 0: it does not grow."""
     problem: str = ""
     """Why it will not get more; empty while it grows, or when it has all."""
 
@@ -208,8 +208,14 @@ class Store(ABC):
         """
         return ()
 
-    def watch(self, tell: Callable[[StoreGrowth], None]) -> None:  # noqa: B027 - most have all
-        """Have *tell* called now and then, from any thread, while the store grows."""
+    def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
+        """
+        Have *tell* called now and then, from any thread, while the store grows.
+
+        It is also told the last word, at once if that was before: that the store has all
+        of its memory, or why it will get no more; unless it is closed first.
+        """
+        tell(StoreGrowth(0, 0))
 
     @abstractmethod
     def match(self, keys: Sequence[PackedKey]) -> int:

@@ -46,7 +46,7 @@ def growth_teller(log: Log) -> Callable[[StoreGrowth], None]:
         sizes = {"nbytes": growth.nbytes, "total_bytes": growth.total}
         if growth.problem:
             log.warning(STORE_SHORT, reason=growth.problem, **sizes)
-        else:
+        elif growth.total:
             log.info(STORE_GROWN, **sizes)
 
     return tell

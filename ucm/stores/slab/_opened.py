@@ -208,9 +208,11 @@ class OpenedSlab:
             self._sync(self._class.lock.fd)
 
     def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
-        """Have *tell* called as memory comes, if this process sees to it."""
+        """Have *tell* called as memory comes; a slab that nobody populates has it all."""
         if self._populator is not None:
-            self._populator.tell = tell
+            self._populator.watch(tell)
+        else:
+            tell(StoreGrowth(0, 0))
 
     def close(self) -> None:
         """Leave; the last one out writes everything down. Idempotent."""

@@ -76,7 +76,10 @@ class Populator:
         memory: npt.NDArray[np.uint8],
         check: Callable[[], None],
     ) -> None:
-        self.tell: Callable[[StoreGrowth], None] = _ignore
+        self._watcher: Callable[[StoreGrowth], None] = _ignore
+        self._telling = threading.Lock()
+        self._last_word: str | None = None
+        """Why there will be no more memory; empty when all is there."""
         self._directory = directory
         self._geometry = geometry
         self._arena = arena
@@ -108,7 +111,16 @@ class Populator:
             )
             self._thread.start()
         else:
+            if not left:
+                self._tell_last("")
             self.abandon()
+
+    def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
+        """Have *tell* called as memory comes, and with the last word."""
+        with self._telling:
+            self._watcher, last_word = tell, self._last_word
+        if last_word is not None:
+            self._tell(last_word)
 
     def close(self) -> None:
         """Go on no further; waits for the step that is under way. Idempotent."""
@@ -148,13 +160,14 @@ class Populator:
                 others.append(step)
                 continue
             share = _TOLD_SHARE * step.stop // self._geometry.data_bytes
-            if share > told:
+            if share > told and step is not steps[-1]:
                 told = share
                 self._tell("")
         # Of what others have populated we lack the page tables. Theirs was first.
         for step in others:
             if not self._try(self._populate, step):
                 return
+        self._tell_last("")
 
     def _advance(self, step: _Step) -> bool:
         """Do a step if nobody has and it is our turn; return whether it is over."""
@@ -201,15 +214,20 @@ class Populator:
         return False
 
     def _give_up(self, reason: str) -> None:
-        self._tell(reason)
+        self._tell_last(reason)
         self._ends.set()
         self._turn.close()
+
+    def _tell_last(self, problem: str) -> None:
+        with self._telling:  # whoever watches from now on is told at once
+            self._last_word = problem
+        self._tell(problem)
 
     def _tell(self, problem: str) -> None:
         geometry = self._geometry
         extents = int(np.count_nonzero(self._arena.populated))
         nbytes = min(extents * geometry.extent_bytes, geometry.data_bytes)
-        self.tell(StoreGrowth(nbytes, geometry.data_bytes, problem))
+        self._watcher(StoreGrowth(nbytes, geometry.data_bytes, problem))
 
     def _steps(self) -> list[_Step]:
         geometry = self._geometry
