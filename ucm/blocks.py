@@ -45,6 +45,7 @@ __all__ = [
     "ShardId",
     "TransferId",
     "keyspace_prefix",
+    "named",
     "whose",
 ]
 
@@ -295,7 +296,12 @@ class Owner(NamedTuple):
 def whose(owners: Sequence[Owner]) -> dict[str, object]:
     """Return what the log says of a ticket's owners: the one, or some and how many."""
     if len(owners) > 1:
-        names = [owner.request_id for owner in owners[:_NAMED]]
-        return {"requests": names, "num_requests": len(owners)}
+        return named(owners)
     owner = owners[0]
     return {"request_id": owner.request_id, "generation": owner.generation}
+
+
+def named(owners: Sequence[Owner]) -> dict[str, object]:
+    """Return some owners of a ticket, and how many there are."""
+    names = [owner.request_id for owner in owners[:_NAMED]]
+    return {"requests": names, "num_requests": len(owners)}

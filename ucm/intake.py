@@ -30,6 +30,7 @@ from ucm.devices.abc import Fence
 from ucm.layout import KVLayout
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.items import Item
+from ucm.pipeline.outcomes import NOWHERE, Origin
 from ucm.pipeline.pace import cost_of, overdue
 from ucm.pipeline.recorder import Recorder
 from ucm.pipeline.tickets import (
@@ -81,6 +82,7 @@ class _Batch(NamedTuple):
     fence: Fence
     row_ids: Sequence[RowId] | None
     submitted_at: float
+    origin: Origin
 
 
 class _MoreRows(NamedTuple):
@@ -126,6 +128,8 @@ class Intake:
         on_failure: Callable[[str], None],
     ) -> None:
         self.open = queue.open
+        self.origin = NOWHERE
+        """Of what is submitted from now on."""
         self._layout = layout
         self._shard = shard
         self._digest = b""
@@ -154,7 +158,8 @@ class Intake:
         row_ids: Sequence[RowId] | None,
     ) -> None:
         """Take orders under a key space, of which only *row_ids* are ready if given."""
-        batch = _Batch(digest, orders, fence, row_ids, self._clock())
+        now = self._clock()
+        batch = _Batch(digest, orders, fence, row_ids, now, self.origin)
         self._batches.append(batch)
 
     def add_rows(
@@ -184,7 +189,7 @@ class Intake:
         if batch.digest != self._digest:
             self._digest, self._parts = batch.digest, self._parts_under(batch.digest)
         # All of them before any is offered: should one be none, none was.
-        tickets = [self._ticket(order, batch.submitted_at) for order in batch.orders]
+        tickets = [self._ticket(order, batch) for order in batch.orders]
         self._recorder.offered(tickets)  # before any of them can end
         late = self._overdue(batch, tickets)
         for ticket in tickets:
@@ -248,7 +253,8 @@ class Intake:
             for group in self._layout.groups
         }
 
-    def _ticket(self, order: SpanOrder, submitted_at: float) -> Ticket:
+    def _ticket(self, order: SpanOrder, batch: _Batch) -> Ticket:
+        submitted_at = batch.submitted_at
         part = self._parts[order.group_id]
         direction = _DIRECTIONS[order.kind]
         keys = tuple(part.packer.pack(order.split_hashes()))
@@ -267,6 +273,7 @@ class Intake:
             deadline=submitted_at + self._limit(direction),
             listener=self._listener,
             log=self._log,
+            origin=batch.origin,
             changed=self.changed,
             clock=self._clock,
         )

@@ -29,21 +29,17 @@ from ucm.mailbox import Mailbox
 from ucm.metrics import Counters
 from ucm.pinning import Pinning
 from ucm.pipeline.engine_waits import EngineWaits
+from ucm.pipeline.outcomes import Origin
 from ucm.pipeline.pipeline import Pipeline
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
+from ucm.pipeline.ring import EdgeRing
 from ucm.pipeline.save import OwnStages
 from ucm.pipeline.tickets import Admission, Outcome, OutcomeKind, Ticket
 from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import (
-    RUNTIME_CLOSED,
-    RUNTIME_FAILED,
-    RUNTIME_STARTED,
-    THREAD_BOUND,
-    Log,
-)
+from ucm.tracing import RUNTIME_CLOSED, THREAD_BOUND, Log
 
 __all__ = ["Runtime"]
 
@@ -100,7 +96,7 @@ class Runtime:
         self._counters = counters
         self._affinity = affinity
         self._mailbox: Mailbox[Notice] = Mailbox(threads)
-        self._recorder = Recorder(counters, self._mailbox, log)
+        self._recorder = Recorder(counters, self._mailbox, log, threads.monotonic)
         self._pipeline = Pipeline(
             store,
             device,
@@ -184,12 +180,16 @@ class Runtime:
         await self._loop.serve()
 
     def _log_start(self) -> None:
-        self._log.info(
-            RUNTIME_STARTED,
-            store=type(self._store).__name__,
-            device=type(self._device).__name__,
-            **self._device.describe(),
-        )
+        self._recorder.started(self._store, self._device)
+
+    @property
+    def ring(self) -> EdgeRing:
+        """What stages did last."""
+        return self._recorder.ring
+
+    def begin_step(self, step: int, traces: Mapping[int, str]) -> None:
+        """Say of which step of the engine's is what is submitted from now on."""
+        self._intake.origin = Origin(step, traces)
 
     def submit(
         self,
@@ -389,7 +389,7 @@ class Runtime:
         self._counters.set("ucm_healthy", 0)
         self._pipeline.queue.close(Admission.FAILED)
         self._settle_open(Reason.RUNTIME_FAILED, OutcomeKind.FAILED)
-        self._log.error(RUNTIME_FAILED, error=why)
+        self._recorder.failed(why)
 
     def _settle_open(self, reason: Reason, kind: OutcomeKind) -> None:
         for ticket in list(self._open.values()):

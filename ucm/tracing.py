@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +39,7 @@ __all__ = [
     "MEMORY_UNMAPPED",
     "MEMORY_UNPINNED",
     "PREFIX_MATCHED",
+    "REQUEST_ENDED",
     "RUNTIME_CLOSED",
     "RUNTIME_FAILED",
     "RUNTIME_STARTED",
@@ -56,10 +58,13 @@ __all__ = [
     "STORE_GROWN",
     "STORE_HUNG",
     "STORE_SHORT",
+    "SUMMARY",
     "THREAD_BOUND",
     "TICKET_ACCEPTED",
     "TICKET_REFUSED",
     "TICKET_SETTLED",
+    "TRACE_RING",
+    "VERSION",
     "WEIGHTS_DOUBTED",
     "WEIGHTS_MIXED",
     "WEIGHTS_PROVEN",
@@ -70,7 +75,11 @@ __all__ = [
     "close_log",
     "is_told",
     "open_log",
+    "unix_before",
 ]
+
+VERSION: Final = 1
+"""Of the lines' keys, as ``ucm.events`` lists them; ``v`` of each line."""
 
 TICKET_ACCEPTED: Final = "ticket.accepted"
 TICKET_REFUSED: Final = "ticket.refused"
@@ -84,6 +93,9 @@ HOLD_TAKEN: Final = "hold.taken"
 HOLD_RELEASED: Final = "hold.released"
 HOLD_QUARANTINED: Final = "hold.quarantined"
 PREFIX_MATCHED: Final = "prefix.matched"
+REQUEST_ENDED: Final = "request.ended"
+TRACE_RING: Final = "trace.ring"
+SUMMARY: Final = "summary"
 ADAPTER_PASSED: Final = "adapter.passed"
 WISH_IGNORED: Final = "wish.ignored"
 EVENT_REFUSED: Final = "event.refused"
@@ -152,7 +164,13 @@ def open_log(config: LogConfig, role: str) -> Log:
         return log
 
     def tell_dropped(count: int) -> str:
-        event = {"role": role, "lines": count, "event": LOG_DROPPED, "level": "warning"}
+        event = {
+            "v": VERSION,
+            "event": LOG_DROPPED,
+            "level": "warning",
+            "role": role,
+            "lines": count,
+        }
         return json.dumps(_STAMP(None, "warning", event)) + "\n"
 
     sink = _sink(config, role)
@@ -169,7 +187,7 @@ def open_log(config: LogConfig, role: str) -> Log:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.level]),
-    ).bind(role=role)
+    ).bind(v=VERSION, role=role)
     return log
 
 
@@ -189,6 +207,11 @@ def is_told(log: Log, event: str) -> bool:
     logger = getattr(log, "_logger", None)
     is_quiet = isinstance(logger, _LineLogger) and logger.is_quiet
     return not (is_quiet and event in _PER_REQUEST)
+
+
+def unix_before(seconds: float) -> float:
+    """Return the time of day some seconds ago, as the lines' own stamps."""
+    return time.time() - seconds  # noqa: TID251 - for people and their other logs
 
 
 class _LineLogger:

@@ -2,6 +2,8 @@
 """How tickets are taken in and end, and what an error makes of one; pure."""
 
 import enum
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import attrs
 
@@ -16,7 +18,31 @@ from ucm.errors import (
 from ucm.pipeline.guard import TicketOverError
 from ucm.reasons import Reason
 
-__all__ = ["Admission", "Outcome", "OutcomeKind", "outcome_of", "outcome_of_save"]
+__all__ = [
+    "NOWHERE",
+    "Admission",
+    "Origin",
+    "Outcome",
+    "OutcomeKind",
+    "outcome_of",
+    "outcome_of_save",
+]
+
+
+class Origin(NamedTuple):
+    """
+    Where orders come from, for the log.
+
+    Args:
+        step: The engine's step; 0 where there is none.
+        traces: By ticket, the W3C ``traceparent`` of the request that it is for.
+    """
+
+    step: int
+    traces: Mapping[int, str]
+
+
+NOWHERE: Final = Origin(0, {})
 
 
 class Admission(enum.Enum):

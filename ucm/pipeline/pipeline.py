@@ -81,6 +81,7 @@ class Pipeline(Listener):
             max_tickets=queue.tickets, max_nbytes=queue.nbytes, threads=threads
         )
         self.recorder = recorder
+        self.mark = recorder.ring.mark
         saves = save_chain(
             store, device, confirms=confirms, before_commit=before_commit
         )

@@ -8,24 +8,32 @@ Threading: used from every thread; its parts are safe for that.
 import enum
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
 
+from ucm.blocks import named
+from ucm.devices.abc import Device
 from ucm.mailbox import Mailbox
 from ucm.metrics import Counters, sample_key
 from ucm.pipeline.dump_queue import DumpQueue
+from ucm.pipeline.ring import EdgeRing
 from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind, Ticket
 from ucm.reasons import Reason
+from ucm.stores.abc import Store
+from ucm.threads import SYSTEM
 from ucm.tracing import (
     HOLD_QUARANTINED,
+    RUNTIME_FAILED,
+    RUNTIME_STARTED,
     SOURCE_RELEASED,
     TICKET_ACCEPTED,
     TICKET_REFUSED,
     TICKET_SETTLED,
     Log,
     is_told,
+    unix_before,
 )
 
 __all__ = ["Notice", "NoticeKind", "Recorder"]
@@ -67,8 +75,16 @@ class Recorder:
     Used from every thread; its parts are safe for that.
     """
 
-    def __init__(self, counters: Counters, mailbox: Mailbox[Notice], log: Log) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        mailbox: Mailbox[Notice],
+        log: Log,
+        clock: Callable[[], float] = SYSTEM.monotonic,
+    ) -> None:
         self.counters = counters
+        self.ring = EdgeRing(log, clock)
+        """What stages did last."""
         self._mailbox = mailbox
         self._log = log
         self._tells_ends = is_told(log, TICKET_SETTLED)
@@ -122,13 +138,37 @@ class Recorder:
         self._count(ticket, outcome)
         if self._tells_ends and self._log.is_enabled_for(logging.INFO):
             self._write_line(ticket, outcome)
+        if outcome.kind is OutcomeKind.FAILED:
+            self.ring.failed(outcome.reason)
+
+    def started(self, store: Store, device: Device) -> None:
+        """Tell that saves and loads are served from now on."""
+        names = {"store": type(store).__name__, "device": type(device).__name__}
+        self._log.info(RUNTIME_STARTED, **names, **device.describe())
+
+    def failed(self, why: str) -> None:
+        """Tell that nothing is served any more."""
+        self._log.error(RUNTIME_FAILED, error=why)
+        self.ring.failed(Reason.RUNTIME_FAILED)
 
     def _write_line(self, ticket: Ticket, outcome: Outcome) -> None:
         """Write the one canonical line of a ticket."""
-        stages = ticket.stage_seconds.copy()  # a copy job may still add to it
-        seconds = {f"{name}_s": round(spent, 6) for name, spent in stages.items()}
+        accepted_at = ticket.accepted_at
+        total = ticket.clock() - accepted_at
+        edges, more = [], named(ticket.owners)
+        stages = ticket.stage_times.copy()  # a copy job may still add to it
+        for stage, (begin, end, spent) in stages.items():
+            after = end - accepted_at if end else total  # it failed, or was left there
+            edges.append((stage, round(begin - accepted_at, 6), round(after, 6)))
+            if end:
+                more[f"{stage}_s"] = round(spent, 6)
+        if ticket.released_at:
+            more["released_s"] = round(ticket.released_at - accepted_at, 6)
         ticket.log.info(
             TICKET_SETTLED,
+            ticket=ticket.transfer_id,
+            group=ticket.span.group_id,
+            step=ticket.origin.step,
             outcome=outcome.kind.value,
             reason=outcome.reason,
             torn=ticket.guard.torn,
@@ -138,8 +178,10 @@ class Recorder:
             committed=outcome.committed,
             skipped=outcome.skipped,
             nbytes=ticket.nbytes,
-            total_s=round(ticket.clock() - ticket.accepted_at, 6),
-            **seconds,
+            accepted_s=round(unix_before(total), 6),
+            total_s=round(total, 6),
+            edges=edges,
+            **more,
         )
 
     def _count(self, ticket: Ticket, outcome: Outcome) -> None:

@@ -18,6 +18,7 @@ from ucm.errors import StageFailedError
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import OutcomeKind, outcome_of
+from ucm.pipeline.ring import BEGIN, END
 from ucm.reasons import Reason
 from ucm.tracing import STAGE_FAILED, STAGE_FINISHED, STAGE_STARTED
 
@@ -158,14 +159,21 @@ def _begun(stage: str, item: Item) -> float:
     ticket.stages[item.row_ids] = stage
     if ticket.is_traced:
         ticket.log.debug(STAGE_STARTED, **_where(item))
-    return ticket.clock()
+    now = ticket.clock()
+    if stage not in ticket.stage_times:
+        ticket.stage_times[stage] = (now, 0.0, 0.0)
+    ticket.mark((now, ticket.transfer_id, stage, BEGIN))
+    return now
 
 
 def _ended(stage: str, item: Item, started: float) -> None:
     """Take note that a stage has ended, not that it has failed."""
     ticket = item.ticket
-    elapsed = ticket.clock() - started
-    ticket.stage_seconds[stage] = ticket.stage_seconds.get(stage, 0.0) + elapsed
+    now = ticket.clock()
+    elapsed = now - started
+    first, _, spent = ticket.stage_times[stage]
+    ticket.stage_times[stage] = (first, now, spent + elapsed)
+    ticket.mark((now, ticket.transfer_id, stage, END))
     if ticket.is_traced:
         ticket.log.debug(STAGE_FINISHED, **_where(item), elapsed_s=elapsed)
 

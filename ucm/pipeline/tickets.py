@@ -44,7 +44,8 @@ from typing import Final
 
 from ucm.blocks import BlockSpan, Owner, RequestId, RowId, TransferId, whose
 from ucm.pipeline.guard import BlockGuard, TicketOverError
-from ucm.pipeline.outcomes import Admission, Outcome, OutcomeKind
+from ucm.pipeline.outcomes import NOWHERE, Admission, Origin, Outcome, OutcomeKind
+from ucm.pipeline.ring import Edge
 from ucm.pipeline.waiting import Changes
 from ucm.reasons import Reason
 from ucm.stores.abc import ReadLease, WriteLease
@@ -80,6 +81,9 @@ _SHARED: Final = (RequestId(""), -1)
 class Listener:
     """What a ticket tells of itself; on any thread, and must not block."""
 
+    mark: Callable[[Edge], object] = staticmethod(lambda _: None)
+    """Take note that a stage begins or ends."""
+
     def released(self, ticket: "Ticket") -> None:
         """Take note, once, that the engine may reuse its blocks."""
 
@@ -113,6 +117,7 @@ class Ticket:
         deadline: Latest end, on *clock*.
         listener: Told what becomes of it.
         log: The process's log; ``log`` of the ticket carries its ids as well.
+        origin: Where the order came from.
         changed: Shared by all tickets of a runtime; its own if none is given.
         clock: In seconds.
     """
@@ -137,6 +142,8 @@ class Ticket:
         "is_noticed",
         "is_told",
         "is_traced",
+        "mark",
+        "origin",
         "outcome",
         "owners",
         "owns_resources",
@@ -145,7 +152,7 @@ class Ticket:
         "row_ids",
         "rows_to_come",
         "span",
-        "stage_seconds",
+        "stage_times",
         "stages",
         "transfer_id",
         "write_lease",
@@ -164,6 +171,7 @@ class Ticket:
         deadline: float,
         listener: Listener,
         log: Log,
+        origin: Origin = NOWHERE,
         changed: Changes | None = None,
         clock: Callable[[], float] = SYSTEM.monotonic,
     ) -> None:
@@ -177,16 +185,18 @@ class Ticket:
         self.block_bytes = block_bytes
         self.accepted_at = accepted_at
         self.clock = clock
-        self.begun_at = 0.0
-        self.released_at = 0.0
+        self.begun_at = self.released_at = 0.0
         self.deadline = deadline
+        self.origin = origin
         self._listener = listener
+        self.mark = listener.mark
         self._process_log = log
         self.is_traced = log.is_enabled_for(logging.DEBUG)
         """Whether anybody reads each step of it."""
         self._log: Log | None = None
         self.stages: dict[tuple[RowId, ...], str] = {}
-        self.stage_seconds: dict[str, float] = {}
+        self.stage_times: dict[str, tuple[float, float, float]] = {}
+        """First begin and last end of each stage, on *clock*, and how long it took."""
         self.outcome: Outcome | None = None
         self.owns_resources = False
         self.write_lease: WriteLease | None = None
@@ -245,10 +255,9 @@ class Ticket:
         Shared tickets have one of their own, all of them together: they keep their order
         among themselves, and none with what travels for one of their requests alone.
         """
-        request_id, generation = _SHARED
-        if not self.is_shared:
-            request_id, generation = self.request_id, self.generation
-        return (self.direction, request_id, generation)
+        if self.is_shared:
+            return (self.direction, *_SHARED)
+        return (self.direction, self.request_id, self.generation)
 
     @property
     def is_worked_on(self) -> bool:
@@ -256,12 +265,7 @@ class Ticket:
         return self._num_jobs > 0
 
     def copied(self, row_ids: Collection[RowId]) -> bool:
-        """
-        Take note that the copy of some rows is over; ends it in the guard.
-
-        Returns:
-            Whether these were the last ones: the ticket is whole.
-        """
+        """Take note, and tell the guard, of copied rows; return whether it is whole."""
         with self._changed.lock:
             self._rows_left = frozenset(self._rows_left).difference(row_ids)
             whole = not self._rows_left
@@ -270,12 +274,7 @@ class Ticket:
         return whole
 
     def wait_copied(self, row_ids: Collection[RowId], timeout: float) -> bool:
-        """
-        Block the thread until the rows' copies are over, or the ticket's end was told.
-
-        Returns:
-            Whether either is so after at most *timeout* seconds.
-        """
+        """Block until the rows' copies are over or its end was told; return whether."""
         return self._changed.wait_for(
             lambda: self.is_told or frozenset(self._rows_left).isdisjoint(row_ids),
             timeout,
