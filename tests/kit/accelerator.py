@@ -288,7 +288,7 @@ class SimulatedDriver(Driver):
 
     def describe(self) -> dict[str, str]:
         """Return the runtime's name."""
-        return {"model": "simulated", "runtime": self.hardware.semantics.name}
+        return {"model": "simulated", "copies": self.hardware.semantics.name}
 
     def close(self) -> None:
         """End every verb: whatever comes now is a misuse, and so are copies left."""

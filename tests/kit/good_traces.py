@@ -215,6 +215,8 @@ def replicas() -> Trace:
         )
     )
     passed = [worker("save.passed", number) for number in (1, 2)]
+    for event in passed:
+        del event["request_id"], event["generation"]
     return [
         scheduler("scheduler.started"),
         *taken,

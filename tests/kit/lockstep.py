@@ -37,6 +37,7 @@ from tests.kit.lockstep_rules import (
     word_in,
 )
 from tests.kit.lockstep_runtime import QueueBounds, RuntimeTrace
+from ucm.events import EVENTS, unknown_keys
 from ucm.tracing import (
     RUNTIME_FAILED,
     RUNTIME_STARTED,
@@ -58,6 +59,7 @@ __all__ = [
 ]
 
 _SHOWN: Final = 12
+_READERS_OWN: Final = {"process"}
 
 
 @attrs.frozen
@@ -132,9 +134,10 @@ class TraceChecker:
 
         Raises:
             TraceViolationError: It breaks a rule.
-            TraceFormatError: It lacks a key.
+            TraceFormatError: It lacks a key, or it, or a key of it, is not in the table.
         """
         name = word_in(event, "event")
+        _check_keys(name, event)
         self._number += 1
         self._events[name] += 1
         key = event.get("process", event.get("role"))
@@ -251,6 +254,13 @@ def read_traces(directory: Path) -> Iterator[Event]:
     """
     files = [_read(path) for path in sorted(directory.glob("*.jsonl"))]
     return heapq.merge(*files, key=lambda event: event.get("timestamp_s", 0.0))
+
+
+def _check_keys(name: str, event: Event) -> None:
+    if name not in EVENTS:
+        raise TraceFormatError(f"{name} is not in the table of events: {event}")
+    if unknown := unknown_keys(event) - _READERS_OWN:
+        raise TraceFormatError(f"{sorted(unknown)} of {name} are not in the table")
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:

@@ -194,6 +194,6 @@ class TestFacts:
     def test_driver_describes_itself(self):
         """It says what it is, where its tensors are, and the node that it was given."""
         driver = SimulatedDriver(0, make_driver(semantics=NPU).hardware, node=1)
-        assert {"model": "simulated", "runtime": "npu"} == driver.describe()
+        assert {"model": "simulated", "copies": "npu"} == driver.describe()
         assert (1, "cpu") == (driver.numa_node(), driver.device_type)
         assert make_driver().numa_node() is None
