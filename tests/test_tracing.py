@@ -46,6 +46,7 @@ EVENTS = {
     "RUNTIME_STARTED": "runtime.started",
     "SCHEDULER_CLOSED": "scheduler.closed",
     "SCHEDULER_STARTED": "scheduler.started",
+    "SETTING_TRANSLATED": "setting.translated",
     "SETTING_UNSAFE": "setting.unsafe",
     "ENGINE_UNTRIED": "engine.untried",
     "SAVE_PASSED": "save.passed",

@@ -39,7 +39,10 @@ __all__ = [
     "Verify",
     "default_store_path",
     "python_hash_seed",
+    "settings_in_environment",
 ]
+
+_PREFIX = "UCM_"
 
 
 class Durability(enum.Enum):
@@ -96,6 +99,12 @@ def default_store_path() -> str:
 def python_hash_seed() -> str:
     """Return ``PYTHONHASHSEED``, empty when unset; vLLM mixes it into block hashes."""
     return os.environ.get("PYTHONHASHSEED", "")  # noqa: TID251 - the one reader
+
+
+def settings_in_environment() -> dict[str, str]:
+    """Return the variables of the environment whose names say that they are ours."""
+    found = os.environ.items()  # noqa: TID251 - the one reader
+    return {name: text for name, text in found if name.startswith(_PREFIX)}
 
 
 def _switch(key: str, value: object) -> Switch:
@@ -306,6 +315,7 @@ class UCMConfig:
         Switch.AUTO,
         "`auto`, or what you expect of the model: it is detected, and a mistake warned.",
         read=_switch,
+        shape={"enum": [True, False, *(word.value for word in Switch)]},
     )
     hit_ratio: float | None = field(
         None,

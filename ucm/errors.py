@@ -4,6 +4,7 @@ Every exception that ``ucm`` raises.
 
 - UCMError
     - ConfigError (ValueError): a setting is wrong; names key, value and remedy
+        - ConfigFileError: a file of settings cannot be read
     - LayoutError (ValueError): a KV cache that cannot be mapped safely
     - KeyFormatError (ValueError): bytes that are no block key of ours
     - MessageError (ValueError): a step message of another version or shape
@@ -31,6 +32,11 @@ Every exception that ``ucm`` raises.
 Expected ends (a miss, a refused save) are values and not in this list.
 """
 
+from typing import Self
+
+_MOST_SHOWN = 400
+"""Characters of a value in a message; it may come from a file."""
+
 
 class UCMError(Exception):
     """Base of all errors raised by ``ucm``."""
@@ -45,13 +51,29 @@ class ConfigError(UCMError, ValueError):
         value: What was given.
         problem: Why it cannot be used.
         remedy: What to do about it.
+        source: Where it was given, if there are several places.
     """
 
-    def __init__(self, key: str, value: object, problem: str, remedy: str) -> None:
-        super().__init__(f"{key}={value!r}: {problem}. {remedy}")
+    def __init__(
+        self, key: str, value: object, problem: str, remedy: str, source: str = ""
+    ) -> None:
+        shown = repr(value)
+        if len(shown) > _MOST_SHOWN:
+            shown = f"{shown[:_MOST_SHOWN]}..."
+        where = f" in {source}" if source else ""
+        super().__init__(f"{key}={shown}{where}: {problem}. {remedy}")
         self.key = key
         self.value = value
+        self.problem = problem
         self.remedy = remedy
+
+    def given_in(self, source: str) -> Self:
+        """Return the same error, which says where the setting was given."""
+        return type(self)(self.key, self.value, self.problem, self.remedy, source)
+
+
+class ConfigFileError(ConfigError):
+    """A file of settings that is missing, foreign, damaged or too large."""
 
 
 class LayoutError(UCMError, ValueError):

@@ -133,16 +133,23 @@ class RankFacts:
         groups: By group.
         slot_bytes: Of the slots that it asks the store for. In a store with slots of
             several sizes those of another size are not looked at.
+        settings: What it was configured with, by dotted key, as far as all must be
+            configured alike: each process reads variables and files itself.
     """
 
     rank: int
     keyspace: KeySpace
     groups: tuple[GroupFacts, ...]
     slot_bytes: int
+    settings: dict[str, str] = attrs.Factory(dict)
 
 
 def facts_of(
-    rank: int, keyspace: KeySpace, layout: KVLayout, slot_bytes: int
+    rank: int,
+    keyspace: KeySpace,
+    layout: KVLayout,
+    slot_bytes: int,
+    settings: dict[str, str] | None = None,
 ) -> RankFacts:
     """Return what a rank, or the scheduler as if it were one, has to tell."""
     return RankFacts(
@@ -153,6 +160,7 @@ def facts_of(
             for group in layout.groups
         ),
         slot_bytes=slot_bytes,
+        settings=settings or {},
     )
 
 
@@ -233,21 +241,23 @@ def _compare(own: RankFacts, facts: RankFacts) -> None:
     for field, (theirs, ours) in facts.keyspace.diff(own.keyspace).items():
         if field not in _KNOWN_TO_RANKS:
             raise _disagreement(facts.rank, field, theirs, "the scheduler", ours)
-    if facts.slot_bytes != own.slot_bytes:
-        raise _disagreement(
-            facts.rank, "slot_bytes", facts.slot_bytes, "the scheduler", own.slot_bytes
-        )
-    if len(facts.groups) != len(own.groups):
-        raise _disagreement(
-            facts.rank, "groups", len(facts.groups), "the scheduler", len(own.groups)
-        )
+    _equal(facts, "slot_bytes", facts.slot_bytes, own.slot_bytes)
+    for name in sorted(facts.settings.keys() | own.settings.keys()):
+        _equal(facts, name, facts.settings.get(name), own.settings.get(name))
+    _equal(facts, "groups", len(facts.groups), len(own.groups))
     for at, (group, mine) in enumerate(zip(facts.groups, own.groups, strict=True)):
         for name in sorted(group.shape.keys() | mine.shape.keys()):
-            theirs, ours = group.shape.get(name), mine.shape.get(name)
-            if theirs != ours:
-                raise _disagreement(
-                    facts.rank, f"{name} of group {at}", theirs, "the scheduler", ours
-                )
+            _equal(
+                facts,
+                f"{name} of group {at}",
+                group.shape.get(name),
+                mine.shape.get(name),
+            )
+
+
+def _equal(facts: RankFacts, field: str, theirs: object, ours: object) -> None:
+    if theirs != ours:
+        raise _disagreement(facts.rank, field, theirs, "the scheduler", ours)
 
 
 def _disagreement(

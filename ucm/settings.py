@@ -39,6 +39,7 @@ def field(
     *,
     read: Callable[[str, object], object] | None = None,
     least: float | None = None,
+    shape: Mapping[str, object] | None = None,
 ) -> Any:  # noqa: ANN401 - attrs.field is typed as the field's value
     """
     Declare a setting.
@@ -48,9 +49,11 @@ def field(
         text: What it is, for people.
         read: Makes the value of what was given, from key and value.
         least: The least value of a number.
+        shape: JSON schema of what *read* takes, if it is none of this module's.
     """
     return attrs.field(
-        default=default, metadata={"help": text, "read": read, "least": least}
+        default=default,
+        metadata={"help": text, "read": read, "least": least, "shape": shape},
     )
 
 

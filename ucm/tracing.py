@@ -46,6 +46,7 @@ __all__ = [
     "SAVE_PASSED",
     "SCHEDULER_CLOSED",
     "SCHEDULER_STARTED",
+    "SETTING_TRANSLATED",
     "SETTING_UNSAFE",
     "SOURCE_RELEASED",
     "STAGE_FAILED",
@@ -117,6 +118,7 @@ STORE_SHORT: Final = "store.short"
 STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
 STORE_EXPERIMENTAL: Final = "store.experimental"
 SETTING_UNSAFE: Final = "setting.unsafe"
+SETTING_TRANSLATED: Final = "setting.translated"
 ENGINE_UNTRIED: Final = "engine.untried"
 WEIGHTS_DOUBTED: Final = "weights.doubted"
 WEIGHTS_MIXED: Final = "weights.mixed"

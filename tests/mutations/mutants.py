@@ -7,6 +7,7 @@ from tests.mutations.mutant import Mutant, StaleError
 from tests.mutations.of_arena import ARENA
 from tests.mutations.of_decisions import DECISIONS
 from tests.mutations.of_devices import DEVICES
+from tests.mutations.of_doctor import DOCTOR
 from tests.mutations.of_doors import DOORS
 from tests.mutations.of_drivers import DRIVERS
 from tests.mutations.of_eng import ENG
@@ -51,6 +52,7 @@ ROOT = Path(__file__).parents[2]
 MUTANTS: tuple[Mutant, ...] = (
     *ARENA,
     *DECISIONS,
+    *DOCTOR,
     *STATES,
     *STORES,
     *SLAB,

@@ -46,8 +46,8 @@ RELEASES = (
         name="untried_release_not_told",
         why="Nobody hears that the engine is one that nobody has tried.",
         file="ucm/integration/vllm/setup.py",
-        find='        if self.untried and role == "scheduler":\n',
-        replace='        if self.untried and role == "nobody":\n',
+        find="        if self.untried:\n",
+        replace="        if self.untried and not self.untried:\n",
         killers=(f"{_UNTRIED}::test_the_scheduler_warns_of_it_once",),
     ),
     Mutant(

@@ -18,8 +18,8 @@ TOPOLOGY = (
         name="slots_of_other_sizes_agree",
         why="A stage stores where nobody looks: nothing is ever found, and nobody is told.",
         file="ucm/ranks.py",
-        find="    if facts.slot_bytes != own.slot_bytes:\n",
-        replace="    if False:\n",
+        find='    _equal(facts, "slot_bytes", facts.slot_bytes, own.slot_bytes)\n',
+        replace="",
         killers=(
             (
                 "tests/integration/vllm/test_topology.py::TestAgreement"

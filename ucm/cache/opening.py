@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ucm.blocks import KeySpace, ShardId
 from ucm.cache.core import Core
 from ucm.config import UCMConfig
+from ucm.configuration.sources import Configuration, load
 from ucm.devices.abc import Device
 from ucm.errors import ConfigError, LayoutError
 from ucm.layout import KVLayout
@@ -15,7 +16,7 @@ from ucm.registry import load_class
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import close_log, open_log
+from ucm.tracing import SETTING_TRANSLATED, close_log, open_log
 
 __all__ = ["open_core"]
 
@@ -37,13 +38,18 @@ def open_core(
     Returns:
         The core, and what closes it and all else.
     """
-    settings = config
-    if not isinstance(settings, UCMConfig):
-        settings = UCMConfig.from_mapping(settings)
+    read = (
+        Configuration(config=config, origins={})
+        if isinstance(config, UCMConfig)
+        else load(config, name="the settings given to ucm.open")
+    )
+    settings = read.config
     _check_keyspace(keyspace, layout)
     with contextlib.ExitStack() as opened:
         log = open_log(settings.log, f"cache-{shard}")
         opened.callback(close_log, log)
+        if read.translation:
+            log.warning(SETTING_TRANSLATED, **read.translation.told())
         if not isinstance(device, Device):
             device = _register(layout, device)
         with contextlib.ExitStack() as unowned:  # until the core closes them

@@ -15,7 +15,7 @@ from typing import Final
 
 import click
 
-from ucm.errors import ConfigError, UCMError
+from ucm.errors import ConfigError, ConfigFileError, UCMError
 
 __all__ = ["COMMANDS", "NOT_WELL", "UNREADABLE", "USAGE", "cli", "main"]
 
@@ -26,7 +26,9 @@ USAGE: Final = 2
 UNREADABLE: Final = 3
 """What was named cannot be read."""
 
-COMMANDS: Final[dict[str, str]] = {}
+COMMANDS: Final[dict[str, str]] = {
+    "config": "ucm.cli.config:config",
+}
 """Where each subcommand is: its name, and ``module:attribute`` of a click command."""
 
 
@@ -72,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as exc:
         return _tell(exc.format_message(), USAGE)
     except ConfigError as exc:
-        return _tell(str(exc), USAGE)
+        code = UNREADABLE if isinstance(exc, ConfigFileError) else USAGE
+        return _tell(str(exc), code)
     except (UCMError, OSError) as exc:
         return _tell(str(exc), UNREADABLE)
     return answer if isinstance(answer, int) else 0

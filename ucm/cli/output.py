@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["console", "json_option", "say_json", "table"]
+__all__ = ["console", "json_option", "printable", "say_json", "table"]
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Answer with JSON, for programs."
@@ -39,7 +39,8 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     """
     Return a table; numbers are set to the right.
 
-    Cells may come from files that others wrote: nothing in them is taken for markup.
+    Cells may come from files that others wrote: nothing in them is taken for markup, or
+    for what moves a terminal's cursor.
     """
     made = Table(title=title or None, box=box.SIMPLE, title_justify="left")
     rows = [list(row) for row in rows]
@@ -47,5 +48,10 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
         is_number = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
         made.add_column(name, justify="right" if is_number else "left")
     for row in rows:
-        made.add_row(*(escape(str(cell)) for cell in row))
+        made.add_row(*(escape(printable(str(cell))) for cell in row))
     return made
+
+
+def printable(text: str) -> str:
+    """Return a line that does nothing to a terminal but to stand in it."""
+    return "".join(each if each.isprintable() else "?" for each in text)

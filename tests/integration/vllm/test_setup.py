@@ -9,6 +9,7 @@ from tests.integration.vllm.kit import engine_config, plain_cache
 from ucm.errors import ConfigError
 from ucm.integration.vllm.setup import Setup
 from ucm.stores.abc import Store
+from ucm.tracing import SETTING_TRANSLATED
 
 
 def setup(tmp_path, change=lambda config: None, **extra):
@@ -17,6 +18,17 @@ def setup(tmp_path, change=lambda config: None, **extra):
     config = engine_config(str(tmp_path), **extra)
     change(config)
     return Setup.of(config, plain_cache())
+
+
+def logged_at_start(made, role):
+    """Return what a process logs when it starts."""
+    structlog.configure()
+    try:
+        with structlog.testing.capture_logs() as events:
+            made.open_log(role)
+    finally:
+        structlog.reset_defaults()
+    return events
 
 
 class TestSetup:
@@ -75,6 +87,23 @@ class TestSetup:
         with pytest.raises(ConfigError, match="vllm"):
             Setup.of(None, None)
 
+    def test_settings_come_from_file_and_variables_too(self, tmp_path, monkeypatch):
+        """The engine's own dictionary is one of several places, and the nearest."""
+        file = tmp_path / "ucm.toml"
+        file.write_text("queue.window = 7\nqueue.tickets = 7\ntimeout.load = 7\n")
+        monkeypatch.setenv("UCM_QUEUE__TICKETS", "8")
+        monkeypatch.setenv("UCM_TIMEOUT__LOAD", "8")
+        made = setup(tmp_path, config_file=str(file), timeout={"load": 9})
+        queue = made.config.queue
+        assert (7, 8, 9.0) == (queue.window, queue.tickets, made.config.timeout.load)
+
+    def test_ranks_tell_their_settings_but_those_of_one_process(self, tmp_path):
+        """X-09: what all must have read alike goes to the scheduler; where the log of a
+        process lies, and on which CPUs it copies, is its own affair."""
+        told = setup(tmp_path, queue={"window": 7}).facts(0).settings
+        assert ("7", "slab") == (told["queue.window"], told["store.type"])
+        assert not [key for key in told if key.startswith(("log.", "threads."))]
+
     def test_span_holds_at_least_one_block(self, tmp_path):
         """Spans are as large as set, and never smaller than a block."""
         block = setup(tmp_path).layout.max_block_bytes
@@ -120,12 +149,22 @@ class TestLog:
         def choose(config):
             config.kv_transfer_config.kv_load_failure_policy = policy
 
-        made = setup(tmp_path, choose)
-        structlog.configure()
-        try:
-            with structlog.testing.capture_logs() as events:
-                made.open_log(role)
-        finally:
-            structlog.reset_defaults()
+        events = logged_at_start(setup(tmp_path, choose), role)
         assert warned == len(events)
         assert all("kv_load_failure_policy" == event["key"] for event in events)
+
+    def test_keys_of_the_peer_are_told_once_with_their_equivalent(self, tmp_path):
+        """Who comes with the other's file reads at the start what it means here, and
+        what of it nothing here does."""
+        connector = {
+            "ucm_connector_name": "UcmPipelineStore",
+            "ucm_connector_config": {"cache_buffer_capacity_gb": 1, "io_direct": True},
+        }
+        made = setup(tmp_path, ucm_connectors=[connector])
+        (line,) = logged_at_start(made, "scheduler")
+        assert SETTING_TRANSLATED == line["event"]
+        assert {"store": {"type": "slab", "capacity": "1GiB"}} == line["equivalent"]
+        assert ["ucm_connectors[0].ucm_connector_config.io_direct"] == [
+            *line["left_out"]
+        ]
+        assert [] == logged_at_start(made, "worker-0")

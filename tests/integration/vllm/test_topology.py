@@ -267,6 +267,21 @@ class TestAgreement:
         ):
             agreement.add(other)
 
+    def test_rank_that_was_configured_otherwise_is_refused(self) -> None:
+        """X-09: each process reads variables and files itself; what one of them read
+        another way is named, before anything is stored."""
+        topology = Topology(stages=2)
+        layout = stage("a")
+        own = attrs.evolve(
+            facts(0, layout, topology), settings={"use_layerwise": "False"}
+        )
+        agreement = Agreement(topology, own)
+        other = attrs.evolve(own, rank=1, settings={"use_layerwise": "True"})
+        with pytest.raises(
+            LayoutError, match="use_layerwise='True', the scheduler has 'False'"
+        ):
+            agreement.add(other)
+
     def test_ranks_with_other_groups_are_refused(self) -> None:
         """Every rank has a part of every group."""
         topology = Topology(stages=2)

@@ -14,6 +14,8 @@ import attrs
 from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
 from ucm.blocks import GroupId, KeySpace
 from ucm.config import UCMConfig
+from ucm.configuration.foreign import Translation
+from ucm.configuration.sources import flat, load
 from ucm.devices.abc import Device
 from ucm.integration.vllm.adapters import adapter_settings
 from ucm.integration.vllm.compat import hash_block_tokens
@@ -42,10 +44,18 @@ from ucm.registry import load_class
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import ENGINE_UNTRIED, SETTING_UNSAFE, Log, open_log
+from ucm.tracing import (
+    ENGINE_UNTRIED,
+    SETTING_TRANSLATED,
+    SETTING_UNSAFE,
+    Log,
+    open_log,
+)
 
 __all__ = ["Setup"]
 
+_OF_ONE_PROCESS = ("log.", "threads.")
+"""Settings in which processes of one engine may differ."""
 _SLOT_STEP = 4096  # of a store; smaller differences between stages are none
 
 
@@ -91,6 +101,7 @@ class Setup:
             the hooks of a step.
         confirms: It does so, and this model's blocks are of that kind.
         threads: Where clocks, threads and locks come from.
+        translation: What was set under the keys of unified-cache-manager.
     """
 
     config: UCMConfig
@@ -106,6 +117,7 @@ class Setup:
     overwrites_first: bool = False
     confirms: bool = False
     threads: Threads = SYSTEM
+    translation: Translation = attrs.Factory(Translation)
 
     @slot_bytes.default
     def _own_slot_bytes(self) -> int:
@@ -122,7 +134,8 @@ class Setup:
         """
         untried = check_version()
         transfer = vllm_config.kv_transfer_config
-        config = UCMConfig.from_mapping(transfer.kv_connector_extra_config or {})
+        read = load(transfer.kv_connector_extra_config)
+        config = read.config
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
         parallel = vllm_config.parallel_config
         first = overwrites_first(vllm_config)
@@ -150,6 +163,7 @@ class Setup:
             adapters=adapter_settings(getattr(vllm_config, "lora_config", None)),
             overwrites_first=first,
             confirms=first and overwrites_blocks(kv_cache_config),
+            translation=read.translation,
         )
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
@@ -159,14 +173,26 @@ class Setup:
     def facts(self, rank: int) -> RankFacts:
         """Return what a rank tells the scheduler, or the scheduler holds against it."""
         slot_bytes = -(-self.slot_bytes // _SLOT_STEP) * _SLOT_STEP
-        return facts_of(rank, self.keyspace, self.layout, slot_bytes)
+        settings = {
+            key: str(value)
+            for key, value in flat(self.config).items()
+            if not key.startswith(_OF_ONE_PROCESS)
+        }
+        return facts_of(rank, self.keyspace, self.layout, slot_bytes, settings)
 
     def open_log(self, role: str) -> Log:
         """Return the log of one process; the scheduler's warns of what may cost output."""
         log = open_log(self.config.log, role)
-        if self.untried and role == "scheduler":
+        if role == "scheduler":
+            self._warn(log)
+        return log
+
+    def _warn(self, log: Log) -> None:
+        if self.translation:
+            log.warning(SETTING_TRANSLATED, **self.translation.told())
+        if self.untried:
             log.warning(ENGINE_UNTRIED, reason=self.untried)
-        if not self.recomputes and role == "scheduler":
+        if not self.recomputes:
             log.warning(
                 SETTING_UNSAFE,
                 key="kv_load_failure_policy",
@@ -175,14 +201,13 @@ class Setup:
                 "its request with an error otherwise.",
             )
         claim, shape = self.config.use_hybrid_linear_attention, shape_of(self.layout)
-        if contradicts(claim, shape) and role == "scheduler":
+        if contradicts(claim, shape):
             log.warning(
                 SETTING_UNSAFE,
                 key="use_hybrid_linear_attention",
                 value=claim.value,
                 remedy=f"Leave it out; the model was found to have {shape.value}.",
             )
-        return log
 
     def open_store(self, *, index_only: bool) -> Store:
         """

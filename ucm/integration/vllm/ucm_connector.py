@@ -26,7 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.logger import init_logger
 
-from ucm.config import UCMConfig
+from ucm.configuration.sources import load
 from ucm.integration.vllm.compat import host_hits, transfer_results
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake
 from ucm.integration.vllm.mock import MockSchedulerHalf, MockWorkerHalf
@@ -134,7 +134,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         Raises:
             ConfigError: A setting cannot be used.
         """
-        config = UCMConfig.from_mapping(extra_config or {})
+        config = load(extra_config).config
         return config.use_layerwise and config.hit_ratio is None
 
     # Worker.

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ucm config``: what an operator asks before an engine starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cli.call import call
+from tests.configuration.test_foreign import EXAMPLE, PREFIX
+from ucm.config import UCMConfig
+from ucm.configuration.schema import schema
+from ucm.configuration.sources import ENGINE, flat
+
+ROOT = Path(__file__).parents[2]
+SERVE = ROOT / "examples" / "serve.yaml"
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Return a function that writes a file and gives its path."""
+
+    def write(text, name="ucm.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+class TestCheck:
+    def test_settings_that_can_be_used_are_well(self, file):
+        """An engine's file, a file of ours and the engine's own JSON are all taken."""
+        ours = file("store: {capacity: 1GiB}\n")
+        transfer = {"kv_connector": "UCMConnector", ENGINE: {"store": {"path": "/x"}}}
+        for arguments, keys in (
+            (["--file", SERVE], 6),
+            (["-f", ours], 1),
+            (["--kv-transfer-config", json.dumps(transfer)], 1),
+            (["-f", ours, "--kv-transfer-config", json.dumps(transfer)], 2),
+            ([], 0),
+        ):
+            told = call("config", "check", *arguments)
+            assert (0, "") == (told.code, told.err)
+            assert f"{keys} given" in told.out
+            told = call("config", "check", "--json", *arguments).json()
+            assert (True, keys) == (told["usable"], len(told["given"]))
+
+    def test_our_part_of_several_connectors_is_found(self, file):
+        """S2-17: behind a MultiConnector our settings are one level deeper."""
+        inner = [
+            {"kv_connector": "OffloadingConnector"},
+            {"kv_connector": "UCMConnector", ENGINE: {"queue": {"window": 7}}},
+        ]
+        multi = {"kv_connector": "MultiConnector", ENGINE: {"connectors": inner}}
+        for path in (
+            file(json.dumps({"kv-transfer-config": multi}), "a.json"),
+            file(json.dumps({"kv_transfer_config": json.dumps(multi)}), "b.json"),
+        ):
+            told = call("config", "check", "--json", "-f", path).json()
+            assert {"queue.window": f"{ENGINE} of {path}"} == told["given"]
+
+    def test_the_peers_file_is_answered_with_its_equivalent(self, file):
+        """The equivalent can be copied: it is JSON; what has none is named."""
+        path = file(EXAMPLE)
+        told = call("config", "check", "--file", path)
+        assert 0 == told.code
+        text = told.out[told.out.index("{") : told.out.rindex("}") + 1]
+        assert "256GiB" == json.loads(text)["store"]["capacity"]
+        assert "metrics_config_path" in told.out
+        answer = call("config", "check", "--json", "--file", path).json()
+        assert json.loads(text) == answer["translation"]["equivalent"]
+        named = [each["theirs"] for each in answer["translation"]["left_out"]]
+        assert f"{PREFIX}storage_backends" in named
+
+    @pytest.mark.parametrize(
+        ("text", "code", "told"),
+        [
+            ("stor: {}\n", 2, "Did you mean store?"),
+            ("store: {capacity: 4 apples}\n", 2, "store.capacity='4 apples'"),
+            ("kv-transfer-config: 7\n", 2, "not a mapping"),
+            ("kv-transfer-config: {kv_connector: Other}\n", 2, "another connector"),
+            ("kv_connector_extra_config: [1]\n", 2, "not a mapping"),
+            ("kv-transfer-config: '{'\n", 2, "not JSON"),
+            ("store: [\n", 3, "not YAML"),
+        ],
+    )
+    def test_settings_that_cannot_are_one_line_and_a_code(self, file, text, code, told):
+        """X-09: the line names file, key and remedy; a script sees the code."""
+        path = file(text)
+        found = call("config", "check", "--file", path)
+        assert (code, "") == (found.code, found.out)
+        assert told in found.err
+        assert str(path) in found.err
+        assert found.is_tidy()
+
+    def test_a_missing_file_is_told_apart_from_wrong_settings(self, tmp_path):
+        """X-09: what cannot be read is 3, and what cannot be used 2."""
+        assert 3 == call("config", "check", "--file", tmp_path / "missing.yaml").code
+        assert 2 == call("config", "check", "--kv-transfer-config", "{").code
+
+
+class TestShow:
+    def test_every_value_is_shown_with_its_source(self, file, monkeypatch):
+        """C.5: that a file was ignored can be seen at a glance."""
+        monkeypatch.setenv("UCM_QUEUE__WINDOW", "7")
+        path = file("queue: {window: 5, tickets: 5}\n")
+        told = call("config", "show", "--json", "--file", path).json()
+        assert flat(UCMConfig()).keys() == told.keys()
+        assert {"value": 7, "source": "the variable UCM_QUEUE__WINDOW"} == told[
+            "queue.window"
+        ]
+        assert {"value": 5, "source": str(path)} == told["queue.tickets"]
+        assert "default" == told["store.type"]["source"]
+        lines = call("config", "show", "--file", path).out.splitlines()
+        (line,) = [line for line in lines if "queue.span_bytes" in line]
+        assert ["queue.span_bytes", "16777216", "default"] == line.split()
+
+    def test_nothing_in_a_value_is_taken_for_markup_or_for_a_terminal(self, file):
+        """A file may be anybody's; its values stand there as they are."""
+        path = file('store: {path: "[red]\\e[2J\\u202E[/nope]"}\n')
+        told = call("config", "show", "--file", path)
+        assert 0 == told.code
+        assert "[red]" in told.out
+        assert not {"\x1b", "\u202e"} & set(told.out)
+
+
+def test_schema_is_printed_whole():
+    """What is printed is the published schema."""
+    assert schema() == call("config", "schema").json()
+
+
+@pytest.mark.slow
+@given(
+    data=st.binary(max_size=300)
+    | st.text("{}[]&*!|>-?:,# \n\t'\"ab1\0", max_size=100).map(str.encode)
+    | st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        *("store", "queue", "path", "window", "kv_connector", ENGINE),
+                        *("kv-transfer-config", "connectors", "ucm_connectors"),
+                        *("ucm_connector_name", "ucm_connector_config", "x\x1b"),
+                    ]
+                ),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=8,
+    ).map(lambda value: json.dumps(value).encode()),
+    name=st.sampled_from(["f.yaml", "f.toml", "f.json"]),
+    verb=st.sampled_from(["check", "show"]),
+)
+def test_whatever_a_file_holds_there_is_an_answer_or_one_line(
+    tmp_path_factory, data, name, verb
+):
+    """X-09: no file makes a traceback, a second line or another exit code."""
+    path = tmp_path_factory.getbasetemp() / name
+    path.write_bytes(data)
+    assert call("config", verb, "--file", path).is_tidy()
+
+
+@given(text=st.text(max_size=60) | st.sampled_from(["[]", "1", "null", '{"a": 1}']))
+def test_whatever_the_engine_is_started_with_likewise(text):
+    """X-09: the same of JSON on the command line."""
+    assert call("config", "check", "--kv-transfer-config", text).is_tidy()

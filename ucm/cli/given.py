@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings that a subcommand is asked about: of a file, an engine's, or as it would start."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from ucm.configuration.engine import parse_transfer, transfer_of
+from ucm.configuration.files import read_settings
+from ucm.configuration.sources import ENGINE, FILE_VARIABLE, Configuration, load
+from ucm.errors import ConfigError
+
+__all__ = ["Given", "read_given", "settings_options"]
+
+
+@attrs.frozen
+class Given:
+    """
+    Settings, and what the engine was told beside them.
+
+    Args:
+        configuration: The settings with their sources.
+        transfer: The engine's ``kv-transfer-config``; None if none was named.
+    """
+
+    configuration: Configuration
+    transfer: dict[str, Any] | None = None
+
+
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a subcommand take what ``read_given`` reads."""
+    transfer = click.option(
+        "--kv-transfer-config",
+        "transfer",
+        metavar="JSON",
+        help="What the engine is started with.",
+    )
+    file = click.option(
+        "--file",
+        "-f",
+        "file",
+        metavar="FILE",
+        help="Settings, or what 'vllm serve --config' reads: YAML, TOML or JSON. "
+        f"If left out: {FILE_VARIABLE}.",
+    )
+    return file(transfer(command))
+
+
+def read_given(file: str | None, transfer: str | None) -> Given:
+    """
+    Return the settings as an engine would read them here, variables included.
+
+    Raises:
+        ConfigError: They cannot be used.
+        ConfigFileError: The file cannot be read.
+    """
+    if transfer is not None:
+        own = parse_transfer(transfer)
+        if file is not None:
+            own[ENGINE].setdefault("config_file", file)
+        return Given(load(own[ENGINE]), own)
+    if file is None:
+        return Given(load({}))
+    try:
+        found = transfer_of(read_settings(Path(file)))
+    except ConfigError as exc:
+        raise exc.given_in(file) from exc
+    if found is None:
+        return Given(load({"config_file": file}))
+    return Given(load(found[ENGINE], name=f"{ENGINE} of {file}"), found)

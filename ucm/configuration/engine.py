@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine's own configuration says of us: a file of ``vllm serve --config``, or JSON."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ucm.errors import ConfigError
+
+__all__ = ["CONNECTOR", "parse_transfer", "transfer_of"]
+
+CONNECTOR = "UCMConnector"
+_NAMES = ("kv-transfer-config", "kv_transfer_config")
+_EXTRA = "kv_connector_extra_config"
+_INNER = "connectors"
+
+
+def transfer_of(document: Mapping[str, object]) -> dict[str, Any] | None:
+    """
+    Return the ``kv-transfer-config`` of an engine's file, None if it is no such file.
+
+    Raises:
+        ConfigError: It is none of our connector, or no such configuration.
+    """
+    for name in _NAMES:
+        if name in document:
+            found = document[name]
+            return parse_transfer(found) if isinstance(found, str) else _ours(found)
+    return _ours(document) if document.keys() & {"kv_connector", _EXTRA} else None
+
+
+def parse_transfer(text: str) -> dict[str, Any]:
+    """
+    Return the value of ``--kv-transfer-config``.
+
+    Raises:
+        ConfigError: It is no JSON, or none of our connector.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise _error(text, f"not JSON: {exc}") from exc
+    return _ours(found)
+
+
+def _ours(found: object) -> dict[str, Any]:
+    """Return the part that is ours, also where it is one of several connectors."""
+    if not isinstance(found, Mapping):
+        raise _error(found, "not a mapping")
+    extra = found.get(_EXTRA) or {}
+    if not isinstance(extra, Mapping):
+        raise ConfigError(_EXTRA, extra, "not a mapping", "Give keys and values.")
+    inner = extra.get(_INNER)
+    if found.get("kv_connector") == "MultiConnector" and isinstance(inner, list):
+        for each in inner:
+            if isinstance(each, Mapping) and each.get("kv_connector") == CONNECTOR:
+                return _ours(each)
+    if found.get("kv_connector", CONNECTOR) != CONNECTOR:
+        raise _error(found.get("kv_connector"), "it names another connector")
+    return {**found, _EXTRA: dict(extra)}
+
+
+def _error(value: object, problem: str) -> ConfigError:
+    remedy = f'Give a mapping with "kv_connector": "{CONNECTOR}".'
+    return ConfigError(_NAMES[0], value, problem, remedy)
