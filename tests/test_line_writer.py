@@ -71,6 +71,7 @@ class TestLineWriter:
         sink.gate.set()
         assert writer.close(TIMEOUT)
         assert ["a\n", "b\nc\n2 dropped\n"] == sink.texts
+        assert 2 == writer.num_dropped
 
     def test_close_has_a_deadline(self, sink):
         """R-22: an end that is held up says so; the thread writes on when it can."""

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ucm.metrics import METRICS, Counters, MetricKind, sample_key, split_key
+from ucm.metrics import (
+    METRICS,
+    SECONDS_BUCKETS,
+    Counters,
+    MetricKind,
+    is_gauge,
+    sample_key,
+    split_key,
+)
 from ucm.pipeline.tickets import Admission
 from ucm.reasons import Reason
 
@@ -30,6 +38,24 @@ FROZEN = {
     "ucm_unkeyed_lookups_total": ("counter", ("reason",)),
     "ucm_ignored_wishes_total": ("counter", ("key",)),
     "ucm_held_blocks": ("gauge", ()),
+    "ucm_held_bytes": ("gauge", ()),
+    "ucm_oldest_hold_seconds": ("gauge", ()),
+    "ucm_open_tickets": ("gauge", ("direction",)),
+    "ucm_ending_requests": ("gauge", ()),
+    "ucm_stage_part_bytes_total": ("counter", ("direction", "stage")),
+    "ucm_stage_seconds_total": ("counter", ("direction", "stage")),
+    "ucm_hit_parts_total": ("counter", ("tier",)),
+    "ucm_hit_part_bytes_total": ("counter", ("tier",)),
+    "ucm_store_capacity_parts": ("gauge", ()),
+    "ucm_store_committed_parts": ("gauge", ()),
+    "ucm_store_reserved_parts": ("gauge", ()),
+    "ucm_store_capacity_bytes": ("gauge", ()),
+    "ucm_store_populated_bytes": ("gauge", ()),
+    "ucm_store_evicted_parts_total": ("counter", ()),
+    "ucm_store_curbed_parts_total": ("counter", ()),
+    "ucm_store_over_share_parts_total": ("counter", ()),
+    "ucm_dropped_log_lines_total": ("counter", ()),
+    "ucm_last_sign_timestamp_seconds": ("gauge", ()),
     "ucm_quarantined_holds_total": ("counter", ()),
     "ucm_healthy": ("gauge", ()),
     "ucm_weights_proven": ("gauge", ()),
@@ -236,6 +262,41 @@ class TestGauges:
         counters.set("ucm_healthy", 0)
         assert {"ucm_healthy": 0} == counters.take()["gauges"]
 
+    def test_gauge_has_a_value_for_each_of_its_labels(self) -> None:
+        """What is open in one direction says nothing of the other."""
+        counters = Counters()
+        counters.set("ucm_open_tickets", 2, direction="save")
+        counters.set("ucm_open_tickets", 3, direction="load")
+        told = {"ucm_open_tickets|save": 2, "ucm_open_tickets|load": 3}
+        assert told == counters.take()["gauges"] == counters.snapshot().gauges
+
+    @pytest.mark.parametrize(
+        "key",
+        ["ucm_healthy|a", "ucm_open_tickets", "ucm_none", "ucm_saved_blocks_total", ""],
+    )
+    def test_text_of_another_release_is_no_gauge(self, key: str) -> None:
+        """A name or labels that are not declared here are told from those that are."""
+        assert not is_gauge(key)
+        assert is_gauge("ucm_healthy")
+        assert is_gauge("ucm_open_tickets|save")
+
+
+class TestSnapshot:
+    def test_snapshot_forgets_nothing_and_is_not_touched_any_more(self) -> None:
+        """All since the start, whatever was taken in between; observations by bucket."""
+        counters = Counters()
+        for seconds in (0.0005, 0.0006, 60.0):
+            counters.observe("ucm_save_duration_seconds", seconds)
+        counters.add("ucm_saved_blocks_total", 2)
+        counters.take()
+        seen = counters.snapshot()
+        counters.observe("ucm_save_duration_seconds", 1)
+        counters.add("ucm_saved_blocks_total", 1)
+        (observed,) = seen.histograms.values()
+        assert [1, 1, *(0 for _ in SECONDS_BUCKETS[2:]), 1] == observed.counts
+        assert pytest.approx(60.0011) == observed.total
+        assert {"ucm_saved_blocks_total": 2} == seen.counters
+
 
 class TestUnits:
     def test_no_metric_is_a_rate_and_times_are_in_seconds(self):
@@ -244,6 +305,14 @@ class TestUnits:
         for metric in METRICS.values():
             words = set(metric.name.split("_"))
             assert not words & {"ratio", "rate", "percent", "per", "ms", "us", "mean"}
-            is_time = bool(words & {"duration", "wait", "seconds"})
-            assert is_time == metric.name.endswith("_seconds"), metric.name
-        assert {"ucm_matched_tokens_total", "ucm_loaded_blocks_total"} <= set(METRICS)
+            is_time = bool(words & {"duration", "wait", "seconds", "timestamp"})
+            unit = metric.name.removesuffix("_total")
+            assert is_time == unit.endswith("_seconds"), metric.name
+        for numerator, denominator in (
+            ("ucm_loaded_tokens_total", "ucm_matched_tokens_total"),
+            ("ucm_hit_part_bytes_total", "ucm_hit_parts_total"),
+            ("ucm_stage_part_bytes_total", "ucm_stage_seconds_total"),
+            ("ucm_store_committed_parts", "ucm_store_capacity_parts"),
+            ("ucm_store_populated_bytes", "ucm_store_capacity_bytes"),
+        ):
+            assert METRICS[numerator].labels == METRICS[denominator].labels

@@ -92,6 +92,7 @@ class _Buffer:
     """What a writer and its thread share; the thread keeps no writer alive."""
 
     def __init__(self, sink: Sink, tell_dropped: Callable[[int], str]) -> None:
+        self.num_dropped = 0
         self._sink = sink
         self._tell_dropped = tell_dropped
         self._is_closed = False
@@ -115,6 +116,7 @@ class _Buffer:
                 self._start()
             if self._num_chars + len(line) > MAX_CHARS:
                 self._dropped += 1
+                self.num_dropped += 1
                 return
             self._lines.append(line)
             self._num_chars += len(line)
@@ -186,6 +188,11 @@ class LineWriter:
         self.put = self._buffer.put
         """Take a line that ends with a newline, or drop it. Never blocks."""
         weakref.finalize(self, self._buffer.end)  # its thread ends with its owner
+
+    @property
+    def num_dropped(self) -> int:
+        """Lines that were lost for want of room, since the start; any thread."""
+        return self._buffer.num_dropped
 
     def close(self, timeout: float) -> bool:
         """

@@ -1,281 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Every metric's name, kind, labels and help, and the counters behind them.
-
-Exporters live in the doors. Names are frozen by a test, and so are the words that a label
-can have (``ucm.reasons``): none is made of a number or an id.
-
-An engine's ranks each carry out every order on their part of a block, and an exporter
-adds their numbers up. What is named after *parts* counts each of them; blocks and tokens
-count once, because only the scheduler counts them. Parts and their bytes obey one law at
-all times, per direction::
-
-    offered = committed + skipped + refused + failed + cancelled + in flight
-
-Of what saves stand behind, exactly one ``ucm_dump_event_..._used_total`` grows each time.
-Where an event of the engine was asked for, as for layers only, one other counter says why
-it was not used::
-
-    none + missing + handle_failed + unrecorded + stale + foreign
-        = current_stream + sync_fallback
+The counters behind the metrics (``ucm.metric_names``); exporters live in the doors.
 
 Threading: ``Counters`` may be used from any thread; one lock covers it.
 """
 
-import enum
 import threading
+from bisect import bisect_left
 from collections.abc import Mapping
+from typing import Final
 
 import attrs
 
+from ucm.metric_names import METRICS, Metric, MetricKind
+
 __all__ = [
     "METRICS",
+    "SECONDS_BUCKETS",
     "Counters",
+    "Distribution",
     "Metric",
     "MetricKind",
+    "Snapshot",
+    "is_gauge",
     "sample_key",
     "split_key",
 ]
 
-_MAX_OBSERVATIONS = 1024
+SECONDS_BUCKETS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0),
+)
+"""Upper bounds of every histogram; what is beyond the last has a bucket as well."""
+_MAX_OBSERVATIONS: Final = 1024
 
 
-class MetricKind(enum.Enum):
-    """How a metric is aggregated."""
+@attrs.define
+class Distribution:
+    """All observations since the start, by ``SECONDS_BUCKETS``; the last is beyond."""
 
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
+    counts: list[int] = attrs.Factory(lambda: [0] * (len(SECONDS_BUCKETS) + 1))
+    total: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Take one more."""
+        self.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
+        self.total += value
 
 
 @attrs.frozen
-class Metric:
-    """One metric as exported, without the engine's prefix."""
+class Snapshot:
+    """What everything comes to since the start, by the texts of ``sample_key``."""
 
-    name: str
-    kind: MetricKind
-    labels: tuple[str, ...]
-    help: str
-
-
-_BY_OUTCOME = ("direction", "outcome", "reason")
-
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric(
-            "ucm_offered_parts_total",
-            MetricKind.COUNTER,
-            ("direction",),
-            "Parts of blocks, one for each rank, that were to be saved or loaded.",
-        ),
-        Metric(
-            "ucm_offered_part_bytes_total",
-            MetricKind.COUNTER,
-            ("direction",),
-            "Bytes of these parts.",
-        ),
-        Metric(
-            "ucm_settled_parts_total",
-            MetricKind.COUNTER,
-            _BY_OUTCOME,
-            "Parts by how they ended: committed, skipped, refused, failed, cancelled.",
-        ),
-        Metric(
-            "ucm_settled_part_bytes_total",
-            MetricKind.COUNTER,
-            _BY_OUTCOME,
-            "Bytes of parts by how they ended.",
-        ),
-        Metric(
-            "ucm_saved_blocks_total",
-            MetricKind.COUNTER,
-            (),
-            "Blocks that became visible in the store, all parts of them.",
-        ),
-        Metric(
-            "ucm_dropped_blocks_total",
-            MetricKind.COUNTER,
-            (),
-            "Complete blocks that nobody took in time: no room, or their request was "
-            "preempted first. Some may be stored already.",
-        ),
-        Metric(
-            "ucm_loaded_blocks_total",
-            MetricKind.COUNTER,
-            (),
-            "Blocks that were verified and copied into the engine, on all ranks.",
-        ),
-        Metric(
-            "ucm_loaded_tokens_total",
-            MetricKind.COUNTER,
-            (),
-            "Tokens of these blocks: matched before, and all of the request's load ended well.",
-        ),
-        Metric(
-            "ucm_load_failures_total",
-            MetricKind.COUNTER,
-            ("reason",),
-            "Requests whose load ended in a recompute, by what was told first.",
-        ),
-        Metric(
-            "ucm_matched_tokens_total",
-            MetricKind.COUNTER,
-            (),
-            "Tokens that were found and that the engine chose to load; some loads fail.",
-        ),
-        Metric(
-            "ucm_cut_messages_total",
-            MetricKind.COUNTER,
-            ("message",),
-            "Plans and reports that left something to the next one, for want of room.",
-        ),
-        Metric(
-            "ucm_failed_lookups_total",
-            MetricKind.COUNTER,
-            ("reason",),
-            "Look-ups that the store did not answer, or answered too late.",
-        ),
-        Metric(
-            "ucm_bypassed_lookups_total",
-            MetricKind.COUNTER,
-            (),
-            "Look-ups that were misses at once, because several before had failed.",
-        ),
-        Metric(
-            "ucm_unkeyed_lookups_total",
-            MetricKind.COUNTER,
-            ("reason",),
-            "Look-ups that were misses, because it was not known what an adapter holds.",
-        ),
-        Metric(
-            "ucm_ignored_wishes_total",
-            MetricKind.COUNTER,
-            ("key",),
-            "What requests asked of the store, by key, and was not understood.",
-        ),
-        Metric(
-            "ucm_held_blocks",
-            MetricKind.GAUGE,
-            (),
-            "Blocks that the engine may not reuse yet because a save reads them.",
-        ),
-        Metric(
-            "ucm_quarantined_holds_total",
-            MetricKind.COUNTER,
-            (),
-            "Holds whose device copy never ended on some rank; they are not waited for.",
-        ),
-        Metric(
-            "ucm_healthy",
-            MetricKind.GAUGE,
-            (),
-            "1 while the engine's saves and loads are served, 0 in bypass.",
-        ),
-        Metric(
-            "ucm_weights_proven",
-            MetricKind.GAUGE,
-            (),
-            "1 while blocks are found and saved, 0 while the weights are in doubt.",
-        ),
-        Metric(
-            "ucm_weights_doubted_total",
-            MetricKind.COUNTER,
-            (),
-            "Times that the weights may have changed, so that all ranks read them.",
-        ),
-        Metric(
-            "ucm_fence_wait_seconds",
-            MetricKind.HISTOGRAM,
-            (),
-            "Time the engine waited for saves that still read blocks it reused.",
-        ),
-        Metric(
-            "ucm_save_duration_seconds",
-            MetricKind.HISTOGRAM,
-            (),
-            "From a save's admission to its end.",
-        ),
-        Metric(
-            "ucm_load_duration_seconds",
-            MetricKind.HISTOGRAM,
-            (),
-            "From a load's admission to its end.",
-        ),
-        Metric(
-            "ucm_hold_duration_seconds",
-            MetricKind.HISTOGRAM,
-            (),
-            "From a save's admission to the release of its source blocks.",
-        ),
-        Metric(
-            "ucm_dump_event_reshape_cache_layer_used_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves behind the engine's event for their layer.",
-        ),
-        Metric(
-            "ucm_dump_event_reshape_cache_direct_used_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves behind the engine's one event for all layers.",
-        ),
-        Metric(
-            "ucm_dump_event_written_hook_used_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves behind the engine's word that a layer is written.",
-        ),
-        Metric(
-            "ucm_dump_event_current_stream_used_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves behind all that the engine had submitted.",
-        ),
-        Metric(
-            "ucm_dump_event_sync_fallback_used_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves for which the engine's thread waited for the device.",
-        ),
-        Metric(
-            "ucm_dump_event_reshape_cache_none_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves of a layer without metadata to find an event in.",
-        ),
-        Metric(
-            "ucm_dump_event_reshape_cache_missing_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves of a layer whose metadata has no event.",
-        ),
-        Metric(
-            "ucm_dump_event_reshape_cache_handle_failed_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves of a layer whose event could not be read or waited for.",
-        ),
-        Metric(
-            "ucm_dump_event_reshape_cache_unrecorded_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves of a layer whose event was never recorded.",
-        ),
-        Metric(
-            "ucm_dump_event_reshape_cache_stale_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves of a layer whose event is of an earlier step.",
-        ),
-        Metric(
-            "ucm_dump_event_reshape_cache_foreign_total",
-            MetricKind.COUNTER,
-            (),
-            "Saves of a layer whose event is of another device.",
-        ),
-    )
-}
+    counters: dict[str, float]
+    gauges: dict[str, float]
+    histograms: dict[str, Distribution]
 
 
 def sample_key(name: str, labels: Mapping[str, str]) -> str:
@@ -289,6 +68,15 @@ def split_key(key: str) -> tuple[str, dict[str, str]]:
     """Undo ``sample_key``."""
     name, *values = key.split("|")
     return name, dict(zip(METRICS[name].labels, values, strict=True))
+
+
+def is_gauge(key: str) -> bool:
+    """Return whether a text is of a gauge that is declared, with all its labels."""
+    name, *values = key.split("|")
+    metric = METRICS.get(name)
+    if metric is None or metric.kind is not MetricKind.GAUGE:
+        return False
+    return len(metric.labels) == len(values)
 
 
 class Counters:
@@ -305,6 +93,7 @@ class Counters:
         self._gauge_changed = False
         self._fresh: dict[str, float] = {}
         self._observed: dict[str, list[float]] = {}
+        self._distributions: dict[str, Distribution] = {}
 
     def add(self, name: str, amount: float, **labels: str) -> None:
         """Count *amount* more."""
@@ -330,9 +119,9 @@ class Counters:
                 self._totals[key] = total
                 self._fresh[key] = self._fresh.get(key, 0) + missing
 
-    def set(self, name: str, value: float) -> None:
+    def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        key = sample_key(name, {})
+        key = sample_key(name, labels)
         with self._lock:
             self._gauge_changed |= self._gauges.get(key) != value
             self._gauges[key] = value
@@ -344,6 +133,7 @@ class Counters:
             values = self._observed.setdefault(key, [])
             values.append(value)
             del values[:-_MAX_OBSERVATIONS]
+            self._distributions.setdefault(key, Distribution()).add(value)
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of a counter over all label values that match *labels*."""
@@ -355,6 +145,18 @@ class Counters:
             if key.split("|", 1)[0] == name
             and labels.items() <= split_key(key)[1].items()
         )
+
+    def snapshot(self) -> Snapshot:
+        """Return everything, for who counts no differences; forgets nothing."""
+        with self._lock:
+            return Snapshot(
+                dict(self._totals),
+                dict(self._gauges),
+                {
+                    key: Distribution(list(each.counts), each.total)
+                    for key, each in self._distributions.items()
+                },
+            )
 
     def take(self) -> dict[str, dict[str, object]]:
         """

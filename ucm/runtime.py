@@ -96,7 +96,13 @@ class Runtime:
         self._counters = counters
         self._affinity = affinity
         self._mailbox: Mailbox[Notice] = Mailbox(threads)
-        self._recorder = Recorder(counters, self._mailbox, log, threads.monotonic)
+        self._recorder = Recorder(
+            counters,
+            self._mailbox,
+            log,
+            threads.monotonic,
+            store.capabilities.tier,
+        )
         self._pipeline = Pipeline(
             store,
             device,

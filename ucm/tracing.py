@@ -75,6 +75,7 @@ __all__ = [
     "Log",
     "close_log",
     "is_told",
+    "num_dropped",
     "open_log",
     "unix_before",
 ]
@@ -202,6 +203,12 @@ def close_log(log: Log) -> None:
     logger = getattr(log, "_logger", None)
     if isinstance(logger, _LineLogger):
         logger.writer.close(_CLOSE_S)
+
+
+def num_dropped(log: Log) -> int:
+    """Return how many lines of a log of ours were lost; of a host's log none is known."""
+    logger = getattr(log, "_logger", None)
+    return logger.writer.num_dropped if isinstance(logger, _LineLogger) else 0
 
 
 def is_told(log: Log, event: str) -> bool:

@@ -54,17 +54,21 @@ class Server:
 
     def counter(self, name: str) -> int:
         """Return a counter from ``/metrics``, summed over its labels."""
+        name = name.removesuffix("_total") + "_total"
+        return sum(int(value) for value in self.samples(name))
+
+    def samples(self, name: str) -> list[float]:
+        """Return a metric's values from ``/metrics``, for all its labels."""
         from prometheus_client.parser import text_string_to_metric_families
 
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=300) as response:
             text = response.read().decode()
-        name = name.removesuffix("_total") + "_total"
-        return sum(
-            int(sample.value)
+        return [
+            sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
             if sample.name == name
-        )
+        ]
 
 
 @contextmanager

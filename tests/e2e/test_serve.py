@@ -20,6 +20,14 @@ def await_saved(server: Server, at_least: int) -> int:
     return saved
 
 
+def await_gauge(server: Server, name: str, value: float) -> None:
+    """Ask, and nothing else, until a gauge of the only engine has a value."""
+    deadline = time.monotonic() + 120.0
+    while server.samples(f"vllm:{name}") != [value]:
+        assert time.monotonic() < deadline, server.samples(f"vllm:{name}")
+        time.sleep(0.5)
+
+
 class TestServe:
     def test_prefix_is_reused_over_http_and_over_a_restart(
         self, llama: Path, tmp_path: Path
@@ -54,3 +62,27 @@ class TestServe:
             assert {"first": 3, "second": 6}[life] == loaded
         assert 1 == len(set(texts))
         assert [0, 384, 384, 384] == cached
+
+    def test_health_and_usage_are_told_while_the_engine_idles(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """X-11: no request was ever sent, so no step told anything; how full the slab is
+        can be read all the same, and that the engine is not served once it is gone."""
+        slab = tmp_path / "slab"
+        options = ("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager")
+        options += ("--kv-cache-memory-bytes", str(64 << 20))
+        config = ucm_config(slab)
+        with serve(
+            llama, *options, log=tmp_path / "log", kv_transfer_config=config
+        ) as server:
+            await_gauge(server, "ucm_healthy", 1.0)
+            (capacity,) = server.samples("vllm:ucm_store_capacity_bytes")
+            assert 64 << 20 >= capacity > 0
+            assert [0.0] == server.samples("vllm:ucm_store_committed_parts")
+            assert [0.0] == server.samples("vllm:ucm_oldest_hold_seconds")
+            (signed,) = server.samples("vllm:ucm_last_sign_timestamp_seconds")
+            assert 60 > time.time() - signed
+            for path in slab.iterdir():
+                if path.is_file():
+                    path.unlink()
+            await_gauge(server, "ucm_healthy", 0.0)

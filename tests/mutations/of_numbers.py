@@ -184,9 +184,9 @@ NUMBERS = (
         name="rank_outvotes_the_scheduler",
         why="R-19: the next busy step of a rank that is well hides that others are not.",
         file=_WORKER,
-        find="        self._counters = Counters()\n",
+        find="        self._counters = self.counters = Counters()\n",
         replace="""\
-        self._counters = Counters()
+        self._counters = self.counters = Counters()
         self._counters.set("ucm_healthy", 1)
 """,
         killers=(f"{_HEALTH}::TestHealth::test_failed_rank_is_not_outvoted",),

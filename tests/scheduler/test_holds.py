@@ -135,7 +135,9 @@ class LedgerMachine(RuleBasedStateMachine):
     ) -> None:
         """Hold some blocks."""
         self.next_id += 1
-        self.ledger.take(self.next_id, lives, block_ids, range(ranks), nbytes=7)
+        self.ledger.take(
+            self.next_id, lives, block_ids, range(ranks), nbytes=7, now=self.next_id
+        )
         parts = dict.fromkeys(range(ranks), "held")
         self.model[self.next_id] = Hold(lives, tuple(block_ids), parts)
 
@@ -173,6 +175,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert ids == self.ledger.holds_of(life)
         assert 7 * len(self.model) == self.ledger.held_nbytes
         assert len(self.model) == self.ledger.num_holds
+        assert min(self.model, default=None) == self.ledger.oldest
         blocks = frozenset[int]().union(*(one.block_ids for one in holds))
         assert len(blocks) == self.ledger.held_blocks
         assert self.quarantined == self.ledger.quarantined

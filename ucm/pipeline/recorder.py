@@ -36,9 +36,16 @@ from ucm.tracing import (
     unix_before,
 )
 
-__all__ = ["Notice", "NoticeKind", "Recorder"]
+__all__ = ["STAGES", "Notice", "NoticeKind", "Recorder"]
 
 
+STAGES: Final = frozenset(
+    (
+        *("event_wait", "gather", "gather_wait", "transfer", "confirm", "commit"),
+        *("fetch", "scatter", "scatter_wait", "publish"),
+    )
+)
+"""Our stages, as metrics know them; a host's own are ``own`` together."""
 _DURATIONS: Final = {
     direction: f"ucm_{direction.value}_duration_seconds" for direction in Direction
 }
@@ -73,6 +80,12 @@ class Recorder:
     Tells the world what becomes of tickets: counters, log, notices.
 
     Used from every thread; its parts are safe for that.
+
+    Args:
+        counters: Where totals go.
+        mailbox: Where the engine's thread finds notices.
+        log: The process's log.
+        tier: Where the store's blocks lie, as a word for metrics.
     """
 
     def __init__(
@@ -81,10 +94,12 @@ class Recorder:
         mailbox: Mailbox[Notice],
         log: Log,
         clock: Callable[[], float] = SYSTEM.monotonic,
+        tier: str = "memory",
     ) -> None:
         self.counters = counters
         self.ring = EdgeRing(log, clock)
         """What stages did last."""
+        self._tier = tier
         self._mailbox = mailbox
         self._log = log
         self._tells_ends = is_told(log, TICKET_SETTLED)
@@ -197,6 +212,15 @@ class Recorder:
                 parts, nbytes = _settled_keys(ticket.direction, kind, reason)
                 totals[parts] = totals.get(parts, 0) + blocks
                 totals[nbytes] = totals.get(nbytes, 0) + blocks * ticket.block_bytes
+        if ticket.direction is Direction.LOAD and outcome.committed:
+            parts, nbytes = _hit_keys(self._tier)
+            totals[parts] = outcome.committed
+            totals[nbytes] = outcome.committed * ticket.block_bytes
+        moved = (len(ticket.span) - outcome.skipped) * ticket.block_bytes
+        for stage, spent in ticket.stage_seconds.copy().items():
+            nbytes, seconds = _stage_keys(ticket.direction, stage)
+            totals[nbytes] = totals.get(nbytes, 0) + moved
+            totals[seconds] = totals.get(seconds, 0) + spent
         self.counters.add_all(totals)
         self.counters.observe(
             _DURATIONS[ticket.direction], ticket.clock() - ticket.accepted_at
@@ -211,6 +235,21 @@ def _offered_keys(direction: Direction) -> tuple[str, str]:
     labels = {"direction": direction.value}
     parts, nbytes = "ucm_offered_parts_total", "ucm_offered_part_bytes_total"
     return sample_key(parts, labels), sample_key(nbytes, labels)
+
+
+@functools.cache
+def _hit_keys(tier: str) -> tuple[str, str]:
+    labels = {"tier": tier}
+    parts, nbytes = "ucm_hit_parts_total", "ucm_hit_part_bytes_total"
+    return sample_key(parts, labels), sample_key(nbytes, labels)
+
+
+@functools.cache
+def _stage_keys(direction: Direction, stage: str) -> tuple[str, str]:
+    word = stage if stage in STAGES else "own"
+    labels = {"direction": direction.value, "stage": word}
+    nbytes, seconds = "ucm_stage_part_bytes_total", "ucm_stage_seconds_total"
+    return sample_key(nbytes, labels), sample_key(seconds, labels)
 
 
 @functools.cache

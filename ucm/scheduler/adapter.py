@@ -93,7 +93,7 @@ class SchedulerAdapter:
         self._matcher = PrefixMatcher(
             layout, index, keyspace_digest, shards, full_hits=full_hits
         )
-        self._ledger = HoldLedger()
+        self._ledger = self.holds = HoldLedger()
         self._deferrals = Deferrals()
         self._transfers = OpenTransfers(num_ranks, span_blocks)
         self._lives = Lives()

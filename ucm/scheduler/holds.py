@@ -32,6 +32,7 @@ class _Hold:
     block_ids: tuple[int, ...]
     ranks_left: set[int]
     nbytes: int
+    began: float
     is_quarantined: bool = False
 
 
@@ -77,6 +78,7 @@ class HoldLedger:
         block_ids: Iterable[int],
         ranks: Iterable[int],
         nbytes: int = 0,
+        now: float = 0.0,
     ) -> None:
         """
         Hold blocks for a save until every rank has released them.
@@ -87,11 +89,12 @@ class HoldLedger:
             block_ids: What the ticket reads, in its order.
             ranks: Who reads it.
             nbytes: How much it is.
+            now: The time; never less than the one before.
 
         Raises:
             LedgerError: The ticket holds already, or holds nothing.
         """
-        hold = _Hold(tuple(lives), tuple(block_ids), set(ranks), nbytes)
+        hold = _Hold(tuple(lives), tuple(block_ids), set(ranks), nbytes, now)
         if transfer_id in self._holds:
             raise LedgerError(f"transfer {transfer_id} holds its blocks already")
         if not hold.block_ids or not hold.ranks_left:
@@ -170,6 +173,12 @@ class HoldLedger:
     def held_blocks(self) -> int:
         """Distinct blocks that some ticket reads."""
         return len(self._by_block)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest hold began that has not ended, None without any; any thread."""
+        holds = list(self._holds.values())  # at once, whatever the scheduler does
+        return holds[0].began if holds else None
 
     @property
     def num_holds(self) -> int:

@@ -249,6 +249,7 @@ class SaveSelector:
             order.block_ids,
             self._ranks,
             nbytes=len(order.block_ids) * group.block_bytes,
+            now=self._transfers.denied.now,
         )
 
     def _drop(self, endings: Iterable[Ending]) -> None:

@@ -139,6 +139,7 @@ class OpenTransfers:
         "_open",
         "_saving",
         "denied",
+        "num_open",
         "saved_blocks",
         "span_blocks",
         "strays",
@@ -153,6 +154,8 @@ class OpenTransfers:
         self._filling: dict[int, int] = {}
         self.denied = Denials()
         """Blocks that count as missing."""
+        self.num_open = dict.fromkeys(TransferKind, 0)
+        """Tickets that have not ended on every rank."""
         self.saved_blocks = 0
         """Blocks that became visible with their last part, since the start."""
         self.strays = 0
@@ -246,6 +249,7 @@ class OpenTransfers:
         )
         entry = _Open(order, set(range(self._num_ranks)))
         self._open[order.transfer_id] = entry
+        self.num_open[kind] += 1
         if kind is TransferKind.SAVE:
             entry.keys = [(group_id, each) for each in hashes]
         else:
@@ -342,7 +346,8 @@ class OpenTransfers:
     def counts(self) -> dict[str, int]:
         """Return the size of each container."""
         return {
-            "open_transfers": len(self._open),
+            "open_saves": self.num_open[TransferKind.SAVE],
+            "open_loads": self.num_open[TransferKind.LOAD],
             "keys_being_saved": len(self._saving),
             "blocks_being_filled": len(self._filling),
             "denied_keys": len(self.denied),
@@ -369,6 +374,7 @@ class OpenTransfers:
     def _close(self, entry: _Open) -> None:
         order = entry.order
         del self._open[order.transfer_id]
+        self.num_open[order.kind] -= 1
         if order.kind is TransferKind.SAVE:
             self._saving.difference_update(entry.keys)
             if entry.is_stored:

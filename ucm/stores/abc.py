@@ -51,6 +51,8 @@ class StoreCapabilities:
     """Largest block that fits a slot."""
     keeps: bool = True
     """Committed blocks can be found again; a store for measuring may keep none."""
+    tier: str = "memory"
+    """Where blocks lie, a word for metrics: ``memory`` or ``disk``."""
     caveat: str = ""
     """What speaks against this store as it was opened, as advice; told once."""
 
@@ -67,6 +69,12 @@ class StoreStats:
     """Blocks that should have been retained, beyond the store's budget for that."""
     over_share_blocks_total: int = 0
     """Blocks refused to tenants that had their share, and no older block of theirs."""
+    capacity_bytes: int = 0
+    """That slots may take, of all sizes together."""
+    populated_bytes: int = attrs.Factory(
+        lambda self: self.capacity_bytes, takes_self=True
+    )
+    """Those of them that are there by now."""
 
 
 @attrs.frozen

@@ -158,13 +158,12 @@ class MemoryStore(Store):
         self._entries: dict[PackedKey, _Entry] = {}
         self._moments: dict[PackedKey, int] = {}
         self._clock_ns = clock_ns
-        self._latest = 0
         self._most_retained = int(retain_share * capacity_blocks)
         self._most_of_tenant = int(tenant_share * capacity_blocks)
         self._writing: dict[PackedKey, int] = {}
         self._free = list(reversed(range(capacity_blocks)))
         self._keyspaces: dict[bytes, KeySpace] = {}
-        self._num_evicted = self._num_curbed = self._num_over_share = 0
+        self._latest = self._num_evicted = self._num_curbed = self._num_over_share = 0
         self._is_open = True
         self._lock = threading.Lock()
 
@@ -279,6 +278,7 @@ class MemoryStore(Store):
                 evicted_blocks_total=self._num_evicted,
                 curbed_blocks_total=self._num_curbed,
                 over_share_blocks_total=self._num_over_share,
+                capacity_bytes=self._pool.nbytes,
             )
 
     def close(self) -> None:

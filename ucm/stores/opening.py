@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from ucm.config import StoreConfig
 from ucm.errors import ConfigError
+from ucm.metrics import Counters
 from ucm.registry import load_class
-from ucm.stores.abc import Store, StoreGrowth
+from ucm.stores.abc import Store, StoreGrowth, StoreStats
 from ucm.tracing import STORE_GROWN, STORE_SHORT, Log
 
-__all__ = ["growth_teller", "open_store"]
+__all__ = ["growth_teller", "open_store", "tell_store"]
 
 
 def open_store(config: StoreConfig, *, block_bytes: int, index_only: bool) -> Store:
@@ -37,6 +38,24 @@ def open_store(config: StoreConfig, *, block_bytes: int, index_only: bool) -> St
     if not isinstance(store, Store):
         raise ConfigError("store.type", config.type, "is no store", "Use slab.")
     return store
+
+
+def tell_store(counters: Counters, stats: StoreStats) -> None:
+    """Tell metrics how a store stands; for one process of those that use it."""
+    for name, value in (
+        ("capacity_parts", stats.capacity_blocks),
+        ("committed_parts", stats.committed_blocks),
+        ("reserved_parts", stats.reserved_blocks),
+        ("capacity_bytes", stats.capacity_bytes),
+        ("populated_bytes", stats.populated_bytes),
+    ):
+        counters.set(f"ucm_store_{name}", value)
+    for name, total in (
+        ("evicted", stats.evicted_blocks_total),
+        ("curbed", stats.curbed_blocks_total),
+        ("over_share", stats.over_share_blocks_total),
+    ):
+        counters.reach(f"ucm_store_{name}_parts_total", total)
 
 
 def growth_teller(log: Log) -> Callable[[StoreGrowth], None]:

@@ -6,8 +6,10 @@ import fcntl
 import os
 from pathlib import Path
 
+import attrs
 import pytest
 
+from tests.clocks import AdvancingThreads
 from tests.integration.vllm.test_halves import (
     Engine,
     make_setup,
@@ -84,6 +86,53 @@ class TestHealth:
         assert 1 == self.healthy(engine)
         engine.scheduler.close()
         assert 0 == self.healthy(engine)
+
+
+class TestRefresh:
+    """X-11: what a timer brings up to date while no step does."""
+
+    def gauges(self, engine):
+        """Return all gauges behind a look."""
+        engine.scheduler.refresh()
+        return engine.scheduler.counters.snapshot().gauges
+
+    def test_what_is_held_and_open_is_told_with_its_age(self, tmp_path):
+        """X-11: a save that nobody ends is open, and its hold grows older by itself."""
+        engine = Engine(attrs.evolve(make_setup(tmp_path), threads=AdvancingThreads()))
+        with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
+            engine.register()
+            one = request("r")
+            engine.scheduler.match(one, 0)
+            engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+            assert 0 == self.gauges(engine)["ucm_oldest_hold_seconds"]
+            engine.plan([one], (1, 2, 3))
+            engine.scheduler._setup.threads.advance(7.0)
+            told = self.gauges(engine)
+            assert 7.0 == pytest.approx(told["ucm_oldest_hold_seconds"], abs=1.0)
+            assert 1 == told["ucm_open_tickets|save"]
+            assert 0 == told["ucm_open_tickets|load"]
+            assert 0 < told["ucm_held_bytes"]
+
+    def test_store_is_told_of_by_the_scheduler_alone(self, engine):
+        """X-11: capacity, what is stored and what is there of the memory, once for all
+        ranks."""
+        engine.save()
+        engine.idle()
+        told = self.gauges(engine)
+        assert 3 == told["ucm_store_committed_parts"]
+        assert 0 == told["ucm_store_reserved_parts"]
+        assert told["ucm_store_capacity_parts"] > 3
+        assert told["ucm_store_capacity_bytes"] >= told["ucm_store_populated_bytes"] > 0
+        stats = engine.worker.stats().data
+        assert not [key for key in stats["gauges"] if "_store_" in key]
+
+    def test_idle_engine_whose_slab_is_gone_is_not_healthy(self, engine, tmp_path):
+        """X-11: no step runs, nobody looks anything up, and it is told."""
+        assert 1 == self.gauges(engine)["ucm_healthy"]
+        for path in (tmp_path / "slab").glob("index-*"):
+            path.unlink()
+        engine.scheduler._store.inner._slab._look_at = 0.0  # the quarter second is over
+        assert 0 == self.gauges(engine)["ucm_healthy"]
 
 
 class TestLog:

@@ -254,7 +254,7 @@ class TestRows:
         with ranks_with(opener, topology, 0) as ranks:
             assert not compute(ranks, request("r", 10), (1, 2, 3))
             counts = ranks.scheduler.counts()
-            assert (0, 0) == (counts["holds"], counts["open_transfers"])
+            assert (0, 0) == (counts["holds"], counts["open_saves"])
             assert [0, BLOCKS] == ranks.settled("committed")
             for worker in ranks.workers:
                 assert not any(worker.counts().values())

@@ -31,6 +31,7 @@ from ucm.scheduler.saves import SaveLimits
 from ucm.scheduler.totals import Totals
 from ucm.stores.bypass import BypassStore
 from ucm.stores.forgetter import Forgetter
+from ucm.stores.opening import tell_store
 from ucm.tracing import (
     HOLD_QUARANTINED,
     HOLD_RELEASED,
@@ -60,9 +61,9 @@ class SchedulerHalf:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._log = setup.open_log("scheduler")
+        self._log = self.log = setup.open_log("scheduler")
         self._tells_hits = is_told(self._log, PREFIX_MATCHED)
-        self._counters = Counters()
+        self._counters = self.counters = Counters()
         store = setup.open_store(index_only=True)
         if caveat := store.capabilities.caveat:
             self._log.warning(STORE_EXPERIMENTAL, remedy=caveat)
@@ -72,6 +73,7 @@ class SchedulerHalf:
             log=self._log,
             clock=setup.threads.monotonic,
         )
+        self._clock = setup.threads.monotonic
         self._parks = setup.mode.loads is not Loads.LAYERWISE
         self._adapter = SchedulerAdapter(
             setup.layout,
@@ -123,6 +125,8 @@ class SchedulerHalf:
         )
         self.watch_cache = self._doubts.watch
         self._is_closed = False
+        self._answers = True
+        """Whether the store did when it was last asked how it stands."""
         self._told: Totals | None = None
         self._log.info(
             SCHEDULER_STARTED,
@@ -295,6 +299,27 @@ class SchedulerHalf:
         self._counters.set("ucm_healthy", int(self._is_serving))
         return stats_of(self._counters)
 
+    def refresh(self) -> None:
+        """
+        Bring the gauges up to date; on any thread that may wait.
+
+        What is read here is read whole, whatever the scheduler's thread does meanwhile.
+        """
+        counts, holds, now = self._adapter.counts(), self._adapter.holds, self._clock()
+        began = holds.oldest
+        tell = self._counters.set
+        tell("ucm_held_bytes", holds.held_nbytes)
+        tell("ucm_oldest_hold_seconds", 0 if began is None else max(0.0, now - began))
+        tell("ucm_open_tickets", counts["open_saves"], direction="save")
+        tell("ucm_open_tickets", counts["open_loads"], direction="load")
+        tell("ucm_ending_requests", counts["endings"])
+        try:
+            tell_store(self._counters, self._store.stats())
+            self._answers = True
+        except StoreError:
+            self._answers = False
+        tell("ucm_healthy", int(self._is_serving))
+
     def _tell(self, totals: Totals) -> None:
         reach = self._counters.reach
         reach("ucm_saved_blocks_total", totals.saved_blocks)
@@ -311,7 +336,7 @@ class SchedulerHalf:
     def _is_serving(self) -> bool:
         """Whether this engine's saves and loads are served, as far as is known here."""
         is_off = self._is_closed or self._adapter.bypass or self._store.is_bypassed
-        return self._keyspace is not None and not is_off
+        return self._keyspace is not None and self._answers and not is_off
 
     def counts(self) -> dict[str, int]:
         """Return the size of every per-request container; all zero when idle."""

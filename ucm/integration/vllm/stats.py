@@ -1,23 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connector's numbers on their way to the engine's ``/metrics``."""
+"""
+The connector's numbers on their way to the engine's ``/metrics``.
 
-from typing import Any
+What steps tell comes by way of vLLM. Gauges are also read every five seconds from what
+the engine's processes leave (``signs``), so that they are as fresh while it is idle; who
+has left nothing for half a minute hangs or is gone, and is not healthy. Threading:
+``observe`` on the front end's loop, ``look`` on a thread of ours; one lock covers both.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
 
-from ucm.metrics import METRICS, Counters, MetricKind, split_key
+from ucm.integration.vllm.signs import DIRECTORY, Sign, read_signs
+from ucm.metrics import (
+    METRICS,
+    SECONDS_BUCKETS,
+    Counters,
+    MetricKind,
+    is_gauge,
+    split_key,
+)
 
 __all__ = ["UCMPromMetrics", "UCMStats", "stats_of"]
 
 _PREFIX = "vllm:"
-_SECONDS_BUCKETS = (
-    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0),
-)
 _KEEP_OBSERVATIONS = 4096
+_PERIOD_S: Final = 5.0
+_LATE_S: Final = 30.0
+_HEALTHY: Final = "ucm_healthy"
+_LAST_SIGN: Final = "ucm_last_sign_timestamp_seconds"
 
 
 class UCMStats(KVConnectorStats):
@@ -81,7 +101,19 @@ def stats_of(counters: Counters) -> UCMStats | None:
 
 
 class UCMPromMetrics(KVConnectorPromMetrics):
-    """Registers every declared metric once and feeds it."""
+    """
+    Registers every declared metric once and feeds it.
+
+    The first four arguments are vLLM's.
+
+    Args:
+        vllm_config: The front end's; its ``engine_id`` names the engines' signs.
+        metric_types: The classes to make metrics of.
+        labelnames: The engine's labels.
+        per_engine_labelvalues: Their values, by the number of each engine.
+        directory: Where signs are.
+        clock: The machine's monotonic one, in seconds.
+    """
 
     def __init__(
         self,
@@ -89,6 +121,9 @@ class UCMPromMetrics(KVConnectorPromMetrics):
         metric_types: dict[type[Any], type[Any]],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
+        *,
+        directory: Path = DIRECTORY,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._metrics: dict[str, Any] = {}
@@ -101,7 +136,7 @@ class UCMPromMetrics(KVConnectorPromMetrics):
             }
             if metric.kind is MetricKind.HISTOGRAM:
                 self._metrics[name] = self._histogram_cls(
-                    **args, buckets=_SECONDS_BUCKETS
+                    **args, buckets=SECONDS_BUCKETS
                 )
             elif metric.kind is MetricKind.GAUGE:
                 # Each step's numbers go to one of the front-ends that serve an engine.
@@ -110,19 +145,90 @@ class UCMPromMetrics(KVConnectorPromMetrics):
                 )
             else:
                 self._metrics[name] = self._counter_cls(**args)
+        self._directory, self._clock = directory, clock
+        self._lock = threading.Lock()
+        self._told_at: dict[int, float] = {}
+        """By engine, when a step last told gauges."""
+        self._engine_ids = _engine_ids(vllm_config, list(per_engine_labelvalues))
+        self._seen: set[int] = set()
+        """Engines of which signs were seen."""
+        if self._engine_ids:
+            over = threading.Event()
+            weakref.finalize(self, over.set)
+            threading.Thread(
+                target=_look_often,
+                args=(weakref.ref(self), over),
+                name="ucm-signs",
+                daemon=True,
+            ).start()
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one interval's numbers."""
         engine = self.per_engine_labelvalues[engine_idx]
         for key, amount in transfer_stats_data.get("counters", {}).items():
             self._child(key, engine).inc(amount)
-        for key, value in transfer_stats_data.get("gauges", {}).items():
-            self._child(key, engine).set(value)
+        with self._lock:
+            self._set(engine, transfer_stats_data.get("gauges", {}), age=0.0)
+            self._told_at[engine_idx] = self._clock()
         for key, seen in transfer_stats_data.get("histograms", {}).items():
             child = self._child(key, engine)
             for value in seen:
                 child.observe(value)
 
+    def look(self) -> None:
+        """Take what the processes of each engine have left."""
+        for engine_idx, engine_id in self._engine_ids.items():
+            signs = read_signs(engine_id, self._directory)
+            if signs:
+                self._seen.add(engine_idx)
+            if engine_idx in self._seen:
+                with self._lock:
+                    self._take(engine_idx, signs)
+
+    def _take(self, engine_idx: int, signs: Sequence[Sign]) -> None:
+        now, told_at = self._clock(), self._told_at.get(engine_idx, 0.0)
+        gauges: dict[str, float] = {}
+        for sign in signs:
+            for key, value in sign.gauges.items():
+                gauges[key] = min(gauges.get(key, value), value)
+        oldest = min((sign.at for sign in signs), default=0.0)
+        if now - oldest > _LATE_S:
+            gauges = {_HEALTHY: 0.0}
+        elif oldest < told_at:
+            gauges = {}  # a step has told what is newer
+        newest = max((sign.at for sign in signs), default=0.0)
+        age = now - newest if newest > told_at else None
+        self._set(self.per_engine_labelvalues[engine_idx], gauges, age)
+
+    def _set(
+        self, engine: list[object], gauges: dict[str, float], age: float | None
+    ) -> None:
+        """Set gauges, and when there was a sign of life: so many seconds ago."""
+        for key, value in gauges.items():
+            if is_gauge(key):
+                self._child(key, engine).set(value)
+        if age is not None:
+            at = time.time() - age  # noqa: TID251 - what a timestamp is to Prometheus
+            self._child(_LAST_SIGN, engine).set(at)
+
     def _child(self, key: str, engine: list[object]) -> Any:  # noqa: ANN401 - prometheus_client's
         name, labels = split_key(key)
         return self._metrics[name].labels(*engine, *labels.values())
+
+
+def _engine_ids(vllm_config: Any, engines: Sequence[int]) -> dict[int, str]:  # noqa: ANN401 - vLLM's
+    """Return the id that each engine goes by, as vLLM makes it; none if there is none."""
+    transfer = vllm_config.kv_transfer_config
+    if (name := getattr(transfer, "engine_id", None)) is None:
+        return {}
+    is_one = vllm_config.parallel_config.data_parallel_size == 1
+    return {each: name if is_one else f"{name}_dp{each}" for each in engines}
+
+
+def _look_often(ref: "weakref.ref[UCMPromMetrics]", over: threading.Event) -> None:
+    """Look until the metrics are gone; they are not kept for it."""
+    while not over.wait(_PERIOD_S):
+        if (metrics := ref()) is None:
+            return
+        metrics.look()
+        del metrics

@@ -34,6 +34,7 @@ from ucm.integration.vllm.plugin import register
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMPromMetrics, UCMStats
+from ucm.integration.vllm.vitals import Vitals, begin_vitals
 from ucm.integration.vllm.weights import calling_parts
 from ucm.integration.vllm.worker import WorkerHalf
 
@@ -97,6 +98,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._scheduler: SchedulerHalf | MockSchedulerHalf | None = None
         self._worker: WorkerHalf | MockWorkerHalf | None = None
+        self._vitals: Vitals | None = None
         if kv_cache_config is None:
             logger.warning(
                 "UCMConnector was built without kv_cache_config, by a wrapper for an "
@@ -114,6 +116,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker = make(setup, rank, device)
             if setup.config.patch_vllm_ascend:
                 _patch_vllm_ascend()
+        self._vitals = begin_vitals(vllm_config, self._scheduler or self._worker)
 
     def _make_setup(self, vllm_config: Any, kv_cache_config: Any) -> Setup:  # noqa: ANN401 - vLLM's
         """Derive what both halves agree on; tests put another store in."""
@@ -381,6 +384,8 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """Drain, then end all threads and let go of the store. Idempotent."""
+        if self._vitals is not None:
+            self._vitals.close()
         for half in (self._worker, self._scheduler):
             if half is not None:
                 half.close()

@@ -48,8 +48,8 @@ class WorkerHalf:
     def __init__(self, setup: Setup, rank: int, device_type: str) -> None:
         self._setup = setup
         self._rank = rank
-        self._log = setup.open_log(f"worker-{rank}").bind(rank=rank)
-        self._counters = Counters()
+        self._log = self.log = setup.open_log(f"worker-{rank}").bind(rank=rank)
+        self._counters = self.counters = Counters()
         self._device = setup.make_device(device_type)
         config = setup.config
         self._selector = EventSelector(

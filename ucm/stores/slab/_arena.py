@@ -64,6 +64,11 @@ class Arena:
         )
         self.lock = lock
 
+    @property
+    def num_populated(self) -> int:
+        """Extents whose memory is there."""
+        return int(np.count_nonzero(self.populated))
+
     @staticmethod
     def nbytes(num_extents: int) -> int:
         """Return the size of the file."""

@@ -225,8 +225,9 @@ class Populator:
 
     def _tell(self, problem: str) -> None:
         geometry = self._geometry
-        extents = int(np.count_nonzero(self._arena.populated))
-        nbytes = min(extents * geometry.extent_bytes, geometry.data_bytes)
+        nbytes = min(
+            self._arena.num_populated * geometry.extent_bytes, geometry.data_bytes
+        )
         self._watcher(StoreGrowth(nbytes, geometry.data_bytes, problem))
 
     def _steps(self) -> list[_Step]:

@@ -107,6 +107,7 @@ class SlabStore(Store):
             shared=True,
             native_buffers=True,
             max_block_bytes=self._slab.geometry.slot_bytes,
+            tier="memory" if self._slab.in_memory else "disk",
             caveat=" ".join(filter(None, caveats)),
         )
         self._slab.index.limits = Limits(retain_share, tenant_share)
@@ -280,18 +281,23 @@ class SlabStore(Store):
     def stats(self) -> StoreStats:
         """Return occupancy and totals, both for the whole node."""
         self._slab.check()
-        header = self._slab.index.header
+        header, geometry = self._slab.index.header, self._slab.geometry
         evicted, curbed, over_share = (
             int(header[word]) - before
             for word, before in zip(_TOTALS, self._before, strict=True)
         )
         return StoreStats(
-            capacity_blocks=self._slab.geometry.num_slots,
+            capacity_blocks=geometry.num_slots,
             committed_blocks=int(header[Word.NUM_COMMITTED]),
             reserved_blocks=int(header[Word.NUM_RESERVED]),
             evicted_blocks_total=evicted,
             curbed_blocks_total=curbed,
             over_share_blocks_total=over_share,
+            capacity_bytes=geometry.data_bytes,
+            populated_bytes=min(
+                self._slab.arena.num_populated * geometry.extent_bytes,
+                geometry.data_bytes,
+            ),
         )
 
     def audit(self) -> list[str]:
