@@ -23,6 +23,7 @@ from tests.mutations.of_lib import LIB
 from tests.mutations.of_light import LIGHT
 from tests.mutations.of_load import LOAD
 from tests.mutations.of_match import MATCH
+from tests.mutations.of_metrics import METRICS
 from tests.mutations.of_modes import MODES
 from tests.mutations.of_numbers import NUMBERS
 from tests.mutations.of_own import OWN
@@ -91,4 +92,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *REPLAY,
     *HIT,
     *OWN,
+    *METRICS,
 )

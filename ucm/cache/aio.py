@@ -21,6 +21,7 @@ from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.devices.abc import EventRef
 from ucm.errors import DeviceTimeoutError, PipelineError, StoreUnavailableError
+from ucm.metrics import Snapshot
 from ucm.prefixes import Place
 from ucm.threads import SYSTEM, Threads
 
@@ -328,6 +329,10 @@ class Cache:
         """
         for transfer in self._core.open_transfers():
             await self._wait(transfer.over, self._save_limit)
+
+    def measure(self) -> Snapshot:
+        """Return all metrics, for ``ucm.exporter``; any thread that may wait a second."""
+        return self._core.measure()
 
     async def statistics(self) -> Statistics:
         """

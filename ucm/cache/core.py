@@ -14,13 +14,13 @@ do. Notices are handed out on our loop, but not while ``close`` has the runtime.
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 import anyio
 import attrs
 
 from ucm.blocks import KeySpace, PackedKey, ShardId
+from ucm.cache.measuring import measured, statistics_of
 from ucm.cache.orders import Orders
 from ucm.cache.pending import Pending
 from ucm.cache.questions import KeptStore, Questions
@@ -31,7 +31,7 @@ from ucm.config import UCMConfig
 from ucm.devices.abc import Device, EventRef, Fence
 from ucm.errors import PipelineClosedError, PipelineError, UCMError
 from ucm.layout import KVLayout
-from ucm.metrics import Counters
+from ucm.metrics import Counters, Snapshot
 from ucm.pipeline.outcomes import Outcome, OutcomeKind
 from ucm.pipeline.recorder import Notice
 from ucm.pipeline.save import OwnStages
@@ -239,6 +239,10 @@ class Core:
         self._check_open()
         return self._questions.ask(self._statistics)
 
+    def measure(self) -> Snapshot:
+        """Return all metrics since the start; any thread that may wait a second."""
+        return measured(self._counters, self.open_transfers(), self)
+
     def open_transfers(self) -> list[Transfer]:
         """Return what is not over, in the order in which it was asked for."""
         with self._lock:
@@ -387,14 +391,10 @@ class Core:
             transfer.give_up()
 
     def _statistics(self) -> Statistics:
-        total = partial(
-            self._counters.total, "ucm_settled_parts_total", outcome="committed"
-        )
-        return Statistics(
-            store=self._store.stats(),
+        return statistics_of(
+            self._counters,
+            self._store.stats(),
             open_transfers=len(self.open_transfers()),
             waiting_parts=self._room.num_waiting,
-            saved_blocks=int(total(direction=Direction.SAVE.value)),
-            loaded_blocks=int(total(direction=Direction.LOAD.value)),
             failure=self._runtime.failure,
         )

@@ -15,6 +15,7 @@ from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.devices.abc import EventRef
 from ucm.errors import DeviceTimeoutError, StoreUnavailableError
+from ucm.metrics import Snapshot
 from ucm.prefixes import Place
 
 __all__ = ["Cache", "Save"]
@@ -160,6 +161,10 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         """Block until every save and load that was asked for by now is over."""
         for transfer in self._core.open_transfers():
             _wait(self._core, transfer.over, self._save_limit)
+
+    def measure(self) -> Snapshot:
+        """Return all metrics, for ``ucm.exporter``; any thread that may wait a second."""
+        return self._core.measure()
 
     def statistics(self) -> Statistics:
         """Return how things stand."""

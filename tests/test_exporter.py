@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cache's metrics, scraped over HTTP as Prometheus does."""
+
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cache.kit import Host, keys_of, leaving_nothing
+from ucm.cache.sync import Cache
+from ucm.exporter import Exporter
+from ucm.metrics import METRICS, SECONDS_BUCKETS, Counters, MetricKind
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@contextmanager
+def served(*exporters: Exporter) -> Iterator[str]:
+    """Serve exporters on a loopback port, and give the address."""
+    registry = CollectorRegistry()
+    for exporter in exporters:
+        registry.register(exporter)
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60.0)
+
+
+def scrape(url: str) -> Samples:
+    """Return every sample of one scrape, read by the client's own parser."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(samples: Samples, name: str, **labels: str) -> float | None:
+    """Return one sample."""
+    return samples.get((name, frozenset(labels.items())))
+
+
+class TestExporter:
+    @pytest.mark.slow
+    def test_scrape_tells_what_a_cache_did_and_how_it_stands(self) -> None:
+        """X-11: over HTTP, while the cache idles: totals, gauges, store, histograms; and
+        that it is not healthy any more once it is closed."""
+        host = Host()
+        keys = keys_of(5)
+        with (
+            leaving_nothing(host),
+            Cache(*host.open_core()) as cache,
+            served(Exporter(cache.measure)) as url,
+        ):
+            cache.save(keys, range(5)).wait_committed()
+            assert cache.load(keys, range(20, 25)).is_whole
+            seen = scrape(url)
+            assert 1 == value(seen, "ucm_healthy")
+            labels = {"outcome": "committed", "reason": ""}
+            for direction in ("save", "load"):
+                parts = value(
+                    seen, "ucm_settled_parts_total", direction=direction, **labels
+                )
+                assert 5 == parts
+                assert 0 == value(seen, "ucm_open_tickets", direction=direction)
+            assert 5 == value(seen, "ucm_hit_parts_total", tier="memory")
+            assert 5 == value(seen, "ucm_store_committed_parts")
+            count = value(seen, "ucm_save_duration_seconds_count")
+            assert count == value(seen, "ucm_save_duration_seconds_bucket", le="+Inf")
+            assert 1 <= count
+            assert value(seen, "ucm_last_sign_timestamp_seconds") > 1e9
+            cache.close()
+            assert 0 == value(scrape(url), "ucm_healthy")
+
+    def test_caches_of_one_process_are_told_apart_by_their_labels(self) -> None:
+        """Two exporters with other labels, and names as vLLM's server has them."""
+        told = {}
+        for name in "ab":
+            counters = Counters()
+            counters.add("ucm_saved_blocks_total", ord(name))
+            told[name] = counters
+        exporters = [
+            Exporter(each.snapshot, prefix="vllm:", labels={"cache": name})
+            for name, each in told.items()
+        ]
+        found = {}
+        for exporter in exporters:
+            with served(exporter) as url:
+                found |= scrape(url)
+        for name in "ab":
+            assert ord(name) == value(found, "vllm:ucm_saved_blocks_total", cache=name)
+
+    def test_every_metric_is_described_by_its_kind(self) -> None:
+        """X-10: what Prometheus is told of a metric is what the table says."""
+        families = {one.name: one for one in Exporter(Counters().snapshot).describe()}
+        assert len(METRICS) == len(families)
+        for name, metric in METRICS.items():
+            family = families[name.removesuffix("_total")]
+            assert (metric.kind.value, metric.help) == (
+                family.type,
+                family.documentation,
+            )
+
+    def test_buckets_are_cumulative_and_sum_up(self) -> None:
+        """X-10: a histogram ships its sum and its count, so that a mean can be had."""
+        counters = Counters()
+        for seconds in (0.0001, 0.0005, 0.2, 99.0):
+            counters.observe("ucm_save_duration_seconds", seconds)
+        with served(Exporter(counters.snapshot)) as url:
+            seen = scrape(url)
+        name = "ucm_save_duration_seconds"
+        assert 2 == value(seen, f"{name}_bucket", le="0.0005")
+        assert 3 == value(seen, f"{name}_bucket", le=str(SECONDS_BUCKETS[-1]))
+        assert 4 == value(seen, f"{name}_count")
+        assert pytest.approx(99.2006) == value(seen, f"{name}_sum")
+        kinds = {metric.kind for metric in METRICS.values()}
+        assert set(MetricKind) == kinds
