@@ -28,6 +28,8 @@ Every exception that ``ucm`` raises.
         - StageFailedError: a stage raised; carries stage and transfer id
         - WorkerDiedError: the thread that did the work is gone
     - LedgerError: a hold was taken or released twice; a bug of ours
+    - NoLogError: a path that has no log of ours
+    - NoStatusError: no running process tells how it is
 
 Expected ends (a miss, a refused save) are values and not in this list.
 """
@@ -205,3 +207,11 @@ class WorkerDiedError(PipelineError):
 
 class LedgerError(UCMError):
     """A hold was taken twice, or released by a rank that does not hold it."""
+
+
+class NoLogError(UCMError):
+    """A path that has no log of ours."""
+
+
+class NoStatusError(UCMError):
+    """No running process tells how it is."""

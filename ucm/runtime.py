@@ -96,13 +96,8 @@ class Runtime:
         self._counters = counters
         self._affinity = affinity
         self._mailbox: Mailbox[Notice] = Mailbox(threads)
-        self._recorder = Recorder(
-            counters,
-            self._mailbox,
-            log,
-            threads.monotonic,
-            store.capabilities.tier,
-        )
+        tier = store.capabilities.tier
+        self._recorder = Recorder(counters, self._mailbox, log, threads.monotonic, tier)
         self._pipeline = Pipeline(
             store,
             device,

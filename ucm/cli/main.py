@@ -15,6 +15,7 @@ from typing import Final
 
 import click
 
+from ucm.cli.output import printable
 from ucm.errors import ConfigError, ConfigFileError, UCMError
 
 __all__ = ["COMMANDS", "NOT_WELL", "UNREADABLE", "USAGE", "cli", "main"]
@@ -28,6 +29,7 @@ UNREADABLE: Final = 3
 
 COMMANDS: Final[dict[str, str]] = {
     "config": "ucm.cli.config:config",
+    "trace": "ucm.cli.trace:trace",
 }
 """Where each subcommand is: its name, and ``module:attribute`` of a click command."""
 
@@ -84,6 +86,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tell(text: str, code: int) -> int:
     """Write one line on standard error."""
     line = " ".join(text.split()) or "no reason was given"
-    printable = "".join(each if each.isprintable() else "?" for each in line)
-    print(f"ucm: {printable}", file=sys.stderr)  # noqa: T201 - a command's own voice
+    print(f"ucm: {printable(line)}", file=sys.stderr)  # noqa: T201 - a command's own voice
     return code

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["console", "json_option", "printable", "say_json", "table"]
+__all__ = ["clean", "console", "json_option", "printable", "say_json", "table"]
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Answer with JSON, for programs."
@@ -35,12 +35,21 @@ def say_json(answer: object) -> None:
     click.echo(json.dumps(answer, indent=2, sort_keys=False, default=str))
 
 
+def clean(text: object) -> str:
+    """
+    Return a text that others wrote so that it can be printed and means nothing more.
+
+    Neither markup of ``rich`` nor anything that a terminal would obey, such as escape
+    sequences or marks that turn the direction of writing.
+    """
+    return escape(printable(str(text)))
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """
     Return a table; numbers are set to the right.
 
-    Cells may come from files that others wrote: nothing in them is taken for markup, or
-    for what moves a terminal's cursor.
+    Cells may come from files that others wrote: see ``clean``.
     """
     made = Table(title=title or None, box=box.SIMPLE, title_justify="left")
     rows = [list(row) for row in rows]
@@ -48,10 +57,11 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
         is_number = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
         made.add_column(name, justify="right" if is_number else "left")
     for row in rows:
-        made.add_row(*(escape(printable(str(cell))) for cell in row))
+        made.add_row(*map(clean, row))
     return made
 
 
 def printable(text: str) -> str:
     """Return a line that does nothing to a terminal but to stand in it."""
-    return "".join(each if each.isprintable() else "?" for each in text)
+    mark = "\N{REPLACEMENT CHARACTER}"
+    return "".join(each if each.isprintable() else mark for each in text)

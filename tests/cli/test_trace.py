@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ucm trace`` answers from whatever lies in a directory, or says in a line why not."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.story.logs import ended, line, missed, run_of, settled, write
+from ucm.cli.main import UNREADABLE, USAGE, main
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return the directory of a run of three requests."""
+    return run_of(tmp_path / "run")
+
+
+@pytest.fixture
+def call(capsys):
+    """Return what calls ``ucm trace`` and returns its code, and what it printed."""
+
+    def calling(*arguments):
+        code = main(["trace", *map(str, arguments)])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return calling
+
+
+class TestShow:
+    def test_a_story_is_told_over_all_roles(self, call, run):
+        """R-71: scheduler and worker are in one text, with reason, stages and end."""
+        code, out, _ = call("show", "r1", "--log", run)
+        assert code == 0
+        for part in (
+            "scheduler-7",
+            "worker-0-8",
+            "evicted",
+            "save 1 gather",
+            "finished",
+        ):
+            assert part in out
+
+    def test_programs_get_the_same(self, call, run):
+        """What people read is there with moments and names that stay."""
+        _, out, _ = call("show", "r1", "--log", run, "--json")
+        (life,) = json.loads(out)["lives"]
+        assert ("finished", []) == (life["outcome"], life["marks"])
+        assert ["began", "missed", "save 1 asked for"] == [
+            each["what"] for each in life["happened"][:3]
+        ]
+
+    def test_lines_of_other_kinds_belong_to_the_life_they_fall_into(
+        self, call, tmp_path
+    ):
+        """A refusal of the second life is not told of the first."""
+        write(
+            tmp_path / "ucm-scheduler-1.jsonl",
+            ended("r", 0.0, 1.0),
+            ended("r", 5.0, 6.0, life=2),
+            line("wish.ignored", 5.5, request_id="r", key="x"),
+        )
+        _, out, _ = call("show", "r", "--log", tmp_path, "--json")
+        first, second = json.loads(out)["lives"]
+        assert ["began", "finished"] == [each["what"] for each in first["happened"]]
+        assert "wish.ignored" in [each["what"] for each in second["happened"]]
+
+    def test_the_beginning_of_an_id_is_enough_if_it_is_one(self, call, tmp_path):
+        """Engines add to ids; two that begin alike are named, and none is guessed."""
+        log = write(tmp_path / "ucm-s-1.jsonl", ended("abc-1"), ended("abd-2"))
+        assert 0 == call("show", "abc", "--log", log)[0]
+        code, _, err = call("show", "ab", "--log", log)
+        assert (USAGE, True) == (code, "abc-1, abd-2" in err)
+
+    def test_an_id_that_begins_another_is_itself(self, call, tmp_path):
+        """An exact id is never ambiguous."""
+        log = write(tmp_path / "ucm-s-1.jsonl", ended("r1"), ended("r12"))
+        code, out, _ = call("show", "r1", "--log", log)
+        assert (0, False) == (code, "r12" in out)
+
+    def test_a_request_that_is_not_there_is_an_error(self, call, run):
+        """The line says which request and which log."""
+        code, _, err = call("show", "nobody", "--log", run)
+        assert (UNREADABLE, True) == (code, "nobody" in err)
+
+
+class TestWhy:
+    def test_a_miss_is_explained(self, call, run):
+        """R-71: the first missing block, the reason in words, and what to do."""
+        code, out, _ = call("why", "r1", "--log", run)
+        assert code == 0
+        for part in ("evicted", "block is number 3", "made room", "store.capacity"):
+            assert part in out
+
+    def test_a_failed_load_is_explained(self, call, run):
+        """A load that failed is a reason as well."""
+        _, out, _ = call("why", "r2", "--log", run, "--json")
+        (reason,) = json.loads(out)["reasons"]
+        assert ("failed load", "deadline") == (reason["kind"], reason["reason"])
+
+    def test_a_request_without_a_miss_says_so(self, call, run):
+        """No reason is made up."""
+        assert "No look-up of it fell short" in call("why", "r3", "--log", run)[1]
+
+    def test_a_miss_without_its_line_has_its_reason(self, call, tmp_path):
+        """The line of the look-up may be rotated away; that of the request says why."""
+        log = write(tmp_path / "l", ended("r", miss="queue", first_missing=2))
+        _, out, _ = call("why", "r", "--log", log, "--json")
+        (reason,) = json.loads(out)["reasons"]
+        assert ("queue", True) == (reason["reason"], "number 2" in reason["where"])
+
+    def test_all_reasons_are_counted(self, call, run):
+        """Without a request: how often, and how many tokens."""
+        _, out, _ = call("why", "--log", run, "--json")
+        assert [("miss", "evicted", 1, 64), ("failed load", "deadline", 1, None)] == [
+            (each["kind"], each["reason"], each["count"], each["missing_tokens"])
+            for each in json.loads(out)["reasons"]
+        ]
+
+
+class TestStats:
+    def test_numbers_are_told(self, call, run):
+        """X-10: a hit ratio has its numerator and its denominator."""
+        _, out, _ = call("stats", "--log", run)
+        assert "192 of 300 prompt tokens (64.0%)" in out
+        assert "save: gather" in out
+
+    def test_programs_get_the_same(self, call, run):
+        """Outcomes by direction, durations with their histogram."""
+        told = json.loads(call("stats", "--log", run, "--json")[1])
+        assert {"failed": 1} == told["tickets"]["load"]
+        assert 1 == told["durations"]["save: gather"]["count"]
+
+
+class TestDiff:
+    def test_two_runs_are_compared(self, call, run, tmp_path):
+        """Each number stands beside that of the other run."""
+        other = write(tmp_path / "ucm-s-1.jsonl", ended("r1", preemptions=1))
+        told = json.loads(call("diff", run, other, "--json")[1])["numbers"]
+        numbers = {each["name"]: (each["a"], each["b"]) for each in told}
+        assert (2, 1) == numbers["requests: finished"]
+        assert (1, None) == numbers["misses: evicted"]
+        assert "-50.0%" in call("diff", run, other)[1]
+
+
+class TestTimeline:
+    def test_both_forms_are_written_and_named(self, call, run, tmp_path):
+        """What was written is said."""
+        page, events = tmp_path / "t.html", tmp_path / "t.json"
+        code, out, _ = call(
+            *("timeline", "-o", page, "--perfetto", events, "--log", run)
+        )
+        assert (0, 2) == (code, out.count("6 bars"))
+        assert page.read_text().startswith("<!doctype html>")
+        assert json.loads(events.read_text())["traceEvents"]
+
+    def test_one_request_can_be_drawn_alone(self, call, run, tmp_path):
+        """Bars of other requests are left out."""
+        arguments = (
+            "-o",
+            tmp_path / "t.html",
+            "--log",
+            run,
+            "--request",
+            "r2",
+            "--json",
+        )
+        assert 2 == json.loads(call("timeline", *arguments)[1])["bars"]
+
+    def test_what_is_left_out_is_said(self, call, run, tmp_path):
+        """A drawing of the newest says how much is older."""
+        arguments = ("-o", tmp_path / "t.html", "--log", run, "--limit", "1")
+        code, _, err = call("timeline", *arguments)
+        assert (0, True) == (code, "2 older request(s) were left out" in err)
+
+    def test_without_a_file_it_is_a_wrong_call(self, call, run):
+        """The page would fill a terminal."""
+        assert USAGE == call("timeline", "--log", run)[0]
+
+
+COMMANDS = (
+    ("show", "r"),
+    ("why",),
+    ("why", "r"),
+    ("stats",),
+    ("timeline", "-o", "/dev/null", "--perfetto", "/dev/null"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+class TestBadInput:
+    def test_what_is_missing_is_one_line(self, call, tmp_path, command):
+        """Missing, empty and foreign: a line, a code, no traceback."""
+        foreign = tmp_path / "foreign"
+        foreign.write_bytes(b"\x7fELF\x00\xff" * 1000)
+        for path in (tmp_path / "missing", tmp_path, foreign):
+            code, out, err = call(*command, "--log", path)
+            assert (UNREADABLE, "", 1) == (code, out, err.count("\n"))
+            assert err.startswith("ucm: ")
+
+    def test_what_a_terminal_would_obey_is_not_printed(self, call, tmp_path, command):
+        """Escape sequences, markup and turned text of a log are shown, not obeyed."""
+        evil = "r\x1b]0;owned\x07\x9b31m[red]\u202e\r"
+        log = write(
+            tmp_path / "ucm-s-1.jsonl",
+            ended(evil, outcome=evil, miss=evil, load_failure=evil),
+            missed(evil, reason=evil, detail=evil, key=evil),
+            settled(
+                evil, outcome=evil, direction=evil, error=evil, edges=[[evil, 0, 1]]
+            ),
+            line(evil, request_id=evil, what=evil),
+        )
+        code, out, err = call(*command, "--log", log)
+        assert code == 0
+        for each in (out, err):
+            assert set() == set(each) & set("\x1b\x07\x9b\u202e\r")
+        assert "red" in out or command[0] in ("timeline", "stats")
+
+    @pytest.mark.slow
+    @settings(
+        max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(data=st.data())
+    def test_whatever_is_in_a_file_is_answered(self, call, tmp_path, command, data):
+        """Damaged lines of ours and bytes of anybody's end in an answer or one line."""
+        value = st.recursive(
+            st.none() | st.integers() | st.floats() | st.text() | st.booleans(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+            max_leaves=5,
+        )
+        lines = []
+        for made in (ended("r"), missed("r"), settled("r"), line("x", request_id="r")):
+            key = data.draw(st.sampled_from(sorted(made)))
+            lines.append(json.dumps(made | {key: data.draw(value)}).encode())
+        cut = data.draw(st.integers(0, 300))
+        lines += [lines[0][:cut], data.draw(st.binary(max_size=100))]
+        log = tmp_path / "ucm-s-1.jsonl"
+        log.write_bytes(b"\n".join(data.draw(st.permutations(lines))))
+        code, _, err = call(*command, "--log", log, "--json")
+        assert code in (0, UNREADABLE, USAGE)
+        assert (code == 0) or err.startswith("ucm: ")
+        assert "Traceback" not in err

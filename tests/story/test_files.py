@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logs are found and read whatever lies in the directory, in bounded pieces."""
+
+import json
+import os
+
+import pytest
+
+from tests.story.logs import ended, line, real_run, settled, write
+from ucm.errors import NoLogError
+from ucm.story.files import MAX_LINE, Reading, find_logs, read_logs
+from ucm.story.lines import Settled
+
+
+def read(path):
+    """Return all lines of a log, and what became of the others."""
+    reading = Reading()
+    return list(read_logs(find_logs(path), reading)), reading
+
+
+class TestFind:
+    def test_rotated_files_come_before_the_newest_of_their_process(self, tmp_path):
+        """A story is told from its beginning, whatever was rotated meanwhile."""
+        for name in ("ucm-w-1.jsonl", "ucm-w-1.jsonl.2", "ucm-w-1.jsonl.1"):
+            write(tmp_path / name, ended())
+        (tmp_path / "other.txt").write_text("not of a log")
+        names = [file.path.name for file in find_logs(tmp_path)]
+        assert ["ucm-w-1.jsonl.2", "ucm-w-1.jsonl.1", "ucm-w-1.jsonl"] == names
+
+    def test_who_wrote_a_line_is_said_by_its_file(self, tmp_path):
+        """Two workers of two engines have one role; their process ids differ."""
+        write(tmp_path / "ucm-worker-0-17.jsonl", settled())
+        assert ["worker-0-17"] == [each.process for each in read(tmp_path)[0]]
+
+    def test_a_file_of_any_name_can_be_named(self, tmp_path):
+        """A log that was copied away is read as well; its lines say their role."""
+        lines, _ = read(write(tmp_path / "copied.txt", settled()))
+        assert ["worker-0"] == [each.process for each in lines]
+
+    def test_a_directory_without_a_log_is_an_error(self, tmp_path):
+        """The error says which setting makes logs."""
+        with pytest.raises(NoLogError, match=r"set log\.directory"):
+            find_logs(tmp_path)
+
+    def test_what_is_no_plain_file_is_not_opened(self, tmp_path):
+        """A pipe of a fitting name would be waited for without end."""
+        os.mkfifo(tmp_path / "ucm-w-1.jsonl")
+        with pytest.raises(NoLogError):
+            find_logs(tmp_path)
+
+
+class TestRead:
+    def test_lines_of_the_real_pipeline_are_understood(self, tmp_path):
+        """What a worker writes today is what is read: two tickets, with their bytes."""
+        lines, reading = read(real_run(tmp_path / "log"))
+        told = [each for each in lines if isinstance(each, Settled)]
+        assert [("r1", "save"), ("r2", "load")] == [
+            (*each.owners, each.direction) for each in told
+        ]
+        assert [4 * 1536] * 2 == [each.committed_bytes for each in told]
+        assert (0, 0) == (reading.garbage, reading.other_schema)
+
+    @pytest.mark.parametrize(
+        "garbage",
+        [
+            b"\xff\xfe\x00",
+            b"null",
+            b"[" * 100_000,
+            b'{"event":"request.ended","timestamp_s":1e999}',
+            b'{"event":"request.ended","timestamp_s":1,"life":-1}',
+            b'{"event":"x","timestamp_s":1,"a":' + b"[" * 100_000,
+            b'{"event":"x","timestamp_s":1,"role":"' + b"x" * 2 * MAX_LINE + b'"}',
+            b'{"event":"ticket.settled","timest',
+        ],
+        ids=range(8),
+    )
+    def test_garbage_is_counted_and_the_rest_is_read(self, tmp_path, garbage):
+        """One bad line costs that line only."""
+        path = write(tmp_path / "ucm-w-1.jsonl", ended("before"))
+        after = json.dumps(ended("after")).encode()
+        path.write_bytes(path.read_bytes() + garbage + b"\n" + after + b"\n")
+        lines, reading = read(tmp_path)
+        assert ["before", "after"] == [each.request_id for each in lines]
+        assert 1 == reading.garbage
+        assert ["1 line(s) are not of this log and were passed over"] == reading.notes()
+
+    def test_a_line_of_another_schema_is_not_guessed_at(self, tmp_path):
+        """Keys of a later version may mean something else."""
+        write(tmp_path / "ucm-w-1.jsonl", ended() | {"v": 2}, line("x"))
+        lines, reading = read(tmp_path)
+        assert ["x"] == [each.event for each in lines]
+        assert 1 == reading.other_schema
+
+    def test_a_file_that_vanishes_is_counted(self, tmp_path):
+        """Rotation may take a file away between look and read."""
+        files = find_logs(write(tmp_path / "ucm-w-1.jsonl", ended()))
+        files[0].path.unlink()
+        reading = Reading()
+        assert [] == list(read_logs(files, reading))
+        assert 1 == reading.unread_files
+
+    def test_progress_is_told_in_bytes(self, tmp_path):
+        """Whoever waits for a large log sees how far it is."""
+        path = write(tmp_path / "ucm-w-1.jsonl", ended(), ended())
+        told = []
+        list(read_logs(find_logs(path), Reading(), told.append))
+        assert path.stat().st_size == sum(told)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of all processes come together by request and life, in bounded memory."""
+
+import json
+
+from tests.story.logs import T0, ended, line, missed, settled
+from ucm.story.collected import Collected, Newest, collect
+from ucm.story.lines import parse
+from ucm.story.lives import lives_of
+
+
+def lives(*lines):
+    """Return the lives that lines tell of."""
+    return lives_of(collect(parse(json.dumps(each).encode(), "p-1") for each in lines))
+
+
+class TestJoin:
+    def test_lines_of_all_kinds_join_one_life(self):
+        """A scheduler's lines and a worker's tickets are one story."""
+        matched = line("prefix.matched", 0.02, request_id="r1", external_tokens=64)
+        (life,) = lives(settled("r1"), matched, missed("r1"), ended("r1"))
+        assert (life.ended, life.missed, life.matched) != (None, None, None)
+        assert [1] == [ticket.number for ticket in life.tickets]
+
+    def test_a_ticket_goes_to_the_life_that_had_begun(self):
+        """Ids come again after a restart; a later life did not own an earlier ticket."""
+        first, second = lives(
+            ended("r1", 0.0, 1.0),
+            ended("r1", 10.0, 11.0, life=2),
+            settled("r1", 1, 0.5, 0.6),
+            settled("r1", 2, 10.5, 10.6),
+        )
+        assert ([1], [2]) == tuple(
+            [ticket.number for ticket in life.tickets] for life in (first, second)
+        )
+
+    def test_a_ticket_that_names_its_life_goes_there(self):
+        """Saves of an earlier life may be accepted when the next has begun."""
+        first, second = lives(
+            ended("r1", 0.0, 1.0),
+            ended("r1", 1.0, 2.0, life=2),
+            settled("r1", 1, 1.5, 1.6, generation=1),
+        )
+        assert (1, 0) == (len(first.tickets), len(second.tickets))
+
+    def test_a_shared_ticket_is_in_each_life(self):
+        """Short prompts are saved together."""
+        both = lives(ended("r1"), ended("r2"), settled("r1", requests=["r1", "r2"]))
+        assert [1, 1] == [len(life.tickets) for life in both]
+
+    def test_a_request_without_an_end_is_open(self):
+        """An engine that died tells of no end."""
+        (life,) = lives(settled("r1", begin=0.1, end=0.2))
+        assert "open" == life.outcome
+        assert (T0 + 0.1, T0 + 0.2) == (life.begin_s, life.end_s)
+
+    def test_what_befell_a_life_is_told_apart(self):
+        """Preempted, failed and refused are marks besides finished and aborted."""
+        marks = {
+            life.request_id: (life.outcome, *life.marks)
+            for life in lives(
+                ended("a", outcome="aborted"),
+                ended("b", preemptions=1),
+                ended("c", load_failure="deadline"),
+                ended("d"),
+                settled("d", outcome="refused"),
+                ended("e"),
+            )
+        }
+        assert {
+            "a": ("aborted",),
+            "b": ("finished", "preempted"),
+            "c": ("finished", "failed"),
+            "d": ("finished", "refused"),
+            "e": ("finished",),
+        } == marks
+
+
+class TestBounds:
+    def test_the_newest_are_kept_in_whatever_order_they_come(self):
+        """Files of several processes are read one after the other."""
+        newest = Newest(2)
+        for moment in (5.0, 1.0, 9.0, 3.0):
+            newest.add(parse(json.dumps(line("x", moment)).encode()))
+        assert [T0 + 5.0, T0 + 9.0] == [each.timestamp_s for each in newest.lines()]
+        assert 2 == newest.left_out
+
+    def test_tickets_of_many_stages_count_for_more(self):
+        """Memory is bounded whatever a line brings."""
+        newest = Newest(4)
+        edges = [["gather", 0, 1]] * 64
+        for number in range(4):
+            ticket = settled(number=number, edges=edges)
+            newest.add(parse(json.dumps(ticket).encode()))
+        assert 3 == newest.left_out
+
+    def test_what_is_left_out_is_said(self):
+        """A story that is not whole says so."""
+        lines = [parse(json.dumps(ended(f"r{number}")).encode()) for number in range(3)]
+        told = collect(lines, into=Collected.upto(lives=1)).notes()
+        assert ["2 older request(s) were left out"] == told

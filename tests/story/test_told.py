@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One life as text: all that matters, in the order of time."""
+
+import json
+
+import pytest
+
+from tests.story.logs import ended, line, missed, settled
+from ucm.story.collected import collect
+from ucm.story.lines import parse
+from ucm.story.lives import lives_of
+from ucm.story.misses import MISSES, explain_failure, explain_miss
+from ucm.story.told import bytes_text, happenings_of, seconds_text, summary_of
+
+REASONS = {
+    *("never_offered", "queue", "too_short", "admission", "failed", "evicted"),
+    *("other_key_space", "corrupt", "not_committed", "denied", "bypassed"),
+    *("unavailable", "late", "unkeyed", "unknown"),
+}
+
+
+def life_of(*lines):
+    """Return the one life of which lines tell."""
+    return lives_of(collect(parse(json.dumps(each).encode(), "p-1") for each in lines))[
+        0
+    ]
+
+
+class TestHappenings:
+    def test_all_processes_are_in_one_order_of_time(self):
+        """A ticket's stages stand between what the scheduler tells."""
+        life = life_of(
+            settled("r1", 7, 0.1, 0.3, released_s=0.15), missed("r1"), ended("r1")
+        )
+        assert [
+            "began",
+            "missed",
+            "save 7 asked for",
+            "save 7 gather",
+            "save 7 commit",
+            "save 7 released its blocks",
+            "save 7 committed",
+            "finished",
+        ] == [each.what for each in happenings_of(life)]
+
+    def test_a_miss_says_where_and_why(self):
+        """R-71: block, group, reason and detail are in the text."""
+        life = life_of(missed(detail={"age_s": 12}))
+        (told,) = happenings_of(life)
+        for part in ("block 3", "group 0", "evicted", "36 of 100", "age_s: 12"):
+            assert part in told.text
+
+    def test_other_lines_that_name_the_request_are_told(self):
+        """A refusal or a failure has a line of its own, with what it says."""
+        other = parse(json.dumps(line("save.passed", 0.5, rank=1)).encode(), "w-1")
+        told = happenings_of(life_of(ended()), [other])
+        assert ("w-1", "save.passed", "rank 1") in [
+            (each.process, each.what, each.text) for each in told
+        ]
+
+
+class TestSummary:
+    def test_tokens_add_up(self):
+        """Prompt tokens were in the engine's cache, loaded or computed."""
+        told = summary_of(life_of(ended(computed_tokens=16)))
+        assert [
+            "100 prompt tokens: 16 in the engine's own cache, 64 loaded, 20 computed."
+        ] == told
+
+    def test_what_went_wrong_is_said(self):
+        """Preemption, a failed load and a miss each have a sentence."""
+        life = life_of(
+            ended(
+                preemptions=2, load_failure="deadline", miss="evicted", first_missing=0
+            )
+        )
+        told = " ".join(summary_of(life))
+        for part in ("preempted it 2 time(s)", "(deadline)", "block 0 (evicted)"):
+            assert part in told
+
+    def test_an_end_that_no_line_tells_is_not_made_up(self):
+        """It still runs, or its engine died; nobody knows."""
+        assert "No line tells of its end" in summary_of(life_of(settled()))[0]
+
+
+class TestReasons:
+    def test_each_reason_of_a_miss_has_its_words(self):
+        """R-71: the list is closed, and each reason says what to do."""
+        assert set(MISSES) == REASONS
+        assert all(each.meaning and each.remedy for each in MISSES.values())
+
+    def test_a_word_of_a_later_release_is_no_error(self):
+        """A newer engine's log is read as far as it can be."""
+        assert explain_miss("new").meaning
+        assert explain_failure("new").remedy
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"), [("12 us", 12e-6), ("1.5 ms", 0.0015), ("2.50 s", 2.5)]
+)
+def test_durations_have_the_unit_that_fits(told, seconds):
+    """People read micro-, milliseconds and seconds."""
+    assert told == seconds_text(seconds)
+
+
+@pytest.mark.parametrize(
+    ("told", "nbytes"), [("12 B", 12), ("1.5 KiB", 1536), ("2.0 TiB", 2 << 40)]
+)
+def test_bytes_have_the_unit_that_fits(told, nbytes):
+    """People read powers of 1024."""
+    assert told == bytes_text(nbytes)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ``ucm trace`` answers: what it prints, and the same for programs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ucm.cli.output import clean, console, say_json, table
+from ucm.story.lines import Other
+from ucm.story.lives import Life
+from ucm.story.misses import explain_failure, explain_miss
+from ucm.story.told import (
+    bytes_text,
+    detail_text,
+    happenings_of,
+    seconds_text,
+    summary_of,
+)
+from ucm.story.totals import Totals
+
+__all__ = [
+    "change_text",
+    "life_dict",
+    "number_text",
+    "reasons_of",
+    "say_life",
+    "say_notes",
+    "say_reasons",
+    "say_totals",
+]
+
+_WIDE = 110
+
+
+def say_life(life: Life, others: list[Other]) -> None:
+    """Print the story of a life."""
+    out = console()
+    marks = "".join(f", {mark}" for mark in life.marks)
+    took = seconds_text(life.end_s - life.begin_s)
+    head = (
+        f"Request {life.request_id}, life {life.number}: {life.outcome}{marks}, {took}"
+    )
+    out.print(clean(head))
+    for sentence in summary_of(life):
+        out.print(f"  {clean(sentence)}")
+    rows = [
+        (f"+{each.when_s - life.begin_s:.6f}", each.process, each.what, each.text)
+        for each in happenings_of(life, others)
+    ]
+    out.print(table("", ("seconds", "who", "what", ""), rows))
+
+
+def life_dict(life: Life, others: list[Other]) -> dict[str, object]:
+    """Return the story of a life, for programs."""
+    happened = happenings_of(life, others)
+    return {
+        "life": life.number,
+        "outcome": life.outcome,
+        "marks": life.marks,
+        "began_s": life.begin_s,
+        "ended_s": life.end_s,
+        "summary": summary_of(life),
+        "happened": [
+            {
+                "after_s": round(each.when_s - life.begin_s, 6),
+                "process": each.process,
+                "what": each.what,
+                "text": each.text,
+            }
+            for each in happened
+        ],
+    }
+
+
+def reasons_of(life: Life) -> Iterator[dict[str, Any]]:
+    """Yield why a life's tokens were computed: its miss, and its failed load."""
+    ended, missed = life.ended, life.missed
+    reason = missed.reason if missed else ended.miss if ended else None
+    if reason:
+        where = ""
+        if missed is not None and missed.block is not None:
+            where = (
+                f"{missed.found_tokens} of {missed.wanted_tokens} tokens were found; "
+                f"the first missing block is number {missed.block}, its key {missed.key}"
+            )
+        elif ended is not None and ended.first_missing is not None:
+            where = f"the first missing block is number {ended.first_missing}"
+        yield {
+            "life": life.number,
+            "kind": "miss",
+            "reason": reason,
+            "where": where,
+            **explain_miss(reason)._asdict(),
+            "detail": detail_text(missed) if missed else "",
+        }
+    if ended is not None and ended.load_failure:
+        yield {
+            "life": life.number,
+            "kind": "failed load",
+            "reason": ended.load_failure,
+            "where": "",
+            **explain_failure(ended.load_failure)._asdict(),
+            "detail": "; ".join({t.error for t in life.tickets if t.error}),
+        }
+
+
+def say_reasons(totals: Totals, notes: list[str], *, as_json: bool) -> None:
+    """Print how often each reason made an engine compute."""
+    rows = [
+        ("miss", reason, count, totals.missing_tokens[reason], *explain_miss(reason))
+        for reason, count in totals.misses.items()
+    ] + [
+        ("failed load", reason, count, None, *explain_failure(reason))
+        for reason, count in totals.failed_loads.items()
+    ]
+    keys = ("kind", "reason", "count", "missing_tokens", "meaning", "remedy")
+    if as_json:
+        told = [dict(zip(keys, row, strict=True)) for row in rows]
+        say_json({"v": 1, "reasons": told, "notes": notes})
+        return
+    if not rows:
+        console().print("No look-up fell short, and no load failed.")
+        return
+    shown = [(row[0], row[1], row[2], number_text(row[3]), row[4]) for row in rows]
+    title = "Why tokens were computed"
+    console().print(table(title, ("", "reason", "count", "tokens", "meaning"), shown))
+    for _, reason, *_, remedy in rows:
+        console().print(f"{clean(reason)}: {clean(remedy)}")
+    say_notes(notes)
+
+
+def say_totals(totals: Totals) -> None:
+    """Print what all lines amount to."""
+    out = console()
+    loaded, prompt = totals.hit_ratio()
+    local, _ = totals.hit_ratio("computed")
+    if prompt:
+        out.print(
+            f"Loaded: {loaded} of {prompt} prompt tokens ({loaded / prompt:.1%})."
+        )
+        out.print(f"In the engine's own cache: {local} of them ({local / prompt:.1%}).")
+    rows = [("requests", word, count, "") for word, count in totals.lives.items()]
+    for direction, tally in sorted(totals.tickets.items()):
+        rows += [
+            (f"{direction} tickets", word, count, "") for word, count in tally.items()
+        ]
+    for direction, tally in sorted(totals.nbytes.items()):
+        rows += [
+            (f"{direction} bytes", word, count, bytes_text(count))
+            for word, count in tally.items()
+        ]
+    out.print(table("Outcomes", ("", "", "count", ""), rows))
+    is_wide = out.width >= _WIDE
+    took = [
+        (
+            name,
+            each.count,
+            *map(seconds_text, (each.mean_s, each.quantile(0.5), each.quantile(0.95))),
+            seconds_text(each.greatest_s),
+            *((_bars(each.histogram()),) if is_wide else ()),
+        )
+        for name, each in sorted(totals.durations.items())
+    ]
+    columns = ("", "count", "mean", "half in", "95 % in", "longest", "by doubling")
+    shown = columns if is_wide else columns[:-1]
+    out.print(table("How long it took", shown, took))
+
+
+def _bars(histogram: list[tuple[float, int]]) -> str:
+    """Return a histogram of durations as a row of bars, from its least upper bound."""
+    if not histogram:
+        return ""
+    most = max(count for _, count in histogram)
+    bars = "".join("▁▂▃▄▅▆▇█"[(8 * count - 1) // most] for _, count in histogram)
+    return f"{bars} from {seconds_text(histogram[0][0])}"
+
+
+def number_text(value: float | None) -> str:
+    """Return a number as short as it can be; a dash for none."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def change_text(old: float | None, new: float | None) -> str:
+    """Return by which share a number has changed."""
+    if old is None or new is None or old == new:
+        return ""
+    return "new" if not old else f"{(new - old) / old:+.1%}"
+
+
+def say_notes(notes: list[str]) -> None:
+    """Say on standard error what was passed over or left out."""
+    for note in notes:
+        console(stderr=True).print(clean(note))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each reason of a miss, and of a load that failed, means, and what to do about it."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+__all__ = ["FAILED_LOADS", "MISSES", "Explained", "explain_failure", "explain_miss"]
+
+
+class Explained(NamedTuple):
+    """A reason in words."""
+
+    meaning: str
+    remedy: str
+
+
+MISSES: Final[Mapping[str, Explained]] = {
+    "never_offered": Explained(
+        "No engine has offered this block to the store since it began to keep note.",
+        "Nothing: the first request with a prompt computes it. If it was asked before, "
+        "compare the prompts: one other token changes all blocks behind it.",
+    ),
+    "queue": Explained(
+        "The save was refused because the queue was full.",
+        "Raise queue.tickets or queue.nbytes, or use a faster medium for the slab.",
+    ),
+    "too_short": Explained(
+        "No whole block was left: only whole blocks are stored.",
+        "Nothing, or a smaller block_size of the engine.",
+    ),
+    "admission": Explained(
+        "A setting or the request itself kept the block from being saved.",
+        "Look at save_decoded, at kv_role, and at what the request asks of the store.",
+    ),
+    "failed": Explained(
+        "The block was to be saved, and its save failed or was dropped.",
+        "Look at the outcomes of saves: `ucm trace stats`; then at the store's medium.",
+    ),
+    "evicted": Explained(
+        "The block was stored, and made room for others since.",
+        "Raise store.capacity, or retain what matters (`retain_seconds`).",
+    ),
+    "other_key_space": Explained(
+        "The block is stored by an engine with other settings or another model.",
+        "Make the settings equal that the detail names, if they may be.",
+    ),
+    "corrupt": Explained(
+        "Its bytes were not those that had been saved, so the block was dropped.",
+        "Check memory or disk of the slab. It is saved again with the next request.",
+    ),
+    "not_committed": Explained(
+        "The block was being saved when it was asked for.",
+        "Nothing: the next request finds it. If it is often so, look at how long saves "
+        "take: `ucm trace stats`.",
+    ),
+    "denied": Explained(
+        "A load of the block failed a short time ago, so it is not tried again yet.",
+        "Look at the failed loads: `ucm trace why REQUEST` of those before.",
+    ),
+    "bypassed": Explained(
+        "The store had not answered several look-ups, so it was not asked for a while.",
+        "Look at the store's medium, and at store.bypassed in the log.",
+    ),
+    "unavailable": Explained(
+        "The store did not answer the look-up.",
+        "Look at the store's medium, and whether the slab's files are still there.",
+    ),
+    "late": Explained(
+        "The answer was not known in time.",
+        "Look at how busy the machine is; a look-up is not waited for.",
+    ),
+    "unkeyed": Explained(
+        "It was not known what the request's adapter holds, so nothing could be asked.",
+        "Leave adapters where they are; see immutable_adapters.",
+    ),
+    "unknown": Explained(
+        "The reason is not known any more: what is remembered is bounded.",
+        "Ask soon after the miss, or look further back in the log.",
+    ),
+}
+"""By the words of ``miss`` and ``prefix.missed``; a closed list."""
+
+FAILED_LOADS: Final[Mapping[str, Explained]] = {
+    "overload": Explained(
+        "The loads before it left too little time.",
+        "Raise timeout.load, or use a faster medium.",
+    ),
+    "deadline": Explained(
+        "The load's time was up.", "Look at which stage took so long, below."
+    ),
+    "corrupt": Explained(
+        "A checksum did not hold; the block was computed instead.",
+        "Check memory or disk of the slab.",
+    ),
+    "evicted": Explained(
+        "The block was gone between look-up and load.", "Raise store.capacity."
+    ),
+    "unavailable": Explained("The store did not answer.", "Look at its medium."),
+    "slow": Explained("The store answered too late.", "Look at its medium."),
+    "store_hung": Explained(
+        "A call of the store did not return.", "Look at its medium, then restart."
+    ),
+    "device": Explained(
+        "The device refused or failed.", "Look at the error of its ticket."
+    ),
+    "stuck": Explained(
+        "A device copy never ended.", "Look at the device; restart the engine."
+    ),
+}
+"""By the words of ``load_failure`` that have more to say than their name."""
+
+_OTHER_MISS: Final = Explained(
+    "A later release of ucm gave this reason.", "Use the `ucm` of the engine's release."
+)
+_OTHER_FAILURE: Final = Explained(
+    "The load ended without its blocks; they were computed.",
+    "Look at the outcome and error of its tickets: `ucm trace show`.",
+)
+
+
+def explain_miss(reason: str) -> Explained:
+    """Return what a miss's reason means."""
+    return MISSES.get(reason, _OTHER_MISS)
+
+
+def explain_failure(reason: str) -> Explained:
+    """Return what the reason of a failed load means."""
+    return FAILED_LOADS.get(reason, _OTHER_FAILURE)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One life of a request as text, in the order of time and over all processes."""
+
+from collections.abc import Iterable, Iterator
+
+import attrs
+import msgspec
+
+from ucm.story.lines import Ended, Missed, Other, Settled, details_of
+from ucm.story.lives import Life
+from ucm.story.misses import explain_failure, explain_miss
+
+__all__ = [
+    "Happening",
+    "bytes_text",
+    "detail_text",
+    "happenings_of",
+    "seconds_text",
+    "summary_of",
+]
+
+_MOST_DETAIL = 1000
+
+
+@attrs.frozen
+class Happening:
+    """
+    One thing that happened.
+
+    Args:
+        when_s: In Unix time.
+        process: Role and process id of who told it.
+        what: A few words, such as ``save 7 committed``.
+        text: The rest.
+    """
+
+    when_s: float
+    process: str
+    what: str
+    text: str
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration for people."""
+    if abs(seconds) < 0.001:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.1f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
+
+
+def bytes_text(nbytes: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def detail_text(missed: Missed) -> str:
+    """Return what a miss's detail says: a text, or the fields of an object."""
+    try:
+        detail = msgspec.json.decode(missed.detail)
+    except (ValueError, RecursionError):
+        return ""
+    if isinstance(detail, dict):
+        detail = ", ".join(f"{key}: {value}" for key, value in detail.items())
+    return str(detail)[:_MOST_DETAIL] if detail else ""
+
+
+def summary_of(life: Life) -> list[str]:
+    """Return what is to be said of a life before all else, as sentences."""
+    ended = life.ended
+    if ended is None:
+        return ["No line tells of its end: it still runs, or its engine died."]
+    matched, loaded = ended.matched_tokens, ended.loaded_tokens
+    computed = max(0, ended.prompt_tokens - ended.computed_tokens - loaded)
+    share = f"{ended.computed_tokens} in the engine's own cache, {loaded} loaded"
+    told = [f"{ended.prompt_tokens} prompt tokens: {share}, {computed} computed."]
+    if matched > loaded:
+        told.append(f"{matched} tokens were found; not all of them were loaded.")
+    if ended.saved_blocks or ended.dropped_blocks:
+        told.append(
+            f"{ended.saved_blocks} blocks were saved, {ended.dropped_blocks} dropped."
+        )
+    if ended.preemptions:
+        told.append(f"The engine preempted it {ended.preemptions} time(s).")
+    if ended.load_failure:
+        meaning = explain_failure(ended.load_failure).meaning
+        told.append(f"Its load failed ({ended.load_failure}): {meaning}")
+    if ended.miss:
+        has_place = ended.first_missing is not None
+        place = f" at block {ended.first_missing}" if has_place else ""
+        told.append(
+            f"It missed{place} ({ended.miss}): {explain_miss(ended.miss).meaning}"
+        )
+    return told
+
+
+def happenings_of(life: Life, others: Iterable[Other] = ()) -> list[Happening]:
+    """Return what happened in a life, and the lines of other kinds that name it."""
+    found = [*_from_scheduler(life)]
+    for ticket in life.tickets:
+        found.extend(_from_ticket(ticket))
+    for other in others:
+        told = details_of(other).items()
+        text = ", ".join(f"{key} {value}" for key, value in told)
+        found.append(
+            Happening(other.when_s, other.process, other.event, text[:_MOST_DETAIL])
+        )
+    return sorted(found, key=lambda each: each.when_s)
+
+
+def _from_scheduler(life: Life) -> Iterator[Happening]:
+    ended, missed, matched = life.ended, life.missed, life.matched
+    if ended is not None and ended.began_s is not None:
+        yield Happening(ended.began_s, ended.process, "began", f"life {life.number}")
+    if missed is not None:
+        place = "" if missed.block is None else f"at block {missed.block}"
+        if missed.group is not None:
+            place += f" of group {missed.group}"
+        found = f"{missed.found_tokens} of {missed.wanted_tokens} tokens were found"
+        meaning = explain_miss(missed.reason).meaning
+        parts = (found, place, f"{missed.reason}: {meaning}", detail_text(missed))
+        yield Happening(
+            missed.timestamp_s, missed.process, "missed", "; ".join(filter(None, parts))
+        )
+    if matched is not None:
+        text = (
+            f"{matched.external_tokens} tokens are to be loaded, "
+            f"{matched.computed_tokens} were in the engine's own cache"
+        )
+        yield Happening(matched.timestamp_s, matched.process, "matched", text)
+    if ended is not None:
+        yield Happening(ended.timestamp_s, ended.process, *_end_of(ended))
+
+
+def _end_of(ended: Ended) -> tuple[str, str]:
+    took = ""
+    if ended.began_s is not None:
+        took = f"after {seconds_text(ended.timestamp_s - ended.began_s)}"
+    if ended.load_s:
+        took += f", of which it waited {seconds_text(ended.load_s)} for its load"
+    return ended.outcome, took
+
+
+def _from_ticket(ticket: Settled) -> Iterator[Happening]:
+    name = ticket.direction if ticket.number is None else ""
+    name = name or f"{ticket.direction} {ticket.number}"
+    text = f"{ticket.blocks} blocks, {bytes_text(ticket.nbytes)}"
+    if ticket.num_requests > 1:
+        text += f", shared by {ticket.num_requests} requests"
+    yield Happening(ticket.when_s, ticket.process, f"{name} asked for", text)
+    for stage, begin, end in ticket.edges:
+        yield Happening(
+            ticket.when_s + begin,
+            ticket.process,
+            f"{name} {stage}",
+            f"took {seconds_text(end - begin)}",
+        )
+    if ticket.released_s is not None:
+        text = f"after {seconds_text(ticket.released_s)}; the engine may reuse them"
+        when_s = ticket.when_s + ticket.released_s
+        yield Happening(when_s, ticket.process, f"{name} released its blocks", text)
+    parts = [f"after {seconds_text(ticket.end_s - ticket.when_s)}"]
+    if ticket.committed not in (0, ticket.blocks):
+        parts.append(f"{ticket.committed} of {ticket.blocks} blocks")
+    if ticket.skipped:
+        parts.append(f"{ticket.skipped} blocks were stored already")
+    parts += filter(None, (ticket.reason, ticket.error))
+    what = f"{name} {ticket.outcome}"
+    yield Happening(ticket.end_s, ticket.process, what, ", ".join(parts))
