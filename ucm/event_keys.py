@@ -80,6 +80,8 @@ KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "outcome": ("word", f"{_TICKET_ENDS} {_REQUEST_ENDS}"),
     "reason": ("word", "Why; one of a closed list where a metric has it as a label."),
     "error": ("text", "For people."),
+    "equivalent": ("object", "The same as settings of ours."),
+    "untranslated": ("object", "Settings that have no equivalent, and why."),
     "remedy": ("text", "What to do about it."),
     # Processes.
     "store": ("name", "Class of the store."),

@@ -139,6 +139,9 @@ scheduler.closed: info, scheduler, process
 thread.bound: info, worker, change
     A copy thread was given its CPUs.
     > cpus reason
+memory.pinned: info, worker, process
+    The device reaches the store's slots directly from now on.
+    > nbytes elapsed_s
 memory.unmapped: info error, worker, change
     The engine's KV cache was let go of; an error if a copy still uses it.
     > quiet
@@ -169,6 +172,9 @@ store.describe_failed: warning, scheduler, change
 store.experimental: warning, scheduler, process
     The store has a caveat.
     > remedy
+setting.translated: warning, any, process
+    Settings of another connector were understood; what to write instead.
+    > equivalent untranslated
 setting.unsafe: warning, any, process
     A setting may cost output.
     > key value remedy

@@ -66,7 +66,7 @@ class TestTranslation:
         again = load(read.translation.settings(), environment={})
         assert read.config == again.config
         assert not again.translation
-        assert {"equivalent", "left_out"} == read.translation.told().keys()
+        assert {"equivalent", "untranslated"} == read.translation.told().keys()
 
     def test_our_own_key_counts_beside_a_foreign_one(self):
         """Who gives both meant ours; the rest of the section stays."""

@@ -74,9 +74,11 @@ class TestRecorder:
         """X-10: seconds beside the bytes they were spent on, hits by where they lay;
         a host's own stages are one word, whatever they are called."""
         counters = Counters()
-        recorder = Recorder(counters, Mailbox(), null_log(), "disk")
+        recorder = Recorder(counters, Mailbox(), null_log(), tier="disk")
         ticket = a_ticket(recorder, null_log())
-        ticket.stage_seconds.update({"fetch": 0.5, "a|b": 1.0, "c": 2.0})
+        ticket.stage_times.update(
+            {"fetch": (0.0, 0.5, 0.5), "a|b": (0.0, 1.0, 1.0), "c": (0.0, 2.0, 2.0)}
+        )
         ticket.end(Outcome(OutcomeKind.COMMITTED, committed=1))
         seen = counters.snapshot().counters
         expected = {
@@ -103,7 +105,7 @@ class TestRecorder:
         """X-10: a failed load is no hit, and what was stored before moved no byte."""
         counters = Counters()
         ticket = a_ticket(Recorder(counters, Mailbox(), null_log()), null_log())
-        ticket.stage_seconds["fetch"] = 0.5
+        ticket.stage_times["fetch"] = (0.0, 0.5, 0.5)
         ticket.end(outcome)
         assert 0 == counters.total("ucm_hit_parts_total")
         moved = 0 if outcome.skipped else BLOCK_BYTES

@@ -67,7 +67,7 @@ class Translation:
     def told(self) -> dict[str, object]:
         """Return what the log says of it."""
         left = {each.theirs: each.reason for each in self.left_out}
-        return {"equivalent": self.settings(), "left_out": left}
+        return {"equivalent": self.settings(), "untranslated": left}
 
     def settings(self) -> dict[str, object]:
         """Return the equivalents as settings: what to write instead."""

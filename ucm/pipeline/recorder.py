@@ -217,7 +217,9 @@ class Recorder:
             totals[parts] = outcome.committed
             totals[nbytes] = outcome.committed * ticket.block_bytes
         moved = (len(ticket.span) - outcome.skipped) * ticket.block_bytes
-        for stage, spent in ticket.stage_seconds.copy().items():
+        for stage, (_, end, spent) in ticket.stage_times.copy().items():
+            if not end:
+                continue  # it failed there, or was left there
             nbytes, seconds = _stage_keys(ticket.direction, stage)
             totals[nbytes] = totals.get(nbytes, 0) + moved
             totals[seconds] = totals.get(seconds, 0) + spent

@@ -165,6 +165,6 @@ class TestLog:
         assert SETTING_TRANSLATED == line["event"]
         assert {"store": {"type": "slab", "capacity": "1GiB"}} == line["equivalent"]
         assert ["ucm_connectors[0].ucm_connector_config.io_direct"] == [
-            *line["left_out"]
+            *line["untranslated"]
         ]
         assert [] == logged_at_start(made, "worker-0")
