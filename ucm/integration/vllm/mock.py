@@ -122,6 +122,9 @@ class MockSchedulerHalf:
         """Return what is new since the last call."""
         return stats_of(self._counters)
 
+    def refresh(self) -> None:
+        """Nothing is held or open here."""
+
     def counts(self) -> dict[str, int]:
         """Return the size of every per-request container; all zero when idle."""
         return {"claimed": len(self._claimed)}
