@@ -42,6 +42,7 @@ from tests.mutations.of_stores import STORES
 from tests.mutations.of_stuck import STUCK
 from tests.mutations.of_ticket import TICKET
 from tests.mutations.of_topology import TOPOLOGY
+from tests.mutations.of_trace import TRACE
 from tests.mutations.of_transport import TRANSPORT
 from tests.mutations.of_uses import USES
 from tests.mutations.of_weights import WEIGHTS
@@ -65,6 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *DEVICES,
     *DRIVERS,
     *TRANSPORT,
+    *TRACE,
     *LANES,
     *ROWS,
     *DOORS,

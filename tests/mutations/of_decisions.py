@@ -47,8 +47,8 @@ DECISIONS = (
         name="hold_released_at_settlement",
         why="A hold ends with the store's answer and not with the last device read.",
         file=_ADAPTER,
-        find="for transfer_id in report.released:",
-        replace="for transfer_id in report.settled_saves:",
+        find="filter(self._knows_hold, report.released)",
+        replace="filter(self._knows_hold, report.settled_saves)",
         killers=(f"{_REPORTS}::test_rank_that_releases_twice_is_a_bug",),
     ),
     # Fences.

@@ -110,8 +110,8 @@ RELEASES = (
         name="late_load_from_the_start",
         why="A load that is ordered late fills the blocks of other tokens.",
         file=_SCHEDULER,
-        find="self._local_tokens.pop(request_id, 0)\n        if",
-        replace="0 * self._local_tokens.pop(request_id, 0)\n        if",
+        find="self._local_tokens.pop(request_id, 0)",
+        replace="0 * self._local_tokens.pop(request_id, 0)",
         killers=(f"{_HALVES}::test_load_may_be_ordered_steps_after_it_was_matched",),
     ),
     Mutant(

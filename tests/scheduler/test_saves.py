@@ -226,3 +226,25 @@ class TestFences:
         """A block that is filled and saved in one step does not fence itself."""
         plan = adapter.plan_step(facts(prefill("r", [1])))
         assert ((), 1) == (plan.fences, len(plan.saves))
+
+
+class TestRecords:
+    def test_dropped_blocks_are_told_of_their_request(self, index: SetIndex) -> None:
+        """What a request lost is in its record, by whichever way it was lost, and nothing
+        of it in anybody else's."""
+        adapter = make_adapter(ONE_FULL, index, max_step_blocks=2, span_blocks=1)
+        table = [[1, 2, 3, 4, 5, 6, 7]]
+        request = scheduled("r", HASHES[:7], table, 0, 28, is_new=True)
+        plans = [adapter.plan_step(facts(request, prefill("s", [9])))]
+        later = scheduled("r", HASHES[:7], [[0, 0, 3, 0, 5, 6, 7]], 28, 1)
+        plans.append(adapter.plan_step(facts(later)))
+        for plan in plans:
+            adapter.apply_report(saved(*plan.saves))
+        for name in ("r", "s"):
+            adapter.request_finished(name)
+        told = {
+            record.request_id: (record.saved_blocks, record.dropped_blocks)
+            for record in adapter.records.take(at_end=True)
+        }
+        assert {"r": (4, 3), "s": (0, 1)} == told
+        assert 4 == adapter.totals.dropped_blocks

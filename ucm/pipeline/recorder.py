@@ -21,6 +21,7 @@ from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.ring import EdgeRing
 from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind, Ticket
 from ucm.reasons import Reason
+from ucm.spans import tell_spans, trace_id_of
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM
 from ucm.tracing import (
@@ -151,8 +152,24 @@ class Recorder:
         # First of all: whatever goes wrong below, the engine must hear of it.
         self._mailbox.put(Notice(NoticeKind.SETTLED, ticket, outcome))
         self._count(ticket, outcome)
+        total = ticket.clock() - ticket.accepted_at
+        trace = ticket.origin.traces.get(ticket.transfer_id, "")
         if self._tells_ends and self._log.is_enabled_for(logging.INFO):
-            self._write_line(ticket, outcome)
+            self._write_line(ticket, outcome, total, trace)
+        if trace:
+            tell_spans(
+                f"ucm.{ticket.direction.value}",
+                trace,
+                began_s=unix_before(total),
+                total_s=total,
+                edges=_edges(ticket, total),
+                attributes={
+                    "ucm.ticket": ticket.transfer_id,
+                    "ucm.outcome": outcome.kind.value,
+                    "ucm.reason": outcome.reason.value,
+                    "ucm.bytes": ticket.nbytes,
+                },
+            )
         if outcome.kind is OutcomeKind.FAILED:
             self.ring.failed(outcome.reason)
 
@@ -166,19 +183,19 @@ class Recorder:
         self._log.error(RUNTIME_FAILED, error=why)
         self.ring.failed(Reason.RUNTIME_FAILED)
 
-    def _write_line(self, ticket: Ticket, outcome: Outcome) -> None:
+    def _write_line(
+        self, ticket: Ticket, outcome: Outcome, total: float, trace: str
+    ) -> None:
         """Write the one canonical line of a ticket."""
-        accepted_at = ticket.accepted_at
-        total = ticket.clock() - accepted_at
-        edges, more = [], named(ticket.owners)
+        more = named(ticket.owners)
         stages = ticket.stage_times.copy()  # a copy job may still add to it
-        for stage, (begin, end, spent) in stages.items():
-            after = end - accepted_at if end else total  # it failed, or was left there
-            edges.append((stage, round(begin - accepted_at, 6), round(after, 6)))
+        for stage, (_, end, spent) in stages.items():
             if end:
                 more[f"{stage}_s"] = round(spent, 6)
         if ticket.released_at:
-            more["released_s"] = round(ticket.released_at - accepted_at, 6)
+            more["released_s"] = round(ticket.released_at - ticket.accepted_at, 6)
+        if trace:
+            more["trace_id"] = trace_id_of(trace)
         ticket.log.info(
             TICKET_SETTLED,
             ticket=ticket.transfer_id,
@@ -195,7 +212,7 @@ class Recorder:
             nbytes=ticket.nbytes,
             accepted_s=round(unix_before(total), 6),
             total_s=round(total, 6),
-            edges=edges,
+            edges=_edges(ticket, total),
             **more,
         )
 
@@ -227,6 +244,15 @@ class Recorder:
         self.counters.observe(
             _DURATIONS[ticket.direction], ticket.clock() - ticket.accepted_at
         )
+
+
+def _edges(ticket: Ticket, total: float) -> list[tuple[str, float, float]]:
+    """Return each stage's begin and end; of one that failed, or goes on, the ticket's."""
+    zero = ticket.accepted_at
+    return [
+        (stage, round(begin - zero, 6), round(end - zero if end else total, 6))
+        for stage, (begin, end, _) in ticket.stage_times.copy().items()
+    ]
 
 
 # The labels are few and the same for ever: their texts are made once.

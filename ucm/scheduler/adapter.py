@@ -97,6 +97,7 @@ class SchedulerAdapter:
         self._deferrals = Deferrals()
         self._transfers = OpenTransfers(num_ranks, span_blocks)
         self._lives = Lives()
+        self.records = self._lives.records
         self._selector = SaveSelector(
             layout,
             self._matcher,
@@ -112,9 +113,8 @@ class SchedulerAdapter:
         self._touches = Touches(layout, self._matcher, index)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
         self._bypass = False
-        self._epoch = 0
         self._saves_at_all = saves
-        self._cut_plans = 0
+        self._epoch = self._cut_plans = 0
 
     @property
     def bypass(self) -> bool:
@@ -124,8 +124,7 @@ class SchedulerAdapter:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is kept for any request or ticket."""
-        counts = self.counts()
-        return not any(counts[name] for name in counts if name != "denied_keys")
+        return not any(n for name, n in self.counts().items() if name != "denied_keys")
 
     @property
     def due(self) -> Mapping[str, int]:
@@ -227,7 +226,7 @@ class SchedulerAdapter:
         loaded = range(computed_tokens, computed_tokens + external_tokens)
         orders, external = self._loads.orders(life.key, tables, hashes, loaded)
         self._queued_loads.put(orders)
-        life.promised(orders, external_tokens, external)
+        life.promised(orders, external_tokens, external, self._lives.now)
         if not life.loads:
             raise LayoutError(
                 f"request {request_id}: {external_tokens} external tokens, but no "
@@ -257,6 +256,7 @@ class SchedulerAdapter:
             )
         select = self._selector.orders if self._saves_now else self._selector.nothing
         saves = select(facts, lives, step)
+        self.records.ordered(saves)
         self._lives.looked_at(lives)
         deferred = self._deferrals.take()
         self._cut_plans += bool(unfinished or self._deferrals.num_new)
@@ -283,12 +283,10 @@ class SchedulerAdapter:
         Raises:
             LedgerError: The rank released a hold twice, or one that it gave up.
         """
-        for transfer_id in report.released:
-            if self._knows_hold(transfer_id):
-                self._ledger.release(transfer_id, report.rank)
-        for transfer_id in report.quarantined:
-            if self._knows_hold(transfer_id):
-                self._ledger.quarantine(transfer_id, report.rank)
+        for transfer_id in filter(self._knows_hold, report.released):
+            self._ledger.release(transfer_id, report.rank)
+        for transfer_id in filter(self._knows_hold, report.quarantined):
+            self._ledger.quarantine(transfer_id, report.rank)
         for failure in report.failures:
             if failure.bad_hash:
                 self._transfers.denied.deny((failure.group_id, failure.bad_hash))
@@ -298,7 +296,7 @@ class SchedulerAdapter:
             for transfer_id in report.loads_done
             if self._transfers.end(TransferKind.LOAD, transfer_id, report.rank)
         )
-        self._transfers.end_saves(report)
+        self.records.saved(self._transfers.end_saves(report))
         self._bypass |= not report.healthy
 
     def loads_finished(self, request_ids: Collection[str]) -> None:
@@ -318,19 +316,25 @@ class SchedulerAdapter:
             request_id: Which.
             end: What there is of it; None: nothing more of it is saved.
         """
+        is_deferred = self._ends_later(request_id, end)
+        self.records.ended(request_id, is_deferred=is_deferred)
+        return Disposition.DEFER if is_deferred else Disposition.FREE_NOW
+
+    def _ends_later(self, request_id: str, end: RequestEnd | None) -> bool:
+        """Let a life end; return whether its blocks are still needed."""
         life = self._lives.end(request_id)
         if life is None:
-            waits = request_id in self._deferrals
-            return Disposition.DEFER if waits else Disposition.FREE_NOW
+            return request_id in self._deferrals
         is_saved_later = self._selector.take_over(life, end, saves=self._saves_now)
         if not (is_saved_later or self._ledger.holds_of(life.key)):
-            return Disposition.FREE_NOW
+            return False
         self._deferrals.add(life.key, is_due=not is_saved_later)
-        return Disposition.DEFER
+        return True
 
     def deferral_ended(self, request_ids: Iterable[str]) -> None:
         """Take note that the engine has freed the blocks of deferred requests."""
         self._deferrals.ended(request_ids)
+        self.records.freed(request_ids)
 
     def prompt_keys(self, end: RequestEnd) -> list[PackedKey]:
         """Return the keys of all parts of a prompt's whole blocks; none while unkeyed."""
@@ -362,6 +366,7 @@ class SchedulerAdapter:
         """Return the size of each container."""
         return {
             "lives": len(self._lives),
+            "records": len(self.records),
             "queued_loads": len(self._queued_loads),
             "touches": len(self._touches),
             "endings": self._selector.num_endings,
@@ -385,14 +390,10 @@ class SchedulerAdapter:
             if self._ledger.holds_of(life.key):
                 raise LedgerError(f"request {life.request_id} loads and saves at once")
 
-    # Orders.
-
     @property
     def _saves_now(self) -> bool:
         is_keyed = bool(self._matcher.keyspace_digest)
         return self._saves_at_all and is_keyed and not self._bypass
-
-    # Reports.
 
     def _knows_hold(self, transfer_id: int) -> bool:
         known = self._ledger.is_held(transfer_id)

@@ -37,6 +37,7 @@ from ucm.layout import GroupKind, GroupLayout, KVLayout
 from ucm.scheduler.budget import MAX_ID_CHARS, block_nbytes
 from ucm.scheduler.decoded import NEVER_DUE, Decoded
 from ucm.scheduler.messages import Failure, SpanOrder
+from ucm.scheduler.records import Record, Records
 from ucm.scheduler.requests import (
     NULL_BLOCK,
     RequestEnd,
@@ -60,6 +61,7 @@ class Life:
 
     Args:
         stay: Whose it is and which, and when its blocks count as used.
+        record: Of its request.
         was_scheduled: It has run; its blocks are its own.
         may_load: False after a load failed and named no block.
         may_save: False after the store was reset: its blocks are of the time before.
@@ -78,6 +80,7 @@ class Life:
     """
 
     stay: Stay
+    record: Record
     was_scheduled: bool = False
     may_load: bool = True
     may_save: bool = True
@@ -105,9 +108,14 @@ class Life:
         return self.stay.life
 
     def promised(
-        self, orders: Sequence[SpanOrder], tokens: int, external: Iterable[range]
+        self,
+        orders: Sequence[SpanOrder],
+        tokens: int,
+        external: Iterable[range],
+        now: float,
     ) -> None:
         """Take note of what the engine was promised, and by which tickets it comes."""
+        self.record.load_ordered(tokens, now)
         self.external = tuple(external)
         self.loads.update(order.transfer_id for order in orders)
         self.loading = tokens, sum(len(order.block_ids) for order in orders)
@@ -255,9 +263,11 @@ class Lives:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_generations", "_lives", "due", "loaded", "now")
+    __slots__ = ("_generations", "_lives", "due", "loaded", "now", "records")
 
     def __init__(self) -> None:
+        self.records = Records()
+        """What becomes of the requests."""
         self._lives: dict[str, Life] = {}
         self._generations = itertools.count(1)
         self.due: dict[str, int] = {}
@@ -277,8 +287,10 @@ class Lives:
         """Start the next life of a request, just now; a present one ends."""
         self.end(request_id)
         moment = max(_EARLIEST_NS, int((self.now + wishes.retain_seconds) * 1e9))
+        stay = Stay(request_id, next(self._generations), moment, wishes.tenant)
         life = Life(
-            stay=Stay(request_id, next(self._generations), moment, wishes.tenant),
+            stay=stay,
+            record=self.records.begun(stay.life),
             may_save=wishes.saves and len(request_id) <= MAX_ID_CHARS,
         )
         self._lives[request_id] = life
@@ -299,6 +311,7 @@ class Lives:
         life = self._lives.get(request_id)
         if life is None or not life.was_scheduled:
             return None
+        life.record.preemptions += 1
         return self.end(request_id)
 
     def of_scheduled(self, request: ScheduledRequest) -> Life:
@@ -339,6 +352,7 @@ class Lives:
                 if not life.loads and life.loading[0]:
                     tokens, blocks = life.loading
                     life.loading = 0, 0
+                    life.record.load_over(self.now, tokens=tokens)
                     self.loaded.tokens += tokens
                     self.loaded.blocks += blocks
 
@@ -349,6 +363,7 @@ class Lives:
             if failure.transfer_id in life.loads or life.key == key:
                 if life.loading[0]:
                     self.loaded.failed[failure.reason] += 1
+                    life.record.load_over(self.now, failure=failure.reason)
                 life.load_failed(names_block=bool(failure.bad_hash))
                 self.due.pop(life.request_id, None)
 

@@ -130,6 +130,8 @@ class StepPlan:
         epoch: Grows each time that the weights may have changed; a worker that sees a
             new one reads its weights and answers.
         is_idle: The step computes nothing.
+        traces: By ticket, the W3C ``traceparent`` of the request that it is for, where
+            that brought one.
     """
 
     step: int
@@ -143,6 +145,7 @@ class StepPlan:
     lost: dict[int, tuple[int, ...]] = attrs.Factory(dict)
     deferred: tuple[Deferral, ...] = ()
     is_idle: bool = False
+    traces: dict[int, str] = attrs.Factory(dict)
 
     @property
     def is_empty(self) -> bool:

@@ -29,12 +29,8 @@ from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.lives import Life, Lives
 from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.messages import SpanOrder
-from ucm.scheduler.requests import (
-    NULL_BLOCK,
-    RequestEnd,
-    ScheduledRequest,
-    StepFacts,
-)
+from ucm.scheduler.records import Record
+from ucm.scheduler.requests import NULL_BLOCK, RequestEnd, ScheduledRequest, StepFacts
 from ucm.scheduler.shares import BlockRef, Share, Stay, refs, runs_of
 from ucm.scheduler.transfers import OpenTransfers
 
@@ -190,7 +186,7 @@ class SaveSelector:
             if mine:
                 left.append((group_id, mine))
         if left:
-            self._endings.add(Ending(life.stay, left))
+            self._endings.add(Ending(life.stay, life.record, left))
         return bool(left)
 
     def drop_endings(self) -> None:
@@ -220,7 +216,9 @@ class SaveSelector:
             ended = self._endings.take(now, self._take_ending)
             self._deferrals.due(ending.stay.life for ending in ended)
         for request, life in zip(facts.scheduled, lives, strict=True):
+            before = self.dropped_blocks
             self._select(life, request)
+            life.record.dropped_blocks += self.dropped_blocks - before
         orders = tuple(
             order
             for group_id, shares in draft.shares.items()
@@ -254,11 +252,17 @@ class SaveSelector:
 
     def _drop(self, endings: Iterable[Ending]) -> None:
         for ending in endings:
-            self.dropped_blocks += sum(len(blocks) for _, blocks in ending.left)
+            left = sum(len(blocks) for _, blocks in ending.left)
+            self._count_dropped(ending.record, left)
             self._deferrals.due([ending.stay.life])
 
     def _lose(self, life: Life, tokens: int) -> None:
-        self.dropped_blocks += life.waiting_blocks(self._layout, tokens, self._decoded)
+        waiting = life.waiting_blocks(self._layout, tokens, self._decoded)
+        self._count_dropped(life.record, waiting)
+
+    def _count_dropped(self, record: Record, num_blocks: int) -> None:
+        self.dropped_blocks += num_blocks
+        record.dropped_blocks += num_blocks
 
     def _take_ending(self, ending: Ending) -> None:
         """Take blocks of a request that ended, as far as there is room."""
@@ -269,7 +273,9 @@ class SaveSelector:
                 self._draft.room_of(block_nbytes(stay.request_id)),
                 self._queue_room(group_id),
             )
+            before = self.dropped_blocks
             mine, done = self._claim(group_id, blocks, room)
+            ending.record.dropped_blocks += self.dropped_blocks - before
             if mine:
                 self._draft.ended_tickets += -(-len(mine) // self._limit(group_id))
                 self._draft.ended_nbytes += len(mine) * self._block_bytes(group_id)

@@ -25,6 +25,7 @@ from ucm.errors import LedgerError
 from ucm.layout import GroupLayout
 from ucm.scheduler.matching import DeniedKey
 from ucm.scheduler.messages import SpanOrder, StepReport, TransferKind
+from ucm.scheduler.records import SaveEnd
 from ucm.scheduler.shares import Share
 
 __all__ = [
@@ -295,18 +296,23 @@ class OpenTransfers:
         self._close(entry)
         return True
 
-    def end_saves(self, report: StepReport) -> None:
-        """Take note of the saves that a rank reports as ended."""
+    def end_saves(self, report: StepReport) -> list[SaveEnd]:
+        """Take note of the saves that a rank ended; return those that all ranks have."""
+        ends = []
         saves = ((report.settled_saves, True), (report.unstored_saves, False))
         for ids, is_stored in saves:
             for each in ids:
-                self.end(
+                entry = self._open.get(each)
+                is_last = self.end(
                     TransferKind.SAVE,
                     each,
                     report.rank,
                     is_stored=is_stored,
                     new_blocks=report.new_blocks.get(each, 0),
                 )
+                if entry is not None and is_last:
+                    ends.append(SaveEnd(entry.order.owners, entry.least_visible))
+        return ends
 
     def end_loads_of(self, request_ids: Collection[str]) -> list[int]:
         """End the requests' loads on all ranks and return their numbers."""

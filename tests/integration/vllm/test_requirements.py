@@ -99,7 +99,7 @@ class TestOneDoor:
         asked = []
 
         class Half:
-            def finished(self, request_id, tables) -> bool:
+            def finished(self, request_id, tables, *, is_aborted) -> bool:
                 asked.append((request_id, tables))
                 return request_id == "held"
 

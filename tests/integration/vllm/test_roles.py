@@ -46,6 +46,7 @@ class TestRoles:
             assert not engine.save()
             assert 3 == engine.scheduler.stats().reduce()["ucm_saved_blocks_total"]
             assert (0, False) == engine.scheduler.match(request("s"), 0)
+            engine.scheduler.finished("s")
             assert engine.idle()
 
     def test_consumer_loads_and_never_saves(self, tmp_path: Path) -> None:

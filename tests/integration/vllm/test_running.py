@@ -32,6 +32,7 @@ class Watched:
             "lora_request": None,
             "cache_salt": None,
             "kv_transfer_params": None,
+            "trace_headers": None,
         }
         self._touched = touched
 

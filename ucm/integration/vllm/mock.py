@@ -107,7 +107,13 @@ class MockSchedulerHalf:
     def apply(self, output: Any) -> None:  # noqa: ANN401 - vLLM's KVConnectorOutput
         """Do nothing: no rank has anything to report."""
 
-    def finished(self, request_id: str, tables: Sequence[Sequence[int]] = ()) -> bool:
+    def finished(
+        self,
+        request_id: str,
+        tables: Sequence[Sequence[int]] = (),
+        *,
+        is_aborted: bool = False,
+    ) -> bool:
         """Return False: no block is kept for a save."""
         return False
 

@@ -16,6 +16,7 @@ from ucm.blocks import KeySpace, whose
 from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.doubts import Doubts
+from ucm.integration.vllm.lifelog import LifeLog
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.running import Running
@@ -36,14 +37,12 @@ from ucm.tracing import (
     HOLD_QUARANTINED,
     HOLD_RELEASED,
     HOLD_TAKEN,
-    PREFIX_MATCHED,
     RUNTIME_FAILED,
     SCHEDULER_CLOSED,
     SCHEDULER_STARTED,
     STORE_DESCRIBE_FAILED,
     STORE_EXPERIMENTAL,
     close_log,
-    is_told,
 )
 
 __all__ = ["SchedulerHalf"]
@@ -62,7 +61,6 @@ class SchedulerHalf:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._log = self.log = setup.open_log("scheduler")
-        self._tells_hits = is_told(self._log, PREFIX_MATCHED)
         self._counters = self.counters = Counters()
         store = setup.open_store(index_only=True)
         if caveat := store.capabilities.caveat:
@@ -95,6 +93,7 @@ class SchedulerHalf:
                 seconds=setup.config.timeout.save,
             ),
         )
+        self._lifelog = LifeLog(self._adapter.records, self._log)
         self._local_tokens: dict[str, int] = {}
         self._adapters = Adapters(
             setup.adapters,
@@ -159,6 +158,7 @@ class SchedulerHalf:
 
         None tokens when it is to ask again: weights, or its LoRA adapter, are being read.
         """
+        self._lifelog.looked_up(request)
         if not self._adapters.may_match(request):
             return None, False
         if self._setup.mode.loads is Loads.NOTHING:
@@ -187,6 +187,7 @@ class SchedulerHalf:
         wishes = self._running.begin(request)
         self._adapters.begun(request_id)
         computed = self._local_tokens.pop(request_id, 0)
+        self._lifelog.allocated(request, computed)
         if not external_tokens:
             return
         self._adapter.blocks_allocated(
@@ -199,13 +200,7 @@ class SchedulerHalf:
         )
         self._store.load_begun()
         self._counters.add("ucm_matched_tokens_total", external_tokens)
-        if self._tells_hits:
-            self._log.info(
-                PREFIX_MATCHED,
-                request_id=request_id,
-                computed_tokens=computed,
-                external_tokens=external_tokens,
-            )
+        self._lifelog.matched(request, computed, external_tokens)
 
     def plan(self, output: Any) -> PlanEnvelope:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return this step's orders; does not touch *output*."""
@@ -221,6 +216,9 @@ class SchedulerHalf:
                 blocks=len(order.block_ids),
                 ranks_left=self._setup.topology.num_ranks,
             )
+        if traces := self._lifelog.traces_of(plan):
+            plan = attrs.evolve(plan, traces=traces)
+        self._lifelog.tell()
         return PlanEnvelope(encode(plan))
 
     def apply(self, output: Any) -> None:  # noqa: ANN401 - vLLM's KVConnectorOutput
@@ -233,6 +231,7 @@ class SchedulerHalf:
                 self._apply_report(payload)
         self._adapter.loads_finished(output.finished_recving or ())
         self._adapter.deferral_ended(output.finished_sending or ())
+        self._lifelog.tell()
 
     def _agree_late(self, handshakes: Iterable[RankHandshake]) -> None:
         """Agree in the middle of serving; ranks that disagree end our work only."""
@@ -260,8 +259,16 @@ class SchedulerHalf:
         for hold_id in report.quarantined:
             self._log.error(HOLD_QUARANTINED, hold_id=hold_id, rank=report.rank)
 
-    def finished(self, request_id: str, tables: Sequence[Sequence[int]] = ()) -> bool:
+    def finished(
+        self,
+        request_id: str,
+        tables: Sequence[Sequence[int]] = (),
+        *,
+        is_aborted: bool = False,
+    ) -> bool:
         """Return whether the engine must keep a finished request's blocks for us."""
+        if is_aborted:
+            self._lifelog.aborted(request_id)
         end = self._running.end(request_id, tables)
         self._local_tokens.pop(request_id, None)
         self._adapters.forget(request_id)
@@ -356,5 +363,6 @@ class SchedulerHalf:
         self._adapters.close()
         if self._forgetter.close():
             self._store.close()
+        self._lifelog.tell(at_end=True)
         self._log.info(SCHEDULER_CLOSED, holds=self._adapter.counts()["holds"])
         close_log(self._log)

@@ -317,7 +317,11 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         """Return whether the engine must keep the request's blocks for us."""
         if self._scheduler is None:
             return False, None
-        return self._scheduler.finished(request.request_id, block_ids), None
+        status = getattr(getattr(request, "status", None), "name", "")
+        is_kept = self._scheduler.finished(
+            request.request_id, block_ids, is_aborted=status == "FINISHED_ABORTED"
+        )
+        return is_kept, None
 
     def take_events(self) -> Iterable[Any]:
         """Return no events: the engine's own cover its cache."""

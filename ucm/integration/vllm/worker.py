@@ -120,8 +120,7 @@ class WorkerHalf:
         """
         Let go of the KV cache, whose memory is about to go away. Idempotent.
 
-        Blocks until no copy touches it any more, for as long as a stuck one is waited
-        for. What is asked for meanwhile fails.
+        Blocks until no copy touches it, or one is stuck; what is asked meanwhile fails.
         """
         if self._runtime is None or self._is_unregistered:
             return
@@ -310,6 +309,7 @@ class WorkerHalf:
             return
         if plan.fences or plan.overwritten:
             self._fence(self._runtime, plan)
+        self._runtime.begin_step(plan.step, plan.traces)
         self._selector.begin_step(plan.step)
 
     def _fence(self, runtime: Runtime, plan: StepPlan) -> None:

@@ -27,7 +27,7 @@ from ucm.testing.host.aggregator import Aggregator
 from ucm.testing.host.choices import Choices
 from ucm.testing.host.content import Memory, make_streams
 from ucm.testing.host.hooks import SchedulerHooks, WorkerHooks
-from ucm.testing.host.requests import KVOutput, Request
+from ucm.testing.host.requests import KVOutput, Request, Status
 from ucm.testing.host.results import Results
 from ucm.testing.host.rules import HostAssertionError, Rule, require
 from ucm.testing.host.runner import FakeRunner
@@ -191,7 +191,7 @@ class FakeHost:
     def abort(self, request: Request) -> None:
         """Let the user of a request go away."""
         self.seen[f"aborted_{request.status.value}"] += 1
-        self.scheduler.finish(request)
+        self.scheduler.finish(request, Status.FINISHED_ABORTED)
 
     def _ids(self) -> list[str]:
         in_flight = {

@@ -34,6 +34,7 @@ class Status(enum.Enum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
+    FINISHED_ABORTED = "aborted"
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -111,7 +112,7 @@ class Request:
 
     def is_finished(self) -> bool:
         """Return whether it has come to its end."""
-        return self.status is Status.FINISHED
+        return self.status in (Status.FINISHED, Status.FINISHED_ABORTED)
 
     def grow(self, tokens: int) -> None:
         """Take so many more tokens from the text."""

@@ -112,7 +112,7 @@ class FakeScheduler:
         self.waiting.append(request)
         self.hooks.on_new_request(request)
 
-    def finish(self, request: Request) -> None:
+    def finish(self, request: Request, how: Status = Status.FINISHED) -> None:
         """End a request, in whatever state it is."""
         delayed = False
         name = request.request_id
@@ -123,7 +123,7 @@ class FakeScheduler:
         for queue in (self.running, self.waiting, self.holding):
             if request in queue:
                 queue.remove(request)
-        request.status = Status.FINISHED
+        request.status = how
         processed = request.num_computed_tokens - request.in_flight_tokens
         self.tables.slide(request, max(0, processed))
         keeps = self._questions.keeps(request)

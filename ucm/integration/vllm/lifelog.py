@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The one line of each request, and what of it the engine alone knows.
+
+What becomes of a request is gathered in ``ucm.scheduler.records``.
+
+Threading: the engine's scheduler thread.
+"""
+
+from typing import Any, Final
+
+from ucm.scheduler.messages import StepPlan
+from ucm.scheduler.records import Record, Records
+from ucm.spans import trace_id_of, traceparent_in
+from ucm.tracing import PREFIX_MATCHED, REQUEST_ENDED, Log, is_told, unix_before
+
+__all__ = ["LifeLog"]
+
+_MOST_TRACES: Final = 512
+"""In one plan; a message is bounded."""
+
+
+class LifeLog:
+    """
+    Tells of requests.
+
+    Args:
+        records: Of all requests.
+        log: Where their lines go.
+    """
+
+    def __init__(self, records: Records, log: Log) -> None:
+        self._records = records
+        self._log = log
+        self._tells_ends = is_told(log, REQUEST_ENDED)
+        self._tells_hits = is_told(log, PREFIX_MATCHED)
+        self._has_traces = False
+
+    def looked_up(self, request: Any) -> Record:  # noqa: ANN401 - vLLM's Request
+        """Take note of a request, which is asked about again in every step."""
+        record = self._records.of(request.request_id)
+        if not record.began_s:
+            record.began_s = unix_before(0.0)
+            record.prompt_tokens = request.num_prompt_tokens
+            record.trace = traceparent_in(getattr(request, "trace_headers", None))
+            self._has_traces |= bool(record.trace)
+        return record
+
+    def allocated(self, request: Any, computed_tokens: int) -> None:  # noqa: ANN401 - vLLM's Request
+        """Take note that it has got blocks, and what the engine's own cache had."""
+        record = self.looked_up(request)
+        if not record.lives:
+            record.computed_tokens = computed_tokens
+
+    def matched(self, request: Any, computed_tokens: int, tokens: int) -> None:  # noqa: ANN401 - vLLM's Request
+        """Tell that a load was ordered."""
+        if self._tells_hits:
+            self._log.info(
+                PREFIX_MATCHED,
+                request_id=request.request_id,
+                computed_tokens=computed_tokens,
+                external_tokens=tokens,
+                **_traced(self._records.of(request.request_id)),
+            )
+
+    def traces_of(self, plan: StepPlan) -> dict[int, str]:
+        """Return the traces of tickets that have one owner, which brought one."""
+        traces: dict[int, str] = {}
+        for order in (*plan.loads, *plan.saves) if self._has_traces else ():
+            record = self._records.of_life(order.owners[0].life)
+            if len(order.owners) == 1 and record is not None and record.trace:
+                traces[order.transfer_id] = record.trace
+            if len(traces) == _MOST_TRACES:
+                break
+        return traces
+
+    def aborted(self, request_id: str) -> None:
+        """Take note, before its end, that nobody wants it any more."""
+        if (record := self._records.find(request_id)) is not None:
+            record.is_aborted = True
+
+    def tell(self, *, at_end: bool = False) -> None:
+        """Write the lines of those of which nothing is open any more; of all *at_end*."""
+        for record in self._records.take(at_end=at_end):
+            if self._tells_ends:
+                self._write(record)
+
+    def _write(self, record: Record) -> None:
+        missing = record.first_missing
+        if_any = {"load_failure": record.load_failure, "miss": record.miss}
+        self._log.info(
+            REQUEST_ENDED,
+            request_id=record.request_id,
+            life=record.lives[-1][1] if record.lives else 0,
+            began_s=round(record.began_s, 6),
+            outcome="aborted" if record.is_aborted else "finished",
+            prompt_tokens=record.prompt_tokens,
+            computed_tokens=record.computed_tokens,
+            matched_tokens=record.matched_tokens,
+            loaded_tokens=record.loaded_tokens,
+            saved_blocks=record.saved_blocks,
+            dropped_blocks=record.dropped_blocks,
+            unsettled_blocks=record.unsettled_blocks,
+            preemptions=record.preemptions,
+            load_s=round(record.load_s, 6),
+            **{key: word for key, word in if_any.items() if word},
+            **({} if missing is None else {"first_missing": missing}),
+            **_traced(record),
+        )
+
+
+def _traced(record: Record) -> dict[str, str]:
+    return {"trace_id": trace_id_of(record.trace)} if record.trace else {}

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What becomes of each request, from its first look-up until nothing of it is open.
+
+A record covers all lives of a request. It is *over* when the request has ended, the engine
+has its blocks back and every save of them has come to its end; who asks is told of it
+once. It costs something when a request begins, ends, loads, or has blocks saved, and
+nothing in between.
+
+Pure: time is told.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import attrs
+
+from ucm.blocks import Owner
+from ucm.scheduler.messages import SpanOrder
+
+__all__ = ["Record", "Records", "SaveEnd"]
+
+
+class SaveEnd(NamedTuple):
+    """
+    How a save ended on all ranks.
+
+    Args:
+        owners: Whose blocks.
+        stored: How many of them the store has, at least.
+    """
+
+    owners: tuple[Owner, ...]
+    stored: int
+
+
+@attrs.define(eq=False)
+class Record:
+    """
+    What is known of a request.
+
+    Args:
+        request_id: Which.
+        lives: Its ids and generations; none while it has had no blocks.
+        began_s: When it was first looked at, for the log.
+        trace: The W3C ``traceparent`` that came with it; empty without one.
+        is_aborted: Its client went away.
+        is_over: It has ended.
+        is_deferred: The engine keeps its blocks for us.
+        prompt_tokens: Of its prompt.
+        computed_tokens: What the engine's own cache had of them at first.
+        matched_tokens: What was found beyond these, and ordered.
+        loaded_tokens: What it went on with of that.
+        saved_blocks: Of it, that its saves have left in the store.
+        dropped_blocks: Complete ones that none of them has.
+        unsettled_blocks: Of saves that are not over, or of which nobody knows whose
+            blocks were stored.
+        preemptions: How often its blocks were taken away.
+        load_s: Time for which it waited for loads.
+        load_failure: Why one came to nothing; the first reason.
+        miss: Why its look-up fell short.
+        first_missing: Index of the first block that was missing then.
+    """
+
+    request_id: str
+    lives: list[tuple[str, int]] = attrs.Factory(list)
+    began_s: float = 0.0
+    trace: str = ""
+    is_aborted: bool = False
+    is_over: bool = False
+    is_deferred: bool = False
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    matched_tokens: int = 0
+    loaded_tokens: int = 0
+    saved_blocks: int = 0
+    dropped_blocks: int = 0
+    unsettled_blocks: int = 0
+    preemptions: int = 0
+    load_s: float = 0.0
+    load_failure: str = ""
+    miss: str = ""
+    first_missing: int | None = None
+    _loads_since: float | None = None
+    _num_unknown: int = 0
+
+    def load_ordered(self, tokens: int, now: float) -> None:
+        """Take note that it waits for so many tokens."""
+        self.matched_tokens += tokens
+        self._loads_since = now
+
+    def load_over(self, now: float, *, tokens: int = 0, failure: str = "") -> None:
+        """Take note that it waits no more: it has the tokens, or why it has none."""
+        if self._loads_since is not None:
+            self.load_s += now - self._loads_since
+            self._loads_since = None
+        self.loaded_tokens += tokens
+        self.load_failure = self.load_failure or failure
+
+    def save_over(self, num_blocks: int, stored: int | None) -> None:
+        """Take note of the end of a save; *stored* is None where it is not known."""
+        if stored is None:
+            self._num_unknown += num_blocks
+            return
+        self.unsettled_blocks -= num_blocks
+        self.saved_blocks += stored
+        self.dropped_blocks += num_blocks - stored
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is to be learnt of it."""
+        is_quiet = self.unsettled_blocks == self._num_unknown
+        return self.is_over and is_quiet and not self.is_deferred
+
+
+class Records:
+    """
+    The records of requests that are not settled.
+
+    Used on the scheduler's thread only.
+    """
+
+    __slots__ = ("_closing", "_of_life", "_present", "_settled")
+
+    def __init__(self) -> None:
+        self._present: dict[str, Record] = {}
+        self._of_life: dict[tuple[str, int], Record] = {}
+        self._closing: dict[str, list[Record]] = {}
+        """By id, which may be used again, those that are over and not settled."""
+        self._settled: list[Record] = []
+
+    def __len__(self) -> int:
+        """Return how many are of requests that are open in some way."""
+        return len(self._present) + sum(map(len, self._closing.values()))
+
+    def of(self, request_id: str) -> Record:
+        """Return the record of a request that has not ended; a new one if need be."""
+        record = self._present.get(request_id)
+        if record is None:
+            record = self._present[request_id] = Record(request_id)
+        return record
+
+    def find(self, request_id: str) -> Record | None:
+        """Return the same if there is one."""
+        return self._present.get(request_id)
+
+    def of_life(self, life: tuple[str, int]) -> Record | None:
+        """Return the record to which a life belongs, unless it was taken."""
+        return self._of_life.get(life)
+
+    def begun(self, life: tuple[str, int]) -> Record:
+        """Take note that a request has got blocks."""
+        record = self._of_life[life] = self.of(life[0])
+        record.lives.append(life)
+        return record
+
+    def ordered(self, saves: Iterable[SpanOrder]) -> None:
+        """Take note of saves."""
+        for order in saves:
+            for owner in order.owners:
+                if (record := self._of_life.get(owner.life)) is not None:
+                    record.unsettled_blocks += owner.num_blocks
+
+    def saved(self, ends: Iterable[SaveEnd]) -> None:
+        """Take note of saves that came to their end."""
+        for owners, stored in ends:
+            is_known = len(owners) == 1 or stored in (
+                0,
+                sum(owner.num_blocks for owner in owners),
+            )
+            for owner in owners:
+                record = self._of_life.get(owner.life)
+                if record is not None:
+                    share = min(stored, owner.num_blocks) if is_known else None
+                    record.save_over(owner.num_blocks, share)
+                    self._look(record)
+
+    def ended(self, request_id: str, *, is_deferred: bool) -> None:
+        """Take note that a request has ended; nothing if it was never looked at."""
+        record = self._present.pop(request_id, None)
+        if record is not None:
+            record.is_over, record.is_deferred = True, is_deferred
+            self._closing.setdefault(request_id, []).append(record)
+            self._look(record)
+
+    def freed(self, request_ids: Iterable[str]) -> None:
+        """Take note that the engine has the blocks of deferred requests back."""
+        for request_id in request_ids:
+            for record in self._closing.get(request_id, [])[:]:
+                record.is_deferred = False
+                self._look(record)
+
+    def take(self, *, at_end: bool = False) -> Sequence[Record]:
+        """
+        Return the records that are settled, each once.
+
+        Where nobody is left for whom the engine would go on, it may not come back to hear
+        of the last saves: those that are over are told as they are.
+
+        Args:
+            at_end: Nor will it come back after this.
+        """
+        if self._closing and (at_end or self._is_last()):
+            for record in [each for some in self._closing.values() for each in some]:
+                self._settle(record)
+        if not self._settled:
+            return ()
+        taken, self._settled = self._settled, []
+        return taken
+
+    def _is_last(self) -> bool:
+        closing = (each for some in self._closing.values() for each in some)
+        return not self._present and not any(each.is_deferred for each in closing)
+
+    def _look(self, record: Record) -> None:
+        if record.is_settled:
+            self._settle(record)
+
+    def _settle(self, record: Record) -> None:
+        request_id = record.request_id
+        for life in record.lives:
+            del self._of_life[life]
+        closing = self._closing[request_id]
+        closing.remove(record)
+        if not closing:
+            del self._closing[request_id]
+        self._settled.append(record)
