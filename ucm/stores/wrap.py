@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
+from ucm.fates import Told
 from ucm.stores.abc import (
     ReadLease,
     Store,
@@ -52,6 +53,10 @@ class WrapperStore(Store):
     def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
         """Forward."""
         return self.inner.contains(keys)
+
+    def fates(self, keys: Sequence[PackedKey]) -> list[Told]:
+        """Forward."""
+        return self.inner.fates(keys)
 
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Forward."""

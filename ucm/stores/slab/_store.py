@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ucm.blocks import KeySpace, PackedKey
 from ucm.config import Durability, HugePages, StoreConfig, Verify
 from ucm.errors import BlockNotFoundError
+from ucm.fates import Told
 from ucm.plan import HostSlots
 from ucm.stores.abc import Store, StoreCapabilities, StoreGrowth, StoreStats
 from ucm.stores.slab._audit import audit
@@ -179,6 +180,11 @@ class SlabStore(Store):
         return [
             each for seen in self._look_up(keys) for each in seen.committed.tolist()
         ]
+
+    def fates(self, keys: Sequence[PackedKey]) -> list[Told]:
+        """Return what has become of blocks, for people; takes no lock."""
+        self._slab.check_index()
+        return [self._slab.index.fate_of(key) for key in keys]
 
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Mark blocks as used, see ``Store``; takes no lock."""
