@@ -9,12 +9,8 @@ from tests.scheduler.model import DIGEST, STATE, SetIndex, hashes_of, make_layou
 from ucm.blocks import ShardId
 from ucm.errors import LayoutError
 from ucm.layout import GroupKind, KVLayout
-from ucm.scheduler.matching import (
-    DeniedKey,
-    MatchReason,
-    PrefixMatch,
-    PrefixMatcher,
-)
+from ucm.scheduler.matches import MatchReason, PrefixMatch
+from ucm.scheduler.matching import DeniedKey, PrefixMatcher
 
 HASHES = hashes_of("m", 64)
 ONE_FULL = make_layout((4, None))

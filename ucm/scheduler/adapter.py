@@ -40,8 +40,10 @@ from ucm.scheduler.endings import Deferrals
 from ucm.scheduler.holds import HoldLedger, Readers
 from ucm.scheduler.lives import Lives
 from ucm.scheduler.loads import LoadSelector
-from ucm.scheduler.matching import BlockIndex, MatchReason, PrefixMatch, PrefixMatcher
+from ucm.scheduler.matches import MatchReason, PrefixMatch
+from ucm.scheduler.matching import BlockIndex, PrefixMatcher
 from ucm.scheduler.messages import StepPlan, StepReport, TransferKind
+from ucm.scheduler.misses import Misses
 from ucm.scheduler.requests import NO_WISHES, Disposition, RequestEnd, StepFacts, Wishes
 from ucm.scheduler.saves import SaveLimits, SaveSelector
 from ucm.scheduler.totals import Totals
@@ -96,6 +98,7 @@ class SchedulerAdapter:
         self._ledger = self.holds = HoldLedger()
         self._deferrals = Deferrals()
         self._transfers = OpenTransfers(num_ranks, span_blocks)
+        self.misses = Misses(self._matcher, index, self._transfers)
         self._lives = Lives()
         self._selector = SaveSelector(
             layout,
@@ -178,19 +181,19 @@ class SchedulerAdapter:
             hashes: The engine's block hashes.
             computed_tokens: Tokens that the engine has in its own cache.
         """
+        match, asked = self._matcher, (num_tokens, hashes, computed_tokens)
         if self._bypass:
-            return PrefixMatch(0, MatchReason.BYPASS)
+            return match.declined(MatchReason.BYPASS, *asked)
         if (life := self._lives.get(request_id)) is not None and not life.may_load:
-            return PrefixMatch(0, MatchReason.LOAD_FAILED)
+            return match.declined(MatchReason.LOAD_FAILED, *asked)
         if len(request_id) > MAX_ID_CHARS:
-            return PrefixMatch(0, MatchReason.LONG_ID)
+            return match.declined(MatchReason.LONG_ID, *asked)
         room = self._queued_loads.room_tokens(request_id)
-        return self._matcher.match(
-            min(num_tokens, computed_tokens + room + 1),  # one is left to compute
-            hashes,
-            computed_tokens,
-            self._transfers.denied,
-        )
+        most = min(num_tokens, computed_tokens + room + 1)  # one is left to compute
+        found = match.match(most, hashes, computed_tokens, self._transfers.denied)
+        if found.reason is MatchReason.TOO_SHORT and most < num_tokens:
+            return match.declined(MatchReason.NO_ROOM, *asked)
+        return found
 
     def blocks_allocated(
         self,
@@ -289,9 +292,8 @@ class SchedulerAdapter:
         for transfer_id in report.quarantined:
             if self._knows_hold(transfer_id):
                 self._ledger.quarantine(transfer_id, report.rank)
+        self._transfers.loads_failed(report.failures)
         for failure in report.failures:
-            if failure.bad_hash:
-                self._transfers.denied.deny((failure.group_id, failure.bad_hash))
             self._lives.load_failed(failure)
         self._lives.loads_ended(
             transfer_id
@@ -354,7 +356,7 @@ class SchedulerAdapter:
 
     def rekey(self, keyspace_digest: bytes) -> None:
         """Find and save again, under the same key space as before or another."""
-        self._transfers.denied.clear()
+        self._transfers.rekeyed()
         self._matcher.rekey(keyspace_digest)
         self._lives.due.clear()
 
@@ -385,14 +387,12 @@ class SchedulerAdapter:
             if self._ledger.holds_of(life.key):
                 raise LedgerError(f"request {life.request_id} loads and saves at once")
 
-    # Orders.
+    # Parts of the above.
 
     @property
     def _saves_now(self) -> bool:
         is_keyed = bool(self._matcher.keyspace_digest)
         return self._saves_at_all and is_keyed and not self._bypass
-
-    # Reports.
 
     def _knows_hold(self, transfer_id: int) -> bool:
         known = self._ledger.is_held(transfer_id)
