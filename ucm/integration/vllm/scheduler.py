@@ -16,6 +16,7 @@ from ucm.blocks import KeySpace, whose
 from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.doubts import Doubts
+from ucm.integration.vllm.lookups import Lookups
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.running import Running
@@ -32,6 +33,7 @@ from ucm.scheduler.totals import Totals
 from ucm.stores.bypass import BypassStore
 from ucm.stores.forgetter import Forgetter
 from ucm.stores.opening import tell_store
+from ucm.stores.neighbours import Neighbours
 from ucm.tracing import (
     HOLD_QUARANTINED,
     HOLD_RELEASED,
@@ -95,13 +97,20 @@ class SchedulerHalf:
                 seconds=setup.config.timeout.save,
             ),
         )
-        self._local_tokens: dict[str, int] = {}
         self._adapters = Adapters(
             setup.adapters,
             is_immutable=setup.config.immutable_adapters,
             counters=self._counters,
             log=self._log,
             threads=setup.threads,
+        )
+        self._neighbours = Neighbours(store, setup.threads)
+        self._lookups = Lookups(
+            self._adapter.misses,
+            elsewhere=self._neighbours.holding,
+            problem_of=self._adapters.problem_of,
+            counters=self._counters,
+            log=self._log,
         )
         self._running = Running(
             self._adapters,
@@ -173,7 +182,7 @@ class SchedulerHalf:
             self._adapters.hashes_of(request),
             computed_tokens,
         )
-        self._local_tokens[request.request_id] = computed_tokens
+        self._lookups.looked(request.request_id, match, computed_tokens)
         return match.tokens, self._parks and match.tokens > 0
 
     def allocated(
@@ -186,7 +195,7 @@ class SchedulerHalf:
         request_id = request.request_id
         wishes = self._running.begin(request)
         self._adapters.begun(request_id)
-        computed = self._local_tokens.pop(request_id, 0)
+        computed = self._lookups.decided(request_id)
         if not external_tokens:
             return
         self._adapter.blocks_allocated(
@@ -263,7 +272,7 @@ class SchedulerHalf:
     def finished(self, request_id: str, tables: Sequence[Sequence[int]] = ()) -> bool:
         """Return whether the engine must keep a finished request's blocks for us."""
         end = self._running.end(request_id, tables)
-        self._local_tokens.pop(request_id, None)
+        self._lookups.forget(request_id)
         self._adapters.forget(request_id)
         if end is not None and end.wishes.forgets:
             self._forgetter.put(self._adapter.prompt_keys(end))
@@ -288,6 +297,7 @@ class SchedulerHalf:
         self._adapter.rekey(keyspace.digest)
         try:
             self._store.describe(keyspace)  # for people; best effort
+            self._neighbours.moved(keyspace)
         except StoreError as exc:
             self._log.warning(STORE_DESCRIBE_FAILED, error=repr(exc))
 
@@ -342,7 +352,7 @@ class SchedulerHalf:
         """Return the size of every per-request container; all zero when idle."""
         return {
             "requests": len(self._running),
-            "local_tokens": len(self._local_tokens),
+            "lookups": len(self._lookups),
             "tables": self._running.num_tables,
             "adapters": len(self._adapters),
             **self._adapter.counts(),
@@ -354,7 +364,8 @@ class SchedulerHalf:
             return
         self._is_closed = True
         self._adapters.close()
-        if self._forgetter.close():
+        are_over = self._neighbours.close(), self._forgetter.close()
+        if all(are_over):
             self._store.close()
         self._log.info(SCHEDULER_CLOSED, holds=self._adapter.counts()["holds"])
         close_log(self._log)
