@@ -135,7 +135,7 @@ NUMBERS = (
     Mutant(
         name="saves_over_the_bound",
         why="R-17: many saves with long ids raise into the engine's scheduler.",
-        file="ucm/scheduler/budget.py",
+        file=_BUDGET,
         find="return max(0, min(self.room, self.nbytes // block_nbytes))",
         replace="return max(0, self.room)",
         killers=(
