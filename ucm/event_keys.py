@@ -62,8 +62,10 @@ KEYS: Final[Mapping[str, tuple[str, str]]] = {
     # Requests.
     "life": (
         "number",
-        "Of `request.ended`: its last `generation`; 0: it had no blocks. Of "
-        "`prefix.missed`: how often it has got blocks, this time included.",
+        (
+            "The last `generation` of the request; 0: it had no blocks. Of `prefix.missed`:"
+            " how often it has got blocks, this time included."
+        ),
     ),
     "trace_id": ("hex", "Of the W3C trace that the request belongs to."),
     "began_s": ("unix s", "When the request was first looked at."),

@@ -32,8 +32,8 @@ from ucm.scheduler.saves import SaveLimits
 from ucm.scheduler.totals import Totals
 from ucm.stores.bypass import BypassStore
 from ucm.stores.forgetter import Forgetter
-from ucm.stores.opening import tell_store
 from ucm.stores.neighbours import Neighbours
+from ucm.stores.opening import tell_store
 from ucm.tracing import (
     HOLD_QUARANTINED,
     HOLD_RELEASED,

@@ -311,11 +311,7 @@ class OpenedSlab:
 
     def _list_files(self, arena_fd: int) -> tuple[_File, ...]:
         return (
-            (
-                self._class.name,
-                self._class.lock.fd,
-                self.index.layout.nbytes,
-            ),
+            (self._class.name, self._class.lock.fd, self.index.layout.nbytes),
             (ARENA, arena_fd, Arena.nbytes(self.geometry.num_extents)),
             (DATA, self._data_fd, self.geometry.data_bytes),
         )
