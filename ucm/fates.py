@@ -48,6 +48,8 @@ class Fate(enum.Enum):
     """Somebody asked for it to be deleted."""
     CLEARED = "cleared"
     """Somebody asked for all of its key space to be deleted."""
+    CORRUPT = "corrupt"
+    """Its bytes were not those that had been saved, so that it was deleted."""
 
 
 @attrs.frozen

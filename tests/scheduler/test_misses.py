@@ -88,6 +88,7 @@ class TestOffers:
             (Fate.EVICTED, "evicted"),
             (Fate.FORGOTTEN, "evicted"),
             (Fate.CLEARED, "evicted"),
+            (Fate.CORRUPT, "corrupt"),
             (Fate.UNKNOWN, "unknown"),
         ],
     )
@@ -104,7 +105,8 @@ class TestOffers:
         miss = adapter.misses.explain(match, 0, nowhere)
         assert (reason, 0) == told(miss)[:2]
         assert miss is not None
-        assert (4.0 if reason == "evicted" else None) == miss.detail.get("age_s")
+        is_gone = reason in {"evicted", "corrupt"}
+        assert (4.0 if is_gone else None) == miss.detail.get("age_s")
 
     def test_store_that_keeps_no_such_things_says_so(self) -> None:
         """A store of a user's own need not know; nothing is claimed then."""

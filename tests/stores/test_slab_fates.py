@@ -47,13 +47,14 @@ class TestFates:
             save(store, KEYS[8:11])
             assert 3 == fates(store, KEYS[:8]).count(Fate.EVICTED)
             store.forget(KEYS[8:9])
+            store.forget(KEYS[9:10], Fate.CORRUPT)
             save(store, other)
             store.clear(keyspace_prefix(make_keyspace("other").digest))
-            told = store.fates([KEYS[8], *other, KEYS[30]])
-            assert [Fate.FORGOTTEN, Fate.CLEARED, Fate.NEVER] == [
+            told = store.fates([*KEYS[8:10], *other, KEYS[30]])
+            assert [Fate.FORGOTTEN, Fate.CORRUPT, Fate.CLEARED, Fate.NEVER] == [
                 each.fate for each in told
             ]
-            assert [True, True] == [0 <= each.age_s < 600 for each in told[:2]]
+            assert all(0 <= each.age_s < 600 for each in told[:3])
 
     @pytest.mark.parametrize("at_once", [1, 5])
     def test_evictions_one_by_one_and_together_are_remembered(

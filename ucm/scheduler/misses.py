@@ -48,7 +48,12 @@ _DECLINED: Final = {
     MatchReason.BYPASS: (MissReason.BYPASSED, "the runtime of a rank has failed"),
 }
 """Nothing was looked for, or no answer came."""
-_GONE: Final = (Fate.EVICTED, Fate.FORGOTTEN, Fate.CLEARED)
+_GONE: Final = {
+    Fate.EVICTED: MissReason.EVICTED,
+    Fate.FORGOTTEN: MissReason.EVICTED,
+    Fate.CLEARED: MissReason.EVICTED,
+    Fate.CORRUPT: MissReason.CORRUPT,
+}
 
 
 @attrs.frozen
@@ -156,7 +161,7 @@ class Misses:
         age_s = told.age_s or 0.0
         if told.fate in _GONE and (known is None or age_s <= known[1]):
             detail = {"text": told.fate.value, "age_s": round(age_s, 3)}
-            return MissReason.EVICTED, detail
+            return _GONE[told.fate], detail
         if known is not None:
             return known[0].reason, detail
         if told.fate is Fate.UNKNOWN:

@@ -289,8 +289,14 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def forget(self, keys: Sequence[PackedKey]) -> int:
-        """Make committed blocks invisible and free their slots; return how many."""
+    def forget(self, keys: Sequence[PackedKey], fate: Fate = Fate.FORGOTTEN) -> int:
+        """
+        Make committed blocks invisible and free their slots; return how many.
+
+        Args:
+            keys: Of the blocks.
+            fate: What is remembered of them, where that is kept.
+        """
 
     @abstractmethod
     def clear(self, prefix: bytes) -> int:

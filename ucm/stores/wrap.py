@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
-from ucm.fates import Told
+from ucm.fates import Fate, Told
 from ucm.stores.abc import (
     ReadLease,
     Store,
@@ -72,9 +72,9 @@ class WrapperStore(Store):
         """Forward."""
         return self.inner.read(keys)
 
-    def forget(self, keys: Sequence[PackedKey]) -> int:
+    def forget(self, keys: Sequence[PackedKey], fate: Fate = Fate.FORGOTTEN) -> int:
         """Forward."""
-        return self.inner.forget(keys)
+        return self.inner.forget(keys, fate)
 
     def clear(self, prefix: bytes) -> int:
         """Forward."""

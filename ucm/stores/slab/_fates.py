@@ -28,7 +28,7 @@ __all__ = ["Fates", "fates_nbytes", "make_fates", "map_fates"]
 
 _FEWEST: Final = 1 << 12
 _MOST: Final = 1 << 20
-_KEPT: Final = (Fate.EVICTED, Fate.FORGOTTEN, Fate.CLEARED)
+_KEPT: Final = (Fate.EVICTED, Fate.FORGOTTEN, Fate.CLEARED, Fate.CORRUPT)
 _CODES: Final = {fate: code for code, fate in enumerate(_KEPT, start=1)}
 _NS_PER_MS: Final = 1_000_000
 

@@ -274,7 +274,7 @@ class SlotIndex(Gone):
         with self.locked():
             self._free_slots(grant.slots[self._still_ours(grant, owner)])
 
-    def forget(self, batch: KeyBatch) -> int:
+    def forget(self, batch: KeyBatch, fate: Fate = Fate.FORGOTTEN) -> int:
         """Free the committed slots of these keys; return how many."""
         num_freed = 0
         for start in range(0, len(batch), MOST):
@@ -283,7 +283,7 @@ class SlotIndex(Gone):
                 found = np.unique(self.chains.find(part))
                 found = found[found >= 0]
                 found = found[self.state[found] == COMMITTED]
-                self.part_with(found, Fate.FORGOTTEN)
+                self.part_with(found, fate)
                 num_freed += self._free_slots(found)
         return num_freed
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ucm.blocks import KeySpace, PackedKey
 from ucm.config import Durability, HugePages, StoreConfig, Verify
 from ucm.errors import BlockNotFoundError
-from ucm.fates import Told
+from ucm.fates import Fate, Told
 from ucm.plan import HostSlots
 from ucm.stores.abc import Store, StoreCapabilities, StoreGrowth, StoreStats
 from ucm.stores.slab._audit import audit
@@ -254,10 +254,10 @@ class SlabStore(Store):
         slots = HostSlots(slab.pool, seen.slots, block_bytes)
         return SlabReadLease(slab, tuple(keys), seeds, seen, slots, self._verified)
 
-    def forget(self, keys: Sequence[PackedKey]) -> int:
+    def forget(self, keys: Sequence[PackedKey], fate: Fate = Fate.FORGOTTEN) -> int:
         """Make committed blocks invisible and free their slots; return how many."""
         self._slab.check()
-        count = self._slab.index.forget(self._slab.index.batch(keys))
+        count = self._slab.index.forget(self._slab.index.batch(keys), fate)
         self._slab.sync_index()
         return count
 
