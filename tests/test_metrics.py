@@ -18,7 +18,7 @@ from ucm.metrics import (
     split_key,
 )
 from ucm.pipeline.tickets import Admission
-from ucm.reasons import Reason
+from ucm.reasons import MissReason, Reason
 
 OUTCOME = ("direction", "outcome", "reason")
 FROZEN = {
@@ -33,6 +33,9 @@ FROZEN = {
     "ucm_loaded_blocks_total": ("counter", ()),
     "ucm_load_failures_total": ("counter", ("reason",)),
     "ucm_matched_tokens_total": ("counter", ()),
+    "ucm_lookups_total": ("counter", ()),
+    "ucm_missed_lookups_total": ("counter", ("reason",)),
+    "ucm_wanted_tokens_total": ("counter", ()),
     "ucm_failed_lookups_total": ("counter", ("reason",)),
     "ucm_bypassed_lookups_total": ("counter", ()),
     "ucm_unkeyed_lookups_total": ("counter", ("reason",)),
@@ -85,6 +88,11 @@ REASONS = {
     *("corrupt", "evicted", "unavailable", "slow", "device", "stuck"),
     *("row_failed", "unasked", "runtime_failed", "worker_died"),
 }
+MISS_REASONS = {
+    *("never_offered", "queue", "too_short", "admission", "failed", "evicted"),
+    *("other_key_space", "corrupt", "not_committed", "denied", "bypassed"),
+    *("unavailable", "late", "unkeyed", "unknown"),
+}
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 
@@ -108,6 +116,10 @@ class TestNames:
         assert {reason.value for reason in Reason} == REASONS
         assert all(re.fullmatch("[a-z_]*", word) for word in REASONS)
         assert {one.value for one in Admission} - {"accepted"} <= REASONS
+
+    def test_reasons_of_misses_are_a_closed_list_of_words(self):
+        """R-71: each reason for which a look-up can fall short is known."""
+        assert {reason.value for reason in MissReason} == MISS_REASONS
 
     def test_counters_of_events_are_documented(self):
         """S0-43: the README lists the counters of events, each with its help."""

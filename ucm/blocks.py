@@ -44,8 +44,10 @@ __all__ = [
     "RowId",
     "ShardId",
     "TransferId",
+    "digest_of",
     "keyspace_prefix",
     "named",
+    "under",
     "whose",
 ]
 
@@ -241,6 +243,16 @@ class KeyPacker:
 def keyspace_prefix(keyspace_digest: bytes) -> bytes:
     """Return the bytes that all packed keys of a key space start with."""
     return struct.pack(">B", KEY_SCHEMA_VERSION) + keyspace_digest
+
+
+def digest_of(key: PackedKey) -> bytes:
+    """Return the key space digest of a packed key."""
+    return key[1 : 1 + _DIGEST_BYTES]
+
+
+def under(keyspace_digest: bytes, key: PackedKey) -> PackedKey:
+    """Return the key of the same part of the same block in another key space."""
+    return PackedKey(keyspace_prefix(keyspace_digest) + key[1 + _DIGEST_BYTES :])
 
 
 @attrs.frozen

@@ -13,6 +13,7 @@ Every exception that ``ucm`` raises.
         - BlockCorruptError: stored bytes are not the bytes that were saved
         - StoreFullError: no slot could be freed
         - StoreUnavailableError: the store did not answer; may be retried
+            - StoreBypassedError: nobody asked it, because it did not answer before
         - LeaseExpiredError: a lease was used after it ended
     - DeviceError
         - EventNotRecordedError: an event that proves nothing yet
@@ -127,6 +128,10 @@ class StoreFullError(StoreError):
 
 class StoreUnavailableError(StoreError):
     """The store did not answer; the call may be retried."""
+
+
+class StoreBypassedError(StoreUnavailableError):
+    """The store was not asked: it did not answer, or gave nothing, a short time ago."""
 
 
 class LeaseExpiredError(StoreError):

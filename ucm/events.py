@@ -77,6 +77,10 @@ request.ended: info, scheduler, request
 prefix.matched: info, scheduler, request
     A part of a request's prompt was found, and its load ordered.
     > request_id trace_id computed_tokens external_tokens
+prefix.missed: info, scheduler, request
+    A look-up found less than all whole blocks. Once each time the request gets blocks.
+    > request_id trace_id life computed_tokens found_tokens wanted_tokens block group
+    > key reason detail
 ticket.accepted: debug, worker, ticket
     A save or load waits in the queue.
     > TICKET blocks nbytes rows queue_tickets queue_nbytes

@@ -114,6 +114,20 @@ _TABLE = (
         "Tokens that were found and that the engine chose to load; some loads fail.",
     ),
     _counter(
+        "ucm_lookups_total",
+        "Look-ups that decided what a request loads, once each time it gets blocks.",
+    ),
+    _counter(
+        "ucm_missed_lookups_total",
+        "Of these, those that found less than all whole blocks, by why the first one "
+        "is missing.",
+        "reason",
+    ),
+    _counter(
+        "ucm_wanted_tokens_total",
+        "Tokens of whole blocks, beyond the engine's own, that these looked for.",
+    ),
+    _counter(
         "ucm_cut_messages_total",
         "Plans and reports that left something to the next one, for want of room.",
         "message",

@@ -31,10 +31,12 @@ from ucm.scheduler.messages import (
     WeightsNews,
 )
 
-__all__ = ["MAX_IDS", "Load", "Outbox", "Progress"]
+__all__ = ["MAX_IDS", "MAX_REASONS", "Load", "Outbox", "Progress"]
 
 MAX_IDS: Final = 65536
 """Most tickets that one report names in each list."""
+MAX_REASONS: Final = 1024
+"""Of so many saves that failed a report says why."""
 _FAILURE_NBYTES: Final = MAX_MESSAGE_BYTES // 4
 _STORED = (OutcomeKind.COMMITTED, OutcomeKind.SKIPPED)
 
@@ -50,6 +52,7 @@ class Outbox:
     settled_saves: list[int] = attrs.Factory(list)
     unstored_saves: list[int] = attrs.Factory(list)
     new_blocks: dict[int, int] = attrs.Factory(dict)
+    why_unstored: dict[int, Reason] = attrs.Factory(dict)
     loads_done: list[int] = attrs.Factory(list)
     failures: list[Failure] = attrs.Factory(list)
     weights: WeightsNews | None = None
@@ -77,6 +80,7 @@ class Outbox:
                 for each in (*settled, *unstored)
                 if each in self.new_blocks
             },
+            why_unstored=self._take_reasons(unstored),
             loads_done=done,
             failures=failures,
             healthy=healthy,
@@ -96,6 +100,10 @@ class Outbox:
             or self.loads_done
             or self.failures
         )
+
+    def _take_reasons(self, unstored: Iterable[int]) -> dict[int, Reason]:
+        told = [(each, self.why_unstored.pop(each, Reason.NONE)) for each in unstored]
+        return dict(told[:MAX_REASONS])
 
     def _num_failures(self) -> int:
         """Return how many failures have room: one at least."""
@@ -225,6 +233,8 @@ class Progress:
             is_stored = notice.outcome.kind in _STORED
             ids = outbox.settled_saves if is_stored else outbox.unstored_saves
             ids.append(ticket.transfer_id)
+            if not is_stored:
+                outbox.why_unstored[ticket.transfer_id] = notice.outcome.reason
             if notice.outcome.committed:
                 outbox.new_blocks[ticket.transfer_id] = notice.outcome.committed
             return

@@ -2,14 +2,14 @@
 """
 Why something ended as it did: the words of outcomes, reports and metrics.
 
-The list is closed and frozen by a test, because each word becomes a label of a metric.
+The lists are closed and frozen by a test, because each word becomes a label of a metric.
 What differs from one time to the next, such as a number, an id or an exception's text,
 goes to the log.
 """
 
 import enum
 
-__all__ = ["Reason"]
+__all__ = ["MissReason", "Reason"]
 
 
 class Reason(enum.StrEnum):
@@ -77,3 +77,38 @@ class Reason(enum.StrEnum):
     """It came to its end elsewhere first."""
     ERROR = "error"
     """Anything else; the log has the exception."""
+
+
+class MissReason(enum.StrEnum):
+    """Why a look-up found less than it might have; what else is known is logged."""
+
+    NEVER_OFFERED = "never_offered"
+    """Nobody has saved or tried to save the block, as far as is remembered."""
+    QUEUE = "queue"
+    """Its save, or this load, was refused or dropped: too many waited."""
+    TOO_SHORT = "too_short"
+    """The request has no whole block."""
+    ADMISSION = "admission"
+    """It is not to be saved, or not to be looked up, by a setting or a wish."""
+    FAILED = "failed"
+    """Its save failed, or the load that this request had before."""
+    EVICTED = "evicted"
+    """It was stored, and is no more."""
+    OTHER_KEY_SPACE = "other_key_space"
+    """It is stored under another key space."""
+    CORRUPT = "corrupt"
+    """Its bytes were not those that had been saved."""
+    NOT_COMMITTED = "not_committed"
+    """Its save is on the way."""
+    DENIED = "denied"
+    """A load of it failed a short time ago."""
+    BYPASSED = "bypassed"
+    """The store was not asked."""
+    UNAVAILABLE = "unavailable"
+    """The store did not answer."""
+    LATE = "late"
+    """What its key depends on was not known in time."""
+    UNKEYED = "unkeyed"
+    """What its key depends on is not known."""
+    UNKNOWN = "unknown"
+    """It is not there, and the store cannot tell why."""

@@ -39,6 +39,7 @@ __all__ = [
     "MEMORY_UNMAPPED",
     "MEMORY_UNPINNED",
     "PREFIX_MATCHED",
+    "PREFIX_MISSED",
     "REQUEST_ENDED",
     "RUNTIME_CLOSED",
     "RUNTIME_FAILED",
@@ -98,6 +99,7 @@ PREFIX_MATCHED: Final = "prefix.matched"
 REQUEST_ENDED: Final = "request.ended"
 TRACE_RING: Final = "trace.ring"
 SUMMARY: Final = "summary"
+PREFIX_MISSED: Final = "prefix.missed"
 ADAPTER_PASSED: Final = "adapter.passed"
 WISH_IGNORED: Final = "wish.ignored"
 EVENT_REFUSED: Final = "event.refused"
@@ -139,7 +141,9 @@ _LEVELS = {
 }
 
 
-_PER_REQUEST: Final = frozenset((TICKET_REFUSED, TICKET_SETTLED, PREFIX_MATCHED))
+_PER_REQUEST: Final = frozenset(
+    (TICKET_REFUSED, TICKET_SETTLED, PREFIX_MATCHED, PREFIX_MISSED)
+)
 """Events that a busy server logs at ``info`` for each request or ticket."""
 _PER_FAILURE: Final = frozenset((STAGE_FAILED, STORE_HUNG))
 """Events that come for each ticket while a store is in trouble."""

@@ -145,8 +145,9 @@ class Host:
 
 
 def our_threads() -> set[str]:
-    """Return the names of threads of ours that run."""
-    return {each.name for each in threading.enumerate() if each.name[:4] == "ucm-"}
+    """Return the names of threads of ours that run, but for an engine's door."""
+    names = {each.name for each in threading.enumerate() if each.name[:4] == "ucm-"}
+    return names - {"ucm-vitals", "ucm-signs"}
 
 
 def run(loop: str, main: Callable[[], Awaitable[None]]) -> None:

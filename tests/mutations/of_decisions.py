@@ -202,9 +202,9 @@ DECISIONS = (
     Mutant(
         name="failed_load_not_denied",
         why="A damaged block is matched, fails and is matched again without end.",
-        file=_ADAPTER,
-        find="self._transfers.denied.deny((failure.group_id, failure.bad_hash))",
-        replace="pass",
+        file=_TRANSFERS,
+        find="                self.denied.deny(key)\n",
+        replace="",
         killers=(f"{_FAILURES}::test_failed_block_is_a_miss_until_it_is_saved",),
     ),
     Mutant(

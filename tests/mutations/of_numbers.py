@@ -15,6 +15,7 @@ _SCHEDULER = "ucm/integration/vllm/scheduler.py"
 _TICKETS = "ucm/pipeline/tickets.py"
 _TRANSFERS = "ucm/scheduler/transfers.py"
 _WORKER = "ucm/integration/vllm/worker.py"
+_DENIED = "ucm/scheduler/denials.py"
 _DENIALS = "tests/scheduler/test_transfers.py::TestDenials"
 _HALVES = "tests/integration/vllm/test_halves.py"
 _HEALTH = "tests/integration/vllm/test_health.py"
@@ -30,7 +31,7 @@ NUMBERS = (
     Mutant(
         name="denied_for_good",
         why="R-15: a block that failed once is never found again where nobody saves.",
-        file=_TRANSFERS,
+        file=_DENIED,
         find="denial is not None and self.now < denial.until",
         replace="denial is not None",
         killers=(
@@ -41,7 +42,7 @@ NUMBERS = (
     Mutant(
         name="denied_for_a_second_each_time",
         why="R-15: a block that stays damaged costs a failed load every second.",
-        file=_TRANSFERS,
+        file=_DENIED,
         find="min(2 * former.seconds, LONGEST_DENIAL_S)",
         replace="min(former.seconds, LONGEST_DENIAL_S)",
         killers=(f"{_DENIALS}::test_block_is_found_again_after_a_time_that_doubles",),
@@ -49,7 +50,7 @@ NUMBERS = (
     Mutant(
         name="four_ranks_deny_four_times",
         why="R-15: a block is missing for longer the more ranks there are.",
-        file=_TRANSFERS,
+        file=_DENIED,
         find="if former is not None and self.now < former.until:",
         replace="if False:",
         killers=(f"{_DENIALS}::test_failures_at_the_same_time_count_once",),
@@ -134,7 +135,7 @@ NUMBERS = (
     Mutant(
         name="saves_over_the_bound",
         why="R-17: many saves with long ids raise into the engine's scheduler.",
-        file=_SAVES,
+        file=_BUDGET,
         find="return max(0, min(self.room, self.nbytes // block_nbytes))",
         replace="return max(0, self.room)",
         killers=(

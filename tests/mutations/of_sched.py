@@ -157,7 +157,7 @@ SCHED = (
         name="waits_for_ever",
         why="An engine whose saves hang never gets the blocks of ended requests back.",
         file=_SAVES,
-        find="            self._drop(self._endings.drop_late(now))\n",
+        find="            self._drop(self._endings.drop_late(self._now))\n",
         replace="",
         killers=(f"{_AT_END}::test_what_waits_for_too_long_is_dropped_and_counted",),
     ),

@@ -162,8 +162,8 @@ SLAB = (
         name="mark_removed_first",
         why="A start that is killed in time leaves a directory that nobody can use.",
         file=_CREATION,
-        find="        directory.remove(*made)\n        needed",
-        replace="        directory.remove(*made[::-1])\n        needed",
+        find="        directory.remove(*made)\n        require_room",
+        replace="        directory.remove(*made[::-1])\n        require_room",
         killers=(f"{_CRASH}::TestKillsOfWholeLives::test_creation",),
     ),
     Mutant(

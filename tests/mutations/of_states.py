@@ -78,7 +78,7 @@ STATES = (
         name="lost_state_not_counted",
         why="Nobody sees that a busy engine stores no states.",
         file=_SELECTOR,
-        find="        self.dropped_blocks += len(wanted[room:])\n",
+        find="        self._not_taken(group.group_id, wanted[room:])\n",
         replace="",
         killers=(f"{_OFFERS}::test_offer_is_taken_now_or_never",),
     ),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ucm.blocks import GroupId, KeyPacker, PackedKey, RowId, ShardId
 from ucm.config import SaveDecoded
 from ucm.errors import StoreUnavailableError
+from ucm.fates import Fate, Told
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.reasons import Reason
 from ucm.scheduler.adapter import SchedulerAdapter
@@ -63,6 +64,8 @@ class SetIndex:
         self.touched: list[bytes] = []
         self.moments: dict[bytes, int] = {}
         self.is_up = True
+        self.told: dict[bytes, Told] = {}
+        self.told_calls = 0
 
     def put(self, group: int, hashes: Sequence[bytes], shards: int = 1) -> None:
         """Store blocks on the first shards."""
@@ -87,6 +90,14 @@ class SetIndex:
         """Return for each key whether it is stored."""
         self._ask(len(keys))
         return [key in self.keys for key in keys]
+
+    def fates(self, keys: Sequence[PackedKey]) -> list[Told]:
+        """Return what the test has put down of each key; nothing is counted."""
+        if not self.is_up:
+            raise StoreUnavailableError("planned")
+        self.told_calls += 1
+        stored, never = Told(Fate.STORED), Told(Fate.NEVER)
+        return [stored if k in self.keys else self.told.get(k, never) for k in keys]
 
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Keep the keys for the test to see."""

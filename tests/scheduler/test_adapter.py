@@ -21,7 +21,7 @@ from tests.scheduler.model import (
 from ucm.blocks import PackedKey
 from ucm.errors import LedgerError
 from ucm.scheduler.adapter import SchedulerAdapter
-from ucm.scheduler.matching import MatchReason, PrefixMatch
+from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.messages import Deferral, StepPlan, StepReport
 from ucm.scheduler.requests import Disposition, StepFacts
 

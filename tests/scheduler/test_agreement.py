@@ -12,7 +12,7 @@ from tests.scheduler.model import (
 )
 from ucm.blocks import GroupId, ShardId
 from ucm.scheduler.adapter import SchedulerAdapter
-from ucm.scheduler.matching import MatchReason, PrefixMatch
+from ucm.scheduler.matches import MatchReason, PrefixMatch
 
 
 def make(index: SetIndex, *, digest: bytes = b"", saves: bool = True):

@@ -28,7 +28,7 @@ from ucm.scheduler.budget import (
     order_nbytes,
     share_nbytes,
 )
-from ucm.scheduler.matching import MatchReason
+from ucm.scheduler.matches import MatchReason
 from ucm.scheduler.messages import (
     MAX_MESSAGE_BYTES,
     Failure,
@@ -191,7 +191,7 @@ class TestLoads:
                 computed_tokens=0,
                 external_tokens=4 * len(blocks),
             )
-        assert MatchReason.TOO_SHORT is adapter.match_prefix("v", 99, HASHES, 0).reason
+        assert MatchReason.NO_ROOM is adapter.match_prefix("v", 99, HASHES, 0).reason
         plan = adapter.plan_step(StepFacts())
         assert (8, "") == (
             sum(len(one.block_ids) for one in plan.loads),
@@ -243,7 +243,7 @@ class TestSaves:
         self, index: SetIndex, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """R-17: what is complete and has no room in the message is put off."""
-        monkeypatch.setattr(saves, "SAVE_NBYTES", 2 * block_nbytes("r") + 1)
+        monkeypatch.setattr(budget, "SAVE_NBYTES", 2 * block_nbytes("r") + 1)
         adapter = make_adapter(ONE_FULL, index, span_blocks=1)
         first = adapter.plan_step(facts(prefill("r", [1, 2, 3])))
         again = scheduled("r", HASHES[:3], [[1, 2, 3]], 12, 0)

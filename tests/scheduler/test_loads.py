@@ -22,7 +22,7 @@ from tests.scheduler.model import (
 from ucm.errors import LayoutError
 from ucm.reasons import Reason
 from ucm.scheduler.adapter import SchedulerAdapter
-from ucm.scheduler.matching import MatchReason, PrefixMatch
+from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.messages import StepPlan, StepReport
 from ucm.scheduler.requests import Disposition, StepFacts
 

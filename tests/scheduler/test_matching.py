@@ -9,12 +9,8 @@ from tests.scheduler.model import DIGEST, STATE, SetIndex, hashes_of, make_layou
 from ucm.blocks import ShardId
 from ucm.errors import LayoutError
 from ucm.layout import GroupKind, KVLayout
-from ucm.scheduler.matching import (
-    DeniedKey,
-    MatchReason,
-    PrefixMatch,
-    PrefixMatcher,
-)
+from ucm.scheduler.matches import MatchReason, PrefixMatch
+from ucm.scheduler.matching import DeniedKey, PrefixMatcher
 
 HASHES = hashes_of("m", 64)
 ONE_FULL = make_layout((4, None))
@@ -248,6 +244,29 @@ class TestPrefixMatcher:
         )
         assert expected == found.tokens
         assert (expected > 0) is (found.reason is MatchReason.HIT)
+        _check_missing(matcher, found, computed, denied)
+
+
+def _check_missing(
+    matcher: PrefixMatcher,
+    found: PrefixMatch,
+    computed: int,
+    denied: set[DeniedKey],
+) -> None:
+    """R-71: a block is told if and only if it falls short; it is not there, and is within
+    the first length beyond the hit that some group rules out."""
+    is_short = found.tokens < found.wanted
+    assert is_short is (found.missing is not None)
+    if found.missing is not None:
+        group, at, block_hash = found.missing
+        is_there, *_ = matcher.stored(group, [block_hash], denied)
+        assert not is_there
+        align = matcher._layout.alignment_tokens
+        end = (at + 1) * group.block_tokens
+        assert computed < end <= computed + found.wanted
+        last = max(each.block_tokens for each in matcher._layout.groups)
+        reach = group.window_tokens or last
+        assert end > computed + found.tokens - reach - align
 
 
 def _longest(

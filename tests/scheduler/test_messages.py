@@ -63,6 +63,7 @@ REPORTS = st.builds(
     settled_saves=TUPLES_OF_IDS,
     unstored_saves=TUPLES_OF_IDS,
     new_blocks=st.dictionaries(IDS, st.integers(1, 99), max_size=3),
+    why_unstored=st.dictionaries(IDS, st.sampled_from(Reason), max_size=3),
     loads_done=TUPLES_OF_IDS,
     failures=st.lists(
         st.builds(
@@ -110,9 +111,9 @@ def test_report_after_round_trip_is_equal(report: StepReport) -> None:
 def test_message_of_other_version_is_refused() -> None:
     """H-12: A message of another release is refused and the error names both."""
     other = bytes([MESSAGE_VERSION + 1]) + encode(StepPlan(step=1))[1:]
-    with pytest.raises(MessageError, match="message version 05 is not 4"):
+    with pytest.raises(MessageError, match="message version 06 is not 5"):
         decode_plan(other)
-    with pytest.raises(MessageError, match="message version none is not 4"):
+    with pytest.raises(MessageError, match="message version none is not 5"):
         decode_report(b"")
 
 

@@ -6,15 +6,11 @@ import pytest
 from tests.scheduler.model import ONE_FULL, hashes_of
 from ucm.blocks import GroupId, Owner
 from ucm.errors import LedgerError
-from ucm.scheduler import transfers
+from ucm.scheduler import denials
+from ucm.scheduler.denials import FIRST_DENIAL_S, LONGEST_DENIAL_S, Denials
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.scheduler.shares import BlockRef, Stay, runs_of
-from ucm.scheduler.transfers import (
-    FIRST_DENIAL_S,
-    LONGEST_DENIAL_S,
-    Denials,
-    OpenTransfers,
-)
+from ucm.scheduler.transfers import OpenTransfers
 
 G0 = GroupId(0)
 HASHES = hashes_of("t", 20)
@@ -115,7 +111,7 @@ class TestOpenTransfers:
 
     def test_denied_blocks_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Beyond the bound the block that was denied longest ago is let go."""
-        monkeypatch.setattr(transfers, "MAX_DENIED_KEYS", 2)
+        monkeypatch.setattr(denials, "MAX_DENIED_KEYS", 2)
         book = _book()
         for at in (1, 2, 3):
             book.denied.deny((0, HASHES[at]))

@@ -7,6 +7,7 @@ import pytest
 
 from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
+from ucm.fates import Fate
 from ucm.stores import forgetter
 from ucm.stores.forgetter import Forgetter
 from ucm.stores.memory import MemoryStore
@@ -24,13 +25,13 @@ class Gate(WrapperStore):
         self.asked: list[int] = []
         self.refuses_first = False
 
-    def forget(self, keys: Sequence[PackedKey]) -> int:
+    def forget(self, keys: Sequence[PackedKey], fate: Fate = Fate.FORGOTTEN) -> int:
         """Wait, then forward."""
         self.is_open.wait(60)
         self.asked.append(len(keys))
         if self.refuses_first and len(self.asked) == 1:
             raise StoreUnavailableError("planned")
-        return super().forget(keys)
+        return super().forget(keys, fate)
 
 
 class TestForgetter:

@@ -336,7 +336,7 @@ class TestRestart:
         with open_slab(tmp_path / "s", 3) as store:
             assert store.stats().capacity_blocks == 3
             names = {path.name for path in (tmp_path / "s").iterdir()}
-            assert {"slab.json", "data", "arena", "index-4096.0"} == names
+            assert {"slab.json", "data", "arena", "fates", "index-4096.0"} == names
 
     def test_half_done_change_is_put_right_by_the_next(self, tmp_path):
         """Derived data that a death left wrong is rebuilt from the records."""

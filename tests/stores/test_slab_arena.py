@@ -346,7 +346,7 @@ class TestCapacity:
                 least = (180, 12) if factor == 4 else (108, 9)
                 assert least <= (len(small), len(large))
             names = {path.name for path in memory_path.iterdir()}
-            assert 5 == len(names)
+            assert 6 == len(names)
             for path in memory_path.iterdir():
                 path.unlink()
         assert line > 100

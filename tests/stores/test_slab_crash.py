@@ -280,7 +280,7 @@ class TestKillsOfWholeLives:
             with open_slab(memory_path, 5) as store:
                 assert 3 == save(store, OLD)
                 assert store.audit() == []
-            files = {"slab.json", "data", "arena", "index-4096.0"}
+            files = {"slab.json", "data", "arena", "fates", "index-4096.0"}
             assert files == set(os.listdir(memory_path))
             for each in memory_path.iterdir():
                 each.unlink()

@@ -136,7 +136,7 @@ class TestRefusals:
                 }
         finally:
             os.umask(before)
-        assert len(modes) == 7
+        assert len(modes) == 8
         assert wanted == modes
 
     def test_slots_that_cannot_be_mapped_are_told(self, tmp_path, monkeypatch):

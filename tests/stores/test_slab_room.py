@@ -8,6 +8,7 @@ import pytest
 from tests.stores.slab_kit import SLOT_BYTES, open_slab
 from ucm.errors import ConfigError
 from ucm.stores.slab import _creation
+from ucm.stores.slab._fates import fates_nbytes
 from ucm.stores.slab._layout import IndexLayout
 from ucm.stores.slab._room import memory_rooms
 
@@ -123,7 +124,7 @@ class TestStart:
             f"{V2}/box/memory.current": f"{1 << 20}\n",
         }
         told = self.refuse(monkeypatch, tmp_path, memory_path, files)
-        needed = (4 << 20) + (1 << 20) + IndexLayout(1024).nbytes
+        needed = (4 << 20) + (1 << 20) + IndexLayout(1024).nbytes + fates_nbytes(1024)
         assert f"= {needed} bytes needed" in told
         assert f"free are {4 << 20} bytes" in told
         assert "limit of 5242880 bytes in" in told

@@ -24,6 +24,7 @@ from typing import Final, NewType
 from ucm.blocks import PackedKey
 from ucm.devices.abc import Device, Fence
 from ucm.errors import BlockCorruptError, DeviceTimeoutError, StoreError
+from ucm.fates import Fate
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import Outcome, OutcomeKind
@@ -85,7 +86,7 @@ def _verify(store: Store, lease: ReadLease, start: int, stop: int) -> None:
     except BlockCorruptError:
         lease.recheck()  # bytes of a slot that was recycled are not corrupt
         with contextlib.suppress(StoreError):  # the corruption is the news
-            store.forget(_corrupt_keys(lease))
+            store.forget(_corrupt_keys(lease), Fate.CORRUPT)
         raise
 
 

@@ -40,8 +40,10 @@ from ucm.scheduler.endings import Deferrals
 from ucm.scheduler.holds import HoldLedger, Readers
 from ucm.scheduler.lives import Lives
 from ucm.scheduler.loads import LoadSelector
-from ucm.scheduler.matching import BlockIndex, MatchReason, PrefixMatch, PrefixMatcher
+from ucm.scheduler.matches import MatchReason, PrefixMatch
+from ucm.scheduler.matching import BlockIndex, PrefixMatcher
 from ucm.scheduler.messages import StepPlan, StepReport, TransferKind
+from ucm.scheduler.misses import Misses
 from ucm.scheduler.requests import NO_WISHES, Disposition, RequestEnd, StepFacts, Wishes
 from ucm.scheduler.saves import SaveLimits, SaveSelector
 from ucm.scheduler.totals import Totals
@@ -96,6 +98,7 @@ class SchedulerAdapter:
         self._ledger = self.holds = HoldLedger()
         self._deferrals = Deferrals()
         self._transfers = OpenTransfers(num_ranks, span_blocks)
+        self.misses = Misses(self._matcher, index, self._transfers)
         self._lives = Lives()
         self.records = self._lives.records
         self._selector = SaveSelector(
@@ -152,8 +155,6 @@ class SchedulerAdapter:
             cut_plans=self._cut_plans,
         )
 
-    # From the engine, while it schedules.
-
     def tick(self, now: float) -> None:
         """Take note of the time, in seconds on the machine's monotonic clock."""
         self._lives.now = now
@@ -177,19 +178,19 @@ class SchedulerAdapter:
             hashes: The engine's block hashes.
             computed_tokens: Tokens that the engine has in its own cache.
         """
+        match, asked = self._matcher, (num_tokens, hashes, computed_tokens)
         if self._bypass:
-            return PrefixMatch(0, MatchReason.BYPASS)
+            return match.declined(MatchReason.BYPASS, *asked)
         if (life := self._lives.get(request_id)) is not None and not life.may_load:
-            return PrefixMatch(0, MatchReason.LOAD_FAILED)
+            return match.declined(MatchReason.LOAD_FAILED, *asked)
         if len(request_id) > MAX_ID_CHARS:
-            return PrefixMatch(0, MatchReason.LONG_ID)
+            return match.declined(MatchReason.LONG_ID, *asked)
         room = self._queued_loads.room_tokens(request_id)
-        return self._matcher.match(
-            min(num_tokens, computed_tokens + room + 1),  # one is left to compute
-            hashes,
-            computed_tokens,
-            self._transfers.denied,
-        )
+        most = min(num_tokens, computed_tokens + room + 1)  # one is left to compute
+        found = match.match(most, hashes, computed_tokens, self._transfers.denied)
+        if found.reason is MatchReason.TOO_SHORT and most < num_tokens:
+            return match.declined(MatchReason.NO_ROOM, *asked)
+        return found
 
     def blocks_allocated(
         self,
@@ -274,8 +275,6 @@ class SchedulerAdapter:
             is_idle=facts.is_idle,
         )
 
-    # From the workers.
-
     def apply_report(self, report: StepReport) -> None:
         """
         Take note of what one rank reports; unknown tickets are counted and passed over.
@@ -287,9 +286,8 @@ class SchedulerAdapter:
             self._ledger.release(transfer_id, report.rank)
         for transfer_id in filter(self._knows_hold, report.quarantined):
             self._ledger.quarantine(transfer_id, report.rank)
+        self._transfers.loads_failed(report.failures)
         for failure in report.failures:
-            if failure.bad_hash:
-                self._transfers.denied.deny((failure.group_id, failure.bad_hash))
             self._lives.load_failed(failure)
         self._lives.loads_ended(
             transfer_id
@@ -340,8 +338,6 @@ class SchedulerAdapter:
         """Return the keys of all parts of a prompt's whole blocks; none while unkeyed."""
         return self._matcher.keys_of_prefix(end.hashes, end.prompt_tokens)
 
-    # Upkeep.
-
     def agree(self, keyspace_digest: bytes, span_blocks: Mapping[GroupId, int]) -> None:
         """Begin to find and save; by group, tickets have *span_blocks* at most."""
         self._transfers.span_blocks = span_blocks
@@ -358,7 +354,7 @@ class SchedulerAdapter:
 
     def rekey(self, keyspace_digest: bytes) -> None:
         """Find and save again, under the same key space as before or another."""
-        self._transfers.denied.clear()
+        self._transfers.rekeyed()
         self._matcher.rekey(keyspace_digest)
         self._lives.due.clear()
 

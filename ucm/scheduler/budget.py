@@ -20,13 +20,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from ucm.blocks import GroupId
 from ucm.layout import KVLayout
 from ucm.scheduler.messages import MAX_MESSAGE_BYTES, Deferral, Failure, SpanOrder
+from ucm.scheduler.shares import Share
 
 __all__ = [
     "MAX_HOLDS",
     "MAX_ID_CHARS",
     "SAVE_NBYTES",
+    "Draft",
     "LoadQueue",
     "block_nbytes",
     "cut_deferrals",
@@ -105,6 +108,27 @@ def cut_deferrals(
         if at and nbytes > _DEFERRAL_NBYTES:
             return tuple(deferrals[:at]), list(deferrals[at:])
     return tuple(deferrals), []
+
+
+class Draft:
+    """
+    What one plan saves, by group, and the room that it has left.
+
+    Args:
+        room: In blocks.
+    """
+
+    __slots__ = ("ended_nbytes", "ended_tickets", "nbytes", "room", "shares")
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.nbytes = SAVE_NBYTES
+        self.shares: dict[GroupId, list[Share]] = {}
+        self.ended_tickets = self.ended_nbytes = 0
+
+    def room_of(self, block_nbytes: int) -> int:
+        """Return how many blocks fit, each of which costs so much in a message."""
+        return max(0, min(self.room, self.nbytes // block_nbytes))
 
 
 class LoadQueue:

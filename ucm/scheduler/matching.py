@@ -15,20 +15,19 @@ Asking changes nothing, here or in the store: the engine asks again in every ste
 which a request waits.
 """
 
-import enum
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol, cast
 
-import attrs
-
 from ucm.blocks import KeyPacker, PackedKey, ShardId
-from ucm.errors import LayoutError, StoreUnavailableError
+from ucm.errors import LayoutError, StoreBypassedError, StoreUnavailableError
+from ucm.fates import Told
 from ucm.layout import GroupKind, GroupLayout, KVLayout
+from ucm.scheduler.matches import MatchReason, MissingBlock, PrefixMatch
 from ucm.uses import Uses
 
-__all__ = ["BlockIndex", "DeniedKey", "MatchReason", "PrefixMatch", "PrefixMatcher"]
+__all__ = ["BlockIndex", "DeniedKey", "PrefixMatcher"]
 
 _FIRST_LOOK: Final = 32
 _GROWTH: Final = 8
@@ -37,6 +36,8 @@ _LONGEST_LOOK: Final = 1024
 
 DeniedKey = tuple[int, bytes]
 """Group id and block hash of a block that must not be loaded."""
+_At = tuple[GroupLayout, int] | None
+"""A block that is missing, by its group and position."""
 
 
 class BlockIndex(Protocol):
@@ -50,45 +51,13 @@ class BlockIndex(Protocol):
         """Return for each key whether it is committed. No side effect."""
         ...
 
+    def fates(self, keys: Sequence[PackedKey]) -> list[Told]:
+        """Return what has become of blocks; a hint. No side effect."""
+        ...
+
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Mark blocks as used; unknown keys are passed over."""
         ...
-
-
-class MatchReason(enum.Enum):
-    """Why a match has the length it has."""
-
-    HIT = "hit"
-    MISS = "miss"
-    """Not even the first block beyond the computed ones can be loaded."""
-    TOO_SHORT = "too_short"
-    """No whole block is left beyond the computed ones."""
-    PARTIAL_BLOCK = "partial_block"
-    """The engine's own hit ends inside a block; a load would overwrite it."""
-    LOAD_FAILED = "load_failed"
-    """A load failed and named no block; another one might fail for ever."""
-    LONG_ID = "long_id"
-    """The request's id does not fit into a message."""
-    UNAVAILABLE = "unavailable"
-    """The store did not answer."""
-    UNKEYED = "unkeyed"
-    """It is not known yet what the ranks store under."""
-    BYPASS = "bypass"
-    """The worker's runtime has failed; nothing is loaded any more."""
-
-
-@attrs.frozen
-class PrefixMatch:
-    """
-    The answer to one look-up.
-
-    Args:
-        tokens: Tokens to load beyond those that are computed.
-        reason: Why it is not more.
-    """
-
-    tokens: int
-    reason: MatchReason
 
 
 class PrefixMatcher:
@@ -173,25 +142,36 @@ class PrefixMatcher:
             computed_tokens: Tokens that the engine has already.
             denied: Blocks that count as missing whatever the store says.
         """
+        top = self._top(num_tokens, hashes)
+        wanted = max(0, top - computed_tokens)
         if not self.keyspace_digest:
-            return PrefixMatch(0, MatchReason.UNKEYED)
+            return PrefixMatch(0, MatchReason.UNKEYED, wanted)
         if computed_tokens % self._align:
-            return PrefixMatch(0, MatchReason.PARTIAL_BLOCK)
-        limit = min(
-            num_tokens if self._full_hits else num_tokens - 1,
-            len(hashes) * self._layout.hash_block_tokens,
-        )
-        top = limit // self._align * self._align
-        if top <= computed_tokens:
+            return PrefixMatch(0, MatchReason.PARTIAL_BLOCK, wanted)
+        if not wanted:
             return PrefixMatch(0, MatchReason.TOO_SHORT)
         try:
-            top = self._bound_full(top, hashes, computed_tokens, denied)
-            top = self._walk_windows(top, hashes, computed_tokens, denied)
+            top, missing = self._bound_full(top, hashes, computed_tokens, denied)
+            top, lower = self._walk_windows(top, hashes, computed_tokens, denied)
+        except StoreBypassedError:
+            return PrefixMatch(0, MatchReason.PAUSED, wanted)
         except StoreUnavailableError:
-            return PrefixMatch(0, MatchReason.UNAVAILABLE)
+            return PrefixMatch(0, MatchReason.UNAVAILABLE, wanted)
+        block = self._block(lower or missing, hashes)
         if top <= computed_tokens:
-            return PrefixMatch(0, MatchReason.MISS)
-        return PrefixMatch(top - computed_tokens, MatchReason.HIT)
+            return PrefixMatch(0, MatchReason.MISS, wanted, block)
+        return PrefixMatch(top - computed_tokens, MatchReason.HIT, wanted, block)
+
+    def declined(
+        self,
+        reason: MatchReason,
+        num_tokens: int,
+        hashes: Sequence[bytes],
+        computed_tokens: int,
+    ) -> PrefixMatch:
+        """Return that nothing was looked for, and how much might have been found."""
+        wanted = max(0, self._top(num_tokens, hashes) - computed_tokens)
+        return PrefixMatch(0, reason, wanted)
 
     def stored(
         self,
@@ -234,14 +214,29 @@ class PrefixMatcher:
         step = group.block_tokens // self._layout.hash_block_tokens
         return hashes[at(group, start) : at(group, stop - 1) + 1 : step]
 
+    def _top(self, num_tokens: int, hashes: Sequence[bytes]) -> int:
+        """Return up to how many tokens a hit may go."""
+        limit = min(
+            num_tokens if self._full_hits else num_tokens - 1,
+            len(hashes) * self._layout.hash_block_tokens,
+        )
+        return limit // self._align * self._align
+
+    def _block(self, missing: _At, hashes: Sequence[bytes]) -> MissingBlock | None:
+        if missing is None:
+            return None
+        group, at = missing
+        return MissingBlock(group, at, hashes[self._layout.hash_index(group, at)])
+
     def _bound_full(
         self,
         top: int,
         hashes: Sequence[bytes],
         computed_tokens: int,
         denied: Collection[DeniedKey],
-    ) -> int:
-        """Return the longest length up to *top* that every full group allows."""
+    ) -> tuple[int, _At]:
+        """Return the longest length up to *top* that every full group allows, and why."""
+        missing: _At = None
         for group in self._layout.groups:
             if group.kind is not GroupKind.FULL:
                 continue
@@ -249,10 +244,12 @@ class PrefixMatcher:
             stored = self._end_of_stored(
                 group, hashes, computed_tokens // size, top // size, denied
             )
+            if stored < top // size:
+                missing = group, stored
             top = stored * size // self._align * self._align
             if top <= computed_tokens:
                 break
-        return top
+        return top, missing
 
     def _end_of_stored(
         self,
@@ -286,8 +283,8 @@ class PrefixMatcher:
         hashes: Sequence[bytes],
         computed_tokens: int,
         denied: Collection[DeniedKey],
-    ) -> int:
-        """Return the longest length up to *top* that all other groups allow."""
+    ) -> tuple[int, _At]:
+        """Return the longest length up to *top* that all other groups allow, and why."""
 
         def missing_of(group: GroupLayout) -> _Missing:
             def look_up(start: int, stop: int) -> list[bool]:
@@ -302,15 +299,17 @@ class PrefixMatcher:
             for group in self._layout.groups
             if group.kind is not GroupKind.FULL
         ]
+        lacks: _At = None
         while top > computed_tokens:
             for group, missing in windows:
                 lowest = missing.lowest_in(group.window_blocks(top))
                 if lowest is not None:
+                    lacks = group, lowest
                     top = lowest * group.block_tokens // self._align * self._align
                     break
             else:
                 break
-        return top
+        return top, lacks
 
     def _present(
         self,

@@ -35,7 +35,7 @@ __all__ = [
     "encode",
 ]
 
-MESSAGE_VERSION: Final = 4
+MESSAGE_VERSION: Final = 5
 MAX_MESSAGE_BYTES: Final = 8 << 20
 
 
@@ -210,6 +210,7 @@ class StepReport:
         unstored_saves: Save tickets that came to any other end.
         new_blocks: Of both, the tickets that stored blocks which were not there before,
             and how many.
+        why_unstored: Why, of the first of *unstored_saves*; for people.
         loads_done: Load tickets that came to their end, failed ones included.
         failures: Details of failed loads.
         healthy: False once the worker's runtime has failed; the scheduler then plans
@@ -223,6 +224,7 @@ class StepReport:
     settled_saves: tuple[int, ...] = ()
     unstored_saves: tuple[int, ...] = ()
     new_blocks: dict[int, int] = attrs.Factory(dict)
+    why_unstored: dict[int, Reason] = attrs.Factory(dict)
     loads_done: tuple[int, ...] = ()
     failures: tuple[Failure, ...] = ()
     healthy: bool = True

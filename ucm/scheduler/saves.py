@@ -17,12 +17,7 @@ import attrs
 from ucm.blocks import GroupId
 from ucm.config import SaveDecoded
 from ucm.layout import GroupKind, GroupLayout, KVLayout
-from ucm.scheduler.budget import (
-    MAX_HOLDS,
-    SAVE_NBYTES,
-    block_nbytes,
-    share_nbytes,
-)
+from ucm.scheduler.budget import MAX_HOLDS, Draft, block_nbytes, share_nbytes
 from ucm.scheduler.decoded import NEVER_DUE, Decoded
 from ucm.scheduler.endings import Deferrals, Ending, Endings
 from ucm.scheduler.holds import HoldLedger
@@ -31,8 +26,9 @@ from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.messages import SpanOrder
 from ucm.scheduler.records import Record
 from ucm.scheduler.requests import NULL_BLOCK, RequestEnd, ScheduledRequest, StepFacts
-from ucm.scheduler.shares import BlockRef, Share, Stay, refs, runs_of
+from ucm.scheduler.shares import BlockRef, Stay, refs, runs_of
 from ucm.scheduler.transfers import OpenTransfers
+from ucm.scheduler.unsaved import NOT_TAKEN
 
 __all__ = ["SaveLimits", "SaveSelector"]
 
@@ -55,22 +51,6 @@ class SaveLimits:
     tickets: int = 1024
     nbytes: int = 1 << 30
     seconds: float = 30.0
-
-
-class _Draft:
-    """What one plan saves, by group, and the room that it has left."""
-
-    __slots__ = ("ended_nbytes", "ended_tickets", "nbytes", "room", "shares")
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.nbytes = SAVE_NBYTES
-        self.shares: dict[GroupId, list[Share]] = {}
-        self.ended_tickets = self.ended_nbytes = 0
-
-    def room_of(self, block_nbytes: int) -> int:
-        """Return how many blocks fit, each of which costs so much in a message."""
-        return max(0, min(self.room, self.nbytes // block_nbytes))
 
 
 class SaveSelector:
@@ -129,7 +109,7 @@ class SaveSelector:
         self._decoded = Decoded(limits.decoded, transfers.span_blocks)
         self._hurries_until = 0
         self._endings = Endings(limits.seconds)
-        self._draft = _Draft(0)
+        self._draft = Draft(0)
         self.dropped_blocks = 0
         """Complete blocks that were never saved: nobody took them when it was their
         turn or their only chance, or the engine took them back before."""
@@ -176,6 +156,11 @@ class SaveSelector:
         Returns:
             Whether ``orders`` will tell when to defer it.
         """
+        if end is not None and saves:
+            saves_decoded = self._limits.decoded is not SaveDecoded.NEVER
+            self._transfers.unsaved.passed_over(
+                self._layout, end, self._now, saves_decoded=saves_decoded
+            )
         if end is None or not (saves and life.may_save):
             self._lose(life, 0 if end is None else end.accepted_tokens)
             return False
@@ -207,13 +192,12 @@ class SaveSelector:
             step: Number of the plan.
         """
         self._decoded.hurries = step < self._hurries_until
-        self._draft = draft = _Draft(
+        self._draft = draft = Draft(
             min(self._max_blocks, MAX_HOLDS - self._ledger.num_holds)
         )
         if self._endings:
-            now = self._transfers.denied.now
-            self._drop(self._endings.drop_late(now))
-            ended = self._endings.take(now, self._take_ending)
+            self._drop(self._endings.drop_late(self._now))
+            ended = self._endings.take(self._now, self._take_ending)
             self._deferrals.due(ending.stay.life for ending in ended)
         for request, life in zip(facts.scheduled, lives, strict=True):
             before = self.dropped_blocks
@@ -252,9 +236,20 @@ class SaveSelector:
 
     def _drop(self, endings: Iterable[Ending]) -> None:
         for ending in endings:
-            left = sum(len(blocks) for _, blocks in ending.left)
-            self._count_dropped(ending.record, left)
+            before = self.dropped_blocks
+            for group_id, blocks in ending.left:
+                self._not_taken(group_id, blocks)
+            ending.record.dropped_blocks += self.dropped_blocks - before
             self._deferrals.due([ending.stay.life])
+
+    def _not_taken(self, group_id: GroupId, blocks: Sequence[BlockRef]) -> None:
+        self.dropped_blocks += len(blocks)
+        hashes = [block.block_hash for block in blocks]
+        self._transfers.unsaved.put(group_id, hashes, NOT_TAKEN, self._now)
+
+    @property
+    def _now(self) -> float:
+        return self._transfers.denied.now
 
     def _lose(self, life: Life, tokens: int) -> None:
         waiting = life.waiting_blocks(self._layout, tokens, self._decoded)
@@ -388,7 +383,7 @@ class SaveSelector:
             for block, is_stored in zip(offered, stored, strict=True)
             if not is_stored
         ]
-        self.dropped_blocks += len(wanted[room:])
+        self._not_taken(group.group_id, wanted[room:])
         return self._claim(group.group_id, wanted, room)[0]
 
     def _limit(self, group_id: GroupId) -> int:

@@ -7,10 +7,7 @@ says of an unknown ticket, or says twice, is a *stray* and counts for nothing. O
 saves name the keys that are being written, so that no two tickets write one block.
 Open loads name the blocks that they fill.
 
-A block whose load failed is *denied*: it counts as missing, whatever the store says.
-Without this a request would be matched, fail and be matched again for ever. A save that
-contains it ends the denial, and so does time: the store may have been given the block
-anew by others. Each further failure of the block doubles the time.
+A block whose load failed is denied; a save that contains it ends the denial.
 """
 
 import itertools
@@ -23,22 +20,16 @@ import attrs
 from ucm.blocks import GroupId, Owner
 from ucm.errors import LedgerError
 from ucm.layout import GroupLayout
+from ucm.reasons import Reason
+from ucm.scheduler.denials import Denials
 from ucm.scheduler.matching import DeniedKey
-from ucm.scheduler.messages import SpanOrder, StepReport, TransferKind
+from ucm.scheduler.messages import Failure, SpanOrder, StepReport, TransferKind
 from ucm.scheduler.records import SaveEnd
 from ucm.scheduler.shares import Share
+from ucm.scheduler.unsaved import Unsaved
 
-__all__ = [
-    "FIRST_DENIAL_S",
-    "LONGEST_DENIAL_S",
-    "MAX_DENIED_KEYS",
-    "Denials",
-    "OpenTransfers",
-]
+__all__ = ["OpenTransfers"]
 
-MAX_DENIED_KEYS: Final = 65536
-FIRST_DENIAL_S: Final = 1.0
-LONGEST_DENIAL_S: Final = 300.0
 _MAX_SPAN_BLOCKS: Final = 16384
 """However small its blocks are, a ticket has to fit into a message."""
 
@@ -49,6 +40,7 @@ class _Open:
     ranks_left: set[int]
     keys: Sequence[DeniedKey] = ()
     is_stored: bool = True
+    reason: Reason = Reason.NONE
     least_visible: int = sys.maxsize
     most_new: int = 0
 
@@ -58,68 +50,6 @@ class _Open:
         self.least_visible = min(self.least_visible, visible)
         self.most_new = max(self.most_new, new_blocks)
         self.is_stored &= is_stored
-
-
-@attrs.frozen
-class _Denial:
-    until: float
-    seconds: float
-
-
-class Denials(Collection[DeniedKey]):
-    """
-    Blocks that count as missing, each until a time of its own.
-
-    What is over is remembered for a while, so that the next failure counts for more.
-    """
-
-    __slots__ = ("_denials", "_forget_at", "now")
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        """The time, in seconds on any clock that never goes back."""
-        self._denials: dict[DeniedKey, _Denial] = {}
-        self._forget_at = 0.0
-
-    def __contains__(self, key: object) -> bool:
-        denial = self._denials.get(key)  # type: ignore[call-overload]
-        return denial is not None and self.now < denial.until
-
-    def __iter__(self) -> Iterator[DeniedKey]:
-        return (key for key in self._denials if key in self)
-
-    def __len__(self) -> int:
-        """Return how many are known, also of those whose time is over."""
-        return len(self._denials)
-
-    def tick(self, now: float) -> None:
-        """Take note of the time; all is forgotten once nothing failed for long."""
-        self.now = now
-        if self._denials and now > self._forget_at:
-            self._denials.clear()
-
-    def deny(self, key: DeniedKey) -> None:
-        """Let a block count as missing; beyond the bound the oldest is let go."""
-        former = self._denials.get(key)
-        if former is not None and self.now < former.until:
-            return  # another rank or request met the same damage
-        seconds = FIRST_DENIAL_S
-        if former is not None:
-            seconds = min(2 * former.seconds, LONGEST_DENIAL_S)
-            del self._denials[key]
-        self._denials[key] = _Denial(self.now + seconds, seconds)
-        self._forget_at = self.now + 2 * LONGEST_DENIAL_S
-        if len(self._denials) > MAX_DENIED_KEYS:
-            del self._denials[next(iter(self._denials))]
-
-    def forgive(self, keys: Iterable[DeniedKey]) -> None:
-        """Forget these blocks: they were stored anew."""
-        for key in keys if self._denials else ():
-            self._denials.pop(key, None)
-
-    def clear(self) -> None:
-        """Forget every block."""
-        self._denials.clear()
 
 
 class OpenTransfers:
@@ -144,6 +74,7 @@ class OpenTransfers:
         "saved_blocks",
         "span_blocks",
         "strays",
+        "unsaved",
     )
 
     def __init__(self, num_ranks: int, span_blocks: Mapping[GroupId, int]) -> None:
@@ -157,6 +88,8 @@ class OpenTransfers:
         """Blocks that count as missing."""
         self.num_open = dict.fromkeys(TransferKind, 0)
         """Tickets that have not ended on every rank."""
+        self.unsaved = Unsaved()
+        """Why blocks are not stored."""
         self.saved_blocks = 0
         """Blocks that became visible with their last part, since the start."""
         self.strays = 0
@@ -265,6 +198,7 @@ class OpenTransfers:
         *,
         is_stored: bool = True,
         new_blocks: int = 0,
+        reason: Reason = Reason.NONE,
     ) -> bool:
         """
         Take note that a ticket came to its end on a rank.
@@ -275,6 +209,7 @@ class OpenTransfers:
             rank: Which.
             is_stored: Of a save, whether the rank's store has the blocks now.
             new_blocks: Of a save, how many it did not have before.
+            reason: Of a save, why they are not stored.
 
         Returns:
             Whether this was the last rank.
@@ -289,6 +224,7 @@ class OpenTransfers:
             return False
         entry.ranks_left.remove(rank)
         entry.stored_on(is_stored=is_stored, new_blocks=new_blocks)
+        entry.reason = entry.reason or reason
         if entry.ranks_left:
             return False
         if kind is TransferKind.SAVE:
@@ -309,10 +245,24 @@ class OpenTransfers:
                     report.rank,
                     is_stored=is_stored,
                     new_blocks=report.new_blocks.get(each, 0),
+                    reason=report.why_unstored.get(each, Reason.NONE),
                 )
                 if entry is not None and is_last:
                     ends.append(SaveEnd(entry.order.owners, entry.least_visible))
         return ends
+
+    def rekeyed(self) -> None:
+        """Forget what is known of blocks under other keys."""
+        self.denied.clear()
+        self.unsaved = Unsaved()
+
+    def loads_failed(self, failures: Iterable[Failure]) -> None:
+        """Deny the blocks that are to blame for failed loads, and remember why."""
+        for failure in failures:
+            if failure.bad_hash:
+                key = failure.group_id, failure.bad_hash
+                self.denied.deny(key)
+                self.unsaved.ended([key], failure.reason, self.denied.now)
 
     def end_loads_of(self, request_ids: Collection[str]) -> list[int]:
         """End the requests' loads on all ranks and return their numbers."""
@@ -385,6 +335,8 @@ class OpenTransfers:
             self._saving.difference_update(entry.keys)
             if entry.is_stored:
                 self.denied.forgive(entry.keys)
+            else:
+                self.unsaved.ended(entry.keys, entry.reason, self.denied.now)
         else:
             filling, number = self._filling, order.transfer_id
             for block_id in order.block_ids:

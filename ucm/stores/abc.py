@@ -3,8 +3,8 @@
 What a store of KV blocks promises.
 
 All verbs are plain blocking calls. They run on the runtime's copy threads, never on
-the event loop and never on the engine's thread; only ``match``, ``contains`` and
-``touch`` are also called from the scheduler's thread and must answer within
+the event loop and never on the engine's thread; only ``match``, ``contains``, ``fates``
+and ``touch`` are also called from the scheduler's thread and must answer within
 microseconds per key or give up. A store may be used by several threads at once.
 Neighbouring stages can therefore run as one worker call, and a store whose client is
 asynchronous bridges inside its own implementation.
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
+from ucm.fates import Fate, Told
 from ucm.plan import HostSlots
 from ucm.uses import Uses
 
@@ -233,6 +234,14 @@ class Store(ABC):
     def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
         """Return for each key whether it is committed. No side effect."""
 
+    def fates(self, keys: Sequence[PackedKey]) -> list[Told]:
+        """
+        Return what has become of blocks, for people: a hint, and bounded memory.
+
+        As cheap as ``contains`` for a few keys; no side effect.
+        """
+        return [Told(Fate.UNKNOWN)] * len(keys)
+
     @abstractmethod
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """
@@ -280,8 +289,14 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def forget(self, keys: Sequence[PackedKey]) -> int:
-        """Make committed blocks invisible and free their slots; return how many."""
+    def forget(self, keys: Sequence[PackedKey], fate: Fate = Fate.FORGOTTEN) -> int:
+        """
+        Make committed blocks invisible and free their slots; return how many.
+
+        Args:
+            keys: Of the blocks.
+            fate: What is remembered of them, where that is kept.
+        """
 
     @abstractmethod
     def clear(self, prefix: bytes) -> int:

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 import attrs
 
 from ucm.blocks import PackedKey
-from ucm.errors import StoreUnavailableError
+from ucm.errors import StoreBypassedError, StoreUnavailableError
 from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.stores.abc import Store
@@ -108,15 +108,15 @@ class BypassStore(WrapperStore):
         return self._lookups.seconds + self._loads.seconds > 0
 
     def match(self, keys: Sequence[PackedKey]) -> int:
-        """Ask, unless the store is bypassed; StoreUnavailableError then."""
+        """Ask, unless the store is bypassed; StoreBypassedError then."""
         return self._ask(super().match, keys)
 
     def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
-        """Ask, unless the store is bypassed; StoreUnavailableError then."""
+        """Ask, unless the store is bypassed; StoreBypassedError then."""
         return self._ask(super().contains, keys)
 
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
-        """Mark, unless the store is bypassed; StoreUnavailableError then."""
+        """Mark, unless the store is bypassed; StoreBypassedError then."""
         touch = super().touch
         self._ask(lambda keys: touch(keys, uses), keys)
 
@@ -127,7 +127,7 @@ class BypassStore(WrapperStore):
         until = max(self._lookups.until, self._loads.until)
         if started < until:
             self._counters.add("ucm_bypassed_lookups_total", 1)
-            raise StoreUnavailableError(
+            raise StoreBypassedError(
                 f"the store is not asked for another {until - started:.1f} s"
             )
         try:

@@ -25,6 +25,7 @@ from ucm.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from ucm.fates import Fate
 from ucm.plan import HostSlots
 from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
 from ucm.stores.victims import Claim, Room, choose, curb
@@ -239,16 +240,15 @@ class MemoryStore(Store):
     def read(self, keys: Sequence[PackedKey]) -> ReadLease:
         """Open committed blocks for reading; see ``Store``."""
         with self._using():
-            for key in keys:
-                if key not in self._entries:
-                    raise BlockNotFoundError(key)
+            if missing := [key for key in keys if key not in self._entries]:
+                raise BlockNotFoundError(missing[0])
             entries = [self._entries[key] for key in keys]
             block_bytes = entries[0].nbytes if entries else self._pool.shape[1]
             rows = np.array([entry.slot for entry in entries], dtype=np.int64)
             slots = HostSlots(self._pool, rows, block_bytes)
             return _MemoryReadLease(self, tuple(keys), entries, slots)
 
-    def forget(self, keys: Sequence[PackedKey]) -> int:
+    def forget(self, keys: Sequence[PackedKey], fate: Fate = Fate.FORGOTTEN) -> int:
         """Make committed blocks invisible and free their slots; return how many."""
         with self._using():
             return self._forget(keys)

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
+from ucm.fates import Fate, Told
 from ucm.stores.abc import (
     ReadLease,
     Store,
@@ -53,6 +54,10 @@ class WrapperStore(Store):
         """Forward."""
         return self.inner.contains(keys)
 
+    def fates(self, keys: Sequence[PackedKey]) -> list[Told]:
+        """Forward."""
+        return self.inner.fates(keys)
+
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Forward."""
         self.inner.touch(keys, uses)
@@ -67,9 +72,9 @@ class WrapperStore(Store):
         """Forward."""
         return self.inner.read(keys)
 
-    def forget(self, keys: Sequence[PackedKey]) -> int:
+    def forget(self, keys: Sequence[PackedKey], fate: Fate = Fate.FORGOTTEN) -> int:
         """Forward."""
-        return self.inner.forget(keys)
+        return self.inner.forget(keys, fate)
 
     def clear(self, prefix: bytes) -> int:
         """Forward."""

@@ -37,7 +37,7 @@ from ucm.metrics import Counters
 from ucm.threads import Queue, Thread, Threads
 from ucm.tracing import ADAPTER_PASSED, Log
 
-__all__ = ["Adapters", "SaltedHashes", "adapter_settings"]
+__all__ = ["LATE", "Adapters", "SaltedHashes", "adapter_settings"]
 
 _SUFFIXES = (".json", ".safetensors", ".bin", ".pt")
 _MAX_OPEN = 64
@@ -57,7 +57,8 @@ _SETTINGS = (
 _CHANGED: Final = "changed"
 _SHARED: Final = "shared"
 _UNREADABLE: Final = "unreadable"
-_LATE: Final = "late"
+LATE: Final = "late"
+"""The problem of an adapter that was not read in time."""
 _CROWDED: Final = "crowded"
 _REMEDIES = {
     _CHANGED: "Give each version a path of its own and restart the engine, or set "
@@ -137,12 +138,14 @@ class _Use:
         since: When that began.
         hashes: The request's, once it is known; none if it has to do without.
         is_spent: The engine has begun to compute with it.
+        problem: Why it has to do without.
     """
 
     look: _Look
     since: float
     hashes: Sequence[bytes] | None = None
     is_spent: bool = False
+    problem: str = ""
 
 
 class Adapters:
@@ -208,7 +211,8 @@ class Adapters:
             return True
         if not use.look.is_over and now < use.since + _LONGEST_WAIT_S:
             return False
-        problem = use.look.problem if use.look.is_over else _LATE
+        problem = use.look.problem if use.look.is_over else LATE
+        use.problem = problem
         use.hashes = () if problem else SaltedHashes(request, use.look.salt)
         if problem:
             self._pass_over(adapter, problem)
@@ -221,6 +225,11 @@ class Adapters:
             return hashes
         use = self._uses.get(request.request_id)
         return () if use is None or use.hashes is None else use.hashes
+
+    def problem_of(self, request_id: str) -> str:
+        """Return why a request has no hashes; empty if it has, or needs none of ours."""
+        use = self._uses.get(request_id)
+        return "" if use is None else use.problem
 
     def begun(self, request_id: str) -> None:
         """Take note that the engine gave a request blocks: it keeps what it knows."""

@@ -9,6 +9,7 @@ Threading: the engine's scheduler thread.
 
 from typing import Any, Final
 
+from ucm.integration.vllm.lookups import Lookup
 from ucm.scheduler.messages import StepPlan
 from ucm.scheduler.records import Record, Records
 from ucm.spans import trace_id_of, traceparent_in
@@ -46,11 +47,23 @@ class LifeLog:
             self._has_traces |= bool(record.trace)
         return record
 
-    def allocated(self, request: Any, computed_tokens: int) -> None:  # noqa: ANN401 - vLLM's Request
-        """Take note that it has got blocks, and what the engine's own cache had."""
+    def allocated(
+        self, request: Any, computed_tokens: int, lookup: Lookup | None
+    ) -> None:
+        """
+        Take note that it has got blocks.
+
+        Args:
+            request: Which.
+            computed_tokens: What the engine's own cache had.
+            lookup: What became of its look-up.
+        """
         record = self.looked_up(request)
         if not record.lives:
             record.computed_tokens = computed_tokens
+            if lookup is not None and lookup.miss is not None:
+                record.miss = lookup.miss.reason
+                record.first_missing = lookup.first_missing
 
     def matched(self, request: Any, computed_tokens: int, tokens: int) -> None:  # noqa: ANN401 - vLLM's Request
         """Tell that a load was ordered."""
@@ -91,7 +104,7 @@ class LifeLog:
         self._log.info(
             REQUEST_ENDED,
             request_id=record.request_id,
-            life=record.lives[-1][1] if record.lives else 0,
+            life=len(record.lives),
             began_s=round(record.began_s, 6),
             outcome="aborted" if record.is_aborted else "finished",
             prompt_tokens=record.prompt_tokens,

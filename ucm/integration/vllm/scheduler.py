@@ -17,6 +17,7 @@ from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.doubts import Doubts
 from ucm.integration.vllm.lifelog import LifeLog
+from ucm.integration.vllm.lookups import Lookups
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.running import Running
@@ -32,6 +33,7 @@ from ucm.scheduler.saves import SaveLimits
 from ucm.scheduler.totals import Totals
 from ucm.stores.bypass import BypassStore
 from ucm.stores.forgetter import Forgetter
+from ucm.stores.neighbours import Neighbours
 from ucm.stores.opening import tell_store
 from ucm.tracing import (
     HOLD_QUARANTINED,
@@ -94,13 +96,20 @@ class SchedulerHalf:
             ),
         )
         self._lifelog = LifeLog(self._adapter.records, self._log)
-        self._local_tokens: dict[str, int] = {}
         self._adapters = Adapters(
             setup.adapters,
             is_immutable=setup.config.immutable_adapters,
             counters=self._counters,
             log=self._log,
             threads=setup.threads,
+        )
+        self._neighbours = Neighbours(store, setup.threads)
+        self._lookups = Lookups(
+            self._adapter.misses,
+            elsewhere=self._neighbours.holding,
+            problem_of=self._adapters.problem_of,
+            counters=self._counters,
+            log=self._log,
         )
         self._running = Running(
             self._adapters,
@@ -173,7 +182,7 @@ class SchedulerHalf:
             self._adapters.hashes_of(request),
             computed_tokens,
         )
-        self._local_tokens[request.request_id] = computed_tokens
+        self._lookups.looked(request.request_id, match, computed_tokens)
         return match.tokens, self._parks and match.tokens > 0
 
     def allocated(
@@ -186,8 +195,8 @@ class SchedulerHalf:
         request_id = request.request_id
         wishes = self._running.begin(request)
         self._adapters.begun(request_id)
-        computed = self._local_tokens.pop(request_id, 0)
-        self._lifelog.allocated(request, computed)
+        computed = self._lookups.decided(request_id)
+        self._lifelog.allocated(request, computed, self._lookups.get(request_id))
         if not external_tokens:
             return
         self._adapter.blocks_allocated(
@@ -270,7 +279,7 @@ class SchedulerHalf:
         if is_aborted:
             self._lifelog.aborted(request_id)
         end = self._running.end(request_id, tables)
-        self._local_tokens.pop(request_id, None)
+        self._lookups.forget(request_id)
         self._adapters.forget(request_id)
         if end is not None and end.wishes.forgets:
             self._forgetter.put(self._adapter.prompt_keys(end))
@@ -295,6 +304,7 @@ class SchedulerHalf:
         self._adapter.rekey(keyspace.digest)
         try:
             self._store.describe(keyspace)  # for people; best effort
+            self._neighbours.moved(keyspace)
         except StoreError as exc:
             self._log.warning(STORE_DESCRIBE_FAILED, error=repr(exc))
 
@@ -349,7 +359,7 @@ class SchedulerHalf:
         """Return the size of every per-request container; all zero when idle."""
         return {
             "requests": len(self._running),
-            "local_tokens": len(self._local_tokens),
+            "lookups": len(self._lookups),
             "tables": self._running.num_tables,
             "adapters": len(self._adapters),
             **self._adapter.counts(),
@@ -361,7 +371,8 @@ class SchedulerHalf:
             return
         self._is_closed = True
         self._adapters.close()
-        if self._forgetter.close():
+        are_over = self._neighbours.close(), self._forgetter.close()
+        if all(are_over):
             self._store.close()
         self._lifelog.tell(at_end=True)
         self._log.info(SCHEDULER_CLOSED, holds=self._adapter.counts()["holds"])

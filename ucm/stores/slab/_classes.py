@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ucm.config import Durability
 from ucm.errors import ConfigError
 from ucm.stores.slab._extents import UNUSED, Geometry
+from ucm.stores.slab._fates import map_fates
 from ucm.stores.slab._files import NEW, Directory, map_file, path_error
 from ucm.stores.slab._index import SlotIndex
 from ucm.stores.slab._layout import IndexLayout, SlotState, Word
@@ -107,6 +108,7 @@ class ClassIndex:
             index = SlotIndex(memoryview(mapping), layout, lock, owners.find_dead)
             if not index.is_formatted():
                 raise path_error(directory.root, f"{name} is no index")
+            index.fates = map_fates(directory, at_once=at_once)
             undo.pop_all()
         return cls(geometry, name, lock, owners, index)
 

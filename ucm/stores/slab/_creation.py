@@ -21,6 +21,7 @@ from ucm.errors import ConfigError
 from ucm.stores.slab._arena import Arena
 from ucm.stores.slab._classes import make_index
 from ucm.stores.slab._extents import NOBODY, Geometry
+from ucm.stores.slab._fates import fates_nbytes
 from ucm.stores.slab._files import (
     ARENA,
     DATA,
@@ -59,8 +60,7 @@ def create(
         _require_ours(directory, manifest.encode())
         made = (DATA, ARENA, *_indexes(directory), index, index + NEW, MARK)
         directory.remove(*made)
-        needed = geometry.data_bytes + IndexLayout(geometry.num_slots).nbytes
-        require_room(directory, needed, in_memory=in_memory)
+        require_room(directory, _needed(geometry), in_memory=in_memory)
         try:
             directory.write(MARK, manifest.encode())
             owners = np.full(geometry.num_extents, NOBODY)
@@ -94,8 +94,8 @@ def making(directory: Directory, geometry: Geometry) -> Iterator[None]:
         yield
     except OSError as exc:
         if exc.errno in _NO_ROOM:
-            needed = geometry.data_bytes + IndexLayout(geometry.num_slots).nbytes
-            raise _no_room(directory, needed + _SPARE_BYTES, str(exc)) from exc
+            needed = _needed(geometry) + _SPARE_BYTES
+            raise _no_room(directory, needed, str(exc)) from exc
         raise path_error(
             directory.root, f"a slab cannot be made or used in it: {exc}"
         ) from exc
@@ -124,6 +124,12 @@ def least_room(directory: Directory, *, in_memory: bool) -> Room:
     if in_memory:
         rooms += memory_rooms(SYSTEM)
     return min(rooms, key=lambda room: room.left)
+
+
+def _needed(geometry: Geometry) -> int:
+    """Return the bytes of the slots and of all that is kept of them."""
+    index = IndexLayout(geometry.num_slots).nbytes
+    return geometry.data_bytes + index + fates_nbytes(geometry.num_slots)
 
 
 def _require_ours(directory: Directory, manifest: bytes) -> None:

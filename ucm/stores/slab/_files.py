@@ -10,6 +10,7 @@ Contents::
     arena          who has which part of the data, see the arena module
     index-S.R      of the slots of S bytes, see the index module; R: of which revision
     keyspaces/     the newest key spaces described, one file each
+    fates          what became of blocks that are gone, for people; may be missing
 
 A name that ends in ``.new`` is a file that was not finished.
 
@@ -39,6 +40,7 @@ from ucm.stores.slab._memory import advise, populate
 __all__ = [
     "ARENA",
     "DATA",
+    "FATES",
     "INDEX_NAME",
     "MANIFEST",
     "MARK",
@@ -56,6 +58,7 @@ MANIFEST = "slab.json"
 MARK = "slab.json.tmp"
 DATA = "data"
 ARENA = "arena"
+FATES = "fates"
 NEW = ".new"
 INDEX_NAME = re.compile(r"index-(\d{4,10})\.(\d+)(?:\.new)?")
 """Slot size and revision, of an index that may not be finished."""

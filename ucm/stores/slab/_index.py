@@ -31,7 +31,9 @@ import numpy.typing as npt
 
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreUnavailableError
+from ucm.fates import Fate
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch, have_their_hash
+from ucm.stores.slab._gone import Gone
 from ucm.stores.slab._layout import (
     ABSENT,
     COMMITTED,
@@ -47,7 +49,6 @@ from ucm.stores.slab._locks import FileLock
 from ucm.stores.slab._one import holds_one, publish_one, reserve_one
 from ucm.stores.slab._reserving import Reservation
 from ucm.stores.slab._tenants import OwnOldest
-from ucm.stores.slab._used import Used
 from ucm.uses import Uses
 
 __all__ = ["SlotIndex"]
@@ -61,7 +62,7 @@ _STEP = 1 << 16
 _T = TypeVar("_T")
 
 
-class SlotIndex(Used):
+class SlotIndex(Gone):
     """
     The index over a mapped file.
 
@@ -80,7 +81,6 @@ class SlotIndex(Used):
         find_dead: Callable[[Iterable[int]], list[int]],
     ) -> None:
         super().__init__(buffer, layout)
-        self.seed = self.words[Word.SEED]
         self.own = OwnOldest(self.state, self.stamps, self.payers)
         self.find_dead = find_dead
         self._lock = lock
@@ -274,7 +274,7 @@ class SlotIndex(Used):
         with self.locked():
             self._free_slots(grant.slots[self._still_ours(grant, owner)])
 
-    def forget(self, batch: KeyBatch) -> int:
+    def forget(self, batch: KeyBatch, fate: Fate = Fate.FORGOTTEN) -> int:
         """Free the committed slots of these keys; return how many."""
         num_freed = 0
         for start in range(0, len(batch), MOST):
@@ -282,7 +282,9 @@ class SlotIndex(Used):
             with self.locked():
                 found = np.unique(self.chains.find(part))
                 found = found[found >= 0]
-                num_freed += self._free_slots(found[self.state[found] == COMMITTED])
+                found = found[self.state[found] == COMMITTED]
+                self.part_with(found, fate)
+                num_freed += self._free_slots(found)
         return num_freed
 
     def clear(self, prefix: bytes) -> int:
@@ -296,7 +298,9 @@ class SlotIndex(Used):
             part = np.arange(start, min(start + MOST, self.layout.num_slots))
             if len(self._starting(part, prefix)):
                 with self.locked():
-                    num_freed += self._free_slots(self._starting(part, prefix))
+                    found = self._starting(part, prefix)
+                    self.part_with(found, Fate.CLEARED)
+                    num_freed += self._free_slots(found)
         return num_freed
 
     def admit(self, slots: npt.NDArray[np.int64]) -> None:
@@ -334,6 +338,7 @@ class SlotIndex(Used):
                 return False
             committed = slots[states == COMMITTED]
             self.begin(slots, committed)
+            self.part_with(committed, Fate.EVICTED)
             self.vacate(committed)
             self.words[Word.NUM_EVICTED] += len(committed)
             self.state[slots[::-1]] = ABSENT

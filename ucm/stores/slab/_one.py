@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ucm.fates import Fate
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch
 from ucm.stores.slab._layout import (
     COMMITTED,
@@ -67,6 +68,7 @@ def reserve_one(
     generation = index.words[_GENERATION]
     index.begin_one(slot)
     if evicts:
+        index.part_with(np.array([slot]), Fate.EVICTED)
         index.states[slot] = FREE
         index.stamps[slot] = NEVER
         chains.unlink_one(slot)

@@ -33,6 +33,7 @@ from ucm.stores.slab._arena import Arena, Supply, drop_what_others_own, region_o
 from ucm.stores.slab._classes import ClassIndex, make_index, map_again, revive
 from ucm.stores.slab._creation import create, making, require_room
 from ucm.stores.slab._extents import Geometry
+from ucm.stores.slab._fates import make_fates
 from ucm.stores.slab._files import (
     ARENA,
     DATA,
@@ -303,17 +304,14 @@ class OpenedSlab:
             require_room(directory, nbytes, in_memory=self.in_memory)
             with making(directory, geometry):
                 make_index(directory, name, geometry)
+        make_fates(directory, geometry.num_slots)
         return ClassIndex.open(
             directory, name, geometry, timeout, at_once=self.in_memory
         )
 
     def _list_files(self, arena_fd: int) -> tuple[_File, ...]:
         return (
-            (
-                self._class.name,
-                self._class.lock.fd,
-                self.index.layout.nbytes,
-            ),
+            (self._class.name, self._class.lock.fd, self.index.layout.nbytes),
             (ARENA, arena_fd, Arena.nbytes(self.geometry.num_extents)),
             (DATA, self._data_fd, self.geometry.data_bytes),
         )

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.errors import StoreFullError, StoreUnavailableError
+from ucm.fates import Fate
 from ucm.stores.slab._chains import KeyBatch
 from ucm.stores.slab._layout import COMMITTED, MOST, RECORD, RESERVED, Grant, Word
 from ucm.stores.slab._tenants import places_of
@@ -212,6 +213,7 @@ class Reservation:
             index.words[_GENERATION] += 1
             self._generation = index.words[_GENERATION]
         index.begin(slots, victims, places)
+        index.part_with(victims, Fate.EVICTED)
         index.vacate(victims)
         index.words[_NUM_EVICTED] += len(victims)
         fresh = np.zeros(len(slots), dtype=RECORD)

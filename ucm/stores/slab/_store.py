@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ucm.blocks import KeySpace, PackedKey
 from ucm.config import Durability, HugePages, StoreConfig, Verify
 from ucm.errors import BlockNotFoundError
+from ucm.fates import Fate, Told
 from ucm.plan import HostSlots
 from ucm.stores.abc import Store, StoreCapabilities, StoreGrowth, StoreStats
 from ucm.stores.slab._audit import audit
@@ -180,6 +181,11 @@ class SlabStore(Store):
             each for seen in self._look_up(keys) for each in seen.committed.tolist()
         ]
 
+    def fates(self, keys: Sequence[PackedKey]) -> list[Told]:
+        """Return what has become of blocks, for people; takes no lock."""
+        self._slab.check_index()
+        return [self._slab.index.fate_of(key) for key in keys]
+
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Mark blocks as used, see ``Store``; takes no lock."""
         self._slab.check_index()
@@ -248,10 +254,10 @@ class SlabStore(Store):
         slots = HostSlots(slab.pool, seen.slots, block_bytes)
         return SlabReadLease(slab, tuple(keys), seeds, seen, slots, self._verified)
 
-    def forget(self, keys: Sequence[PackedKey]) -> int:
+    def forget(self, keys: Sequence[PackedKey], fate: Fate = Fate.FORGOTTEN) -> int:
         """Make committed blocks invisible and free their slots; return how many."""
         self._slab.check()
-        count = self._slab.index.forget(self._slab.index.batch(keys))
+        count = self._slab.index.forget(self._slab.index.batch(keys), fate)
         self._slab.sync_index()
         return count
 

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the door counts and tells of look-ups that fell short (R-71)."""
+
+import contextlib
+import fcntl
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import attrs
+import pytest
+
+from tests.integration.vllm.test_halves import (
+    HASHES,
+    Engine,
+    make_setup,
+    request,
+)
+from tests.stores.slab_kit import index_path
+from tests.traces import logs_closed
+from ucm.integration.vllm.lookups import Lookups
+from ucm.integration.vllm.messages import plan_in
+from ucm.integration.vllm.setup import Setup
+from ucm.metrics import Counters
+from ucm.reasons import MissReason, Reason
+from ucm.scheduler.matches import MatchReason, PrefixMatch
+from ucm.scheduler.messages import StepReport, encode
+from ucm.stores.slab import explain
+from ucm.stores.slab._layout import Word
+from ucm.tracing import PREFIX_MATCHED, PREFIX_MISSED, open_log
+
+BLOCKS = (1, 2, 3)
+
+
+@contextlib.contextmanager
+def running(setup: Setup):
+    """Run both halves over a setup."""
+    engine = Engine(setup)
+    engine.register()
+    try:
+        yield engine
+    finally:
+        engine.worker.close()
+        engine.scheduler.close()
+
+
+def setup_of(tmp_path: Path, **config: object) -> Setup:
+    """Return a setup that logs to files."""
+    return make_setup(tmp_path, log={"directory": str(tmp_path / "log")}, **config)
+
+
+def lines(tmp_path: Path, event: str = PREFIX_MISSED) -> list[dict]:
+    """Return what schedulers have told of an event, once their logs are closed."""
+    return [
+        line
+        for path in sorted((tmp_path / "log").glob("ucm-scheduler-*.jsonl"))
+        for line in map(json.loads, path.read_text().splitlines())
+        if line["event"] == event
+    ]
+
+
+def ask(engine: Engine, one: SimpleNamespace) -> int:
+    """Look a request up and give it blocks, as the engine does; return what was found."""
+    tokens, _ = engine.scheduler.match(one, 0)
+    engine.scheduler.allocated(one, [list(BLOCKS)], tokens)
+    return tokens
+
+
+def counted(engine: Engine) -> dict[str, float]:
+    """Return how many look-ups fell short, by reason."""
+    totals = engine.scheduler._counters._totals
+    name = "ucm_missed_lookups_total|"
+    return {
+        key.removeprefix(name): total
+        for key, total in totals.items()
+        if key.startswith(name)
+    }
+
+
+class TestLookUps:
+    def test_each_life_is_counted_and_told_once_however_often_it_was_asked(
+        self, tmp_path: Path
+    ) -> None:
+        """R-71: the look-up that decided counts; the same request in a later life is
+        another one, and a load that is over no look-up."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            one = request("r")
+            for _ in range(5):
+                engine.scheduler.match(one, 0)
+            assert {} == counted(engine)
+            engine.scheduler.allocated(one, [list(BLOCKS)], 0)
+            engine.scheduler.allocated(one, [list(BLOCKS)], 0)
+            assert {"never_offered": 1} == counted(engine)
+            ask(engine, one)
+            assert {"never_offered": 2} == counted(engine)
+            total = engine.scheduler._counters.total
+            assert (2, 96) == (
+                total("ucm_lookups_total"),
+                total("ucm_wanted_tokens_total"),
+            )
+            engine.scheduler.finished("r")
+            assert engine.idle()
+        told = lines(tmp_path)
+        assert [1, 2] == [line["life"] for line in told]
+        assert {
+            *("event", "level", "role", "timestamp_s", "request_id", "life"),
+            *("computed_tokens", "found_tokens", "wanted_tokens", "block", "group"),
+            *("key", "reason", "detail"),
+        } <= told[0].keys()
+
+    def test_hit_is_counted_and_nothing_told(self, tmp_path: Path) -> None:
+        """R-71: look-ups are the denominator of those that fell short."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            engine.save("r", BLOCKS)
+            engine.load("s")
+            assert {"never_offered": 1} == counted(engine)
+            total = engine.scheduler._counters.total
+            assert (2, 96) == (
+                total("ucm_lookups_total"),
+                total("ucm_wanted_tokens_total"),
+            )
+        assert ["r"] == [line["request_id"] for line in lines(tmp_path)]
+        assert ["s"] == [line["request_id"] for line in lines(tmp_path, PREFIX_MATCHED)]
+
+    def test_hit_that_falls_short_names_its_first_missing_block(
+        self, tmp_path: Path
+    ) -> None:
+        """R-71: position, group and key, by which a command says the same."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            engine.save("r", BLOCKS)
+            assert 48 == ask(engine, request("s", 5))
+            lookup = engine.scheduler._lookups.get("s")
+            assert lookup is not None
+            assert (3, MissReason.NEVER_OFFERED) == (
+                lookup.first_missing,
+                lookup.miss and lookup.miss.reason,
+            )
+            line_of = {"found_tokens": 48, "wanted_tokens": 80, "block": 3, "group": 0}
+            engine.scheduler.finished("s")
+        (_, line) = lines(tmp_path)
+        assert line_of.items() <= line.items()
+        assert line["key"].endswith(HASHES[3].hex())
+        told = explain(tmp_path / "slab", bytes.fromhex(line["key"])).told
+        assert "never" == told.fate.value
+
+    def test_quiet_log_has_no_line_for_each_request(
+        self, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        """R-72: standard error of a server has nothing of a miss; the metric has."""
+        with logs_closed(), running(make_setup(tmp_path)) as engine:
+            ask(engine, request("r"))
+            assert {"never_offered": 1} == counted(engine)
+        assert PREFIX_MISSED not in capfd.readouterr().err
+
+
+class TestReasons:
+    def test_block_that_went_for_others_was_evicted(self, tmp_path: Path) -> None:
+        """R-71: read from metric, log and command alike, with how long ago."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            engine.save("r", BLOCKS)
+            store = engine.worker._store
+            slab = store._slab
+            keys = engine.scheduler._adapter._matcher.keys_of(
+                engine.scheduler._setup.layout.groups[0], HASHES[:1]
+            )
+            slab.index.withdraw(slab.index.look_up(slab.index.batch(keys)).slots)
+            ask(engine, request("s"))
+            assert {"never_offered": 1, "evicted": 1} == counted(engine)
+            engine.scheduler.finished("s")
+        line = lines(tmp_path)[-1]
+        assert ("evicted", "evicted") == (line["reason"], line["detail"]["text"])
+        assert 0 <= line["detail"]["age_s"] < 600
+        told = explain(tmp_path / "slab", bytes.fromhex(line["key"])).told
+        assert "evicted" == told.fate.value
+
+    def test_engine_of_other_settings_is_told_by_its_fields(
+        self, tmp_path: Path
+    ) -> None:
+        """R-71: two engines on one slab that share nothing are told why."""
+        first = setup_of(tmp_path)
+        with logs_closed(), running(first) as engine:
+            engine.save("r", BLOCKS)
+        keyspace = attrs.evolve(first.keyspace, kv_dtype="another")
+        with logs_closed(), running(attrs.evolve(first, keyspace=keyspace)) as engine:
+            ask(engine, request("s"))
+            assert {"other_key_space": 1} == counted(engine)
+        line = lines(tmp_path)[-1]
+        assert {"kv_dtype": ["another", first.keyspace.kv_dtype]} == line["detail"]
+        told = explain(tmp_path / "slab", bytes.fromhex(line["key"]))
+        (differs,) = told.others.values()
+        assert {"kv_dtype"} == differs.keys()
+
+    def test_save_that_is_on_its_way_is_not_committed(self, tmp_path: Path) -> None:
+        """R-71: by this engine, or by another one that has the slots."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            one = request("r")
+            ask(engine, one)
+            plan = engine.plan([one], BLOCKS)
+            ask(engine, request("s"))
+            assert {"never_offered": 1, "not_committed": 1} == counted(engine)
+            engine.work(plan)
+            more = engine.scheduler._adapter._matcher.keys_of(
+                engine.scheduler._setup.layout.groups[0], HASHES[3:4]
+            )
+            with engine.worker._store.reserve(more, 2048):
+                ask(engine, request("t", 4))
+            assert 2 == counted(engine)["not_committed"]
+
+    @pytest.mark.parametrize(
+        ("reason", "expected"),
+        [(Reason.QUEUE_BYTES, "queue"), (Reason.DEADLINE, "failed")],
+    )
+    def test_save_that_a_worker_refused_or_lost_says_so(
+        self, tmp_path: Path, reason: Reason, expected: str
+    ) -> None:
+        """R-71: what a rank reports reaches the next look-up."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            one = request("r")
+            ask(engine, one)
+            (save,) = plan_in(engine.plan([one], BLOCKS)).saves
+            number = save.transfer_id
+            report = StepReport(
+                rank=0,
+                released=(number,),
+                unstored_saves=(number,),
+                why_unstored={number: reason},
+            )
+            engine.scheduler._apply_report(encode(report))
+            ask(engine, request("s"))
+            assert {"never_offered": 1, expected: 1} == counted(engine)
+        assert reason == lines(tmp_path)[-1]["detail"]["text"]
+
+    def test_worker_says_why_a_save_was_not_stored(self, tmp_path: Path) -> None:
+        """R-71: a queue that has room for one ticket refuses the others, and the
+        scheduler knows."""
+        config = {"queue": {"nbytes": 1, "span_bytes": 2048}}
+        with logs_closed(), running(setup_of(tmp_path, **config)) as engine:
+            engine.save("r", BLOCKS)
+            ask(engine, request("s"))
+            assert {"never_offered": 1, "queue": 1} == counted(engine)
+        line = lines(tmp_path)[-1]
+        assert (1, "queue_bytes") == (line["block"], line["detail"]["text"])
+
+    def test_wish_to_save_nothing_is_an_admission(self, tmp_path: Path) -> None:
+        """R-71: who asked for nothing to be stored is told that next time."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            one = request("r")
+            one.kv_transfer_params = {"ucm": {"store": False}}
+            ask(engine, one)
+            engine.work(engine.plan([one], BLOCKS))
+            engine.scheduler.finished("r", [list(BLOCKS)])
+            ask(engine, request("s"))
+            assert {"never_offered": 1, "admission": 1} == counted(engine)
+
+    def test_store_that_hangs_is_unavailable_and_then_bypassed(
+        self, tmp_path: Path
+    ) -> None:
+        """R-71: who did not answer and who was not asked can be told apart."""
+        with (
+            logs_closed(),
+            running(setup_of(tmp_path)) as engine,
+            index_path(tmp_path / "slab").open("rb") as file,
+        ):
+            fcntl.flock(file, fcntl.LOCK_EX)
+            engine.worker._store._slab.index.header[Word.VERSION] |= 1
+            for number in range(5):
+                ask(engine, request(f"r{number}"))
+            assert {"unavailable": 3, "bypassed": 2} == counted(engine)
+            fcntl.flock(file, fcntl.LOCK_UN)
+        assert {None} == {line.get("block") for line in lines(tmp_path)}
+
+    def test_failed_runtime_is_a_bypass(self, tmp_path: Path) -> None:
+        """R-71: once a rank serves nothing, nothing is looked for."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            failed = StepReport(rank=0, healthy=False)
+            engine.scheduler._apply_report(encode(failed))
+            ask(engine, request("r"))
+            assert {"bypassed": 1} == counted(engine)
+
+    def test_prompt_without_a_whole_block_is_too_short(self, tmp_path: Path) -> None:
+        """R-71: nothing was wanted, and that is why nothing is found."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            ask(engine, request("r", 0))
+            assert {"too_short": 1} == counted(engine)
+            assert 0 == engine.scheduler._counters.total("ucm_wanted_tokens_total")
+
+    def test_before_ranks_have_told_what_they_store_it_is_unkeyed(
+        self, tmp_path: Path
+    ) -> None:
+        """R-71: a look-up that nobody could make is told as such."""
+        setup = setup_of(tmp_path)
+        with logs_closed():
+            engine = Engine(setup)
+            ask(engine, request("r"))
+            assert {"unkeyed": 1} == counted(engine)
+            engine.worker.close()
+            engine.scheduler.close()
+
+    @pytest.mark.parametrize(
+        ("problem", "expected"), [("late", "late"), ("changed", "unkeyed")]
+    )
+    def test_adapter_that_is_not_known_says_why(
+        self, tmp_path: Path, problem: str, expected: str
+    ) -> None:
+        """R-71: not known in time is another thing than not known at all."""
+        setup = setup_of(tmp_path)
+        counters = Counters()
+        with logs_closed(), running(setup) as engine:
+            log = open_log(setup.config.log, "scheduler")
+            lookups = Lookups(
+                engine.scheduler._adapter.misses,
+                elsewhere=lambda key: None,
+                problem_of=lambda request_id: problem if request_id == "r" else "",
+                counters=counters,
+                log=log,
+            )
+            for name in ("r", "s"):
+                lookups.looked(name, PrefixMatch(0, MatchReason.TOO_SHORT), 0)
+                assert 0 == lookups.decided(name)
+        missed = "ucm_missed_lookups_total"
+        assert (1, 1) == (
+            counters.total(missed, reason=expected),
+            counters.total(missed, reason="too_short"),
+        )
+        told = Counter(line["detail"]["text"] for line in lines(tmp_path))
+        assert 1 == told[f"its adapter: {problem}"]

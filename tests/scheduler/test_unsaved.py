@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scheduler remembers of blocks that were not saved, or went bad."""
+
+import pytest
+
+from tests.scheduler.model import HYBRID, ONE_FULL, STATE, hashes_of, make_layout
+from ucm.layout import KVLayout
+from ucm.reasons import MissReason, Reason
+from ucm.scheduler.requests import NO_WISHES, RequestEnd, Wishes
+from ucm.scheduler.unsaved import NOT_TAKEN, Unsaved
+
+HASHES = hashes_of("u", 40)
+QUEUE = {"queue_tickets", "queue_bytes", "store_behind", "overload"}
+
+
+def end_of(
+    tokens: int, prompt: int, wishes: Wishes = NO_WISHES, hashes: int = 40
+) -> RequestEnd:
+    """Return the end of a request that had so many tokens, and one more sampled."""
+    return RequestEnd(
+        computed_tokens=tokens,
+        known_tokens=tokens + 1,
+        prompt_tokens=prompt,
+        hashes=HASHES[:hashes],
+        tables=(),
+        wishes=wishes,
+    )
+
+
+def known(unsaved: Unsaved, group: int = 0, step: int = 1) -> list[int]:
+    """Return the positions of a group's blocks of which anything is known."""
+    some = HASHES[step - 1 :: step]
+    return [
+        at for at, each in enumerate(some) if unsaved.of(group, each, 0) is not None
+    ]
+
+
+class TestUnsaved:
+    @pytest.mark.parametrize("reason", Reason)
+    def test_end_of_a_ticket_says_why_its_blocks_are_missing(
+        self, reason: Reason
+    ) -> None:
+        """R-71: each end is one of the reasons of misses, and its own word the detail."""
+        expected = {
+            Reason.CORRUPT: MissReason.CORRUPT,
+            Reason.EVICTED: MissReason.EVICTED,
+        }.get(reason, MissReason.QUEUE if reason in QUEUE else MissReason.FAILED)
+        unsaved = Unsaved()
+        unsaved.ended([(0, HASHES[0]), (0, HASHES[1]), (1, HASHES[2])], reason, 10.0)
+        for group, at in ((0, 0), (0, 1), (1, 2)):
+            assert ((expected, reason), 2.5) == unsaved.of(group, HASHES[at], 12.5)
+        assert unsaved.of(1, HASHES[0], 12.5) is None
+        assert unsaved.of(0, HASHES[2], 12.5) is None
+
+    def test_later_word_counts(self) -> None:
+        """What was refused and then failed has failed."""
+        unsaved = Unsaved()
+        unsaved.put(0, HASHES[:2], NOT_TAKEN, 1.0)
+        unsaved.ended([(0, HASHES[1])], Reason.DEADLINE, 2.0)
+        assert (NOT_TAKEN, 2.0) == unsaved.of(0, HASHES[0], 3.0)
+        assert ((MissReason.FAILED, "deadline"), 1.0) == unsaved.of(0, HASHES[1], 3.0)
+
+    @pytest.mark.parametrize(
+        ("tokens", "prompt", "wishes", "saves_decoded", "blocks"),
+        [
+            (30, 18, NO_WISHES, True, range(0)),
+            (30, 18, NO_WISHES, False, range(4, 7)),
+            (18, 18, NO_WISHES, False, range(0)),
+            (30, 18, Wishes(saves=False), True, range(7)),
+            (30, 18, Wishes(saves=False, forgets=True), False, range(7)),
+            (9000, 18, Wishes(saves=False), True, range(40)),
+        ],
+    )
+    def test_what_is_not_to_be_saved_is_put_down_when_its_request_ends(
+        self,
+        tokens: int,
+        prompt: int,
+        wishes: Wishes,
+        saves_decoded: bool,
+        blocks: range,
+    ) -> None:
+        """R-71: the whole blocks of a request that wishes no save; of any other, where
+        answers are not saved, those behind its prompt."""
+        unsaved = Unsaved()
+        end = end_of(tokens, prompt, wishes)
+        unsaved.passed_over(ONE_FULL, end, 0.0, saves_decoded=saves_decoded)
+        assert [*blocks] == known(unsaved)
+        for at in blocks:
+            why, _ = unsaved.of(0, HASHES[at], 0.0) or (None, 0)
+            text = "save_decoded" if wishes.saves else "wish"
+            assert (MissReason.ADMISSION, text) == why
+
+    @pytest.mark.parametrize(
+        ("layout", "group_1"),
+        [(HYBRID, [0, 1, 2, 3]), (make_layout((4, None), (8, STATE)), [])],
+    )
+    def test_groups_are_told_apart(self, layout: KVLayout, group_1: list[int]) -> None:
+        """Each group has its own blocks; of states nothing is known beforehand."""
+        unsaved = Unsaved()
+        end = end_of(32, 32, Wishes(saves=False))
+        unsaved.passed_over(layout, end, 0.0, saves_decoded=True)
+        assert [*range(8)] == known(unsaved)
+        assert group_1 == known(unsaved, group=1, step=2)
+
+    def test_one_request_takes_a_bounded_part(self) -> None:
+        """A request of a million tokens leaves room for what is known of others."""
+        hashes = hashes_of("long", 5000)
+        end = RequestEnd(
+            computed_tokens=20000,
+            known_tokens=20001,
+            prompt_tokens=20000,
+            hashes=hashes,
+            tables=(),
+            wishes=Wishes(saves=False),
+        )
+        unsaved = Unsaved()
+        unsaved.passed_over(ONE_FULL, end, 0.0, saves_decoded=True)
+        told = [unsaved.of(0, each, 0.0) is not None for each in hashes]
+        assert 1000 < sum(told) <= 1024
+        assert not any(told[1024:])

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a look-up says: how much can be loaded, why not more, and for want of what."""
+
+import enum
+from typing import NamedTuple
+
+import attrs
+
+from ucm.layout import GroupLayout
+
+__all__ = ["MatchReason", "MissingBlock", "PrefixMatch"]
+
+
+class MatchReason(enum.Enum):
+    """Why a match has the length it has."""
+
+    HIT = "hit"
+    MISS = "miss"
+    """Not even the first block beyond the computed ones can be loaded."""
+    TOO_SHORT = "too_short"
+    """No whole block is left beyond the computed ones."""
+    PARTIAL_BLOCK = "partial_block"
+    """The engine's own hit ends inside a block; a load would overwrite it."""
+    LOAD_FAILED = "load_failed"
+    """A load failed and named no block; another one might fail for ever."""
+    LONG_ID = "long_id"
+    """The request's id does not fit into a message."""
+    NO_ROOM = "no_room"
+    """The loads of others leave no room in the step's plan."""
+    UNAVAILABLE = "unavailable"
+    """The store did not answer."""
+    PAUSED = "paused"
+    """The store is not asked for a while."""
+    UNKEYED = "unkeyed"
+    """It is not known yet what the ranks store under."""
+    BYPASS = "bypass"
+    """The worker's runtime has failed; nothing is loaded any more."""
+
+
+class MissingBlock(NamedTuple):
+    """
+    Where a prefix ends that can be loaded.
+
+    Args:
+        group: Whose block is missing.
+        at: Its position in the request's block table.
+        block_hash: The engine's.
+    """
+
+    group: GroupLayout
+    at: int
+    block_hash: bytes
+
+
+@attrs.frozen
+class PrefixMatch:
+    """
+    The answer to one look-up.
+
+    Args:
+        tokens: Tokens to load beyond those that are computed.
+        reason: Why it is not more.
+        wanted: Tokens of all whole blocks beyond those that are computed.
+        missing: The block for want of which it is not as many; for people.
+    """
+
+    tokens: int
+    reason: MatchReason
+    wanted: int = attrs.field(default=0, eq=False)
+    missing: MissingBlock | None = attrs.field(default=None, eq=False)

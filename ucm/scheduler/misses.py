@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Why a look-up found less than it might have. Pure.
+
+The look-up says at which block it stopped; of that one block, and once in a life, it is
+found out here why it is not there: what was denied or is being saved, as this scheduler
+knows; what the store remembers; what this scheduler did not get saved. Of the last two
+the more recent counts. If neither knows anything, the block may be there under another
+key space; otherwise nobody ever offered it, as far as is remembered.
+
+Error: what both have forgotten counts as never offered (``ucm.fates`` says how much), and
+so does what a scheduler of another engine was refused.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+
+from ucm.blocks import PackedKey
+from ucm.errors import StoreUnavailableError
+from ucm.fates import Fate, Told
+from ucm.reasons import MissReason
+from ucm.scheduler.matches import MatchReason, MissingBlock, PrefixMatch
+from ucm.scheduler.matching import BlockIndex, PrefixMatcher
+from ucm.scheduler.transfers import OpenTransfers
+
+__all__ = ["Elsewhere", "Miss", "Misses"]
+
+Elsewhere = Callable[[PackedKey], Mapping[str, object] | None]
+"""Tells how the key space differs under which a block is stored, if there is one."""
+
+_DECLINED: Final = {
+    MatchReason.TOO_SHORT: (MissReason.TOO_SHORT, "no whole block"),
+    MatchReason.PARTIAL_BLOCK: (
+        MissReason.BYPASSED,
+        "the engine's own hit ends inside a block",
+    ),
+    MatchReason.LOAD_FAILED: (MissReason.FAILED, "a load of this request failed"),
+    MatchReason.LONG_ID: (MissReason.ADMISSION, "the request's id is too long"),
+    MatchReason.NO_ROOM: (MissReason.QUEUE, "the loads of others fill the step's plan"),
+    MatchReason.UNAVAILABLE: (MissReason.UNAVAILABLE, "the store did not answer"),
+    MatchReason.PAUSED: (MissReason.BYPASSED, "the store is not asked for a while"),
+    MatchReason.UNKEYED: (
+        MissReason.UNKEYED,
+        "it is not known what the ranks store under",
+    ),
+    MatchReason.BYPASS: (MissReason.BYPASSED, "the runtime of a rank has failed"),
+}
+"""Nothing was looked for, or no answer came."""
+_GONE: Final = {
+    Fate.EVICTED: MissReason.EVICTED,
+    Fate.FORGOTTEN: MissReason.EVICTED,
+    Fate.CLEARED: MissReason.EVICTED,
+    Fate.CORRUPT: MissReason.CORRUPT,
+}
+
+
+@attrs.frozen
+class Miss:
+    """
+    Why a look-up fell short.
+
+    Args:
+        reason: In a word.
+        detail: More, for people.
+        block: The first one missing; None if none was looked for.
+        key: Of the first part of that block.
+    """
+
+    reason: MissReason
+    detail: Mapping[str, object]
+    block: MissingBlock | None = None
+    key: bytes = b""
+
+
+class Misses:
+    """
+    Finds out why.
+
+    Used on the scheduler's thread only.
+
+    Args:
+        matcher: Knows the keys of a block.
+        index: Remembers what became of blocks.
+        transfers: Knows what is on its way, denied, and not saved.
+    """
+
+    __slots__ = ("_index", "_matcher", "_transfers")
+
+    def __init__(
+        self, matcher: PrefixMatcher, index: BlockIndex, transfers: OpenTransfers
+    ) -> None:
+        self._matcher = matcher
+        self._index = index
+        self._transfers = transfers
+
+    def explain(
+        self, match: PrefixMatch, computed_tokens: int, elsewhere: Elsewhere
+    ) -> Miss | None:
+        """
+        Return why a look-up fell short; None if it did not.
+
+        A request without a whole block counts, unless the engine has blocks of it.
+
+        Args:
+            match: What was found.
+            computed_tokens: What the engine had itself.
+            elsewhere: Asked about a block of which nothing is known.
+        """
+        block = match.missing
+        if block is not None:
+            return self._of_block(block, match, elsewhere)
+        declined = _DECLINED.get(match.reason)
+        is_all = match.reason is MatchReason.TOO_SHORT and computed_tokens
+        if declined is None or is_all:
+            return None
+        if not match.wanted and match.reason is not MatchReason.TOO_SHORT:
+            return None
+        reason, text = declined
+        return Miss(reason, {"text": text})
+
+    def _of_block(
+        self, block: MissingBlock, match: PrefixMatch, elsewhere: Elsewhere
+    ) -> Miss:
+        keys = self._matcher.keys_of(block.group, [block.block_hash])
+        try:
+            told = self._told(keys)
+            reason, detail = self._reason(block, told)
+            if reason is MissReason.NEVER_OFFERED and not match.tokens:
+                differs = elsewhere(keys[0])
+                if differs is not None:
+                    reason, detail = MissReason.OTHER_KEY_SPACE, dict(differs)
+        except StoreUnavailableError as exc:
+            reason, detail = MissReason.UNAVAILABLE, {"text": str(exc)}
+        return Miss(reason, detail, block, keys[0])
+
+    def _told(self, keys: list[PackedKey]) -> Told:
+        """Return what has become of the first part that is not there."""
+        told = self._index.fates(keys)
+        return next((each for each in told if each.fate is not Fate.STORED), told[0])
+
+    def _reason(
+        self, block: MissingBlock, told: Told
+    ) -> tuple[MissReason, dict[str, object]]:
+        transfers, now = self._transfers, self._transfers.denied.now
+        group_id, block_hash = block.group.group_id, block.block_hash
+        known = transfers.unsaved.of(group_id, block_hash, now)
+        detail: dict[str, object] = {}
+        if known is not None:
+            detail = {"text": known[0].detail, "age_s": round(known[1], 3)}
+        if (group_id, block_hash) in transfers.denied:
+            is_corrupt = known is not None and known[0].reason is MissReason.CORRUPT
+            return MissReason.CORRUPT if is_corrupt else MissReason.DENIED, detail
+        if transfers.is_saving(group_id, block_hash):
+            return MissReason.NOT_COMMITTED, {"text": "this engine is saving it"}
+        if told.fate is Fate.WRITING:
+            return MissReason.NOT_COMMITTED, {"text": "it is being written"}
+        if told.fate is Fate.STORED:
+            return MissReason.NOT_COMMITTED, {"text": "it was stored just now"}
+        age_s = told.age_s or 0.0
+        if told.fate in _GONE and (known is None or age_s <= known[1]):
+            detail = {"text": told.fate.value, "age_s": round(age_s, 3)}
+            return _GONE[told.fate], detail
+        if known is not None:
+            return known[0].reason, detail
+        if told.fate is Fate.UNKNOWN:
+            return MissReason.UNKNOWN, {"text": "the store keeps no such things"}
+        return MissReason.NEVER_OFFERED, {}

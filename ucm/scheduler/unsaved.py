@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What this scheduler knows of blocks that it did not get saved, or that went bad. Pure.
+
+Bounds: 65536 blocks in a mebibyte, whatever happens, and 1024 of one request; later ones
+take the places of others. How much is forgotten, and how seldom a block is taken for
+another one, is told in ``ucm.fates``. What was saved after all, and lost again later, may
+still be remembered: then the more recent word of the store is believed.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from ucm.fates import Sketch
+from ucm.layout import GroupKind, KVLayout
+from ucm.reasons import MissReason, Reason
+from ucm.scheduler.requests import RequestEnd
+
+__all__ = ["NOT_TAKEN", "Unsaved", "Why"]
+
+_ENTRIES: Final = 1 << 16
+_MOST_OF_ONE: Final = 1024
+
+
+class Why(NamedTuple):
+    """
+    Why a block is not stored, for all that is known here.
+
+    Args:
+        reason: In a word of metrics.
+        detail: More exactly.
+    """
+
+    reason: MissReason
+    detail: str
+
+
+NOT_TAKEN: Final = Why(MissReason.QUEUE, "not_taken")
+"""No plan had room for it in time."""
+_WISH: Final = Why(MissReason.ADMISSION, "wish")
+_DECODED: Final = Why(MissReason.ADMISSION, "save_decoded")
+_QUEUE: Final = frozenset(
+    (
+        *(Reason.QUEUE_TICKETS, Reason.QUEUE_BYTES),
+        *(Reason.STORE_BEHIND, Reason.OVERLOAD),
+    )
+)
+
+
+def _why(reason: Reason) -> Why:
+    """Return what the end of a ticket says of its blocks."""
+    if reason is Reason.CORRUPT:
+        return Why(MissReason.CORRUPT, reason)
+    if reason is Reason.EVICTED:
+        return Why(MissReason.EVICTED, reason)
+    return Why(MissReason.QUEUE if reason in _QUEUE else MissReason.FAILED, reason)
+
+
+_OF_ENDS: Final = {reason: _why(reason) for reason in Reason}
+_WHYS: Final = (NOT_TAKEN, _WISH, _DECODED, *_OF_ENDS.values())
+_CODES: Final = {why: code for code, why in enumerate(_WHYS, start=1)}
+
+
+class Unsaved:
+    """
+    A sketch of these blocks, by group and the engine's hash.
+
+    Used on the scheduler's thread only.
+    """
+
+    __slots__ = ("_sketch",)
+
+    def __init__(self) -> None:
+        self._sketch = Sketch(np.zeros((2, _ENTRIES), dtype=np.uint64))
+
+    def put(self, group_id: int, hashes: Sequence[bytes], why: Why, now: float) -> None:
+        """Put down the same of some blocks of a group; *now* is in seconds."""
+        prints = map(xxh3_64_intdigest, hashes, itertools.repeat(group_id))
+        self._sketch.put(
+            np.fromiter(prints, dtype=np.uint64, count=len(hashes)),
+            _CODES[why],
+            int(now * 1000),
+        )
+
+    def ended(
+        self, keys: Iterable[tuple[int, bytes]], reason: Reason, now: float
+    ) -> None:
+        """Put down how the ticket of these blocks ended: by group and hash."""
+        for group_id, some in itertools.groupby(keys, key=lambda key: key[0]):
+            hashes = [block_hash for _, block_hash in some]
+            self.put(group_id, hashes, _OF_ENDS[reason], now)
+
+    def passed_over(
+        self, layout: KVLayout, end: RequestEnd, now: float, *, saves_decoded: bool
+    ) -> None:
+        """Put down what of a request was not to be saved, by its wish or a setting."""
+        if end.wishes.saves and saves_decoded:
+            return
+        hashed = len(end.hashes) * layout.hash_block_tokens
+        for group in layout.groups:
+            if group.kind is GroupKind.STATE:
+                continue
+            size = group.block_tokens
+            start = end.prompt_tokens // size if end.wishes.saves else 0
+            stop = min(end.accepted_tokens, hashed) // size
+            blocks = range(start, min(stop, start + _MOST_OF_ONE))
+            self.put(
+                group.group_id,
+                [end.hashes[layout.hash_index(group, at)] for at in blocks],
+                _DECODED if end.wishes.saves else _WISH,
+                now,
+            )
+
+    def of(
+        self, group_id: int, block_hash: bytes, now: float
+    ) -> tuple[Why, float] | None:
+        """Return what is known of a block, and how many seconds it is old."""
+        found = self._sketch.get(xxh3_64_intdigest(block_hash, group_id))
+        if found is None:
+            return None
+        code, moment_ms = found
+        return _WHYS[code - 1], now - moment_ms / 1000

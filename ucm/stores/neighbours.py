@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The other key spaces of a store, for a thread that must not wait for it.
+
+A prompt of which nothing is found may be stored by an engine whose settings differ.
+Their descriptions are read on a thread of its own, at most once a second and when
+somebody asks; who asks gets what was read last.
+
+Threading: all but ``_run`` is called on one thread, the engine's.
+"""
+
+import contextlib
+import heapq
+from collections.abc import Mapping
+from typing import Final
+
+from ucm.blocks import KeySpace, PackedKey, digest_of, under
+from ucm.errors import StoreError
+from ucm.stores.abc import Store
+from ucm.threads import Queue, Thread, Threads
+
+__all__ = ["MAX_NEIGHBOURS", "Neighbours"]
+
+MAX_NEIGHBOURS: Final = 8
+"""As many are asked for a block, those that are most like ours."""
+_READ_EVERY_S: Final = 1.0
+_CLOSE_TIMEOUT_S: Final = 1.0
+
+
+class Neighbours:
+    """
+    Finds blocks under other key spaces.
+
+    Args:
+        store: Any call may be made on any thread.
+        threads: Where clock, thread and queue come from.
+    """
+
+    def __init__(self, store: Store, threads: Threads) -> None:
+        self._store = store
+        self._threads = threads
+        self._queue: Queue = threads.queue()
+        self._thread: Thread | None = None
+        self._is_closed = False
+        self._read_at = -_READ_EVERY_S
+        self._own: KeySpace | None = None
+        self._others: Mapping[bytes, KeySpace] = {}
+
+    def moved(self, own: KeySpace) -> None:
+        """Take note of our own key space; reads at once, as it is seldom told."""
+        self._own = own
+        self._read()
+
+    def holding(self, key: PackedKey) -> dict[str, tuple[object, object]] | None:
+        """
+        Return how a key space differs under which the same block is stored.
+
+        Each field with our value and theirs; None if no other one is known to have it.
+
+        Raises:
+            StoreUnavailableError: The store did not answer.
+        """
+        self._ask()
+        others, own = self._others, self._own
+        if own is None or not others:
+            return None
+        found = self._store.contains([under(digest, key) for digest in others])
+        for theirs, is_there in zip(others.values(), found, strict=True):
+            if is_there and theirs.digest != digest_of(key):
+                return own.diff(theirs)
+        return None
+
+    def close(self) -> bool:
+        """End the thread; False if it hangs in the store. Idempotent."""
+        self._is_closed = True
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return True
+        self._queue.put(None)
+        thread.join(_CLOSE_TIMEOUT_S)
+        return not thread.is_alive()
+
+    def _ask(self) -> None:
+        """Have descriptions read anew, unless they were a short time ago."""
+        now = self._threads.monotonic()
+        if self._is_closed or now < self._read_at + _READ_EVERY_S:
+            return
+        self._read_at = now
+        if self._thread is None:
+            self._thread = self._threads.thread(self._run, "ucm-neighbours")
+            self._thread.start()
+        self._queue.put(True)
+
+    def _run(self) -> None:
+        while self._queue.get() is not None:
+            self._read()
+
+    def _read(self) -> None:
+        own = self._own
+        if own is None:
+            return
+        with contextlib.suppress(StoreError):
+            found = self._store.keyspaces()
+            found.pop(own.digest, None)
+            nearest = heapq.nsmallest(
+                MAX_NEIGHBOURS, found.items(), key=lambda each: len(own.diff(each[1]))
+            )
+            self._others = dict(nearest)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What became of blocks that a slab no longer has: a sketch that all its processes share.
+
+Whoever evicts, forgets or clears puts it down, under the lock that it holds anyway; who
+looks takes none. It is for people: a file that is lost, cut short or not ours, and a
+death between two lines, cost the reason of a miss and nothing else. So it stands outside
+of what says what a slab is, and a release that does not know it passes it over.
+
+Entries are as many as the slots of whoever makes it, rounded up to a power of two, and a
+million at most. How much is forgotten is told in its module; fingerprints are the
+hashes of the index. Moments are those of its clock, without the time the machine was off.
+"""
+
+import contextlib
+import mmap
+import os
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm.errors import ConfigError
+from ucm.fates import ENTRY_BYTES, Fate, Sketch, Told
+from ucm.stores.slab._files import FATES, NEW, Directory, map_file
+
+__all__ = ["Fates", "fates_nbytes", "make_fates", "map_fates"]
+
+_FEWEST: Final = 1 << 12
+_MOST: Final = 1 << 20
+_KEPT: Final = (Fate.EVICTED, Fate.FORGOTTEN, Fate.CLEARED, Fate.CORRUPT)
+_CODES: Final = {fate: code for code, fate in enumerate(_KEPT, start=1)}
+_NS_PER_MS: Final = 1_000_000
+
+
+def fates_nbytes(num_slots: int) -> int:
+    """Return the size of the file for a slab of so many slots."""
+    entries = min(max(num_slots, _FEWEST), _MOST)
+    return ENTRY_BYTES << (entries - 1).bit_length()
+
+
+class Fates:
+    """
+    The mapped sketch, or none.
+
+    Args:
+        mapping: The file; None if there is none that can be used.
+    """
+
+    __slots__ = ("_mapping", "_nbytes", "_sketch")
+
+    def __init__(self, mapping: mmap.mmap | None = None) -> None:
+        self._mapping = mapping
+        self._sketch: Sketch | None = None
+        if mapping is not None:
+            self._nbytes = len(mapping)
+            words = np.frombuffer(mapping, dtype=np.uint64)
+            self._sketch = Sketch(words.reshape(2, -1))
+
+    def put(self, prints: npt.NDArray[np.uint64], fate: Fate, now_ns: int) -> None:
+        """Put down what becomes of blocks with these hashes."""
+        if len(prints) and (sketch := self._usable()) is not None:
+            sketch.put(prints, _CODES[fate], now_ns // _NS_PER_MS)
+
+    def of(self, fingerprint: int, now_ns: int) -> Told:
+        """Return what became of a block that is not there."""
+        if (sketch := self._usable()) is None:
+            return Told(Fate.UNKNOWN)
+        found = sketch.get(fingerprint)
+        if found is None or not 1 <= found[0] <= len(_KEPT):
+            return Told(Fate.NEVER)
+        code, moment_ms = found
+        return Told(_KEPT[code - 1], max(0, now_ns // _NS_PER_MS - moment_ms) / 1000)
+
+    def _usable(self) -> Sketch | None:
+        """Return the sketch, unless its file was cut: a page that is gone ends us."""
+        if self._mapping is not None and self._mapping.size() < self._nbytes:
+            self._mapping = self._sketch = None
+        return self._sketch
+
+
+def make_fates(directory: Directory, num_slots: int) -> None:
+    """
+    Make the sketch of a slab, if it has none that can be used.
+
+    Best effort; to be called under the directory's lock.
+    """
+    with contextlib.suppress(OSError):
+        if not _is_there(directory):
+            directory.remove(FATES, FATES + NEW)
+            directory.allocate(FATES + NEW, fates_nbytes(num_slots))
+            directory.rename(FATES + NEW, FATES)
+
+
+def map_fates(directory: Directory, *, at_once: bool) -> Fates:
+    """Open the sketch that a slab has; one that cannot be used is none."""
+    with contextlib.suppress(OSError, ConfigError):
+        fd = directory.open(FATES)
+        try:
+            if _has_size(fd):
+                return Fates(map_file(fd, in_memory=at_once))
+        finally:
+            os.close(fd)
+    return Fates()
+
+
+def _is_there(directory: Directory) -> bool:
+    """Return whether there is a sketch, or something that is not to be touched."""
+    try:
+        fd = directory.open(FATES, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except ConfigError:  # a link, or somebody else's
+        return True
+    try:
+        return _has_size(fd)
+    finally:
+        os.close(fd)
+
+
+def _has_size(fd: int) -> bool:
+    nbytes = os.fstat(fd).st_size
+    in_bounds = ENTRY_BYTES * _FEWEST <= nbytes <= ENTRY_BYTES * _MOST
+    return in_bounds and nbytes & (nbytes - 1) == 0

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An index's word on blocks: what has become of each, also of those that are gone."""
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm.blocks import PackedKey
+from ucm.fates import Fate, Told
+from ucm.stores.slab._chains import NO_SLOT, pack_one
+from ucm.stores.slab._fates import Fates
+from ucm.stores.slab._layout import COMMITTED, IndexLayout, Word
+from ucm.stores.slab._used import Used
+
+__all__ = ["Gone"]
+
+_CLOCK_BASE = int(Word.CLOCK_BASE)
+
+
+class Gone(Used):
+    """
+    The tables with their clock, and a memory of what is no longer in them.
+
+    Args:
+        buffer: The mapping, ``IndexLayout.nbytes`` long.
+        layout: Its arrangement.
+    """
+
+    def __init__(self, buffer: memoryview, layout: IndexLayout) -> None:
+        super().__init__(buffer, layout)
+        self.seed = self.words[Word.SEED]
+        self.fates = Fates()
+        """Where it is put down; nowhere until somebody opens it."""
+
+    def part_with(self, slots: npt.NDArray[np.int64], fate: Fate) -> None:
+        """Put down what becomes of blocks whose slots are about to be vacated."""
+        self.fates.put(self.chains.hashes[slots], fate, self._now_ns())
+
+    def fate_of(self, key: PackedKey) -> Told:
+        """Return what has become of one key: a hint, takes no lock."""
+        field, found = pack_one(key, self.seed)
+        slot = self.chains.find_field(field, found)
+        if slot == NO_SLOT:
+            return self.fates.of(found, self._now_ns())
+        is_there = self.states[slot] == COMMITTED
+        return Told(Fate.STORED if is_there else Fate.WRITING)
+
+    def _now_ns(self) -> int:
+        now: int = time.monotonic_ns() + self.words[_CLOCK_BASE]
+        return now
