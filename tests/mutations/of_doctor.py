@@ -15,6 +15,15 @@ _AGREED = "tests/integration/vllm/test_topology.py::TestAgreement"
 _HOSTILE = f"{_TEST_FILES}::test_yaml_that_is_damaged_or_hostile_is_refused"
 _NEARER = f"{_TEST_SOURCES}::TestPrecedence::test_nearer_places_count_and_are_named"
 
+_LOOK = "ucm/stores/slab/_look.py"
+_PLACE = "ucm/doctor/place.py"
+_ENGINE = "ucm/doctor/engine.py"
+_SIZING = "ucm/doctor/sizing.py"
+_TEST_LOOK = "tests/stores/test_slab_look.py"
+_TEST_ENGINE = "tests/doctor/test_engine.py"
+_TEST_PLACE = "tests/doctor/test_place.py"
+_TEST_SIZES = "tests/doctor/test_sizing.py::TestSizes"
+
 DOCTOR = (
     Mutant(
         name="yaml_aliases_taken",
@@ -36,16 +45,16 @@ DOCTOR = (
         name="settings_file_opened_blocking",
         why="An engine whose file is a pipe never starts and never says why.",
         file=_FILES,
-        find="            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):\n",
-        replace="            if stat.S_ISSOCK(os.fstat(file.fileno()).st_mode):\n",
+        find="        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)\n",
+        replace="        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)\n",
         killers=(f"{_TEST_FILES}::test_what_is_no_plain_file_is_refused_at_once",),
     ),
     Mutant(
         name="settings_file_without_bound",
         why="A start-up reads a log of gigabytes into memory.",
         file=_FILES,
-        find="            data = file.read(MOST_BYTES + 1)\n",
-        replace="            data = file.read()[:MOST_BYTES]\n",
+        find='            data = file.read(most_bytes + 1) if is_plain else b""\n',
+        replace='            data = file.read(most_bytes) if is_plain else b""\n',
         killers=(f"{_TEST_FILES}::test_a_file_without_end_is_refused_by_its_size",),
     ),
     Mutant(
@@ -104,6 +113,70 @@ DOCTOR = (
         replace="            value = {**value, **below}\n",
         killers=(
             f"{_TEST_FOREIGN}::TestTranslation::test_our_own_key_counts_beside_a_foreign_one",
+        ),
+    ),
+    Mutant(
+        name="foreign_directory_looks_free",
+        why="The doctor says that all is well, and the engine refuses to start.",
+        file=_LOOK,
+        find="            require_ours(directory, _SOME)\n",
+        replace="",
+        killers=(
+            f"{_TEST_LOOK}::TestProblems::test_directory_of_somebody_else_is_named_and_untouched",
+        ),
+    ),
+    Mutant(
+        name="limits_of_memory_unseen",
+        why="A container is killed without a word once its slab fills.",
+        file=_LOOK,
+        find="        rooms += memory_rooms(system)\n",
+        replace="        pass\n",
+        killers=(
+            f"{_TEST_LOOK}::test_limits_of_memory_count_where_the_slab_lies_in_memory",
+        ),
+    ),
+    Mutant(
+        name="short_room_is_well",
+        why="The commonest fault of a container is not found: a small /dev/shm.",
+        file=_PLACE,
+        find="    short = [room for room in seen.rooms if room.left < seen.needed_bytes]\n",
+        replace="    short = [room for room in seen.rooms if room.left < 0]\n",
+        killers=(f"{_TEST_PLACE}::TestRoom::test_small_shared_memory_is_found",),
+    ),
+    Mutant(
+        name="hung_mount_hangs_the_doctor",
+        why="Who asks what is wrong with a mount gets no answer.",
+        file=_PLACE,
+        find="    thread.join(seconds)\n",
+        replace="    thread.join()\n",
+        killers=(f"{_TEST_PLACE}::TestDisk::test_what_hangs_is_not_waited_for",),
+    ),
+    Mutant(
+        name="default_policy_is_well",
+        why="An engine with vLLM's default fails requests, and nobody was warned.",
+        file=_ENGINE,
+        find='    policy = transfer.get(_POLICY, "fail")\n',
+        replace='    policy = transfer.get(_POLICY, "recompute")\n',
+        killers=(
+            f"{_TEST_ENGINE}::test_policy_that_ends_requests_is_found_also_as_the_default",
+        ),
+    ),
+    Mutant(
+        name="replicas_counted_as_parts",
+        why="A capacity is said to hold half of what it does.",
+        file=_SIZING,
+        find="    shards = 1 if model.is_latent else min(model.heads, tensor)\n",
+        replace="    shards = 1 if model.is_latent else tensor\n",
+        killers=(f"{_TEST_SIZES}::test_ranks_share_a_block_and_store_each_part_once",),
+    ),
+    Mutant(
+        name="loaded_bytes_not_compared",
+        why="A store that gives back other bytes is called well.",
+        file="ucm/doctor/trial.py",
+        find='    return "" if same else "what was loaded is not what was saved"\n',
+        replace='    return "" if same or pool else "what was loaded is not what was saved"\n',
+        killers=(
+            "tests/doctor/test_trial.py::test_bytes_that_come_back_otherwise_are_found",
         ),
     ),
 )

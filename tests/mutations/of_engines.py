@@ -49,8 +49,8 @@ ENGINES = (
     Mutant(
         name="random_hashes_taken",
         why="Nothing is ever found after a restart, and nobody says why.",
-        file=_KEYSPACE,
-        find='    if not has("fixed_hashes"):\n',
+        file="ucm/integration/vllm/preflight.py",
+        find="    if not are_fixed:\n",
         replace="    if not algorithm:\n",
         killers=(f"{_HASHES}::test_engine_whose_hashes_are_random_is_refused",),
     ),

@@ -24,10 +24,12 @@ class Given:
     Args:
         configuration: The settings with their sources.
         transfer: The engine's ``kv-transfer-config``; None if none was named.
+        engine: All that its file says; empty if it is none of an engine.
     """
 
     configuration: Configuration
     transfer: dict[str, Any] | None = None
+    engine: dict[str, Any] = attrs.Factory(dict)
 
 
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,9 +67,10 @@ def read_given(file: str | None, transfer: str | None) -> Given:
     if file is None:
         return Given(load({}))
     try:
-        found = transfer_of(read_settings(Path(file)))
+        said = read_settings(Path(file))
+        found = transfer_of(said)
     except ConfigError as exc:
         raise exc.given_in(file) from exc
     if found is None:
         return Given(load({"config_file": file}))
-    return Given(load(found[ENGINE], name=f"{ENGINE} of {file}"), found)
+    return Given(load(found[ENGINE], name=f"{ENGINE} of {file}"), found, said)

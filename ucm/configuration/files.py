@@ -16,7 +16,7 @@ from typing import Any
 
 from ucm.errors import ConfigFileError
 
-__all__ = ["MOST_BYTES", "read_settings"]
+__all__ = ["MOST_BYTES", "read_settings", "read_text"]
 
 MOST_BYTES = 64 << 10
 _MOST_DEPTH = 32
@@ -34,7 +34,7 @@ def read_settings(path: Path) -> dict[str, object]:
     if parse is None:
         known = ", ".join(_PARSERS)
         raise _error(path, "of no known kind", f"Give it a name that ends in {known}.")
-    text = _text_of(path)
+    text = read_text(path)
     try:
         found = parse(text)
     except (ValueError, RecursionError) as exc:
@@ -62,25 +62,38 @@ def _is_deep(found: object) -> bool:
     return bool(level)
 
 
-def _text_of(path: Path) -> str:
+def read_text(path: Path, *, key: str = _KEY, most_bytes: int = MOST_BYTES) -> str:
+    """
+    Return a small file's text; waits for nobody.
+
+    Args:
+        path: Which.
+        key: By which name an error calls it.
+        most_bytes: More is no such file.
+
+    Raises:
+        ConfigFileError: It is missing, no plain file, too large, or not UTF-8.
+    """
+    remedy = "Give the path of a file that is there."
     try:
         # Nobody may have to write first, as of a pipe.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _error(path, "not a plain file", "Give a file.")
-            data = file.read(MOST_BYTES + 1)
+            is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            data = file.read(most_bytes + 1) if is_plain else b""
     except (OSError, ValueError) as exc:  # ValueError: a NUL in its name
-        if isinstance(exc, ConfigFileError):
-            raise
         why = getattr(exc, "strerror", None) or str(exc)
-        raise _error(path, why, "Give the path of a file that is there.") from exc
-    if len(data) > MOST_BYTES:
-        raise _error(path, f"larger than {MOST_BYTES} bytes", "Settings are short.")
+        raise ConfigFileError(key, str(path), why, remedy) from exc
+    if not is_plain:
+        raise ConfigFileError(key, str(path), "not a plain file", remedy)
+    if len(data) > most_bytes:
+        problem = f"larger than {most_bytes} bytes"
+        raise ConfigFileError(key, str(path), problem, "Give what is meant to be read.")
     try:
         return data.decode()
     except UnicodeDecodeError as exc:
-        raise _error(path, f"not UTF-8 ({exc.reason})", "Mend it.") from exc
+        problem = f"not UTF-8 ({exc.reason})"
+        raise ConfigFileError(key, str(path), problem, "Mend it.") from exc
 
 
 def _json(text: str) -> object:

@@ -62,4 +62,6 @@ def _shape(
         return {"anyOf": [_SHARE, {"type": "null"}]}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"enum": [word.value for word in hint]}
+    if typing.get_origin(hint) is tuple:
+        return {"type": "array"}
     return {"type": _TYPES[hint], **least}

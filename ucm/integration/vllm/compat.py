@@ -20,6 +20,7 @@ import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 from ucm.errors import LayoutError
+from ucm.integration.vllm.preflight import FIXED_HASHES_SINCE, SUPPORTED
 
 __all__ = [
     "FEATURES",
@@ -46,9 +47,6 @@ __all__ = [
 ]
 
 _Version = tuple[int, int]
-
-SUPPORTED: tuple[_Version, _Version] = ((0, 23), (0, 33))
-"""First and last ``(major, minor)`` release; vllm-ascend 0.23 sits on the first."""
 
 
 @attrs.frozen
@@ -79,7 +77,7 @@ FEATURES = {
         "each KVCacheTensor is one page for the layers of shared_by",
     ),
     "fixed_hashes": Feature(
-        (0, 29),
+        FIXED_HASHES_SINCE,
         "block hashes that begin alike in every process (DEFAULT_NONE_HASH_SEED)",
         "refuses to start unless PYTHONHASHSEED is set",
     ),

@@ -15,15 +15,13 @@ from typing import Any
 
 from ucm.blocks import KeySpace
 from ucm.config import python_hash_seed
-from ucm.errors import ConfigError
 from ucm.integration.vllm.compat import engine_name, has
 from ucm.integration.vllm.identity import settings_of
+from ucm.integration.vllm.preflight import check_hashes
 from ucm.integration.vllm.weight_files import weights_name
 from ucm.layout import KVLayout
 
 __all__ = ["check_hash_algorithm", "keyspace_of"]
-
-_PORTABLE_ALGORITHMS = ("sha256", "sha256_cbor")
 
 
 def check_hash_algorithm(algorithm: str) -> None:
@@ -33,25 +31,7 @@ def check_hash_algorithm(algorithm: str) -> None:
     Raises:
         ConfigError: Names the setting to change.
     """
-    if python_hash_seed():
-        return
-    if not has("fixed_hashes"):
-        raise ConfigError(
-            "PYTHONHASHSEED",
-            None,
-            "this release of vLLM begins its block hashes with a random number, so "
-            "nothing would ever be found after a restart",
-            "Set PYTHONHASHSEED to one value for all processes, or use vLLM 0.29.",
-        )
-    if algorithm not in _PORTABLE_ALGORITHMS:
-        raise ConfigError(
-            "prefix_caching_hash_algo",
-            algorithm,
-            "its block hashes are random per process, so nothing would ever be found "
-            "after a restart",
-            "Use --prefix-caching-hash-algo sha256, or set PYTHONHASHSEED to one "
-            "value for all processes.",
-        )
+    check_hashes(algorithm, python_hash_seed(), are_fixed=has("fixed_hashes"))
 
 
 def keyspace_of(

@@ -48,7 +48,10 @@ class LifeLog:
         return record
 
     def allocated(
-        self, request: Any, computed_tokens: int, lookup: Lookup | None
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        computed_tokens: int,
+        lookup: Lookup | None,
     ) -> None:
         """
         Take note that it has got blocks.

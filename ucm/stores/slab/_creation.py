@@ -37,7 +37,7 @@ from ucm.stores.slab._files import (
 from ucm.stores.slab._layout import IndexLayout
 from ucm.stores.slab._room import Room, memory_rooms
 
-__all__ = ["SYSTEM", "create", "least_room", "making", "require_room"]
+__all__ = ["SYSTEM", "create", "least_room", "making", "require_ours", "require_room"]
 
 SYSTEM = Path("/")
 _SPARE_BYTES = 1 << 20  # the directory and what is small in it
@@ -57,7 +57,7 @@ def create(
     manifest = Manifest.of(geometry, durability)
     index = manifest.index_of(geometry.slot_bytes)
     with making(directory, geometry):
-        _require_ours(directory, manifest.encode())
+        require_ours(directory, manifest.encode())
         made = (DATA, ARENA, *_indexes(directory), index, index + NEW, MARK)
         directory.remove(*made)
         require_room(directory, _needed(geometry), in_memory=in_memory)
@@ -132,7 +132,17 @@ def _needed(geometry: Geometry) -> int:
     return geometry.data_bytes + index + fates_nbytes(geometry.num_slots)
 
 
-def _require_ours(directory: Directory, manifest: bytes) -> None:
+def require_ours(directory: Directory, manifest: bytes) -> None:
+    """
+    Make sure that a directory without a slab is one in which we may make it.
+
+    Args:
+        directory: Which.
+        manifest: Of a slab; whoever began one left a mark that begins alike.
+
+    Raises:
+        ConfigError: It is somebody else's.
+    """
     names = directory.names()
     if MARK in names:
         found, start = directory.read(MARK), manifest[: manifest.index(b",") + 1]

@@ -26,6 +26,7 @@ __all__ = [
     "MemoryWishes",
     "advise",
     "has_huge_pages",
+    "mount_of",
     "nodes_of",
     "populate",
 ]
@@ -152,7 +153,7 @@ def _require_huge_pages(root: Path, system: Path) -> None:
             f"{setting} says {chosen[0] if chosen else 'nothing'}",
             f"Write advise to {setting}",
         )
-    place, options = _mount_of(root, system)
+    place, options = mount_of(root, system)
     if chosen == ["force"] or re.search(
         r"\bhuge=(always|within_size|advise)\b", options
     ):
@@ -173,7 +174,7 @@ def _huge_pages_error(problem: str, remedy: str) -> ConfigError:
     )
 
 
-def _mount_of(root: Path, system: Path) -> tuple[str, str]:
+def mount_of(root: Path, system: Path) -> tuple[str, str]:
     """Return where the file system of a path is mounted, and its options."""
     device = os.stat(root if root.exists() else root.parent).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

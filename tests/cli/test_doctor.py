@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ucm doctor``: what it finds on this machine, with its remedy, and how it ends."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cli.call import call
+from tests.doctor.test_sizing import LLAMA
+from tests.stores.slab_kit import SLOT_BYTES, open_slab
+from tests.stores.test_slab_directory import FOREIGN, make_tree, tree
+from tests.stores.test_slab_room import make_system
+from ucm.configuration.sources import ENGINE
+from ucm.stores.slab import _creation
+
+CAPACITY = 8 << 20
+
+
+def engine(path, *, capacity=CAPACITY, policy="recompute", **more):
+    """Return the value of ``--kv-transfer-config`` for a store."""
+    store = {"path": str(path), "capacity": capacity}
+    return json.dumps(
+        {
+            "kv_connector": "UCMConnector",
+            "kv_load_failure_policy": policy,
+            ENGINE: {"store": store},
+            **more,
+        }
+    )
+
+
+def examined(*arguments, transfer=None, code=None):
+    """Return what the doctor finds wrong, text and remedy, for these arguments."""
+    given = [] if transfer is None else ["--kv-transfer-config", transfer]
+    told = call("doctor", "--json", "--no-trial", *arguments, *given)
+    answer = told.json()
+    wrong = [each for each in answer["findings"] if each["severity"] == "wrong"]
+    assert all(each["remedy"] for each in wrong)
+    assert answer["well"] is not bool(wrong)
+    assert bool(wrong) == told.code
+    return [f"{each['text']} {each['remedy']}" for each in wrong]
+
+
+class TestFindings:
+    def test_machine_and_settings_that_are_well_end_with_zero(self, tmp_path):
+        """Nothing wrong is found where nothing is, and a save and load are tried."""
+        told = call("doctor", "--kv-transfer-config", engine(tmp_path / "slab"))
+        assert (0, "") == (told.code, told.err)
+        assert "round trip" in told.out
+        assert [] == [*tmp_path.iterdir()]
+
+    def test_small_shared_memory_is_found(self):
+        """X-12: a capacity that /dev/shm does not have."""
+        (text, *_) = examined(transfer=engine("/dev/shm/ucm-doctor", capacity="900TiB"))
+        assert "are left of /dev/shm" in text
+        assert "--shm-size" in text
+
+    def test_policy_that_fails_requests_is_found(self, tmp_path):
+        """H-13: vLLM's default ends a request whose load fails."""
+        (text,) = examined(transfer=engine(tmp_path / "slab", policy="fail"))
+        assert "kv_load_failure_policy" in text
+
+    @pytest.mark.parametrize("name", ["of a volume", "another kind"])
+    def test_directory_of_somebody_else_is_found_and_untouched(self, tmp_path, name):
+        """R-24: nothing in it changes, not by looking either."""
+        make_tree(tmp_path / "theirs", FOREIGN[name])
+        before = tree(tmp_path)
+        (text,) = examined(transfer=engine(tmp_path / "theirs"))
+        assert "store.path" in text
+        assert before == tree(tmp_path)
+
+    def test_unstable_hash_seed_is_found(self, tmp_path, monkeypatch):
+        """C.5: zero hits over restarts."""
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        options = ("--prefix-caching-hash-algo", "xxhash")
+        (text,) = examined(*options, transfer=engine(tmp_path / "slab"))
+        assert "random per process" in text
+        monkeypatch.setenv("PYTHONHASHSEED", "0")
+        assert [] == examined(*options, transfer=engine(tmp_path / "slab"))
+
+    def test_slab_of_another_layout_is_found(self, tmp_path):
+        """Its extents hold no block of this model."""
+        open_slab(tmp_path / "slab").close()
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+        transfer = engine(tmp_path / "slab", capacity=8 * SLOT_BYTES)
+        texts = examined(tmp_path, transfer=transfer)
+        assert any("another layout" in text for text in texts)
+
+    def test_slab_of_another_release_is_found(self, tmp_path):
+        """And told apart from what is none."""
+        open_slab(tmp_path / "slab").close()
+        manifest = tmp_path / "slab" / "slab.json"
+        manifest.write_text(manifest.read_text().replace('"schema":', '"schema":9'))
+        (text,) = examined(transfer=engine(tmp_path / "slab"))
+        assert "another release made it" in text
+
+    def test_memory_limit_below_the_capacity_is_found(self, tmp_path, monkeypatch):
+        """R-26: a container's limit, as Linux tells it."""
+        limit = "sys/fs/cgroup/memory"
+        files = {
+            "proc/self/cgroup": "0::/\n",
+            "proc/self/mountinfo": "",
+            f"{limit}.max": f"{CAPACITY // 2}\n",
+            f"{limit}.current": "0\n",
+        }
+        monkeypatch.setattr(_creation, "SYSTEM", make_system(tmp_path, files))
+        (text,) = examined(transfer=engine("/dev/shm/ucm-doctor"))
+        assert "needs 8 MiB more, and 4 MiB are left of the limit" in text
+
+    def test_settings_that_cannot_be_used_end_the_call(self):
+        """X-09: they are told as anywhere else."""
+        told = call("doctor", "--kv-transfer-config", '{"kv_connector": "Other"}')
+        assert 2 == told.code
+        assert told.is_tidy()
+
+    def test_other_stores_are_not_looked_at(self):
+        """There is nothing to look at, and it is said so."""
+        extra = {ENGINE: {"store": {"type": "null"}}}
+        transfer = json.dumps({"kv_load_failure_policy": "recompute", **extra})
+        assert [] == examined(transfer=transfer)
+
+
+class TestModel:
+    def test_what_the_engines_file_says_need_not_be_said_again(self, tmp_path):
+        """C.5: model, ranks and block size are read from what the engine reads; the
+        command line counts before it."""
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA))
+        file = tmp_path / "serve.json"
+        file.write_text(
+            json.dumps(
+                {
+                    "model": str(tmp_path / "model"),
+                    "tensor-parallel-size": 4,
+                    "block-size": 32,
+                    "kv-transfer-config": json.loads(engine(tmp_path / "slab")),
+                }
+            )
+        )
+        for options, told in (
+            ((), "32 tokens 4 parts of 1 MiB"),
+            (("-tp", "1"), "32 tokens 1 parts of 4 MiB"),
+            (("--block-size", "16", "--kv-cache-dtype", "fp8"), "4 parts of 256 KiB"),
+        ):
+            answer = call(
+                *("doctor", "--json", "--no-trial", "--file", file, *options),
+                *("--tokens-per-second", "1"),
+            )
+            texts = [each["text"] for each in answer.json()["findings"]]
+            assert any(told in text for text in texts)
+            assert any("fill it in" in text for text in texts)
+
+    def test_model_that_cannot_be_read_ends_the_call(self, tmp_path):
+        """A name of a hub is not a directory: nothing is downloaded."""
+        told = call("doctor", tmp_path / "missing")
+        assert 3 == told.code
+        assert told.is_tidy()
+
+    def test_number_that_is_none_ends_the_call(self, tmp_path):
+        """What an engine's file says is checked as well."""
+        file = tmp_path / "serve.json"
+        transfer = json.loads(engine(tmp_path / "slab"))
+        file.write_text(json.dumps({"block-size": "x", "kv-transfer-config": transfer}))
+        told = call("doctor", "--file", file)
+        assert 2 == told.code
+        assert "block-size" in told.err
+
+
+@pytest.mark.slow
+@given(
+    path=st.text(max_size=12) | st.sampled_from(["/dev/null", "/proc", "/", "", "\0"]),
+    capacity=st.sampled_from([1, 4096, "1GiB", 1 << 62, 10**30]),
+    told=st.dictionaries(
+        st.sampled_from([*LLAMA, "layer_types", "head_dim"]),
+        st.integers(-1, 9) | st.text(max_size=4) | st.just(["linear_attention"] * 32),
+    ),
+)
+def test_whatever_is_configured_there_are_findings_or_one_line(
+    tmp_path_factory, path, capacity, told
+):
+    """No path, capacity or model makes a traceback, and none is written to."""
+    model = tmp_path_factory.getbasetemp() / "config.json"
+    model.write_text(json.dumps({**LLAMA, **told}))
+    transfer = engine(path, capacity=capacity)
+    found = call("doctor", model, "--no-trial", "--kv-transfer-config", transfer)
+    assert found.is_tidy()

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ucm doctor``: what of a machine, a store or an engine's settings is wrong, with remedies."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from ucm.cli.given import Given, read_given, settings_options
+from ucm.cli.main import NOT_WELL
+from ucm.cli.output import console, json_option, say_json, table
+from ucm.config import StoreConfig, python_hash_seed
+from ucm.doctor.engine import EngineFacts, check_engine
+from ucm.doctor.findings import Finding, Severity, note
+from ucm.doctor.machine import check_machine, gather_machine
+from ucm.doctor.place import check_disk, check_place, probe_disk, within
+from ucm.doctor.sizing import (
+    Deployment,
+    ModelFacts,
+    Sizes,
+    check_sizes,
+    model_of,
+    sizes_of,
+)
+from ucm.doctor.trial import try_round_trip
+from ucm.stores.slab import look
+
+__all__ = ["doctor"]
+
+_ANSWERS_S = 5.0
+_POSITIVE = click.IntRange(1, 1 << 16)
+
+
+@click.command()
+@click.argument("model", required=False)
+@settings_options
+@click.option("--tensor-parallel-size", "-tp", type=_POSITIVE, help="Ranks of a layer.")
+@click.option("--pipeline-parallel-size", "-pp", type=_POSITIVE, help="Stages.")
+@click.option("--block-size", type=_POSITIVE, help="Tokens of a block.")
+@click.option("--kv-cache-dtype", help="auto, float16, bfloat16, float32 or fp8.")
+@click.option("--prefix-caching-hash-algo", help="Of the engine; sha256 if left out.")
+@click.option(
+    "--tokens-per-second",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="New tokens of prompts over all engines of the node.",
+)
+@click.option("--no-trial", is_flag=True, help="Make no temporary store.")
+@json_option
+def doctor(
+    model: str | None,
+    file: str | None,
+    transfer: str | None,
+    tokens_per_second: float,
+    *,
+    no_trial: bool,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401 - those of the engine, by name
+) -> int:
+    r"""
+    Look for what is wrong before an engine starts.
+
+    MODEL is a local directory with the model's config.json; with it the doctor says how
+    many tokens fit. What an engine's file says (--file) need not be said again. Nothing
+    is changed; a temporary store beside yours goes again at once.
+
+    \b
+    Example: ucm doctor /models/Qwen3-8B --file serve.yaml --tokens-per-second 5000
+    Exit codes: 0 nothing is wrong, 1 something is, 2 a setting cannot be used,
+    3 a file cannot be read.
+    """
+    given = read_given(file, transfer)
+    engine = _Engine.of(given, {key: options[key] for key in options if options[key]})
+    sized = engine.sizes(model)
+    findings = [
+        *check_engine(engine.facts),
+        *check_machine(gather_machine(), given.configuration.config),
+        *_check_store(given.configuration.config.store, sized, tokens_per_second),
+    ]
+    if not no_trial:
+        findings.append(_try(Path(given.configuration.config.store.path)))
+    is_wrong = any(each.severity is Severity.WRONG for each in findings)
+    if as_json:
+        say_json({"well": not is_wrong, "findings": [*map(attrs.asdict, findings)]})
+    else:
+        _show(findings)
+    return NOT_WELL if is_wrong else 0
+
+
+@attrs.frozen
+class _Engine:
+    """What was said of the engine, on the command line or in its file."""
+
+    facts: EngineFacts
+    model: str
+    how: Deployment
+
+    @classmethod
+    def of(cls, given: Given, options: Mapping[str, Any]) -> "_Engine":
+        said = {**{key.replace("-", "_"): given.engine[key] for key in given.engine}}
+        said |= options
+        versions = gather_machine().packages
+        how = Deployment(
+            tensor_parallel=_number(said, "tensor_parallel_size", 1),
+            pipeline_parallel=_number(said, "pipeline_parallel_size", 1),
+            block_tokens=_number(said, "block_size", 16),
+            kv_dtype=str(said.get("kv_cache_dtype", "auto")),
+        )
+        facts = EngineFacts(
+            transfer=given.transfer,
+            version=versions.get("vllm", ""),
+            hash_algorithm=str(said.get("prefix_caching_hash_algo", "sha256")),
+            hash_seed=python_hash_seed(),
+        )
+        return cls(facts, str(said.get("model", "")), how)
+
+    def sizes(self, model: str | None) -> tuple[ModelFacts, Sizes] | None:
+        """
+        Return what blocks need; None if the model is not here, or none was named.
+
+        Raises:
+            ConfigFileError: The model that was named cannot be read.
+        """
+        if model is None and not Path(self.model, "config.json").is_file():
+            return None
+        facts = model_of(Path(model or self.model), self.how.kv_dtype)
+        return facts, sizes_of(facts, self.how)
+
+
+def _number(said: Mapping[str, Any], name: str, default: int) -> int:
+    value = said.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise click.UsageError(f"{name.replace('_', '-')} is {value!r}, no number")
+    return value
+
+
+def _check_store(
+    store: StoreConfig,
+    sized: tuple[ModelFacts, Sizes] | None,
+    tokens_per_second: float,
+) -> Iterator[Finding]:
+    if store.type != "slab":
+        yield note("store", f"store.type is {store.type}: there is nothing to look at")
+        return
+    block_bytes = sized[1].block_bytes if sized else None
+    directory = _existing(Path(store.path))
+    facts = within(_ANSWERS_S, lambda: probe_disk(directory))
+    yield from check_disk(facts, directory)
+    if facts is None:
+        return
+    seen = within(_ANSWERS_S, lambda: look(store, block_bytes))
+    if seen is None:
+        yield from check_disk(None, Path(store.path))
+        return
+    yield from check_place(store, seen, block_bytes)
+    if sized is not None:
+        yield from check_sizes(
+            *sized,
+            capacity=store.capacity,
+            num_slots=seen.num_slots,
+            tokens_per_second=tokens_per_second,
+        )
+    else:
+        yield note(
+            "capacity",
+            "no model was named, so nobody can say what fits",
+            "Name the model's local directory.",
+        )
+
+
+def _existing(path: Path) -> Path:
+    """Return the directory in which something may be tried: the slab's parent, or above."""
+    for each in path.absolute().parents:
+        if each.is_dir():
+            return each
+    return Path("/")
+
+
+def _try(path: Path) -> Finding:
+    directory = _existing(path)
+    if not os.access(directory, os.W_OK):
+        return note("round trip", f"not tried: {directory} cannot be written to")
+    return try_round_trip(directory)
+
+
+def _show(findings: list[Finding]) -> None:
+    order = [*Severity]
+    rows = [
+        (each.severity.value, each.check, each.text, each.remedy)
+        for each in sorted(
+            findings, key=lambda each: order.index(each.severity), reverse=True
+        )
+    ]
+    console().print(table("", ("", "check", "found", "remedy"), rows))

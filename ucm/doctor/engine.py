@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's own settings, as far as they decide what becomes of blocks."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+import attrs
+
+from ucm.doctor.findings import Finding, fine, note, refused, warning, wrong
+from ucm.errors import ConfigError
+from ucm.integration.vllm.preflight import FIXED_HASHES_SINCE, SUPPORTED, check_hashes
+
+__all__ = ["EngineFacts", "check_engine"]
+
+_POLICY = "kv_load_failure_policy"
+
+
+@attrs.frozen(kw_only=True)
+class EngineFacts:
+    """
+    What the engine is started with.
+
+    Args:
+        transfer: Its ``kv-transfer-config``; None if nobody gave it.
+        version: Of vLLM; empty if it is not installed.
+        hash_algorithm: Its ``prefix_caching_hash_algo``.
+        hash_seed: ``PYTHONHASHSEED``, empty when unset.
+    """
+
+    transfer: Mapping[str, object] | None = None
+    version: str = ""
+    hash_algorithm: str = "sha256"
+    hash_seed: str = ""
+
+
+def check_engine(facts: EngineFacts) -> Iterator[Finding]:
+    """Say what the engine would make of it."""
+    yield from _check_transfer(facts.transfer)
+    release = _release(facts.version)
+    yield _check_version(facts.version, release)
+    try:
+        check_hashes(
+            facts.hash_algorithm,
+            facts.hash_seed,
+            are_fixed=release is None or release >= FIXED_HASHES_SINCE,
+        )
+    except ConfigError as exc:
+        yield refused("hashes", exc)
+    else:
+        yield fine("hashes", f"{facts.hash_algorithm} is the same in every process")
+
+
+def _check_transfer(transfer: Mapping[str, object] | None) -> Iterator[Finding]:
+    if transfer is None:
+        yield note(
+            "engine",
+            "nobody said how the engine is started, so its settings were not looked at",
+            "Name --file or --kv-transfer-config.",
+        )
+        return
+    policy = transfer.get(_POLICY, "fail")
+    if policy != "recompute":
+        given = (
+            f"is {policy!r}" if _POLICY in transfer else "is left out, that is 'fail'"
+        )
+        yield wrong(
+            "engine",
+            f"{_POLICY} {given}: a load that fails ends its request with an error",
+            f'Set "{_POLICY}": "recompute" in kv-transfer-config.',
+        )
+    else:
+        yield fine("engine", f"{_POLICY} is recompute")
+    role = transfer.get("kv_role", "kv_both")
+    if role != "kv_both":
+        yield warning(
+            "engine",
+            f"kv_role is {role!r}: this engine {_HALVES.get(str(role), 'is unknown')}",
+            "Use kv_both, unless another engine does the other half.",
+        )
+
+
+_HALVES = {"kv_producer": "saves and never loads", "kv_consumer": "loads, never saves"}
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _check_version(version: str, release: tuple[int, int] | None) -> Finding:
+    first, last = SUPPORTED
+    known = f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
+    if release is None:
+        return note("engine", "vLLM is not installed here, or tells no release")
+    if release < first:
+        return wrong(
+            "engine", f"vLLM {version} is too old", f"Install vLLM {known} or newer."
+        )
+    if release > last:
+        return warning(
+            "engine",
+            f"ucm was tried with vLLM {known}, not with {version}",
+            "Look at the log of its start: it says what of the engine differs.",
+        )
+    return fine("engine", f"vLLM {version} is one that ucm was tried with")

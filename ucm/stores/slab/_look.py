@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A look at where a slab is, or is to be, before anybody opens it; changes nothing."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from ucm.config import Durability, StoreConfig
+from ucm.errors import ConfigError
+from ucm.stores.slab import _creation
+from ucm.stores.slab._creation import require_ours
+from ucm.stores.slab._extents import Geometry
+from ucm.stores.slab._files import (
+    DATA,
+    INDEX_NAME,
+    Directory,
+    Manifest,
+    is_in_memory,
+    path_error,
+)
+from ucm.stores.slab._layout import IndexLayout
+from ucm.stores.slab._memory import MemoryWishes, mount_of
+from ucm.stores.slab._room import Room, memory_rooms
+
+__all__ = ["SlabLook", "look"]
+
+_SOME = Manifest.of(Geometry(1, 1, 1), Durability.PROCESS).encode()
+"""Of a slab; only its beginning counts."""
+
+
+@attrs.frozen(kw_only=True)
+class SlabLook:
+    """
+    What there is, and what an engine would meet.
+
+    Args:
+        problems: Why it would not open it, or not as asked.
+        in_memory: Whether the path lies in a file system that is made of memory.
+        mount: Where that file system is mounted, and its options.
+        needed_bytes: That must still be had until the capacity is full.
+        rooms: What is left of the file system, and of memory and its limits.
+        num_slots: For blocks of the size asked about; 0 if none was.
+        data_bytes: Of the slab that is there; 0 if there is none.
+        slot_sizes: That its blocks lie in.
+    """
+
+    problems: tuple[ConfigError, ...] = ()
+    in_memory: bool = False
+    mount: tuple[str, str] = ("", "")
+    needed_bytes: int = 0
+    rooms: tuple[Room, ...] = ()
+    num_slots: int = 0
+    data_bytes: int = 0
+    slot_sizes: tuple[int, ...] = ()
+
+
+def look(
+    config: StoreConfig,
+    block_bytes: int | None = None,
+    system: Path | None = None,
+) -> SlabLook:
+    """
+    Look at the place that is configured.
+
+    Args:
+        config: Where it is, and how large.
+        block_bytes: Of the largest part of a block that any rank stores, if known.
+        system: Where ``proc`` and ``sys`` are; ``/`` if left out.
+    """
+    root, system = Path(config.path).absolute(), system or _creation.SYSTEM
+    try:
+        found = _found(root, config, block_bytes)
+    except ConfigError as exc:
+        found = SlabLook(problems=(exc,))
+    except (OSError, ValueError) as exc:  # ValueError: a NUL in its name
+        found = SlabLook(problems=(_unreadable(root, exc),))
+    problems = [*found.problems, *_unfulfilled(config, root, system)]
+    num_slots, index_bytes = 0, 0
+    if block_bytes is not None:
+        try:
+            num_slots = Geometry.fit(config.capacity, block_bytes).num_slots
+            index_bytes = IndexLayout(num_slots).nbytes
+        except ConfigError as exc:
+            problems.append(exc)
+    try:
+        in_memory, mount, rooms = _place_of(root, system)
+    except (OSError, ValueError) as exc:
+        problems = problems or [_unreadable(root, exc)]
+        return attrs.evolve(found, problems=tuple(problems))
+    missing = max(0, config.capacity - _there(root))
+    return attrs.evolve(
+        found,
+        problems=tuple(problems),
+        in_memory=in_memory,
+        mount=mount,
+        needed_bytes=missing + (0 if found.data_bytes else index_bytes),
+        rooms=rooms,
+        num_slots=num_slots,
+    )
+
+
+def _place_of(
+    root: Path, system: Path
+) -> tuple[bool, tuple[str, str], tuple[Room, ...]]:
+    """
+    Return whether a path lies in memory, where it is mounted, and the room there.
+
+    Raises:
+        OSError: It cannot be asked.
+    """
+    place = root if root.is_dir() else root.parent
+    fd = os.open(place, os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        free = os.fstatvfs(fd)
+        in_memory = is_in_memory(fd)
+    finally:
+        os.close(fd)
+    rooms = [Room(free.f_bavail * free.f_frsize, "the file system")]
+    if in_memory:
+        rooms += memory_rooms(system)
+    return in_memory, mount_of(root, system), tuple(rooms)
+
+
+def _found(root: Path, config: StoreConfig, block_bytes: int | None) -> SlabLook:
+    """
+    Return what is in the directory.
+
+    Raises:
+        ConfigError: It is somebody else's, damaged, or of another release.
+        OSError: It cannot be read.
+    """
+    try:
+        fd = os.open(root, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError as exc:
+        if root.parent.is_dir():
+            return SlabLook()
+        raise path_error(root, "its parent does not exist") from exc
+    except NotADirectoryError as exc:
+        raise path_error(root, "it is not a directory") from exc
+    try:
+        directory = Directory(root, fd)
+        directory.check()
+        manifest = Manifest.read(directory)
+        if manifest is None:
+            require_ours(directory, _SOME)
+            return SlabLook()
+        names = directory.names()
+    finally:
+        os.close(fd)
+    sizes = {int(m[1]) for name in names if (m := INDEX_NAME.fullmatch(name))}
+    return SlabLook(
+        problems=tuple(_misfits(manifest, root, config, block_bytes)),
+        data_bytes=manifest.data_bytes,
+        slot_sizes=tuple(sorted(sizes)),
+    )
+
+
+def _misfits(
+    manifest: Manifest, root: Path, config: StoreConfig, block_bytes: int | None
+) -> Iterator[ConfigError]:
+    try:
+        manifest.require(root, config.durability)
+    except ConfigError as exc:
+        yield exc
+    if block_bytes is not None and manifest.of_class(block_bytes) is None:
+        yield path_error(
+            root,
+            f"it was cut for another layout: its extents of {manifest.extent_bytes} "
+            f"bytes hold no block of {block_bytes}",
+        )
+
+
+def _unfulfilled(
+    config: StoreConfig, root: Path, system: Path
+) -> Iterator[ConfigError]:
+    """Yield what is asked of memory that the machine does not have."""
+    try:
+        MemoryWishes(config.huge_pages, config.numa).check(root, system)
+    except ConfigError as exc:
+        yield exc
+    except (OSError, ValueError) as exc:
+        yield _unreadable(root, exc)
+
+
+def _unreadable(root: Path, exc: OSError | ValueError) -> ConfigError:
+    return path_error(root, f"it cannot be looked at: {exc}")
+
+
+def _there(root: Path) -> int:
+    """Return the bytes that the slab's data have already."""
+    try:
+        return 512 * (root / DATA).lstat().st_blocks
+    except (OSError, ValueError):
+        return 0
