@@ -29,6 +29,7 @@ UNREADABLE: Final = 3
 
 COMMANDS: Final[dict[str, str]] = {
     "config": "ucm.cli.config:config",
+    "top": "ucm.cli.top:top",
     "trace": "ucm.cli.trace:trace",
 }
 """Where each subcommand is: its name, and ``module:attribute`` of a click command."""
