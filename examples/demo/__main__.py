@@ -8,9 +8,13 @@ before the third the bytes of the store are damaged (corrupted), and it has to n
 and compute. The exit status is 0 only if the tokens are equal in all of them and the
 connector's own counters say that blocks were loaded where they should have been, and
 only there.
+
+It ends with a timeline of what all of them did: an HTML file, drawn from their logs.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import random
@@ -24,6 +28,7 @@ from typing import Any
 
 from examples.demo.phases import BLOCK_TOKENS, PREFIX_BLOCKS, PROMPT
 from tests.e2e.engine import ROOT, process_group
+from ucm.cli.main import main as ucm_command
 
 NEEDED_BYTES = 2 << 30
 STRIPE = 64 << 10
@@ -34,18 +39,27 @@ def main() -> int:
     """Run the phases, print the table, and say what is wrong with it."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo")
     parser.add_argument("--json", type=Path, help="write the result here as well")
+    parser.add_argument(
+        "--timeline",
+        type=Path,
+        default=ROOT / ".demo" / "timeline.html",
+        help="where to draw what happened",
+    )
     options = parser.parse_args()
     started = time.monotonic()
     store = Path(tempfile.mkdtemp(prefix=f"ucm-demo-{os.getpid()}-", dir=_store_home()))
+    logs = Path(tempfile.mkdtemp(prefix="ucm-demo-logs-"))
     try:
         progress(started, f"store in {store}")
-        rows = run_engine("cold,warm", store, started)
-        rows += run_engine("restarted", store, started)
+        rows = run_engine("cold,warm", store, logs, started)
+        rows += run_engine("restarted", store, logs, started)
         damaged = corrupt(store)
         progress(started, f"damaged {damaged} places of the store")
-        rows += run_engine("corrupted", store, started)
+        rows += run_engine("corrupted", store, logs, started)
+        timeline = draw_timeline(logs, options.timeline)
     finally:
-        shutil.rmtree(store, ignore_errors=True)
+        for directory in (store, logs):
+            shutil.rmtree(directory, ignore_errors=True)
     for row in rows:
         row["exact"] = row["token_ids"] == rows[0]["token_ids"]
         row["speedup"] = rows[0]["ttft_s"] / row["ttft_s"]
@@ -54,6 +68,7 @@ def main() -> int:
     if options.json:
         result = {"ok": not problems, "problems": problems, "phases": rows}
         options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(f"What happened, to open in a browser: {timeline}")
     for problem in problems:
         print(f"FAILED: {problem}")
     print(f"demo {'failed' if problems else 'passed'} in ", end="")
@@ -76,7 +91,7 @@ def progress(started: float, text: str) -> None:
     print(f"[{time.monotonic() - started:5.1f} s] {text}", flush=True)
 
 
-def run_engine(phases: str, store: Path, started: float) -> list[Row]:
+def run_engine(phases: str, store: Path, logs: Path, started: float) -> list[Row]:
     """
     Run one engine process and return its rows.
 
@@ -84,6 +99,7 @@ def run_engine(phases: str, store: Path, started: float) -> list[Row]:
         SystemExit: It failed; the end of its log was printed.
     """
     command = [sys.executable, "-m", "examples.demo.phases", phases, str(store)]
+    command.append(str(logs))
     rows = []
     with (
         tempfile.TemporaryFile("w+") as log,
@@ -109,6 +125,22 @@ def run_engine(phases: str, store: Path, started: float) -> list[Row]:
             print(log.read()[-8000:], file=sys.stderr)
             raise SystemExit(f"the engine of {phases} ended with status {status}")
     return rows
+
+
+def draw_timeline(logs: Path, wanted: Path) -> Path:
+    """
+    Draw the timeline as an operator would, and return where it is.
+
+    Raises:
+        SystemExit: The logs tell of nothing; the command has said so.
+    """
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    command = ["trace", "timeline", "-o", str(wanted), "--log", str(logs), "--json"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = ucm_command(command)
+    if code:
+        raise SystemExit(code)
+    return wanted.absolute()
 
 
 def corrupt(store: Path) -> int:

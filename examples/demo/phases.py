@@ -2,7 +2,7 @@
 """
 What each engine process of the demo does.
 
-Run as ``python -m examples.demo.phases PHASE STORE``. Stdout carries one line per
+Run as ``python -m examples.demo.phases PHASE STORE LOGS``. Stdout carries one line per
 event: JSON with a ``say`` for people, or with a ``row`` for the table.
 """
 
@@ -66,16 +66,16 @@ def measure(llm: Any, phase: str) -> None:
     )
 
 
-def main(phases: list[str], store: Path) -> None:
+def main(phases: list[str], store: Path, logs: Path) -> None:
     """Start one engine, warm its kernels up, and measure each phase."""
     say("making a model of 116 million random weights, unless it is there")
     model = make_model(LLAMA_DEMO)
     say(f"starting the engine for {' and '.join(phases)}")
+    connector = connector_config(type="slab", path=str(store), capacity="1GiB")
+    connector["kv_connector_extra_config"]["log"] = {"directory": str(logs)}
     with in_process_engine(
         model,
-        kv_transfer_config=connector_config(
-            type="slab", path=str(store), capacity="1GiB"
-        ),
+        kv_transfer_config=connector,
         kv_cache_memory_bytes=512 << 20,
         block_size=BLOCK_TOKENS,
         max_model_len=len(PROMPT) + 2 * CONTINUATION,
@@ -95,4 +95,4 @@ def main(phases: list[str], store: Path) -> None:
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(TIMEOUT, exit=True)
-    main(sys.argv[1].split(","), Path(sys.argv[2]))
+    main(sys.argv[1].split(","), Path(sys.argv[2]), Path(sys.argv[3]))

@@ -23,6 +23,7 @@ from tests.cache.kit import (
 from ucm.config import UCMConfig
 from ucm.devices.cpu import CPUDevice
 from ucm.errors import ConfigError, LayoutError, StoreUnavailableError
+from ucm.status import read_statuses
 from ucm.stores.memory import MemoryStore
 
 
@@ -60,6 +61,22 @@ def test_blocks_outlive_the_process_that_stored_them(loop: str, tmp_path: Path) 
         assert all((each[:4] == each[8:12]).all() for each in pool.values())
 
     run(loop, main)
+    assert set() == our_threads()
+
+
+def test_a_cache_tells_how_it_is_to_who_looks(tmp_path: Path) -> None:
+    """S1-23: a host of its own is seen by ``ucm top`` as long as its cache is open."""
+    keys, slab = keys_of(2), tmp_path / "slab"
+    with ucm.blocking.open(
+        settings(slab), layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE
+    ) as cache:
+        cache.save(keys, [0, 1]).wait_committed()
+        (told,) = read_statuses(slab).answers
+    assert ("cache-0", 2) == (
+        told.role,
+        told.counters["ucm_settled_parts_total|save|committed|"],
+    )
+    assert not (slab / "status").exists()
     assert set() == our_threads()
 
 

@@ -78,6 +78,27 @@ class TestLanes:
         assert pytest.approx(0.5) == bar.end_s - bar.begin_s
 
 
+class TestGaps:
+    def test_a_long_pause_is_drawn_short(self):
+        """Between two runs, or at night, there is nothing to look at."""
+        told = drawing_of(ended("a", 0.0, 1.0), ended("b", 60.0, 61.0))
+        assert [(1.0, 60.0)] == [
+            tuple(round(moment, 3) for moment in gap) for gap in told.gaps
+        ]
+
+    def test_a_pause_that_is_not_long_is_drawn_as_it_was(self):
+        """Among what happens, pauses tell something."""
+        assert () == drawing_of(ended("a", 0.0, 1.0), ended("b", 1.3, 2.3)).gaps
+
+    def test_there_are_not_more_than_can_be_drawn(self):
+        """The longest are drawn short, in the order of time."""
+        lives = [ended(str(day), day * day, day * day + 0.001) for day in range(200)]
+        gaps = drawing_of(*lives).gaps
+        assert sorted(gaps) == list(gaps)
+        assert 50 == len(gaps)
+        assert 2 * 149 <= gaps[0][1] - gaps[0][0]
+
+
 class TestPerfetto:
     def test_each_bar_and_stage_is_an_event(self, drawing):
         """Microseconds, as the format has them; who, direction and outcome are told."""

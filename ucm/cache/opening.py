@@ -13,6 +13,7 @@ from ucm.errors import ConfigError, LayoutError
 from ucm.layout import KVLayout
 from ucm.pipeline.save import OwnStages
 from ucm.registry import load_class
+from ucm.status import serve_status
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
 from ucm.threads import SYSTEM, Threads
@@ -74,7 +75,19 @@ def open_core(
             unowned.pop_all()
         opened.callback(core.close)
         core.open()
+        server = serve_status(
+            store.directory, f"cache-{shard}", lambda: _status_of(core), threads
+        )
+        if server is not None:
+            opened.callback(server.close)
         return core, opened.pop_all()
+
+
+def _status_of(core: Core) -> dict[str, object]:
+    """Return what ``ucm.status`` tells of a cache; may wait a second."""
+    now, open_transfers = core.measure(), len(core.open_transfers())
+    numbers = {"counters": now.counters, "gauges": now.gauges}
+    return {"sizes": {"open_transfers": open_transfers}, **numbers}
 
 
 def _check_keyspace(keyspace: KeySpace, layout: KVLayout) -> None:

@@ -30,6 +30,7 @@ UNREADABLE: Final = 3
 COMMANDS: Final[dict[str, str]] = {
     "config": "ucm.cli.config:config",
     "doctor": "ucm.cli.doctor:doctor",
+    "top": "ucm.cli.top:top",
     "trace": "ucm.cli.trace:trace",
 }
 """Where each subcommand is: its name, and ``module:attribute`` of a click command."""

@@ -16,6 +16,7 @@ lease in any other way leaves nothing behind.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -216,6 +217,11 @@ class Store(ABC):
         ``[num_slots, slot_bytes]`` each; a device may pin it until the store is closed.
         """
         return ()
+
+    @property
+    def directory(self) -> Path | None:
+        """Where it lies on this machine, for what its users put beside it; None: nowhere."""
+        return None
 
     def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
         """

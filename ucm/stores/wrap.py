@@ -2,6 +2,7 @@
 """A store around a store; the base of everything that adds to one."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,11 @@ class WrapperStore(Store):
     def buffers(self) -> tuple[npt.NDArray[np.uint8], ...]:
         """The inner store's."""
         return self.inner.buffers
+
+    @property
+    def directory(self) -> Path | None:
+        """The inner store's."""
+        return self.inner.directory
 
     def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
         """Forward."""

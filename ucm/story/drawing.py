@@ -21,6 +21,9 @@ __all__ = ["MOST_EDGES", "STAGES", "Bar", "Drawing", "Lane", "draw"]
 
 MOST_EDGES: Final = 256
 """Stages of one ticket that are drawn."""
+_LONG_GAP: Final = 0.2
+"""Of all the time in which there was something."""
+_MOST_GAPS: Final = 50
 
 STAGES: Final[dict[str, str]] = {
     "event_wait": "waits until the engine has written the blocks",
@@ -90,12 +93,14 @@ class Drawing:
         began_s: The first moment, in Unix time.
         span_s: Seconds to the last one.
         lanes: From the top down.
+        gaps: The longest stretches in which there is nothing, to be drawn short.
         notes: What was left out.
     """
 
     began_s: float
     span_s: float
     lanes: tuple[Lane, ...]
+    gaps: tuple[tuple[float, float], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -121,9 +126,24 @@ def draw(lives: Sequence[Life], notes: Iterable[str] = ()) -> Drawing:
         Lane(kind, who, _pack(by_lane[who, kind])) for who, kind in sorted(by_lane)
     ]
     if lives:
-        bars = _pack([_bar_of_life(life, began_s) for life in lives])
-        lanes.insert(0, Lane("requests", "", bars))
-    return Drawing(began_s, span_s, tuple(lanes), tuple(notes))
+        drawn = _pack([_bar_of_life(life, began_s) for life in lives])
+        lanes.insert(0, Lane("requests", "", drawn))
+    bars = [(bar.begin_s, bar.end_s) for lane in lanes for bar in lane.bars]
+    return Drawing(began_s, span_s, tuple(lanes), _gaps(bars), tuple(notes))
+
+
+def _gaps(moments: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return what is far longer than it is worth a look, of all the time between."""
+    found: list[tuple[float, float]] = []
+    until = busy = 0.0
+    for begin, end in sorted(moments):
+        if begin > until:
+            found.append((until, begin))
+        busy += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    long = [gap for gap in found if gap[1] - gap[0] > _LONG_GAP * busy]
+    longest = sorted(long, key=lambda gap: gap[0] - gap[1])[:_MOST_GAPS]
+    return tuple(sorted(longest))
 
 
 def _bar_of_life(life: Life, began_s: float) -> Bar:

@@ -74,6 +74,7 @@ def _data_of(drawing: Drawing) -> str:
     told = {
         "began_s": drawing.began_s,
         "span_s": drawing.span_s,
+        "gaps": drawing.gaps,
         "notes": drawing.notes,
         "stages": STAGES,
         "lanes": [

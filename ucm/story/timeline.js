@@ -27,7 +27,19 @@
   const colourOf = (stage) => (Object.hasOwn(COLOURS, stage) ? COLOURS[stage] : "#8b96a3");
   const ROW = 22, BAR = 18, AXIS = 26, GAP = 12, CHAR = 6.4, LEFT = 96;
   const chart = document.getElementById("chart");
-  const span = Math.max(data.span_s, 1e-6);
+  // Time in which nothing happened is drawn short: what follows counts squeezed seconds.
+  const idle = data.gaps.reduce((sum, [begin, end]) => sum + end - begin, 0);
+  const SHORT = 0.03 * Math.max(data.span_s - idle, 1e-6);
+  const squeeze = (at) => {
+    let squeezed = at;
+    for (const [begin, end] of data.gaps) {
+      if (at <= begin) break;
+      const share = Math.min((at - begin) / (end - begin), 1);
+      squeezed -= share * (end - begin - SHORT);
+    }
+    return squeezed;
+  };
+  const span = Math.max(squeeze(data.span_s), 1e-6);
   let from = -0.01 * span, to = 1.02 * span, chosen = null, sought = "";
 
   const make = (parent, name, attributes, text) => {
@@ -196,29 +208,46 @@
     group.addEventListener("keydown", (event) => event.key === "Enter" && choose(event));
     group.addEventListener("dblclick", (event) => {
       event.stopPropagation();
-      const margin = Math.max((bar.end - bar.begin) * 0.1, 1e-6);
-      show(bar.begin - margin, bar.end + margin);
+      const begin = squeeze(bar.begin), end = squeeze(bar.end);
+      const margin = Math.max((end - begin) * 0.1, 1e-6);
+      show(begin - margin, end + margin);
     });
   };
 
+  const roleOf = (lane) => lane.process.replace(/-\d+$/, "");
+  const roles = data.lanes.map((lane) => lane.kind + roleOf(lane));
   const axis = (width, left, height, x) => {
     const rough = ((to - from) * 90) / (width - left);
     const unit = 10 ** Math.floor(Math.log10(rough));
     const step = unit * [1, 2, 5, 10].find((times) => unit * times >= rough);
-    const tick = (at) => duration(+at.toPrecision(9), 9);
-    const first = Math.ceil(Math.max(from, 0) / step);
-    for (let number = 0; number < 50 && (first + number) * step <= to; number += 1) {
-      const at = (first + number) * step;
+    const tickAt = (at, limit) => {
       make(chart, "line", { x1: x(at), x2: x(at), y1: AXIS, y2: height, stroke: "#e3e7ec" });
-      if (x(at) < width - 50) make(chart, "text", { x: x(at) + 3, y: 17, class: "tick" }, tick(at));
+      if (x(at) < limit - 50) make(chart, "text", { x: x(at) + 3, y: 17, class: "tick" }, duration(+at.toPrecision(9), 9));
+    };
+    const starts = [0, ...data.gaps.map((gap) => gap[1])];
+    const stops = [...data.gaps.map((gap) => gap[0]), data.span_s * 1.02];
+    let room = 100;
+    starts.forEach((start, segment) => {
+      const stop = Math.min(stops[segment], start + Math.max(to - squeeze(start), 0));
+      const since = Math.max(start, start + from - squeeze(start));
+      const first = Math.ceil(since / step);
+      for (let number = 0; (first + number) * step <= stop && room > 0; number += 1, room -= 1) {
+        tickAt((first + number) * step, Math.min(x(stops[segment]), width));
+      }
+    });
+    for (const [begin, end] of data.gaps) {
+      if (squeeze(end) < from || squeeze(begin) > to) continue;
+      const at = Math.max(x(begin), left);
+      make(chart, "rect", { x: at, y: AXIS, width: Math.max(x(end) - at, 0), height: height - AXIS, fill: "url(#idle)", class: "gap" });
+      const middle = `${(x(begin) + x(end)) / 2 + 4} ${(AXIS + height) / 2}`;
+      make(chart, "text", { transform: `translate(${middle}) rotate(-90)`, class: "tick", "text-anchor": "middle" }, duration(end - begin, 2) + " idle");
     }
   };
-
   const draw = () => {
     const width = chart.parentElement.clientWidth;
     const left = LEFT;
     const height = AXIS + data.lanes.reduce((sum, lane) => sum + lane.rows * ROW + GAP, 0);
-    const x = (at) => left + ((at - from) / (to - from)) * (width - left);
+    const x = (at) => left + ((squeeze(at) - from) / (to - from)) * (width - left);
     x.left = left;
     chart.replaceChildren();
     chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -226,6 +255,9 @@
     const defs = make(chart, "defs");
     const hatch = make(defs, "pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
     make(hatch, "rect", { width: 2, height: 6, fill: "#000", opacity: 0.28 });
+    const quiet = make(defs, "pattern", { id: "idle", width: 8, height: 8, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+    make(quiet, "rect", { width: 8, height: 8, fill: "#f5f6f8" });
+    make(quiet, "rect", { width: 1, height: 8, fill: "#cfd6de" });
     make(make(defs, "clipPath", { id: "inside" }), "rect", { x: left, y: 0, width: width - left, height });
     axis(width, left, height, x);
     let top = AXIS;
@@ -234,14 +266,15 @@
       make(chart, "line", { x1: 0, x2: width, y1: top, y2: top, stroke: "#cfd6de" });
       const name = { requests: "requests", save: "saves", load: "loads" }[lane.kind] || lane.kind;
       make(chart, "text", { x: 10, y: top + 17, class: "lane" }, cut(name, left - 14));
-      if (lane.process && lane.rows > 0) {
+      if (lane.process) {
+        const role = lane.kind + roleOf(lane);
         const whose = make(chart, "text", { x: 10, y: top + 29, class: "whose" });
-        whose.textContent = cut(lane.process.replace(/-\d+$/, ""), left - 14);
+        whose.textContent = cut(roles.indexOf(role) === roles.lastIndexOf(role) ? roleOf(lane) : lane.process, left);
         make(whose, "title", {}, lane.process);
       }
       const inside = make(chart, "g", { "clip-path": "url(#inside)" });
       for (const bar of lane.bars) {
-        if (bar.end >= from && bar.begin <= to) drawBar(inside, lane, bar, x, top + GAP / 2 + bar.row * ROW + 2);
+        if (squeeze(bar.end) >= from && squeeze(bar.begin) <= to) drawBar(inside, lane, bar, x, top + GAP / 2 + bar.row * ROW + 2);
       }
       top += tall;
     }

@@ -22,6 +22,7 @@ from ucm.integration.vllm.signs import Sign, leave, name_of, read_signs, sweep
 from ucm.integration.vllm.stats import UCMPromMetrics
 from ucm.integration.vllm.vitals import Vitals, begin_vitals
 from ucm.metrics import Counters
+from ucm.status import read_statuses
 from ucm.tracing import close_log, num_dropped, open_log
 
 
@@ -48,6 +49,23 @@ def process(place: Path, clock: Clock, role: str = "scheduler", **gauges: float)
     for name, value in gauges.items():
         counters.set(name, value)
     return Vitals("e", role, counters, null_log(), directory=place, clock=clock)
+
+
+class TestStatus:
+    def test_who_asks_in_the_slab_is_told_at_once(self, tmp_path: Path) -> None:
+        """X-11: gauges are brought up to date for each who asks, and sizes are told."""
+        one = process(tmp_path / "vitals", Clock(), ucm_healthy=0)
+        one.look = lambda: one.counters.set("ucm_healthy", 1)
+        one.answer(tmp_path, lambda: {"requests": 3})
+        (told,) = read_statuses(tmp_path).answers
+        assert ("scheduler", "e", {"ucm_healthy": 1}, {"requests": 3}) == (
+            told.role,
+            told.engine,
+            told.gauges,
+            told.sizes,
+        )
+        one.close()
+        assert [] == [*tmp_path.iterdir()]
 
 
 class TestSigns:

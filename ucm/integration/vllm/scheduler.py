@@ -67,7 +67,7 @@ class SchedulerHalf:
         store = setup.open_store(index_only=True)
         if caveat := store.capabilities.caveat:
             self._log.warning(STORE_EXPERIMENTAL, remedy=caveat)
-        self._store = BypassStore(
+        self._store = self.store = BypassStore(
             store,
             counters=self._counters,
             log=self._log,

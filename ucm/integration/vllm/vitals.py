@@ -7,6 +7,8 @@ idle, or hangs, tells nothing, and what was told last would stand for good. So e
 process of an engine has a thread that looks every five seconds, whatever the engine does,
 and leaves its gauges where the front end finds them (``signs``); that one reads them as
 often (``stats``). Where it sees none, as those of another machine, steps alone tell.
+
+Who asks in the slab's directory, as ``ucm top`` does, is told at once (``ucm.status``).
 """
 
 import contextlib
@@ -22,6 +24,7 @@ from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.signs import DIRECTORY, VERSION, Sign, leave, name_of, sweep
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.metrics import Counters
+from ucm.status import StatusServer, serve_status
 from ucm.tracing import Log, num_dropped
 
 __all__ = ["Vitals", "begin_vitals"]
@@ -38,9 +41,11 @@ def begin_vitals(vllm_config: Any, half: object) -> "Vitals | None":  # noqa: AN
     vitals = None
     if isinstance(half, SchedulerHalf):
         vitals = Vitals(engine_id, "scheduler", half.counters, half.log, half.refresh)
+        vitals.answer(half.store.directory, half.counts)
     elif isinstance(half, WorkerHalf):
         role = f"worker-{vllm_config.parallel_config.rank}"
         vitals = Vitals(engine_id, role, half.counters, half.log)
+        vitals.answer(half.store.directory, half.counts)
     if vitals is not None:
         vitals.start()
     return vitals
@@ -71,6 +76,7 @@ class Vitals:
     _path: Path = attrs.field(init=False)
     _over: threading.Event = attrs.field(init=False, factory=threading.Event)
     _thread: threading.Thread | None = attrs.field(init=False, default=None)
+    _server: StatusServer | None = attrs.field(init=False, default=None)
 
     @_path.default
     def _name(self) -> Path:
@@ -83,8 +89,27 @@ class Vitals:
         )
         self._thread.start()
 
+    def answer(self, slab: Path | None, count: Callable[[], dict[str, int]]) -> None:
+        """
+        Tell who asks in a slab's directory, until ``close``.
+
+        Args:
+            slab: Where; None: the store has no directory, and nobody asks.
+            count: Returns sizes; must be safe on another thread.
+        """
+
+        def told() -> dict[str, object]:
+            self.look()
+            now = self.counters.snapshot()
+            numbers = {"counters": now.counters, "gauges": now.gauges}
+            return {"engine": self.engine_id, "sizes": count(), **numbers}
+
+        self._server = serve_status(slab, self.role, told)
+
     def close(self) -> None:
-        """End the thread and take away what it left. Idempotent."""
+        """End the threads and take away what they left. Idempotent."""
+        if self._server is not None:
+            self._server.close()
         self._over.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)

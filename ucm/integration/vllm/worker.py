@@ -59,7 +59,7 @@ class WorkerHalf:
             enable_reshape_cache_event_sync=config.enable_reshape_cache_event_sync,
             log=self._log,
         )
-        self._store = setup.open_store(index_only=False)
+        self._store = self.store = setup.open_store(index_only=False)
         self._runtime: Runtime | None = None
         self._step = Step(StepPlan(step=0))
         self._row_saves: RowSaves | None = None

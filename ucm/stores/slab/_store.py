@@ -149,6 +149,11 @@ class SlabStore(Store):
         return self._capabilities
 
     @property
+    def directory(self) -> Path:
+        """Its own; ``status/`` below it belongs to who serves there."""
+        return self._slab.root
+
+    @property
     def buffers(self) -> tuple[npt.NDArray[np.uint8], ...]:
         """The slots, where they are memory; those of a disk are not to be locked."""
         if self._slab.pool is None or not self._slab.in_memory:

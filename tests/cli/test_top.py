@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ucm top`` shows each engine of a slab, in wide terminals and narrow ones."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from ucm.cli.main import NOT_WELL, UNREADABLE, main
+from ucm.cli.top import rendered
+from ucm.cli.top_view import engines_of
+from ucm.status import Status, Statuses, StatusServer
+
+SAVED = "ucm_settled_part_bytes_total|save|committed|"
+
+
+def scheduler(engine="e1", **said):
+    """Return what a scheduler says."""
+    gauges = {
+        "ucm_healthy": 1,
+        "ucm_open_tickets|save": 3,
+        "ucm_held_blocks": 12,
+        "ucm_store_capacity_parts": 200,
+        "ucm_store_committed_parts": 50,
+        "ucm_store_capacity_bytes": 4 << 30,
+    }
+    counters = {
+        "ucm_loaded_tokens_total": 4096,
+        "ucm_missed_lookups_total|evicted": 9,
+        "ucm_missed_lookups_total|never_offered": 31,
+        "ucm_load_failures_total|deadline": 2,
+    }
+    told = {"role": "scheduler", "pid": 7, "uptime_s": 120.0, "sizes": {"requests": 5}}
+    return Status(
+        **told | {"engine": engine, "gauges": gauges, "counters": counters} | said
+    )
+
+
+def worker(engine="e1", saved=0, number=0, **said):
+    """Return what a worker says."""
+    told = {"role": f"worker-{number}", "pid": 8 + number, "uptime_s": 100.0}
+    return Status(**told | {"engine": engine, "counters": {SAVED: saved}} | said)
+
+
+def shown(statuses, width):
+    """Return what a terminal of a width shows."""
+    out = Console(record=True, width=width, file=io.StringIO())
+    found = statuses if isinstance(statuses, Statuses) else Statuses(list(statuses))
+    out.print(rendered(Path("/slab"), engines_of(found.answers), found, out))
+    return out.export_text()
+
+
+class TestEngines:
+    def test_several_engines_are_several_rows(self):
+        """S1-23: processes join by the name of their engine."""
+        two = engines_of([worker("b"), scheduler("a"), worker("a"), scheduler("b")])
+        assert [("a", 2), ("b", 2)] == [
+            (each.name, len(each.processes)) for each in two
+        ]
+
+    def test_counters_of_ranks_add_up(self):
+        """Each rank moves its own part of a block."""
+        (engine,) = engines_of(
+            [scheduler(), worker(saved=10), worker(saved=5, number=1)]
+        )
+        assert 15 == engine.total(SAVED)
+
+    def test_a_rate_is_of_the_time_between_two_looks(self):
+        """What was saved before does not count for now."""
+        before = {"e1": {SAVED: 1000.0}}
+        (engine,) = engines_of([scheduler(), worker(saved=3000)], before, 2.0)
+        assert 1000.0 == engine.rate("ucm_settled_part_bytes_total", "save")
+
+    def test_the_first_rate_is_of_all_the_time(self):
+        """With one look only, the rate is that since the start."""
+        (engine,) = engines_of([scheduler(), worker(saved=1200)])
+        assert 10.0 == engine.rate(SAVED)
+
+    def test_states_are_told_apart(self):
+        """Well, bypassed, and a worker whose scheduler does not tell yet."""
+        found = engines_of(
+            [scheduler("a"), scheduler("b", gauges={"ucm_healthy": 0}), worker("c")]
+        )
+        assert ["ok", "bypassed", "starting"] == [each.state for each in found]
+
+    def test_a_cache_of_a_host_is_an_engine(self):
+        """A library's process has no engine's name; its own stands for it."""
+        (engine,) = engines_of([Status(role="cache-0", pid=4)])
+        assert ("cache-0-4", "ok") == (engine.name, engine.state)
+
+
+class TestScreen:
+    @pytest.mark.parametrize("width", [80, 160])
+    def test_nothing_is_wider_than_the_terminal(self, width):
+        """S1-23: in 80 and 160 columns no line is broken within a cell."""
+        text = shown([scheduler("a" * 60), worker("a" * 60, saved=10**12)], width)
+        lines = text.splitlines()
+        assert width >= max(len(line.rstrip()) for line in lines)
+        row = next(line for line in lines if "aaa" in line and "ok" in line)
+        for part in ("ok", " 5 ", " 3 ", " 12 ", "GiB"):
+            assert part in row
+
+    def test_a_wide_terminal_shows_more(self):
+        """Columns for which there is room."""
+        for name in ("tokens loaded", "held for", "processes"):
+            assert name in shown([scheduler()], 160)
+            assert name not in shown([scheduler()], 80)
+
+    @pytest.mark.parametrize("width", [80, 160])
+    def test_reasons_and_the_slab_are_told(self, width):
+        """R-71: why look-ups missed, the most frequent first, and how full the slab is."""
+        text = " ".join(shown([scheduler()], width).split())
+        assert "missed: never_offered 31, evicted 9" in text
+        assert "failed loads: deadline 2" in text
+        assert "50 of 200 slots (25%) of 4.0 GiB" in text
+
+    @pytest.mark.slow
+    @given(
+        st.lists(
+            st.builds(
+                Status,
+                role=st.text(),
+                pid=st.integers(),
+                engine=st.text(),
+                problem=st.text(),
+                uptime_s=st.floats(allow_nan=False, allow_infinity=False),
+                counters=st.dictionaries(st.text(), st.floats(allow_nan=False)),
+                gauges=st.dictionaries(
+                    st.sampled_from(["ucm_healthy", "ucm_store_capacity_parts", "x"]),
+                    st.floats(allow_nan=False, allow_infinity=False),
+                ),
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def test_whatever_processes_say_can_be_shown(self, statuses):
+        """Names and numbers are somebody else's word; nothing in them is obeyed."""
+        text = shown(Statuses(statuses, ["[red]\x1b[31m"]), 80)
+        assert "\x1b" not in text
+        assert "[red]" in text
+
+
+class TestCommand:
+    @pytest.fixture
+    def slab(self, tmp_path):
+        """Return a directory in which an engine's scheduler tells that it is well."""
+        server = StatusServer(
+            tmp_path,
+            "scheduler",
+            lambda: {"engine": "e1", "gauges": {"ucm_healthy": 1}},
+        )
+        yield tmp_path
+        server.close()
+
+    def test_without_a_terminal_it_looks_once(self, slab, capsys):
+        """A pipe gets plain text, and an end."""
+        assert main(["top", str(slab)]) == 0
+        told = capsys.readouterr().out
+        assert "e1" in told
+        assert "\x1b" not in told
+
+    def test_programs_get_all_numbers(self, slab, capsys):
+        """The keys are those that each process tells, and stay."""
+        assert main(["top", str(slab), "--json"]) == 0
+        (engine,) = json.loads(capsys.readouterr().out)["engines"]
+        assert ("e1", "ok", {"ucm_healthy": 1}) == (
+            engine["name"],
+            engine["state"],
+            engine["gauges"],
+        )
+
+    def test_an_engine_that_is_bypassed_is_not_well(self, tmp_path, capsys):
+        """The code says it to a script."""
+        server = StatusServer(
+            tmp_path, "scheduler", lambda: {"gauges": {"ucm_healthy": 0}}
+        )
+        assert main(["top", str(tmp_path), "--once"]) == NOT_WELL
+        server.close()
+        assert "bypassed" in capsys.readouterr().out
+
+    def test_a_slab_that_nobody_uses_is_one_line(self, tmp_path, capsys):
+        """Missing, empty or a file: nobody answers there."""
+        (tmp_path / "file").write_text("")
+        for path in (tmp_path, tmp_path / "missing", tmp_path / "file"):
+            assert main(["top", str(path)]) == UNREADABLE
+            told = capsys.readouterr().err
+            assert (1, True) == (told.count("\n"), told.startswith("ucm: "))
