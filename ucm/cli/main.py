@@ -26,7 +26,9 @@ USAGE: Final = 2
 UNREADABLE: Final = 3
 """What was named cannot be read."""
 
-COMMANDS: Final[dict[str, str]] = {}
+COMMANDS: Final[dict[str, str]] = {
+    "store": "ucm.cli.store.group:store",
+}
 """Where each subcommand is: its name, and ``module:attribute`` of a click command."""
 
 

@@ -1,6 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The default store: one slab of slots, shared by all processes of a node."""
 
+from ucm.stores.slab._compact import Compacted, compact
+from ucm.stores.slab._facts import ClassFacts, SlabFacts, facts_of
 from ucm.stores.slab._store import SlabStore
+from ucm.stores.slab._survey import Blocks, ClassSurvey, SlabSurvey
+from ucm.stores.slab._verify import Seen, verify
 
-__all__ = ["SlabStore"]
+__all__ = [
+    "Blocks",
+    "ClassFacts",
+    "ClassSurvey",
+    "Compacted",
+    "Seen",
+    "SlabFacts",
+    "SlabStore",
+    "SlabSurvey",
+    "compact",
+    "facts_of",
+    "verify",
+]
