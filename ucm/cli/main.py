@@ -28,6 +28,7 @@ UNREADABLE: Final = 3
 
 COMMANDS: Final[dict[str, str]] = {
     "store": "ucm.cli.store.group:store",
+    "bench": "ucm.cli.bench:bench",
     "replay": "ucm.cli.replay:replay",
 }
 """Where each subcommand is: its name, and ``module:attribute`` of a click command."""

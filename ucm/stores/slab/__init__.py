@@ -3,6 +3,7 @@
 
 from ucm.stores.slab._compact import Compacted, compact
 from ucm.stores.slab._facts import ClassFacts, SlabFacts, facts_of
+from ucm.stores.slab._files import is_in_memory
 from ucm.stores.slab._store import SlabStore
 from ucm.stores.slab._survey import Blocks, ClassSurvey, SlabSurvey
 from ucm.stores.slab._verify import Seen, verify
@@ -18,5 +19,6 @@ __all__ = [
     "SlabSurvey",
     "compact",
     "facts_of",
+    "is_in_memory",
     "verify",
 ]
