@@ -8,7 +8,7 @@ those of all prompts. All blocks of a prompt are stored at once when it has arri
     python -m benchmarks.replay TRACE.jsonl --capacity 100GiB --block-bytes 64MiB
     python -m benchmarks.replay --generate mixed --policy ours,lru,optimal --json
 
-A trace is a file as ``benchmarks.traces`` says. Without capacities there are ten, from a
+A trace is a file as ``ucm.replay.traces`` says. Without capacities there are ten, from a
 thousandth of the distinct blocks up to all of them.
 """
 
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.curves import draw
-from benchmarks.policies import POLICIES
-from benchmarks.scenarios import play, scenarios
-from benchmarks.traces import WORKLOADS, Trace, TraceError, generate, read, write
+from benchmarks.scenarios import scenarios
+from benchmarks.workloads import WORKLOADS, generate, write
+from ucm.replay.policies import POLICIES
+from ucm.replay.replaying import replay, usual_capacities
+from ucm.replay.traces import Trace, TraceError, read
 
 __all__ = ["main", "plots", "table"]
 
-SHARES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-"""Percent of the distinct blocks."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _PLOTTED = ("lru", "ours", "newcomers", "second-use", "arc", "optimal")
 
@@ -54,38 +54,6 @@ class _Progress:
 
 
 # -- replaying ---------------------------------------------------------------------
-
-
-def replay(
-    trace: Trace, capacities: Sequence[int], policies: Sequence[str]
-) -> dict[str, Any]:
-    """Ask each policy at each capacity for all of a trace."""
-    distinct = trace.distinct_blocks()
-    progress = _Progress(len(capacities) * len(policies))
-    rows = []
-    for capacity in capacities:
-        for name in policies:
-            # More than there are blocks changes nothing, but for the memory it takes.
-            score = play(trace, POLICIES[name](min(capacity, distinct), trace))
-            rows.append(
-                {
-                    "capacity_blocks": capacity,
-                    "share_percent": float(f"{100 * capacity / distinct:.3g}"),
-                    "policy": name,
-                    "ratio": round(score.ratio, 4),
-                    "written_blocks": score.written,
-                }
-            )
-            progress.step(f"{trace.name}, {capacity} blocks, {name}")
-    return {
-        "trace": trace.name,
-        "requests": len(trace.requests),
-        "seconds": round(trace.seconds()),
-        "block_tokens": trace.block_tokens,
-        "distinct_blocks": distinct,
-        "used_once": round(trace.used_once(), 4),
-        "rows": rows,
-    }
 
 
 def _by_capacity(found: Found) -> dict[int, dict[str, Any]]:
@@ -205,8 +173,7 @@ def _traces(arguments: argparse.Namespace) -> Iterator[Trace]:
 def _capacities(arguments: argparse.Namespace, trace: Trace) -> list[int]:
     if arguments.capacity:
         return [size // arguments.block_bytes for size in arguments.capacity]
-    distinct = trace.distinct_blocks()
-    return sorted({max(1, int(distinct * share / 100)) for share in SHARES})
+    return usual_capacities(trace)
 
 
 def _tell(found: Found, *, block_bytes: int) -> None:
@@ -233,7 +200,8 @@ def _run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     results = []
     for trace in _traces(arguments):
         capacities = _capacities(arguments, trace)
-        found = replay(trace, capacities, arguments.policy)
+        progress = _Progress(len(capacities) * len(arguments.policy))
+        found = replay(trace, capacities, arguments.policy, progress.step)
         if arguments.scenarios:
             middle = max(1, trace.distinct_blocks() // 20)
             found["scenario_capacity_blocks"] = middle

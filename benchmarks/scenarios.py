@@ -8,41 +8,15 @@ Part of ``benchmarks.replay``, which says how it is run.
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-import attrs
+from ucm.replay.policies import LRU, Ours, Stamped
+from ucm.replay.replaying import Score
+from ucm.replay.traces import Request, Trace
 
-from benchmarks.policies import LRU, Ours, Policy, Stamped
-from benchmarks.traces import Request, Trace
-
-__all__ = ["Score", "play", "scenarios"]
+__all__ = ["scenarios"]
 
 _TTL_NS = 600 * 10**9
 _SPAN_NS = 20_000_000
 _RANKS = 8
-
-
-@attrs.define
-class Score:
-    """What a replay came to, in tokens and blocks."""
-
-    asked: int = 0
-    hit: int = 0
-    written: int = 0
-
-    @property
-    def ratio(self) -> float:
-        """Of the tokens asked for, those that were found."""
-        return self.hit / max(1, self.asked)
-
-
-def play(trace: Trace, policy: Policy) -> Score:
-    """Ask for all requests of a trace in order."""
-    score = Score()
-    for request in trace.requests:
-        found = policy.ask(request) * trace.block_tokens
-        score.asked += request.num_tokens
-        score.hit += min(found, request.num_tokens)
-    score.written = policy.num_written
-    return score
 
 
 def scenarios(trace: Trace, capacity: int) -> Iterator[dict[str, object]]:

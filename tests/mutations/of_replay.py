@@ -5,11 +5,11 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["REPLAY"]
 
-_POLICIES = "benchmarks/policies.py"
-_TRACES = "benchmarks/traces.py"
+_POLICIES = "ucm/replay/policies.py"
+_TRACES = "ucm/replay/traces.py"
 _SCENARIOS = "benchmarks/scenarios.py"
-_TESTS = "tests/test_replay.py"
-_COMMAND = "tests/test_replay_command.py"
+_TESTS = "tests/replay/test_policies.py"
+_COMMAND = "tests/replay/test_command.py"
 
 REPLAY = (
     Mutant(

@@ -176,7 +176,7 @@ TOPOLOGY = (
         name="scheduler_decides_the_slots",
         why="A scheduler, which asks for no memory, makes a slab smaller that fits all.",
         file="ucm/stores/slab/_opened.py",
-        find="                None if index_only else wanted,\n",
+        find="                None if takes_it else wanted,\n",
         replace="                wanted,\n",
         killers=(
             "tests/stores/test_slab_arena.py::TestCapacity::test_scheduler_changes_nothing",

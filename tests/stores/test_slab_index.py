@@ -309,16 +309,27 @@ class TestWithdrawal:
         index.discard(grant, OWNER)
         withdraw = index._withdraw
 
-        def reserve_meanwhile(slots):
+        def reserve_meanwhile(slots, **how):
             if 4 in slots:
                 index.reserve(index.batch(keys[1:3]), 1, OWNER)
-            return withdraw(slots)
+            return withdraw(slots, **how)
 
         monkeypatch.setattr(index, "_withdraw", reserve_meanwhile)
         assert not index.withdraw(np.arange(10))
         assert 10 == np.count_nonzero(index.state != SlotState.ABSENT)
         assert 2 == index.words[Word.NUM_RESERVED]
         assert [] == audit(index)
+
+    def test_slot_with_a_block_is_not_withdrawn_where_none_is_to_go(self, make_index):
+        """R-31: who gives back what is not needed takes no block along."""
+        index = make_index(10).index
+        keys = make_keys(1)
+        grant = index.reserve(index.batch(keys), 1, OWNER)
+        index.publish(grant, np.zeros(1, np.uint64), OWNER)
+        assert not index.withdraw(np.arange(10), evicts=False)
+        assert 10 == np.count_nonzero(index.state != SlotState.ABSENT)
+        assert index.look_up(index.batch(keys)).committed.all()
+        assert index.withdraw(np.arange(10))
 
     def test_withdrawal_that_ends_half_way_shows_at_the_last_slot(
         self, make_index, monkeypatch
@@ -328,10 +339,10 @@ class TestWithdrawal:
         index = make_index(12).index
         withdraw, calls = index._withdraw, itertools.count()
 
-        def time_out(slots):
+        def time_out(slots, **how):
             if next(calls) == 2:
                 raise StoreUnavailableError("held by another process")
-            return withdraw(slots)
+            return withdraw(slots, **how)
 
         monkeypatch.setattr(index, "_withdraw", time_out)
         with pytest.raises(StoreUnavailableError):

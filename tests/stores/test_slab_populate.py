@@ -77,7 +77,7 @@ def open_small(path: Path, **more: object) -> SlabStore:
 def let_all_end(*stores: SlabStore) -> None:
     """Wait until no store has anything left to do in the background."""
     for store in stores:
-        thread = store._slab._populator._thread
+        thread = store._slab.populator._thread
         if thread is not None:
             thread.join(LIMIT_S)
             assert not thread.is_alive()
@@ -133,14 +133,14 @@ class TestJoining:
         """A slab of one step needs no thread, and nobody who opens it gets one."""
         with open_small(memory_path) as one, open_small(memory_path) as two:
             assert 24 == num_there(one)
-            assert one._slab._populator._thread is None
-            assert two._slab._populator._thread is None
+            assert one._slab.populator._thread is None
+            assert two._slab.populator._thread is None
 
     def test_disk_needs_none(self, tmp_path):
         """Blocks of a disk have their place from the start."""
         with open_small(tmp_path / "s") as store:
             assert 24 == num_there(store)
-            assert store._slab._populator is None
+            assert store._slab.populator is None
 
 
 class TestEnds:
@@ -152,7 +152,7 @@ class TestEnds:
         kernel.let(24)
         let_all_end(two)
         assert 24 == num_there(two)
-        assert two._slab._populator._has_turn
+        assert two._slab.populator._has_turn
         two.close()
 
     def test_close_ends_it(self, memory_path, kernel):
@@ -160,10 +160,10 @@ class TestEnds:
         store = open_small(memory_path)
         kernel.let(4)
         kernel.await_asked(4)
-        store._slab._populator._ends.set()
+        store._slab.populator._ends.set()
         kernel.let(24)
         store.close()
-        assert not store._slab._populator._thread.is_alive()
+        assert not store._slab.populator._thread.is_alive()
         assert list(range(5)) == kernel.wanted
         with open_small(memory_path) as again:
             let_all_end(again)
@@ -176,7 +176,7 @@ class TestEnds:
         monkeypatch.setattr(_populate, "_JOIN_S", 0.0)
         with open_small(memory_path) as one, open_small(memory_path) as two:
             kernel.await_asked(1)
-            assert one._slab._populator._has_turn
+            assert one._slab.populator._has_turn
             one.close()
             kernel.let(24)
             let_all_end(two)
@@ -185,7 +185,7 @@ class TestEnds:
     def test_child_waits_for_no_lock_of_its_parents_thread(self, memory_path, kernel):
         """A fork while that thread looks whether to end is no deadlock."""
         with open_small(memory_path) as store:
-            ends = store._slab._populator._ends
+            ends = store._slab.populator._ends
             with ends._cond:
                 if not (child := os.fork()):
                     os._exit(0)

@@ -32,6 +32,9 @@ COMMANDS: Final[dict[str, str]] = {
     "doctor": "ucm.cli.doctor:doctor",
     "top": "ucm.cli.top:top",
     "trace": "ucm.cli.trace:trace",
+    "store": "ucm.cli.store.group:store",
+    "bench": "ucm.cli.bench:bench",
+    "replay": "ucm.cli.replay:replay",
 }
 """Where each subcommand is: its name, and ``module:attribute`` of a click command."""
 

@@ -1,9 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The default store: one slab of slots, shared by all processes of a node."""
 
+from ucm.stores.slab._compact import Compacted, compact
 from ucm.stores.slab._explain import Explanation, explain
+from ucm.stores.slab._facts import ClassFacts, SlabFacts, facts_of
+from ucm.stores.slab._files import is_in_memory
 from ucm.stores.slab._look import SlabLook, look
 from ucm.stores.slab._room import Room
 from ucm.stores.slab._store import SlabStore
+from ucm.stores.slab._survey import Blocks, ClassSurvey, SlabSurvey
+from ucm.stores.slab._verify import Seen, verify
 
-__all__ = ["Explanation", "Room", "SlabLook", "SlabStore", "explain", "look"]
+__all__ = [
+    "Blocks",
+    "ClassFacts",
+    "ClassSurvey",
+    "Compacted",
+    "Explanation",
+    "Room",
+    "Seen",
+    "SlabFacts",
+    "SlabLook",
+    "SlabStore",
+    "SlabSurvey",
+    "compact",
+    "explain",
+    "facts_of",
+    "is_in_memory",
+    "look",
+    "verify",
+]

@@ -56,12 +56,7 @@ class Arena:
     """
 
     def __init__(self, buffer: Any, num_extents: int, lock: FileLock) -> None:  # noqa: ANN401 - a mapping
-        self.owners: npt.NDArray[np.int64] = np.frombuffer(
-            buffer, np.int64, num_extents
-        )
-        self.populated: npt.NDArray[np.bool_] = np.frombuffer(
-            buffer, np.bool_, num_extents, 8 * num_extents
-        )
+        self.owners, self.populated = Arena.decode(buffer, num_extents)
         self.lock = lock
 
     @property
@@ -81,6 +76,17 @@ class Arena:
         """Return what the file holds."""
         text = owners.tobytes() + populated.tobytes()
         return text.ljust(Arena.nbytes(len(owners)), b"\0")
+
+    @staticmethod
+    def decode(
+        buffer: Any,  # noqa: ANN401 - a mapping, or bytes
+        num_extents: int,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return owners and which extents are populated, in the memory that was given."""
+        return (
+            np.frombuffer(buffer, np.int64, num_extents),
+            np.frombuffer(buffer, np.bool_, num_extents, 8 * num_extents),
+        )
 
 
 class Supply:

@@ -37,23 +37,53 @@ from ucm.stores.slab._files import (
 from ucm.stores.slab._layout import IndexLayout
 from ucm.stores.slab._room import Room, memory_rooms
 
-__all__ = ["SYSTEM", "create", "least_room", "making", "require_ours", "require_room"]
+__all__ = [
+    "SYSTEM",
+    "find_or_create",
+    "least_room",
+    "making",
+    "require_ours",
+    "require_room",
+]
 
 SYSTEM = Path("/")
 _SPARE_BYTES = 1 << 20  # the directory and what is small in it
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFAULT, errno.ENOMEM, errno.EFBIG}
 
 
-def create(
-    directory: Directory, geometry: Geometry, durability: Durability, *, in_memory: bool
+def find_or_create(
+    directory: Directory,
+    geometry: Geometry | None,
+    durability: Durability,
+    *,
+    in_memory: bool,
 ) -> Manifest:
     """
-    Make a slab in a directory that has none.
+    Return what the slab in a directory is; make one if there is none.
+
+    Args:
+        directory: Where, locked.
+        geometry: How it is cut if it is made; None: make none.
+        durability: What its blocks survive, or will.
+        in_memory: Whether the directory lies in memory.
 
     Raises:
-        ConfigError: The directory is not ours, or there is no room or no permission;
-            what was there before is still there, and nothing else is.
+        ConfigError: The directory is not ours, there is no slab and none is to be made,
+            or there is no room or no permission; what was there before is still there,
+            and nothing else is.
     """
+    found = Manifest.read(directory)
+    if found is not None:
+        found.require(directory.root, durability)
+        return found
+    if geometry is None:
+        raise foreign(directory.root, f"it has no {MANIFEST}")
+    return _create(directory, geometry, durability, in_memory=in_memory)
+
+
+def _create(
+    directory: Directory, geometry: Geometry, durability: Durability, *, in_memory: bool
+) -> Manifest:
     manifest = Manifest.of(geometry, durability)
     index = manifest.index_of(geometry.slot_bytes)
     with making(directory, geometry):

@@ -15,7 +15,15 @@ import numpy.typing as npt
 
 from ucm.errors import ConfigError
 
-__all__ = ["NOBODY", "UNUSED", "Geometry", "Holding", "choose_extent", "place_extents"]
+__all__ = [
+    "MOST_SLOT_BYTES",
+    "NOBODY",
+    "UNUSED",
+    "Geometry",
+    "Holding",
+    "choose_extent",
+    "place_extents",
+]
 
 NOBODY = 0
 """Owner of an extent that no class has."""
@@ -23,7 +31,7 @@ UNUSED = np.iinfo(np.int64).min
 """When an extent was used in which nothing is stored."""
 _PAGE = 4096
 _MOST_SLOTS = 2**31 - 1
-_MOST_SLOT_BYTES = 1 << 33
+MOST_SLOT_BYTES = 1 << 33
 _EXTENT_BYTES = 64 << 20
 _LEAST_EXTENTS = 16
 _MANY_DIVISORS = (
@@ -56,11 +64,11 @@ class Geometry:
         Raises:
             ConfigError: Not a single slot fits, or a size is no size.
         """
-        if not 1 <= block_bytes <= _MOST_SLOT_BYTES:
+        if not 1 <= block_bytes <= MOST_SLOT_BYTES:
             raise ConfigError(
                 "store.block_bytes",
                 block_bytes,
-                f"a block has at least one byte and at most {_MOST_SLOT_BYTES}",
+                f"a block has at least one byte and at most {MOST_SLOT_BYTES}",
                 "Give the size of the layout's largest block.",
             )
         slot_bytes = _PAGE * -(-block_bytes // _PAGE)

@@ -51,9 +51,9 @@ from ucm.stores.slab._reserving import Reservation
 from ucm.stores.slab._tenants import OwnOldest
 from ucm.uses import Uses
 
-__all__ = ["SlotIndex"]
+__all__ = ["MAGIC", "SlotIndex"]
 
-_MAGIC = int.from_bytes(b"ucmslab2")
+MAGIC = int.from_bytes(b"ucmslab2")
 _ATTEMPTS = 8
 # Members of an enum cost more than all else in a look at one key.
 _VERSION = int(Word.VERSION)
@@ -92,7 +92,7 @@ class SlotIndex(Gone):
         self.words[Word.SEED] = self.seed = int.from_bytes(os.urandom(7))
         self.state[:] = ABSENT
         self.empty()
-        self.words[Word.MAGIC] = _MAGIC
+        self.words[Word.MAGIC] = MAGIC
 
     def empty(self) -> None:
         """Forget everything; nobody else may be using the index."""
@@ -104,7 +104,7 @@ class SlotIndex(Gone):
 
     def is_formatted(self) -> bool:
         """Return whether the file is an index at all."""
-        return bool(self.words[Word.MAGIC] == _MAGIC)
+        return bool(self.words[Word.MAGIC] == MAGIC)
 
     def distrust(self) -> None:
         """Keep only records that are whole, after a crash of the machine."""
@@ -310,33 +310,35 @@ class SlotIndex(Gone):
                 part = slots[start : start + MOST]
                 self._set(part[self.state[part] == ABSENT], FREE)
 
-    def withdraw(self, slots: npt.NDArray[np.int64]) -> bool:
+    def withdraw(self, slots: npt.NDArray[np.int64], *, evicts: bool = True) -> bool:
         """
         Evict what is in these slots and use them no more: their memory goes.
+
+        Unless it *evicts* only where nothing is in them.
 
         Goes from the last one to the first, and ``admit`` the other way: while any is
         absent the last one is, whoever died in between.
 
         Returns:
-            False if one of them is being written: all are in use as before, though what
-            was in some of them may be gone.
+            False if one of them is being written, or has a block and is to keep it: all
+            are in use as before, though what was in some of them may be gone.
         """
         parts = [slots[start : start + MOST] for start in range(0, len(slots), MOST)]
         if (self.state[slots] == RESERVED).any():
             return False
         for number in reversed(range(len(parts))):
-            if not self._withdraw(parts[number]):
+            if not self._withdraw(parts[number], evicts=evicts):
                 for part in parts[number + 1 :]:
                     self.admit(part)
                 return False
         return True
 
-    def _withdraw(self, slots: npt.NDArray[np.int64]) -> bool:
+    def _withdraw(self, slots: npt.NDArray[np.int64], *, evicts: bool) -> bool:
         with self.locked():
             states = self.state[slots]
-            if (states == RESERVED).any():
-                return False
             committed = slots[states == COMMITTED]
+            if (states == RESERVED).any() or (len(committed) and not evicts):
+                return False
             self.begin(slots, committed)
             self.part_with(committed, Fate.EVICTED)
             self.vacate(committed)

@@ -36,7 +36,16 @@ from pathlib import Path
 from ucm.errors import StoreUnavailableError
 from ucm.stores.slab._files import Directory, path_error
 
-__all__ = ["FileLock", "Owners", "Turn", "are_bound", "entered", "is_bound"]
+__all__ = [
+    "FileLock",
+    "Owners",
+    "Turn",
+    "are_bound",
+    "entered",
+    "holders_of",
+    "is_bound",
+    "taken_bytes",
+]
 
 _SHORTEST_NAP, _LONGEST_NAP = 20e-6, 1e-3
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
@@ -74,6 +83,45 @@ def _is_taken(fd: int, start: int, length: int) -> bool:
     except OSError as exc:
         raise StoreUnavailableError(f"a range lock of the slab failed: {exc}") from exc
     return bool(struct.unpack(_FLOCK, told)[0] != fcntl.F_UNLCK)
+
+
+def taken_bytes(fd: int) -> list[int]:
+    """Return which bytes of a file, but the first, somebody has locked; in any order."""
+    found, ranges = [], [(1, _REGION)]
+    while ranges:
+        start, stop = ranges.pop()
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, stop - start, 0)
+        kind, _, at, length, _ = struct.unpack(
+            _FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
+        )
+        if kind == fcntl.F_UNLCK:
+            continue
+        found.append(max(at, start))  # each owner has one byte
+        end = at + length if length else stop
+        ranges += [(a, b) for a, b in ((start, at), (end, stop)) if a < b]
+    return found
+
+
+def holders_of(fd: int, table: Path) -> tuple[int, ...]:
+    """
+    Return the processes that hold the ``flock`` of a file, as far as one can see.
+
+    Args:
+        fd: The file.
+        table: ``/proc/locks``; processes of other containers have the number 0 there.
+    """
+    info = os.fstat(fd)
+    device = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    try:
+        lines = table.read_text().splitlines()
+    except OSError:
+        return ()
+    rows = [line.split() for line in lines]
+    return tuple(
+        int(row[4])
+        for row in rows
+        if len(row) > 5 and row[1] == "FLOCK" and row[5] == device
+    )
 
 
 class FileLock:
@@ -222,9 +270,11 @@ class Turn:
 
 
 @contextlib.contextmanager
-def entered(root: Path, timeout: float) -> Iterator[tuple[Directory, FileLock]]:
+def entered(
+    root: Path, timeout: float, *, makes: bool = True
+) -> Iterator[tuple[Directory, FileLock]]:
     """
-    Open a directory, made if need be, and hold its lock.
+    Open a directory, made if need be unless told not to, and hold its lock.
 
     The caller closes the lock, and with it the directory. One that was made here goes
     again if the body leaves nothing in it.
@@ -237,12 +287,13 @@ def entered(root: Path, timeout: float) -> Iterator[tuple[Directory, FileLock]]:
     made = False
     while time.monotonic() <= deadline:
         try:
-            made |= _make(root)
+            made |= makes and _make(root)
             fd = os.open(root, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError as exc:
-            if root.parent.is_dir():
+            if makes and root.parent.is_dir():
                 continue  # removed by another process whose creation was refused
-            raise path_error(root, "its parent does not exist") from exc
+            problem = "its parent does not exist" if makes else "it does not exist"
+            raise path_error(root, problem) from exc
         except NotADirectoryError as exc:
             raise path_error(root, "it is not a directory") from exc
         except OSError as exc:

@@ -29,10 +29,12 @@ __all__ = [
     "mount_of",
     "nodes_of",
     "populate",
+    "punch",
 ]
 
 _MADV_POPULATE_WRITE = 23
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235}
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _MPOL_BIND, _MPOL_INTERLEAVE = 2, 3
 _AGAIN = {errno.EINTR, errno.EAGAIN}
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -67,6 +69,20 @@ def populate(memory: _Memory, fd: int, offset: int) -> None:
         if exc.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
             raise
         os.posix_fallocate(fd, offset, len(memory))
+
+
+def punch(fd: int, start: int, nbytes: int) -> None:
+    """
+    Give the memory of a part of a file back; it reads as zeros, and has no pages.
+
+    Raises:
+        OSError: The file system cannot.
+    """
+    mode, *where = _PUNCH_HOLE | _KEEP_SIZE, *map(ctypes.c_int64, (start, nbytes))
+    while _libc.fallocate(fd, mode, *where):
+        code = ctypes.get_errno()
+        if code not in _AGAIN:
+            raise OSError(code, os.strerror(code))
 
 
 def advise(memory: _Memory, wanted: HugePages) -> None:

@@ -31,13 +31,12 @@ from ucm.stores.abc import StoreGrowth
 from ucm.stores.slab import _creation
 from ucm.stores.slab._arena import Arena, Supply, drop_what_others_own, region_of
 from ucm.stores.slab._classes import ClassIndex, make_index, map_again, revive
-from ucm.stores.slab._creation import create, making, require_room
+from ucm.stores.slab._creation import find_or_create, making, require_room
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._fates import make_fates
 from ucm.stores.slab._files import (
     ARENA,
     DATA,
-    Manifest,
     is_in_memory,
     path_error,
 )
@@ -70,6 +69,7 @@ class OpenedSlab:
         lock_timeout: Longest wait for the locks of index and arena, in seconds, once
             it is open.
         wishes: What is asked of its memory.
+        joins_only: Make no slab and cut none anew, take one that is there as it is.
 
     Raises:
         ConfigError: The directory or the slab in it cannot be used as asked.
@@ -86,6 +86,7 @@ class OpenedSlab:
         open_timeout: float,
         lock_timeout: float,
         wishes: MemoryWishes = _NO_WISHES,
+        joins_only: bool = False,
     ) -> None:
         self.root = root = root.absolute()
         self.durability = durability
@@ -96,22 +97,30 @@ class OpenedSlab:
         self._closing = threading.Lock()
         self._lost = ""
         self._look_at = 0.0
-        self._populator: Populator | None = None
+        self.populator: Populator | None = None
         wishes.check(root, _creation.SYSTEM)
         with (
             contextlib.ExitStack() as undo,
-            entered(root, open_timeout) as (self.directory, self._door),
+            entered(root, open_timeout, makes=not joins_only) as (
+                self.directory,
+                self._door,
+            ),
         ):
             undo.callback(self._door.close)
             self.directory.check()
             self.in_memory = is_in_memory(self.directory.fd)
-            self._manifest = self._find_or_create(wanted)
+            self._manifest = find_or_create(
+                self.directory,
+                None if joins_only else wanted,
+                durability,
+                in_memory=self.in_memory,
+            )
             self._data_fd = self._open(DATA)
             undo.callback(os.close, self._data_fd)
             arena_lock = FileLock(self._open(ARENA), root / ARENA, open_timeout)
             undo.callback(arena_lock.close)
             self._tie(self._data_fd, arena_lock.fd, ARENA)
-            self._settle(wanted, arena_lock.fd, index_only=index_only)
+            self._settle(wanted, arena_lock.fd, takes_it=index_only or joins_only)
             self.geometry = self._geometry_of(wanted)
             self._class = self._open_class(open_timeout)
             undo.callback(self._class.lock.close)
@@ -210,8 +219,8 @@ class OpenedSlab:
 
     def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
         """Have *tell* called as memory comes; a slab that nobody populates has it all."""
-        if self._populator is not None:
-            self._populator.watch(tell)
+        if self.populator is not None:
+            self.populator.watch(tell)
         else:
             tell(StoreGrowth(0, 0))
 
@@ -221,8 +230,8 @@ class OpenedSlab:
             if not self.is_open:
                 return
             self.is_open = False
-        if self._populator is not None:
-            self._populator.close()
+        if self.populator is not None:
+            self.populator.close()
         try:
             with self._door.held():
                 if not (self._lost or self._find_loss(self._files, looks=True)):
@@ -237,8 +246,8 @@ class OpenedSlab:
         """Let go of all files without leaving, as a death does."""
         if self.is_open:
             self.is_open = False
-            if self._populator is not None:
-                self._populator.abandon()
+            if self.populator is not None:
+                self.populator.abandon()
             self._class.lock.abandon()
             self.arena.lock.abandon()
             self._door.abandon()
@@ -252,33 +261,24 @@ class OpenedSlab:
         except OSError as exc:
             raise path_error(self.root, f"{name} cannot be opened: {exc}") from exc
 
-    def _find_or_create(self, wanted: Geometry) -> Manifest:
-        found = Manifest.read(self.directory)
-        if found is None:
-            return create(
-                self.directory, wanted, self.durability, in_memory=self.in_memory
-            )
-        found.require(self.root, self.durability)
-        return found
-
     def _tie(self, fd: int, to_fd: int, name: str) -> None:
         region = 0 if name == ARENA else region_of(self.geometry.slot_bytes)
         if not is_bound(fd, to_fd, region):
             raise path_error(self.root, f"its data are in use under another {name}")
 
-    def _settle(self, wanted: Geometry, arena_fd: int, *, index_only: bool) -> None:
+    def _settle(self, wanted: Geometry, arena_fd: int, *, takes_it: bool) -> None:
         """Put a slab that nobody uses in order; say if one in use is of another size."""
         found = self._manifest
         if not are_bound(arena_fd):
             self._manifest = settle(
                 self.directory,
                 found,
-                None if index_only else wanted,
+                None if takes_it else wanted,
                 self._data_fd,
                 arena_fd,
                 in_memory=self.in_memory,
             )
-        elif not index_only and found.data_bytes != wanted.data_bytes:
+        elif not takes_it and found.data_bytes != wanted.data_bytes:
             self.caveat = (
                 f"The slab in {self.root} is in use with {found.data_bytes} bytes, not "
                 f"the {wanted.data_bytes} of store.capacity: stop all its users, and "
@@ -332,7 +332,7 @@ class OpenedSlab:
         if self.in_memory:
             wishes.tell(memory, _creation.SYSTEM)
             with making(self.directory, geometry):
-                self._populator = Populator(
+                self.populator = Populator(
                     self.directory, geometry, self.arena, memory, self.check_paths
                 )
 
@@ -355,7 +355,7 @@ class OpenedSlab:
             self._sync(self._class.lock.fd)
 
     def _fill(self, wishes: MemoryWishes) -> None:
-        populator = self._populator
+        populator = self.populator
         if populator is None:
             return
         try:

@@ -122,6 +122,12 @@ class Populator:
         if last_word is not None:
             self._tell(last_word)
 
+    @property
+    def is_growing(self) -> bool:
+        """Whether an extent may still get its memory: some have none, and we wait for it."""
+        at_work = self._thread is not None and self._thread.is_alive()
+        return at_work and not self._arena.populated.all()
+
     def close(self) -> None:
         """Go on no further; waits for the step that is under way. Idempotent."""
         self._ends.set()

@@ -29,6 +29,7 @@ from ucm.stores.slab._layout import Limits, Sighting, Word
 from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease, Verified
 from ucm.stores.slab._memory import MemoryWishes
 from ucm.stores.slab._opened import OpenedSlab
+from ucm.stores.slab._survey import SlabSurvey, told_as_store_error
 from ucm.uses import Uses
 
 __all__ = ["SlabStore"]
@@ -69,6 +70,7 @@ class SlabStore(Store):
             beyond it that moment is now.
         tenant_share: Slots that one tenant may have, of all; beyond it the tenant makes
             room among its own. Of more than 65535 tenants some share a share.
+        joins_only: Take a slab that is there as it is; make none, and cut none anew.
 
     Raises:
         ConfigError: ``store.path``, ``store.capacity``, ``store.block_bytes``,
@@ -92,6 +94,7 @@ class SlabStore(Store):
         lock_timeout: float = 5.0,
         retain_share: float = 0.25,
         tenant_share: float = 1.0,
+        joins_only: bool = False,
     ) -> None:
         self._slab = OpenedSlab(
             Path(path),
@@ -101,6 +104,7 @@ class SlabStore(Store):
             open_timeout=open_timeout,
             lock_timeout=lock_timeout,
             wishes=MemoryWishes(huge_pages, numa),
+            joins_only=joins_only,
         )
         caveats = ("" if self._slab.in_memory else _CAVEAT, self._slab.caveat)
         self._capabilities = StoreCapabilities(
@@ -142,6 +146,41 @@ class SlabStore(Store):
             numa=config.numa,
             verify=config.verify,
         )
+
+    @classmethod
+    def join(
+        cls, path: Path, *, block_bytes: int, index_only: bool = False
+    ) -> "SlabStore":
+        """
+        Open a slab that is there, as large and for as long as it is; never make one.
+
+        Args:
+            path: Its directory.
+            block_bytes: The largest block to be looked up or stored.
+            index_only: See the class.
+
+        Raises:
+            StoreUnavailableError: There is no slab that is ours, its extents are smaller
+                than such a block, or others held a lock for too long.
+        """
+        with SlabSurvey(path) as survey:
+            manifest = survey.manifest
+        with told_as_store_error(path):
+            return cls(
+                path=str(path),
+                capacity_bytes=manifest.data_bytes,
+                block_bytes=block_bytes,
+                index_only=index_only,
+                durability=manifest.durability,
+                open_timeout=10.0,
+                joins_only=True,
+            )
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether more memory may still come to it in the background."""
+        populator = self._slab.populator
+        return populator is not None and populator.is_growing
 
     @property
     def capabilities(self) -> StoreCapabilities:

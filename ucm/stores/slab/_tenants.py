@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ucm.stores.slab._layout import COMMITTED, NUM_TENANTS
 
-__all__ = ["OwnOldest", "places_of", "shares_after"]
+__all__ = ["OwnOldest", "places_of", "shares_after", "tenants_at"]
 
 _STEP = 1 << 20
 _MOST_LISTS = 8
@@ -24,6 +24,12 @@ def places_of(tenants: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
     """Return the place of each tenant; 0 for nobody."""
     places = np.where(tenants == 0, 0, tenants % (NUM_TENANTS - 1) + 1)
     return places.astype(np.uint16)
+
+
+def tenants_at(places: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
+    """Return for each place the least tenant that has it; 0 for nobody's."""
+    numbers = places.astype(np.uint32)
+    return np.where(numbers == 1, NUM_TENANTS - 1, numbers - (numbers > 0))
 
 
 def shares_after(

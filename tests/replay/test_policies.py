@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import scenarios
-from benchmarks.policies import LRU, POLICIES, Newcomers, Optimal, Ours, Stamped
-from benchmarks.traces import (
-    Request,
-    Trace,
-    generate,
-)
+from benchmarks.workloads import generate
 from ucm.blocks import PackedKey
 from ucm.errors import StoreFullError
+from ucm.replay.policies import LRU, POLICIES, Newcomers, Optimal, Ours, Stamped
+from ucm.replay.traces import (
+    Request,
+    Trace,
+)
 from ucm.stores.abc import Store
 from ucm.stores.memory import MemoryStore
 from ucm.stores.slab import SlabStore

@@ -6,18 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import replay, scenarios
-from benchmarks.policies import Ours
+from benchmarks import replay
 from benchmarks.report import ROOT
-from benchmarks.traces import (
-    WORKLOADS,
-    Request,
-    Trace,
-    TraceError,
-    generate,
-    read,
-    write,
-)
+from benchmarks.workloads import WORKLOADS, generate, write
+from ucm.replay.policies import Ours
+from ucm.replay.replaying import play
+from ucm.replay.traces import Request, Trace, TraceError, read
 
 STEP = 4
 SECOND = 10**9
@@ -55,6 +49,14 @@ class TestTrace:
             (b"[]", "line 1: no request"),
             (b'{"block": 1}', "line 1: no request"),
             (b'{"timestamp": 0, "hash_ids": [0.5]}', "has to be a list of whole"),
+            (
+                b'{"timestamp": 0, "hash_ids": [' + b"9" * 30 + b"]}",
+                "has to be a list of whole",
+            ),
+            (
+                b'{"timestamp": 0, "hash_ids": [' + b"9" * 5000 + b"]}",
+                "line 1: Exceeds the limit",
+            ),
             (b'{"timestamp": NaN, "hash_ids": [0]}', "has to be milliseconds"),
             (b'{"timestamp": -1, "hash_ids": [0]}', "has to be milliseconds"),
             (b'{"timestamp": 1e400, "hash_ids": [0]}', "has to be milliseconds"),
@@ -151,7 +153,7 @@ class TestCommand:
                 Request(3, 8, (1, 3)),
             ),
         )
-        score = scenarios.play(trace, Ours(10, STEP))
+        score = play(trace, Ours(10, STEP))
         assert (20, 6 + 4) == (score.asked, score.hit)
 
     @pytest.mark.parametrize(

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ucm store export``, ``import`` and ``warm``: every byte comes back, or none."""
+
+import contextlib
+import io
+import os
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from tests.cli.store_kit import CHAT, CODE, ask, keys_of, snapshot, tell
+from tests.stores.slab_kit import SLOT_BYTES, Child, RawSlab, open_slab
+from ucm.cli.main import NOT_WELL, UNREADABLE, USAGE, main
+from ucm.errors import StoreError
+from ucm.stores.exports import ExportReader, ExportWriter, Section, Start
+from ucm.stores.slab import SlabStore, SlabSurvey
+from ucm.testing.store_blocks import (
+    BLOCK_BYTES,
+    load,
+    make_keys,
+    payload,
+    save,
+    uses_at,
+)
+
+TOKENS = list(range(12))
+CHATS, CODES = keys_of(CHAT, TOKENS), keys_of(CODE, TOKENS[:8])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a slab with three blocks of one model and two of another."""
+    path = tmp_path / "slab"
+    with open_slab(path) as store:
+        save(store, CHATS)
+        save(store, CODES)
+        store.describe(CHAT)
+    return path
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Return an empty slab."""
+    path = tmp_path / "other"
+    open_slab(path).close()
+    return path
+
+
+@pytest.fixture
+def file(path, tmp_path, capsys) -> Path:
+    """Return an export of all five."""
+    file = tmp_path / "blocks.ucmx"
+    ask(capsys, "store", "export", path, file)
+    return file
+
+
+def contents(path: Path) -> dict[bytes, bytes]:
+    """Return the blocks of a slab, verified."""
+    with open_slab(path) as store:
+        known = [key for key in CHATS + CODES if store.contains([key])[0]]
+        return dict(zip(known, load(store, known), strict=True)) if known else {}
+
+
+class TestThereAndBack:
+    def test_every_block_comes_back_byte_by_byte(self, path, other, file, capsys):
+        """What was exported is what is loaded, in another slab with a seed of its own."""
+        answer = ask(capsys, "store", "import", file, other)
+        assert (5, 5 * BLOCK_BYTES, 0) == (
+            answer["blocks"],
+            answer["nbytes"],
+            answer["damaged"],
+        )
+        assert {key: payload(key) for key in CHATS + CODES} == contents(other)
+        with open_slab(other) as store:
+            assert {CHAT.digest: CHAT} == store.keyspaces()
+
+    def test_what_is_stored_is_passed_over(self, other, file, capsys):
+        """An import that was broken off goes on where it was."""
+        ask(
+            capsys,
+            "store",
+            "import",
+            file,
+            other,
+            "--most",
+            2 * BLOCK_BYTES,
+            code=NOT_WELL,
+        )
+        assert 2 == len(contents(other))
+        answer = ask(capsys, "store", "import", file, other)
+        assert (3, 2) == (answer["blocks"], answer["present"])
+
+    def test_blocks_are_chosen_as_in_a_listing(self, path, other, tmp_path, capsys):
+        """A key space alone, and as large slots as it needs."""
+        file = tmp_path / "code"
+        ask(capsys, "store", "export", path, file, "--keyspace", CODE.digest.hex())
+        ask(capsys, "store", "import", file, other)
+        assert set(CODES) == set(contents(other))
+
+    def test_file_is_its_owners_alone_and_never_half(self, path, file, capsys):
+        """Prompts can be guessed from blocks: nobody else reads them."""
+        assert 0o600 == file.stat().st_mode & 0o777
+        assert USAGE == tell(capsys, "store", "export", path, file)[0]
+        assert 0 == tell(capsys, "store", "export", path, file, "--force")[0]
+        assert {"slab", "blocks.ucmx"} == {each.name for each in file.parent.iterdir()}
+
+    def test_damaged_block_is_left_out(self, path, other, tmp_path, capsys):
+        """A block that does not verify travels no further."""
+        RawSlab(path).put(CHATS[0], b"\0" * BLOCK_BYTES)
+        file = tmp_path / "rest"
+        assert 1 == ask(capsys, "store", "export", path, file, code=NOT_WELL)["damaged"]
+        assert 4 == ask(capsys, "store", "import", file, other)["blocks"]
+
+    def test_moments_and_tenants_travel(self, path, tmp_path, capsys):
+        """Who was used last is kept longest there, too, and counts for the same tenant."""
+        old = make_keys(2, first=70)
+        hour = 3600 * 10**9
+        with open_slab(path) as store:
+            moments = [time.monotonic_ns() - hour, time.monotonic_ns() - 2 * hour]
+            save(store, old, uses=uses_at(moments, tenant=9))
+        file, target = tmp_path / "all", tmp_path / "target"
+        ask(capsys, "store", "export", path, file)
+        open_slab(target).close()
+        ask(capsys, "store", "import", file, target)
+        with SlabSurvey(target) as survey:
+            (found,) = survey.classes[0].blocks()
+        by_key = {found.key(at): at for at in range(len(found))}
+        ages = [int(found.ages_ns[by_key[key]]) for key in old]
+        assert [1, 2] == [round(age / hour) for age in ages]
+        assert [10, 10, 0] == [
+            int(found.places[by_key[key]]) for key in (*old, CHATS[0])
+        ]
+
+    def test_larger_blocks_come_into_slots_of_their_size(self, tmp_path, capsys):
+        """An engine looks for blocks among the slots of its largest one."""
+        root, file = tmp_path / "slab", tmp_path / "file"
+        with SlabStore(
+            path=str(root), capacity_bytes=1 << 20, block_bytes=9000
+        ) as store:
+            save(store, CHATS[:1], 9000)
+            save(store, CHATS[1:], 500)
+        target = tmp_path / "target"
+        SlabStore(path=str(target), capacity_bytes=1 << 20, block_bytes=9000).close()
+        ask(capsys, "store", "export", root, file)
+        ask(capsys, "store", "import", file, target)
+        with SlabStore.join(target, block_bytes=9000) as store:
+            assert [payload(CHATS[0], 9000)] == load(store, CHATS[:1])
+            assert [payload(CHATS[1], 500)] == load(store, CHATS[1:2])
+
+    @pytest.mark.slow
+    def test_engines_go_on_at_both_ends(self, tmp_path, capsys):
+        """Two slabs that other processes use all the time, and each block verifies."""
+        roots = [tmp_path / "one", tmp_path / "two"]
+        with (
+            open_slab(roots[0], 32),
+            open_slab(roots[1], 32) as store,
+            Child(roots[0], "churn", 32, 1) as one,
+            Child(roots[1], "churn", 32, 2) as two,
+        ):
+            for _ in range(10):
+                one.say()
+                two.say()
+                code = tell(
+                    capsys, "store", "export", roots[0], tmp_path / "f", "--force"
+                )[0]
+                assert 0 == code
+                assert tell(capsys, "store", "import", tmp_path / "f", roots[1])[0] in (
+                    0,
+                    1,
+                )
+                assert 0 == ask(capsys, "store", "verify", roots[1])["num_damaged"]
+            two.kill()
+            assert [] == store.audit()
+
+
+class TestWarm:
+    def test_slab_is_made_and_filled_before_an_engine_joins(
+        self, file, tmp_path, capsys
+    ):
+        """After a start of the machine: made as the engine would, and hits at once."""
+        root = tmp_path / "new"
+        chosen = ("--capacity", 8 * SLOT_BYTES)
+        assert 5 == ask(capsys, "store", "warm", file, root, *chosen)["blocks"]
+        with open_slab(root) as engine:
+            assert [True] * 5 == engine.contains(CHATS + CODES)
+
+    def test_hottest_come_first_and_nothing_goes_for_them(self, tmp_path, capsys):
+        """Room for two of three: the two used last, and what is stored stays."""
+        root, file, target = tmp_path / "slab", tmp_path / "file", tmp_path / "target"
+        now, hour = time.monotonic_ns(), 3600 * 10**9
+        with open_slab(root) as store:
+            save(store, CHATS, uses=uses_at([now - 2 * hour, now, now - hour]))
+        ask(capsys, "store", "export", root, file)
+        with open_slab(target) as store:
+            stored = make_keys(6)
+            save(store, stored, uses=uses_at([now - 100 * hour] * 6))
+        answer = ask(capsys, "store", "warm", file, target)
+        assert (2, 1) == (answer["blocks"], answer["no_room"])
+        with open_slab(target) as store:
+            assert [True] * 6 == store.contains(stored)
+            assert [False, True, True] == store.contains(CHATS)
+
+    def test_import_makes_room_among_what_is_older(self, tmp_path, capsys):
+        """The same with import: what was used before them goes, and nothing newer."""
+        root, file, target = tmp_path / "slab", tmp_path / "file", tmp_path / "target"
+        now, hour = time.monotonic_ns(), 3600 * 10**9
+        with open_slab(root) as store:
+            save(store, CHATS, uses=uses_at([now - 3 * hour] * 3))
+        ask(capsys, "store", "export", root, file)
+        with open_slab(target) as store:
+            stored = make_keys(8)
+            save(store, stored, uses=uses_at([now - at * hour for at in range(8)]))
+        assert 3 == ask(capsys, "store", "import", file, target)["blocks"]
+        with open_slab(target) as store:
+            assert [True] * 5 + [False] * 3 == store.contains(stored)
+
+    @pytest.mark.slow
+    def test_blocks_wait_for_memory_that_is_still_coming(
+        self, file, memory_path, capsys
+    ):
+        """Of a slab that is being populated no block is refused for want of it."""
+        root = memory_path
+        chosen = ("--capacity", "256MiB")
+        assert 5 == ask(capsys, "store", "warm", file, root, *chosen)["blocks"]
+
+    def test_slab_that_is_missing_is_not_made_unasked(self, file, tmp_path, capsys):
+        """Without a capacity nobody knows how large it should be."""
+        code = tell(capsys, "store", "warm", file, tmp_path / "no")[0]
+        assert UNREADABLE == code
+        assert not (tmp_path / "no").exists()
+
+
+class TestFormat:
+    def test_file_is_as_documented(self, tmp_path):
+        """Another program reads it by its description alone."""
+        made = io.BytesIO()
+        writer = ExportWriter(made, Start(1, 3, [Section(CHAT.digest.hex(), 96, CHAT)]))
+        writer.add(CHATS[0], memoryview(b"abc"), -5, 7)
+        writer.finish()
+        data = made.getvalue()
+        magic, version, size = struct.unpack_from("<8sII", data)
+        assert (b"\x89UCM\r\n\x1a\n", 1) == (magic, version)
+        at = 16 + size
+        assert struct.pack("<Q", xxh3_64_intdigest(data[:at])) == data[at : at + 8]
+        head = struct.unpack_from("<HHIqQQ", data, at + 8)
+        seed = xxh3_64_intdigest(CHATS[0])
+        assert (53, 0, 7, -5, 3, xxh3_64_intdigest(b"abc", seed)) == head
+        assert data[at + 8 + 32 :].startswith(CHATS[0])
+        assert data[at + 8 + 32 + 53 + 8 :].startswith(b"abc")
+        end = struct.unpack_from("<HHIqQQ", data, len(data) - 40)
+        assert (0, 0, 0, 0, 1, 3) == end
+
+    def test_other_version_is_refused_by_its_number(self, file, other, capsys):
+        """A file of a later release is not guessed at."""
+        data = bytearray(file.read_bytes())
+        data[8] = 2
+        file.write_bytes(data)
+        code, _, complaint = tell(capsys, "store", "import", file, other)
+        assert UNREADABLE == code
+        assert "version 2" in complaint
+
+    @pytest.mark.parametrize("kept", [0, 7, 20, 700, -41, -1])
+    def test_file_that_was_cut_off_is_told_so(self, file, other, capsys, kept):
+        """What came before the cut is stored, and the exit code says that it is not all."""
+        file.write_bytes(file.read_bytes()[:kept])
+        code, _, complaint = tell(capsys, "store", "import", file, other)
+        assert (UNREADABLE, 1) == (code, complaint.count("\n"))
+        assert all(payload(key) == data for key, data in contents(other).items())
+
+    def test_block_with_other_bytes_is_left_out(self, file, other, capsys):
+        """A flipped bit costs its block alone."""
+        data = bytearray(file.read_bytes())
+        data[data.index(payload(CHATS[1])) + 3] ^= 1
+        file.write_bytes(data)
+        answer = ask(capsys, "store", "import", file, other, code=NOT_WELL)
+        assert (4, 1) == (answer["blocks"], answer["damaged"])
+        assert CHATS[1] not in contents(other)
+
+    def test_key_of_another_block_does_not_get_its_bytes(self, file, other, capsys):
+        """A head that was changed ends the import: nobody can tell what follows."""
+        data = bytearray(file.read_bytes())
+        data[data.index(CHATS[0]) + 30] ^= 1
+        file.write_bytes(data)
+        assert UNREADABLE == tell(capsys, "store", "import", file, other)[0]
+        assert all(payload(key) == found for key, found in contents(other).items())
+
+    @pytest.mark.slow
+    @given(st.data())
+    @settings(max_examples=200, deadline=None)
+    def test_no_file_makes_the_reader_do_anything_but_refuse(self, drawn):
+        """Cut, flipped or made up: a ``StoreError``, or exactly what was written."""
+        made = io.BytesIO()
+        writer = ExportWriter(made, Start(2, 8, [Section(CHAT.digest.hex(), 96, CHAT)]))
+        for key in CHATS[:2]:
+            writer.add(key, memoryview(payload(key, 4)), 0, 0)
+        writer.finish()
+        data = bytearray(made.getvalue())
+        for _ in range(drawn.draw(st.integers(1, 3))):
+            at = drawn.draw(st.integers(0, len(data) - 1))
+            data[at] = drawn.draw(st.integers(0, 255))
+        data = data[: drawn.draw(st.integers(0, len(data)))]
+        found = {}
+        try:
+            reader = ExportReader(io.BytesIO(data), "it")
+            while (head := reader.next()) is not None:
+                into = memoryview(bytearray(min(head.nbytes, 4096)))
+                if head.nbytes <= 4096 and reader.take(head, into):
+                    found[head.key] = bytes(into)
+        except StoreError:
+            pass
+        assert found.items() <= {key: payload(key, 4) for key in CHATS[:2]}.items()
+
+
+@pytest.mark.slow
+class TestHostile:
+    @given(st.binary(max_size=300))
+    @settings(max_examples=30, deadline=None)
+    def test_any_bytes_for_a_file_are_one_line(self, tmp_path_factory, data):
+        """Whatever is in a file that is no export: exit code 3, and the slab as it was."""
+        folder = tmp_path_factory.mktemp("fuzz")
+        file = folder / "file"
+        file.write_bytes(data)
+        open_slab(folder / "slab").close()
+        before = snapshot(folder)
+        out, complaint = _quietly("store", "import", file, folder / "slab")
+        assert (UNREADABLE, 1) == (out, complaint.count("\n"))
+        assert before == snapshot(folder)
+
+    @pytest.mark.parametrize("name", ["slab.json", "data", "arena", "index"])
+    @given(drawn=st.data())
+    @settings(max_examples=15, deadline=None)
+    def test_damaged_slab_is_one_line_and_never_a_traceback(
+        self, tmp_path_factory, name, drawn
+    ):
+        """Each file of a slab cut, flipped or replaced: all commands answer in a line."""
+        folder = tmp_path_factory.mktemp("fuzz")
+        with open_slab(folder / "slab") as store:
+            save(store, CHATS)
+        (path,) = (folder / "slab").glob(f"{name}*")
+        data = bytearray(path.read_bytes())
+        kind = drawn.draw(st.sampled_from(["cut", "flip", "junk", "empty"]))
+        if kind == "flip":
+            for _ in range(20):
+                data[drawn.draw(st.integers(0, len(data) - 1))] ^= 255
+        elif kind == "cut":
+            data = data[: drawn.draw(st.integers(0, len(data) - 1))]
+        elif kind == "junk":
+            data = bytearray(os.urandom(len(data)))
+        else:
+            data = bytearray()
+        path.write_bytes(data)
+        before = snapshot(folder)
+        for words in (("ls",), ("ls", "--keys"), ("stat",), ("verify",)):
+            code, complaint = _quietly("store", words[0], folder / "slab", *words[1:])
+            assert (code, complaint.count("\n")) in {(0, 0), (0, 1), (1, 0), (3, 1)}
+        assert before == snapshot(folder)
+
+    @pytest.mark.parametrize("command", ["ls", "stat", "verify", "rm", "compact"])
+    @given(
+        names=st.dictionaries(
+            st.sampled_from(
+                ["slab.json", "slab.json.tmp", "data", "arena", "index-4096.0", "x"]
+            ),
+            st.binary(max_size=200),
+            min_size=1,
+        )
+    )
+    @settings(max_examples=15, deadline=None)
+    def test_directory_of_somebody_else_stays_as_it_is(
+        self, tmp_path_factory, command, names
+    ):
+        """A directory that is no slab of ours is read at most, and never written to."""
+        folder = tmp_path_factory.mktemp("fuzz")
+        for name, data in names.items():
+            (folder / name).write_bytes(data)
+        before = snapshot(folder)
+        more = ("--all", "--yes") if command == "rm" else ()
+        code, complaint = _quietly("store", command, folder, *more)
+        assert (UNREADABLE, 1) == (code, complaint.count("\n"))
+        assert before == snapshot(folder)
+
+
+def _quietly(*words: object) -> tuple[int, str]:
+    """Run the command outside of any fixture; return exit code and complaint."""
+    complaint = io.StringIO()
+    with (
+        contextlib.redirect_stderr(complaint),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        code = main([*map(str, words)])
+    return code, complaint.getvalue()

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ucm store rm`` and ``compact``: forgetting blocks, and giving back what is not needed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import click
+
+from ucm.blocks import PackedKey
+from ucm.cli.output import console, json_option, say_json
+from ucm.cli.store.choose import Choice, Wanted, choosing
+from ucm.cli.telling import Progress, examples, plain, size
+from ucm.stores.slab import Blocks, ClassSurvey, SlabStore, SlabSurvey
+from ucm.stores.slab import compact as compact_slab
+
+__all__ = ["compact", "rm"]
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(
+    epilog=examples(
+        "ucm store rm /dev/shm/ucm --keyspace 3f2a81c0 --dry-run",
+        "ucm store rm /dev/shm/ucm --keyspace 3f2a81c0 --prompt ids.json --yes",
+    )
+)
+@click.argument("path", type=_PATH)
+@choosing
+@click.option("--all", "takes_all", is_flag=True, help="Everything.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def rm(
+    path: Path,
+    *,
+    takes_all: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    wanted: Wanted,
+) -> None:
+    """
+    Forget blocks of the slab in PATH; asks before it does.
+
+    Engines go on: what they are about to load and is gone they compute. Several options
+    of one kind add up; those of different kinds must all be true of a block. What is
+    saved meanwhile may stay.
+    """
+    with SlabSurvey(path) as survey:
+        choice = wanted.choose(survey)
+        if choice.is_all != takes_all:
+            raise click.UsageError(
+                "say which blocks, with --key, --prefix, --keyspace or --prompt, or --all"
+            )
+        matched, nbytes = _count(survey, choice)
+        forgotten = 0
+        if matched and not dry_run:
+            if not yes:
+                what = f"Forget {matched} blocks, {size(nbytes)}?"
+                click.confirm(what, abort=True, err=True)
+            forgotten = _forget(survey, choice, matched)
+    answer = {
+        "path": str(path),
+        "matched": matched,
+        "nbytes": nbytes,
+        "forgotten": forgotten,
+        "dry_run": dry_run,
+    }
+    if as_json:
+        say_json(answer)
+    else:
+        console().print(
+            f"{matched} blocks, {size(nbytes)}: "
+            + ("none forgotten" if dry_run else f"{forgotten} forgotten")
+        )
+
+
+def _chosen(surveyed: ClassSurvey, choice: Choice) -> Iterator[Blocks]:
+    for blocks in surveyed.blocks():
+        found = blocks.where(choice.mask(blocks))
+        if len(found):
+            yield found
+
+
+def _count(survey: SlabSurvey, choice: Choice) -> tuple[int, int]:
+    matched = nbytes = 0
+    for surveyed in survey.classes:
+        for found in _chosen(surveyed, choice):
+            matched += len(found)
+            nbytes += int(found.records["nbytes"].sum())
+    return matched, nbytes
+
+
+def _forget(survey: SlabSurvey, choice: Choice, total: int) -> int:
+    forgotten = 0
+    progress = Progress("forgotten", total, is_bytes=False)
+    for surveyed in survey.classes:
+        slot_bytes = surveyed.geometry.slot_bytes
+        with SlabStore.join(
+            survey.path, block_bytes=slot_bytes, index_only=True
+        ) as store:
+            for found in _chosen(surveyed, choice):
+                keys = [PackedKey(found.key(at)) for at in range(len(found))]
+                forgotten += store.forget(keys)
+                progress.tell(forgotten)
+    return forgotten
+
+
+@click.command(epilog=examples("ucm store compact /dev/shm/ucm"))
+@click.argument("path", type=_PATH)
+@click.option("--memory", is_flag=True, help="Give memory back to the system, too.")
+@json_option
+def compact(path: Path, *, memory: bool, as_json: bool) -> None:
+    """
+    Give back what nobody needs of the slab in PATH; no block goes or moves.
+
+    Slots that writers reserved who died are free again, and extents without a block are
+    nobody's, so that another model has them at once. With --memory what nobody has goes
+    back to the system, unless the slab is in use: a device may have its memory pinned. The
+    next engine to start gets it again.
+    """
+    done = compact_slab(path, memory=memory)
+    if as_json:
+        say_json({"path": str(path)} | attrs.asdict(done))
+        return
+    lines = [
+        f"{done.slots} slots of the dead, {done.extents} extents without a block"
+        if done.slots or done.extents
+        else "nothing to give back"
+    ]
+    if memory:
+        lines.append(
+            f"no memory went back: {plain(done.kept_because)}"
+            if done.kept_because
+            else f"{size(done.nbytes)} of memory went back to the system"
+        )
+    console().print("\n".join(lines), markup=False)
