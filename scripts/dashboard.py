@@ -37,13 +37,18 @@ class Panel:
     width: int = 8
 
 
-def _series(name: str) -> str:
-    return f"vllm:{name}{{{_WHO}}}"
+def _series(name: str, more: str = "") -> str:
+    """Select a metric, as vLLM's server names it, as Prometheus may, and as we do."""
+    selected = ",".join(filter(None, (_name(name), _WHO, more)))
+    return f"{{{selected}}}"
+
+
+def _name(name: str) -> str:
+    return f'__name__=~"(vllm[:_])?{name}"'
 
 
 def _rate(name: str, by: str = _EACH, more: str = "") -> str:
-    selected = ",".join(filter(None, (_WHO, more)))
-    return f"sum by ({by}) (rate(vllm:{name}{{{selected}}}[$__rate_interval]))"
+    return f"sum by ({by}) (rate({_series(name, more)}[$__rate_interval]))"
 
 
 def _over(numerator: str, denominator: str) -> str:
@@ -55,8 +60,8 @@ def _quantile(name: str, share: float) -> str:
 
 
 def _backlog(unit: str) -> str:
-    offered = f"sum by (direction) (vllm:ucm_offered_{unit}_total{{{_WHO}}})"
-    settled = f"sum by (direction) (vllm:ucm_settled_{unit}_total{{{_WHO}}})"
+    offered = f"sum by (direction) ({_series(f'ucm_offered_{unit}_total')})"
+    settled = f"sum by (direction) ({_series(f'ucm_settled_{unit}_total')})"
     return f"({offered} - {settled}) or {offered}"  # nothing is settled at first
 
 
@@ -263,7 +268,7 @@ def _choice(label: str) -> dict[str, Any]:
         "name": label,
         "type": "query",
         "datasource": _SOURCE,
-        "query": f"label_values(vllm:ucm_healthy, {label})",
+        "query": f"label_values({{{_name('ucm_healthy')}}}, {label})",
         "includeAll": True,
         "multi": True,
         "allValue": ".*",
