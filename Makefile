@@ -5,6 +5,7 @@
 # make lint    the checks alone        make unit / make e2e   a part of the tests
 #              tests run in two processes side by side; JOBS=n changes that
 # make soak SECONDS=60       simulated runs over random seeds, for as long as you like
+# make docs    the documentation as a site that opens offline, in build/site
 # make mutations             breaks ucm in small ways; tests must notice each of them
 # make clean   remove what the targets above made
 #
@@ -35,7 +36,7 @@ hash = $(shell cat $(1) | sha256sum | cut -c1-16)
 DEPS := $(VENV)/.deps-$(call hash,constraints/*.txt scripts/setup)
 READY := $(VENV)/.ready-$(call hash,constraints/*.txt scripts/setup pyproject.toml)
 
-.PHONY: help setup demo test lint unit e2e soak mutations clean
+.PHONY: help setup demo docs test lint unit e2e soak mutations clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -83,6 +84,11 @@ e2e: setup
 
 soak: setup
 	@$(BIN)/python -m tests.simulation.soak --seconds $(SECONDS) $(SOAK_ARGS)
+
+# --strict: a link or a page that leads nowhere ends it.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+	@echo 'build/site/index.html'
 
 mutations: setup
 	@$(BIN)/python -m tests.mutations.run $(MUTATIONS_ARGS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the table of settings between the markers of README.md, from ``ucm.config``."""
+"""Write the table of settings of docs/settings.md, from ``ucm.config``."""
 
 import enum
 from pathlib import Path
@@ -8,9 +8,10 @@ import attrs
 
 from ucm.config import UCMConfig
 
-__all__ = ["ROOT", "put_between", "render", "rewrite"]
+__all__ = ["PAGE", "ROOT", "put_between", "render", "rewrite"]
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "settings.md"
 _SHOWN = {"store.path": "`/dev/shm/ucm-<user id>`"}
 """Defaults that differ from machine to machine, as the table shows them."""
 
@@ -77,10 +78,8 @@ def _show(value: object, *, is_size: bool) -> str:
 
 
 def main() -> None:
-    """Bring README.md up to date."""
-    path = ROOT / "README.md"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(rewrite(text), encoding="utf-8")
+    """Bring the page up to date."""
+    PAGE.write_text(rewrite(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import attrs
 import pytest
 import yaml
 
-from scripts.settings_table import ROOT, render, rewrite
+from scripts.settings_table import PAGE, ROOT, render, rewrite
 from ucm.config import (
     Durability,
     LogConfig,
@@ -336,9 +336,9 @@ class TestModes:
 
 
 class TestDocumentation:
-    def test_settings_table_of_the_readme_is_up_to_date(self):
-        """The README lists exactly the settings that exist, with their defaults."""
-        text = (ROOT / "README.md").read_text(encoding="utf-8")
+    def test_table_of_settings_is_up_to_date(self):
+        """The page lists exactly the settings that exist, with their defaults."""
+        text = PAGE.read_text(encoding="utf-8")
         assert rewrite(text) == text, "Run: python -m scripts.settings_table"
 
     def test_every_setting_has_its_line(self):
@@ -392,6 +392,6 @@ class TestDocumentation:
             assert yaml.safe_load(path.read_text(encoding="utf-8")) is not None, path
 
     def test_text_without_markers_is_refused(self):
-        """A README that lost its markers is noticed instead of left as it is."""
+        """A page that lost its markers is noticed instead of left as it is."""
         with pytest.raises(ValueError, match="settings: begin"):
             rewrite("# ucm\n")

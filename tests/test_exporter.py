@@ -81,14 +81,14 @@ class TestExporter:
             assert 0 == value(scrape(url), "ucm_healthy")
 
     def test_caches_of_one_process_are_told_apart_by_their_labels(self) -> None:
-        """Two exporters with other labels, and names as vLLM's server has them."""
+        """Two exporters with other labels."""
         told = {}
         for name in "ab":
             counters = Counters()
             counters.add("ucm_saved_blocks_total", ord(name))
             told[name] = counters
         exporters = [
-            Exporter(each.snapshot, prefix="vllm:", labels={"cache": name})
+            Exporter(each.snapshot, labels={"cache": name})
             for name, each in told.items()
         ]
         found = {}
@@ -96,7 +96,7 @@ class TestExporter:
             with served(exporter) as url:
                 found |= scrape(url)
         for name in "ab":
-            assert ord(name) == value(found, "vllm:ucm_saved_blocks_total", cache=name)
+            assert ord(name) == value(found, "ucm_saved_blocks_total", cache=name)
 
     def test_every_metric_is_described_by_its_kind(self) -> None:
         """X-10: what Prometheus is told of a metric is what the table says."""

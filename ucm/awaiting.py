@@ -40,7 +40,7 @@ def open(  # noqa: A001 - as ``gzip.open`` is
     entering fails, *device* and *store* are closed, whoever made them.
 
     Args:
-        config: Settings, as a mapping or a ``UCMConfig``; README.md lists them. Beside
+        config: Settings, as a mapping or a ``UCMConfig``; docs/settings.md lists them. Beside
             a mapping, variables ``UCM_*`` and a file count as well: docs/configuration.md.
         layout: Groups and rows of the host's blocks; see ``paged_layout``.
         device: The host's memory: name of each layer of the layout to its buffer, of

@@ -46,8 +46,6 @@ class Exporter(Collector):  # type: ignore[misc] # it is untyped to us
 
     Args:
         measure: A cache's ``measure``; called on the thread of each scrape.
-        prefix: Before each name; ``vllm:`` makes them the names that the dashboard and
-            the rules of ``deploy/`` ask for.
         labels: On every sample, such as which of several caches of a process it is.
     """
 
@@ -55,11 +53,9 @@ class Exporter(Collector):  # type: ignore[misc] # it is untyped to us
         self,
         measure: Callable[[], Snapshot],
         *,
-        prefix: str = "",
         labels: dict[str, str] | None = None,
     ) -> None:
         self._measure = measure
-        self._prefix = prefix
         self._labels = dict(labels or {})
 
     def describe(self) -> Iterator[Family]:
@@ -92,8 +88,8 @@ class Exporter(Collector):  # type: ignore[misc] # it is untyped to us
             MetricKind.GAUGE: GaugeMetricFamily,
             MetricKind.HISTOGRAM: HistogramMetricFamily,
         }
-        name, labels = f"{self._prefix}{metric.name}", [*self._labels, *metric.labels]
-        return kinds[metric.kind](name, metric.help, labels=labels)
+        labels = [*self._labels, *metric.labels]
+        return kinds[metric.kind](metric.name, metric.help, labels=labels)
 
 
 def _cumulative(observed: Distribution) -> list[tuple[str, float]]:

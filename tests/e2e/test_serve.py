@@ -71,6 +71,7 @@ class TestServe:
         slab = tmp_path / "slab"
         options = ("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager")
         options += ("--kv-cache-memory-bytes", str(64 << 20))
+        options += ("--shutdown-timeout", "10")
         config = ucm_config(slab)
         with serve(
             llama, *options, log=tmp_path / "log", kv_transfer_config=config

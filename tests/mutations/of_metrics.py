@@ -54,8 +54,8 @@ METRICS = (
         name="timer_keeps_its_metrics",
         why="Each engine that a program opens leaves a thread behind for good.",
         file=_STATS,
-        find="            weakref.finalize(self, over.set)\n",
-        replace="            self._over = (over, weakref.ref)\n",
+        find="args=(weakref.ref(self),),",
+        replace="args=(lambda: self,),",
         killers=(f"{_FRONT}::test_timer_of_the_front_end_does_not_keep_it",),
     ),
     Mutant(
@@ -99,12 +99,12 @@ METRICS = (
         killers=(f"{_LOOKS}::test_what_is_held_and_open_is_told_with_its_age",),
     ),
     Mutant(
-        name="failed_load_is_a_hit",
-        why="X-10: hits by tier count what no request could use.",
+        name="save_is_a_hit",
+        why="X-10: hits by tier count what was only stored.",
         file=_RECORDER,
         find="if ticket.direction is Direction.LOAD and outcome.committed:",
-        replace="if ticket.direction is Direction.LOAD:",
-        killers=(f"{_TICKETS}::test_nothing_but_what_was_copied_is_a_hit",),
+        replace="if outcome.committed:",
+        killers=(f"{_EXPORTS}::test_scrape_tells_what_a_cache_did_and_how_it_stands",),
     ),
     Mutant(
         name="stored_blocks_make_bandwidth",

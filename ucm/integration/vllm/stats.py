@@ -153,11 +153,9 @@ class UCMPromMetrics(KVConnectorPromMetrics):
         self._seen: set[int] = set()
         """Engines of which signs were seen."""
         if self._engine_ids:
-            over = threading.Event()
-            weakref.finalize(self, over.set)
             threading.Thread(
                 target=_look_often,
-                args=(weakref.ref(self), over),
+                args=(weakref.ref(self),),
                 name="ucm-signs",
                 daemon=True,
             ).start()
@@ -225,10 +223,9 @@ def _engine_ids(vllm_config: Any, engines: Sequence[int]) -> dict[int, str]:  # 
     return {each: name if is_one else f"{name}_dp{each}" for each in engines}
 
 
-def _look_often(ref: "weakref.ref[UCMPromMetrics]", over: threading.Event) -> None:
+def _look_often(ref: "weakref.ref[UCMPromMetrics]") -> None:
     """Look until the metrics are gone; they are not kept for it."""
-    while not over.wait(_PERIOD_S):
-        if (metrics := ref()) is None:
-            return
+    while (metrics := ref()) is not None:
         metrics.look()
         del metrics
+        time.sleep(_PERIOD_S)
