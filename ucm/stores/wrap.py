@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.stores.abc import (
+    Changes,
+    Cursor,
     ReadLease,
     Store,
     StoreCapabilities,
@@ -82,6 +84,10 @@ class WrapperStore(Store):
     def keyspaces(self) -> dict[bytes, KeySpace]:
         """Forward."""
         return self.inner.keyspaces()
+
+    def changes(self, cursor: Cursor | None) -> Changes:
+        """Forward."""
+        return self.inner.changes(cursor)
 
     def stats(self) -> StoreStats:
         """Forward."""

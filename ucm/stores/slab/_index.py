@@ -32,6 +32,7 @@ import numpy.typing as npt
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreUnavailableError
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch, have_their_hash
+from ucm.stores.slab._changes import STORED
 from ucm.stores.slab._layout import (
     ABSENT,
     COMMITTED,
@@ -267,6 +268,7 @@ class SlotIndex(Used):
             self.state[slots] = COMMITTED
             self.words[_PUBLISHING] = 0
             self.own.outdate(slots, moments)
+            self.changes.add(STORED, slots)
             self.end(slots)
 
     def discard(self, grant: Grant, owner: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch
+from ucm.stores.slab._changes import REMOVED, STORED
 from ucm.stores.slab._layout import (
     COMMITTED,
     FREE,
@@ -67,6 +68,7 @@ def reserve_one(
     generation = index.words[_GENERATION]
     index.begin_one(slot)
     if evicts:
+        index.changes.add_one(REMOVED, slot)
         index.states[slot] = FREE
         index.stamps[slot] = NEVER
         chains.unlink_one(slot)
@@ -98,6 +100,7 @@ def publish_one(index: "SlotIndex", grant: Grant, checksum: int, owner: int) -> 
     index.states[slot] = COMMITTED
     index.words[_PUBLISHING] = 0
     index.own.outdate(grant.slots, grant.moments)
+    index.changes.add_one(STORED, slot)
     index.end_one(slot)
     return True
 
