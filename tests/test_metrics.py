@@ -82,7 +82,7 @@ REASONS = {
     *("deadline", "recycled", "unfinished", "late", "over", "shutdown"),
     *("overwritten", "unconfirmed", "unsubmitted", "withdrawn"),
     *("overload", "store_behind", "store_hung"),
-    *("corrupt", "evicted", "unavailable", "slow", "device", "stuck"),
+    *("corrupt", "evicted", "absent", "unavailable", "slow", "device", "stuck"),
     *("row_failed", "unasked", "runtime_failed", "worker_died"),
 }
 README = Path(__file__).resolve().parents[1] / "README.md"
