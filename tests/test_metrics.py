@@ -33,6 +33,7 @@ FROZEN = {
     "ucm_loaded_blocks_total": ("counter", ()),
     "ucm_load_failures_total": ("counter", ("reason",)),
     "ucm_matched_tokens_total": ("counter", ()),
+    "ucm_fetch_wants_total": ("counter", ("reason",)),
     "ucm_failed_lookups_total": ("counter", ("reason",)),
     "ucm_bypassed_lookups_total": ("counter", ()),
     "ucm_unkeyed_lookups_total": ("counter", ("reason",)),

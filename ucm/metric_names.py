@@ -114,6 +114,11 @@ _TABLE = (
         "Tokens that were found and that the engine chose to load; some loads fail.",
     ),
     _counter(
+        "ucm_fetch_wants_total",
+        "Requests that waited for blocks from tiers, by why not all came; empty: all did.",
+        "reason",
+    ),
+    _counter(
         "ucm_cut_messages_total",
         "Plans and reports that left something to the next one, for want of room.",
         "message",

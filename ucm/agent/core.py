@@ -47,6 +47,7 @@ class AgentCore:
         slots = max(1, store.stats().capacity_blocks // _BUDGET_SHARE)
         self.spillers = [Spiller(store, tier, call, most_waiting) for tier in tiers]
         self.fetcher = Fetcher(store, tiers, call, Budget(slots))
+        self.max_block_bytes = store.capabilities.max_block_bytes
         self._store = store
         self._call = call
         self._cursor: Cursor | None = None
@@ -73,6 +74,13 @@ class AgentCore:
     def is_idle(self) -> bool:
         """Whether all that was committed has been spilled or dropped."""
         return all(spiller.is_idle for spiller in self.spillers)
+
+    def totals(self) -> dict[str, object]:
+        """Return what was counted since the start, as plain values."""
+        return {
+            "spilled": [spiller.told() for spiller in self.spillers],
+            "fetched": self.fetcher.told(),
+        }
 
     async def drain(self) -> None:
         """Take in what was committed by now, and wait until it is spilled."""

@@ -131,6 +131,13 @@ class Fetcher:
         """Flights that have not ended."""
         return len(self._flights)
 
+    def told(self) -> dict[str, object]:
+        """Return the counts as plain values."""
+        return attrs.asdict(self.counts) | {
+            "failed": {str(reason): n for reason, n in self.counts.failed.items()},
+            "open": self.num_open,
+        }
+
     async def run(self, ready: Callable[[], None]) -> None:
         """Let flights fly until cancelled."""
         async with anyio.create_task_group() as self._tasks:

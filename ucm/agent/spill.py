@@ -90,6 +90,14 @@ class Spiller:
         """Whether nothing waits or moves."""
         return not self._waiting and not self.num_moving
 
+    def told(self) -> dict[str, object]:
+        """Return the counts as plain values."""
+        return attrs.asdict(self.counts) | {
+            "dropped": {str(reason): n for reason, n in self.counts.dropped.items()},
+            "waiting": self.num_waiting,
+            "moving": self.num_moving,
+        }
+
     def offer(self, key: PackedKey, nbytes: int) -> None:
         """Take a block that was committed into the backlog, if there is room."""
         if key in self._waiting:

@@ -177,11 +177,7 @@ class PrefixMatcher:
             return PrefixMatch(0, MatchReason.UNKEYED)
         if computed_tokens % self._align:
             return PrefixMatch(0, MatchReason.PARTIAL_BLOCK)
-        limit = min(
-            num_tokens if self._full_hits else num_tokens - 1,
-            len(hashes) * self._layout.hash_block_tokens,
-        )
-        top = limit // self._align * self._align
+        top = self.longest(num_tokens, hashes)
         if top <= computed_tokens:
             return PrefixMatch(0, MatchReason.TOO_SHORT)
         try:
@@ -192,6 +188,14 @@ class PrefixMatcher:
         if top <= computed_tokens:
             return PrefixMatch(0, MatchReason.MISS)
         return PrefixMatch(top - computed_tokens, MatchReason.HIT)
+
+    def longest(self, num_tokens: int, hashes: Sequence[bytes]) -> int:
+        """Return how many tokens a hit may cover at most."""
+        limit = min(
+            num_tokens if self._full_hits else num_tokens - 1,
+            len(hashes) * self._layout.hash_block_tokens,
+        )
+        return limit // self._align * self._align
 
     def stored(
         self,
