@@ -11,7 +11,8 @@ from ucm.config import UCMConfig
 
 __all__ = ["Launcher"]
 
-_WRITE_S: Final = 5.0
+_left_behind: "Final[list[subprocess.Popen[bytes]]]" = []
+"""An agent outlives who started it; what stands for it must not be collected before."""
 
 
 class Launcher:
@@ -41,6 +42,8 @@ class Launcher:
             )
         except OSError:
             return  # as without an agent; it is tried again
+        _left_behind[:] = [each for each in _left_behind if each.poll() is None]
+        _left_behind.append(self._process)
         stdin = self._process.stdin
         assert stdin is not None
         try:
