@@ -67,6 +67,8 @@ def _show(value: object, *, is_size: bool) -> str:
     """Return a default as a person would write it in JSON."""
     if isinstance(value, enum.Enum):
         value = value.value
+    if value == ():
+        return "empty"
     if value is None:
         return "unset"
     if isinstance(value, bool):

@@ -356,6 +356,7 @@ class TestDocumentation:
             for name in attrs.fields_dict(type(made)):
                 assert lines.pop(f"{section}.{name}").rstrip("| ").endswith(".")
         rest = [
+            "tiers",
             "weights_revision",
             "immutable_adapters",
             *EVENT_KEYS,

@@ -36,6 +36,7 @@ FROZEN = {
     "ucm_lookups_total": ("counter", ()),
     "ucm_missed_lookups_total": ("counter", ("reason",)),
     "ucm_wanted_tokens_total": ("counter", ()),
+    "ucm_fetch_wants_total": ("counter", ("reason",)),
     "ucm_failed_lookups_total": ("counter", ("reason",)),
     "ucm_bypassed_lookups_total": ("counter", ()),
     "ucm_unkeyed_lookups_total": ("counter", ("reason",)),
@@ -85,7 +86,7 @@ REASONS = {
     *("deadline", "recycled", "unfinished", "late", "over", "shutdown"),
     *("overwritten", "unconfirmed", "unsubmitted", "withdrawn"),
     *("overload", "store_behind", "store_hung"),
-    *("corrupt", "evicted", "unavailable", "slow", "device", "stuck"),
+    *("corrupt", "evicted", "absent", "unavailable", "slow", "device", "stuck"),
     *("row_failed", "unasked", "runtime_failed", "worker_died"),
 }
 MISS_REASONS = {

@@ -26,6 +26,13 @@ from ucm.tracing import (
 )
 
 EVENTS = {
+    "AGENT_ENDED": "agent.ended",
+    "AGENT_JOINED": "agent.joined",
+    "AGENT_LOST": "agent.lost",
+    "AGENT_REFUSED": "agent.refused",
+    "AGENT_STARTED": "agent.started",
+    "TIER_ANSWERS": "tier.answers",
+    "TIER_SILENT": "tier.silent",
     "HOLD_QUARANTINED": "hold.quarantined",
     "HOLD_RELEASED": "hold.released",
     "HOLD_TAKEN": "hold.taken",

@@ -23,6 +23,7 @@ from ucm.settings import (
     read_section,
     read_share,
     read_size,
+    read_tiers,
 )
 
 __all__ = [
@@ -223,6 +224,12 @@ class TimeoutConfig:
         least=0.001,
     )
     shutdown: float = field(10.0, "Longest drain when the engine stops.", least=0)
+    fetch: float = field(
+        1.0, "Longest wait of a request for blocks from tiers.", least=0.001
+    )
+    tier: float = field(
+        2.0, "Longest call of a tier; one that is not over by then failed.", least=0.001
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -279,6 +286,20 @@ class UCMConfig:
     timeout: TimeoutConfig = field(attrs.Factory(TimeoutConfig), "")
     log: LogConfig = field(attrs.Factory(LogConfig), "")
     threads: ThreadConfig = field(attrs.Factory(ThreadConfig), "")
+    tiers: tuple[Mapping[str, object], ...] = field(
+        (),
+        "Where blocks go below the slab, in the order in which they are looked for: "
+        "`[{type: disk, path: ..., capacity: ...}]`; empty: nowhere.",
+        read=read_tiers,
+        shape={
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type"],
+                "properties": {"type": {"type": "string"}},
+            },
+        },
+    )
     weights_revision: str = field(
         "",
         "Names the weights in every key; empty: derived from the model's own files.",

@@ -54,7 +54,7 @@ class Event:
         name: As it stands in ``event``.
         level: At which it is written; two, where it may be either.
         who: The process that writes it: ``scheduler``, ``worker`` (also a library's
-            ``cache``), or ``any``.
+            ``cache``), ``agent`` or ``any``.
         per: For what there is a line.
         text: What has happened, for people.
         keys: Beside the common ones; which of them are there depends on the case.
@@ -122,6 +122,27 @@ trace.ring: warning, worker, failure
 summary: info, any, minute
     What was counted since the last summary, if anything was.
     > seconds totals
+agent.joined: info, scheduler, change
+    The node's agent is there: what the slab lacks is asked of it.
+    > media
+agent.lost: warning, scheduler, change
+    It is not there any more, or does not serve this engine: the slab serves alone.
+    > error
+agent.started: info, agent, process
+    Tiers are served.
+    > media pid
+agent.ended: info, agent, process
+    They are not any more.
+    > pid
+agent.refused: warning, agent, change
+    Somebody at the socket is not served.
+    > error
+tier.silent: warning, agent, change
+    A tier did not answer, and is not asked for a while.
+    > tier medium seconds
+tier.answers: info, agent, change
+    It answers again.
+    > tier medium
 log.dropped: warning, any, change
     Lines are missing here: they could not be written in time.
     > lines

@@ -128,6 +128,11 @@ _TABLE = (
         "Tokens of whole blocks, beyond the engine's own, that these looked for.",
     ),
     _counter(
+        "ucm_fetch_wants_total",
+        "Requests that waited for blocks from tiers, by why not all came; empty: all did.",
+        "reason",
+    ),
+    _counter(
         "ucm_cut_messages_total",
         "Plans and reports that left something to the next one, for want of room.",
         "message",

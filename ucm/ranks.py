@@ -235,6 +235,13 @@ class Agreement:
             for of_ranks in zip(*groups, strict=True)
         ]
 
+    def part_bytes(self) -> dict[ShardId, list[int]]:
+        """Return the bytes of each part of a block, by group."""
+        return {
+            self._topology.shard_of(rank): [group.block_bytes for group in facts.groups]
+            for rank, facts in self._ranks.items()
+        }
+
 
 def _compare(own: RankFacts, facts: RankFacts) -> None:
     """Refuse a rank that differs in what the scheduler knows as well."""

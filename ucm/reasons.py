@@ -63,6 +63,8 @@ class Reason(enum.StrEnum):
     """A device copy never ended."""
     CORRUPT = "corrupt"
     """A checksum does not hold."""
+    ABSENT = "absent"
+    """No tier has it."""
     EVICTED = "evicted"
     """The store no longer had it."""
     UNAVAILABLE = "unavailable"

@@ -5,7 +5,12 @@ from importlib.metadata import entry_points
 
 from ucm.errors import ConfigError
 
-__all__ = ["load_class"]
+__all__ = ["load_class", "registered"]
+
+
+def registered(group: str) -> list[str]:
+    """Return the names of an entry point group, without importing anything."""
+    return sorted({point.name for point in entry_points(group=group)})
 
 
 def load_class(group: str, name: str, key: str) -> type:
@@ -20,9 +25,7 @@ def load_class(group: str, name: str, key: str) -> type:
     Raises:
         ConfigError: Nobody registered the name, or its packages are not installed.
     """
-    found = entry_points(group=group)
-    known = sorted({point.name for point in found})
-    for point in found:
+    for point in entry_points(group=group):
         if point.name != name:
             continue
         try:
@@ -34,4 +37,4 @@ def load_class(group: str, name: str, key: str) -> type:
         if not isinstance(loaded, type):
             raise ConfigError(key, name, "is not a class", "Mend its entry point.")
         return loaded
-    raise ConfigError(key, name, "unknown name", f"Registered: {known}.")
+    raise ConfigError(key, name, "unknown name", f"Registered: {registered(group)}.")

@@ -26,6 +26,7 @@ __all__ = [
     "read_section",
     "read_share",
     "read_size",
+    "read_tiers",
 ]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", re.IGNORECASE)
@@ -84,6 +85,21 @@ def read_share(key: str, value: object) -> float:
     if share is None:
         raise ConfigError(key, value, "not a share", "Give 0 to 1, or leave it out.")
     return share
+
+
+def read_tiers(key: str, value: object) -> tuple[Mapping[str, object], ...]:
+    """Read a list of mappings that each name a type; what else they hold is its own."""
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(key, value, "not a list", "Give a list of mappings.")
+    for number, tier in enumerate(value):
+        if not isinstance(tier, Mapping) or not isinstance(tier.get("type"), str):
+            raise ConfigError(
+                f"{key}.{number}",
+                tier,
+                "no tier",
+                "Give a mapping with at least a type, such as disk.",
+            )
+    return tuple(value)
 
 
 def read_section(cls: type[_T], given: object, prefix: str) -> _T:

@@ -29,6 +29,11 @@ from ucm.threads import SYSTEM
 
 __all__ = [
     "ADAPTER_PASSED",
+    "AGENT_ENDED",
+    "AGENT_JOINED",
+    "AGENT_LOST",
+    "AGENT_REFUSED",
+    "AGENT_STARTED",
     "ENGINE_UNTRIED",
     "EVENT_REFUSED",
     "HOLD_QUARANTINED",
@@ -65,6 +70,8 @@ __all__ = [
     "TICKET_ACCEPTED",
     "TICKET_REFUSED",
     "TICKET_SETTLED",
+    "TIER_ANSWERS",
+    "TIER_SILENT",
     "TRACE_RING",
     "VERSION",
     "WEIGHTS_DOUBTED",
@@ -101,6 +108,13 @@ TRACE_RING: Final = "trace.ring"
 SUMMARY: Final = "summary"
 PREFIX_MISSED: Final = "prefix.missed"
 ADAPTER_PASSED: Final = "adapter.passed"
+AGENT_STARTED: Final = "agent.started"
+AGENT_ENDED: Final = "agent.ended"
+AGENT_JOINED: Final = "agent.joined"
+AGENT_LOST: Final = "agent.lost"
+AGENT_REFUSED: Final = "agent.refused"
+TIER_SILENT: Final = "tier.silent"
+TIER_ANSWERS: Final = "tier.answers"
 WISH_IGNORED: Final = "wish.ignored"
 EVENT_REFUSED: Final = "event.refused"
 MEMORY_PINNED: Final = "memory.pinned"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One configuration of several places: which counts, and what errors say of them."""
 
+import json
+
 import attrs
 import pytest
 
@@ -159,8 +161,7 @@ class TestVariables:
         """Each setting can be given as a variable."""
         for key, value in flat(UCMConfig()).items():
             name = "UCM_" + key.upper().replace(".", "__")
-            text = value if isinstance(value, str) else str(value).lower()
-            text = "null" if value is None else text
+            text = value if isinstance(value, str) else json.dumps(value)
             assert {key} == set(load({}, environment={name: text}).origins)
 
 

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from tests.mutations.mutant import Mutant, StaleError
+from tests.mutations.of_agent import AGENT
 from tests.mutations.of_arena import ARENA
 from tests.mutations.of_decisions import DECISIONS
 from tests.mutations.of_devices import DEVICES
@@ -52,6 +53,7 @@ __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
 
 ROOT = Path(__file__).parents[2]
 MUTANTS: tuple[Mutant, ...] = (
+    *AGENT,
     *ARENA,
     *DECISIONS,
     *DOCTOR,

@@ -22,7 +22,7 @@ FOREIGN: dict[str, dict[str, bytes]] = {
     "directories": {"owners/1.lock": b"", "keyspaces/k.json": b"{}"},
     "of a volume": {"lost+found/x": b""},
     "its own slab.json": {"slab.json": b'{"name": "my slab"}', "data": b"1"},
-    "another kind": {"slab.json": b'{"schema": 3, "kind": "x"}', "data": b"1"},
+    "another kind": {"slab.json": b'{"schema": 4, "kind": "x"}', "data": b"1"},
     "its own mark": {"slab.json.tmp": b"notes", "data": b"1"},
     "only a mark": {"slab.json.tmp": b"notes"},
     "hardly a mark": {"slab.json.tmp": b"", "data": b"1"},
@@ -137,7 +137,7 @@ class TestReleases:
         for index_only in (False, True):
             with pytest.raises(ConfigError, match="another release made it") as caught:
                 open_slab(path, index_only=index_only)
-            assert f"schema version is {schema}, not 3" in str(caught.value)
+            assert f"schema version is {schema}, not 4" in str(caught.value)
             assert "remove the directory" in caught.value.remedy
         assert before == tree(path)
 

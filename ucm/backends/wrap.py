@@ -217,6 +217,15 @@ class BreakerBackend(_GuardedBackend):
         """Whether nothing came back since it was decided not to ask."""
         return self._pause_s > 0
 
+    @property
+    def wait_s(self) -> float:
+        """How long to wait before a call would reach the backend; 0: none."""
+        if not self.is_open:
+            return 0.0
+        if self._is_trying:
+            return self._first_pause_s
+        return max(0.0, self._until - self._clock())
+
     async def _ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
         if self.is_open and (self._is_trying or self._clock() < self._until):
             self.num_skipped += 1

@@ -32,7 +32,7 @@ What must hold:
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ucm.blocks import GroupId, PackedKey, ShardId
+from ucm.blocks import GroupId, ShardId
 from ucm.errors import LayoutError, LedgerError
 from ucm.layout import KVLayout
 from ucm.scheduler.budget import MAX_ID_CHARS, LoadQueue, cut_lost
@@ -334,9 +334,10 @@ class SchedulerAdapter:
         self._deferrals.ended(request_ids)
         self.records.freed(request_ids)
 
-    def prompt_keys(self, end: RequestEnd) -> list[PackedKey]:
-        """Return the keys of all parts of a prompt's whole blocks; none while unkeyed."""
-        return self._matcher.keys_of_prefix(end.hashes, end.prompt_tokens)
+    @property
+    def matcher(self) -> PrefixMatcher:
+        """What finds prefixes, and names their keys."""
+        return self._matcher
 
     def agree(self, keyspace_digest: bytes, span_blocks: Mapping[GroupId, int]) -> None:
         """Begin to find and save; by group, tickets have *span_blocks* at most."""

@@ -142,7 +142,7 @@ class PrefixMatcher:
             computed_tokens: Tokens that the engine has already.
             denied: Blocks that count as missing whatever the store says.
         """
-        top = self._top(num_tokens, hashes)
+        top = self.longest(num_tokens, hashes)
         wanted = max(0, top - computed_tokens)
         if not self.keyspace_digest:
             return PrefixMatch(0, MatchReason.UNKEYED, wanted)
@@ -170,8 +170,16 @@ class PrefixMatcher:
         computed_tokens: int,
     ) -> PrefixMatch:
         """Return that nothing was looked for, and how much might have been found."""
-        wanted = max(0, self._top(num_tokens, hashes) - computed_tokens)
+        wanted = max(0, self.longest(num_tokens, hashes) - computed_tokens)
         return PrefixMatch(0, reason, wanted)
+
+    def longest(self, num_tokens: int, hashes: Sequence[bytes]) -> int:
+        """Return how many tokens a hit may cover at most."""
+        limit = min(
+            num_tokens if self._full_hits else num_tokens - 1,
+            len(hashes) * self._layout.hash_block_tokens,
+        )
+        return limit // self._align * self._align
 
     def stored(
         self,
@@ -213,14 +221,6 @@ class PrefixMatcher:
         at = self._layout.hash_index
         step = group.block_tokens // self._layout.hash_block_tokens
         return hashes[at(group, start) : at(group, stop - 1) + 1 : step]
-
-    def _top(self, num_tokens: int, hashes: Sequence[bytes]) -> int:
-        """Return up to how many tokens a hit may go."""
-        limit = min(
-            num_tokens if self._full_hits else num_tokens - 1,
-            len(hashes) * self._layout.hash_block_tokens,
-        )
-        return limit // self._align * self._align
 
     def _block(self, missing: _At, hashes: Sequence[bytes]) -> MissingBlock | None:
         if missing is None:

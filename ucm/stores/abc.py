@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import attrs
 import numpy as np
@@ -30,6 +30,9 @@ from ucm.plan import HostSlots
 from ucm.uses import Uses
 
 __all__ = [
+    "Change",
+    "Changes",
+    "Cursor",
     "ReadLease",
     "Store",
     "StoreCapabilities",
@@ -89,6 +92,41 @@ class StoreGrowth:
     """That it was to have; 0: it does not grow."""
     problem: str = ""
     """Why it will not get more; empty while it grows, or when it has all."""
+
+
+class Change(NamedTuple):
+    """A block that came or went; in a listing, one that is there."""
+
+    key: PackedKey
+    nbytes: int
+    """Its bytes; 0: it was removed."""
+
+
+class Cursor(NamedTuple):
+    """How far a reader of changes has come; nobody else's business."""
+
+    epoch: int
+    sequence: int
+    unlisted_from: int
+
+
+@attrs.frozen
+class Changes:
+    """
+    What a reader of changes is told at once.
+
+    Args:
+        told: In the order in which it happened.
+        cursor: What to ask with next.
+        begins: A listing of all that is there begins with it, because the reader is new or
+            was left behind; what it knew before may be gone.
+        is_all: There is nothing more right now.
+    """
+
+    told: tuple[Change, ...]
+    cursor: Cursor
+    begins: bool
+    is_all: bool
 
 
 class WriteLease(ABC):
@@ -315,6 +353,22 @@ class Store(ABC):
     @abstractmethod
     def keyspaces(self) -> dict[bytes, KeySpace]:
         """Return every key space described in this store, by digest."""
+
+    def changes(self, cursor: Cursor | None) -> Changes:
+        """
+        Return what was stored and removed since the last call, some of it at a time.
+
+        A block that changes while all are listed may be told of twice. Which were removed
+        before a listing, the listing shows by leaving them out.
+
+        Args:
+            cursor: That of the last answer; None at first.
+
+        Raises:
+            NotImplementedError: The store keeps no record of changes.
+            StoreUnavailableError: The store did not answer.
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps no record of changes")
 
     @abstractmethod
     def stats(self) -> StoreStats:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from ucm.blocks import KeySpace, PackedKey
 from ucm.fates import Fate, Told
 from ucm.stores.abc import (
+    Changes,
+    Cursor,
     ReadLease,
     Store,
     StoreCapabilities,
@@ -93,6 +95,10 @@ class WrapperStore(Store):
     def keyspaces(self) -> dict[bytes, KeySpace]:
         """Forward."""
         return self.inner.keyspaces()
+
+    def changes(self, cursor: Cursor | None) -> Changes:
+        """Forward."""
+        return self.inner.changes(cursor)
 
     def stats(self) -> StoreStats:
         """Forward."""

@@ -23,6 +23,7 @@ from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.running import Running
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
+from ucm.integration.vllm.tiers import Tiers, open_client
 from ucm.integration.vllm.wishes import WishReader
 from ucm.metrics import Counters
 from ucm.ranks import Agreement
@@ -121,6 +122,13 @@ class SchedulerHalf:
             ),
         )
         self._forgetter = Forgetter(store, setup.threads)
+        self._tiers = Tiers(
+            setup.layout,
+            self._adapter.matcher,
+            open_client(setup.config, setup.facts(0).slot_bytes, self._log),
+            setup.config,
+            self._counters,
+        )
         self._agreement = Agreement(setup.topology, setup.facts(0))
         self._keyspace: KeySpace | None = None
         self._doubts = Doubts(
@@ -156,6 +164,7 @@ class SchedulerHalf:
         if self._keyspace is not None or not self._agreement.is_complete:
             return
         self._keyspace = self._agreement.keyspace()
+        self._tiers.agree(self._agreement.part_bytes())
         span_blocks = self._setup.span_blocks(self._agreement.block_bytes())
         self._adapter.agree(b"", span_blocks)
         if self._doubts.name is not None:
@@ -165,9 +174,13 @@ class SchedulerHalf:
         """
         Return how many tokens can be loaded, and whether the request waits so long.
 
-        None tokens when it is to ask again: weights, or its LoRA adapter, are being read.
+        None tokens when it is to ask again: weights, or its LoRA adapter, are being read,
+        or the rest of its prefix is being fetched.
         """
         self._lifelog.looked_up(request)
+        request_id = request.request_id
+        if self._tiers.is_pending(request_id):
+            return None, False
         if not self._adapters.may_match(request):
             return None, False
         if self._setup.mode.loads is Loads.NOTHING:
@@ -176,13 +189,13 @@ class SchedulerHalf:
         if self._keyspace is not None and self._doubts.may_end_soon:
             return None, False
         self._adapter.tick(self._setup.threads.monotonic())
+        hashes = self._adapters.hashes_of(request)
         match = self._adapter.match_prefix(
-            request.request_id,
-            request.num_tokens,
-            self._adapters.hashes_of(request),
-            computed_tokens,
+            request_id, request.num_tokens, hashes, computed_tokens
         )
-        self._lookups.looked(request.request_id, match, computed_tokens)
+        if self._tiers.ask(request, hashes, computed_tokens, match):
+            return None, False
+        self._lookups.looked(request_id, match, computed_tokens)
         return match.tokens, self._parks and match.tokens > 0
 
     def allocated(
@@ -197,6 +210,7 @@ class SchedulerHalf:
         self._adapters.begun(request_id)
         computed = self._lookups.decided(request_id)
         self._lifelog.allocated(request, computed, self._lookups.get(request_id))
+        self._tiers.begun(request_id, external_tokens)
         if not external_tokens:
             return
         self._adapter.blocks_allocated(
@@ -239,6 +253,8 @@ class SchedulerHalf:
             for payload in envelope.payloads:
                 self._apply_report(payload)
         self._adapter.loads_finished(output.finished_recving or ())
+        for request_id in output.finished_recving or ():
+            self._tiers.drop(request_id)
         self._adapter.deferral_ended(output.finished_sending or ())
         self._lifelog.tell()
 
@@ -280,9 +296,12 @@ class SchedulerHalf:
             self._lifelog.aborted(request_id)
         end = self._running.end(request_id, tables)
         self._lookups.forget(request_id)
+        self._tiers.drop(request_id)
         self._adapters.forget(request_id)
         if end is not None and end.wishes.forgets:
-            self._forgetter.put(self._adapter.prompt_keys(end))
+            self._forgetter.put(
+                self._adapter.matcher.keys_of_prefix(end.hashes, end.prompt_tokens)
+            )
         return self._adapter.request_finished(request_id, end) is Disposition.DEFER
 
     def reset_cache(self) -> bool:
@@ -362,6 +381,7 @@ class SchedulerHalf:
             "lookups": len(self._lookups),
             "tables": self._running.num_tables,
             "adapters": len(self._adapters),
+            "wants": len(self._tiers),
             **self._adapter.counts(),
         }
 
@@ -371,6 +391,7 @@ class SchedulerHalf:
             return
         self._is_closed = True
         self._adapters.close()
+        self._tiers.close()
         are_over = self._neighbours.close(), self._forgetter.close()
         if all(are_over):
             self._store.close()

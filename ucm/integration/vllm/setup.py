@@ -37,6 +37,7 @@ from ucm.integration.vllm.runners import (
     overwrites_first,
     speculates,
 )
+from ucm.integration.vllm.tiers import check_tiers
 from ucm.integration.vllm.topology import largest_stage, topology_of
 from ucm.layout import KVLayout
 from ucm.ranks import RankFacts, Topology, facts_of
@@ -136,6 +137,7 @@ class Setup:
         transfer = vllm_config.kv_transfer_config
         read = load(transfer.kv_connector_extra_config)
         config = read.config
+        check_tiers(config)
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
         parallel = vllm_config.parallel_config
         first = overwrites_first(vllm_config)

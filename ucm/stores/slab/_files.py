@@ -53,7 +53,7 @@ __all__ = [
     "path_error",
 ]
 
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 MANIFEST = "slab.json"
 MARK = "slab.json.tmp"
 DATA = "data"

@@ -33,6 +33,7 @@ from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreUnavailableError
 from ucm.fates import Fate
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch, have_their_hash
+from ucm.stores.slab._changes import STORED
 from ucm.stores.slab._gone import Gone
 from ucm.stores.slab._layout import (
     ABSENT,
@@ -267,6 +268,7 @@ class SlotIndex(Gone):
             self.state[slots] = COMMITTED
             self.words[_PUBLISHING] = 0
             self.own.outdate(slots, moments)
+            self.changes.add(STORED, slots)
             self.end(slots)
 
     def discard(self, grant: Grant, owner: int) -> None:
@@ -312,9 +314,7 @@ class SlotIndex(Gone):
 
     def withdraw(self, slots: npt.NDArray[np.int64], *, evicts: bool = True) -> bool:
         """
-        Evict what is in these slots and use them no more: their memory goes.
-
-        Unless it *evicts* only where nothing is in them.
+        Evict what is in these slots, or only if they are empty, and use them no more.
 
         Goes from the last one to the first, and ``admit`` the other way: while any is
         absent the last one is, whoever died in between.

@@ -98,6 +98,8 @@ class Word(enum.IntEnum):
     FREE_GROUP = 16
     NUM_CURBED = 17
     NUM_OVER_SHARE = 18
+    CHANGES = 20
+    EPOCH = 21
 
 
 @attrs.frozen
@@ -117,6 +119,11 @@ class IndexLayout:
         return -(-self.num_slots // GROUP)
 
     @property
+    def num_changes(self) -> int:
+        """Places for what changed of late: a power of two, and room for any one change."""
+        return 1 << (min(max(self.num_slots, 64), 4 * MOST) - 1).bit_length()
+
+    @property
     def parts(self) -> tuple[tuple[str, "np.dtype[np.generic]", int], ...]:
         """Name, element type and length of each array, in file order."""
         return (
@@ -132,6 +139,8 @@ class IndexLayout:
             ("states", np.dtype("u1"), self.num_groups * GROUP),
             ("payers", np.dtype("u2"), self.num_slots),
             ("stamps", np.dtype("i8"), self.num_groups * GROUP),
+            ("change_kinds", np.dtype("u1"), self.num_changes),
+            ("changes", RECORD, self.num_changes),
             ("records", RECORD, self.num_slots),
         )
 

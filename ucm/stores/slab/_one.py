@@ -13,6 +13,7 @@ import numpy as np
 
 from ucm.fates import Fate
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch
+from ucm.stores.slab._changes import REMOVED, STORED
 from ucm.stores.slab._layout import (
     COMMITTED,
     FREE,
@@ -69,6 +70,7 @@ def reserve_one(
     index.begin_one(slot)
     if evicts:
         index.part_with(np.array([slot]), Fate.EVICTED)
+        index.changes.add_one(REMOVED, slot)
         index.states[slot] = FREE
         index.stamps[slot] = NEVER
         chains.unlink_one(slot)
@@ -100,6 +102,7 @@ def publish_one(index: "SlotIndex", grant: Grant, checksum: int, owner: int) -> 
     index.states[slot] = COMMITTED
     index.words[_PUBLISHING] = 0
     index.own.outdate(grant.slots, grant.moments)
+    index.changes.add_one(STORED, slot)
     index.end_one(slot)
     return True
 

@@ -20,9 +20,17 @@ from ucm.config import Durability, HugePages, StoreConfig, Verify
 from ucm.errors import BlockNotFoundError
 from ucm.fates import Fate, Told
 from ucm.plan import HostSlots
-from ucm.stores.abc import Store, StoreCapabilities, StoreGrowth, StoreStats
+from ucm.stores.abc import (
+    Changes,
+    Cursor,
+    Store,
+    StoreCapabilities,
+    StoreGrowth,
+    StoreStats,
+)
 from ucm.stores.slab._audit import audit
 from ucm.stores.slab._chains import NO_SLOT, pack_one
+from ucm.stores.slab._changes import changes_since
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._keyspaces import describe, read_all
 from ucm.stores.slab._layout import Limits, Sighting, Word
@@ -349,6 +357,11 @@ class SlabStore(Store):
                 geometry.data_bytes,
             ),
         )
+
+    def changes(self, cursor: Cursor | None) -> Changes:
+        """Return what was stored and removed since; see ``Store``."""
+        self._slab.check()
+        return changes_since(self._slab.index, cursor)
 
     def audit(self) -> list[str]:
         """

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.stores.slab._chains import Chains
+from ucm.stores.slab._changes import REMOVED, ChangeRing
 from ucm.stores.slab._layout import (
     ABSENT,
     COMMITTED,
@@ -83,6 +84,9 @@ class Tables:
         self.tally = Tally(arrays["states"], arrays["tally"].reshape(3, -1), self.words)
         self.oldest = Oldest(
             arrays["states"], arrays["stamps"], arrays["bounds"], arrays["uppers"]
+        )
+        self.changes = ChangeRing(
+            arrays["change_kinds"], arrays["changes"], self.words, self.records
         )
         self._padding = arrays["states"][num_slots:], arrays["stamps"][num_slots:]
         self._journal = arrays["journal"].reshape(2, MOST)
@@ -152,6 +156,9 @@ class Tables:
     def vacate(self, slots: npt.NDArray[np.int64]) -> None:
         """Take used slots out of everything, within a change."""
         if len(slots):
+            removed = slots[self.state[slots] == COMMITTED]
+            if len(removed):
+                self.changes.add(REMOVED, removed)
             self.state[slots] = FREE
             self.stamps[slots] = NEVER
             self.chains.unlink(slots)
@@ -161,6 +168,7 @@ class Tables:
     def repair(self, now: int) -> None:
         """Put right what a process that died left half done, locked."""
         count = self.words[_JOURNAL]
+        self.changes.new_epoch()
         if count == EVERYTHING:
             self.rebuild(now)
             return
@@ -201,6 +209,7 @@ class Tables:
         self.words[Word.GENERATION] = newest
         self.tally.rebuild()
         self.oldest.rebuild()
+        self.changes.new_epoch()
         self.words[_JOURNAL] = 0
         self.words[_VERSION] += 1
 

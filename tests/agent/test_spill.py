@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spill: what is committed reaches a tier, or is counted; never another block's bytes."""
+
+import attrs
+import pytest
+
+from tests.agent.unruly import (
+    Unruly,
+    guarded,
+    inline,
+    lay,
+    open_core,
+    run_virtual,
+)
+from tests.stores.slab_kit import RawSlab, open_slab
+from ucm.agent.spill import Spiller
+from ucm.backends.envelope import HEADER_BYTES
+from ucm.backends.memory import Shelf
+from ucm.reasons import Reason
+from ucm.stores.wrap import WrapperStore
+from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, payload, save
+
+KEYS = make_keys(30)
+
+
+@pytest.fixture
+def slab(tmp_path):
+    """Return a slab of 32 blocks."""
+    with open_slab(tmp_path / "slab", 32) as store:
+        yield store
+
+
+def shown(backend: Unruly) -> dict:
+    """Return what a tier has, without headers."""
+    return {key: value[HEADER_BYTES:] for key, value in backend.shelf.values.items()}
+
+
+def ends(spiller: Spiller) -> int:
+    """Return how many blocks have come to an end, or are on their way."""
+    counts = spiller.counts
+    ended = counts.spilled + counts.skipped + sum(counts.dropped.values())
+    return ended + spiller.num_waiting + spiller.num_moving
+
+
+class TestSpill:
+    def test_what_is_committed_reaches_every_tier(self, slab) -> None:
+        """R-55: blocks that were there before and those that come later are spilled, each
+        with its own bytes."""
+        backends = Unruly(), Unruly()
+        save(slab, KEYS[:5])
+
+        async def spill():
+            async with open_core(slab, *backends) as core:
+                await core.drain()
+                save(slab, KEYS[5:12])
+                await core.drain()
+                return [spiller.counts for spiller in core.spillers]
+
+        for counts in run_virtual(spill):
+            assert (12, 12, 12 * BLOCK_BYTES) == (
+                *(counts.offered, counts.spilled),
+                counts.nbytes,
+            )
+        expected = {key: payload(key) for key in KEYS[:12]}
+        assert [expected] * 2 == [shown(backend) for backend in backends]
+
+    def test_what_a_tier_has_is_not_read(self, slab) -> None:
+        """R-55: a restart lists the slab again, and what was spilled before is skipped."""
+        backend = Unruly()
+        save(slab, KEYS[:8])
+
+        async def spill():
+            await lay(backend, KEYS[:8])
+            async with open_core(slab, backend) as core:
+                await core.drain()
+                return core.spillers[0].counts
+
+        counts = run_virtual(spill)
+        assert (8, 8, 0) == (counts.offered, counts.skipped, counts.spilled)
+        assert {"exists"} == set(backend.asked)
+
+    def test_backlog_is_bounded_and_conserved(self, slab) -> None:
+        """R-55: what does not fit is dropped and counted; at no time is a block lost from
+        the count."""
+        backend = Unruly()
+        backend.does.delay = 0.5
+        save(slab, KEYS)
+
+        async def spill():
+            async with open_core(slab, backend, most_waiting=10) as core:
+                spiller = core.spillers[0]
+                await core._take_changes()
+                assert spiller.counts.offered == ends(spiller)
+                await core.drain()
+                assert spiller.counts.offered == ends(spiller)
+                return spiller.counts
+
+        counts = run_virtual(spill)
+        assert 30 == counts.offered
+        assert 30 == counts.spilled + counts.dropped[Reason.QUEUE_BYTES]
+        assert 10 <= counts.spilled < 30
+
+    def test_backlog_waits_for_a_backend_that_is_down(self, slab) -> None:
+        """R-55: a dead tier costs what was asked of it; the backlog waits, bounded, and is
+        spilled when it is back."""
+        backend = Unruly(in_flight=1)
+        backend.does.is_down = True
+        save(slab, KEYS[:20])
+
+        async def spill():
+            async with open_core(slab, backend) as core:
+                spiller = core.spillers[0]
+                await core._take_changes()
+                while not spiller._backend.is_open:
+                    await inline(lambda: None)
+                backend.does.is_down = False
+                waiting = spiller.num_waiting
+                await core.drain()
+                return waiting, spiller.counts
+
+        waiting, counts = run_virtual(spill)
+        assert (8, 8) == (waiting, counts.spilled)
+        assert 12 == counts.dropped[Reason.UNAVAILABLE]
+
+    def test_removed_block_leaves_the_backlog(self, slab) -> None:
+        """R-55: what the slab has forgotten is dropped without a call."""
+        backend = Unruly()
+        backend.does.hangs = True
+        spiller = Spiller(slab, guarded(backend), inline, 10)
+        spiller.offer(KEYS[0], BLOCK_BYTES)
+        spiller.offer(KEYS[0], BLOCK_BYTES)
+        spiller.withdraw(KEYS[0])
+        spiller.withdraw(KEYS[1])
+        assert (1, {Reason.EVICTED: 1}) == (
+            spiller.counts.offered,
+            spiller.counts.dropped,
+        )
+        assert spiller.is_idle
+
+    def test_stop_amid_a_call_is_counted(self, slab) -> None:
+        """R-55: an agent that stops leaves misses, and each block has its end."""
+        backend = Unruly()
+        backend.does.hangs = True
+        save(slab, KEYS[:3])
+
+        async def spill():
+            async with open_core(slab, backend) as core:
+                await core._take_changes()
+                await inline(lambda: None)
+                await inline(lambda: None)
+            return core.spillers[0]
+
+        spiller = run_virtual(spill)
+        assert 3 == ends(spiller)
+        assert (0, 0) == (spiller.num_waiting, spiller.num_moving)
+        assert {Reason.SHUTDOWN: 3} == spiller.counts.dropped
+
+    def test_full_tier_is_a_drop(self, slab) -> None:
+        """R-55: a tier that has no room for a block says so, and it is counted."""
+        backend = Unruly(Shelf(10))
+        save(slab, KEYS[:2])
+
+        async def spill():
+            async with open_core(slab, backend) as core:
+                await core.drain()
+                return core.spillers[0].counts
+
+        assert {Reason.STORE_FULL: 2} == run_virtual(spill).dropped
+
+
+@attrs.define(eq=False)
+class Recycles:
+    """Overwrites a slot for another block at a chosen moment."""
+
+    store: object
+    raw: RawSlab
+
+    def __call__(self) -> None:
+        """Forget the first block and put others where it was."""
+        self.store.forget(KEYS[:1])
+        save(self.store, KEYS[1:9])
+
+
+class Between(WrapperStore):
+    """Has something happen between the verification of a block and its checksum."""
+
+    def __init__(self, inner, happen) -> None:
+        super().__init__(inner)
+        self._happen = happen
+
+    def read(self, keys):
+        """Return a lease that verifies first, and lets go then."""
+        lease = self.inner.read(keys)
+        verify = lease.verify
+
+        def verify_then(start, stop):
+            verify(start, stop)
+            self._happen()
+
+        lease.verify = verify_then
+        return lease
+
+
+class TestRecycled:
+    def test_slot_recycled_before_the_seal_is_not_put(self, tmp_path) -> None:
+        """X-04: bytes whose checksum was taken when they were another block's reach no
+        tier."""
+        with open_slab(tmp_path / "slab", 8) as slab:
+            backend = Unruly()
+            save(slab, KEYS[:1])
+            between = Between(slab, Recycles(slab, RawSlab(tmp_path / "slab")))
+
+            async def spill():
+                spiller = Spiller(between, guarded(backend), inline, 10)
+                spiller.offer(KEYS[0], BLOCK_BYTES)
+                await spiller._spill(spiller._take())
+                return spiller.counts
+
+            assert {Reason.EVICTED: 1} == run_virtual(spill).dropped
+            assert {} == shown(backend)
+
+    def test_slot_recycled_under_the_put_is_taken_back(self, tmp_path) -> None:
+        """X-04: a block whose slot was given away while it was put is deleted again."""
+        with open_slab(tmp_path / "slab", 8) as slab:
+            recycle = Recycles(slab, RawSlab(tmp_path / "slab"))
+
+            class Slow(Unruly):
+                async def put(self, blocks):
+                    recycle()
+                    return await super().put(blocks)
+
+            backend = Slow()
+            save(slab, KEYS[:1])
+
+            async def spill():
+                spiller = Spiller(slab, guarded(backend), inline, 10)
+                spiller.offer(KEYS[0], BLOCK_BYTES)
+                await spiller._spill(spiller._take())
+                return spiller.counts
+
+            assert {Reason.RECYCLED: 1} == run_virtual(spill).dropped
+            assert {} == shown(backend)
+
+    def test_damaged_block_is_not_put(self, tmp_path) -> None:
+        """R-55: what does not verify in the slab reaches no tier."""
+        with open_slab(tmp_path / "slab", 8) as slab:
+            backend = Unruly()
+            save(slab, KEYS[:2])
+            RawSlab(tmp_path / "slab").put(KEYS[0], b"x" * BLOCK_BYTES)
+
+            async def spill():
+                async with open_core(slab, backend) as core:
+                    await core.drain()
+                    return core.spillers[0].counts
+
+            assert {Reason.CORRUPT: 1} == run_virtual(spill).dropped
+            assert {KEYS[1]} == set(shown(backend))

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Below the slab, on the real engine: blocks come back from a tier, exact or not at all."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.connector import LOADED, halves, prompt, ucm_config
+from tests.e2e.engine import ROOT, generate, in_process_engine, reset_prefix_cache
+from tests.e2e.test_store_trouble import labelled
+from tests.kit.file_tier import registration
+from ucm.integration.vllm.tiers import Tiers
+
+WANTS = "vllm:ucm_fetch_wants"
+TOKENS = 8
+PROMPTS = [prompt(7000 + n, 300) for n in range(4)]
+"""Two whole blocks of 128 tokens each."""
+HIT = 256
+LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def expected(llama: Path) -> list[list[int]]:
+    """Return what the engine without a connector says to each prompt."""
+    with in_process_engine(llama) as llm:
+        return generate(llm, PROMPTS, TOKENS).token_ids
+
+
+class Machine:
+    """An engine over a slab of its own."""
+
+    def __init__(self, llm: Any, expected: list[list[int]]) -> None:
+        self.llm = llm
+        self._expected = expected
+
+    @property
+    def tiers(self) -> Tiers:
+        """What asks the agent."""
+        return halves(self.llm)[0]._scheduler._tiers
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Let the engine run small steps until something is so."""
+        until = time.monotonic() + LIMIT_S
+        while not is_so():
+            assert until > time.monotonic()
+            generate(self.llm, [[3]], 1)
+
+    def ask(self, *numbers: int) -> int:
+        """Ask prompts anew, hold the answers against the right ones; return tokens loaded."""
+        reset_prefix_cache(self.llm)
+        said = generate(self.llm, [PROMPTS[n] for n in numbers], TOKENS)
+        assert [self._expected[n] for n in numbers] == said.token_ids
+        return said.external_tokens
+
+    def wants(self, reason: str) -> float:
+        """Return how many requests waited for their blocks, by how that ended."""
+        return labelled(self.llm, WANTS, reason=reason)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the agent is there."""
+        return self.tiers._client is not None and self.tiers._client.is_up
+
+
+@pytest.fixture
+def machine(
+    llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: list[list[int]],
+) -> Callable[..., Any]:
+    """Return what starts an engine on a machine by name; all have one tier in common."""
+    path = registration(tmp_path / "registration")
+    monkeypatch.syspath_prepend(str(path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(path), str(ROOT)]))
+
+    @contextmanager
+    def start(name: str) -> Iterator[Machine]:
+        tier = {"type": "file-tier", "path": str(tmp_path / "tier")}
+        config = ucm_config(tmp_path / name, tiers=[tier])
+        with in_process_engine(llama, kv_transfer_config=config) as llm:
+            made = Machine(llm, expected)
+            made.until(lambda: made.is_joined)
+            yield made
+
+    return start
+
+
+def stored(tmp_path: Path) -> list[Path]:
+    """Return the files of blocks in the tier."""
+    return [path for path in (tmp_path / "tier").iterdir() if not path.suffix]
+
+
+class TestTiers:
+    def test_prompt_of_one_machine_is_warm_on_another(
+        self, machine: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        """R-53, R-54, R-63: what machine A has computed machine B loads from the tier, once,
+        with the same tokens; an agent that is killed costs hits and no answer, and one that
+        is back serves again."""
+        with machine("a") as a:
+            assert 0 == a.ask(0, 1, 2)
+            a.until(lambda: len(stored(tmp_path)) >= 6)
+            assert 3 == a.wants("absent")
+        with machine("b") as b:
+            assert HIT == b.ask(0)
+            assert 1 == b.wants("")
+            assert 2 == labelled(b.llm, LOADED)
+            assert HIT == b.ask(0)
+            assert 1 == b.wants("")
+            agent = b.tiers._client._launch._process
+            agent.kill()
+            agent.wait()
+            assert 0 == b.ask(3)
+            b.until(lambda: b.is_joined)
+            assert 2 * HIT == b.ask(1, 2)
+            assert 3 == b.wants("")
+            assert {} == {
+                n: size for n, size in b.tiers._client.counts().items() if size
+            }
+
+    def test_damaged_tier_is_a_miss(
+        self, machine: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        """R-51, R-53: no byte of a block that was damaged below the slab reaches an answer."""
+        with machine("a") as a:
+            a.ask(0)
+            a.until(lambda: len(stored(tmp_path)) >= 2)
+        for path in stored(tmp_path):
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        with machine("b") as b:
+            assert 0 == b.ask(0)
+            assert 1 == b.wants("corrupt")
+            b.until(lambda: len(stored(tmp_path)) >= 2)
+        with machine("c") as c:
+            assert HIT == c.ask(0)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+A tier that is a directory of files, for tests that need one across processes and machines.
+
+One file per block, header first, under a temporary name until it is whole. It blocks the
+loop, keeps everything, and is found by processes whose path begins with ``registration``.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from ucm.backends.abc import (
+    Backend,
+    BackendCapabilities,
+    BackendStats,
+    Fetched,
+    Presence,
+    Sealed,
+    Verdict,
+)
+from ucm.backends.envelope import Envelope
+from ucm.blocks import PackedKey
+
+__all__ = ["FileTier", "registration"]
+
+_METADATA = "Metadata-Version: 2.1\nName: ucm-file-tier\nVersion: 0\n"
+_POINTS = "[ucm.backends]\nfile-tier = tests.kit.file_tier:FileTier\n"
+
+
+def registration(directory: Path) -> Path:
+    """Make a path entry by which the type ``file-tier`` is known; return it."""
+    info = directory / "ucm_file_tier-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(_METADATA)
+    (info / "entry_points.txt").write_text(_POINTS)
+    return directory
+
+
+class FileTier(Backend):
+    """
+    Keeps blocks in files.
+
+    Args:
+        root: Their directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    async def open_configured(cls, settings: dict[str, str], key: str) -> Self:
+        """Open the directory that a configuration names."""
+        return cls(Path(settings["path"]))
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """Of files."""
+        return BackendCapabilities(
+            medium="file",
+            shared=True,
+            durable="process",
+            max_block_bytes=1 << 30,
+            batch_blocks=8,
+            in_flight=2,
+        )
+
+    def _path(self, key: PackedKey) -> Path:
+        return self._root / key.hex()
+
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Look for files."""
+        return [
+            Presence.PRESENT if self._path(key).exists() else Presence.ABSENT
+            for key in keys
+        ]
+
+    async def get(
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
+    ) -> list[Fetched]:
+        """Read files."""
+        return [self._get(*each) for each in zip(keys, targets, strict=True)]
+
+    def _get(self, key: PackedKey, target: memoryview) -> Fetched:
+        try:
+            return Envelope.open(self._path(key).read_bytes(), key, target)
+        except FileNotFoundError:
+            return Fetched(Verdict.ABSENT)
+
+    async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
+        """Write files."""
+        for block in blocks:
+            header = Envelope(block.key, len(block.data), block.checksum).encode()
+            temporary = self._root / f"{block.key.hex()}.{os.getpid()}"
+            temporary.write_bytes(header + block.data)
+            temporary.rename(self._path(block.key))
+        return [Verdict.DONE] * len(blocks)
+
+    async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
+        """Remove files."""
+        for key in keys:
+            self._path(key).unlink(missing_ok=True)
+        return [Verdict.DONE] * len(keys)
+
+    async def stats(self) -> BackendStats:
+        """Count files."""
+        blocks = len(list(self._root.iterdir()))
+        return BackendStats(blocks=blocks, nbytes=None, capacity_bytes=None)
+
+    async def aclose(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+``python -m ucm.agent``: serve a slab's tiers.
+
+Reads the settings that an engine has, one JSON object, from a file or standard input: at
+least ``store`` and ``tiers``. Exit codes: 0 it ended as it should, or there was an agent
+already; 2 a setting cannot be used, in one line on standard error.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from ucm.agent.node import AgentLock, Node
+from ucm.config import UCMConfig
+from ucm.errors import ConfigError
+from ucm.tracing import close_log, open_log
+
+_MOST_TEXT = 1 << 20
+_LINGER_S = 10.0
+_LOOK_S = 0.25
+
+
+def main() -> int:
+    """Serve; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m ucm.agent", description=__doc__)
+    parser.add_argument(
+        "--config", type=Path, help="file with the settings; else stdin"
+    )
+    parser.add_argument(
+        "--linger",
+        type=float,
+        default=_LINGER_S,
+        help="seconds to stay without engines; below 0: until SIGTERM",
+    )
+    arguments = parser.parse_args()
+    try:
+        config = _read(arguments.config)
+        directory = Path(config.store.path)
+        if not _await_slab(directory, arguments.linger):
+            return 0
+        lock = AgentLock(directory)
+    except BlockingIOError:
+        return 0
+    except (ConfigError, OSError, msgspec.DecodeError) as exc:
+        sys.stderr.write(f"ucm agent: {exc}\n")
+        return 2
+    log = open_log(config.log, "agent")
+    linger_s = arguments.linger if arguments.linger >= 0 else None
+    try:
+        anyio.run(Node(config, log, linger_s).run)
+    except ConfigError as exc:
+        sys.stderr.write(f"ucm agent: {exc}\n")
+        return 2
+    finally:
+        close_log(log)
+        lock.close()
+    return 0
+
+
+def _await_slab(directory: Path, seconds: float) -> bool:
+    """Wait until an engine has made the slab, so long or for ever; return whether it is there."""
+    until = time.monotonic() + seconds
+    while not (directory / "slab.json").exists():
+        if seconds >= 0 and until < time.monotonic():
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def _read(path: Path | None) -> UCMConfig:
+    if path is None:
+        text = sys.stdin.buffer.read(_MOST_TEXT)
+    else:
+        with path.open("rb") as file:
+            text = file.read(_MOST_TEXT)
+    config = UCMConfig.from_mapping(msgspec.json.decode(text, type=dict[str, object]))
+    if not config.tiers:
+        raise ConfigError("tiers", [], "no tier", "Give one, such as type disk.")
+    return config
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The engine's end of the socket: asks the node's agent, and never waits for it.
+
+Threading: ``want``, ``is_pending`` and ``drop`` are called on the engine's scheduler thread;
+each costs a few look-ups, and ``is_pending``, which the engine asks in every step for every
+request that waits, one. All else, the socket too, is a loop's on a thread of its own. An agent
+that is not there is "no" at once; one that does not answer a want in time is "no" from then on,
+until it says something.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ucm.agent.protocol import (
+    FRAME_HEADER,
+    MOST_KEYS,
+    PROTOCOL_VERSION,
+    SOCKET_NAME,
+    Ask,
+    Done,
+    Drop,
+    FromAgent,
+    Hello,
+    Refused,
+    ToAgent,
+    Welcome,
+    decode_frame,
+    encode_frame,
+    frame_bytes,
+    peer_uid,
+    within,
+)
+from ucm.blocks import PackedKey
+from ucm.errors import MessageError
+from ucm.threads import SYSTEM, Thread, Threads
+from ucm.tracing import AGENT_JOINED, AGENT_LOST, Log
+
+__all__ = ["AgentClient", "Answer"]
+
+_FIRST_S: Final = 0.1
+_LONGEST_S: Final = 10.0
+_CONNECT_S: Final = 5.0
+_CLOSE_S: Final = 2.0
+_AHEAD: Final = 0.9
+"""The agent answers within this share of the time, so that its answer is here in time."""
+_MOST_WAITING: Final = 32 << 20
+"""Bytes that the agent has not taken yet; more is no longer asked."""
+_DECODER: "Final[msgspec.msgpack.Decoder[FromAgent]]" = msgspec.msgpack.Decoder(
+    FromAgent
+)
+
+
+class Answer(NamedTuple):
+    """What the agent said of a want."""
+
+    found: int
+    reason: str
+
+
+class AgentClient:
+    """
+    Asks the agent of one slab.
+
+    Args:
+        directory: The slab's.
+        slot_bytes: Of the slots that this engine's blocks lie in.
+        log: Told when the agent is there and when it is gone.
+        launch: Starts an agent if there is none; called on our thread, best effort.
+        threads: Where clock and thread come from.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        slot_bytes: int,
+        log: Log,
+        launch: Callable[[], None] = lambda: None,
+        threads: Threads = SYSTEM,
+    ) -> None:
+        self._directory = directory
+        self._slot_bytes = slot_bytes
+        self._log = log
+        self._launch = launch
+        self._clock = threads.monotonic
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, float] = {}
+        """By number, until when an answer is of use."""
+        self._open: dict[str, int] = {}
+        """Numbers of wants that were not dropped."""
+        self._answers: dict[int, Answer] = {}
+        self._silent_until = 0.0
+        """If no word comes by then, the agent is taken for stopped; 0: none is due."""
+        self._is_up = False
+        self._is_closing = threads.event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waker = asyncio.Event()
+        self._writer: asyncio.StreamWriter | None = None
+        self._thread: Thread = threads.thread(self._run, "ucm-agent-client")
+        self._thread.start()
+
+    # On the engine's thread.
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the agent would be asked now."""
+        is_late = 0 < self._silent_until < self._clock()
+        return self._is_up and not is_late
+
+    def want(
+        self,
+        request_id: str,
+        keys: Sequence[PackedKey],
+        sizes: Sequence[int],
+        *,
+        seconds: float,
+        hold_s: float,
+    ) -> bool:
+        """
+        Ask for a request's blocks, once.
+
+        Args:
+            request_id: Whose; pending from now on.
+            keys: In the order in which they are of use; as many as a message takes.
+            sizes: The bytes of each.
+            seconds: After which the answer is of no use.
+            hold_s: For how long what was found has to stay then.
+
+        Returns:
+            Whether it was asked; False: there is no agent, and nothing is pending.
+        """
+        loop = self._loop
+        if not self.is_up or loop is None:
+            return False
+        self.drop(request_id)
+        number, until = next(self._numbers), self._clock() + seconds
+        self._open[request_id] = number
+        self._pending[number] = until
+        self._silent_until = self._silent_until or until
+        ask = Ask(
+            number,
+            list(keys[:MOST_KEYS]),
+            list(sizes[:MOST_KEYS]),
+            deadline_s=_AHEAD * seconds,
+            hold_s=hold_s + (1 - _AHEAD) * seconds,
+        )
+        self._call(lambda: self._send(ask))
+        return True
+
+    def is_pending(self, request_id: str) -> bool:
+        """Return whether an answer is still to come, and in time."""
+        until = self._pending.get(self._open.get(request_id, 0))
+        return until is not None and self._clock() < until
+
+    def answer(self, request_id: str) -> Answer | None:
+        """Return what was said of a request's want; None: nothing, or not yet."""
+        return self._answers.get(self._open.get(request_id, 0))
+
+    def drop(self, request_id: str) -> None:
+        """Let the agent know that a request needs its blocks no more."""
+        if (number := self._open.pop(request_id, None)) is not None:
+            self._pending.pop(number, None)
+            self._answers.pop(number, None)
+            self._call(lambda: self._send(Drop(number)))
+
+    def counts(self) -> dict[str, int]:
+        """Return the size of each container."""
+        return {"wants": len(self._open), "answers": len(self._answers)}
+
+    def close(self) -> None:
+        """Leave the agent. Idempotent."""
+        self._is_closing.set()
+        self._call(self._hang_up)
+        self._thread.join(_CLOSE_S)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._loop.call_soon_threadsafe(function)
+
+    # On our thread.
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        pause = _FIRST_S
+        while not self._is_closing.is_set():
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    reader = await self._connect()
+                pause = _FIRST_S
+                await self._listen(reader)
+            except (ConnectionError, FileNotFoundError, EOFError) as exc:
+                self._lost(exc)
+                if not self._is_closing.is_set():
+                    self._launch()
+            except (OSError, MessageError) as exc:  # it is there, and does not serve us
+                self._lost(exc)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._waker.wait()
+            pause = min(2 * pause, _LONGEST_S)
+
+    async def _connect(self) -> asyncio.StreamReader:
+        fd = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            path = str(within(fd, SOCKET_NAME))
+            reader, self._writer = await asyncio.open_unix_connection(path)
+        finally:
+            os.close(fd)
+        peer: socket.socket = self._writer.get_extra_info("socket")
+        if peer_uid(peer) != os.geteuid():
+            raise MessageError("the agent belongs to another user")
+        self._writer.write(encode_frame(Hello(PROTOCOL_VERSION, self._slot_bytes)))
+        answer = await self._receive(reader)
+        if isinstance(answer, Refused):
+            raise MessageError(answer.problem)
+        if not isinstance(answer, Welcome) or answer.version != PROTOCOL_VERSION:
+            raise MessageError("the agent's first message is no welcome")
+        self._is_up = True
+        self._log.info(AGENT_JOINED, media=answer.media)
+        return reader
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            message = await self._receive(reader)
+            self._silent_until = 0.0
+            # Of a want that was dropped or is over, nobody asks any more.
+            if isinstance(message, Done) and message.number in self._pending:
+                self._answers[message.number] = Answer(message.found, message.reason)
+                self._pending.pop(message.number, None)
+
+    async def _receive(self, reader: asyncio.StreamReader) -> FromAgent:
+        header = await reader.readexactly(FRAME_HEADER.size)
+        payload = await reader.readexactly(frame_bytes(header))
+        return decode_frame(payload, _DECODER)
+
+    def _send(self, message: ToAgent) -> None:
+        if self._writer is None or not self._is_up:
+            return
+        if self._writer.transport.get_write_buffer_size() > _MOST_WAITING:
+            self._hang_up()
+            return
+        self._writer.write(encode_frame(message))
+
+    def _hang_up(self) -> None:
+        self._waker.set()
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    def _lost(self, problem: BaseException) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._is_up:
+            self._log.warning(AGENT_LOST, error=str(problem))
+        self._is_up = False
+        self._silent_until = 0.0
+        for each in (self._pending, self._open, self._answers):
+            each.clear()

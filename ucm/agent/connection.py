@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One engine at the agent's socket: its wants, and what becomes of them when it goes."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+import msgspec
+from anyio.abc import ByteStream, TaskGroup
+
+from ucm.agent.core import AgentCore
+from ucm.agent.fetch import Want
+from ucm.agent.protocol import (
+    FRAME_HEADER,
+    MOST_KEYS,
+    PROTOCOL_VERSION,
+    Ask,
+    Done,
+    Drop,
+    FromAgent,
+    GetStatus,
+    Hello,
+    Refused,
+    Status,
+    ToAgent,
+    Welcome,
+    decode_frame,
+    encode_frame,
+    frame_bytes,
+)
+from ucm.blocks import PackedKey
+from ucm.errors import ConfigError, MessageError, StoreError
+from ucm.reasons import Reason
+
+__all__ = ["Connection"]
+
+_HELLO_S: Final = 5.0
+_SEND_S: Final = 5.0
+"""Who does not read what it is told is gone."""
+_MOST_WANTS: Final = 1024
+_LONGEST_S: Final = 60.0
+_SHORTEST, _LONGEST = 29, 85
+"""Bytes of packed keys."""
+_GONE: Final = (
+    *(TimeoutError, anyio.EndOfStream),
+    *(anyio.BrokenResourceError, anyio.ClosedResourceError),
+)
+_DECODER: "Final[msgspec.msgpack.Decoder[ToAgent]]" = msgspec.msgpack.Decoder(ToAgent)
+
+
+class Connection:
+    """
+    Serves one peer.
+
+    Args:
+        stream: To it.
+        core_of: Returns what serves slots of a size; raises ``ConfigError`` or
+            ``StoreError`` where nothing does.
+        tell_status: Returns how the agent is.
+        media: Of the tiers, in order.
+    """
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        core_of: Callable[[int], Awaitable[AgentCore]],
+        tell_status: Callable[[], Awaitable[dict[str, object]]],
+        media: list[str],
+    ) -> None:
+        self._stream = stream
+        self._core_of = core_of
+        self._tell_status = tell_status
+        self._media = media
+        self._scopes: dict[int, anyio.CancelScope] = {}
+        self._sending = anyio.Lock()
+        self._tasks: TaskGroup | None = None
+
+    async def serve(self) -> str:
+        """Serve until the peer goes; what it wants then is dropped. Return what it did wrong."""
+        try:
+            with anyio.fail_after(_HELLO_S):
+                first = await self._receive()
+            if isinstance(first, GetStatus):
+                await self._send(Status(await self._tell_status()))
+                return ""
+            core = await self._greet(first)
+        except MessageError as exc:
+            return str(exc)
+        except _GONE:
+            return ""
+        if core is None:
+            return ""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            problem = await self._converse(core, tasks)
+            tasks.cancel_scope.cancel()
+        return problem
+
+    async def _converse(self, core: AgentCore, tasks: TaskGroup) -> str:
+        try:
+            while True:
+                await self._obey(await self._receive(), core, tasks)
+        except MessageError as exc:
+            return str(exc)
+        except _GONE:
+            return ""
+
+    async def _greet(self, first: ToAgent) -> AgentCore | None:
+        if not isinstance(first, Hello):
+            raise MessageError("the first message is no hello")
+        if first.version != PROTOCOL_VERSION:
+            problem = f"version {first.version} is not {PROTOCOL_VERSION}, the agent's"
+            await self._send(Refused(problem))
+            return None
+        try:
+            core = await self._core_of(first.slot_bytes)
+        except (ConfigError, StoreError) as exc:
+            await self._send(Refused(str(exc)))
+            return None
+        await self._send(Welcome(PROTOCOL_VERSION, self._media))
+        return core
+
+    async def _obey(self, message: ToAgent, core: AgentCore, tasks: TaskGroup) -> None:
+        if isinstance(message, Ask):
+            want = _want_of(message, core.max_block_bytes)
+            if message.number in self._scopes:
+                raise MessageError(f"want {message.number} is open already")
+            if len(self._scopes) >= _MOST_WANTS:
+                await self._send(Done(message.number, 0, Reason.QUEUE_TICKETS))
+                return
+            self._scopes[message.number] = anyio.CancelScope()
+            tasks.start_soon(self._serve_want, message.number, want, core)
+        elif isinstance(message, Drop):
+            if (scope := self._scopes.get(message.number)) is not None:
+                scope.cancel()
+        elif isinstance(message, GetStatus):
+            await self._send(Status(await self._tell_status()))
+        else:
+            raise MessageError("hello comes once")
+
+    async def _serve_want(self, number: int, want: Want, core: AgentCore) -> None:
+        with self._scopes[number]:
+            try:
+                await core.fetch(want)
+                await self._send(Done(number, want.found, want.reason))
+                await anyio.sleep(want.hold_s)
+            finally:
+                core.drop(want)
+                del self._scopes[number]
+
+    async def _send(self, message: FromAgent) -> None:
+        """Send; a peer that does not take it is gone, and so is all that it wants."""
+        async with self._sending:
+            try:
+                with anyio.fail_after(_SEND_S, shield=True):  # whole frames only
+                    await self._stream.send(encode_frame(message))
+            except _GONE:
+                if self._tasks is not None:
+                    self._tasks.cancel_scope.cancel()
+
+    async def _receive(self) -> ToAgent:
+        header = await self._receive_exactly(FRAME_HEADER.size)
+        payload = await self._receive_exactly(frame_bytes(header))
+        return decode_frame(payload, _DECODER)
+
+    async def _receive_exactly(self, count: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            parts += await self._stream.receive(min(count - len(parts), 1 << 16))
+        return bytes(parts)
+
+
+def _want_of(ask: Ask, max_block_bytes: int) -> Want:
+    """
+    Return what is wanted.
+
+    Raises:
+        MessageError: It makes no sense.
+    """
+    if not 0 < len(ask.keys) <= MOST_KEYS or len(ask.keys) != len(ask.sizes):
+        raise MessageError(f"{len(ask.keys)} keys with {len(ask.sizes)} sizes")
+    if not all(0 < size <= max_block_bytes for size in ask.sizes):
+        raise MessageError(f"a block of no byte, or of more than {max_block_bytes}")
+    if not (0 <= ask.deadline_s <= _LONGEST_S and 0 <= ask.hold_s <= _LONGEST_S):
+        raise MessageError(f"more than {_LONGEST_S} seconds, or less than none")
+    if not all(_SHORTEST <= nbytes <= _LONGEST for nbytes in set(map(len, ask.keys))):
+        raise MessageError("a key that is none of ours")
+    keys = [PackedKey(key) for key in ask.keys]
+    deadline = anyio.current_time() + ask.deadline_s
+    return Want(keys, ask.sizes, deadline, ask.hold_s)

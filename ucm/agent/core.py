@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What an agent does for one slab: follows its changes, spills, and fetches what is wanted.
+
+Threading: all of it runs on one loop; the slab's verbs are called on a few threads.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+
+from ucm.agent.budget import Budget
+from ucm.agent.calls import Blocking
+from ucm.agent.fetch import Fetcher, Want
+from ucm.agent.spill import Spiller
+from ucm.backends.wrap import BreakerBackend
+from ucm.errors import StoreUnavailableError
+from ucm.stores.abc import Cursor, Store
+
+__all__ = ["AgentCore"]
+
+_POLL_S: Final = 0.05
+_BUDGET_SHARE: Final = 8
+"""Of this many slots one may be for fetches: half of what may be retained."""
+
+
+class AgentCore:
+    """
+    Moves blocks between a slab and its tiers.
+
+    Args:
+        store: The slab; closed by its owner.
+        tiers: The first is asked first; each gets all that is spilled.
+        call: For the slab's verbs.
+        most_waiting: Blocks of each tier's backlog.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        tiers: Sequence[BreakerBackend],
+        call: Blocking,
+        *,
+        most_waiting: int = 1 << 16,
+    ) -> None:
+        slots = max(1, store.stats().capacity_blocks // _BUDGET_SHARE)
+        self.spillers = [Spiller(store, tier, call, most_waiting) for tier in tiers]
+        self.fetcher = Fetcher(store, tiers, call, Budget(slots))
+        self.max_block_bytes = store.capabilities.max_block_bytes
+        self._store = store
+        self._call = call
+        self._cursor: Cursor | None = None
+        self._reading = anyio.Lock()
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Work until cancelled, or until the slab is lost; calls *ready* once."""
+        async with anyio.create_task_group() as tasks:
+            for spiller in self.spillers:
+                tasks.start_soon(spiller.run)
+            tasks.start_soon(self.fetcher.run, ready)
+            await self._follow()
+            tasks.cancel_scope.cancel()
+
+    async def fetch(self, want: Want) -> None:
+        """Bring what is wanted, see ``Fetcher``; within ``run`` only."""
+        await self.fetcher.fetch(want)
+
+    def drop(self, want: Want) -> None:
+        """Give up what a want has; see ``Fetcher``."""
+        self.fetcher.drop(want)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was committed has been spilled or dropped."""
+        return all(spiller.is_idle for spiller in self.spillers)
+
+    def totals(self) -> dict[str, object]:
+        """Return what was counted since the start, as plain values."""
+        return {
+            "spilled": [spiller.told() for spiller in self.spillers],
+            "fetched": self.fetcher.told(),
+        }
+
+    async def drain(self) -> None:
+        """Take in what was committed by now, and wait until it is spilled."""
+        await self._take_changes()
+        for spiller in self.spillers:
+            await spiller.drained()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._take_changes()
+            except StoreUnavailableError:
+                return
+            await anyio.sleep(_POLL_S)
+
+    async def _take_changes(self) -> None:
+        is_all = False
+        while not is_all:
+            async with self._reading:
+                found = await self._call(lambda: self._store.changes(self._cursor))
+                self._cursor, is_all = found.cursor, found.is_all
+                for change in found.told:
+                    for spiller in self.spillers:
+                        if change.nbytes:
+                            spiller.offer(change.key, change.nbytes)
+                        else:
+                            spiller.withdraw(change.key)

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The agent's process: one slab, its tiers, the socket, and when it ends.
+
+One agent per slab, by a lock on a file beside it. It outlives the engine that started it,
+because others share it and because the backlog is still to be spilled; it ends when no
+engine has been there for a while and nothing waits, when the slab's files are gone, or when
+it is told to (SIGTERM): then it takes no further wants and spills for a bounded time.
+"""
+
+import fcntl
+import os
+import signal
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
+
+from ucm.agent.calls import ThreadCalls
+from ucm.agent.connection import Connection
+from ucm.agent.core import AgentCore
+from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME, peer_uid, within
+from ucm.backends.opening import open_backend
+from ucm.backends.wrap import BreakerBackend, DeadlineBackend
+from ucm.config import UCMConfig
+from ucm.stores.abc import Store
+from ucm.stores.opening import open_store
+from ucm.tracing import (
+    AGENT_ENDED,
+    AGENT_REFUSED,
+    AGENT_STARTED,
+    SUMMARY,
+    TIER_ANSWERS,
+    TIER_SILENT,
+    Log,
+)
+
+__all__ = ["AgentLock", "Node"]
+
+_THREADS: Final = 4
+_SUMMARY_S: Final = 60.0
+_LOOK_S: Final = 0.5
+_MOST_PEERS: Final = 256
+
+
+class AgentLock:
+    """
+    The right to be a slab's agent; the kernel takes it back from who dies.
+
+    Args:
+        directory: The slab's, which there is.
+
+    Raises:
+        BlockingIOError: There is an agent.
+        OSError: The file cannot be opened.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(directory / LOCK_NAME, flags, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        """Give it back."""
+        os.close(self._fd)
+
+
+class Node:
+    """
+    Serves the engines of one slab.
+
+    Args:
+        config: The slab and its tiers, as the engine has them.
+        log: The agent's.
+        linger_s: How long it stays when no engine is there; None: until it is told.
+    """
+
+    def __init__(self, config: UCMConfig, log: Log, linger_s: float | None) -> None:
+        self._config = config
+        self._log = log
+        self._linger_s = linger_s
+        self._call = ThreadCalls(_THREADS)
+        self._tiers: list[BreakerBackend] = []
+        self._cores: dict[int, AgentCore] = {}
+        self._opening = anyio.Lock()
+        self._tasks: TaskGroup | None = None
+        self._stack = AsyncExitStack()
+        self._num_engines = 0
+        self._left_at = time.monotonic()
+        self._told: Counter[str] = Counter()
+        self._is_told_to_end = False
+
+    async def run(self) -> None:
+        """
+        Serve until there is nothing more to do here, or a signal says so.
+
+        Raises:
+            ConfigError: A tier cannot be used.
+        """
+        async with self._stack:
+            await self._open_tiers()
+            listener = await self._listen()
+            self._log.info(AGENT_STARTED, media=self._media, pid=os.getpid())
+            async with anyio.create_task_group() as self._tasks:
+                self._tasks.start_soon(self._obey_signals)
+                self._tasks.start_soon(self._summarize)
+                accepting = anyio.CancelScope()
+                self._tasks.start_soon(self._accept, listener, accepting)
+                await self._stay()
+                accepting.cancel()
+                with anyio.move_on_after(self._config.timeout.shutdown):
+                    for core in self._cores.values():
+                        await core.drain()
+                self._tell_totals()
+                self._tasks.cancel_scope.cancel()
+        self._log.info(AGENT_ENDED, pid=os.getpid())
+
+    async def _open_tiers(self) -> None:
+        for number, settings in enumerate(self._config.tiers):
+            backend = await open_backend(settings, f"tiers.{number}")
+            self._stack.push_async_callback(backend.aclose)
+            guarded = DeadlineBackend(backend, self._config.timeout.tier)
+            self._tiers.append(
+                BreakerBackend(
+                    guarded, clock=time.monotonic, tell=partial(self._tell_tier, number)
+                )
+            )
+
+    async def _listen(self) -> "Listener[SocketStream]":
+        fd = os.open(self._config.store.path, os.O_PATH | os.O_DIRECTORY)
+        self._stack.callback(os.close, fd)
+        listener = await anyio.create_unix_listener(within(fd, SOCKET_NAME), mode=0o600)
+        self._stack.push_async_callback(listener.aclose)
+        return listener
+
+    # Peers.
+
+    async def _accept(
+        self, listener: "Listener[SocketStream]", scope: anyio.CancelScope
+    ) -> None:
+        with scope:
+            await listener.serve(self._serve_peer)
+
+    async def _serve_peer(self, stream: SocketStream) -> None:
+        async with stream:
+            uid = peer_uid(stream.extra(SocketAttribute.raw_socket))
+            if uid != os.geteuid():
+                self._log.warning(AGENT_REFUSED, error=f"a process of user {uid}")
+                return
+            if self._num_engines >= _MOST_PEERS:
+                self._log.warning(AGENT_REFUSED, error=f"{_MOST_PEERS} are there")
+                return
+            self._num_engines += 1
+            try:
+                peer = Connection(stream, self._core_of, self._status, self._media)
+                if problem := await peer.serve():
+                    self._log.warning(AGENT_REFUSED, error=problem)
+            finally:
+                self._num_engines -= 1
+                self._left_at = time.monotonic()
+
+    async def _core_of(self, slot_bytes: int) -> AgentCore:
+        """Return what serves slots of this size; opens the slab for them if need be."""
+        async with self._opening:
+            if slot_bytes not in self._cores:
+                store = await self._call(
+                    lambda: open_store(
+                        self._config.store, block_bytes=slot_bytes, index_only=False
+                    )
+                )
+                self._stack.callback(store.close)
+                await self._start(slot_bytes, store)
+            return self._cores[slot_bytes]
+
+    async def _start(self, slot_bytes: int, store: Store) -> None:
+        for tier in self._tiers:
+            await tier.register([memory.data for memory in store.buffers])
+        core = AgentCore(store, self._tiers, self._call)
+        assert self._tasks is not None
+        ready = anyio.Event()
+        self._tasks.start_soon(self._run_core, slot_bytes, core, ready)
+        await ready.wait()
+
+    async def _run_core(
+        self, slot_bytes: int, core: AgentCore, ready: anyio.Event
+    ) -> None:
+        self._cores[slot_bytes] = core
+        try:
+            await core.run(ready.set)
+        finally:
+            del self._cores[slot_bytes]
+        # Its slab is lost: engines that start anew get another one, and another agent.
+        assert self._tasks is not None
+        self._tasks.cancel_scope.cancel()
+
+    # When it ends.
+
+    async def _stay(self) -> None:
+        """Return when nobody needs the agent any more."""
+        self._left_at = time.monotonic()
+        while not self._is_told_to_end:
+            await anyio.sleep(_LOOK_S)
+            is_idle = all(core.is_idle for core in self._cores.values())
+            if self._num_engines or not is_idle or self._linger_s is None:
+                continue
+            if time.monotonic() - self._left_at > self._linger_s:
+                return
+
+    async def _obey_signals(self) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                self._is_told_to_end = True
+
+    # What it tells.
+
+    @property
+    def _media(self) -> list[str]:
+        return [tier.capabilities.medium for tier in self._tiers]
+
+    def _tell_tier(self, number: int, seconds: float) -> None:
+        medium = self._tiers[number].capabilities.medium
+        if seconds:
+            self._log.warning(TIER_SILENT, tier=number, medium=medium, seconds=seconds)
+        else:
+            self._log.info(TIER_ANSWERS, tier=number, medium=medium)
+
+    async def _status(self) -> dict[str, object]:
+        tiers = [
+            msgspec.to_builtins(await tier.stats()) | {"silent": tier.is_open}
+            for tier in self._tiers
+        ]
+        slots = {str(size): core.totals() for size, core in self._cores.items()}
+        return {
+            "pid": os.getpid(),
+            "media": self._media,
+            "tiers": tiers,
+            "slots": slots,
+        }
+
+    async def _summarize(self) -> None:
+        while True:
+            await anyio.sleep(_SUMMARY_S)
+            self._tell_totals()
+
+    def _tell_totals(self) -> None:
+        """Tell what was counted since the last time, if anything was."""
+        totals = Counter[str]()
+        for core in self._cores.values():
+            totals.update(_flat("", core.totals()))
+        if more := totals - self._told:
+            self._told = totals
+            self._log.info(SUMMARY, seconds=_SUMMARY_S, totals=dict(more))
+
+
+def _flat(name: str, told: object) -> dict[str, int]:
+    """Return the numbers of nested values by their dotted names."""
+    if isinstance(told, dict):
+        items = list(told.items())
+    elif isinstance(told, list):
+        items = list(enumerate(told))
+    else:
+        return {name: told} if isinstance(told, int) else {}
+    flat: dict[str, int] = {}
+    for key, value in items:
+        flat |= _flat(f"{name}.{key}" if name else str(key), value)
+    return flat

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What engines and their node's agent tell each other, over a socket in the slab's directory.
+
+A frame is four bytes of length, big endian, and so much MessagePack of one of the types
+here. The first one of a connection says hello, with the version of all that follows. Neither
+side believes the other: what is too long, or no message, ends the connection.
+"""
+
+import socket
+import struct
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from ucm.errors import MessageError
+
+__all__ = [
+    "FRAME_HEADER",
+    "LOCK_NAME",
+    "MAX_FRAME_BYTES",
+    "MOST_KEYS",
+    "PROTOCOL_VERSION",
+    "SOCKET_NAME",
+    "Ask",
+    "Done",
+    "Drop",
+    "FromAgent",
+    "GetStatus",
+    "Hello",
+    "Refused",
+    "Status",
+    "ToAgent",
+    "Welcome",
+    "decode_frame",
+    "encode_frame",
+    "frame_bytes",
+    "peer_uid",
+    "within",
+]
+
+PROTOCOL_VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 8 << 20
+MOST_KEYS: Final = 1 << 16
+"""Of one want: they fit into a frame however long they are."""
+FRAME_HEADER: Final = struct.Struct(">I")
+SOCKET_NAME: Final = "agent.sock"
+LOCK_NAME: Final = "agent.lock"
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    """An engine's first word: its version, and the slots that its blocks lie in."""
+
+    version: int
+    slot_bytes: int
+
+
+class Ask(msgspec.Struct, tag="want", frozen=True):
+    """
+    An engine wants blocks, the first of them most.
+
+    Args:
+        number: Its name on this connection.
+        keys: Packed keys.
+        sizes: The bytes of each.
+        deadline_s: From now on; what has come by then is what there is.
+        hold_s: For how long behind that it is kept.
+    """
+
+    number: int
+    keys: list[bytes]
+    sizes: list[int]
+    deadline_s: float
+    hold_s: float
+
+
+class Drop(msgspec.Struct, tag="drop", frozen=True):
+    """A want is over: loaded, or of no use any more."""
+
+    number: int
+
+
+class GetStatus(msgspec.Struct, tag="get_status", frozen=True):
+    """Somebody asks how the agent is."""
+
+
+class Welcome(msgspec.Struct, tag="welcome", frozen=True):
+    """The agent serves this engine; from these media."""
+
+    version: int
+    media: list[str]
+
+
+class Refused(msgspec.Struct, tag="refused", frozen=True):
+    """It does not, and says why."""
+
+    problem: str
+
+
+class Done(msgspec.Struct, tag="done", frozen=True):
+    """A want's answer: so many of its keys, from the first, are there; and why not more."""
+
+    number: int
+    found: int
+    reason: str
+
+
+class Status(msgspec.Struct, tag="status", frozen=True):
+    """How the agent is, as plain values for people and for ``ucm``."""
+
+    told: dict[str, object]
+
+
+ToAgent = Hello | Ask | Drop | GetStatus
+FromAgent = Welcome | Refused | Done | Status
+_T = TypeVar("_T")
+
+
+def encode_frame(message: ToAgent | FromAgent) -> bytes:
+    """Return a message as it travels."""
+    payload = msgspec.msgpack.encode(message)
+    return FRAME_HEADER.pack(len(payload)) + payload
+
+
+def frame_bytes(header: bytes) -> int:
+    """
+    Return how long the message behind a header is.
+
+    Raises:
+        MessageError: Longer than any of ours.
+    """
+    nbytes: int = FRAME_HEADER.unpack(header)[0]
+    if nbytes > MAX_FRAME_BYTES:
+        raise MessageError(f"a message of {nbytes} bytes, more than {MAX_FRAME_BYTES}")
+    return nbytes
+
+
+def decode_frame(payload: bytes, decoder: "msgspec.msgpack.Decoder[_T]") -> _T:
+    """
+    Return the message in a frame.
+
+    Raises:
+        MessageError: There is none that the decoder knows.
+    """
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise MessageError(f"not a message of this protocol: {exc}") from exc
+
+
+def peer_uid(connected: socket.socket) -> int:
+    """Return whose process is at the other end."""
+    size = struct.calcsize("3i")
+    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    uid: int = struct.unpack("3i", told)[1]
+    return uid
+
+
+def within(directory_fd: int, name: str) -> Path:
+    """Return a short path of a file in an open directory: a socket's may not be long."""
+    return Path(f"/proc/self/fd/{directory_fd}/{name}")
