@@ -13,6 +13,9 @@ to is given back only when it no longer can.
 A block is *sealed*: its bytes with the xxh3 checksum that is seeded by the hash of its key. The
 checksum travels with the bytes (``ucm.backends.envelope``), and whoever gets a block compares it
 before anybody sees the block. A backend stores what it is given; it judges nothing.
+
+What can be configured as a tier has a class method ``open_configured(settings, key)``, as
+``ucm.backends.opening`` calls it.
 """
 
 import enum
@@ -20,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import attrs
+from xxhash import xxh3_64_intdigest
 
 from ucm.blocks import PackedKey
 
@@ -31,7 +35,13 @@ __all__ = [
     "Presence",
     "Sealed",
     "Verdict",
+    "block_checksum",
 ]
+
+
+def block_checksum(key: PackedKey, data: memoryview | bytes) -> int:
+    """Return the checksum that seals a block: xxh3-64, seeded with its key's."""
+    return xxh3_64_intdigest(data, xxh3_64_intdigest(key))
 
 
 class Presence(enum.Enum):
@@ -67,7 +77,7 @@ class Sealed:
     Args:
         key: Its packed key.
         data: Its bytes, for reading; the caller's until the call has ended.
-        checksum: xxh3-64 of *data*, seeded with the hash of *key*.
+        checksum: As ``block_checksum`` says.
     """
 
     key: PackedKey
@@ -144,8 +154,9 @@ class Backend(ABC):
 
         Args:
             keys: Distinct keys.
-            targets: Writable, one per key, as long as its block must be. What is in one
-                whose verdict is not ``DONE`` is garbage.
+            targets: Writable, one per key, as long as its block must be; a block of
+                another length is ``GARBAGE``. What is in one whose verdict is not ``DONE``
+                is garbage.
         """
 
     @abstractmethod
@@ -154,6 +165,9 @@ class Backend(ABC):
         Store blocks; each becomes visible whole, or not at all.
 
         A block that is there stays as it is: equal keys have equal bytes.
+
+        Args:
+            blocks: Their keys are distinct.
         """
 
     @abstractmethod

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The header that travels with a block's bytes through whatever keeps them. Pure.
+
+All integers big endian, 128 bytes::
+
+    bytes 0-3      magic, ``UCMB``
+    byte 4         version
+    byte 5         length of the key
+    bytes 6-7      zero
+    bytes 8-15     length of the block's bytes
+    bytes 16-23    the block's checksum, as it was sealed
+    bytes 24-119   the key, filled up with zeros
+    bytes 120-127  xxh3-64 of the bytes before
+
+What is not exactly this is garbage: of another release, foreign, cut, too long, damaged.
+The header says of which block the bytes claim to be; whether they are, only their checksum
+says.
+"""
+
+import struct
+
+import attrs
+from xxhash import xxh3_64_intdigest
+
+from ucm.backends.abc import Fetched, Verdict
+from ucm.blocks import PackedKey
+
+__all__ = ["ENVELOPE_VERSION", "GARBAGE", "HEADER_BYTES", "MAX_KEY_BYTES", "Envelope"]
+
+ENVELOPE_VERSION = 1
+_FIELDS = struct.Struct(">4sBBHQQ96s")
+_CHECK = struct.Struct(">Q")
+_MAGIC = b"UCMB"
+HEADER_BYTES = _FIELDS.size + _CHECK.size
+MAX_KEY_BYTES = 96
+GARBAGE = Fetched(Verdict.GARBAGE)
+
+
+@attrs.frozen
+class Envelope:
+    """
+    What a header says.
+
+    Args:
+        key: Packed key of the block, of 1 to ``MAX_KEY_BYTES`` bytes.
+        nbytes: Length of its bytes.
+        checksum: As it was sealed.
+    """
+
+    key: PackedKey
+    nbytes: int
+    checksum: int
+
+    def encode(self) -> bytes:
+        """Return the header's bytes."""
+        if not 1 <= len(self.key) <= MAX_KEY_BYTES:
+            raise ValueError(
+                f"a key of {len(self.key)} bytes, not 1 to {MAX_KEY_BYTES}"
+            )
+        fields = _FIELDS.pack(
+            *(_MAGIC, ENVELOPE_VERSION, len(self.key), 0),
+            *(self.nbytes, self.checksum, self.key),
+        )
+        return fields + _CHECK.pack(xxh3_64_intdigest(fields))
+
+    @classmethod
+    def decode(cls, header: bytes | memoryview) -> "Envelope | None":
+        """Read the bytes of a header; None for garbage."""
+        if len(header) != HEADER_BYTES:
+            return None
+        fields = bytes(header[: _FIELDS.size])
+        magic, version, key_bytes, zero, nbytes, checksum, key = _FIELDS.unpack(fields)
+        if (magic, version, zero) != (_MAGIC, ENVELOPE_VERSION, 0):
+            return None
+        if _CHECK.unpack(header[_FIELDS.size :])[0] != xxh3_64_intdigest(fields):
+            return None
+        if not 1 <= key_bytes <= MAX_KEY_BYTES or any(key[key_bytes:]):
+            return None
+        return cls(PackedKey(key[:key_bytes]), nbytes, checksum)
+
+    @classmethod
+    def judge(cls, header: bytes | memoryview, key: PackedKey, nbytes: int) -> Fetched:
+        """Return what became of a block of which the header and *nbytes* bytes came."""
+        told = cls.decode(header)
+        if told is None or told.key != key or told.nbytes != nbytes:
+            return GARBAGE
+        return Fetched(Verdict.DONE, told.checksum)
+
+    @classmethod
+    def open(
+        cls, value: bytes | memoryview, key: PackedKey, target: memoryview
+    ) -> Fetched:
+        """Copy a value's bytes, header first, into *target* if they are of this block."""
+        if len(value) != HEADER_BYTES + len(target):
+            return GARBAGE
+        view = memoryview(value)
+        judged = cls.judge(view[:HEADER_BYTES], key, len(target))
+        if judged.verdict is Verdict.DONE:
+            target[:] = view[HEADER_BYTES:]
+        return judged
