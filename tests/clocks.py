@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A clock that a test puts forward, so that no deadline depends on a machine's pace."""
 
+import asyncio
+import functools
+import selectors
 import time
 
 from ucm.threads import Threads
 
-__all__ = ["AdvancingThreads"]
+__all__ = ["AdvancingThreads", "LeapingLoop", "leaping"]
 
 
 class AdvancingThreads(Threads):
@@ -26,3 +29,44 @@ class AdvancingThreads(Threads):
     def advance(self, seconds: float) -> None:
         """Let so many seconds pass at once."""
         self._ahead += seconds
+
+
+class _Leap(selectors.DefaultSelector):
+    """Puts a loop's clock forward where the loop would wait for it, or for ever."""
+
+    ahead = 0.0
+
+    def select(self, timeout=None):
+        if ready := super().select(0):
+            return ready
+        if timeout is None:  # only another thread can wake the loop
+            return super().select()
+        self.ahead += timeout
+        return []
+
+
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """
+    An event loop in virtual time: whoever sleeps has slept at once.
+
+    For what happens on the loop only; time leaps over what another thread is doing.
+    """
+
+    def __init__(self) -> None:
+        self._leap = _Leap()
+        super().__init__(self._leap)
+
+    def time(self) -> float:
+        """Return the seconds that were leapt over."""
+        return self._leap.ahead
+
+
+def leaping(test):
+    """Run an asynchronous test on a loop in virtual time."""
+
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        with asyncio.Runner(loop_factory=LeapingLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Backends around a backend: one that forwards, one with deadlines, one that stops asking.
+
+Around each configured backend stands a breaker around deadlines: one that is down costs a
+few deadlines, then nothing, and is tried again by itself::
+
+    BreakerBackend(DeadlineBackend(backend, 1.0), clock=loop.time)
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
+
+import anyio
+
+from ucm.backends.abc import (
+    Backend,
+    BackendCapabilities,
+    BackendStats,
+    Fetched,
+    Presence,
+    Sealed,
+    Verdict,
+)
+from ucm.blocks import PackedKey
+
+__all__ = ["BreakerBackend", "DeadlineBackend", "WrapperBackend"]
+
+_T = TypeVar("_T")
+_BLAMED = (Presence.UNKNOWN, Verdict.UNAVAILABLE, Fetched(Verdict.UNAVAILABLE))
+_NOTHING_KNOWN = BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
+
+
+class WrapperBackend(Backend):
+    """
+    Forwards every verb; subclasses override what they change.
+
+    Args:
+        inner: The backend to wrap; closed with the wrapper.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """What the inner backend can do."""
+        return self.inner.capabilities
+
+    async def register(self, memory: Sequence[memoryview]) -> None:
+        """Forward."""
+        await self.inner.register(memory)
+
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Forward."""
+        return await self.inner.exists(keys)
+
+    async def get(
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
+    ) -> list[Fetched]:
+        """Forward."""
+        return await self.inner.get(keys, targets)
+
+    async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
+        """Forward."""
+        return await self.inner.put(blocks)
+
+    async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
+        """Forward."""
+        return await self.inner.delete(keys)
+
+    async def stats(self) -> BackendStats:
+        """Forward."""
+        return await self.inner.stats()
+
+    async def aclose(self) -> None:
+        """Forward."""
+        await self.inner.aclose()
+
+
+class _GuardedBackend(WrapperBackend):
+    """
+    Asks for the inner backend's answer by way of ``_ask``, which may do without it.
+
+    Args:
+        inner: The backend to wrap; closed with the wrapper.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self._last_stats = _NOTHING_KNOWN
+
+    async def _ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
+        """Return the inner backend's answers; None: nothing is known."""
+        raise NotImplementedError
+
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Ask; unknown where no answer came."""
+        told = await self._ask(lambda: self.inner.exists(keys))
+        return [Presence.UNKNOWN] * len(keys) if told is None else told
+
+    async def get(
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
+    ) -> list[Fetched]:
+        """Ask; unavailable where no answer came."""
+        told = await self._ask(lambda: self.inner.get(keys, targets))
+        return [Fetched(Verdict.UNAVAILABLE)] * len(keys) if told is None else told
+
+    async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
+        """Ask; unavailable where no answer came, though it may have been done."""
+        told = await self._ask(lambda: self.inner.put(blocks))
+        return [Verdict.UNAVAILABLE] * len(blocks) if told is None else told
+
+    async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
+        """Ask; unavailable where no answer came, though it may have been done."""
+        told = await self._ask(lambda: self.inner.delete(keys))
+        return [Verdict.UNAVAILABLE] * len(keys) if told is None else told
+
+    async def stats(self) -> BackendStats:
+        """Ask; as they were last told where no answer came."""
+
+        async def ask() -> list[BackendStats]:
+            return [await self.inner.stats()]
+
+        told = await self._ask(ask)
+        if told is not None:
+            (self._last_stats,) = told
+        return self._last_stats
+
+
+class DeadlineBackend(_GuardedBackend):
+    """
+    Cancels a call that is not over in time; what it did by then is not known.
+
+    Only a backend whose native client still writes to the caller's memory may take longer.
+
+    Args:
+        inner: The backend to wrap; closed with the wrapper.
+        seconds: For each call, on the loop's clock.
+    """
+
+    def __init__(self, inner: Backend, seconds: float) -> None:
+        super().__init__(inner)
+        self._seconds = seconds
+        self.num_late = 0
+
+    async def _ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
+        told = None
+        with self._in_time():
+            told = await call()
+        return told  # noqa: RET504 - None if the deadline came
+
+    async def register(self, memory: Sequence[memoryview]) -> None:
+        """Forward."""
+        with self._in_time():
+            await self.inner.register(memory)
+
+    async def aclose(self) -> None:
+        """Forward."""
+        with self._in_time():
+            await self.inner.aclose()
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        with anyio.move_on_after(self._seconds) as scope:
+            yield
+        self.num_late += scope.cancelled_caught
+
+
+class BreakerBackend(_GuardedBackend):
+    """
+    Does not ask for a while once too many calls have had blocks without an answer.
+
+    When the while is over a single call tries, and the others go on without; if it is
+    bad too, the next while is twice as long. One without an answer of its own kind, such
+    as a cancelled one, counts for neither.
+
+    Args:
+        inner: The backend to wrap, whose calls end; closed with the wrapper.
+        clock: In seconds.
+        bad_calls: So many bad ones
+        of_calls: among so many open the circuit.
+        pause_s: The first while,
+        longest_pause_s: and the longest.
+        tell: Called with the seconds of each while that begins, and with 0 once all is
+            well again; must not raise.
+    """
+
+    def __init__(
+        self,
+        inner: Backend,
+        *,
+        clock: Callable[[], float],
+        bad_calls: int = 3,
+        of_calls: int = 8,
+        pause_s: float = 1.0,
+        longest_pause_s: float = 30.0,
+        tell: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        super().__init__(inner)
+        self._clock = clock
+        self._most_bad = bad_calls
+        self._bad: deque[bool] = deque(maxlen=of_calls)
+        self._first_pause_s = pause_s
+        self._longest_pause_s = longest_pause_s
+        self._tell = tell
+        self._pause_s = 0.0
+        """How long the last while was; 0: the circuit is closed."""
+        self._until = 0.0
+        self._is_trying = False
+        self.num_skipped = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing came back since it was decided not to ask."""
+        return self._pause_s > 0
+
+    async def _ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
+        if self.is_open and (self._is_trying or self._clock() < self._until):
+            self.num_skipped += 1
+            return None
+        is_try = self._is_trying = self.is_open
+        try:
+            told = await call()
+            is_bad = any(each in _BLAMED for each in told)
+            if is_try == self.is_open:  # else it was begun before the while
+                self._judge(is_bad)
+            return told
+        finally:
+            if is_try:
+                self._is_trying = False
+
+    def _judge(self, is_bad: bool) -> None:  # noqa: FBT001 - what was seen, not a switch
+        self._bad.append(is_bad)
+        if is_bad and (self.is_open or sum(self._bad) >= self._most_bad):
+            self._bad.clear()
+            pause_s = max(2 * self._pause_s, self._first_pause_s)
+            self._pause_s = min(pause_s, self._longest_pause_s)
+            self._until = self._clock() + self._pause_s
+            self._tell(self._pause_s)
+        elif self.is_open and not is_bad:
+            self._pause_s = 0.0
+            self._tell(0.0)
