@@ -30,11 +30,11 @@ from ucm.backends.abc import (
 from ucm.blocks import PackedKey
 from ucm.testing.store_blocks import make_keys, payload
 
-__all__ = ["BLOCK", "BackendContract", "fetch", "fetch_sound", "seal"]
+__all__ = ["BLOCK", "DAMAGES", "BackendContract", "fetch", "fetch_sound", "seal"]
 
 BLOCK = 4096
 """Bytes of most blocks of the contract."""
-_CUTS: dict[str, Callable[[bytes], bytes]] = {
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda raw: b"",
     "cut": lambda raw: raw[:-1],
     "short": lambda raw: raw[:50],
@@ -179,7 +179,7 @@ class BackendContract(ABC):
             ((got, data),) = await fetch(backend, [key], nbytes)
             assert (got.verdict, len(data)) == (Verdict.GARBAGE, nbytes)
 
-    @pytest.mark.parametrize("how", _CUTS)
+    @pytest.mark.parametrize("how", DAMAGES)
     async def test_damage_is_noticed(self, tmp_path: Path, how: str) -> None:
         """Whatever is stored in a block's place, nobody takes it for the block (R-51)."""
         keys = make_keys(3)
@@ -187,7 +187,7 @@ class BackendContract(ABC):
             await backend.put([seal(key) for key in keys])
             raw = self.get_raw(tmp_path, keys[1])
             assert raw is not None
-            self.put_raw(tmp_path, keys[1], _CUTS[how](raw))
+            self.put_raw(tmp_path, keys[1], DAMAGES[how](raw))
             assert await fetch_sound(backend, keys) == [True, False, True]
 
     async def test_bytes_of_another_key_are_noticed(self, tmp_path: Path) -> None:

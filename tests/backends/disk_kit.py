@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at a drive's file past the backend, by what its module says is on it."""
+
+import struct
+from pathlib import Path
+
+from ucm.backends.disk import DiskBackend
+from ucm.backends.disk._drive import BLOCKS
+
+__all__ = ["STAMP_BYTES", "find", "open_disk"]
+
+STAMP_BYTES = 172
+_PAGE = 4096
+
+
+async def open_disk(*paths, capacity=4 << 20, **settings):
+    """Open a disk backend."""
+    given = {"path": [str(path) for path in paths], "capacity": capacity, "threads": 4}
+    return await DiskBackend.open_configured(given | settings, "tiers.0")
+
+
+def find(path: Path, key: bytes) -> tuple[int, int, int] | None:
+    """Return where a block begins and ends, and where its stamp is; the newest one."""
+    data = (path / BLOCKS).read_bytes()
+    found = []
+    for at in range(0, len(data), _PAGE):
+        if data[at : at + 4] != b"UCMB" or data[at + 128 : at + 132] != b"UCMS":
+            continue
+        nbytes = struct.unpack_from(">Q", data, at + 8)[0]
+        if data[at + 24 : at + 24 + data[at + 5]] == key:
+            _, place, sequence = struct.unpack_from(">QQQ", data, at + 132)
+            found.append((sequence, place, place + nbytes, at))
+    return max(found)[1:] if found else None

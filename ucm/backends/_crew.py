@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Threads that make blocking calls for a loop, and may hang in them.
+
+Their number is bounded whatever happens. Batches take turns item by item, so that a long one
+does not keep a short one waiting. Threads are daemons: one that hangs in the kernel does not
+hold up the end of the process.
+
+Threading: ``run`` and ``aclose`` on the loop; all else that is not private, too.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import anyio
+
+__all__ = ["Crew"]
+
+_Item = TypeVar("_Item")
+_T = TypeVar("_T")
+
+
+class _Batch(Generic[_Item, _T]):
+    """Items that threads work on, and what came of them."""
+
+    def __init__(
+        self,
+        items: Sequence[_Item],
+        work: Callable[[_Item], _T],
+        results: "list[_T] | list[_T | None]",
+    ) -> None:
+        self._items = items
+        self._work = work
+        self._results: Any = results
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._next = 0
+        self.num_working = 0
+        self.error: Exception | None = None
+        self.over = anyio.Event()
+        """Nobody works on it any more, and nobody will."""
+
+    def step(self) -> bool:
+        """Work on one item, on a thread; return whether others are left."""
+        with self._lock:
+            at = self._next
+            if at >= len(self._items):
+                return False
+            self._next += 1
+            self.num_working += 1
+        try:
+            self._results[at] = self._work(self._items[at])
+        except Exception as exc:  # noqa: BLE001 - handed to whoever awaits the batch
+            self.error = exc
+        with self._lock:
+            self.num_working -= 1
+            is_left = self._next < len(self._items)
+            is_over = not is_left and not self.num_working
+        if is_over:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.over.set)
+        return is_left
+
+    def stop(self) -> bool:
+        """Let nobody begin with another item; return whether somebody still works."""
+        with self._lock:
+            self._next = len(self._items)
+            return self.num_working > 0
+
+
+class Crew:
+    """
+    A bounded number of threads, started as they are needed.
+
+    Args:
+        num_threads: How many at most.
+        name: Of the threads.
+    """
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self.num_threads = num_threads
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        self._queue: SimpleQueue[_Batch[Any, Any] | None] = SimpleQueue()
+        self._num_shares = 0
+        """Of batches that somebody waits for."""
+        self._left: list[_Batch[Any, Any]] = []
+
+    @property
+    def num_hung(self) -> int:
+        """Threads that work for somebody who has gone."""
+        self._left = [batch for batch in self._left if batch.num_working]
+        return sum(batch.num_working for batch in self._left)
+
+    async def run(
+        self,
+        items: Sequence[_Item],
+        work: Callable[[_Item], _T],
+        results: "list[_T] | list[_T | None]",
+        *,
+        leave: bool = False,
+    ) -> None:
+        """
+        Call *work* with each item on some thread; put what it returns into *results*.
+
+        Cancelled, it begins with no further item, and ends when nobody works on one any
+        more: what *work* writes to is not written to behind the end of the call. What was
+        not done stays in *results* as it was.
+
+        Args:
+            items: Any number.
+            work: Called on several threads at once. What it raises is raised here, once
+                the others are through.
+            results: As long as *items*.
+            leave: End at once when cancelled, and begin nothing while all threads hang;
+                *work* touches nothing that belongs to the caller but *results*.
+        """
+        if not items or (leave and self.num_hung >= self.num_threads):
+            return
+        batch = _Batch(items, work, results)
+        shares = min(len(items), self.num_threads)
+        for _ in range(shares):
+            self._queue.put(batch)
+        self._num_shares += shares
+        wanted = min(self.num_threads, self._num_shares + self.num_hung)
+        while len(self._threads) < wanted:
+            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        try:
+            await batch.over.wait()
+        except asyncio.CancelledError:
+            if batch.stop():
+                if leave:
+                    self._left.append(batch)
+                else:
+                    with anyio.CancelScope(shield=True):
+                        await batch.over.wait()
+            raise
+        finally:
+            self._num_shares -= shares
+        if batch.error is not None:
+            raise batch.error
+
+    async def aclose(self, seconds: float = 2.0) -> bool:
+        """End all threads; False if some hang and were left. Idempotent."""
+        for _ in self._threads:
+            self._queue.put(None)
+        with anyio.move_on_after(seconds, shield=True):
+            while any(thread.is_alive() for thread in self._threads):  # noqa: ASYNC110
+                await anyio.sleep(0.005)  # a thread's end is no event
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return not self._threads
+
+    def _serve(self) -> None:
+        while (batch := self._queue.get()) is not None:
+            if batch.step():
+                self._queue.put(batch)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Directories that a backend may fill: made by us, or marked as ours, else left alone.
+
+A directory is ours by a small file, its *manifest*, which is written before anything else. In
+a directory that has other things and no manifest nothing is changed (R-24).
+"""
+
+import contextlib
+import fcntl
+import os
+import shlex
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ucm.errors import ConfigError
+
+__all__ = ["claim", "lock", "path_error"]
+
+_M = TypeVar("_M", bound=msgspec.Struct)
+_MOST_TEXT = 1 << 16
+
+
+class _Head(msgspec.Struct, frozen=True):
+    kind: str
+    schema: int
+
+
+def path_error(key: str, path: Path, problem: str, remedy: str = "") -> ConfigError:
+    """Return the error for a directory that cannot be used."""
+    return ConfigError(key, str(path), problem, remedy or "Use another directory.")
+
+
+def claim(path: Path, name: str, mine: _M, key: str) -> _M:
+    """
+    Make sure that a directory is ours; make it where there is none.
+
+    Args:
+        path: The directory.
+        name: Of its manifest, such as ``ucm-disk.json``.
+        mine: What a new one says; has fields ``kind`` and ``schema``.
+        key: The setting that named the directory.
+
+    Returns:
+        What the manifest says.
+
+    Raises:
+        ConfigError: It belongs to somebody else, or cannot be used.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(path, key)
+        if not _has(path / name):
+            others = [each for each in os.listdir(path) if not each.startswith(name)]
+            if others:
+                raise path_error(
+                    key,
+                    path,
+                    f"it has {min(others)!r}, but no {name}: nothing in it was changed",
+                    f"Give it a directory of its own, such as {path / 'ucm'}.",
+                )
+            _write_new(path / name, msgspec.json.encode(mine))
+        return _read(path / name, mine, key)
+    except OSError as exc:
+        raise path_error(key, path, f"it cannot be used: {exc}") from exc
+
+
+def lock(path: Path, name: str, key: str) -> int:
+    """
+    Lock a file of a directory that is ours for as long as its descriptor is open.
+
+    Raises:
+        ConfigError: Another process, or another part of this one, has it.
+    """
+    fd = os.open(path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        os.close(fd)
+        raise path_error(
+            key, path, f"somebody else uses it ({exc})", "Give each one its own."
+        ) from exc
+    return fd
+
+
+def _has(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode) if path.exists() else False
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Make a file, all of it or nothing; somebody else's that came first stays."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    with contextlib.suppress(FileExistsError):
+        os.link(temporary, path)
+    temporary.unlink()
+
+
+def _read(path: Path, mine: _M, key: str) -> _M:
+    with path.open("rb") as file:
+        text = file.read(_MOST_TEXT)
+    wanted = msgspec.convert(msgspec.to_builtins(mine), _Head)
+    try:
+        head = msgspec.json.decode(text, type=_Head)
+        if head.kind == wanted.kind and head.schema != wanted.schema:
+            raise path_error(
+                key,
+                path.parent,
+                f"another release made it: its schema is {head.schema}, not "
+                f"{wanted.schema}",
+                "Use another directory, or remove this one.",
+            )
+        told = msgspec.json.decode(text, type=type(mine))
+    except msgspec.DecodeError as exc:
+        raise path_error(
+            key, path.parent, f"its {path.name} is not ours ({exc})"
+        ) from exc
+    if head.kind != wanted.kind:
+        raise path_error(key, path.parent, f"its {path.name} is of a {head.kind!r}")
+    return told
+
+
+def _check_owner(path: Path, key: str) -> None:
+    info = path.stat()
+    mode = stat.S_IMODE(info.st_mode)
+    if info.st_uid != os.geteuid():
+        raise path_error(key, path, f"it belongs to user {info.st_uid}")
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise path_error(
+            key,
+            path,
+            f"it has mode {mode:04o}: others may write to it, and could put blocks there "
+            "that no model has computed",
+            f"If nobody else has used it, run: chmod go-w {shlex.quote(str(path))}.",
+        )

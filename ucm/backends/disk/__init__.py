@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Blocks on drives of this machine, in slots of preallocated files.
+
+``_stamp`` says what is on a drive and why a death at any point is harmless; ``_slots`` is the
+index; ``_drive`` moves bytes; ``_backend`` has the verbs.
+"""
+
+from ucm.backends.disk._backend import DiskBackend, DiskSettings
+
+__all__ = ["DiskBackend", "DiskSettings"]

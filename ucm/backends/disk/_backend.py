@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The verbs of the disk backend.
+
+The index lives on the loop, and nothing else does: threads move bytes between memory and a
+slot that is held meanwhile. Saving reads nothing from a drive (R-61).
+
+Durability is stated, not hoped for: with ``process`` what was put outlasts the process, whatever
+ends it; with ``power`` a put ends behind an ``fdatasync`` of the drives it wrote to.
+"""
+
+import contextlib
+import enum
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import anyio
+import attrs
+
+from ucm.backends._crew import Crew
+from ucm.backends.abc import (
+    Backend,
+    BackendCapabilities,
+    BackendStats,
+    Fetched,
+    Presence,
+    Sealed,
+    Verdict,
+)
+from ucm.backends.disk._drive import Drive, Scanned
+from ucm.backends.disk._slots import Extent, Slot, Slots
+from ucm.backends.disk._stamp import PAGE, Geometry, Stamp
+from ucm.backends.envelope import GARBAGE
+from ucm.blocks import PackedKey
+from ucm.config import Durability
+from ucm.errors import ConfigError
+from ucm.settings import field, read_section, read_size
+
+__all__ = ["DiskBackend", "DiskSettings"]
+
+_LEAST_CAPACITY = 16 * 3 * PAGE
+_UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+
+
+def _read_paths(key: str, value: object) -> tuple[Path, ...]:
+    paths = [value] if isinstance(value, str) else value
+    if isinstance(paths, list) and paths and all(isinstance(one, str) for one in paths):
+        found = tuple(Path(one).absolute() for one in paths)
+        if all(paths) and len(set(found)) == len(found):
+            return found
+    raise ConfigError(
+        key, value, "no directory", "Give one, or a list of several, one on each drive."
+    )
+
+
+@attrs.frozen(kw_only=True)
+class DiskSettings:
+    """Settings of a tier on drives."""
+
+    path: tuple[Path, ...] = field(
+        (),
+        "A directory of its own, or one for each of several drives.",
+        read=_read_paths,
+    )
+    capacity: int = field(
+        64 << 30, "Of all drives together.", read=read_size, least=_LEAST_CAPACITY
+    )
+    durability: Durability = field(Durability.PROCESS, "What blocks outlast.")
+    threads: int = field(32, "Requests to the drives at a time.", least=1)
+
+
+class _End(enum.Enum):
+    """What became of a write to a slot."""
+
+    NOT_BEGUN = enum.auto()
+    WRITTEN = enum.auto()
+    WIPED = enum.auto()
+    UNCLEAR = enum.auto()
+    """It failed, and the stamp that may be there could not be removed."""
+
+
+class DiskBackend(Backend):
+    """
+    Blocks in slots on drives; made by ``open_configured``.
+
+    Args:
+        drives: Allocated.
+        slots: Their index, scanned.
+        crew: Threads that talk to them.
+        settings: As read.
+    """
+
+    def __init__(
+        self, drives: Sequence[Drive], slots: Slots, crew: Crew, settings: DiskSettings
+    ) -> None:
+        self._drives = drives
+        self._slots = slots
+        self._crew = crew
+        self._settings = settings
+        self._is_open = True
+        self._writing: dict[PackedKey, anyio.Event] = {}
+        self._num_swept = 0
+
+    @classmethod
+    async def open_configured(cls, settings: object, key: str) -> Self:
+        """
+        Open the drives and look through them.
+
+        Raises:
+            ConfigError: A directory is somebody else's, in use, or has no room.
+        """
+        read = read_section(DiskSettings, settings, f"{key}.")
+        if not read.path:
+            raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
+        wanted = Geometry.fit(read.capacity // len(read.path))
+        crew = Crew(read.threads, "ucm-disk")
+        with contextlib.ExitStack() as stack:
+            drives: list[Drive] = []
+            for path in read.path:
+                drives.append(Drive(path, wanted.extent_bytes, f"{key}.path"))
+                stack.callback(drives[-1].close, is_used=False)
+            geometry = _common_geometry(drives, read, f"{key}.capacity")
+            allocated: list[object] = [None] * len(drives)
+            await crew.run(drives, lambda drive: drive.allocate(geometry), allocated)
+            slots = Slots(geometry, len(drives), lambda: secrets.randbits(64))
+            backend = cls(drives, slots, crew, read)
+            await backend._load()
+            stack.pop_all()
+        return backend
+
+    async def _load(self) -> None:
+        """Make the index of what is in the files."""
+        drives, slots, geometry = self._drives, self._slots, self._slots.geometry
+
+        def scan(extent: Extent) -> Scanned | None:
+            return drives[extent.drive].scan(geometry, extent.number)
+
+        scanned: list[Scanned | None] = [None] * len(slots.extents)
+        await self._crew.run(slots.extents, scan, scanned)
+        blocks: list[tuple[Stamp, Slot]] = []
+        for extent, found in zip(slots.extents, scanned, strict=True):
+            if found is not None:
+                slots.adopt(extent, found.mark)
+                by_place = {slot.place: slot for slot in extent.slots}
+                blocks += [(stamp, by_place[stamp.place]) for stamp in found.stamps]
+                self._num_swept += found.num_swept
+        await self._find_all(blocks)
+        for extent, found in zip(slots.extents, scanned, strict=True):
+            if found is not None:
+                slots.settle(extent)
+
+    async def _find_all(self, blocks: list[tuple[Stamp, Slot]]) -> None:
+        """Have the blocks of a scan found; of several with one key the last that was put."""
+        slots = self._slots
+        blocks.sort(key=lambda pair: pair[0].sequence)
+        newest = {stamp.envelope.key: slot for stamp, slot in blocks}
+        older = [
+            slot for stamp, slot in blocks if newest[stamp.envelope.key] is not slot
+        ]
+        wiped = [False] * len(older)
+        await self._crew.run(older, self._wipe, wiped)
+        self._num_swept += len(older)
+        if blocks:
+            slots.num_uses = blocks[-1][0].sequence
+        for stamp, slot in blocks:
+            slot.key, slot.nbytes = stamp.envelope.key, stamp.envelope.nbytes
+            if newest[slot.key] is slot:
+                slots.add(slot)
+        for slot, is_wiped in zip(older, wiped, strict=True):
+            if is_wiped:
+                slot.key = PackedKey(b"")
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """Of these drives."""
+        return BackendCapabilities(
+            medium="disk",
+            shared=False,
+            durable=self._settings.durability.value,
+            max_block_bytes=self._slots.geometry.max_block_bytes,
+            batch_blocks=self._settings.threads,
+            in_flight=2,
+        )
+
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Look into the index."""
+        if not self._is_open:
+            return [Presence.UNKNOWN] * len(keys)
+        return [
+            Presence.PRESENT if self._slots.find(key) else Presence.ABSENT
+            for key in keys
+        ]
+
+    async def get(
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
+    ) -> list[Fetched]:
+        """Read from the drives, all at once."""
+        if not self._is_open:
+            return [_UNAVAILABLE] * len(keys)
+        got = [Fetched(Verdict.ABSENT)] * len(keys)
+        held: list[tuple[Slot, memoryview]] = []
+        numbers = []
+        for at, (key, target) in enumerate(zip(keys, targets, strict=True)):
+            slot = self._slots.find(key)
+            if slot is None:
+                continue
+            if slot.nbytes != len(target):
+                got[at] = GARBAGE
+                continue
+            self._slots.use(slot)
+            self._slots.hold(slot)
+            held.append((slot, target))
+            numbers.append(at)
+        told = [_UNAVAILABLE] * len(held)
+        try:
+            await self._crew.run(held, self._read, told)
+        finally:
+            for at, (slot, _), one in zip(numbers, held, told, strict=True):
+                was_deleted = slot.is_gone and one is GARBAGE
+                got[at] = Fetched(Verdict.ABSENT) if was_deleted else one
+                self._slots.let_go(slot)
+        return got
+
+    async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
+        """Write to slots that are free, or of the oldest blocks; a key at a time once."""
+        verdicts: dict[PackedKey, Verdict] = {}
+        waiting = list(blocks)
+        while waiting and self._is_open:
+            mine: list[tuple[Slot, Sealed]] = []
+            others: list[Sealed] = []
+            for block in waiting:
+                if block.key in self._writing:
+                    others.append(block)
+                elif (there := self._slots.find(block.key)) is not None:
+                    self._slots.use(there)
+                    verdicts[block.key] = Verdict.PRESENT
+                elif (slot := self._reserve(block)) is not None:
+                    mine.append((slot, block))
+                else:
+                    verdicts[block.key] = Verdict.FULL
+            if mine:
+                await self._write_all(mine, verdicts)
+            elif others:
+                await self._writing[others[0].key].wait()
+            waiting = others
+        return [verdicts.get(block.key, Verdict.UNAVAILABLE) for block in blocks]
+
+    def _reserve(self, block: Sealed) -> Slot | None:
+        nbytes = len(block.data)
+        if nbytes > self._slots.geometry.max_block_bytes:
+            return None
+        return self._slots.reserve(block.key, nbytes)
+
+    async def _write_all(
+        self, pairs: list[tuple[Slot, Sealed]], verdicts: dict[PackedKey, Verdict]
+    ) -> None:
+        """Write blocks to their slots, and find or free each one, also when cancelled."""
+        over = anyio.Event()
+        ends: list[_End] = [_End.NOT_BEGUN] * len(pairs)
+        lasting = [self._settings.durability is Durability.PROCESS] * len(self._drives)
+        for _, block in pairs:
+            self._writing[block.key] = over
+        try:
+            await self._crew.run(pairs, self._write, ends)
+            if not all(lasting):
+                await self._crew.run(self._drives, Drive.flush, lasting)
+        finally:
+            over.set()
+            for (slot, block), end in zip(pairs, ends, strict=True):
+                del self._writing[block.key]
+                if end is _End.WRITTEN:
+                    self._slots.commit(slot)
+                elif end is _End.UNCLEAR:
+                    self._slots.withdraw(slot)
+                else:
+                    self._slots.abort(slot, is_wiped=end is _End.WIPED)
+                is_done = end is _End.WRITTEN and lasting[slot.extent.drive]
+                verdicts[block.key] = Verdict.DONE if is_done else Verdict.UNAVAILABLE
+
+    async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
+        """Remove stamps, so that no scan finds the blocks again."""
+        if not self._is_open:
+            return [Verdict.UNAVAILABLE] * len(keys)
+        found = [self._slots.find(key) for key in keys]
+        gone = [slot for slot in found if slot is not None]
+        for slot in gone:
+            self._slots.hold(slot)
+            self._slots.remove(slot)
+        wiped: list[bool | None] = [None] * len(gone)
+        try:
+            await self._crew.run(gone, self._wipe, wiped)
+        finally:
+            for slot, is_wiped in zip(gone, wiped, strict=True):
+                if is_wiped is None:
+                    self._slots.restore(slot)
+                if is_wiped is False:
+                    self._slots.withdraw(slot)
+                else:
+                    self._slots.let_go(slot)
+        ends = iter(wiped)
+        return [
+            Verdict.ABSENT
+            if slot is None
+            else (Verdict.DONE if next(ends) else Verdict.UNAVAILABLE)
+            for slot in found
+        ]
+
+    async def stats(self) -> BackendStats:
+        """Tell what the index knows."""
+        geometry = self._slots.geometry
+        return BackendStats(
+            blocks=len(self._slots),
+            nbytes=self._slots.nbytes,
+            capacity_bytes=geometry.nbytes * len(self._drives),
+            evicted_blocks_total=self._slots.num_evicted,
+            swept_total=self._num_swept,
+        )
+
+    async def aclose(self) -> None:
+        """Wait for what is under way, and let go of the drives."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        is_idle = await self._crew.aclose()
+        for drive in self._drives:
+            drive.close(is_used=not is_idle)
+
+    # On threads of the crew.
+
+    def _read(self, pair: tuple[Slot, memoryview]) -> Fetched:
+        slot, target = pair
+        return self._drives[slot.extent.drive].read(slot, target)
+
+    def _write(self, pair: tuple[Slot, Sealed]) -> _End:
+        slot, block = pair
+        if self._drives[slot.extent.drive].write(slot, block):
+            return _End.WRITTEN
+        return _End.WIPED if self._wipe(slot) else _End.UNCLEAR
+
+    def _wipe(self, slot: Slot) -> bool:
+        return self._drives[slot.extent.drive].wipe(slot.place, slot.extent.mark.pages)
+
+
+def _common_geometry(
+    drives: Sequence[Drive], settings: DiskSettings, key: str
+) -> Geometry:
+    """
+    Return how the files of all drives are cut.
+
+    Raises:
+        ConfigError: They were made to be cut in different ways.
+    """
+    sizes = {drive.extent_bytes for drive in drives}
+    geometry = Geometry.fit(settings.capacity // len(drives), min(sizes))
+    if len(sizes) > 1 or not geometry.num_extents:
+        raise ConfigError(
+            key,
+            settings.capacity,
+            f"the drives were made with extents of {sorted(sizes)} bytes",
+            "Give the capacity that they were made with, or remove what is there.",
+        )
+    return geometry

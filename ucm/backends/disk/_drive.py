@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+One drive: a directory of ours with a preallocated file, and how blocks move to and from it.
+
+Contents of the directory::
+
+    ucm-disk.json   what it is
+    lock            held by the one process that uses it
+    blocks          the file
+
+The file is opened with ``O_DIRECT`` where a probe says that it works. Direct I/O wants memory,
+places and lengths in whole pages: whole pages of a caller's memory that begins at one, as slots
+of a slab do, move without a copy; a last piece, and memory that lies otherwise, by way of the
+thread's own pages.
+
+Threading: all but opening and closing on many threads at once.
+"""
+
+import errno
+import mmap
+import os
+import threading
+from pathlib import Path
+
+import attrs
+import msgspec
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from ucm.backends._places import claim, lock, path_error
+from ucm.backends.abc import Fetched, Sealed, Verdict
+from ucm.backends.disk._slots import Extent, Slot
+from ucm.backends.disk._stamp import PAGE, Geometry, Mark, Stamp
+from ucm.backends.envelope import GARBAGE, Envelope
+
+__all__ = ["BLOCKS", "MANIFEST", "Drive", "Manifest", "Scanned"]
+
+MANIFEST = "ucm-disk.json"
+BLOCKS = "blocks"
+_LOCK = "lock"
+_SCHEMA = 1
+_EMPTY_PAGE = mmap.mmap(-1, PAGE)  # begins at a page, as direct I/O wants it
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the manifest of a drive's directory says."""
+
+    kind: str
+    schema: int
+    extent_bytes: int
+
+    @classmethod
+    def of(cls, extent_bytes: int) -> "Manifest":
+        """Describe a drive."""
+        return cls("ucm-disk", _SCHEMA, extent_bytes)
+
+
+@attrs.frozen
+class Scanned:
+    """What a scan has found in an extent."""
+
+    mark: Mark
+    stamps: list[Stamp]
+    num_swept: int
+    """Stamps that were removed, as their block is no longer there."""
+
+
+class _Pages(threading.local):
+    """Memory of a thread that begins at a page and grows to the largest block asked for."""
+
+    memory: memoryview | None = None
+
+    def get(self, nbytes: int) -> memoryview:
+        """Return so much memory; what was in it is not cleared."""
+        if self.memory is None or len(self.memory) < nbytes:
+            self.memory = memoryview(mmap.mmap(-1, nbytes))
+        return self.memory[:nbytes]
+
+
+class Drive:
+    """
+    A drive that this process alone uses.
+
+    Args:
+        path: Its directory.
+        extent_bytes: Of a new one.
+        key: The setting that named the directory.
+
+    Raises:
+        ConfigError: The directory is somebody else's, or cannot be used.
+    """
+
+    def __init__(self, path: Path, extent_bytes: int, key: str) -> None:
+        self._path = path
+        self._key = key
+        self._pages = _Pages()
+        self._fd = -1
+        self.is_direct = False
+        told = claim(path, MANIFEST, Manifest.of(extent_bytes), key)
+        self.extent_bytes = told.extent_bytes
+        self._lock_fd = lock(path, _LOCK, key)
+
+    def allocate(self, geometry: Geometry) -> None:
+        """
+        Open the file, as long as it has to be.
+
+        Raises:
+            ConfigError: There is no room for it.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        path = self._path / BLOCKS
+        try:
+            self._fd = os.open(path, flags, 0o600)
+            os.ftruncate(self._fd, min(os.fstat(self._fd).st_size, geometry.nbytes))
+            os.posix_fallocate(self._fd, 0, geometry.nbytes)
+            direct = self._open_direct(path, flags)
+        except OSError as exc:
+            room = os.statvfs(self._path)
+            raise path_error(
+                self._key,
+                self._path,
+                f"{geometry.nbytes} bytes for blocks cannot be had, free are "
+                f"{room.f_bavail * room.f_frsize} ({exc})",
+                "Give a smaller capacity, or another drive.",
+            ) from exc
+        if direct >= 0:
+            os.close(self._fd)
+            self._fd, self.is_direct = direct, True
+
+    def _open_direct(self, path: Path, flags: int) -> int:
+        """Return the file opened for direct I/O; -1 if a probe says that it cannot be."""
+        try:
+            fd = os.open(path, flags | os.O_DIRECT, 0o600)
+        except OSError:
+            return -1
+        try:
+            os.preadv(fd, [self._pages.get(PAGE)], 0)
+        except OSError:
+            os.close(fd)
+            return -1
+        return fd
+
+    def close(self, *, is_used: bool) -> None:
+        """Let go of the file, unless threads still use it: their I/O stays where it was."""
+        for fd in (self._fd, self._lock_fd):
+            if fd >= 0 and not is_used:
+                os.close(fd)
+        self._fd = self._lock_fd = -1
+
+    # Blocks. On any thread.
+
+    def write(self, slot: Slot, block: Sealed) -> bool:
+        """Write a block and its stamp, in this order; False if the drive refused."""
+        nbytes, whole = len(block.data), self._whole_pages(block.data)
+        try:
+            self._mark(slot.extent)
+            rest = memoryview(
+                self._pages.get((slot.extent.mark.pages + 1) * PAGE - whole)
+            )
+            tail = nbytes - whole
+            rest[:tail] = block.data[whole:]
+            rest[tail:] = bytes(len(rest) - tail)
+            first = xxh3_64_intdigest(block.data[:PAGE] if whole else rest[:PAGE])
+            envelope = Envelope(block.key, nbytes, block.checksum)
+            extent = slot.extent
+            stamp = Stamp(
+                envelope, extent.mark.serial, slot.place, slot.used, first
+            ).encode()
+            rest[-PAGE : len(stamp) - PAGE] = stamp
+            parts = [block.data[:whole], rest] if whole else [rest]
+            return os.pwritev(self._fd, parts, slot.place) == whole + len(rest)
+        except OSError:
+            return False
+
+    def _mark(self, extent: Extent) -> None:
+        """Say on the drive how an extent is cut, before the first of its blocks is there."""
+        if extent.is_marked:
+            return
+        page = self._pages.get(PAGE)
+        page[:] = extent.mark.encode()
+        if os.pwritev(self._fd, [page], extent.number * self.extent_bytes) != PAGE:
+            raise OSError(errno.EIO, "an extent's mark was cut short")
+        extent.is_marked = True
+
+    def wipe(self, place: int, pages: int) -> bool:
+        """Remove the stamp of a slot; False if the drive refused."""
+        try:
+            return os.pwritev(self._fd, [_EMPTY_PAGE], place + pages * PAGE) == PAGE
+        except OSError:
+            return False
+
+    def read(self, slot: Slot, target: memoryview) -> Fetched:
+        """Read a slot's block into *target*, as long as the block, and look at its stamp."""
+        whole = self._whole_pages(target)
+        rest = self._pages.get((slot.extent.mark.pages + 1) * PAGE - whole)
+        parts = [target[:whole], rest] if whole else [rest]
+        try:
+            if os.preadv(self._fd, parts, slot.place) != whole + len(rest):
+                return GARBAGE
+        except OSError:
+            return Fetched(Verdict.UNAVAILABLE)
+        stamp = Stamp.decode(rest[-PAGE:])
+        if stamp is None or (
+            stamp.place,
+            stamp.envelope.key,
+            stamp.envelope.nbytes,
+        ) != (
+            slot.place,
+            slot.key,
+            slot.nbytes,
+        ):
+            return GARBAGE
+        target[whole:] = rest[: len(target) - whole]
+        return Fetched(Verdict.DONE, stamp.envelope.checksum)
+
+    def flush(self) -> bool:
+        """Have all that was written outlast a loss of power; False if it may not."""
+        try:
+            os.fdatasync(self._fd)
+        except OSError:
+            return False
+        return True
+
+    def scan(self, geometry: Geometry, extent: int) -> "Scanned | None":
+        """Return what is in an extent; None where nothing is, or it cannot be read."""
+        view = self._pages.get(2 * PAGE)
+        try:
+            os.preadv(self._fd, [view], extent * geometry.extent_bytes)
+            mark = Mark.decode(view[:PAGE], geometry)
+            if mark is None:
+                return None
+            stamps, num_swept = [], 0
+            for at in range(geometry.num_slots(mark.pages)):
+                first = xxh3_64_intdigest(view[PAGE:])
+                place = geometry.place(extent, mark.pages, at)
+                os.preadv(self._fd, [view], place + mark.pages * PAGE)
+                stamp = Stamp.decode(view[:PAGE])
+                if stamp is None or not stamp.belongs(mark, place):
+                    continue
+                if stamp.first == first:
+                    stamps.append(stamp)
+                elif self.wipe(place, mark.pages):
+                    num_swept += 1
+                else:
+                    return None
+        except OSError:
+            return None
+        return Scanned(mark, stamps, num_swept)
+
+    def _whole_pages(self, data: memoryview) -> int:
+        """Return how many bytes of *data* can be moved from or to where they are."""
+        if len(data) < PAGE:
+            return 0
+        address = np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0]
+        if self.is_direct and address % PAGE:
+            return 0
+        return len(data) - len(data) % PAGE
