@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.mutations.mutant import Mutant, StaleError
 from tests.mutations.of_arena import ARENA
+from tests.mutations.of_backends import BACKENDS
 from tests.mutations.of_decisions import DECISIONS
 from tests.mutations.of_devices import DEVICES
 from tests.mutations.of_doors import DOORS
@@ -49,6 +50,7 @@ __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
 ROOT = Path(__file__).parents[2]
 MUTANTS: tuple[Mutant, ...] = (
     *ARENA,
+    *BACKENDS,
     *DECISIONS,
     *STATES,
     *STORES,
