@@ -82,21 +82,27 @@ class TestRun:
 class TestCancelled:
     async def test_call_ends_when_nobody_works_on_it(self):
         """What is under way is waited for, and nothing else is begun."""
-        crew, gate, results = Crew(1, "crew"), Gate(), [None] * 3
+        crew, gate, results, ended = Crew(1, "crew"), Gate(), [None] * 3, []
 
         def work(item):
             gate()
             return item
 
+        async def call():
+            try:
+                await crew.run([7, 8, 9], work, results)
+            finally:
+                ended.append(list(results))
+
         async with anyio.create_task_group() as group:
-            group.start_soon(crew.run, [7, 8, 9], work, results)
+            group.start_soon(call)
             await reached(gate)
             group.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
                 await anyio.wait_all_tasks_blocked()
-            assert [None] * 3 == results
+            assert [] == ended
             gate.open()
-        assert [7, None, None] == results
+        assert [[7, None, None]] == ended
         await crew.aclose()
 
     async def test_left_call_ends_at_once_and_is_counted(self):
@@ -112,9 +118,13 @@ class TestCancelled:
             assert not scope.cancelled_caught
             assert number == crew.num_hung
         results = ["not begun"]
-        await crew.run([1], lambda item: item, results, leave=True)
+        async with anyio.create_task_group() as group:
+            group.start_soon(
+                lambda: crew.run([1], lambda item: item, results, leave=True)
+            )
+            await anyio.wait_all_tasks_blocked()
+            gate.open()
         assert ["not begun"] == results
-        gate.open()
         assert await crew.aclose()
         assert 0 == crew.num_hung
 
@@ -128,3 +138,72 @@ class TestCancelled:
         assert not await crew.aclose(seconds=0.01)
         gate.open()
         assert await crew.aclose()
+
+    async def test_memory_of_a_caller_who_has_gone_is_not_used(self):
+        """X-14: what a hung thread has read comes too late, and is thrown away."""
+        crew, gate, used = Crew(1, "crew"), Gate(), []
+
+        def work(item):
+            gate()
+            used.append((crew.is_left, crew.touch(lambda: used.append("touched"))))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: crew.run([1], work, [None], leave=True))
+            await reached(gate)
+            group.cancel_scope.cancel()
+        gate.open()
+        assert await crew.aclose()
+        assert [(True, False)] == used
+
+    async def test_caller_does_not_go_amid_a_copy(self):
+        """While a thread copies to its memory, a cancelled call waits for the copy."""
+        crew, gate, target = Crew(1, "crew"), Gate(), []
+
+        def copy():
+            gate()
+            target.append("copied")
+
+        def opened():
+            gate.wait_reached()
+            gate.open()
+
+        opener = threading.Timer(0.05, opened)
+        async with anyio.create_task_group() as group:
+            work = lambda item: crew.touch(copy)
+            group.start_soon(lambda: crew.run([1], work, [None], leave=True))
+            await reached(gate)
+            opener.start()
+            group.cancel_scope.cancel()
+        assert ["copied"] == target
+        opener.join()
+        await crew.aclose()
+
+
+class TestJob:
+    async def test_job_goes_on_without_those_who_wait(self):
+        """Whoever waits may go; its end is there for the others."""
+        crew, gate = Crew(1, "crew"), Gate()
+
+        def work():
+            gate()
+            return 5
+
+        job = crew.start(work)
+        async with anyio.create_task_group() as group:
+            group.start_soon(job.wait)
+            await reached(gate)
+            group.cancel_scope.cancel()
+        assert (False, None) == (job.is_over, job.result)
+        gate.open()
+        await job.wait()
+        assert (True, 5, None) == (job.is_over, job.result, job.error)
+        await crew.aclose()
+
+    async def test_error_of_a_job_is_kept(self):
+        """It has an end, and no result."""
+        crew = Crew(1, "crew")
+        job = crew.start(lambda: 1 // 0)
+        await job.wait()
+        assert isinstance(job.error, ZeroDivisionError)
+        assert None is job.result
+        await crew.aclose()

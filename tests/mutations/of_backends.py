@@ -10,6 +10,10 @@ _DISK = "ucm/backends/disk/_backend.py"
 _DRIVE = "ucm/backends/disk/_drive.py"
 _ENVELOPE = "ucm/backends/envelope.py"
 _PLACES = "ucm/backends/_places.py"
+_HUNG = "tests/backends/test_files.py::TestHung"
+_ORPHANS = "tests/backends/test_files.py::TestOrphans"
+_SHARE = "ucm/backends/files/_share.py"
+_SHARED = "tests/backends/test_files.py::TestShared"
 _SLOTS = "ucm/backends/disk/_slots.py"
 _STAMP = "ucm/backends/disk/_stamp.py"
 _WRAP = "ucm/backends/wrap.py"
@@ -117,7 +121,9 @@ BACKENDS = (
         file=_STAMP,
         find="return (self.serial, self.place, pages) == (mark.serial, place, mark.pages)",
         replace="return (self.place, pages) == (place, mark.pages)",
-        killers=("tests/backends/test_disk_stamp.py",),
+        killers=(
+            "tests/backends/test_disk_stamp.py::TestMarks::test_stamp_of_somewhere_else_does_not_belong",
+        ),
     ),
     Mutant(
         name="block_found_before_its_extent_is_marked",
@@ -176,5 +182,70 @@ BACKENDS = (
         killers=(
             "tests/backends/test_disk_drive.py::TestRefusals::test_directory_of_somebody_else_is_left_alone",
         ),
+    ),
+    # A shared mount.
+    Mutant(
+        name="writers_share_a_temporary_file",
+        why="Two machines write one file at once, and what they leave is of both (X-02).",
+        file=_SHARE,
+        find='f"{self._me}.{next(self._numbers)}"\n        try:\n            fd',
+        replace='f"{block.key.hex()}.writing"\n        try:\n            fd',
+        killers=(f"{_SHARED}::test_file_system_without_links_takes_renames",),
+    ),
+    Mutant(
+        name="loser_leaves_its_file",
+        why="Each race of two machines fills the share with a block that nobody finds.",
+        file=_SHARE,
+        find="                temporary.unlink(missing_ok=True)",
+        replace="                pass",
+        killers=(f"{_SHARED}::test_later_writer_leaves_the_first_ones_block",),
+    ),
+    Mutant(
+        name="orphans_stay",
+        why="What died writers have left fills the share for ever (X-03).",
+        file=_SHARE,
+        find="if age_s > self._orphan_s and not _is_alive(owner):",
+        replace="if age_s < self._orphan_s < 0:",
+        killers=(f"{_ORPHANS}::test_old_remains_without_a_living_owner_are_removed",),
+    ),
+    Mutant(
+        name="file_of_a_living_writer_removed",
+        why="A slow writer's block is lost, again and again.",
+        file=_SHARE,
+        find="if age_s > self._orphan_s and not _is_alive(owner):",
+        replace="if age_s > self._orphan_s:",
+        killers=(f"{_ORPHANS}::test_old_remains_without_a_living_owner_are_removed",),
+    ),
+    Mutant(
+        name="late_bytes_written_to_the_caller",
+        why="A read that hung writes to a slot that is another block's by now.",
+        file="ucm/backends/files/_backend.py",
+        find="            return self._crew.touch(copy)",
+        replace="            copy()\n            return True",
+        killers=(f"{_HUNG}::test_call_on_a_hung_mount_ends_at_its_deadline",),
+    ),
+    Mutant(
+        name="late_write_published",
+        why="Bytes of a slot that was used again get the name of the block before.",
+        file=_SHARE,
+        find="            if not is_wanted():\n                return Verdict.UNAVAILABLE\n",
+        replace="",
+        killers=(f"{_HUNG}::test_call_on_a_hung_mount_ends_at_its_deadline",),
+    ),
+    Mutant(
+        name="mount_that_fails_is_a_miss",
+        why="While a share is away its blocks are computed, and told to be gone (R-51).",
+        file=_SHARE,
+        find="            return Presence.UNKNOWN\n",
+        replace="            return Presence.ABSENT\n",
+        killers=(f"{_HUNG}::test_error_is_told_apart_from_an_answer",),
+    ),
+    Mutant(
+        name="newest_blocks_evicted",
+        why="A share that is full throws away what is used.",
+        file=_SHARE,
+        find="files = sorted(self._files())",
+        replace="files = sorted(self._files(), reverse=True)",
+        killers=(f"{_SHARED}::test_room_is_shared",),
     ),
 )
