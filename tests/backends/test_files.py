@@ -3,6 +3,7 @@
 
 import errno
 import os
+import threading
 
 import anyio
 import anyio.lowlevel
@@ -155,6 +156,30 @@ class TestShared:
                 group.start_soon(put, backend, *KEYS)
         assert [True] * 4 == await fetch_sound(backend, KEYS)
         await backend.aclose()
+        assert [] == os.listdir(root / "writing")
+
+    async def test_writers_of_one_key_have_files_of_their_own(self, root, monkeypatch):
+        """X-02: two that write at the same time both come to an end, neither in vain."""
+        one, other = await open_files(root), await open_files(root)
+        both, real = threading.Barrier(2), _share._write_whole
+
+        def write(*args):
+            both.wait(60)
+            real(*args)
+
+        monkeypatch.setattr(_share, "_write_whole", write)
+        verdicts = []
+
+        async def put_by(backend):
+            verdicts.extend(await put(backend, KEYS[0]))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(put_by, one)
+            group.start_soon(put_by, other)
+        assert {Verdict.DONE, Verdict.PRESENT} == set(verdicts)
+        assert [True] == await fetch_sound(other, KEYS[:1])
+        await one.aclose()
+        await other.aclose()
         assert [] == os.listdir(root / "writing")
 
     async def test_later_writer_leaves_the_first_ones_block(self, root, monkeypatch):

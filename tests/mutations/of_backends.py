@@ -188,9 +188,9 @@ BACKENDS = (
         name="writers_share_a_temporary_file",
         why="Two machines write one file at once, and what they leave is of both (X-02).",
         file=_SHARE,
-        find='f"{self._me}.{next(self._numbers)}"\n        try:\n            fd',
+        find='f"{self._me}.{next(_NUMBERS)}"\n        try:\n            fd',
         replace='f"{block.key.hex()}.writing"\n        try:\n            fd',
-        killers=(f"{_SHARED}::test_file_system_without_links_takes_renames",),
+        killers=(f"{_SHARED}::test_writers_of_one_key_have_files_of_their_own",),
     ),
     Mutant(
         name="loser_leaves_its_file",

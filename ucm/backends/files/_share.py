@@ -49,6 +49,8 @@ _AWAY = {
     *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
 }
 _MOST_MARKED = 1 << 16
+_NUMBERS = itertools.count()
+"""Of files that this process has written, on whatever share."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 
 
@@ -105,7 +107,6 @@ class Share:
         self._orphan_s = orphan_s
         self._is_lasting = lasting
         self._memory = _Memory()
-        self._numbers = itertools.count()
         self._marked: dict[PackedKey, float] = {}
         self._me = _identity(os.getpid())
 
@@ -173,7 +174,7 @@ class Share:
         """
         if self.look(block.key) is Presence.PRESENT:
             return Verdict.PRESENT
-        temporary = self._root / _WRITING / f"{self._me}.{next(self._numbers)}"
+        temporary = self._root / _WRITING / f"{self._me}.{next(_NUMBERS)}"
         try:
             fd = os.open(
                 temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600
@@ -245,7 +246,7 @@ class Share:
     def _sweep(self) -> int:
         """Remove what nobody writes any more (X-03)."""
         writing, num_swept = self._root / _WRITING, 0
-        probe = writing / f"{self._me}.{next(self._numbers)}"
+        probe = writing / f"{self._me}.{next(_NUMBERS)}"
         probe.touch(mode=0o600)
         now_s = probe.stat().st_mtime
         probe.unlink()
