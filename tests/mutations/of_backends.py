@@ -9,9 +9,12 @@ _CREW = "ucm/backends/_crew.py"
 _DISK = "ucm/backends/disk/_backend.py"
 _DRIVE = "ucm/backends/disk/_drive.py"
 _ENVELOPE = "ucm/backends/envelope.py"
+_OBJECT = "ucm/backends/object.py"
 _PLACES = "ucm/backends/_places.py"
 _HUNG = "tests/backends/test_files.py::TestHung"
 _ORPHANS = "tests/backends/test_files.py::TestOrphans"
+_SERVER = "tests/backends/test_redis.py::TestServer"
+_SERVICE = "tests/backends/test_object.py::TestService"
 _SHARE = "ucm/backends/files/_share.py"
 _SHARED = "tests/backends/test_files.py::TestShared"
 _SLOTS = "ucm/backends/disk/_slots.py"
@@ -20,6 +23,7 @@ _WRAP = "ucm/backends/wrap.py"
 _CIRCUIT = "tests/backends/test_wrap.py::TestCircuit"
 _DISKS = "tests/backends/test_disk.py::TestDiskBackend"
 _FAILING = "tests/backends/test_disk_drive.py::TestFailing"
+_REDIS = "ucm/backends/redis.py"
 _ROOM = "tests/backends/test_disk_slots.py::TestRoom"
 _TORN = "tests/backends/test_disk_crash.py::TestTorn"
 _VALUE = "tests/backends/test_envelope.py::TestValue"
@@ -247,5 +251,66 @@ BACKENDS = (
         find="files = sorted(self._files())",
         replace="files = sorted(self._files(), reverse=True)",
         killers=(f"{_SHARED}::test_room_is_shared",),
+    ),
+    # Servers.
+    Mutant(
+        name="error_of_a_service_is_a_miss",
+        why="While a bucket is away its blocks are computed, and told to be gone (R-51).",
+        file=_OBJECT,
+        find="            return Presence.UNKNOWN\n",
+        replace="            return Presence.ABSENT\n",
+        killers=(f"{_SERVICE}::test_server_that_is_away_is_no_miss",),
+    ),
+    Mutant(
+        name="object_of_another_length_fetched",
+        why="A foreign object of a terabyte is read into the agent's memory.",
+        file=_OBJECT,
+        find='            if found.meta["size"] != HEADER_BYTES + len(target):\n                return GARBAGE\n',
+        replace='            if found.meta["size"] != HEADER_BYTES + len(target):\n                return _UNAVAILABLE\n',
+        killers=(f"{_SERVICE}::test_huge_object_is_not_fetched",),
+    ),
+    Mutant(
+        name="object_overwritten",
+        why="Two machines send a block again and again that is there.",
+        file=_OBJECT,
+        find='mode="create"',
+        replace='mode="overwrite"',
+        killers=(
+            "tests/backends/test_object.py::TestObjectBackend::test_block_that_is_there_stays",
+        ),
+    ),
+    Mutant(
+        name="head_written_before_its_parts",
+        why="A server that is full offers blocks of which it has half.",
+        file=_REDIS,
+        find="                told[at] = _refusal(answer)\n\n    def _set",
+        replace="                pass\n\n    def _set",
+        killers=(f"{_SERVER}::test_full_server_is_full",),
+    ),
+    Mutant(
+        name="parts_live_as_long_as_their_head",
+        why="Blocks without their parts are found, and come to nothing.",
+        file=_REDIS,
+        find="_LONGER_S * (part > 0)",
+        replace="0",
+        killers=("tests/backends/test_redis.py::TestParts::test_large_block_is_cut",),
+    ),
+    Mutant(
+        name="silent_server_is_a_miss",
+        why="While a server is away its blocks are computed, and told to be gone (R-51).",
+        file=_REDIS,
+        find="            return [exc] * len(commands)",
+        replace="            return [0] * len(commands)",
+        killers=(f"{_SERVER}::test_killed_server_is_no_miss_and_joins_again",),
+    ),
+    Mutant(
+        name="parts_of_another_length_taken",
+        why="A block is put together of pieces that are not its own.",
+        file=_REDIS,
+        find="        len(part) != stop - start\n",
+        replace="        len(part) > 2 * (stop - start)\n",
+        killers=(
+            "tests/backends/test_redis.py::TestParts::test_block_without_one_of_its_parts_is_none",
+        ),
     ),
 )
