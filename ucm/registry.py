@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name to class for stores and devices, through entry points and only on demand."""
+"""Name to class for stores, backends and devices, through entry points and only on demand."""
 
 from importlib.metadata import entry_points
 
@@ -18,7 +18,7 @@ def load_class(group: str, name: str, key: str) -> type:
     Import and return a registered class.
 
     Args:
-        group: Entry point group, ``ucm.stores`` or ``ucm.devices``.
+        group: Entry point group, such as ``ucm.stores``.
         name: The name asked for.
         key: Setting that asked for it, for the error.
 
@@ -32,7 +32,10 @@ def load_class(group: str, name: str, key: str) -> type:
             loaded = point.load()
         except ImportError as exc:
             raise ConfigError(
-                key, name, f"cannot be imported ({exc})", f"Install ucm[{name}]."
+                key,
+                name,
+                f"cannot be imported ({exc})",
+                f"Run: pip install 'ucm[{name}]'.",
             ) from exc
         if not isinstance(loaded, type):
             raise ConfigError(key, name, "is not a class", "Mend its entry point.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from ucm.backends.disk import DiskBackend
 from ucm.backends.disk._drive import BLOCKS
 
-__all__ = ["STAMP_BYTES", "find", "open_disk"]
+__all__ = ["STAMP_BYTES", "find", "open_disk", "write"]
 
 STAMP_BYTES = 172
 _PAGE = 4096
@@ -31,3 +31,10 @@ def find(path: Path, key: bytes) -> tuple[int, int, int] | None:
             _, place, sequence = struct.unpack_from(">QQQ", data, at + 132)
             found.append((sequence, place, place + nbytes, at))
     return max(found)[1:] if found else None
+
+
+def write(path: Path, at: int, data: bytes) -> None:
+    """Write over a piece of a drive's file."""
+    with (path / BLOCKS).open("r+b") as file:
+        file.seek(at)
+        file.write(data)

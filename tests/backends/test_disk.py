@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.backends.disk_kit import STAMP_BYTES, find, open_disk
+from tests.backends.disk_kit import STAMP_BYTES, find, open_disk, write
 from ucm.backends.disk._drive import BLOCKS
 from ucm.testing import backend_contract
 from ucm.testing.backend_contract import BackendContract
@@ -33,11 +33,8 @@ class TestDiskBackend(BackendContract):
         """Write over block and stamp; what is missing is zeros."""
         start, stop, stamp = find(place / "disk", key)
         nbytes = stop - start
-        with open(place / "disk" / BLOCKS, "r+b") as file:
-            file.seek(start)
-            file.write(raw[:nbytes].ljust(nbytes, b"\0"))
-            file.seek(stamp)
-            file.write(raw[nbytes:].ljust(STAMP_BYTES, b"\0"))
+        write(place / "disk", start, raw[:nbytes].ljust(nbytes, b"\0"))
+        write(place / "disk", stamp, raw[nbytes:].ljust(STAMP_BYTES, b"\0"))
 
     @pytest.mark.parametrize(
         "how", sorted(backend_contract.DAMAGES.keys() - {"longer"})

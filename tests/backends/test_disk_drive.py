@@ -212,7 +212,7 @@ class Failing:
             return self.real(fd, parts, place)
         if self.how == "short" and sum(map(len, parts)) > BLOCK:
             return self.real(fd, [parts[0][: len(parts[0]) // 2]], place)
-        if self.how in ("broken", "short"):
+        if self.how == "broken":
             raise OSError(errno.EIO, "I/O error")
         if sum(map(len, parts)) > BLOCK:  # "unwritten": small ones work
             raise OSError(errno.EIO, "I/O error")

@@ -100,6 +100,7 @@ class TestValue:
             (SOUND + DATA, KEY, len(DATA) + 1),
             (SOUND + DATA[:-1], KEY, len(DATA) - 1),
             (SOUND + DATA + b"x", KEY, len(DATA) + 1),
+            (SOUND + DATA + b"x", KEY, len(DATA)),
             (SOUND[:-1], KEY, len(DATA)),
             (b"", KEY, 0),
             (DATA, KEY, len(DATA)),

@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.mutations.mutant import Mutant, StaleError
 from tests.mutations.of_agent import AGENT
 from tests.mutations.of_arena import ARENA
+from tests.mutations.of_backends import BACKENDS
 from tests.mutations.of_decisions import DECISIONS
 from tests.mutations.of_devices import DEVICES
 from tests.mutations.of_doctor import DOCTOR
@@ -55,6 +56,7 @@ ROOT = Path(__file__).parents[2]
 MUTANTS: tuple[Mutant, ...] = (
     *AGENT,
     *ARENA,
+    *BACKENDS,
     *DECISIONS,
     *DOCTOR,
     *STATES,

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "Job"]
 
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
@@ -37,9 +37,12 @@ class _Batch(Generic[_Item, _T]):
         self._work = work
         self._results: Any = results
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())
         self._next = 0
+        self._num_touching = 0
         self.num_working = 0
+        self.is_left = False
+        """Whoever waited for it has gone, and taken its memory along."""
         self.error: Exception | None = None
         self.over = anyio.Event()
         """Nobody works on it any more, and nobody will."""
@@ -65,11 +68,65 @@ class _Batch(Generic[_Item, _T]):
                 self._loop.call_soon_threadsafe(self.over.set)
         return is_left
 
-    def stop(self) -> bool:
-        """Let nobody begin with another item; return whether somebody still works."""
+    def touch(self, use: Callable[[], None]) -> bool:
+        """Use memory of whoever waits, on a thread; False, unused, where nobody does."""
+        with self._lock:
+            if self.is_left:
+                return False
+            self._num_touching += 1
+        try:
+            use()
+        finally:
+            with self._lock:
+                self._num_touching -= 1
+                self._lock.notify_all()
+        return True
+
+    def stop(self, *, leave: bool) -> bool:
+        """
+        Let nobody begin with another item; return whether somebody still works.
+
+        Args:
+            leave: Let nobody use the caller's memory any more, either. Waits for those
+                who just do, which takes as long as a copy.
+        """
         with self._lock:
             self._next = len(self._items)
+            self.is_left = leave
+            self._lock.wait_for(lambda: not (leave and self._num_touching))
             return self.num_working > 0
+
+
+class Job(Generic[_T]):
+    """
+    A call that goes on whoever waits for it; made by ``Crew.start``.
+
+    Args:
+        work: What is called.
+    """
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        self._results: list[_T | None] = [None]
+        self.batch: _Batch[None, _T] = _Batch([None], lambda _: work(), self._results)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has an end."""
+        return self.batch.over.is_set()
+
+    async def wait(self) -> None:
+        """Wait for its end."""
+        await self.batch.over.wait()
+
+    @property
+    def error(self) -> Exception | None:
+        """What the call raised."""
+        return self.batch.error
+
+    @property
+    def result(self) -> _T | None:
+        """What the call returned; None while it has not, or if it raised."""
+        return self._results[0]
 
 
 class Crew:
@@ -86,6 +143,8 @@ class Crew:
         self._name = name
         self._threads: list[threading.Thread] = []
         self._queue: SimpleQueue[_Batch[Any, Any] | None] = SimpleQueue()
+        self._at = threading.local()
+        """What a thread works on."""
         self._num_shares = 0
         """Of batches that somebody waits for."""
         self._left: list[_Batch[Any, Any]] = []
@@ -117,7 +176,8 @@ class Crew:
                 the others are through.
             results: As long as *items*.
             leave: End at once when cancelled, and begin nothing while all threads hang;
-                *work* touches nothing that belongs to the caller but *results*.
+                *work* uses the caller's memory by way of ``touch`` only, or does no harm
+                with it.
         """
         if not items or (leave and self.num_hung >= self.num_threads):
             return
@@ -126,15 +186,11 @@ class Crew:
         for _ in range(shares):
             self._queue.put(batch)
         self._num_shares += shares
-        wanted = min(self.num_threads, self._num_shares + self.num_hung)
-        while len(self._threads) < wanted:
-            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._hire()
         try:
             await batch.over.wait()
         except asyncio.CancelledError:
-            if batch.stop():
+            if batch.stop(leave=leave):
                 if leave:
                     self._left.append(batch)
                 else:
@@ -146,6 +202,30 @@ class Crew:
         if batch.error is not None:
             raise batch.error
 
+    def start(self, work: Callable[[], _T]) -> "Job[_T]":
+        """Call *work* on some thread, whoever waits for it."""
+        job = Job(work)
+        self._num_shares += 1
+        self._hire()
+        self._queue.put(job.batch)
+        return job
+
+    def touch(self, use: Callable[[], None]) -> bool:
+        """
+        Use memory of the caller of ``run``, from within *work*, for as long as a copy takes.
+
+        Returns:
+            False if the caller has gone; then *use* was not called.
+        """
+        batch: _Batch[Any, Any] = self._at.batch
+        return batch.touch(use)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the caller of ``run`` has gone, for *work*."""
+        batch: _Batch[Any, Any] = self._at.batch
+        return batch.is_left
+
     async def aclose(self, seconds: float = 2.0) -> bool:
         """End all threads; False if some hang and were left. Idempotent."""
         for _ in self._threads:
@@ -156,7 +236,15 @@ class Crew:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return not self._threads
 
+    def _hire(self) -> None:
+        wanted = min(self.num_threads, self._num_shares + self.num_hung)
+        while len(self._threads) < wanted:
+            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
+            self._at.batch = batch
             if batch.step():
                 self._queue.put(batch)

@@ -6,7 +6,7 @@ A directory is ours by a small file, its *manifest*, which is written before any
 a directory that has other things and no manifest nothing is changed (R-24).
 """
 
-import contextlib
+import errno
 import fcntl
 import os
 import shlex
@@ -18,10 +18,11 @@ import msgspec
 
 from ucm.errors import ConfigError
 
-__all__ = ["claim", "lock", "path_error"]
+__all__ = ["claim", "give_name", "lock", "path_error"]
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 _MOST_TEXT = 1 << 16
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -48,24 +49,43 @@ def claim(path: Path, name: str, mine: _M, key: str) -> _M:
         What the manifest says.
 
     Raises:
-        ConfigError: It belongs to somebody else, or cannot be used.
+        ConfigError: It belongs to somebody else.
+        OSError: It cannot be used.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(path, key)
+    if not _has(path / name):
+        others = [each for each in os.listdir(path) if not each.startswith(name)]
+        if others:
+            raise path_error(
+                key,
+                path,
+                f"it has {min(others)!r}, but no {name}: nothing in it was changed",
+                f"Give it a directory of its own, such as {path / 'ucm'}.",
+            )
+        _write_new(path / name, msgspec.json.encode(mine))
+    return _read(path / name, mine, key)
+
+
+def give_name(temporary: Path, path: Path) -> bool:
+    """
+    Let a file that is whole be found, in one step.
+
+    It has its temporary name behind that, too, unless the file system has no links: then it
+    takes the place of one that is there.
+
+    Returns:
+        False if a file with that name was there, and has stayed.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(path, key)
-        if not _has(path / name):
-            others = [each for each in os.listdir(path) if not each.startswith(name)]
-            if others:
-                raise path_error(
-                    key,
-                    path,
-                    f"it has {min(others)!r}, but no {name}: nothing in it was changed",
-                    f"Give it a directory of its own, such as {path / 'ucm'}.",
-                )
-            _write_new(path / name, msgspec.json.encode(mine))
-        return _read(path / name, mine, key)
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
     except OSError as exc:
-        raise path_error(key, path, f"it cannot be used: {exc}") from exc
+        if exc.errno not in _NO_LINKS:
+            raise
+        os.rename(temporary, path)
+    return True
 
 
 def lock(path: Path, name: str, key: str) -> int:
@@ -94,9 +114,8 @@ def _write_new(path: Path, data: bytes) -> None:
     """Make a file, all of it or nothing; somebody else's that came first stays."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_bytes(data)
-    with contextlib.suppress(FileExistsError):
-        os.link(temporary, path)
-    temporary.unlink()
+    give_name(temporary, path)
+    temporary.unlink(missing_ok=True)
 
 
 def _read(path: Path, mine: _M, key: str) -> _M:

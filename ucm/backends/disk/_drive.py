@@ -96,7 +96,10 @@ class Drive:
         self._pages = _Pages()
         self._fd = -1
         self.is_direct = False
-        told = claim(path, MANIFEST, Manifest.of(extent_bytes), key)
+        try:
+            told = claim(path, MANIFEST, Manifest.of(extent_bytes), key)
+        except OSError as exc:
+            raise path_error(key, path, f"it cannot be used: {exc}") from exc
         self.extent_bytes = told.extent_bytes
         self._lock_fd = lock(path, _LOCK, key)
 

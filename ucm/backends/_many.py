@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many awaits at a time, within one bound over all calls."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import anyio
+
+__all__ = ["Many"]
+
+_Item = TypeVar("_Item")
+_T = TypeVar("_T")
+
+
+class Many:
+    """
+    A bound on requests to one other side.
+
+    Args:
+        most: Requests at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._turns = anyio.Semaphore(most)
+
+    async def run(
+        self,
+        items: Sequence[_Item],
+        ask: Callable[[_Item], Awaitable[_T]],
+        results: list[_T],
+    ) -> list[_T]:
+        """
+        Await *ask* of each item; put what it returns into *results*, and return these.
+
+        A call has no more tasks than there are turns, so that a long one costs no more.
+        """
+        left = iter(range(len(items)))
+
+        async def work() -> None:
+            for at in left:
+                async with self._turns:
+                    results[at] = await ask(items[at])
+
+        async with anyio.create_task_group() as group:
+            for _ in range(min(self.most, len(items))):
+                group.start_soon(work)
+        return results

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The verbs of the files backend.
+
+A mount may hang for as long as its server is away. Threads that hang are left behind when their
+caller goes: what they read lies in memory of their own, and what they wrote gets no name. Once
+all of them hang, calls answer at once that they have no answer (X-14).
+
+Room is bounded by what a collection has counted and what was put since. A collection walks
+through the share, on one thread, and nobody who puts meanwhile goes over the bound.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import anyio
+import attrs
+
+from ucm.backends._crew import Crew, Job
+from ucm.backends.abc import (
+    Backend,
+    BackendCapabilities,
+    BackendStats,
+    Fetched,
+    Presence,
+    Sealed,
+    Verdict,
+)
+from ucm.backends.envelope import HEADER_BYTES
+from ucm.backends.files._share import Collected, Share
+from ucm.blocks import PackedKey
+from ucm.config import Durability
+from ucm.errors import ConfigError
+from ucm.settings import field, read_section, read_size
+
+__all__ = ["FilesBackend", "FilesSettings"]
+
+_LARGEST_BLOCK = 1 << 30
+_OPENING_S = 5.0
+_SPARE = 16
+"""A collection makes a sixteenth of the capacity free."""
+_UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+
+
+def _read_path(key: str, value: object) -> Path | None:
+    if isinstance(value, str) and value:
+        return Path(value).absolute()
+    raise ConfigError(key, value, "no directory", "Give one, on the mount.")
+
+
+@attrs.frozen(kw_only=True)
+class FilesSettings:
+    """Settings of a tier on a shared mount."""
+
+    path: Path | None = field(None, "A directory of its own.", read=_read_path)
+    capacity: int = field(
+        1 << 40, "Of all machines together.", read=read_size, least=HEADER_BYTES + 1
+    )
+    durability: Durability = field(Durability.PROCESS, "What blocks outlast.")
+    threads: int = field(16, "Requests to the mount at a time.", least=2)
+    touch_seconds: float = field(
+        60.0, "A block that is read again and again is marked so often.", least=0.0
+    )
+    collect_seconds: float = field(
+        600.0, "Room is counted again so often, as others put, too.", least=1.0
+    )
+    orphan_seconds: float = field(
+        3600.0, "What a writer who has died has left is removed then.", least=0.0
+    )
+
+
+class FilesBackend(Backend):
+    """
+    Blocks as files; made by ``open_configured``.
+
+    Args:
+        share: The directory.
+        settings: As read.
+        key: What they are called in messages.
+    """
+
+    def __init__(self, share: Share, settings: FilesSettings, key: str) -> None:
+        self._share = share
+        self._settings = settings
+        self._key = key
+        self._crew = Crew(settings.threads, "ucm-files")
+        self._is_open = True
+        self._claim = self._start_claim()
+        self._collection: Job[Collected | None] | None = None
+        self._collected_at = -math.inf
+        self._room: _Room | None = None
+        """Nothing is known of it before the first collection."""
+        self._num_evicted = 0
+        self._num_swept = 0
+
+    @classmethod
+    async def open_configured(cls, settings: object, key: str) -> Self:
+        """
+        Open a share; one whose mount hangs has no answers until it does not.
+
+        Raises:
+            ConfigError: The directory is somebody else's, or cannot be used.
+        """
+        read = read_section(FilesSettings, settings, f"{key}.")
+        if read.path is None:
+            raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
+        share = Share(
+            read.path,
+            touch_s=read.touch_seconds,
+            orphan_s=read.orphan_seconds,
+            lasting=read.durability is Durability.POWER,
+        )
+        backend = cls(share, read, key)
+        with anyio.move_on_after(_OPENING_S):
+            await backend._claim.wait()
+        if isinstance(backend._claim.error, ConfigError):
+            await backend.aclose()
+            raise backend._claim.error
+        if backend._can_ask():
+            backend._start_collection(0)  # orphans go now, whoever puts when
+        return backend
+
+    def _start_claim(self) -> Job[None]:
+        return self._crew.start(lambda: self._share.claim(f"{self._key}.path"))
+
+    def _can_ask(self) -> bool:
+        """Return whether the directory is known to be ours; finds out if it is not."""
+        if not self._is_open or not self._claim.is_over:
+            return False
+        if self._claim.error is None:
+            return True
+        self._claim = self._start_claim()
+        return False
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """Of a mount."""
+        return BackendCapabilities(
+            medium="files",
+            shared=True,
+            durable=self._settings.durability.value,
+            max_block_bytes=min(_LARGEST_BLOCK, self._settings.capacity - HEADER_BYTES),
+            batch_blocks=self._settings.threads,
+            in_flight=2,
+        )
+
+    @property
+    def num_hung(self) -> int:
+        """Threads that hang in the mount, whose callers have gone."""
+        return self._crew.num_hung
+
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Ask the mount for each."""
+        told = [Presence.UNKNOWN] * len(keys)
+        if self._can_ask():
+            await self._crew.run(keys, self._share.look, told, leave=True)
+        return told
+
+    async def get(
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
+    ) -> list[Fetched]:
+        """Read each file."""
+        told = [_UNAVAILABLE] * len(keys)
+        if self._can_ask():
+            pairs = list(zip(keys, targets, strict=True))
+            await self._crew.run(pairs, self._read, told, leave=True)
+        return told
+
+    async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
+        """Write each to a file, for as long as there is room."""
+        told = [Verdict.UNAVAILABLE] * len(blocks)
+        if not blocks or not self._can_ask():
+            return told
+        sizes = [HEADER_BYTES + len(block.data) for block in blocks]
+        if sum(sizes) > self._settings.capacity // 2 and len(blocks) > 1:
+            middle = len(blocks) // 2
+            first = await self.put(blocks[:middle])
+            return first + await self.put(blocks[middle:])
+        if len(blocks[0].data) > self.capabilities.max_block_bytes:
+            return [Verdict.FULL]
+        room = await self._make_room(sum(sizes))
+        if room is None:
+            return told
+        if not room.begin(sum(sizes)):
+            return [Verdict.FULL] * len(blocks)
+        try:
+            await self._crew.run(blocks, self._write, told, leave=True)
+        finally:
+            done = [
+                size
+                for size, end in zip(sizes, told, strict=True)
+                if end is Verdict.DONE
+            ]
+            room.end(sum(sizes), sum(done), len(done))
+        return told
+
+    async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
+        """Remove each file."""
+        told = [Verdict.UNAVAILABLE] * len(keys)
+        if self._can_ask():
+            await self._crew.run(keys, self._share.remove, told, leave=True)
+            if self._room is not None:
+                self._room.num_blocks -= told.count(Verdict.DONE)
+        return told
+
+    async def stats(self) -> BackendStats:
+        """Tell what the last collection has counted, and what was put since."""
+        room = self._room
+        return BackendStats(
+            blocks=None if room is None else room.num_blocks,
+            nbytes=None if room is None else room.nbytes,
+            capacity_bytes=self._settings.capacity,
+            evicted_blocks_total=self._num_evicted,
+            swept_total=self._num_swept,
+        )
+
+    async def aclose(self) -> None:
+        """Let go of the threads; those that hang are left behind."""
+        if self._is_open:
+            self._is_open = False
+            await self._crew.aclose()
+
+    # Room.
+
+    async def _make_room(self, nbytes: int) -> "_Room | None":
+        """Return what is known of the room, made if it has to be; None: nothing."""
+        now, room = anyio.current_time(), self._room
+        if room is None or room.nbytes + nbytes > room.capacity:
+            await self._collect(nbytes)
+        elif now - self._collected_at > self._settings.collect_seconds:
+            self._start_collection(nbytes)  # others put, too; nobody waits for it
+        return self._room
+
+    async def _collect(self, nbytes: int) -> None:
+        """Have a collection make room; goes on if whoever waits for it goes."""
+        collection = self._collection or self._start_collection(nbytes)
+        await collection.wait()
+        self._take_collection()
+
+    def _start_collection(self, nbytes: int) -> Job[Collected | None]:
+        most = self._settings.capacity - nbytes
+        wanted = max(0, most - self._settings.capacity // _SPARE)
+        self._take_collection()
+        if self._collection is None:
+            self._collected_at = anyio.current_time()
+            if self._room is not None:
+                self._room.recount()
+            self._collection = self._crew.start(
+                lambda: self._share.collect(most, wanted)
+            )
+        return self._collection
+
+    def _take_collection(self) -> None:
+        """Know what a collection has counted, once it is over."""
+        if self._collection is None or not self._collection.is_over:
+            return
+        counted, self._collection = self._collection.result, None
+        if counted is not None:
+            self._num_evicted += counted.num_evicted
+            self._num_swept += counted.num_swept
+            if self._room is None:
+                self._room = _Room(self._settings.capacity)
+            self._room.take(counted)
+
+    # On threads of the crew.
+
+    def _read(self, pair: tuple[PackedKey, memoryview]) -> Fetched:
+        key, target = pair
+
+        def take(data: memoryview) -> bool:
+            def copy() -> None:
+                target[:] = data
+
+            return self._crew.touch(copy)
+
+        return self._share.read(key, len(target), take)
+
+    def _write(self, block: Sealed) -> Verdict:
+        return self._share.write(block, lambda: not self._crew.is_left)
+
+
+@attrs.define
+class _Room:
+    """
+    How much of a share is used, as far as this process knows; rather too much than too little.
+
+    Args:
+        capacity: Of the share.
+        num_blocks: Counted by the last collection, and put since.
+        nbytes: Of those, and of what is being put.
+    """
+
+    capacity: int
+    num_blocks: int = 0
+    nbytes: int = 0
+    _in_flight: int = 0
+    _since: int = 0
+    """Bytes put since a collection began, which it may have missed."""
+    _num_since: int = 0
+
+    def begin(self, nbytes: int) -> bool:
+        """Count on so many bytes; False if there is no room."""
+        if self.nbytes + nbytes > self.capacity:
+            return False
+        self.nbytes += nbytes
+        self._in_flight += nbytes
+        return True
+
+    def end(self, begun: int, done: int, num_done: int) -> None:
+        """Of what was begun, count what was done."""
+        self._in_flight -= begun
+        self.nbytes -= begun - done
+        self._since += done
+        self.num_blocks += num_done
+        self._num_since += num_done
+
+    def recount(self) -> None:
+        """Take note that a collection begins."""
+        self._since = self._num_since = 0
+
+    def take(self, counted: Collected) -> None:
+        """Believe a collection that has ended."""
+        self.num_blocks = counted.num_blocks + self._num_since
+        self.nbytes = counted.nbytes + self._since + self._in_flight

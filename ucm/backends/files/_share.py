@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+A directory on a mount that several machines share, and what is done in it.
+
+Contents::
+
+    ucm-files.json    what it is
+    blocks/AA/BB/KEY  a block: its envelope, then its bytes
+    writing/NAME      a block that somebody writes; gets its name among blocks at the end
+
+A name below ``writing`` is never used twice: boot id, process, its start, a number. The last
+step is a link, which leaves what is there, and of two writers tells the later one so; where a
+file system has no links it is a rename, which puts equal bytes in place of equal bytes.
+
+Ages are taken from the share's own clock, by looking at a file that was just written.
+
+Threading: everything on many threads at once; every call may hang.
+"""
+
+import contextlib
+import errno
+import itertools
+import math
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from ucm.backends._places import claim, give_name, path_error
+from ucm.backends.abc import Fetched, Presence, Sealed, Verdict
+from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope
+from ucm.blocks import PackedKey
+
+__all__ = ["MANIFEST", "Collected", "Manifest", "Share"]
+
+MANIFEST = "ucm-files.json"
+_BLOCKS, _WRITING = "blocks", "writing"
+_SCHEMA = 1
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_AWAY = {
+    *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
+    *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+}
+_MOST_MARKED = 1 << 16
+_NUMBERS = itertools.count()
+"""Of files that this process has written, on whatever share."""
+_UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the manifest of a share's directory says."""
+
+    kind: str = "ucm-files"
+    schema: int = _SCHEMA
+
+
+class Collected(NamedTuple):
+    """What a collection has found and done."""
+
+    num_blocks: int
+    nbytes: int
+    num_evicted: int
+    num_swept: int
+
+
+class _File(NamedTuple):
+    used_ns: int
+    nbytes: int
+    path: str
+
+
+class _Memory(threading.local):
+    """Memory of a thread, which a read that hangs may write to whenever it likes."""
+
+    view: memoryview = memoryview(bytearray())
+
+    def get(self, nbytes: int) -> memoryview:
+        """Return so much memory; what was in it is not cleared."""
+        if len(self.view) < nbytes:
+            self.view = memoryview(bytearray(nbytes))
+        return self.view[:nbytes]
+
+
+class Share:
+    """
+    The directory as one process uses it.
+
+    Args:
+        root: Its path.
+        touch_s: A block that is read is marked as used, at most so often.
+        orphan_s: What was being written so long ago, by nobody who lives, is removed.
+        lasting: Have each block outlast a loss of power.
+    """
+
+    def __init__(
+        self, root: Path, *, touch_s: float, orphan_s: float, lasting: bool
+    ) -> None:
+        self._root = root
+        self._touch_s = touch_s
+        self._orphan_s = orphan_s
+        self._is_lasting = lasting
+        self._memory = _Memory()
+        self._marked: dict[PackedKey, float] = {}
+        self._me = _identity(os.getpid())
+
+    def claim(self, key: str) -> None:
+        """
+        Make sure that the directory is ours.
+
+        Raises:
+            ConfigError: It is somebody else's, or cannot be used.
+            OSError: Its server is away.
+        """
+        try:
+            claim(self._root, MANIFEST, Manifest(), key)
+            for name in (_BLOCKS, _WRITING):
+                (self._root / name).mkdir(mode=0o700, exist_ok=True)
+        except OSError as exc:
+            if exc.errno in _AWAY:
+                raise
+            raise path_error(key, self._root, f"it cannot be used: {exc}") from exc
+
+    def look(self, key: PackedKey) -> Presence:
+        """Return whether a block is there."""
+        try:
+            os.stat(self._path(key), follow_symlinks=False)
+        except FileNotFoundError:
+            return Presence.ABSENT
+        except OSError:
+            return Presence.UNKNOWN
+        return Presence.PRESENT
+
+    def read(
+        self, key: PackedKey, nbytes: int, take: Callable[[memoryview], bool]
+    ) -> Fetched:
+        """Read a block of so many bytes into memory of the thread; *take* gets them."""
+        try:
+            fd = os.open(self._path(key), os.O_RDONLY | _FLAGS)
+        except FileNotFoundError:
+            return Fetched(Verdict.ABSENT)
+        except OSError as exc:
+            return GARBAGE if exc.errno in (errno.ELOOP, errno.ENXIO) else _UNAVAILABLE
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_size != HEADER_BYTES + nbytes:
+                return GARBAGE
+            value = self._memory.get(HEADER_BYTES + nbytes)
+            if not _read_whole(fd, value):
+                return GARBAGE
+            judged = Envelope.judge(value[:HEADER_BYTES], key, nbytes)
+            if judged.verdict is Verdict.DONE and not take(value[HEADER_BYTES:]):
+                return _UNAVAILABLE
+            self._mark_used(fd, key)
+        except OSError:
+            return _UNAVAILABLE
+        finally:
+            os.close(fd)
+        return judged
+
+    def write(self, block: Sealed, is_wanted: Callable[[], bool]) -> Verdict:
+        """
+        Write a block to a file of its own, then give that its name.
+
+        Args:
+            block: What is written.
+            is_wanted: Whether the bytes were the block's all the while.
+        """
+        if self.look(block.key) is Presence.PRESENT:
+            return Verdict.PRESENT
+        temporary = self._root / _WRITING / f"{self._me}.{next(_NUMBERS)}"
+        try:
+            fd = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600
+            )
+            try:
+                header = Envelope(block.key, len(block.data), block.checksum).encode()
+                _write_whole(fd, header, block.data)
+                if self._is_lasting:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            if not is_wanted():
+                return Verdict.UNAVAILABLE
+            return self._publish(temporary, block.key)
+        except OSError as exc:
+            return Verdict.FULL if exc.errno in _NO_ROOM else Verdict.UNAVAILABLE
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def _publish(self, temporary: Path, key: PackedKey) -> Verdict:
+        path = self._path(key)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not give_name(temporary, path):
+            return Verdict.PRESENT
+        if self._is_lasting:
+            fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        return Verdict.DONE
+
+    def remove(self, key: PackedKey) -> Verdict:
+        """Remove a block."""
+        try:
+            self._path(key).unlink()
+        except FileNotFoundError:
+            return Verdict.ABSENT
+        except OSError:
+            return Verdict.UNAVAILABLE
+        return Verdict.DONE
+
+    def collect(self, most_bytes: int, wanted_bytes: int) -> Collected | None:
+        """
+        Look through the whole share; remove orphans, and the oldest blocks.
+
+        Args:
+            most_bytes: If all blocks have more than this,
+            wanted_bytes: remove until they have no more than this.
+
+        Returns:
+            What is left; None if the share could not be read.
+        """
+        try:
+            num_swept = self._sweep()
+            files = sorted(self._files())
+        except OSError:
+            return None
+        left, num_evicted = sum(file.nbytes for file in files), 0
+        oldest = iter(files if left > most_bytes else ())
+        while left > wanted_bytes and (file := next(oldest, None)) is not None:
+            with contextlib.suppress(OSError):  # another machine was faster
+                os.unlink(file.path)
+                num_evicted += 1
+            left -= file.nbytes
+        return Collected(len(files) - num_evicted, left, num_evicted, num_swept)
+
+    def _sweep(self) -> int:
+        """Remove what nobody writes any more (X-03)."""
+        writing, num_swept = self._root / _WRITING, 0
+        probe = writing / f"{self._me}.{next(_NUMBERS)}"
+        probe.touch(mode=0o600)
+        now_s = probe.stat().st_mtime
+        probe.unlink()
+        for entry in os.scandir(writing):
+            owner = entry.name.rpartition(".")[0]
+            with contextlib.suppress(FileNotFoundError):
+                age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
+                if age_s > self._orphan_s and not _is_alive(owner):
+                    os.unlink(entry.path)
+                    num_swept += 1
+        return num_swept
+
+    def _files(self) -> Iterator[_File]:
+        for first in _directories(self._root / _BLOCKS):
+            for second in _directories(first):
+                for entry in os.scandir(second):
+                    with contextlib.suppress(FileNotFoundError):
+                        info = entry.stat(follow_symlinks=False)
+                        yield _File(info.st_mtime_ns, info.st_size, entry.path)
+
+    def _mark_used(self, fd: int, key: PackedKey) -> None:
+        """Mark a file as used, unless this process has done so just now."""
+        now = time.monotonic()
+        if now - self._marked.get(key, -math.inf) >= self._touch_s:
+            if len(self._marked) >= _MOST_MARKED:
+                self._marked.clear()
+            self._marked[key] = now
+            os.utime(fd)
+
+    def _path(self, key: PackedKey) -> Path:
+        """Return where a block lies; what spreads blocks is not what attackers choose."""
+        spread = f"{xxh3_64_intdigest(key):016x}"
+        return self._root / _BLOCKS / spread[:2] / spread[2:4] / key.hex()
+
+
+def _read_whole(fd: int, value: memoryview) -> bool:
+    """Fill *value* from a file that may give it in pieces; False where it ends before."""
+    done = 0
+    while done < len(value):
+        got = os.preadv(fd, [value[done:]], done)
+        if not got:
+            return False
+        done += got
+    return True
+
+
+def _write_whole(fd: int, header: bytes, data: memoryview) -> None:
+    parts = [memoryview(header), data]
+    while any(map(len, parts)):
+        done = os.writev(fd, parts)
+        for at, part in enumerate(parts):
+            parts[at] = part[min(done, len(part)) :]
+            done -= min(done, len(part))
+
+
+def _directories(path: str | Path) -> list[str]:
+    return [
+        entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)
+    ]
+
+
+def _identity(pid: int) -> str:
+    """Name a process of this machine for ever: boot, id and when it was started."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
+    return f"{boot}.{pid}.{_started(pid)}"
+
+
+def _started(pid: int) -> str:
+    """Return when a process was started; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _is_alive(owner: str) -> bool:
+    """Return whether a name is that of a process of this machine that still runs."""
+    pid = owner.split(".")[1:2]
+    return bool(pid) and pid[0].isdecimal() and _identity(int(pid[0])) == owner

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Blocks as objects: S3 and what is compatible with it, Google's and Azure's, by obstore.
+
+Each block is an object of its own, its envelope before its bytes, made by a conditional create.
+Of writers that race one wins; the others are told so, or get an error that says nothing: then
+the object is looked for (R-51). Credentials and TLS are obstore's: its options, or the
+environment as it reads it; they are never told by us.
+
+Room is bounded by the bucket's own rules of lifecycle, not by us.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Self
+
+import anyio
+import attrs
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.store import from_url
+from xxhash import xxh3_64_intdigest
+
+from ucm.backends._many import Many
+from ucm.backends.abc import (
+    Backend,
+    BackendCapabilities,
+    BackendStats,
+    Fetched,
+    Presence,
+    Sealed,
+    Verdict,
+)
+from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope
+from ucm.blocks import PackedKey
+from ucm.errors import ConfigError
+from ucm.settings import field, read_section
+
+__all__ = ["ObjectBackend", "ObjectSettings"]
+
+_LARGEST_BLOCK = 1 << 30
+_UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+_OPENING_S = 5.0
+_ERRORS = (BaseError, OSError)
+
+
+def _read_options(key: str, value: object) -> dict[str, str | bool]:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, str) and isinstance(each, (str, bool))
+        for name, each in value.items()
+    ):
+        raise ConfigError(
+            key, "...", "no options", "Give names with text, or true and false."
+        )
+    return dict(value)
+
+
+@attrs.frozen(kw_only=True)
+class ObjectSettings:
+    """Settings of a tier of objects."""
+
+    url: str = field("", "Such as ``s3://bucket/prefix``, ``gs://`` or ``az://``.")
+    options: dict[str, str | bool] = field(
+        attrs.Factory(dict),
+        "obstore's for the service, such as ``aws_endpoint``; the environment else.",
+        read=_read_options,
+    )
+    client: dict[str, str | bool] = field(
+        attrs.Factory(dict),
+        "obstore's for HTTP, such as ``root_certificate`` or ``proxy_url``.",
+        read=_read_options,
+    )
+    requests: int = field(32, "At a time.", least=1)
+    timeout: float = field(5.0, "Seconds for each request.", least=0.01)
+
+
+class ObjectBackend(Backend):
+    """
+    Blocks as objects; made by ``open_configured``.
+
+    Args:
+        store: obstore's.
+        num_requests: At a time.
+    """
+
+    def __init__(self, store: Any, num_requests: int) -> None:  # noqa: ANN401 - a union
+        self._store = store
+        self._many = Many(num_requests)
+        self._is_open = True
+
+    @classmethod
+    async def open_configured(cls, settings: object, key: str) -> Self:
+        """
+        Open a bucket; one that does not answer is unavailable until it does.
+
+        Raises:
+            ConfigError: The address or an option is wrong, or the credentials are.
+        """
+        read = read_section(ObjectSettings, settings, f"{key}.")
+        limit = timedelta(seconds=read.timeout)
+        make: Any = from_url  # its types are one for each service
+        try:
+            store = make(
+                read.url,
+                config=read.options,
+                client_options={
+                    "connect_timeout": limit,
+                    "timeout": limit,
+                    **read.client,
+                },
+                retry_config={"max_retries": 1, "retry_timeout": limit},
+            )
+        except (BaseError, ValueError, TypeError) as exc:
+            raise ConfigError(
+                f"{key}.url",
+                "..." if "@" in read.url else read.url,
+                f"{type(exc).__name__}, obstore refuses it or an option",
+                "Give an address such as s3://bucket/prefix, and options as in obstore's "
+                "manual.",
+            ) from None  # its text may name what is secret
+        backend = cls(store, read.requests)
+        with anyio.move_on_after(_OPENING_S):
+            await backend._try_credentials(f"{key}.options")
+        return backend
+
+    async def _try_credentials(self, key: str) -> None:
+        try:
+            await obstore.head_async(self._store, "ucm-probe")
+        except (PermissionDeniedError, UnauthenticatedError) as exc:
+            raise ConfigError(
+                key,
+                "...",
+                f"the service refuses the credentials ({type(exc).__name__})",
+                "Give those of a user who may read, write and delete objects there.",
+            ) from None
+        except _ERRORS:
+            pass  # nothing there is as it should be; a service that is down may come back
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """Of a service."""
+        return BackendCapabilities(
+            medium="object",
+            shared=True,
+            durable="node",
+            max_block_bytes=_LARGEST_BLOCK,
+            batch_blocks=self._many.most,
+            in_flight=2,
+        )
+
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Ask for the head of each object."""
+        told = [Presence.UNKNOWN] * len(keys)
+        return await self._many.run(keys, self._look, told) if self._is_open else told
+
+    async def get(
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
+    ) -> list[Fetched]:
+        """Ask for each object; the bytes of one of another length are not fetched."""
+        told = [_UNAVAILABLE] * len(keys)
+        pairs = list(zip(keys, targets, strict=True))
+        return await self._many.run(pairs, self._get, told) if self._is_open else told
+
+    async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
+        """Create each object unless it is there."""
+        told = [Verdict.UNAVAILABLE] * len(blocks)
+        return await self._many.run(blocks, self._put, told) if self._is_open else told
+
+    async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
+        """Delete each object that is there."""
+        told = [Verdict.UNAVAILABLE] * len(keys)
+        return await self._many.run(keys, self._delete, told) if self._is_open else told
+
+    async def stats(self) -> BackendStats:
+        """Tell that the service would have to be asked for each object."""
+        return BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
+
+    async def aclose(self) -> None:
+        """Ask no more; obstore closes idle connections by itself."""
+        self._is_open = False
+
+    async def _look(self, key: PackedKey) -> Presence:
+        try:
+            await obstore.head_async(self._store, _path(key))
+        except (NotFoundError, FileNotFoundError):
+            return Presence.ABSENT
+        except _ERRORS:
+            return Presence.UNKNOWN
+        return Presence.PRESENT
+
+    async def _get(self, pair: tuple[PackedKey, memoryview]) -> Fetched:
+        key, target = pair
+        try:
+            found = await obstore.get_async(self._store, _path(key))
+            if found.meta["size"] != HEADER_BYTES + len(target):
+                return GARBAGE
+            value = await found.bytes_async()
+        except (NotFoundError, FileNotFoundError):
+            return Fetched(Verdict.ABSENT)
+        except _ERRORS:
+            return _UNAVAILABLE
+        return Envelope.open(memoryview(value), key, target)
+
+    async def _put(self, block: Sealed) -> Verdict:
+        if len(block.data) > _LARGEST_BLOCK:
+            return Verdict.FULL
+        # A copy: what is cancelled may be sent on from memory that is another's by then.
+        header = Envelope(block.key, len(block.data), block.checksum).encode()
+        path, value = _path(block.key), b"".join((header, block.data))
+        try:
+            await obstore.put_async(
+                self._store, path, value, mode="create", use_multipart=False
+            )
+        except AlreadyExistsError:
+            return Verdict.PRESENT
+        except _ERRORS:
+            is_there = await self._look(block.key) is Presence.PRESENT
+            return Verdict.PRESENT if is_there else Verdict.UNAVAILABLE
+        return Verdict.DONE
+
+    async def _delete(self, key: PackedKey) -> Verdict:
+        there = await self._look(key)
+        if there is not Presence.PRESENT:
+            is_absent = there is Presence.ABSENT
+            return Verdict.ABSENT if is_absent else Verdict.UNAVAILABLE
+        try:
+            await obstore.delete_async(self._store, _path(key))
+        except _ERRORS:
+            return Verdict.UNAVAILABLE
+        return Verdict.DONE
+
+
+def _path(key: PackedKey) -> str:
+    """Return the name of a block; services spread names by how they begin."""
+    return f"{xxh3_64_intdigest(key) & 0xFFFF:04x}/{key.hex()}"

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Blocks as values of Valkey or Redis, by redis-py.
+
+Values of more than a megabyte hold up everybody else on such a server, so a larger block is
+cut. Its *head*, with the envelope, is written last and only if it is not there: what has no head
+is nobody's. Parts that the server has let go of make a block garbage, which can be put again
+once it was deleted. What is never deleted goes by its time to live.
+"""
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Self
+
+import anyio
+import attrs
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    OutOfMemoryError,
+    RedisError,
+)
+
+from ucm.backends._many import Many
+from ucm.backends.abc import (
+    Backend,
+    BackendCapabilities,
+    BackendStats,
+    Fetched,
+    Presence,
+    Sealed,
+    Verdict,
+)
+from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope
+from ucm.blocks import PackedKey
+from ucm.errors import ConfigError
+from ucm.settings import field, read_section
+
+__all__ = ["RedisBackend", "RedisSettings"]
+
+_VALUE_BYTES = 1 << 20
+_CALL_BYTES = 8 << 20
+"""What one request to the server carries at most."""
+_LARGEST_BLOCK = 256 << 20
+_LONGER_S = 60
+"""Parts live so much longer than their head."""
+_OPENING_S = 5.0
+_UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+_ERRORS = (RedisError, OSError)
+
+
+@attrs.frozen(kw_only=True)
+class RedisSettings:
+    """Settings of a tier in Valkey or Redis."""
+
+    url: str = field("", "Such as ``redis://host:6379/0``, ``rediss://`` for TLS.")
+    cluster: bool = field(default=False, text="The address is a cluster's.")
+    prefix: str = field("ucm:", "What names of values begin with.")
+    ttl: int = field(86400, "Seconds that a block lives; 0: without end.", least=0)
+    connections: int = field(4, "Requests at a time.", least=1)
+    timeout: float = field(5.0, "Seconds for each request.", least=0.01)
+
+
+class RedisBackend(Backend):
+    """
+    Blocks as values; made by ``open_configured``.
+
+    Args:
+        client: redis-py's.
+        settings: As read.
+    """
+
+    def __init__(self, client: Any, settings: RedisSettings) -> None:  # noqa: ANN401 - or a cluster's
+        self._client = client
+        self._many = Many(settings.connections)
+        self._prefix = settings.prefix.encode()
+        self._ttl = settings.ttl
+        self._is_open = True
+
+    @classmethod
+    async def open_configured(cls, settings: object, key: str) -> Self:
+        """
+        Open a connection; a server that does not answer is unavailable until it does.
+
+        Raises:
+            ConfigError: The address or the credentials are wrong.
+        """
+        read = read_section(RedisSettings, settings, f"{key}.")
+        make: Any = RedisCluster.from_url if read.cluster else Redis.from_url
+        try:
+            client = make(
+                read.url,
+                socket_timeout=read.timeout,
+                socket_connect_timeout=read.timeout,
+                retry=Retry(NoBackoff(), 1),
+                max_connections=2 * read.connections,
+            )
+        except (ValueError, *_ERRORS) as exc:
+            raise ConfigError(
+                f"{key}.url",
+                "..." if "@" in read.url else read.url,
+                f"{type(exc).__name__}, it is no address of a server",
+                "Give one such as redis://host:6379/0.",
+            ) from None  # its text may name what is secret
+        backend = cls(client, read)
+        try:
+            with anyio.move_on_after(_OPENING_S):
+                await client.ping()
+        except (AuthenticationError, AuthorizationError) as exc:
+            await backend.aclose()
+            raise ConfigError(
+                f"{key}.url",
+                "...",
+                f"the server refuses the credentials ({type(exc).__name__})",
+                "Give those of a user, as in redis://user:password@host:6379/0.",
+            ) from None
+        except _ERRORS:
+            pass  # it is down; it may come back
+        return backend
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """Of a server."""
+        return BackendCapabilities(
+            medium="redis",
+            shared=True,
+            durable="node",
+            max_block_bytes=_LARGEST_BLOCK,
+            batch_blocks=32,
+            in_flight=self._many.most,
+        )
+
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Ask for all heads at once."""
+        told = [Presence.UNKNOWN] * len(keys)
+        if keys and self._is_open:
+            names = [("EXISTS", self._name(key, 0)) for key in keys]
+            for at, answer in enumerate(await self._call(names)):
+                if isinstance(answer, int):
+                    told[at] = Presence.PRESENT if answer else Presence.ABSENT
+        return told
+
+    async def get(
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
+    ) -> list[Fetched]:
+        """Ask for heads and parts at once, some blocks at a time."""
+        told = [_UNAVAILABLE] * len(keys)
+        pairs = list(zip(keys, targets, strict=True))
+        return await self._in_calls(pairs, lambda pair: len(pair[1]), self._get, told)
+
+    async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
+        """Write parts, then heads, some blocks at a time."""
+        told = [Verdict.UNAVAILABLE] * len(blocks)
+        return await self._in_calls(blocks, lambda one: len(one.data), self._put, told)
+
+    async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
+        """Remove heads and what parts they name."""
+        told = [Verdict.UNAVAILABLE] * len(keys)
+        if not keys or not self._is_open:
+            return told
+        last = HEADER_BYTES - 1
+        heads = await self._call(
+            [("GETRANGE", self._name(key, 0), 0, last) for key in keys]
+        )
+        names = []
+        for key, head in zip(keys, heads, strict=True):
+            envelope = Envelope.decode(head) if isinstance(head, bytes) else None
+            count = 1 if envelope is None else _num_parts(envelope.nbytes)
+            parts = range(min(count, _num_parts(_LARGEST_BLOCK)))
+            names.append([self._name(key, part) for part in parts])
+        flat = [("UNLINK", name) for some in names for name in some]
+        answers = iter(await self._call(flat))
+        for at, some in enumerate(names):
+            head, *_ = itertools.islice(answers, len(some))
+            if isinstance(head, int):
+                told[at] = Verdict.DONE if head else Verdict.ABSENT
+        return told
+
+    async def stats(self) -> BackendStats:
+        """Tell that the server knows, for all its users together."""
+        return BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        if self._is_open:
+            self._is_open = False
+            with anyio.move_on_after(_OPENING_S, shield=True):
+                await self._client.aclose()
+
+    async def _in_calls(
+        self,
+        items: Sequence[Any],
+        size: Callable[[Any], int],
+        ask: Callable[[list[Any]], Awaitable[list[Any]]],
+        told: list[Any],
+    ) -> list[Any]:
+        """Ask for as many items at a time as one request may carry."""
+        if not self._is_open:
+            return told
+        calls: list[list[int]] = []
+        nbytes = _CALL_BYTES
+        for at, item in enumerate(items):
+            nbytes += size(item)
+            if nbytes > _CALL_BYTES:
+                calls.append([])
+                nbytes = size(item)
+            calls[-1].append(at)
+
+        async def one(call: list[int]) -> None:
+            for at, answer in zip(
+                call, await ask([items[at] for at in call]), strict=True
+            ):
+                told[at] = answer
+
+        await self._many.run(calls, one, [None] * len(calls))
+        return told
+
+    async def _call(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send commands in one request; return answers or errors, of each its own."""
+        try:
+            pipeline = self._client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        except _ERRORS as exc:
+            return [exc] * len(commands)
+        return answers
+
+    async def _get(self, pairs: list[tuple[PackedKey, memoryview]]) -> list[Fetched]:
+        commands = []
+        for key, target in pairs:
+            for part, (start, stop) in enumerate(_cuts(len(target))):
+                most = stop - start + HEADER_BYTES * (part == 0)
+                name = self._name(key, part)
+                commands.append(("GETRANGE", name, 0, most))  # one more, if it is there
+        answers = iter(await self._call(commands))
+        told = []
+        for key, target in pairs:
+            values = list(itertools.islice(answers, _num_parts(len(target))))
+            told.append(_open(values, key, target))
+        return told
+
+    async def _put(self, blocks: list[Sealed]) -> list[Verdict]:
+        told = [
+            Verdict.FULL if len(block.data) > _LARGEST_BLOCK else Verdict.DONE
+            for block in blocks
+        ]
+        await self._put_parts(blocks, told)
+        heads = [at for at, verdict in enumerate(told) if verdict is Verdict.DONE]
+        commands = []
+        for at in heads:
+            block = blocks[at]
+            header = Envelope(block.key, len(block.data), block.checksum).encode()
+            value = b"".join((header, block.data[: _cuts(len(block.data))[0][1]]))
+            commands.append((*self._set(block.key, 0, value), "NX"))
+        for at, answer in zip(heads, await self._call(commands), strict=True):
+            if isinstance(answer, Exception):
+                told[at] = _refusal(answer)
+            elif not answer:
+                told[at] = Verdict.PRESENT
+        return told
+
+    async def _put_parts(self, blocks: list[Sealed], told: list[Verdict]) -> None:
+        """Write what does not go with the heads; *told* has what may go on, and after."""
+        large = [
+            at
+            for at, block in enumerate(blocks)
+            if told[at] is Verdict.DONE and _num_parts(len(block.data)) > 1
+        ]
+        there = await self.exists([blocks[at].key for at in large])
+        commands, whose = [], []
+        for at, presence in zip(large, there, strict=True):
+            if presence is Presence.PRESENT:
+                told[at] = Verdict.PRESENT
+                continue
+            key, data = blocks[at].key, blocks[at].data
+            for part, (start, stop) in list(enumerate(_cuts(len(data))))[1:]:
+                commands.append(self._set(key, part, data[start:stop]))
+                whose.append(at)
+        for at, answer in zip(whose, await self._call(commands), strict=True):
+            if isinstance(answer, Exception):
+                told[at] = _refusal(answer)
+
+    def _set(
+        self, key: PackedKey, part: int, value: bytes | memoryview
+    ) -> tuple[Any, ...]:
+        command = "SET", self._name(key, part), value
+        if not self._ttl:
+            return command
+        return (*command, "EX", self._ttl + _LONGER_S * (part > 0))
+
+    def _name(self, key: PackedKey, part: int) -> bytes:
+        return b"%b%d/%b" % (self._prefix, part, key)
+
+
+def _cuts(nbytes: int) -> list[tuple[int, int]]:
+    """Return where the parts of a block begin and end; the first has its head."""
+    first = _VALUE_BYTES - HEADER_BYTES
+    starts = [0, *range(first, nbytes, _VALUE_BYTES)]
+    return list(zip(starts, [*starts[1:], nbytes], strict=True))
+
+
+def _num_parts(nbytes: int) -> int:
+    return len(_cuts(nbytes))
+
+
+def _refusal(error: Exception) -> Verdict:
+    is_full = isinstance(error, OutOfMemoryError)
+    return Verdict.FULL if is_full else Verdict.UNAVAILABLE
+
+
+def _open(values: list[Any], key: PackedKey, target: memoryview) -> Fetched:
+    """Put a block together of what the server has said for each of its parts."""
+    head = values[0]
+    if isinstance(head, RedisError) and str(head).startswith("WRONGTYPE"):
+        return GARBAGE
+    if any(isinstance(value, Exception) for value in values):
+        return _UNAVAILABLE
+    if not head:
+        return Fetched(Verdict.ABSENT)
+    judged = Envelope.judge(head[:HEADER_BYTES], key, len(target))
+    parts = [memoryview(head)[HEADER_BYTES:], *values[1:]]
+    cuts = _cuts(len(target))
+    if any(
+        len(part) != stop - start
+        for part, (start, stop) in zip(parts, cuts, strict=True)
+    ):
+        return GARBAGE
+    if judged.verdict is Verdict.DONE:
+        for part, (start, stop) in zip(parts, cuts, strict=True):
+            target[start:stop] = part
+    return judged
