@@ -5,6 +5,7 @@ import errno
 import gc
 import io
 import os
+import queue
 import threading
 
 import pytest
@@ -27,6 +28,7 @@ class GatedSink:
         self.reached.set()
         assert self.gate.wait(TIMEOUT)
         self.texts.append(text)
+        return 0
 
     def close(self):
         """Take note."""
@@ -60,7 +62,7 @@ class TestLineWriter:
     def test_nobody_waits_and_dropped_lines_are_counted_where_they_were(
         self, sink, monkeypatch
     ):
-        """R-22: while a write hangs, lines wait up to the bound, others are dropped; what
+        """R-22, R-73: while a write hangs, lines wait up to the bound, others are dropped; what
         is written later says so in their place."""
         monkeypatch.setattr(line_writer, "MAX_CHARS", 4)
         writer = LineWriter(sink, note)
@@ -126,6 +128,54 @@ class TestLineWriter:
         assert writer.close(TIMEOUT)
         assert "a\nb\n" == "".join(sink.texts)
 
+    def test_line_is_made_at_intervals_although_nobody_logs(self, sink):
+        """R-72: it is due also where the thread waits for a line already, and nothing is
+        written where there is nothing to say."""
+        said = iter(("", "one\n", "two\n"))
+        is_over = threading.Event()
+
+        def make():
+            if line := next(said, None):
+                return line
+            if line is None:
+                is_over.set()
+            return ""
+
+        sink.gate.set()
+        writer = LineWriter(sink, note)
+        writer.put("a\n")
+        assert sink.reached.wait(TIMEOUT)
+        writer.every(0.001, make)
+        assert is_over.wait(TIMEOUT)
+        assert writer.close(TIMEOUT)
+        assert ["a\n", "one\n", "two\n"] == sink.texts
+
+    def test_lines_that_a_disk_does_not_take_are_told(self):
+        """R-73: a disk that is full for a while costs its lines; the next one that it takes
+        says how many, and no more."""
+
+        class Disk(GatedSink):
+            lost = 0
+
+            def write(self, text):
+                if self.lost:
+                    refused.put(text)
+                    return text.count("\n")
+                return super().write(text)
+
+        refused, disk = queue.SimpleQueue(), Disk()
+        disk.gate.set()
+        writer = LineWriter(disk, note)
+        disk.lost = True
+        for line in ("a\n", "b\n", "c\n"):
+            writer.put(line)
+            assert refused.get(timeout=TIMEOUT).startswith(line)
+        disk.lost = False
+        writer.put("d\n")
+        assert writer.close(TIMEOUT)
+        assert ["d\n3 dropped\n"] == disk.texts
+        assert 3 == writer.num_dropped
+
     def test_forked_child_writes_its_own_lines_only(self, sink):
         """R-22: a child that was forked while a write hung, and the buffer was in use,
         neither waits for the parent's thread nor repeats its lines."""
@@ -169,7 +219,7 @@ class TestSinks:
         reader, writer = os.pipe()
         os.close(reader)
         sink = DescriptorSink(writer, is_ours=True)
-        sink.write("a\n")
+        assert 2 == sink.write("a\nb\n")
         sink.close()
         sink.close()
 
@@ -177,7 +227,7 @@ class TestSinks:
             def write(self, _):
                 raise OSError(errno.ENOSPC, "no space left")
 
-        TextSink(Full()).write("a\n")
+        assert 1 == TextSink(Full()).write("a\n")
         closed = io.StringIO()
         closed.close()
         TextSink(closed).write("a\n")

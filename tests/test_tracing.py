@@ -22,6 +22,7 @@ from ucm.tracing import (
     STORE_BYPASSED,
     TICKET_SETTLED,
     close_log,
+    num_dropped,
     open_log,
 )
 
@@ -77,7 +78,7 @@ EVENTS = {
     "WEIGHTS_READ": "weights.read",
     "WEIGHTS_UNREADABLE": "weights.unreadable",
 }
-PER_REQUEST = ["ticket.refused", "ticket.settled", "prefix.matched"]
+PER_REQUEST = ["ticket.refused", "ticket.settled", "prefix.matched", "request.ended"]
 LATER = "store.bypassed"
 
 
@@ -235,6 +236,23 @@ class TestFile:
         assert 1 == len(in_file(tmp_path))
         assert before == set(os.listdir("/proc/self/fd"))
 
+    def test_full_file_is_put_aside(self, tmp_path, opened):
+        """The present file has the newest lines, ``.1`` the next older; what is older
+        than the last of them is gone."""
+        config = LogConfig(directory=str(tmp_path), max_bytes=65536, files=2)
+        log = opened(config)
+        for number in range(2000):
+            log.info(TICKET_SETTLED, number=number)
+        close_log(log)
+        present = tmp_path / f"ucm-worker-0-{os.getpid()}.jsonl"
+        older = present.with_name(f"{present.name}.1")
+        assert {present, older} == set(tmp_path.iterdir())
+        texts = older.read_text() + present.read_text()
+        numbers = [json.loads(line)["number"] for line in texts.splitlines()]
+        assert list(range(numbers[0], 2000)) == numbers
+        assert numbers[0] > 0
+        assert max(path.stat().st_size for path in (present, older)) <= 65536
+
     def test_symlink_in_place_of_the_file_is_refused(self, tmp_path):
         """Nobody can make us append to a file of theirs."""
         victim = tmp_path / "victim"
@@ -273,8 +291,9 @@ class TestStandardError:
         """R-22: at its default a server's standard error is not flooded; whoever asks
         for more gets it."""
         log = opened(LogConfig(level=level))
-        for event in (*PER_REQUEST, LATER):
+        for event in PER_REQUEST:
             log.info(event)
+        log.warning(LATER)
         close_log(log)
         lines = capsys.readouterr().err.splitlines()
         assert seen == [json.loads(line)["event"] for line in lines]
@@ -321,7 +340,7 @@ class TestStandardError:
 
 
 class TestFullPipe:
-    """R-22: standard error is a pipe that nobody reads, and it is full."""
+    """R-22, R-73: standard error is a pipe that nobody reads, and it is full."""
 
     def test_who_logs_never_waits_and_what_is_dropped_is_told(
         self, monkeypatch, opened, full_pipe
@@ -332,6 +351,7 @@ class TestFullPipe:
         monkeypatch.setattr(line_writer, "MAX_CHARS", 5000)
         with os.fdopen(writer, "w") as stream, contextlib.redirect_stderr(stream):
             log = opened(LogConfig())
+        assert 0 == num_dropped(log)
         for number in range(1000):
             log.warning(STORE_BYPASSED, number=number)
         drained = Drain(reader)
@@ -342,6 +362,7 @@ class TestFullPipe:
         assert told == sorted(told)
         assert 1000 == len(told) + sum(dropped)
         assert dropped
+        assert sum(dropped) == num_dropped(log)
         assert {"worker-0"} == {each["role"] for each in events}
 
     def test_close_waits_for_a_moment_only(self, monkeypatch, opened, full_pipe):

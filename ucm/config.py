@@ -240,8 +240,15 @@ class LogConfig:
     directory: str = field(
         "",
         "Directory for one JSON-lines file per process; empty: standard error, which at "
-        "`info` gets no line per request.",
+        "`info` gets warnings and a summary once a minute.",
     )
+    max_bytes: int = field(
+        64 << 20,
+        "Most bytes of one file of `log.directory`; then the next begins.",
+        read=read_size,
+        least=65536,
+    )
+    files: int = field(4, "Files kept of each process; the oldest goes.", least=1)
 
     def __attrs_post_init__(self) -> None:
         levels = ("debug", "info", "warning", "error", "off")

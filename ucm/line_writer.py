@@ -3,8 +3,8 @@
 Lines written on a thread of their own, so that who logs never waits.
 
 Standard error may be a pipe that nobody reads, and a disk may stand still. What is put
-waits in a buffer of bounded size; beyond it lines are dropped and counted, and a line
-says how many as soon as one can be written again.
+waits in a buffer of bounded size; beyond it lines are dropped and counted, as are those
+that a sink cannot write, and a line says how many as soon as one can be written again.
 
 Threading: ``put`` from any thread; it takes a lock that is held for a few instructions
 only, never during a write. A child process that was forked starts with an empty buffer
@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Callable
 from typing import Final, Protocol, TextIO
 
+import attrs
+
 __all__ = ["MAX_CHARS", "DescriptorSink", "LineWriter", "Sink", "TextSink"]
 
 MAX_CHARS: Final = 4 << 20
@@ -32,8 +34,8 @@ _EXIT_S: Final = 1.0
 class Sink(Protocol):
     """Where lines go; only the writer's thread uses it."""
 
-    def write(self, text: str) -> None:
-        """Write, or lose, whole lines. May block."""
+    def write(self, text: str) -> int:
+        """Write whole lines; return how many are lost instead. May block."""
 
     def close(self) -> None:
         """Give back what is ours."""
@@ -52,8 +54,8 @@ class DescriptorSink:
         self._descriptor = descriptor
         self._is_ours = is_ours
 
-    def write(self, text: str) -> None:
-        """Write; what cannot be written, on a full disk or into a closed pipe, is lost."""
+    def write(self, text: str) -> int:
+        """Write; what cannot be, into a closed pipe, is lost."""
         data = memoryview(text.encode("utf-8", "backslashreplace"))
         while data:
             try:
@@ -63,7 +65,8 @@ class DescriptorSink:
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll(_RETRY_MS)
             except OSError:
-                return
+                return bytes(data).count(b"\n")
+        return 0
 
     def close(self) -> None:
         """Close it if it is ours."""
@@ -78,24 +81,49 @@ class TextSink:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, text: str) -> None:
+    def write(self, text: str) -> int:
         """Write, or lose what a stream that is closed or full does not take."""
-        with contextlib.suppress(OSError, ValueError):
+        try:
             self._stream.write(text)
             self._stream.flush()
+        except (OSError, ValueError):
+            return text.count("\n")
+        return 0
 
     def close(self) -> None:
         """Leave it open."""
+
+
+@attrs.define
+class _Regular:
+    """What is written at intervals."""
+
+    seconds: float
+    make: Callable[[], str]
+    due_at: float
+
+    def seconds_left(self) -> float:
+        """Return how long it is not due."""
+        return max(0.0, self.due_at - time.monotonic())
+
+    def due(self) -> str:
+        """Return what is to be written now, if it is due and there is something."""
+        if self.seconds_left():
+            return ""
+        self.due_at = time.monotonic() + self.seconds
+        return self.make()
 
 
 class _Buffer:
     """What a writer and its thread share; the thread keeps no writer alive."""
 
     def __init__(self, sink: Sink, tell_dropped: Callable[[int], str]) -> None:
-        self.num_dropped = 0
         self._sink = sink
         self._tell_dropped = tell_dropped
         self._is_closed = False
+        self._regular: _Regular | None = None
+        self.num_dropped = 0
+        """Lines that were never written, since the start."""
         self.start_afresh()
         _BUFFERS.add(self)
 
@@ -115,12 +143,30 @@ class _Buffer:
             if self._thread is None:
                 self._start()
             if self._num_chars + len(line) > MAX_CHARS:
-                self._dropped += 1
-                self.num_dropped += 1
+                self._drop(1)
                 return
             self._lines.append(line)
             self._num_chars += len(line)
             self._changed.notify_all()
+
+    def every(self, seconds: float, make: Callable[[], str]) -> None:
+        """Write what *make* returns so often; nothing where it returns nothing."""
+        with self._changed:
+            self._regular = _Regular(seconds, make, time.monotonic() + seconds)
+            self._changed.notify_all()
+
+    def _what_to_wait_for(self) -> tuple[Callable[[], bool], float | None]:
+        """Return the condition, and for how long at most; under the lock."""
+        regular = self._regular
+
+        def is_met() -> bool:
+            return bool(self._lines) or self._is_closed or self._regular is not regular
+
+        return is_met, None if regular is None else regular.seconds_left()
+
+    def _drop(self, num_lines: int) -> None:
+        self._dropped += num_lines
+        self.num_dropped += num_lines
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="ucm-log", daemon=True)
@@ -132,16 +178,22 @@ class _Buffer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._lines or self._is_closed)
+                self._changed.wait_for(*self._what_to_wait_for())
                 lines, self._lines = self._lines, []
                 dropped, self._dropped = self._dropped, 0
                 self._num_chars = 0
-            if not lines:
+                is_over = self._is_closed and not lines
+            if is_over:
                 self._sink.close()
                 return
+            if self._regular is not None and (told := self._regular.due()):
+                lines.append(told)
             if dropped:
                 lines.append(self._tell_dropped(dropped))
-            self._sink.write("".join(lines))
+            if lines and (lost := self._sink.write("".join(lines))):
+                with self._changed:  # the line that tells of dropped ones is lost, too
+                    self._drop(lost - bool(dropped))
+                    self._dropped += dropped
 
     def end(self) -> threading.Thread | None:
         """Take no line any more; return the thread that writes what is left."""
@@ -187,11 +239,13 @@ class LineWriter:
         self._buffer = _Buffer(sink, tell_dropped)
         self.put = self._buffer.put
         """Take a line that ends with a newline, or drop it. Never blocks."""
+        self.every = self._buffer.every
+        """Have a line made on the writer's thread at intervals, from the first line on."""
         weakref.finalize(self, self._buffer.end)  # its thread ends with its owner
 
     @property
     def num_dropped(self) -> int:
-        """Lines that were lost for want of room, since the start; any thread."""
+        """Lines that were never written, since the start."""
         return self._buffer.num_dropped
 
     def close(self, timeout: float) -> bool:

@@ -79,6 +79,12 @@ def is_gauge(key: str) -> bool:
     return len(metric.labels) == len(values)
 
 
+def _text_of(key: str) -> str:
+    name, labels = split_key(key)
+    pairs = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    return f"{name}{{{pairs}}}" if pairs else name
+
+
 class Counters:
     """
     Totals since the start, and what was observed since the last ``take``.
@@ -157,6 +163,12 @@ class Counters:
                     for key, each in self._distributions.items()
                 },
             )
+
+    def totals(self) -> dict[str, float]:
+        """Return all totals since the start, by name and labels as Prometheus writes."""
+        with self._lock:
+            totals = self._totals.copy()
+        return {_text_of(key): value for key, value in totals.items()}
 
     def take(self) -> dict[str, dict[str, object]]:
         """

@@ -7,8 +7,9 @@ configures structlog globally. Where the host has configured it, events go to th
 host's loggers; otherwise to JSON lines on standard error or in a directory of the
 operator's choice. These are written on a thread of their own: who logs never waits.
 
-Standard error belongs to the server: at ``info`` it gets no line for each request or
-ticket, nor for each that fails alike. A file gets every line of its level.
+Standard error belongs to the server: at ``info`` it gets warnings, but not one for each
+ticket that fails alike, the start and end of a process, and a summary once a minute. A
+file gets every line of its level.
 """
 
 import json
@@ -16,7 +17,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ import structlog
 from ucm.config import LogConfig
 from ucm.errors import ConfigError
 from ucm.line_writer import DescriptorSink, LineWriter, Sink, TextSink
+from ucm.log_file import RotatingFile
 from ucm.threads import SYSTEM
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "is_told",
     "num_dropped",
     "open_log",
+    "summarize",
     "unix_before",
 ]
 
@@ -155,13 +158,14 @@ _LEVELS = {
 }
 
 
-_PER_REQUEST: Final = frozenset(
-    (TICKET_REFUSED, TICKET_SETTLED, PREFIX_MATCHED, PREFIX_MISSED)
+_PER_PROCESS: Final = frozenset(
+    (RUNTIME_STARTED, RUNTIME_CLOSED, SCHEDULER_STARTED, SCHEDULER_CLOSED)
 )
-"""Events that a busy server logs at ``info`` for each request or ticket."""
-_PER_FAILURE: Final = frozenset((STAGE_FAILED, STORE_HUNG))
-"""Events that come for each ticket while a store is in trouble."""
+"""Events at ``info`` of which standard error gets one line each."""
+_PER_FAILURE: Final = frozenset((STAGE_FAILED, STORE_HUNG, HOLD_QUARANTINED))
+"""Events that come for each ticket while a store or device is in trouble."""
 _PER_FAILURE_S: Final = 10.0
+_SUMMARY_S: Final = 60.0
 
 _STAMP: Final = structlog.processors.TimeStamper(fmt=None, key="timestamp_s")
 _CLOSE_S: Final = 1.0
@@ -184,22 +188,12 @@ def open_log(config: LogConfig, role: str) -> Log:
         log = structlog.get_logger("ucm").bind(role=role)
         return log
 
-    def tell_dropped(count: int) -> str:
-        event = {
-            "v": VERSION,
-            "event": LOG_DROPPED,
-            "level": "warning",
-            "role": role,
-            "lines": count,
-        }
-        return json.dumps(_STAMP(None, "warning", event)) + "\n"
-
     sink = _sink(config, role)
     quiet: list[structlog.typing.Processor] = []
     if not config.directory and config.level != "debug":
-        quiet = [_leave_out, _Sparse(SYSTEM.monotonic)]
+        quiet = [_leave_out(set()), _Sparse(SYSTEM.monotonic)]
     log = structlog.wrap_logger(
-        _LineLogger(LineWriter(sink, tell_dropped), is_quiet=bool(quiet)),
+        _LineLogger(sink, role, is_quiet=bool(quiet)),
         processors=[
             *quiet,
             structlog.processors.add_log_level,
@@ -223,17 +217,43 @@ def close_log(log: Log) -> None:
         logger.writer.close(_CLOSE_S)
 
 
-def num_dropped(log: Log) -> int:
-    """Return how many lines of a log of ours were lost; of a host's log none is known."""
-    logger = getattr(log, "_logger", None)
-    return logger.writer.num_dropped if isinstance(logger, _LineLogger) else 0
-
-
 def is_told(log: Log, event: str) -> bool:
     """Return whether an event at ``info`` may be written, for who has many of them."""
     logger = getattr(log, "_logger", None)
     is_quiet = isinstance(logger, _LineLogger) and logger.is_quiet
-    return not (is_quiet and event in _PER_REQUEST)
+    return not is_quiet or event in _PER_PROCESS
+
+
+def summarize(log: Log, totals: Callable[[], Mapping[str, float]]) -> None:
+    """
+    Write once a minute, on the log's own thread, how much more was counted.
+
+    Nothing if nothing was, where the host has configured structlog, or below ``info``.
+
+    Args:
+        log: Where to.
+        totals: Tells what was counted since the start, on any thread.
+    """
+    logger = getattr(log, "_logger", None)
+    if isinstance(logger, _LineLogger) and log.is_enabled_for(logging.INFO):
+        former: dict[str, float] = {}
+        line_of = logger.line_of
+
+        def make() -> str:
+            now = dict(totals())
+            more = {key: now[key] - former.get(key, 0) for key in now}
+            more = {key: count for key, count in more.items() if count}
+            former.update(now)
+            told = {"seconds": _SUMMARY_S, "totals": more}
+            return line_of(SUMMARY, "info", told) if more else ""
+
+        logger.writer.every(_SUMMARY_S, make)
+
+
+def num_dropped(log: Log) -> int:
+    """Return how many lines of a log of ours were lost; of a host's log none is known."""
+    logger = getattr(log, "_logger", None)
+    return logger.writer.num_dropped if isinstance(logger, _LineLogger) else 0
 
 
 def unix_before(seconds: float) -> float:
@@ -244,9 +264,16 @@ def unix_before(seconds: float) -> float:
 class _LineLogger:
     """What structlog calls with the text of an event."""
 
-    def __init__(self, writer: LineWriter, *, is_quiet: bool) -> None:
-        self.writer = writer
+    def __init__(self, sink: Sink, role: str, *, is_quiet: bool) -> None:
+        def line_of(event: str, level: str, told: Mapping[str, object]) -> str:
+            common = {"v": VERSION, "event": event, "level": level, "role": role}
+            return json.dumps(_STAMP(None, level, {**common, **told})) + "\n"
+
+        self.line_of = line_of  # no method: the writer's thread must not keep us alive
         self.is_quiet = is_quiet
+        self.writer = LineWriter(
+            sink, lambda count: line_of(LOG_DROPPED, "warning", {"lines": count})
+        )
 
     def msg(self, text: str) -> None:
         """Take a line."""
@@ -255,12 +282,21 @@ class _LineLogger:
     debug = info = warning = error = exception = critical = msg
 
 
-def _leave_out(
-    _: object, __: str, event: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
-    if event["event"] in _PER_REQUEST:
-        raise structlog.DropEvent
-    return event
+def _leave_out(told: set[str]) -> structlog.typing.Processor:
+    """Return what lets warnings pass, and of a process's own lines the first of each."""
+
+    def leave_out(
+        _: object, level: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        name = event["event"]
+        if level == "info" and (name not in _PER_PROCESS or name in told):
+            raise structlog.DropEvent
+        if name == TRACE_RING:  # long, and for tools
+            raise structlog.DropEvent
+        told.add(name)
+        return event
+
+    return leave_out
 
 
 class _Sparse:
@@ -298,15 +334,12 @@ def _sink(config: LogConfig, role: str) -> Sink:
     if not config.directory or config.level == "off":
         return _standard_error()
     path = Path(config.directory) / f"ucm-{role}-{os.getpid()}.jsonl"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, flags, 0o600)
+        return RotatingFile(path, max_bytes=config.max_bytes, files=config.files)
     except OSError as exc:
         raise ConfigError(
             "log.directory", config.directory, str(exc), "Name a writable directory."
         ) from exc
-    return DescriptorSink(descriptor, is_ours=True)
 
 
 def _standard_error() -> Sink:

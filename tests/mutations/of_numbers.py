@@ -276,7 +276,7 @@ NUMBERS = (
         name="line_per_request",
         why="R-22: a busy server's standard error is flooded.",
         file="ucm/tracing.py",
-        find='if event["event"] in _PER_REQUEST:',
+        find='if level == "info" and (name not in _PER_PROCESS or name in told):',
         replace="if False:",
         killers=(
             "tests/test_tracing.py::TestStandardError::test_standard_error_gets_no_line_for_each_request",

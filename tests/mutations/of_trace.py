@@ -13,6 +13,10 @@ _RING = "ucm/pipeline/ring.py"
 _SAVES = "ucm/scheduler/saves.py"
 _SPANS = "ucm/spans.py"
 _STAGE = "ucm/pipeline/stage.py"
+_TRACING = "ucm/tracing.py"
+_LOG_FILE = "ucm/log_file.py"
+_QUIET = "tests/test_tracing_quiet.py"
+_FILES = "tests/test_log_file.py"
 _LINES = "tests/test_runtime_trace.py"
 _OVER = "tests/scheduler/test_records.py::TestOver"
 _BLOCKS = "tests/scheduler/test_records.py::TestBlocks"
@@ -148,6 +152,92 @@ TRACE = (
         replace="",
         killers=(
             "tests/scheduler/test_saves.py::TestRecords::test_dropped_blocks_are_told_of_their_request",
+        ),
+    ),
+    # Where lines go.
+    Mutant(
+        name="ring_on_standard_error",
+        why="R-72: a server's log gets a hundred thousand characters in one line.",
+        file=_TRACING,
+        find="        if name == TRACE_RING:",
+        replace="        if False:",
+        killers=(f"{_QUIET}::TestQuiet::test_ring_is_for_files_only",),
+    ),
+    Mutant(
+        name="start_told_each_time",
+        why="R-72: a runtime that comes and goes fills a server's log.",
+        file=_TRACING,
+        find="        told.add(name)\n",
+        replace="",
+        killers=(
+            f"{_QUIET}::TestQuiet::test_standard_error_gets_a_process_s_start_and_end_once",
+        ),
+    ),
+    Mutant(
+        name="summary_of_all_there_was",
+        why="R-72: what was counted in a minute cannot be seen.",
+        file=_TRACING,
+        find="            former.update(now)\n",
+        replace="",
+        killers=(f"{_QUIET}::TestSummary::test_each_says_what_is_new",),
+    ),
+    Mutant(
+        name="summary_of_nothing",
+        why="R-72: a server that waits writes a line a minute for ever.",
+        file=_TRACING,
+        find=" if more else",
+        replace=" if True else",
+        killers=(f"{_QUIET}::TestSummary::test_each_says_what_is_new",),
+    ),
+    Mutant(
+        name="summary_waits_for_a_line",
+        why="R-72: numbers of a process that logs nothing else are never told.",
+        file="ucm/line_writer.py",
+        find=" or self._regular is not regular",
+        replace="",
+        killers=(
+            "tests/test_line_writer.py::TestLineWriter::test_line_is_made_at_intervals_although_nobody_logs",
+        ),
+    ),
+    Mutant(
+        name="full_disk_in_silence",
+        why="R-73: lines that a disk did not take are missing, and nothing says so.",
+        file="ucm/line_writer.py",
+        find="                    self._drop(lost - bool(dropped))\n",
+        replace="                    pass\n",
+        killers=(
+            "tests/test_line_writer.py::TestLineWriter::test_lines_that_a_disk_does_not_take_are_told",
+        ),
+    ),
+    Mutant(
+        name="log_without_an_end",
+        why="A log fills the disk.",
+        file=_LOG_FILE,
+        find="                self._put_aside()\n",
+        replace="                pass\n",
+        killers=(
+            f"{_FILES}::TestRotation::test_lines_stay_whole_and_the_oldest_file_goes",
+        ),
+    ),
+    Mutant(
+        name="log_into_a_removed_file",
+        why="Whoever cleans up has no log from then on.",
+        file=_LOG_FILE,
+        find="            if not self._is_there(ours):\n",
+        replace="            if False:\n",
+        killers=(
+            f"{_FILES}::TestLoss::test_file_that_vanished_is_made_anew",
+            f"{_FILES}::TestRotation::test_two_logs_of_a_process_share_their_files",
+        ),
+    ),
+    Mutant(
+        name="cut_line_spoils_the_next",
+        why="R-73: two lines are lost for each that a full disk has cut, and one is told.",
+        file=_LOG_FILE,
+        find=" if self._is_torn else data",
+        replace=" if False else data",
+        killers=(
+            f"{_FILES}::TestLoss::test_line_behind_one_that_was_cut_stands_alone",
         ),
     ),
     # Traces of others.

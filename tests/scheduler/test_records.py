@@ -61,15 +61,21 @@ class TestOver:
         records.ended("r", is_deferred=False)
         assert () == records.take()
 
-    def test_saves_and_kept_blocks_are_waited_for(self, records: Records) -> None:
+    @pytest.mark.parametrize("is_freed_first", [False, True])
+    def test_saves_and_kept_blocks_are_waited_for(
+        self, records: Records, is_freed_first: bool
+    ) -> None:
         """A line too early would call blocks unsaved that are about to be."""
         record, save = records.begun(("r", 1)), a_save(1, ("r", 1, 3))
         records.ordered([save])
         records.ended("r", is_deferred=True)
-        assert () == records.take()
-        records.saved(end_of(save, 3))
-        assert () == records.take()
-        records.freed(["r"])
+        facts = [
+            lambda: records.saved(end_of(save, 3)),
+            lambda: records.freed(["r"]),
+        ]
+        for take_note in reversed(facts) if is_freed_first else facts:
+            assert () == records.take()
+            take_note()
         assert [record] == records.take()
         assert (3, 0, 0) == blocks_of(record)
 

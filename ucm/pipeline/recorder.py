@@ -34,6 +34,7 @@ from ucm.tracing import (
     TICKET_SETTLED,
     Log,
     is_told,
+    summarize,
     unix_before,
 )
 
@@ -177,6 +178,7 @@ class Recorder:
         """Tell that saves and loads are served from now on."""
         names = {"store": type(store).__name__, "device": type(device).__name__}
         self._log.info(RUNTIME_STARTED, **names, **device.describe())
+        summarize(self._log, self.counters.totals)
 
     def failed(self, why: str) -> None:
         """Tell that nothing is served any more."""

@@ -46,6 +46,7 @@ from ucm.tracing import (
     STORE_DESCRIBE_FAILED,
     STORE_EXPERIMENTAL,
     close_log,
+    summarize,
 )
 
 __all__ = ["SchedulerHalf"]
@@ -144,6 +145,7 @@ class SchedulerHalf:
         self._answers = True
         """Whether the store did when it was last asked how it stands."""
         self._told: Totals | None = None
+        summarize(self._log, self._counters.totals)
         self._log.info(
             SCHEDULER_STARTED,
             store=type(store).__name__,
