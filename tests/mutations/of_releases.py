@@ -110,8 +110,8 @@ RELEASES = (
         name="late_load_from_the_start",
         why="A load that is ordered late fills the blocks of other tokens.",
         file=_SCHEDULER,
-        find="self._lookups.decided(request_id)\n        self",
-        replace="0 * self._lookups.decided(request_id)\n        self",
+        find="computed = lookup.computed_tokens",
+        replace="computed = 0",
         killers=(f"{_HALVES}::test_load_may_be_ordered_steps_after_it_was_matched",),
     ),
     Mutant(

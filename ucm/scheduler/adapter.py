@@ -35,7 +35,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ucm.blocks import GroupId, ShardId
 from ucm.errors import LayoutError, LedgerError
 from ucm.layout import KVLayout
-from ucm.scheduler.budget import MAX_ID_CHARS, LoadQueue, cut_lost
+from ucm.scheduler.budget import LoadQueue, cut_lost
 from ucm.scheduler.endings import Deferrals
 from ucm.scheduler.holds import HoldLedger, Readers
 from ucm.scheduler.lives import Lives
@@ -155,6 +155,8 @@ class SchedulerAdapter:
             cut_plans=self._cut_plans,
         )
 
+    # From the engine, while it schedules.
+
     def tick(self, now: float) -> None:
         """Take note of the time, in seconds on the machine's monotonic clock."""
         self._lives.now = now
@@ -179,12 +181,9 @@ class SchedulerAdapter:
             computed_tokens: Tokens that the engine has in its own cache.
         """
         match, asked = self._matcher, (num_tokens, hashes, computed_tokens)
-        if self._bypass:
-            return match.declined(MatchReason.BYPASS, *asked)
-        if (life := self._lives.get(request_id)) is not None and not life.may_load:
-            return match.declined(MatchReason.LOAD_FAILED, *asked)
-        if len(request_id) > MAX_ID_CHARS:
-            return match.declined(MatchReason.LONG_ID, *asked)
+        why = MatchReason.BYPASS if self._bypass else self._lives.declines(request_id)
+        if why is not None:
+            return match.declined(why, *asked)
         room = self._queued_loads.room_tokens(request_id)
         most = min(num_tokens, computed_tokens + room + 1)  # one is left to compute
         found = match.match(most, hashes, computed_tokens, self._transfers.denied)
@@ -275,6 +274,8 @@ class SchedulerAdapter:
             is_idle=facts.is_idle,
         )
 
+    # From the workers.
+
     def apply_report(self, report: StepReport) -> None:
         """
         Take note of what one rank reports; unknown tickets are counted and passed over.
@@ -338,6 +339,8 @@ class SchedulerAdapter:
     def matcher(self) -> PrefixMatcher:
         """What finds prefixes, and names their keys."""
         return self._matcher
+
+    # Upkeep.
 
     def agree(self, keyspace_digest: bytes, span_blocks: Mapping[GroupId, int]) -> None:
         """Begin to find and save; by group, tickets have *span_blocks* at most."""

@@ -36,6 +36,7 @@ from ucm.blocks import GroupId
 from ucm.layout import GroupKind, GroupLayout, KVLayout
 from ucm.scheduler.budget import MAX_ID_CHARS, block_nbytes
 from ucm.scheduler.decoded import NEVER_DUE, Decoded
+from ucm.scheduler.matches import MatchReason
 from ucm.scheduler.messages import Failure, SpanOrder
 from ucm.scheduler.records import Record, Records
 from ucm.scheduler.requests import (
@@ -282,6 +283,12 @@ class Lives:
     def get(self, request_id: str) -> Life | None:
         """Return the present life of a request."""
         return self._lives.get(request_id)
+
+    def declines(self, request_id: str) -> MatchReason | None:
+        """Return why nothing is looked up for a request, if so."""
+        if (life := self._lives.get(request_id)) is not None and not life.may_load:
+            return MatchReason.LOAD_FAILED
+        return MatchReason.LONG_ID if len(request_id) > MAX_ID_CHARS else None
 
     def begin(self, request_id: str, wishes: Wishes) -> Life:
         """Start the next life of a request, just now; a present one ends."""

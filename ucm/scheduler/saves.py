@@ -236,10 +236,9 @@ class SaveSelector:
 
     def _drop(self, endings: Iterable[Ending]) -> None:
         for ending in endings:
-            before = self.dropped_blocks
             for group_id, blocks in ending.left:
                 self._not_taken(group_id, blocks)
-            ending.record.dropped_blocks += self.dropped_blocks - before
+                ending.record.dropped_blocks += len(blocks)
             self._deferrals.due([ending.stay.life])
 
     def _not_taken(self, group_id: GroupId, blocks: Sequence[BlockRef]) -> None:

@@ -4,7 +4,6 @@
 import contextlib
 import fcntl
 import json
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,12 +22,12 @@ from ucm.integration.vllm.lookups import Lookups
 from ucm.integration.vllm.messages import plan_in
 from ucm.integration.vllm.setup import Setup
 from ucm.metrics import Counters
-from ucm.reasons import MissReason, Reason
+from ucm.reasons import Reason
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.messages import StepReport, encode
 from ucm.stores.slab import explain
 from ucm.stores.slab._layout import Word
-from ucm.tracing import PREFIX_MATCHED, PREFIX_MISSED, open_log
+from ucm.tracing import PREFIX_MATCHED, PREFIX_MISSED, REQUEST_ENDED
 
 BLOCKS = (1, 2, 3)
 
@@ -130,12 +129,6 @@ class TestLookUps:
         with logs_closed(), running(setup_of(tmp_path)) as engine:
             engine.save("r", BLOCKS)
             assert 48 == ask(engine, request("s", 5))
-            lookup = engine.scheduler._lookups.get("s")
-            assert lookup is not None
-            assert (3, MissReason.NEVER_OFFERED) == (
-                lookup.first_missing,
-                lookup.miss and lookup.miss.reason,
-            )
             line_of = {"found_tokens": 48, "wanted_tokens": 80, "block": 3, "group": 0}
             engine.scheduler.finished("s")
         (_, line) = lines(tmp_path)
@@ -143,6 +136,10 @@ class TestLookUps:
         assert line["key"].endswith(HASHES[3].hex())
         told = explain(tmp_path / "slab", bytes.fromhex(line["key"])).told
         assert "never" == told.fate.value
+        ended = lines(tmp_path, REQUEST_ENDED)
+        assert [("never_offered", 0), ("never_offered", 3)] == [
+            (each["miss"], each["first_missing"]) for each in ended
+        ]
 
     def test_quiet_log_has_no_line_for_each_request(
         self, capfd: pytest.CaptureFixture[str], tmp_path: Path
@@ -304,24 +301,22 @@ class TestReasons:
         self, tmp_path: Path, problem: str, expected: str
     ) -> None:
         """R-71: not known in time is another thing than not known at all."""
-        setup = setup_of(tmp_path)
         counters = Counters()
-        with logs_closed(), running(setup) as engine:
-            log = open_log(setup.config.log, "scheduler")
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
             lookups = Lookups(
                 engine.scheduler._adapter.misses,
                 elsewhere=lambda key: None,
                 problem_of=lambda request_id: problem if request_id == "r" else "",
                 counters=counters,
-                log=log,
             )
             for name in ("r", "s"):
                 lookups.looked(name, PrefixMatch(0, MatchReason.TOO_SHORT), 0)
-                assert 0 == lookups.decided(name)
+            miss = lookups.decided("r").miss
+            assert miss is not None
+            assert f"its adapter: {problem}" == miss.detail["text"]
+            lookups.decided("s")
         missed = "ucm_missed_lookups_total"
         assert (1, 1) == (
             counters.total(missed, reason=expected),
             counters.total(missed, reason="too_short"),
         )
-        told = Counter(line["detail"]["text"] for line in lines(tmp_path))
-        assert 1 == told[f"its adapter: {problem}"]

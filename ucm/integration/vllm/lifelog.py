@@ -13,7 +13,14 @@ from ucm.integration.vllm.lookups import Lookup
 from ucm.scheduler.messages import StepPlan
 from ucm.scheduler.records import Record, Records
 from ucm.spans import trace_id_of, traceparent_in
-from ucm.tracing import PREFIX_MATCHED, REQUEST_ENDED, Log, is_told, unix_before
+from ucm.tracing import (
+    PREFIX_MATCHED,
+    PREFIX_MISSED,
+    REQUEST_ENDED,
+    Log,
+    is_told,
+    unix_before,
+)
 
 __all__ = ["LifeLog"]
 
@@ -35,6 +42,7 @@ class LifeLog:
         self._log = log
         self._tells_ends = is_told(log, REQUEST_ENDED)
         self._tells_hits = is_told(log, PREFIX_MATCHED)
+        self._tells_misses = is_told(log, PREFIX_MISSED)
         self._has_traces = False
 
     def looked_up(self, request: Any) -> Record:  # noqa: ANN401 - vLLM's Request
@@ -47,26 +55,40 @@ class LifeLog:
             self._has_traces |= bool(record.trace)
         return record
 
-    def allocated(
-        self,
-        request: Any,  # noqa: ANN401 - vLLM's Request
-        computed_tokens: int,
-        lookup: Lookup | None,
-    ) -> None:
-        """
-        Take note that it has got blocks.
-
-        Args:
-            request: Which.
-            computed_tokens: What the engine's own cache had.
-            lookup: What became of its look-up.
-        """
+    def allocated(self, request: Any, computed_tokens: int) -> None:  # noqa: ANN401 - vLLM's Request
+        """Take note that it has got blocks, and what the engine's own cache had."""
         record = self.looked_up(request)
         if not record.lives:
             record.computed_tokens = computed_tokens
-            if lookup is not None and lookup.miss is not None:
-                record.miss = lookup.miss.reason
-                record.first_missing = lookup.first_missing
+
+    def missed(self, request: Any, lookup: Lookup) -> None:  # noqa: ANN401 - vLLM's Request
+        """Tell why a look-up fell short, if it did; a request's first one is kept."""
+        miss = lookup.miss
+        if miss is None:
+            return
+        block = miss.block
+        record = self._records.of(request.request_id)
+        if not record.miss:
+            record.miss = miss.reason
+            record.first_missing = None if block is None else block.at
+        if not self._tells_misses:
+            return
+        first: dict[str, Any] = {}
+        if block is not None:
+            group_id = block.group.group_id
+            first = {"block": block.at, "group": group_id, "key": miss.key.hex()}
+        self._log.info(
+            PREFIX_MISSED,
+            request_id=request.request_id,
+            life=lookup.life,
+            computed_tokens=lookup.computed_tokens,
+            found_tokens=lookup.found_tokens,
+            wanted_tokens=lookup.wanted_tokens,
+            reason=miss.reason,
+            detail=dict(miss.detail),
+            **first,
+            **_traced(record),
+        )
 
     def matched(self, request: Any, computed_tokens: int, tokens: int) -> None:  # noqa: ANN401 - vLLM's Request
         """Tell that a load was ordered."""

@@ -111,7 +111,6 @@ class SchedulerHalf:
             elsewhere=self._neighbours.holding,
             problem_of=self._adapters.problem_of,
             counters=self._counters,
-            log=self._log,
         )
         self._running = Running(
             self._adapters,
@@ -210,8 +209,10 @@ class SchedulerHalf:
         request_id = request.request_id
         wishes = self._running.begin(request)
         self._adapters.begun(request_id)
-        computed = self._lookups.decided(request_id)
-        self._lifelog.allocated(request, computed, self._lookups.get(request_id))
+        lookup = self._lookups.decided(request_id)
+        computed = lookup.computed_tokens
+        self._lifelog.allocated(request, computed)
+        self._lifelog.missed(request, lookup)
         self._tiers.begun(request_id, external_tokens)
         if not external_tokens:
             return
