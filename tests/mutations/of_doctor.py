@@ -179,4 +179,24 @@ DOCTOR = (
             "tests/doctor/test_trial.py::test_bytes_that_come_back_otherwise_are_found",
         ),
     ),
+    Mutant(
+        name="keys_of_two_settings_look_equal",
+        why="Two engines find nothing of each other, and the reason is not named.",
+        file="ucm/doctor/keys.py",
+        find="        if mine != theirs:\n",
+        replace='        if mine != theirs and not name.startswith("rope"):\n',
+        killers=(
+            "tests/doctor/test_keys.py::TestDifferences::test_settings_and_ranks_are_compared_one_by_one",
+        ),
+    ),
+    Mutant(
+        name="any_directory_described",
+        why="What lies in somebody's directory is read as if a slab had written it.",
+        file=_LOOK,
+        find='            raise StoreUnavailableError(f"{root} has no slab")\n',
+        replace="            pass\n",
+        killers=(
+            "tests/cli/test_keys.py::TestDiff::test_store_that_is_none_is_one_line_and_untouched",
+        ),
+    ),
 )

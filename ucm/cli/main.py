@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, str]] = {
     "config": "ucm.cli.config:config",
     "doctor": "ucm.cli.doctor:doctor",
     "top": "ucm.cli.top:top",
+    "keys": "ucm.cli.keys:keys",
     "trace": "ucm.cli.trace:trace",
     "store": "ucm.cli.store.group:store",
     "bench": "ucm.cli.bench:bench",
