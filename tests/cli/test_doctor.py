@@ -115,6 +115,21 @@ class TestFindings:
         assert 2 == told.code
         assert told.is_tidy()
 
+    def test_backend_that_is_down_is_found(self, tmp_path):
+        """A tier can be tried before it is configured; what is not there is wrong, and
+        text that is no tier is the caller's."""
+        tier = {"type": "disk", "path": str(tmp_path / "missing" / "tier")}
+        options = ("--tier", json.dumps(tier))
+        (text,) = examined(*options, transfer=engine(tmp_path / "slab"))
+        assert "tiers.0 (disk)" in text
+        tier = {"type": "disk", "path": str(tmp_path / "tier"), "capacity": "256MiB"}
+        options = ("--tier", json.dumps(tier))
+        assert [] == examined(*options, transfer=engine(tmp_path / "slab"))
+        for text in ("{", "[]", "[" * 9999):
+            told = call("doctor", "--no-trial", "--tier", text)
+            assert 2 == told.code
+            assert told.is_tidy()
+
     def test_other_stores_are_not_looked_at(self):
         """There is nothing to look at, and it is said so."""
         extra = {ENGINE: {"store": {"type": "null"}}}

@@ -114,6 +114,7 @@ class TestDisk:
             (DiskFacts(problem="/x: no"), Severity.NOTE, "could not be tried: /x: no"),
             (DiskFacts(sync_s=0.5), Severity.WARNING, "in 5e+02 ms"),
             (DiskFacts(sync_s=0.0005), Severity.FINE, "in 0.5 ms"),
+            (DiskFacts(stat_s=0.5, sync_s=0), Severity.WARNING, "asked in 5e+02 ms"),
             (DiskFacts(file_system="nfs4"), Severity.WARNING, "network mount"),
             (DiskFacts(file_system="fuse.juicefs"), Severity.WARNING, "network mount"),
             (DiskFacts(takes_direct=True), Severity.FINE, "works"),

@@ -199,4 +199,12 @@ DOCTOR = (
             "tests/cli/test_keys.py::TestDiff::test_store_that_is_none_is_one_line_and_untouched",
         ),
     ),
+    Mutant(
+        name="backend_that_is_down_is_well",
+        why="A tier that nobody can reach is called well, and costs every request a miss.",
+        file="ucm/doctor/tiers.py",
+        find="    if presence is Presence.UNKNOWN:\n",
+        replace="    if presence is None:\n",
+        killers=("tests/doctor/test_tiers.py::test_backend_that_is_down_is_found",),
+    ),
 )

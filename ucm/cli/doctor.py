@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ucm doctor``: what of a machine, a store or an engine's settings is wrong, with remedies."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from ucm.doctor.sizing import (
     model_of,
     sizes_of,
 )
+from ucm.doctor.tiers import check_tier
 from ucm.doctor.trial import try_round_trip
 from ucm.stores.slab import look
 
@@ -48,6 +50,13 @@ _POSITIVE = click.IntRange(1, 1 << 16)
     default=0.0,
     help="New tokens of prompts over all engines of the node.",
 )
+@click.option(
+    "--tier",
+    "tiers",
+    multiple=True,
+    metavar="JSON",
+    help='A tier to try, such as {"type": "disk", "path": "/mnt/a"}.',
+)
 @click.option("--no-trial", is_flag=True, help="Make no temporary store.")
 @json_option
 def doctor(
@@ -55,6 +64,7 @@ def doctor(
     file: str | None,
     transfer: str | None,
     tokens_per_second: float,
+    tiers: tuple[str, ...],
     *,
     no_trial: bool,
     as_json: bool,
@@ -80,6 +90,8 @@ def doctor(
         *check_machine(gather_machine(), given.configuration.config),
         *_check_store(given.configuration.config.store, sized, tokens_per_second),
     ]
+    for at, tier in enumerate(tiers):
+        findings.append(check_tier(_mapping(tier), f"tiers.{at}"))
     if not no_trial:
         findings.append(_try(Path(given.configuration.config.store.path)))
     is_wrong = any(each.severity is Severity.WRONG for each in findings)
@@ -128,6 +140,16 @@ class _Engine:
             return None
         facts = model_of(Path(model or self.model), self.how.kv_dtype)
         return facts, sizes_of(facts, self.how)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise click.BadParameter(f"no JSON: {exc}", param_hint="--tier") from exc
+    if not isinstance(found, dict):
+        raise click.BadParameter("no mapping", param_hint="--tier")
+    return found
 
 
 def _number(said: Mapping[str, Any], name: str, default: int) -> int:

@@ -123,9 +123,10 @@ def _check_slab(
 
 @attrs.frozen(kw_only=True)
 class DiskFacts:
-    """How a directory answers, in seconds; None where it could not be tried."""
+    """How a directory answers, in seconds; ``sync_s`` is None if that was not tried."""
 
-    stat_s: float | None = None
+    stat_s: float = 0.0
+    """Asking for its free space."""
     sync_s: float | None = None
     """Median of writing a page and flushing it."""
     takes_direct: bool | None = None
@@ -214,8 +215,11 @@ def check_disk(facts: DiskFacts | None, directory: Path) -> Iterator[Finding]:
             "Use /dev/shm or a local disk.",
         )
     if facts.sync_s is not None:
-        text = f"{directory}: a page is flushed in {facts.sync_s * 1000:.2g} ms"
-        slow = facts.sync_s > _SLOW_S
+        text = (
+            f"{directory} is asked in {facts.stat_s * 1000:.2g} ms, and a page is flushed "
+            f"in {facts.sync_s * 1000:.2g} ms"
+        )
+        slow = max(facts.stat_s, facts.sync_s) > _SLOW_S
         remedy = "Commits of durability: power wait for it; use a faster disk."
         yield warning("latency", text, remedy) if slow else fine("latency", text)
     direct = "works" if facts.takes_direct else "does not work"

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the doctor says of tiers: up, down, hung, lying, and wrong settings."""
+
+import pytest
+
+from ucm.backends.memory import MemoryBackend, Shelf
+from ucm.doctor.findings import Severity
+from ucm.doctor.tiers import check_tier
+from ucm.testing.backend_faults import Trouble, TroubledBackend, Troubles
+
+MEMORY = {"type": "memory", "capacity": "1MiB"}
+
+
+def troubled(opened, *troubles):
+    """Return what opens a backend with troubles, and keeps it."""
+
+    async def opener(settings, key):
+        opened.append(TroubledBackend(MemoryBackend(Shelf(1 << 20)), *troubles))
+        return opened[-1]
+
+    return opener
+
+
+async def in_memory(settings, key):
+    """Open a backend as its registered name does."""
+    rest = {name: settings[name] for name in settings if name != "type"}
+    return await MemoryBackend.open_configured(rest, key)
+
+
+def test_tier_that_answers_is_well():
+    """A backend is opened by its settings, asked and closed."""
+    finding = check_tier(MEMORY, "tiers.0", opener=in_memory)
+    assert Severity.FINE is finding.severity
+    assert "tiers.0 (memory) answers" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        (Troubles.FAILS, "is down"),
+        (Troubles.HANGS, "did not answer in 0.05 s"),
+        (Troubles.LIES, "nobody stored"),
+    ],
+)
+def test_backend_that_is_down_is_found(trouble, told):
+    """A backend that is down costs misses later; here it is a line with a remedy, after
+    a bounded time, and what was opened is closed."""
+    opened = []
+    finding = check_tier(
+        MEMORY, "tiers.0", opener=troubled(opened, Trouble(trouble)), seconds=0.05
+    )
+    assert Severity.WRONG is finding.severity
+    assert told in finding.text
+    assert finding.remedy
+    assert not opened[0].inner._is_open
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"type": "memori"}, "tiers.0.type"),
+        ({}, "tiers.0.type"),
+        ({"type": "disk"}, "tiers.0.path"),
+        ({"type": "disk", "pat": "x"}, "tiers.0.pat"),
+    ],
+)
+def test_settings_that_are_wrong_are_found_by_name(settings, key):
+    """X-09: as an engine would refuse them."""
+    finding = check_tier(settings, "tiers.0")
+    assert Severity.WRONG is finding.severity
+    assert finding.text.startswith(f"{key}=")
+
+
+def test_settings_that_a_backend_refuses_are_found_by_name():
+    """X-09: what only the backend knows to be wrong."""
+    given = {"type": "memory", "capacity": "x"}
+    finding = check_tier(given, "tiers.0", opener=in_memory)
+    assert finding.text.startswith("tiers.0.capacity='x'")
+
+
+class TestDrives:
+    def test_drive_with_room_is_well_and_stays_as_it_is(self, tmp_path):
+        """Nothing is allocated by looking."""
+        path = tmp_path / "tier"
+        given = {"type": "disk", "path": str(path), "capacity": "256MiB"}
+        finding = check_tier(given, "tiers.0")
+        assert finding.severity in (Severity.FINE, Severity.WARNING)
+        assert [] == [*tmp_path.iterdir()]
+
+    def test_drive_without_room_is_found(self, tmp_path):
+        """Both numbers, before anything is allocated."""
+        given = {"type": "disk", "path": str(tmp_path / "tier"), "capacity": "900TiB"}
+        finding = check_tier(given, "tiers.0")
+        assert Severity.WRONG is finding.severity
+        assert "of 900 TiB" in finding.text
+
+    def test_drive_that_is_not_there_is_found(self, tmp_path):
+        """A mount that somebody forgot."""
+        path = str(tmp_path / "missing" / "tier")
+        finding = check_tier({"type": "disk", "path": path}, "tiers.0")
+        assert Severity.WRONG is finding.severity
+        assert "No such file" in finding.text

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Backends of tiers: whether they can be used and whether the other side answers.
+
+``PROBES`` says how a type is tried; a type that is not there is opened, and asked for a block
+that nobody has. Whoever writes a backend whose opening makes files adds a probe that does
+not.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from ucm.backends.abc import Backend, Presence
+from ucm.backends.disk import DiskSettings
+from ucm.backends.opening import open_backend
+from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
+from ucm.doctor.findings import Finding, fine, refused, size, warning, wrong
+from ucm.doctor.place import probe_disk, within
+from ucm.errors import ConfigError
+from ucm.settings import read_section
+
+__all__ = ["PROBES", "check_tier", "probe_by_opening"]
+
+_Opener = Callable[[Mapping[str, object], str], Awaitable[Backend]]
+_CHECK: Final = "tier"
+
+
+def check_tier(
+    settings: Mapping[str, object],
+    key: str,
+    *,
+    opener: _Opener = open_backend,
+    seconds: float = 5.0,
+) -> Finding:
+    """
+    Try one tier.
+
+    Args:
+        settings: As in ``tiers``.
+        key: What they are called, such as ``tiers.0``.
+        opener: Opens a backend.
+        seconds: Longest time for it to answer.
+    """
+    try:
+        probe = PROBES.get(str(settings.get("type")))
+        if probe is not None:
+            return probe(settings, key, seconds)
+        return anyio.run(probe_by_opening, settings, key, opener, seconds)
+    except ConfigError as exc:
+        return refused(_CHECK, exc)
+
+
+async def probe_by_opening(
+    settings: Mapping[str, object], key: str, opener: _Opener, seconds: float
+) -> Finding:
+    """
+    Open a backend, ask for a block that nobody has, and close it.
+
+    Raises:
+        ConfigError: A setting is wrong, or packages are missing.
+    """
+    name = f"{key} ({settings.get('type')})"
+    nobodys = BlockKey(
+        secrets.token_bytes(16),
+        GroupId(0),
+        ShardId(0),
+        BlockHash(secrets.token_bytes(32)),
+    ).pack()
+    backend: Backend | None = None
+    presence, start = Presence.UNKNOWN, time.perf_counter()
+    with anyio.move_on_after(seconds) as scope:
+        try:
+            backend = await opener(settings, key)
+            (presence,) = await backend.exists([nobodys])
+            taken = time.perf_counter() - start
+        finally:
+            if backend is not None:
+                with anyio.CancelScope(shield=True, deadline=scope.deadline + seconds):
+                    await backend.aclose()
+    if scope.cancelled_caught:
+        return wrong(_CHECK, f"{name} did not answer in {seconds:g} s", _DOWN)
+    if presence is Presence.UNKNOWN:
+        return wrong(_CHECK, f"{name} is down: it could not be asked", _DOWN)
+    if presence is Presence.PRESENT:
+        text = f"{name} says that it has a block that nobody stored"
+        return wrong(_CHECK, text, "Look what answers there; it is no store of blocks.")
+    return fine(_CHECK, f"{name} answers; opened and asked in {taken * 1000:.2g} ms")
+
+
+_DOWN: Final = (
+    "See whether it runs and whether address, credentials and network are right. An "
+    "engine starts without it and joins it when it answers."
+)
+
+
+def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> Finding:
+    """
+    Look at the directories of a ``disk`` tier; opening it would allocate its files.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
+    rest = {name: settings[name] for name in settings if name != "type"}
+    read = read_section(DiskSettings, rest, f"{key}.")
+    if not read.path:
+        raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
+    share = read.capacity // len(read.path)
+    told = []
+    for path in read.path:
+        place = path if path.is_dir() else path.parent
+        facts = within(seconds, lambda place=place: probe_disk(place))  # type: ignore[misc]  # bound now
+        if facts is None or facts.problem:
+            why = facts.problem if facts else f"{place} does not answer"
+            return wrong(_CHECK, f"{key} (disk): {why}", "Look at the mount.")
+        free = os.statvfs(place)
+        left = free.f_bavail * free.f_frsize + _allocated(path)
+        if left < share:
+            text = f"{key} (disk): {path} has room for {size(left)} of {size(share)}"
+            return wrong(
+                _CHECK, text, "Set its capacity to less, or use a larger drive."
+            )
+        told.append(f"{path} ({facts.file_system})")
+        if not facts.takes_direct:
+            return warning(
+                _CHECK,
+                f"{key} (disk): {path} ({facts.file_system}) takes no O_DIRECT",
+                "It works by way of the page cache; a local ext4 or xfs is faster.",
+            )
+    return fine(_CHECK, f"{key} (disk): {size(read.capacity)} fit in {', '.join(told)}")
+
+
+def _allocated(path: Path) -> int:
+    """Return what the tier's own files have already."""
+    try:
+        return sum(512 * entry.stat().st_blocks for entry in os.scandir(path))
+    except OSError:
+        return 0
+
+
+PROBES: Final[dict[str, Callable[[Mapping[str, object], str, float], Finding]]] = {
+    "disk": _probe_drives
+}
+"""How a type of tier is tried, where opening it would change something."""
