@@ -23,7 +23,6 @@ def scheduler(engine="e1", **said):
     gauges = {
         "ucm_healthy": 1,
         "ucm_open_tickets|save": 3,
-        "ucm_held_blocks": 12,
         "ucm_store_capacity_parts": 200,
         "ucm_store_committed_parts": 50,
         "ucm_store_capacity_bytes": 4 << 30,
@@ -34,7 +33,12 @@ def scheduler(engine="e1", **said):
         "ucm_missed_lookups_total|never_offered": 31,
         "ucm_load_failures_total|deadline": 2,
     }
-    told = {"role": "scheduler", "pid": 7, "uptime_s": 120.0, "sizes": {"requests": 5}}
+    told = {
+        "role": "scheduler",
+        "pid": 7,
+        "uptime_s": 120.0,
+        "sizes": {"requests": 5, "held_blocks": 12},
+    }
     return Status(
         **told | {"engine": engine, "gauges": gauges, "counters": counters} | said
     )

@@ -41,6 +41,7 @@ from tests.mutations.of_selection import SELECTION
 from tests.mutations.of_slab import SLAB
 from tests.mutations.of_states import STATES
 from tests.mutations.of_stores import STORES
+from tests.mutations.of_story import STORY
 from tests.mutations.of_stuck import STUCK
 from tests.mutations.of_ticket import TICKET
 from tests.mutations.of_topology import TOPOLOGY
@@ -61,6 +62,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *DOCTOR,
     *STATES,
     *STORES,
+    *STORY,
     *SLAB,
     *INDEX,
     *FAST,

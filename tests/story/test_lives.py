@@ -19,7 +19,9 @@ class TestJoin:
         """A scheduler's lines and a worker's tickets are one story."""
         matched = line("prefix.matched", 0.02, request_id="r1", external_tokens=64)
         (life,) = lives(settled("r1"), matched, missed("r1"), ended("r1"))
-        assert (life.ended, life.missed, life.matched) != (None, None, None)
+        assert life.ended is not None
+        assert life.matched is not None
+        assert [3] == [each.block for each in life.missed]
         assert [1] == [ticket.number for ticket in life.tickets]
 
     def test_a_ticket_goes_to_the_life_that_had_begun(self):
@@ -35,13 +37,25 @@ class TestJoin:
         )
 
     def test_a_ticket_that_names_its_life_goes_there(self):
-        """Saves of an earlier life may be accepted when the next has begun."""
+        """Saves of a request may be accepted when the next of its name has begun."""
         first, second = lives(
             ended("r1", 0.0, 1.0),
             ended("r1", 1.0, 2.0, life=2),
             settled("r1", 1, 1.5, 1.6, generation=1),
         )
         assert (1, 0) == (len(first.tickets), len(second.tickets))
+
+    def test_a_request_that_was_preempted_is_one_story(self):
+        """It is looked up and saved again under the next number, and ends once."""
+        (life,) = lives(
+            missed("r1", 0.1, life=1),
+            settled("r1", 1, 0.2, 0.3, generation=1),
+            missed("r1", 0.5, life=2, reason="not_committed"),
+            settled("r1", 2, 0.6, 0.7, generation=2),
+            ended("r1", 0.0, 1.0, life=2, preemptions=1),
+        )
+        assert ["evicted", "not_committed"] == [each.reason for each in life.missed]
+        assert [1, 2] == [ticket.number for ticket in life.tickets]
 
     def test_a_shared_ticket_is_in_each_life(self):
         """Short prompts are saved together."""

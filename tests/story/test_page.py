@@ -141,6 +141,16 @@ class TestBrowser:
         }
         assert 6 <= dom.count('class="sign"')
 
+    def test_one_request_is_shown_with_what_belongs_to_it(self, tmp_path):
+        """A step to a request zooms to it, dims the others' bars and tells its facts."""
+        click = '<script>document.getElementById("next").click()</script>'
+        text = re.sub("<meta http-equiv[^>]*>", "", page_of_run(tmp_path))
+        dom = self.browse(tmp_path, text.replace("</body>", click), "--dump-dom")
+        bars = re.findall(r'class="bar (dim)?" [^>]*aria-label="(\w+ ?\d*),', dom)
+        assert {"r1", "save 1"} == {name for dim, name in bars if not dim}
+        assert {"r2", "r3", "load 2", "save 3"} == {name for dim, name in bars if dim}
+        assert "evicted" in dom.split('id="facts"')[1]
+
     def test_hostile_names_are_shown_as_they_are(self, tmp_path):
         """A name that looks like a script is text in the browser too."""
         dom = self.browse(tmp_path, page(ended(HOSTILE[:60])), "--dump-dom")

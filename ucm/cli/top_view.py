@@ -162,7 +162,7 @@ def columns_of(engine: EngineView, *, is_wide: bool) -> dict[str, str]:
         "requests": f"{engine.sizes.get('requests', 0):.0f}",
         "saves": f"{_sum(gauges, _OPEN, 'save'):.0f}",
         "loads": f"{_sum(gauges, _OPEN, 'load'):.0f}",
-        "held": f"{gauges.get('ucm_held_blocks', 0):.0f}",
+        "held": f"{engine.sizes.get('held_blocks', 0):.0f}",
         "saved/s": bytes_text(engine.rate(_SETTLED, "save", "committed")),
         "loaded/s": bytes_text(engine.rate(_SETTLED, "load", "committed")),
     }

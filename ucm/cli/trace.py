@@ -119,7 +119,7 @@ def why(request_id: str | None, path: Path, as_json: bool) -> None:  # noqa: FBT
     if not found:
         out.print("No look-up of it fell short, and no load of it failed.")
     for each in found:
-        out.print(clean(f"Life {each['life']}: {each['kind']}, {each['reason']}"))
+        out.print(clean(f"{each['kind'].capitalize()}: {each['reason']}"))
         for name in ("where", "meaning", "detail", "remedy"):
             if each[name]:
                 out.print(f"  {clean(each[name])}")

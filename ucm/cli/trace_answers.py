@@ -7,7 +7,7 @@ from typing import Any
 from ucm.cli.output import clean, console, say_json, table
 from ucm.story.lines import Other
 from ucm.story.lives import Life
-from ucm.story.misses import explain_failure, explain_miss
+from ucm.story.misses import Explained, explain_failure, explain_miss
 from ucm.story.told import (
     bytes_text,
     detail_text,
@@ -72,35 +72,32 @@ def life_dict(life: Life, others: list[Other]) -> dict[str, object]:
 
 
 def reasons_of(life: Life) -> Iterator[dict[str, Any]]:
-    """Yield why a life's tokens were computed: its miss, and its failed load."""
-    ended, missed = life.ended, life.missed
-    reason = missed.reason if missed else ended.miss if ended else None
-    if reason:
-        where = ""
-        if missed is not None and missed.block is not None:
-            where = (
-                f"{missed.found_tokens} of {missed.wanted_tokens} tokens were found; "
-                f"the first missing block is number {missed.block}, its key {missed.key}"
-            )
-        elif ended is not None and ended.first_missing is not None:
-            where = f"the first missing block is number {ended.first_missing}"
-        yield {
-            "life": life.number,
-            "kind": "miss",
-            "reason": reason,
-            "where": where,
-            **explain_miss(reason)._asdict(),
-            "detail": detail_text(missed) if missed else "",
-        }
-    if ended is not None and ended.load_failure:
-        yield {
-            "life": life.number,
-            "kind": "failed load",
-            "reason": ended.load_failure,
-            "where": "",
-            **explain_failure(ended.load_failure)._asdict(),
-            "detail": "; ".join({t.error for t in life.tickets if t.error}),
-        }
+    """Yield why a life's tokens were computed: its misses, and its failed load."""
+    ended = life.ended
+    for missed in life.missed:
+        where = f"{missed.found_tokens} of {missed.wanted_tokens} tokens were found"
+        if missed.block is not None:
+            where += f"; the first missing block is number {missed.block}"
+            where += f", its key {missed.key}" if missed.key else ""
+        detail = detail_text(missed)
+        yield _reason("miss", missed.reason, explain_miss(missed.reason), where, detail)
+    if ended is None:
+        return
+    if ended.miss and not life.missed:
+        has_place = ended.first_missing is not None
+        where = f"the first missing block is number {ended.first_missing}"
+        place = where if has_place else ""
+        yield _reason("miss", ended.miss, explain_miss(ended.miss), place, "")
+    if reason := ended.load_failure:
+        errors = "; ".join(sorted({each.error for each in life.tickets if each.error}))
+        yield _reason("failed load", reason, explain_failure(reason), "", errors)
+
+
+def _reason(
+    kind: str, reason: str, explained: Explained, where: str, detail: str
+) -> dict[str, Any]:
+    told = {"kind": kind, "reason": reason, "where": where, "detail": detail}
+    return told | explained._asdict()
 
 
 def say_reasons(totals: Totals, notes: list[str], *, as_json: bool) -> None:

@@ -149,12 +149,12 @@ def _gaps(moments: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], 
 def _bar_of_life(life: Life, began_s: float) -> Bar:
     facts = [("request", life.request_id)]
     if life.number:
-        facts.append(("life", str(life.number)))
+        facts.append(("times in memory", str(life.number)))
     facts += [("outcome", word) for word in (life.outcome, *life.marks)]
     facts.append(("took", seconds_text(life.end_s - life.begin_s)))
     facts += [("", sentence) for sentence in summary_of(life)]
-    ended, missed = life.ended, life.missed
-    if missed is not None:
+    ended = life.ended
+    for missed in life.missed[:1]:
         facts.append(("what to do", explain_miss(missed.reason).remedy))
     if ended is not None and ended.load_failure:
         facts.append(("what to do", explain_failure(ended.load_failure).remedy))

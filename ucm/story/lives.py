@@ -2,9 +2,10 @@
 """
 Puts together what belongs to one life of a request, over all processes.
 
-A scheduler's lines name request and life. Workers' tickets name requests, one of them with
-its life: a ticket goes to the life of that number, or to the last that had begun by then,
-because ids and numbers come again after a restart.
+A life is what one ``request.ended`` is about: a request from its first look-up until nothing
+of it was open, in all the times that it had blocks. Other lines name a request, and some the
+number of a time that it had blocks: they go to what ended with that number, or else to the
+last that had begun by then, because ids and numbers come again after a restart.
 """
 
 import bisect
@@ -27,11 +28,11 @@ _LOOKED_AT: Final = 64
 @attrs.define
 class Life:
     """
-    One stay of a request in the engine's memory, with all that is known of it.
+    A request from its first look-up to its end, with all that is known of it.
 
     Args:
         request_id: The engine's name for it.
-        number: Which life of the request; 0 where no line says so.
+        number: How often it was given blocks; 0 where no line says so.
         process: The scheduler that told of it; empty if none did.
     """
 
@@ -39,14 +40,15 @@ class Life:
     number: int = 0
     process: str = ""
     ended: Ended | None = None
-    missed: Missed | None = None
     matched: Matched | None = None
+    missed: list[Missed] = attrs.Factory(list)
     tickets: list[Settled] = attrs.Factory(list)
 
     def lines(self) -> Iterator[Line]:
         """Yield all that was told of it."""
-        told: tuple[Line | None, ...] = (self.ended, self.missed, self.matched)
+        told: tuple[Line | None, ...] = (self.ended, self.matched)
         yield from filter(None, told)
+        yield from self.missed
         yield from self.tickets
 
     @property
@@ -58,7 +60,7 @@ class Life:
 
     @property
     def end_s(self) -> float:
-        """When it ended, or was heard of last; its saves may go on behind that."""
+        """When nothing of it was open any more, or when it was heard of last."""
         if self.ended is not None:
             return max(self.ended.timestamp_s, self.begin_s)
         return max(line.timestamp_s for line in self.lines())
@@ -83,19 +85,12 @@ class Life:
 
 def lives_of(collected: Collected) -> list[Life]:
     """Return all lives in the order in which they began."""
-    lives: dict[tuple[str, str, int], Life] = {}
-
-    def same(line: Ended | Missed) -> Life:
-        key = (line.process, line.request_id, line.life)
-        return lives.setdefault(key, Life(line.request_id, line.life, line.process))
-
-    for ended in collected.ended.lines():
-        same(ended).ended = ended
-    for missed in collected.missed.lines():
-        same(missed).missed = missed
     known: dict[str, _Known] = {}
-    for life in sorted(lives.values(), key=lambda life: life.begin_s):
-        known.setdefault(life.request_id, _Known()).add(life)
+    for ended in collected.ended.lines():
+        life = Life(ended.request_id, ended.life, ended.process, ended)
+        known.setdefault(ended.request_id, _Known()).add(life, ended.when_s)
+    for missed in collected.missed.lines():
+        _of(known, missed, missed.request_id, missed.life).missed.append(missed)
     for matched in collected.matched.lines():
         _of(known, matched, matched.request_id, matched.life).matched = matched
     for ticket in collected.settled.lines():
@@ -112,9 +107,10 @@ class _Known:
     lives: list[Life] = attrs.Factory(list)
     begins: list[float] = attrs.Factory(list)
 
-    def add(self, life: Life) -> None:
+    def add(self, life: Life, begin_s: float) -> Life:
         self.lives.append(life)
-        self.begins.append(life.begin_s)
+        self.begins.append(begin_s)
+        return life
 
 
 def _of(
@@ -123,10 +119,7 @@ def _of(
     """Return whose a line is; a life of which no scheduler has told if there is none."""
     candidates = known.setdefault(request_id, _Known())
     if not candidates.lives:
-        life = Life(request_id, number or 0)
-        candidates.lives.append(life)
-        candidates.begins.append(line.when_s)
-        return life
+        return candidates.add(Life(request_id, number or 0), line.when_s)
     begun = bisect.bisect_right(candidates.begins, line.when_s + _SKEW_S)
     newest = candidates.lives[max(0, begun - _LOOKED_AT) : begun]
     same = [life for life in newest if life.number == number]

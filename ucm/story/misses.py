@@ -16,24 +16,24 @@ class Explained(NamedTuple):
 
 MISSES: Final[Mapping[str, Explained]] = {
     "never_offered": Explained(
-        "No engine has offered this block to the store since it began to keep note.",
+        "Nobody has saved this block or tried to, as far as is remembered.",
         "Nothing: the first request with a prompt computes it. If it was asked before, "
         "compare the prompts: one other token changes all blocks behind it.",
     ),
     "queue": Explained(
-        "The save was refused because the queue was full.",
+        "Its save, or this load, was refused or dropped: too many waited.",
         "Raise queue.tickets or queue.nbytes, or use a faster medium for the slab.",
     ),
     "too_short": Explained(
-        "No whole block was left: only whole blocks are stored.",
+        "The request has no whole block, and only whole blocks are stored.",
         "Nothing, or a smaller block_size of the engine.",
     ),
     "admission": Explained(
-        "A setting or the request itself kept the block from being saved.",
+        "A setting or a wish of the request keeps it from being saved or looked up.",
         "Look at save_decoded, at kv_role, and at what the request asks of the store.",
     ),
     "failed": Explained(
-        "The block was to be saved, and its save failed or was dropped.",
+        "Its save failed, or the load that this request had before.",
         "Look at the outcomes of saves: `ucm trace stats`; then at the store's medium.",
     ),
     "evicted": Explained(
@@ -58,7 +58,7 @@ MISSES: Final[Mapping[str, Explained]] = {
         "Look at the failed loads: `ucm trace why REQUEST` of those before.",
     ),
     "bypassed": Explained(
-        "The store had not answered several look-ups, so it was not asked for a while.",
+        "The store was not asked: it had not answered before.",
         "Look at the store's medium, and at store.bypassed in the log.",
     ),
     "unavailable": Explained(
@@ -66,15 +66,15 @@ MISSES: Final[Mapping[str, Explained]] = {
         "Look at the store's medium, and whether the slab's files are still there.",
     ),
     "late": Explained(
-        "The answer was not known in time.",
-        "Look at how busy the machine is; a look-up is not waited for.",
+        "What its key depends on, such as the weights, was not known in time.",
+        "Look for weights.doubted in the log; a look-up waits for a moment only.",
     ),
     "unkeyed": Explained(
-        "It was not known what the request's adapter holds, so nothing could be asked.",
+        "It is not known what its key depends on, such as the request's adapter.",
         "Leave adapters where they are; see immutable_adapters.",
     ),
     "unknown": Explained(
-        "The reason is not known any more: what is remembered is bounded.",
+        "The block is not there, and what is remembered, which is bounded, has no reason.",
         "Ask soon after the miss, or look further back in the log.",
     ),
 }
@@ -86,7 +86,7 @@ FAILED_LOADS: Final[Mapping[str, Explained]] = {
         "Raise timeout.load, or use a faster medium.",
     ),
     "deadline": Explained(
-        "The load's time was up.", "Look at which stage took so long, below."
+        "The load's time was up.", "Look at which stage took long: `ucm trace show`."
     ),
     "corrupt": Explained(
         "A checksum did not hold; the block was computed instead.",

@@ -35,6 +35,8 @@ _PAGE = """<!doctype html>
 <button id="in" title="Zoom in (+)">+</button>
 <button id="out" title="Zoom out (-)">&minus;</button>
 <button id="all" title="Show all of it (0)">All</button>
+<button id="before" title="The request before (p)">&lsaquo;</button>
+<button id="next" title="Show one request after the other (n)">Next request &rsaquo;</button>
 <label>Find a request <input id="find" type="search" maxlength="200"></label>
 <span id="hint">Drag to move. Ctrl and wheel to zoom. Double-click a bar to zoom to it.</span>
 </div>

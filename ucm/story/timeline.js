@@ -179,7 +179,7 @@
       stroke: worst.colour, "stroke-width": worst.heavy ? 2.5 : 1.2, class: "frame",
       ...(worst.dash ? { "stroke-dasharray": worst.dash } : {}),
     });
-    if (bar.released !== null) {
+    if (bar.released !== null && width > 10) {
       const at = x(bar.begin + bar.released);
       make(group, "path", { d: `M${at - 4} ${y - 2}H${at + 4}L${at} ${y + 4}ZM${at} ${y + 4}V${y + BAR}`, fill: "#000", stroke: "#000", class: "released" });
     }
@@ -208,9 +208,7 @@
     group.addEventListener("keydown", (event) => event.key === "Enter" && choose(event));
     group.addEventListener("dblclick", (event) => {
       event.stopPropagation();
-      const begin = squeeze(bar.begin), end = squeeze(bar.end);
-      const margin = Math.max((end - begin) * 0.1, 1e-6);
-      show(begin - margin, end + margin);
+      around([bar]);
     });
   };
 
@@ -246,7 +244,9 @@
   const draw = () => {
     const width = chart.parentElement.clientWidth;
     const left = LEFT;
-    const height = AXIS + data.lanes.reduce((sum, lane) => sum + lane.rows * ROW + GAP, 0);
+    const inView = (bar) => squeeze(bar.end) >= from && squeeze(bar.begin) <= to;
+    const lanes = data.lanes.filter((lane) => lane.bars.some(inView));
+    const height = AXIS + lanes.reduce((sum, lane) => sum + lane.rows * ROW + GAP, 0);
     const x = (at) => left + ((squeeze(at) - from) / (to - from)) * (width - left);
     x.left = left;
     chart.replaceChildren();
@@ -261,7 +261,7 @@
     make(make(defs, "clipPath", { id: "inside" }), "rect", { x: left, y: 0, width: width - left, height });
     axis(width, left, height, x);
     let top = AXIS;
-    for (const lane of data.lanes) {
+    for (const lane of lanes) {
       const tall = lane.rows * ROW + GAP;
       make(chart, "line", { x1: 0, x2: width, y1: top, y2: top, stroke: "#cfd6de" });
       const name = { requests: "requests", save: "saves", load: "loads" }[lane.kind] || lane.kind;
@@ -274,7 +274,7 @@
       }
       const inside = make(chart, "g", { "clip-path": "url(#inside)" });
       for (const bar of lane.bars) {
-        if (squeeze(bar.end) >= from && squeeze(bar.begin) <= to) drawBar(inside, lane, bar, x, top + GAP / 2 + bar.row * ROW + 2);
+        if (inView(bar)) drawBar(inside, lane, bar, x, top + GAP / 2 + bar.row * ROW + 2);
       }
       top += tall;
     }
@@ -288,6 +288,21 @@
   const zoom = (factor, at) => {
     const middle = at === undefined ? (from + to) / 2 : at;
     show(middle - (middle - from) * factor, middle + (to - middle) * factor);
+  };
+  const around = (bars) => {
+    const begin = Math.min(...bars.map((bar) => squeeze(bar.begin)));
+    const end = Math.max(...bars.map((bar) => squeeze(bar.end)));
+    const margin = Math.max((end - begin) * 0.1, 1e-6);
+    show(begin - margin, end + margin);
+  };
+  // The next request, or the one before, with all that belongs to it.
+  const step = (by) => {
+    const requests = all.filter(({ lane }) => lane.kind === "requests").map(({ bar }) => bar);
+    if (!requests.length) return;
+    const at = requests.indexOf(chosen);
+    chosen = requests[at < 0 ? 0 : Math.min(Math.max(at + by, 0), requests.length - 1)];
+    tell(chosen);
+    around(all.map(({ bar }) => bar).filter((bar) => bar === chosen || (isShown(bar) && bar.begin <= chosen.end && bar.end >= chosen.begin)));
   };
   const reset = () => show(-0.01 * span, 1.02 * span);
 
@@ -313,12 +328,15 @@
   document.getElementById("in").addEventListener("click", () => zoom(0.5));
   document.getElementById("out").addEventListener("click", () => zoom(2));
   document.getElementById("all").addEventListener("click", reset);
+  document.getElementById("before").addEventListener("click", () => step(-1));
+  document.getElementById("next").addEventListener("click", () => step(1));
   document.getElementById("find").addEventListener("input", (event) => { sought = event.target.value; draw(); });
   addEventListener("keydown", (event) => {
     if (event.target.tagName === "INPUT" || event.ctrlKey || event.metaKey || event.altKey) return;
     const by = (to - from) * 0.2;
     const keys = {
       "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: reset,
+      n: () => step(1), p: () => step(-1),
       ArrowLeft: () => show(from - by, to - by), ArrowRight: () => show(from + by, to + by),
       Escape: () => { chosen = null; tell(null); draw(); },
     };

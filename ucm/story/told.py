@@ -111,10 +111,10 @@ def happenings_of(life: Life, others: Iterable[Other] = ()) -> list[Happening]:
 
 
 def _from_scheduler(life: Life) -> Iterator[Happening]:
-    ended, missed, matched = life.ended, life.missed, life.matched
+    ended, matched = life.ended, life.matched
     if ended is not None and ended.began_s is not None:
-        yield Happening(ended.began_s, ended.process, "began", f"life {life.number}")
-    if missed is not None:
+        yield Happening(ended.began_s, ended.process, "began", "first look-up")
+    for missed in life.missed:
         place = "" if missed.block is None else f"at block {missed.block}"
         if missed.group is not None:
             place += f" of group {missed.group}"
@@ -137,9 +137,9 @@ def _from_scheduler(life: Life) -> Iterator[Happening]:
 def _end_of(ended: Ended) -> tuple[str, str]:
     took = ""
     if ended.began_s is not None:
-        took = f"after {seconds_text(ended.timestamp_s - ended.began_s)}"
+        took = f"nothing open after {seconds_text(ended.timestamp_s - ended.began_s)}"
     if ended.load_s:
-        took += f", of which it waited {seconds_text(ended.load_s)} for its load"
+        took += f"; it waited {seconds_text(ended.load_s)} for its load"
     return ended.outcome, took
 
 
