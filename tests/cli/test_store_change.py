@@ -197,6 +197,7 @@ class TestCompact:
 class TestJoin:
     def test_slab_that_is_gone_when_it_is_joined_is_not_made(self, tmp_path):
         """Between a look and the joining it may have been removed: nothing is made."""
+        before = tmp_path.stat().st_mtime_ns
         for place in (tmp_path, tmp_path / "no"):
             with pytest.raises(ConfigError):
                 SlabStore(
@@ -206,6 +207,7 @@ class TestJoin:
                     joins_only=True,
                 )
         assert [] == list(tmp_path.iterdir())
+        assert before == tmp_path.stat().st_mtime_ns  # nor made for a moment
 
     def test_directory_without_a_slab_gets_none(self, tmp_path):
         """Whoever joins makes nothing: not the directory, and no slab in it."""

@@ -199,8 +199,11 @@ class TestWarm:
         with open_slab(target) as store:
             stored = make_keys(6)
             save(store, stored, uses=uses_at([now - 100 * hour] * 6))
+        ask(capsys, "store", "warm", file, target, "--most", BLOCK_BYTES)
+        with open_slab(target) as store:
+            assert [False, True, False] == store.contains(CHATS)
         answer = ask(capsys, "store", "warm", file, target)
-        assert (2, 1) == (answer["blocks"], answer["no_room"])
+        assert (1, 1, 1) == (answer["blocks"], answer["present"], answer["no_room"])
         with open_slab(target) as store:
             assert [True] * 6 == store.contains(stored)
             assert [False, True, True] == store.contains(CHATS)

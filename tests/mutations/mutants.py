@@ -38,6 +38,7 @@ from tests.mutations.of_rows import ROWS
 from tests.mutations.of_runner import RUNNER
 from tests.mutations.of_sched import SCHED
 from tests.mutations.of_selection import SELECTION
+from tests.mutations.of_shelf import SHELF
 from tests.mutations.of_slab import SLAB
 from tests.mutations.of_states import STATES
 from tests.mutations.of_stores import STORES
@@ -63,6 +64,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STATES,
     *STORES,
     *STORY,
+    *SHELF,
     *SLAB,
     *INDEX,
     *FAST,

@@ -268,7 +268,7 @@ def _read(fd: int, plan: Plan, num_blocks: int, depth: int) -> Row:
         chance, mine = random.Random(number), took[number]
         with _aligned(plan) as into:
             now = time.monotonic()
-            while now < end and not problems:
+            while (now < end or not mine) and not problems:
                 try:
                     at = chance.randrange(num_blocks) * plan.block_bytes
                     os.preadv(fd, [into], at)
