@@ -92,7 +92,7 @@ class SchedulerAdapter:
         limits: SaveLimits = SaveLimits(),  # noqa: B008 - frozen
     ) -> None:
         self._layout = layout
-        self._matcher = PrefixMatcher(
+        self._matcher = self.matcher = PrefixMatcher(
             layout, index, keyspace_digest, shards, full_hits=full_hits
         )
         self._ledger = self.holds = HoldLedger()
@@ -334,11 +334,6 @@ class SchedulerAdapter:
         """Take note that the engine has freed the blocks of deferred requests."""
         self._deferrals.ended(request_ids)
         self.records.freed(request_ids)
-
-    @property
-    def matcher(self) -> PrefixMatcher:
-        """What finds prefixes, and names their keys."""
-        return self._matcher
 
     # Upkeep.
 

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's process: when it is there, what it leaves, and when it ends."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.kit.file_tier import registration
+from tests.stores.slab_kit import open_slab
+from ucm.agent.client import AgentClient
+from ucm.agent.launch import Launcher
+from ucm.agent.protocol import (
+    FRAME_HEADER,
+    SOCKET_NAME,
+    FromAgent,
+    GetStatus,
+    Status,
+    encode_frame,
+)
+from ucm.config import UCMConfig
+from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
+from ucm.tracing import close_log, open_log
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = make_keys(6)
+LIMIT_S = 120.0
+
+
+class Place:
+    """A slab in memory and a tier on a disk."""
+
+    def __init__(self, tmp_path: Path, shm: Path) -> None:
+        self.slab, self.tier, self.log = (
+            shm / "slab",
+            tmp_path / "tier",
+            tmp_path / "log",
+        )
+        self.path = registration(tmp_path / "registration")
+        self.env = {"PYTHONPATH": os.pathsep.join([str(self.path), str(ROOT)])}
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What an engine is given."""
+        return {
+            "store": {"path": str(self.slab)},
+            "tiers": [{"type": "file-tier", "path": str(self.tier)}],
+            "log": {"directory": str(self.log)},
+            "timeout": {"fetch": 30.0},
+        }
+
+    @contextmanager
+    def agent(self, *arguments: str, **settings: object):
+        """Run an agent as a service does."""
+        file = self.slab.parent / "settings.json"
+        file.write_text(json.dumps(self.settings | settings))
+        command = [sys.executable, "-m", "ucm.agent", "--config", str(file), *arguments]
+        process = subprocess.Popen(
+            command,
+            env=os.environ | self.env,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    @contextmanager
+    def client(self):
+        """Be an engine."""
+        log = open_log(UCMConfig().log, "scheduler")
+        client = AgentClient(self.slab, 4096, log)
+        try:
+            until(lambda: client.is_up)
+            yield client
+        finally:
+            client.close()
+            close_log(log)
+
+    def status(self) -> dict:
+        """Ask the agent how it is."""
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(LIMIT_S)
+            peer.connect(str(self.slab / SOCKET_NAME))
+            peer.sendall(encode_frame(GetStatus()))
+            data = b""
+            while piece := peer.recv(1 << 16):
+                data += piece
+        told = msgspec.msgpack.decode(data[FRAME_HEADER.size :], type=FromAgent)
+        assert isinstance(told, Status)
+        return told.told
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Return where it all is; the slab's path is short."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
+        yield Place(tmp_path, Path(shm))
+
+
+def until(is_so) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert deadline > time.monotonic()
+        time.sleep(0.005)
+
+
+class TestAgent:
+    def test_agent_spills_and_fetches_for_a_process_of_another_kind(
+        self, place
+    ) -> None:
+        """R-53, R-63: an agent that runs as a service spills what is saved and brings it
+        back; its socket is its user's alone."""
+        with open_slab(place.slab, 64) as slab, place.agent("--linger", "-1"):
+            with place.client() as client:
+                mode = stat.S_IMODE((place.slab / SOCKET_NAME).stat().st_mode)
+                assert 0o600 == mode
+                save(slab, KEYS)
+                until(
+                    lambda: (
+                        place.status()["slots"]["4096"]["spilled"][0]["spilled"] == 6
+                    )
+                )
+                slab.clear(b"")
+                sizes = [BLOCK_BYTES] * 6
+                assert client.want("a", KEYS, sizes, seconds=30.0, hold_s=5.0)
+                until(lambda: not client.is_pending("a"))
+                assert (6, "") == client.answer("a")
+                assert [payload(key) for key in KEYS] == load(slab, KEYS)
+                told = place.status()
+                assert (["file"], 6) == (
+                    told["media"],
+                    told["slots"]["4096"]["fetched"]["fetched"],
+                )
+
+    def test_told_to_end_it_spills_what_waits(self, place) -> None:
+        """R-55: SIGTERM ends an agent within its time, and what was committed by then is
+        in the tier."""
+        with open_slab(place.slab, 64) as slab, place.agent("--linger", "-1") as agent:
+            with place.client():
+                save(slab, KEYS)
+                agent.send_signal(signal.SIGTERM)
+                assert 0 == agent.wait(LIMIT_S)
+        assert 6 == len(list(place.tier.iterdir()))
+        (log,) = place.log.iterdir()
+        assert "agent.ended" == json.loads(log.read_text().splitlines()[-1])["event"]
+
+    def test_agent_that_nobody_needs_ends(self, place) -> None:
+        """R-63: behind its last engine an agent lingers, and is gone then."""
+        with open_slab(place.slab, 64), place.agent("--linger", "1") as agent:
+            with place.client():
+                assert agent.poll() is None
+            assert 0 == agent.wait(LIMIT_S)
+
+    def test_slab_has_one_agent(self, place) -> None:
+        """R-63: a second agent of a slab sees the first and ends; one that was killed is
+        followed by the next."""
+        with open_slab(place.slab, 64):
+            with place.agent("--linger", "-1"):
+                until((place.slab / SOCKET_NAME).exists)
+                with place.agent("--linger", "-1") as second:
+                    assert 0 == second.wait(LIMIT_S)
+            with place.agent("--linger", "-1"), place.client() as client:
+                assert client.is_up
+
+    def test_agent_of_a_slab_that_is_gone_ends(self, place) -> None:
+        """R-63: where the slab's files are removed the agent ends, and does no harm."""
+        with open_slab(place.slab, 64) as slab, place.agent("--linger", "-1") as agent:
+            with place.client():
+                save(slab, KEYS)
+                for path in place.slab.iterdir():
+                    path.unlink()
+                assert 0 == agent.wait(LIMIT_S)
+
+    def test_agent_without_a_slab_waits_for_it_only_so_long(self, place) -> None:
+        """R-63: an agent that was started before every engine waits for the slab."""
+        with place.agent("--linger", "0.1") as agent:
+            assert 0 == agent.wait(LIMIT_S)
+        assert not place.slab.exists()
+
+    @pytest.mark.parametrize(
+        ("settings", "problem"),
+        [
+            ({"tiers": []}, "no tier"),
+            ({"tiers": [{"type": "tape"}]}, "tiers.0.type='tape'"),
+            ({"store": {"path": 7}}, "store.path"),
+        ],
+    )
+    def test_wrong_settings_are_refused_in_one_line(
+        self, place, settings, problem
+    ) -> None:
+        """X-09: an agent that cannot be used as it is set says so, and ends with 2."""
+        with open_slab(place.slab, 8), place.agent(**settings) as agent:
+            _, said = agent.communicate(timeout=LIMIT_S)
+        assert (2, 1) == (agent.returncode, said.count("\n"))
+        assert problem in said
+
+    def test_launcher_starts_one_and_another_behind_its_death(
+        self, place, monkeypatch
+    ) -> None:
+        """R-63: an engine starts the agent that is not there, once, and again when it was
+        killed; its settings travel whole."""
+        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
+        monkeypatch.chdir(ROOT)
+        launch = Launcher(UCMConfig.from_mapping(place.settings))
+        with open_slab(place.slab, 64):
+            launch()
+            first = launch._process
+            launch()
+            assert first is launch._process
+            with place.client():
+                first.kill()
+                first.wait()
+                launch()
+                assert first is not launch._process
+                until(lambda: is_served(place, launch._process.pid))
+            launch._process.terminate()
+            assert 0 == launch._process.wait(LIMIT_S)
+
+
+def is_served(place: Place, pid: int) -> bool:
+    """Return whether this process is the agent by now."""
+    try:
+        return pid == place.status()["pid"]
+    except (ConnectionError, msgspec.DecodeError):
+        return False

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which blocks are asked of tiers, in which order, and when it is worth a question."""
+
+import pytest
+
+from tests.testing.host_kit import HYBRID, ONE_FULL
+from ucm.blocks import BlockKey, ShardId
+from ucm.scheduler.matching import MatchReason, PrefixMatch, PrefixMatcher
+from ucm.scheduler.wanting import falls_short, wanted_blocks
+
+DIGEST = bytes(range(16))
+
+
+def matcher_of(layout, index=None, num_shards=1):
+    """Return what names the keys of a layout."""
+    shards = [ShardId(number) for number in range(num_shards)]
+    return PrefixMatcher(layout, index, DIGEST, shards, full_hits=True)
+
+
+def hashes_of(count):
+    """Return so many hashes."""
+    return [bytes([number]) * 32 for number in range(1, count + 1)]
+
+
+class Everything:
+    """An index over some keys."""
+
+    def __init__(self, keys):
+        self._keys = set(keys)
+
+    def match(self, keys):
+        """Return how many from the start are there."""
+        there = [key in self._keys for key in keys]
+        return there.index(False) if False in there else len(there)
+
+    def contains(self, keys):
+        """Return which are there."""
+        return [key in self._keys for key in keys]
+
+
+class TestWantedBlocks:
+    def test_all_parts_of_a_block_stand_together(self) -> None:
+        """R-53: blocks in order, each with the parts of all ranks and their own sizes."""
+        size = ONE_FULL.groups[0].block_tokens
+        wanted = wanted_blocks(
+            ONE_FULL,
+            matcher_of(ONE_FULL, num_shards=2),
+            hashes_of(4),
+            range(size, 4 * size),
+            {ShardId(0): [10], ShardId(1): [20]},
+        )
+        parts = [BlockKey.unpack(key) for key in wanted.keys]
+        expected = [(hash_, shard) for hash_ in hashes_of(4)[1:] for shard in (0, 1)]
+        assert expected == [(part.block_hash, part.shard_id) for part in parts]
+        assert [10, 20] * 3 == wanted.sizes
+
+    @pytest.mark.parametrize("layout", [ONE_FULL, HYBRID])
+    def test_what_is_wanted_makes_the_longest_hit(self, layout) -> None:
+        """R-54: with exactly the wanted blocks in the slab a request hits as far as it
+        may, whatever windows and states its groups have."""
+        matcher = matcher_of(layout)
+        hashes = hashes_of(24)
+        tokens = 24 * layout.hash_block_tokens
+        longest = matcher.longest(tokens, hashes)
+        sizes = {ShardId(0): [7] * len(layout.groups)}
+        wanted = wanted_blocks(layout, matcher, hashes, range(longest), sizes)
+        assert len(set(wanted.keys)) == len(wanted.keys) == len(wanted.sizes)
+        full = matcher_of(layout, Everything(wanted.keys))
+        assert longest == full.match(tokens, hashes, 0, ()).tokens
+        for at in range(len(wanted.keys)):
+            rest = [*wanted.keys[:at], *wanted.keys[at + 1 :]]
+            less = matcher_of(layout, Everything(rest))
+            assert longest > less.match(tokens, hashes, 0, ()).tokens
+
+    def test_nothing_is_wanted_of_an_engine_without_keys(self) -> None:
+        """R-54: while the key space is not known there is nothing to ask for."""
+        matcher = matcher_of(ONE_FULL)
+        matcher.rekey(b"")
+        wanted = wanted_blocks(
+            ONE_FULL, matcher, hashes_of(4), range(64), {ShardId(0): [1]}
+        )
+        assert ([], []) == wanted
+
+
+class TestFallsShort:
+    @pytest.mark.parametrize(
+        ("match", "is_so"),
+        [
+            (PrefixMatch(0, MatchReason.MISS), True),
+            (PrefixMatch(16, MatchReason.HIT), True),
+            (PrefixMatch(48, MatchReason.HIT), False),
+            (PrefixMatch(0, MatchReason.TOO_SHORT), False),
+            (PrefixMatch(0, MatchReason.UNKEYED), False),
+            (PrefixMatch(0, MatchReason.BYPASS), False),
+            (PrefixMatch(0, MatchReason.LOAD_FAILED), False),
+            (PrefixMatch(0, MatchReason.UNAVAILABLE), False),
+        ],
+    )
+    def test_only_what_was_looked_up_and_missed_is_asked_for(
+        self, match, is_so
+    ) -> None:
+        """R-54: a request whose load would come to nothing asks nobody."""
+        assert is_so is falls_short(match, 16, 64)
