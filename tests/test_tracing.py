@@ -39,6 +39,7 @@ EVENTS = {
     "HOLD_TAKEN": "hold.taken",
     "LOG_DROPPED": "log.dropped",
     "PREFIX_MATCHED": "prefix.matched",
+    "PREFIX_MISSED": "prefix.missed",
     "REQUEST_ENDED": "request.ended",
     "SUMMARY": "summary",
     "TRACE_RING": "trace.ring",

@@ -159,7 +159,10 @@ _LEVELS = {
 
 
 _PER_PROCESS: Final = frozenset(
-    (RUNTIME_STARTED, RUNTIME_CLOSED, SCHEDULER_STARTED, SCHEDULER_CLOSED)
+    (
+        *(RUNTIME_STARTED, RUNTIME_CLOSED, SCHEDULER_STARTED, SCHEDULER_CLOSED),
+        *(AGENT_STARTED, AGENT_ENDED, MEMORY_PINNED),
+    )
 )
 """Events at ``info`` of which standard error gets one line each."""
 _PER_FAILURE: Final = frozenset((STAGE_FAILED, STORE_HUNG, HOLD_QUARANTINED))

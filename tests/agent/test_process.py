@@ -127,36 +127,38 @@ class TestAgent:
     ) -> None:
         """R-53, R-63: an agent that runs as a service spills what is saved and brings it
         back; its socket is its user's alone."""
-        with open_slab(place.slab, 64) as slab, place.agent("--linger", "-1"):
-            with place.client() as client:
-                mode = stat.S_IMODE((place.slab / SOCKET_NAME).stat().st_mode)
-                assert 0o600 == mode
-                save(slab, KEYS)
-                until(
-                    lambda: (
-                        place.status()["slots"]["4096"]["spilled"][0]["spilled"] == 6
-                    )
-                )
-                slab.clear(b"")
-                sizes = [BLOCK_BYTES] * 6
-                assert client.want("a", KEYS, sizes, seconds=30.0, hold_s=5.0)
-                until(lambda: not client.is_pending("a"))
-                assert (6, "") == client.answer("a")
-                assert [payload(key) for key in KEYS] == load(slab, KEYS)
-                told = place.status()
-                assert (["file"], 6) == (
-                    told["media"],
-                    told["slots"]["4096"]["fetched"]["fetched"],
-                )
+        with (
+            open_slab(place.slab, 64) as slab,
+            place.agent("--linger", "-1"),
+            place.client() as client,
+        ):
+            mode = stat.S_IMODE((place.slab / SOCKET_NAME).stat().st_mode)
+            assert 0o600 == mode
+            save(slab, KEYS)
+            until(lambda: place.status()["slots"]["4096"]["spilled"][0]["spilled"] == 6)
+            slab.clear(b"")
+            sizes = [BLOCK_BYTES] * 6
+            assert client.want("a", KEYS, sizes, seconds=30.0, hold_s=5.0)
+            until(lambda: not client.is_pending("a"))
+            assert (6, "") == client.answer("a")
+            assert [payload(key) for key in KEYS] == load(slab, KEYS)
+            told = place.status()
+            assert (["file"], 6) == (
+                told["media"],
+                told["slots"]["4096"]["fetched"]["fetched"],
+            )
 
     def test_told_to_end_it_spills_what_waits(self, place) -> None:
         """R-55: SIGTERM ends an agent within its time, and what was committed by then is
         in the tier."""
-        with open_slab(place.slab, 64) as slab, place.agent("--linger", "-1") as agent:
-            with place.client():
-                save(slab, KEYS)
-                agent.send_signal(signal.SIGTERM)
-                assert 0 == agent.wait(LIMIT_S)
+        with (
+            open_slab(place.slab, 64) as slab,
+            place.agent("--linger", "-1") as agent,
+            place.client(),
+        ):
+            save(slab, KEYS)
+            agent.send_signal(signal.SIGTERM)
+            assert 0 == agent.wait(LIMIT_S)
         assert 6 == len(list(place.tier.iterdir()))
         (log,) = place.log.iterdir()
         assert "agent.ended" == json.loads(log.read_text().splitlines()[-1])["event"]
@@ -181,12 +183,15 @@ class TestAgent:
 
     def test_agent_of_a_slab_that_is_gone_ends(self, place) -> None:
         """R-63: where the slab's files are removed the agent ends, and does no harm."""
-        with open_slab(place.slab, 64) as slab, place.agent("--linger", "-1") as agent:
-            with place.client():
-                save(slab, KEYS)
-                for path in place.slab.iterdir():
-                    path.unlink()
-                assert 0 == agent.wait(LIMIT_S)
+        with (
+            open_slab(place.slab, 64) as slab,
+            place.agent("--linger", "-1") as agent,
+            place.client(),
+        ):
+            save(slab, KEYS)
+            for path in place.slab.iterdir():
+                path.unlink()
+            assert 0 == agent.wait(LIMIT_S)
 
     def test_agent_without_a_slab_waits_for_it_only_so_long(self, place) -> None:
         """R-63: an agent that was started before every engine waits for the slab."""

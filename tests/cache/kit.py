@@ -145,9 +145,9 @@ class Host:
 
 
 def our_threads() -> set[str]:
-    """Return the names of threads of ours that run, but for an engine's door."""
+    """Return the names of threads of ours that run, but for those that no cache has."""
     names = {each.name for each in threading.enumerate() if each.name[:4] == "ucm-"}
-    return names - {"ucm-vitals", "ucm-signs"}
+    return names - {"ucm-vitals", "ucm-signs", "ucm-disk", "ucm-files"}
 
 
 def run(loop: str, main: Callable[[], Awaitable[None]]) -> None:

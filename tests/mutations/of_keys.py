@@ -307,8 +307,8 @@ KEYS = (
         name="adapter_found_by_name",
         why="A request finds what another content of its adapter computed.",
         file=_SCHEDULER,
-        find="request.num_tokens,\n            self._adapters.hashes_of(request),",
-        replace="request.num_tokens,\n            request.block_hashes,",
+        find="        hashes = self._adapters.hashes_of(request)\n        match",
+        replace="        hashes = request.block_hashes\n        match",
         killers=(f"{_REUSE}::test_adapter_hits_its_own_content_only",),
     ),
     Mutant(

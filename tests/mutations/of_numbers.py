@@ -61,8 +61,8 @@ NUMBERS = (
         file=_SCHEDULER,
         find="""\
         self._adapter.tick(self._setup.threads.monotonic())
-        match =""",
-        replace="        match =",
+        hashes =""",
+        replace="        hashes =",
         killers=(f"{_HALVES}::TestTogether::test_failed_block_is_found_again",),
     ),
     # Quarantine.

@@ -40,7 +40,8 @@ def _setting(field: Any, hint: Any) -> dict[str, object]:  # noqa: ANN401 - attr
     told = {"description": field.metadata["help"], **_shape(field.metadata, hint)}
     if field.default is not None and not isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]  # it is a class
         default = field.default
-        told["default"] = default.value if isinstance(default, enum.Enum) else default
+        default = default.value if isinstance(default, enum.Enum) else default
+        told["default"] = [*default] if isinstance(default, tuple) else default
     return told
 
 

@@ -112,15 +112,9 @@ class SchedulerHalf:
             problem_of=self._adapters.problem_of,
             counters=self._counters,
         )
-        self._running = Running(
-            self._adapters,
-            self._adapter,
-            WishReader(
-                setup.config.max_retain_seconds,
-                counters=self._counters,
-                log=self._log,
-            ),
-        )
+        longest = setup.config.max_retain_seconds
+        wishes = WishReader(longest, counters=self._counters, log=self._log)
+        self._running = Running(self._adapters, self._adapter, wishes)
         self._forgetter = Forgetter(store, setup.threads)
         self._tiers = Tiers(
             setup.layout,
