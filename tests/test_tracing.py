@@ -79,7 +79,7 @@ EVENTS = {
     "WEIGHTS_READ": "weights.read",
     "WEIGHTS_UNREADABLE": "weights.unreadable",
 }
-PER_REQUEST = ["ticket.refused", "ticket.settled", "prefix.matched", "request.ended"]
+PER_REQUEST = ["ticket.refused", "ticket.settled", "prefix.matched", "prefix.missed"]
 LATER = "store.bypassed"
 
 

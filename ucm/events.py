@@ -164,7 +164,7 @@ scheduler.closed: info, scheduler, process
 thread.bound: info, worker, change
     A copy thread was given its CPUs.
     > cpus reason
-memory.pinned: info, worker, process
+memory.pinned: info, worker, change
     The device reaches the store's slots directly from now on.
     > nbytes elapsed_s
 memory.unmapped: info error, worker, change

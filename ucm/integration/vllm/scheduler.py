@@ -69,13 +69,10 @@ class SchedulerHalf:
         store = setup.open_store(index_only=True)
         if caveat := store.capabilities.caveat:
             self._log.warning(STORE_EXPERIMENTAL, remedy=caveat)
-        self._store = self.store = BypassStore(
-            store,
-            counters=self._counters,
-            log=self._log,
-            clock=setup.threads.monotonic,
-        )
         self._clock = setup.threads.monotonic
+        self._store = self.store = BypassStore(
+            store, counters=self._counters, log=self._log, clock=self._clock
+        )
         self._parks = setup.mode.loads is not Loads.LAYERWISE
         self._adapter = SchedulerAdapter(
             setup.layout,
