@@ -79,7 +79,10 @@ EVENTS = {
     "WEIGHTS_READ": "weights.read",
     "WEIGHTS_UNREADABLE": "weights.unreadable",
 }
-PER_REQUEST = ["ticket.refused", "ticket.settled", "prefix.matched", "prefix.missed"]
+PER_REQUEST = [
+    *("ticket.refused", "ticket.settled"),
+    *("prefix.matched", "prefix.missed", "request.ended"),
+]
 LATER = "store.bypassed"
 
 
