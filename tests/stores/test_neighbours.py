@@ -34,10 +34,10 @@ class Watched(WrapperStore):
             raise StoreUnavailableError("planned")
         return super().keyspaces()
 
-    def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
+    def everywhere(self, keys: Sequence[PackedKey]) -> list[bool]:
         """Count, then forward."""
         self.asked.append(len(keys))
-        return super().contains(keys)
+        return super().everywhere(keys)
 
 
 @pytest.fixture

@@ -222,6 +222,39 @@ class TestLoss:
         assert 16 * entries == fates_nbytes(num_slots)
 
 
+class TestEverywhere:
+    def test_blocks_of_other_sizes_are_found_once_they_were_looked_for(
+        self, memory_path: Path
+    ) -> None:
+        """R-71: an engine whose blocks have another size is a neighbour as well; a class
+        that comes later is seen by the next who reads the key spaces."""
+
+        def open_class(nbytes: int, *, index_only: bool = False) -> SlabStore:
+            return SlabStore(
+                path=str(memory_path),
+                capacity_bytes=4 << 20,
+                block_bytes=nbytes,
+                index_only=index_only,
+            )
+
+        with open_class(SLOT_BYTES, index_only=True) as looks:
+            assert {} == looks.keyspaces()
+            with open_class(4 * SLOT_BYTES) as other:
+                other.describe(make_keyspace())
+                save(other, KEYS[:2], 4 * SLOT_BYTES)
+                assert [False, False] == looks.everywhere(KEYS[:2])
+                assert 1 == len(looks.keyspaces())
+                assert [True, True, False] == looks.everywhere(KEYS[:3])
+                assert [False] == looks.contains(KEYS[:1])
+                other.forget(KEYS[:1])
+                assert [False, True] == looks.everywhere(KEYS[:2])
+            (path,) = memory_path.glob(f"index-{4 * SLOT_BYTES}.*")
+            os.truncate(path, 100)
+            assert [False, False] == looks.everywhere(KEYS[:2])
+            looks.keyspaces()
+            assert [False, False] == looks.everywhere(KEYS[:2])
+
+
 class TestExplain:
     def test_block_is_explained_while_others_use_the_slab(self, tmp_path: Path) -> None:
         """R-71: what a command asks needs no engine, and takes nothing from one."""

@@ -286,6 +286,14 @@ class Store(ABC):
         """
         return [Told(Fate.UNKNOWN)] * len(keys)
 
+    def everywhere(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """
+        Return for each key whether it is committed, whatever size its block has.
+
+        A hint: of other sizes than ours what ``keyspaces`` has seen the last time.
+        """
+        return self.contains(keys)
+
     @abstractmethod
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """

@@ -64,7 +64,7 @@ class Neighbours:
         others, own = self._others, self._own
         if own is None or not others:
             return None
-        found = self._store.contains([under(digest, key) for digest in others])
+        found = self._store.everywhere([under(digest, key) for digest in others])
         for theirs, is_there in zip(others.values(), found, strict=True):
             if is_there and theirs.digest != digest_of(key):
                 return own.diff(theirs)

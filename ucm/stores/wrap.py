@@ -66,6 +66,10 @@ class WrapperStore(Store):
         """Forward."""
         return self.inner.fates(keys)
 
+    def everywhere(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Forward."""
+        return self.inner.everywhere(keys)
+
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Forward."""
         self.inner.touch(keys, uses)

@@ -11,13 +11,12 @@ import attrs
 from ucm.blocks import KeySpace, PackedKey, digest_of, under
 from ucm.errors import StoreError
 from ucm.fates import Fate, Told
-from ucm.stores.slab._classes import ClassIndex
-from ucm.stores.slab._files import INDEX_NAME, MANIFEST, Directory, Manifest, path_error
+from ucm.stores.slab._files import Directory, path_error
 from ucm.stores.slab._keyspaces import read_all
+from ucm.stores.slab._peers import open_peers
 
 __all__ = ["Explanation", "explain"]
 
-_LOCK_S = 1.0
 _RANKS = (Fate.STORED, Fate.WRITING, Fate.NEVER, Fate.UNKNOWN)
 """Of several classes the first that says so counts; what is gone stands between."""
 
@@ -47,11 +46,10 @@ def explain(path: Path, key: PackedKey) -> Explanation:
     Raises:
         ConfigError: There is no slab that can be read.
         KeyFormatError: *key* is longer than any key.
-        StoreUnavailableError: Somebody kept an index locked, or its files went.
     """
-    with _opened(path) as directory, contextlib.ExitStack() as stack:
-        indexes = [stack.enter_context(each.closing()) for each in _indexes(directory)]
-        told = [opened.index.fate_of(key) for opened in indexes]
+    with _opened(path) as directory:
+        peers = open_peers(directory)
+        told = [peer.fate_of(key) for peer in peers]
         try:
             described = read_all(directory)
         except StoreError:  # a damaged description takes nothing from the rest
@@ -62,8 +60,7 @@ def explain(path: Path, key: PackedKey) -> Explanation:
             for digest, theirs in described.items()
             if digest != digest_of(key)
             and any(
-                opened.index.fate_of(under(digest, key)).fate is Fate.STORED
-                for opened in indexes
+                peer.fate_of(under(digest, key)).fate is Fate.STORED for peer in peers
             )
         }
     return Explanation(_foremost(told), mine, others)
@@ -82,17 +79,6 @@ def _opened(path: Path) -> Iterator[Directory]:
         yield directory
     finally:
         os.close(fd)
-
-
-def _indexes(directory: Directory) -> Iterator[ClassIndex]:
-    manifest = Manifest.read(directory)
-    if manifest is None:
-        raise path_error(directory.root, f"it has no {MANIFEST}")
-    for name in sorted(directory.names()):
-        match = INDEX_NAME.fullmatch(name)
-        geometry = match and manifest.of_class(int(match[1]))
-        if match and geometry and name == manifest.index_of(int(match[1])):
-            yield ClassIndex.open(directory, name, geometry, _LOCK_S, at_once=False)
 
 
 def _foremost(told: list[Told]) -> Told:

@@ -8,6 +8,7 @@ lock for the length of one change. The set of open leases is guarded by a lock o
 own.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.config import Durability, HugePages, StoreConfig, Verify
-from ucm.errors import BlockNotFoundError
+from ucm.errors import BlockNotFoundError, ConfigError
 from ucm.fates import Fate, Told
 from ucm.plan import HostSlots
 from ucm.stores.abc import (
@@ -37,6 +38,7 @@ from ucm.stores.slab._layout import Limits, Sighting, Word
 from ucm.stores.slab._leases import SlabReadLease, SlabWriteLease, Verified
 from ucm.stores.slab._memory import MemoryWishes
 from ucm.stores.slab._opened import OpenedSlab
+from ucm.stores.slab._peers import Peer, open_peers
 from ucm.stores.slab._survey import SlabSurvey, told_as_store_error
 from ucm.uses import Uses
 
@@ -129,6 +131,7 @@ class SlabStore(Store):
         if verify is Verify.ONCE and not index_only:
             self._verified = np.zeros(self._slab.geometry.num_slots, dtype=np.uint64)
         self._leases: set[SlabWriteLease] = set()
+        self._peers: tuple[Peer, ...] = ()
         self._leases_lock = threading.Lock()
 
     @classmethod
@@ -238,6 +241,14 @@ class SlabStore(Store):
         self._slab.check_index()
         return [self._slab.index.fate_of(key) for key in keys]
 
+    def everywhere(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Return for each key whether any class has it; see ``Store``. Takes no lock."""
+        return [
+            is_ours
+            or any(peer.fate_of(key).fate is Fate.STORED for peer in self._peers)
+            for key, is_ours in zip(keys, self.contains(keys), strict=True)
+        ]
+
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Mark blocks as used, see ``Store``; takes no lock."""
         self._slab.check_index()
@@ -334,6 +345,8 @@ class SlabStore(Store):
             StoreUnavailableError: A file cannot be read.
         """
         self._slab.check()
+        with contextlib.suppress(ConfigError):  # what is described counts for more
+            self._peers = open_peers(self._slab.directory, self._peers)
         return read_all(self._slab.directory)
 
     def stats(self) -> StoreStats:

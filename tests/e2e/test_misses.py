@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a look-up of the real engine fell short: read from metric, log and slab (R-71)."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.connector import (
+    SAVED,
+    corrupt,
+    halves,
+    plant,
+    prompt,
+    quiesced,
+    ucm_config,
+)
+from tests.e2e.engine import (
+    await_counter,
+    drain,
+    generate,
+    in_process_engine,
+    reset_prefix_cache,
+)
+from tests.kit.lockstep import read_traces
+from tests.traces import traces_of
+from ucm.blocks import PackedKey
+from ucm.errors import BlockNotFoundError, StoreUnavailableError
+from ucm.fates import Fate
+from ucm.stores.slab import explain
+from ucm.testing.faults import Fault, FaultPlan, Gate
+from ucm.tracing import PREFIX_MISSED, REQUEST_ENDED
+
+MISSED = "vllm:ucm_missed_lookups"
+LOOKUPS = "vllm:ucm_lookups"
+PROMPTS = [prompt(4000 + number, 300) for number in range(12)]
+"""Two whole blocks of 128 tokens each."""
+
+
+def missed(llm: Any) -> Counter[str]:
+    """Return how many look-ups fell short, by reason, as the engine exports them."""
+    return Counter(
+        {
+            str(metric.labels["reason"]): int(metric.value)
+            for metric in llm.get_metrics()
+            if metric.name == MISSED and metric.value
+        }
+    )
+
+
+def ask(llm: Any, tokens: list[int], wishes: dict[str, object] | None = None) -> None:
+    """Ask a prompt anew, that the engine's own cache does not know."""
+    from vllm import SamplingParams
+
+    reset_prefix_cache(llm)
+    extra = {"kv_transfer_params": {"ucm": wishes}} if wishes else None
+    sampling = SamplingParams(
+        temperature=0,
+        max_tokens=2,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args=extra,
+    )
+    llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
+    drain(llm)
+
+
+def lines(slab: Path, event: str) -> Iterator[dict[str, Any]]:
+    """Yield what the engines of a test have logged of an event."""
+    for line in read_traces(traces_of(slab)):
+        if line["event"] == event:
+            yield dict(line)
+
+
+class Faults:
+    """A store that does what a test wants, from one moment to another."""
+
+    def __init__(self) -> None:
+        self.gate: Gate | None = None
+        self.gone = b""
+        self.plan = FaultPlan(
+            Fault("commit", self._commit, nth=0), Fault("read", self._read, nth=0)
+        )
+
+    def _commit(self) -> None:
+        if self.gate is not None:
+            self.gate()
+
+    def _read(self) -> None:
+        if self.gone:
+            raise BlockNotFoundError(self.gone)
+
+
+class TestReasons:
+    def test_each_reason_is_read_from_metric_log_and_slab(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-71: what is provoked is what is told, once for each look-up, and the slab
+        says the same of the block to whoever asks without an engine."""
+        slab, faults = tmp_path / "slab", Faults()
+        plant(monkeypatch, faults.plan)
+        expected: Counter[str] = Counter()
+        with in_process_engine(llama, kv_transfer_config=ucm_config(slab)) as llm:
+            told = _Told(llm, expected)
+            ask(llm, PROMPTS[0])
+            told.now("never_offered")
+            ask(llm, prompt(1, 20))
+            told.now("too_short")
+            ask(llm, PROMPTS[1], {"store": False})
+            ask(llm, PROMPTS[1])
+            told.now("never_offered", "admission")
+            assert {} == quiesced(llm)
+            told.now("too_short")  # a step of one token, in which the worker reports
+            self._on_its_way(llm, faults, told)
+            self._damaged(llm, slab, faults, told)
+            self._gone(llm, faults, told)
+            self._down(llm, monkeypatch, told)
+        seen = list(lines(slab, PREFIX_MISSED))
+        assert expected == Counter(line["reason"] for line in seen)
+        (line,) = [each for each in seen if each["reason"] == "admission"]
+        assert (0, 0, 0, "wish") == (
+            *(line["block"], line["found_tokens"], line["computed_tokens"]),
+            line["detail"]["text"],
+        )
+        key = PackedKey(bytes.fromhex(line["key"]))
+        assert Fate.STORED is explain(slab, key).told.fate
+        ended = {
+            (each["request_id"], each["miss"])
+            for each in lines(slab, REQUEST_ENDED)
+            if "miss" in each
+        }
+        assert {line["reason"] for line in seen} == {reason for _, reason in ended}
+
+    def _on_its_way(self, llm: Any, faults: Faults, told: "_Told") -> None:
+        gate = faults.gate = Gate()
+        ask(llm, PROMPTS[2])
+        gate.wait_reached()
+        ask(llm, PROMPTS[2])
+        told.now("never_offered", "not_committed")
+        gate.open()
+        faults.gate = None
+        assert {} == quiesced(llm)
+        told.now("too_short")
+
+    def _damaged(self, llm: Any, slab: Path, faults: Faults, told: "_Told") -> None:
+        corrupt(slab)
+        ask(llm, PROMPTS[2])  # its second look-up, behind the load that failed
+        told.now("corrupt")
+        assert {} == quiesced(llm)
+        told.now("too_short")
+
+    def _gone(self, llm: Any, faults: Faults, told: "_Told") -> None:
+        ask(llm, PROMPTS[3])
+        assert {} == quiesced(llm)
+        told.now("never_offered", "too_short")
+        half = halves(llm)[0]._scheduler
+        hashes = half._adapter._matcher
+        asked: list[PackedKey] = []
+        look = half._store.inner.match
+
+        def match(keys: list[PackedKey]) -> int:
+            asked[:] = keys
+            return int(look(keys))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(half._store.inner, "match", match)
+            assert hashes.num_shards == 1
+            half._store.match([])
+            reset_prefix_cache(llm)
+            faults.gone = b"?"
+            ask_keys = asked
+            faults.gone = b""
+            ask(llm, PROMPTS[3])
+            faults.gone = bytes(ask_keys[0])
+            ask(llm, PROMPTS[3])
+            faults.gone = b""
+        told.now("denied")
+        assert {} == quiesced(llm)
+        told.now("too_short")
+
+    def _down(self, llm: Any, monkeypatch: pytest.MonkeyPatch, told: "_Told") -> None:
+        store = halves(llm)[0]._scheduler._store
+
+        def fail(keys: list[PackedKey]) -> int:
+            raise StoreUnavailableError("planned")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.inner, "match", fail)
+            for number in range(4, 8):
+                ask(llm, PROMPTS[number])
+        told.now(*["unavailable"] * 3, "bypassed")
+
+
+class _Told:
+    """Holds the metric of an engine against what it should have come to."""
+
+    def __init__(self, llm: Any, expected: Counter[str]) -> None:
+        self._llm = llm
+        self._expected = expected
+
+    def now(self, *reasons: str) -> None:
+        """Expect these look-ups to have fallen short since the last time."""
+        self._expected.update(reasons)
+        assert self._expected == missed(self._llm)
+
+
+class TestOthers:
+    def test_what_went_and_what_lies_under_other_keys_is_told(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """R-71: a slab that is too small, and two engines whose settings differ."""
+        probe = tmp_path / "probe"
+        with in_process_engine(llama, kv_transfer_config=ucm_config(probe)) as llm:
+            block_bytes = halves(llm)[1]._worker._setup.layout.max_block_bytes
+            ask(llm, PROMPTS[0])
+            await_counter(llm, SAVED, 2)
+        other = ucm_config(probe)
+        with in_process_engine(
+            llama, kv_transfer_config=other, dtype="bfloat16"
+        ) as llm:
+            ask(llm, PROMPTS[0])
+            assert Counter(other_key_space=1) == missed(llm)
+        line = list(lines(probe, PREFIX_MISSED))[-1]
+        assert {"kv_dtype"} <= line["detail"].keys()
+        told = explain(probe, PackedKey(bytes.fromhex(line["key"])))
+        assert Fate.STORED is not told.told.fate or told.keyspace is not None
+        assert 1 == len(told.others)
+        slab = tmp_path / "small" / "slab"
+        slab.parent.mkdir()
+        config = ucm_config(slab, capacity=4 * block_bytes)
+        with in_process_engine(llama, kv_transfer_config=config) as llm:
+            for each in PROMPTS[:3]:
+                ask(llm, each)
+                assert {} == quiesced(llm)
+            ask(llm, PROMPTS[0])
+            found = missed(llm)
+            assert (3, 1) == (found["never_offered"], found["evicted"])
+            (total,) = [m.value for m in llm.get_metrics() if m.name == LOOKUPS]
+            assert found.total() == total
+            generate(llm, [[3]], 1)
+        (line,) = [
+            each for each in lines(slab, PREFIX_MISSED) if each["reason"] == "evicted"
+        ]
+        assert 0 <= line["detail"]["age_s"] < 600
