@@ -50,6 +50,7 @@ from tests.mutations.of_trace import TRACE
 from tests.mutations.of_transport import TRANSPORT
 from tests.mutations.of_uses import USES
 from tests.mutations.of_weights import WEIGHTS
+from tests.mutations.of_why import WHY
 from tests.mutations.of_worker import WORKER
 
 __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
@@ -89,6 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STUCK,
     *SCHED,
     *USES,
+    *WHY,
     *ENG,
     *PINNING,
     *PIPE,

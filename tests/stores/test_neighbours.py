@@ -109,7 +109,7 @@ class TestNeighbours:
         assert {"weights": ("w", "v2")} == neighbours.holding(KEY)
         assert [MAX_NEIGHBOURS] == store.asked
 
-    def test_others_that_come_later_are_read_behind_the_caller_once_a_second(
+    def test_others_that_come_later_are_read_behind_the_caller(
         self, store: Watched, threads: AdvancingThreads, neighbours: Neighbours
     ) -> None:
         """Who asks never reads; a hundred questions in a second are one read."""

@@ -172,6 +172,18 @@ class TestLoss:
             save(store, KEYS[10:20])
             assert store.audit() == []
 
+    @pytest.mark.parametrize("damage", [swap_for_a_link, swap_for_a_directory])
+    def test_what_is_not_ours_is_left_alone(
+        self, tmp_path: Path, damage: Callable[[Path], object]
+    ) -> None:
+        """What stands in the file's place is neither followed nor removed."""
+        path = tmp_path / "s"
+        open_slab(path, 8).close()
+        damage(path / "fates")
+        before = (path / "fates").lstat()
+        open_slab(path, 8).close()
+        assert os.path.samestat(before, (path / "fates").lstat())
+
     @pytest.mark.parametrize("damage", [cut, Path.unlink])
     def test_file_that_is_cut_in_use_is_let_go(
         self, memory_path: Path, damage: Callable[[Path], object]
@@ -223,7 +235,7 @@ class TestLoss:
 
 
 class TestEverywhere:
-    def test_blocks_of_other_sizes_are_found_once_they_were_looked_for(
+    def test_blocks_of_other_sizes_are_found_once_they_were_seen(
         self, memory_path: Path
     ) -> None:
         """R-71: an engine whose blocks have another size is a neighbour as well; a class

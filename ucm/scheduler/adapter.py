@@ -353,7 +353,7 @@ class SchedulerAdapter:
 
     def rekey(self, keyspace_digest: bytes) -> None:
         """Find and save again, under the same key space as before or another."""
-        self._transfers.rekeyed()
+        self._transfers.rekeyed(keyspace_digest)
         self._matcher.rekey(keyspace_digest)
         self._lives.due.clear()
 

@@ -66,6 +66,7 @@ class OpenTransfers:
     __slots__ = (
         "_filling",
         "_ids",
+        "_keyed",
         "_num_ranks",
         "_open",
         "_saving",
@@ -88,6 +89,7 @@ class OpenTransfers:
         """Blocks that count as missing."""
         self.num_open = dict.fromkeys(TransferKind, 0)
         """Tickets that have not ended on every rank."""
+        self._keyed = b""
         self.unsaved = Unsaved()
         """Why blocks are not stored."""
         self.saved_blocks = 0
@@ -251,10 +253,12 @@ class OpenTransfers:
                     ends.append(SaveEnd(entry.order.owners, entry.least_visible))
         return ends
 
-    def rekeyed(self) -> None:
-        """Forget what is known of blocks under other keys."""
+    def rekeyed(self, keyspace_digest: bytes) -> None:
+        """Deny no block any more, and forget what is known of those under other keys."""
         self.denied.clear()
-        self.unsaved = Unsaved()
+        if keyspace_digest and keyspace_digest != self._keyed:
+            self._keyed = keyspace_digest
+            self.unsaved = Unsaved()
 
     def loads_failed(self, failures: Iterable[Failure]) -> None:
         """Deny the blocks that are to blame for failed loads, and remember why."""
