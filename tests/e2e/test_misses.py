@@ -2,7 +2,7 @@
 """Why a look-up of the real engine fell short: read from metric, log and slab (R-71)."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tests.e2e.engine import (
 from tests.kit.lockstep import read_traces
 from tests.traces import traces_of
 from ucm.blocks import PackedKey
-from ucm.errors import BlockNotFoundError, StoreUnavailableError
+from ucm.errors import StoreUnavailableError
 from ucm.fates import Fate
 from ucm.stores.slab import explain
 from ucm.testing.faults import Fault, FaultPlan, Gate
@@ -79,7 +79,7 @@ class Faults:
 
     def __init__(self) -> None:
         self.gate: Gate | None = None
-        self.gone = b""
+        self.at_read: Callable[[], object] | None = None
         self.plan = FaultPlan(
             Fault("commit", self._commit, nth=0), Fault("read", self._read, nth=0)
         )
@@ -89,8 +89,8 @@ class Faults:
             self.gate()
 
     def _read(self) -> None:
-        if self.gone:
-            raise BlockNotFoundError(self.gone)
+        if self.at_read is not None:
+            self.at_read()
 
 
 class TestReasons:
@@ -125,7 +125,7 @@ class TestReasons:
             line["detail"]["text"],
         )
         key = PackedKey(bytes.fromhex(line["key"]))
-        assert Fate.STORED is explain(slab, key).told.fate
+        assert Fate.CLEARED is explain(slab, key).told.fate  # as ``_gone`` left it
         ended = {
             (each["request_id"], each["miss"])
             for each in lines(slab, REQUEST_ENDED)
@@ -155,27 +155,10 @@ class TestReasons:
         ask(llm, PROMPTS[3])
         assert {} == quiesced(llm)
         told.now("never_offered", "too_short")
-        half = halves(llm)[0]._scheduler
-        hashes = half._adapter._matcher
-        asked: list[PackedKey] = []
-        look = half._store.inner.match
-
-        def match(keys: list[PackedKey]) -> int:
-            asked[:] = keys
-            return int(look(keys))
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(half._store.inner, "match", match)
-            assert hashes.num_shards == 1
-            half._store.match([])
-            reset_prefix_cache(llm)
-            faults.gone = b"?"
-            ask_keys = asked
-            faults.gone = b""
-            ask(llm, PROMPTS[3])
-            faults.gone = bytes(ask_keys[0])
-            ask(llm, PROMPTS[3])
-            faults.gone = b""
+        store = halves(llm)[1]._worker._store
+        faults.at_read = lambda: store.clear(b"")  # between its look-up and its load
+        ask(llm, PROMPTS[3])
+        faults.at_read = None
         told.now("denied")
         assert {} == quiesced(llm)
         told.now("too_short")
