@@ -74,11 +74,14 @@ class Sketch:
         words: ``[2, entries]`` uint64, zeros in the beginning; a power of two of them.
     """
 
-    __slots__ = ("_checks", "_mask", "_values")
+    __slots__ = ("_check", "_checks", "_last", "_mask", "_value", "_values")
 
     def __init__(self, words: npt.NDArray[np.uint64]) -> None:
         self._checks, self._values = words
         self._mask = np.uint64(len(self._values) - 1)
+        # The same as Python's own numbers, for one key: a fifth of what numpy costs.
+        self._check, self._value = self._checks.data, self._values.data
+        self._last = len(self._values) - 1
 
     def put(self, prints: npt.NDArray[np.uint64], code: int, moment_ms: int) -> None:
         """
@@ -89,17 +92,27 @@ class Sketch:
             code: What became of them, 1 to 255.
             moment_ms: When, on any clock that is the same for all.
         """
-        if not 0 < code <= _MOST_CODES:
-            raise ValueError(f"code {code} is not in 1..{_MOST_CODES}")
-        value = np.uint64((moment_ms & _LATEST) << _CODE_BITS | code)
+        value = np.uint64(_packed(code, moment_ms))
         at = (prints & self._mask).view(np.int64)
         self._values[at] = value
         self._checks[at] = prints ^ value
 
+    def put_one(self, fingerprint: int, code: int, moment_ms: int) -> None:
+        """Put down what became of one key."""
+        at, value = fingerprint & self._last, _packed(code, moment_ms)
+        self._value[at] = value
+        self._check[at] = fingerprint ^ value
+
     def get(self, fingerprint: int) -> tuple[int, int] | None:
         """Return what became of a key and when, or None if nothing is known."""
-        at = fingerprint & (len(self._values) - 1)
-        value = int(self._values[at])
-        if not value or int(self._checks[at]) ^ value != fingerprint:
+        at = fingerprint & self._last
+        value = self._value[at]
+        if not value or self._check[at] ^ value != fingerprint:
             return None
         return value & _MOST_CODES, value >> _CODE_BITS
+
+
+def _packed(code: int, moment_ms: int) -> int:
+    if not 0 < code <= _MOST_CODES:
+        raise ValueError(f"code {code} is not in 1..{_MOST_CODES}")
+    return (moment_ms & _LATEST) << _CODE_BITS | code

@@ -30,7 +30,7 @@ WHY = (
         name="half_an_entry_believed",
         why="R-71: what one process has half written is told as another block's fate.",
         file=_FATES,
-        find="if not value or int(self._checks[at]) ^ value != fingerprint:",
+        find="if not value or self._check[at] ^ value != fingerprint:",
         replace="if not value:",
         killers=(
             f"{_SKETCH}::test_entry_that_does_not_hold_together_says_nothing",
@@ -41,7 +41,7 @@ WHY = (
         name="evicted_alone_not_remembered",
         why="R-71: where blocks go one by one, each miss of them was never offered.",
         file="ucm/stores/slab/_one.py",
-        find="        index.part_with(np.array([slot]), Fate.EVICTED)\n",
+        find="        index.part_with_one(slot)\n",
         replace="",
         killers=(f"{_TOLD}::test_evictions_one_by_one_and_together_are_remembered[1]",),
     ),

@@ -61,10 +61,11 @@ class PrefixMatch:
         tokens: Tokens to load beyond those that are computed.
         reason: Why it is not more.
         wanted: Tokens of all whole blocks beyond those that are computed.
-        missing: The block for want of which it is not as many; for people.
+        missing: The block for want of which it is not as many, as ``MissingBlock``
+            names it; for people, who ask for the few that decide.
     """
 
     tokens: int
     reason: MatchReason
     wanted: int = attrs.field(default=0, eq=False)
-    missing: MissingBlock | None = attrs.field(default=None, eq=False)
+    missing: tuple[GroupLayout, int, bytes] | None = attrs.field(default=None, eq=False)

@@ -24,7 +24,7 @@ from ucm.blocks import KeyPacker, PackedKey, ShardId
 from ucm.errors import LayoutError, StoreBypassedError, StoreUnavailableError
 from ucm.fates import Told
 from ucm.layout import GroupKind, GroupLayout, KVLayout
-from ucm.scheduler.matches import MatchReason, MissingBlock, PrefixMatch
+from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.uses import Uses
 
 __all__ = ["BlockIndex", "DeniedKey", "PrefixMatcher"]
@@ -157,7 +157,9 @@ class PrefixMatcher:
             return PrefixMatch(0, MatchReason.PAUSED, wanted)
         except StoreUnavailableError:
             return PrefixMatch(0, MatchReason.UNAVAILABLE, wanted)
-        block = self._block(lower or missing, hashes)
+        block = None
+        if found := lower or missing:
+            block = *found, hashes[self._layout.hash_index(*found)]
         if top <= computed_tokens:
             return PrefixMatch(0, MatchReason.MISS, wanted, block)
         return PrefixMatch(top - computed_tokens, MatchReason.HIT, wanted, block)
@@ -221,12 +223,6 @@ class PrefixMatcher:
         at = self._layout.hash_index
         step = group.block_tokens // self._layout.hash_block_tokens
         return hashes[at(group, start) : at(group, stop - 1) + 1 : step]
-
-    def _block(self, missing: _At, hashes: Sequence[bytes]) -> MissingBlock | None:
-        if missing is None:
-            return None
-        group, at = missing
-        return MissingBlock(group, at, hashes[self._layout.hash_index(group, at)])
 
     def _bound_full(
         self,

@@ -108,9 +108,8 @@ class Misses:
             computed_tokens: What the engine had itself.
             elsewhere: Asked about a block of which nothing is known.
         """
-        block = match.missing
-        if block is not None:
-            return self._of_block(block, match, elsewhere)
+        if match.missing is not None:
+            return self._of_block(MissingBlock(*match.missing), match, elsewhere)
         declined = _DECLINED.get(match.reason)
         is_all = match.reason is MatchReason.TOO_SHORT and computed_tokens
         if declined is None or is_all:

@@ -62,6 +62,11 @@ class Fates:
         if len(prints) and (sketch := self._usable()) is not None:
             sketch.put(prints, _CODES[fate], now_ns // _NS_PER_MS)
 
+    def put_one(self, fingerprint: int, fate: Fate, now_ns: int) -> None:
+        """Put down what becomes of the block with this hash."""
+        if (sketch := self._usable()) is not None:
+            sketch.put_one(fingerprint, _CODES[fate], now_ns // _NS_PER_MS)
+
     def of(self, fingerprint: int, now_ns: int) -> Told:
         """Return what became of a block that is not there."""
         if (sketch := self._usable()) is None:

@@ -37,6 +37,11 @@ class Gone(Used):
         """Put down what becomes of blocks whose slots are about to be vacated."""
         self.fates.put(self.chains.hashes[slots], fate, self._now_ns())
 
+    def part_with_one(self, slot: int) -> None:
+        """Put down that the block in a slot is evicted."""
+        found = int(self.chains.hashes[slot])
+        self.fates.put_one(found, Fate.EVICTED, self._now_ns())
+
     def fate_of(self, key: PackedKey) -> Told:
         """Return what has become of one key: a hint, takes no lock."""
         field, found = pack_one(key, self.seed)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ucm.fates import Fate
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch
 from ucm.stores.slab._changes import REMOVED, STORED
 from ucm.stores.slab._layout import (
@@ -69,7 +68,7 @@ def reserve_one(
     generation = index.words[_GENERATION]
     index.begin_one(slot)
     if evicts:
-        index.part_with(np.array([slot]), Fate.EVICTED)
+        index.part_with_one(slot)
         index.changes.add_one(REMOVED, slot)
         index.states[slot] = FREE
         index.stamps[slot] = NEVER
