@@ -40,6 +40,34 @@ def test_a_setting_that_is_wrong_tells_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tiers.0.url", "redis://user:hidden@host:6379/0"),
+        ("tiers.0", {"options": {"aws_secret_access_key": "hidden", "x": 1}}),
+        ("tiers", [{"url": "s3://hidden@host"}, {"token": "hidden"}]),
+        ("tiers.0.options.password", "hidden"),
+        ("tiers.0.token", "hidden"),
+    ],
+)
+def test_a_setting_that_is_secret_is_not_told(key: str, value: object) -> None:
+    """What stops a start is read by many; a credential in it is by nobody."""
+    error = errors.ConfigError(key, value, "is wrong", "Mend it.")
+    assert "hidden" not in str(error)
+    assert "***" in str(error)
+    assert key in str(error)
+
+
+def test_a_value_without_end_is_told_in_a_few_words() -> None:
+    """A value that is nested as deep as a parser goes does not end the message."""
+    value: list[object] = []
+    for _ in range(900):
+        value = [value]
+    assert "..." in str(errors.ConfigError("key", value, "is wrong", "Mend it."))
+    assert str(errors.ConfigError("key", "x" * 9999, "is wrong", "M.")).endswith("M.")
+    assert len(str(errors.ConfigError("key", "x" * 9999, "is wrong", "M."))) < 500
+
+
+@pytest.mark.parametrize(
     ("error", "told", "cause"),
     [
         (errors.BlockNotFoundError(b"\x01\xff"), "01ff", ("key", b"\x01\xff")),

@@ -35,10 +35,39 @@ Every exception that ``ucm`` raises.
 Expected ends (a miss, a refused save) are values and not in this list.
 """
 
+import re
+from collections.abc import Mapping
 from typing import Self
 
+_CREDENTIALS = re.compile(r"://[^/@\s]*@")
+_SECRET = re.compile(
+    "secret|passw|credential|(access|api|account)_?key|(^|[._])token$", re.IGNORECASE
+)
+"""Names of settings that no message tells."""
 _MOST_SHOWN = 400
 """Characters of a value in a message; it may come from a file."""
+
+
+def masked(value: object, depth: int = 16) -> object:
+    """
+    Return a value that may be shown and logged: without credentials.
+
+    Args:
+        value: As it was given.
+        depth: What is nested deeper is left out.
+    """
+    if isinstance(value, str):
+        return _CREDENTIALS.sub("://***@", value)
+    if not depth:
+        return "..."
+    if isinstance(value, list | tuple):
+        return [masked(each, depth - 1) for each in value]
+    if isinstance(value, Mapping):
+        return {
+            key: "***" if _SECRET.search(str(key)) else masked(each, depth - 1)
+            for key, each in value.items()
+        }
+    return value
 
 
 class UCMError(Exception):
@@ -60,7 +89,7 @@ class ConfigError(UCMError, ValueError):
     def __init__(
         self, key: str, value: object, problem: str, remedy: str, source: str = ""
     ) -> None:
-        shown = repr(value)
+        shown = "'***'" if _SECRET.search(key) else repr(masked(value))
         if len(shown) > _MOST_SHOWN:
             shown = f"{shown[:_MOST_SHOWN]}..."
         where = f" in {source}" if source else ""

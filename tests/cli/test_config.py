@@ -73,7 +73,7 @@ class TestCheck:
         answer = call("config", "check", "--json", "--file", path).json()
         assert json.loads(text) == answer["translation"]["equivalent"]
         named = [each["theirs"] for each in answer["translation"]["left_out"]]
-        assert f"{PREFIX}storage_backends" in named
+        assert f"{PREFIX}io_direct" in named
 
     @pytest.mark.parametrize(
         ("text", "code", "told"),
@@ -117,6 +117,24 @@ class TestShow:
         lines = call("config", "show", "--file", path).out.splitlines()
         (line,) = [line for line in lines if "queue.span_bytes" in line]
         assert ["queue.span_bytes", "16777216", "default"] == line.split()
+
+    def test_credentials_are_not_shown(self, file):
+        """What is shown ends up in tickets and chats; nor does an error tell them."""
+        tier = {
+            "type": "object",
+            "url": "redis://user:hidden@host:6379/0",
+            "options": {"aws_secret_access_key": "hidden", "region": "eu"},
+        }
+        path = file(json.dumps({"tiers": [tier]}), "a.json")
+        for options in (("--json",), ()):
+            told = call("config", "show", "--file", path, *options)
+            assert 0 == told.code
+            assert "hidden" not in told.out
+            assert "***@host" in "".join(told.out.split())
+        path = file(json.dumps({"tiers": [{"url": tier["url"]}]}), "a.json")
+        told = call("config", "show", "--file", path)
+        assert 2 == told.code
+        assert "hidden" not in told.err
 
     def test_nothing_in_a_value_is_taken_for_markup_or_for_a_terminal(self, file):
         """A file may be anybody's; its values stand there as they are."""
@@ -166,7 +184,10 @@ def test_whatever_a_file_holds_there_is_an_answer_or_one_line(
     assert call("config", verb, "--file", path).is_tidy()
 
 
-@given(text=st.text(max_size=60) | st.sampled_from(["[]", "1", "null", '{"a": 1}']))
+@given(
+    text=st.text(max_size=60)
+    | st.sampled_from(["[]", "1", "null", '{"a": 1}', "[" * 900 + "]" * 900])
+)
 def test_whatever_the_engine_is_started_with_likewise(text):
     """X-09: the same of JSON on the command line."""
     assert call("config", "check", "--kv-transfer-config", text).is_tidy()

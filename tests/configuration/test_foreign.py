@@ -50,9 +50,9 @@ class TestTranslation:
         assert {
             "store": {"type": "slab", "capacity": "256GiB"},
             "timeout": {"save": 30.0, "load": 30.0},
+            "tiers": [{"type": "files", "path": "/mnt/test/ucm"}],
         } == read.translation.settings()
         assert {
-            f"{PREFIX}storage_backends",
             f"{PREFIX}io_direct",
             "metrics_config_path",
             "ucm_sparse_config",
@@ -94,6 +94,23 @@ class TestTranslation:
         key = f"{PREFIX}store_pipeline"
         assert (Equivalent(key, "store.type", kind),) == told.equivalents
 
+    def test_directory_of_the_peer_becomes_a_tier_of_files(self):
+        """Blocks go where they went, into a directory of ours below; a second mount is
+        named, and a store that keeps nothing has no tier."""
+        given = connector(storage_backends="/mnt/a/:/mnt/b", posix_capacity_gb=10)
+        values, told = translate(given)
+        assert [{"type": "files", "path": "/mnt/a/ucm", "capacity": "10GiB"}] == values[
+            "tiers"
+        ]
+        assert [f"{PREFIX}storage_backends (/mnt/b)"] == [
+            each.theirs for each in told.left_out
+        ]
+        values, told = translate(
+            connector(store_pipeline="Fake", storage_backends="/mnt/a")
+        )
+        assert "tiers" not in values
+        assert f"{PREFIX}storage_backends" == told.left_out[0].theirs
+
     def test_an_old_file_has_the_connector_on_top(self):
         """What its first releases read is read, too."""
         values, told = translate(
@@ -130,6 +147,12 @@ class TestRefusals:
                 f"{PREFIX}waiting_queue_depth",
             ),
             (connector(store_pipeline=["Cache"]), f"{PREFIX}store_pipeline"),
+            (connector(storage_backends=""), f"{PREFIX}storage_backends"),
+            (connector(storage_backends=["/a"]), f"{PREFIX}storage_backends"),
+            (
+                connector(storage_backends="/a", posix_capacity_gb="x"),
+                f"{PREFIX}posix_capacity_gb",
+            ),
             ({"ucm_connectors": []}, "ucm_connectors"),
             ({"ucm_connectors": "x"}, "ucm_connectors"),
             ({"ucm_connectors": [1]}, "ucm_connectors[0]"),

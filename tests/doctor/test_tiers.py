@@ -100,3 +100,21 @@ class TestDrives:
         finding = check_tier({"type": "disk", "path": path}, "tiers.0")
         assert Severity.WRONG is finding.severity
         assert "No such file" in finding.text
+
+
+class TestShares:
+    def test_mount_that_answers_is_well_and_stays_as_it_is(self, tmp_path):
+        """Nothing is made by looking."""
+        given = {"type": "files", "path": str(tmp_path / "share")}
+        finding = check_tier(given, "tiers.0")
+        assert Severity.FINE is finding.severity
+        assert [] == [*tmp_path.iterdir()]
+
+    def test_mount_that_is_not_there_is_found(self, tmp_path):
+        """And settings without one."""
+        path = str(tmp_path / "missing" / "share")
+        finding = check_tier({"type": "files", "path": path}, "tiers.0")
+        assert Severity.WRONG is finding.severity
+        assert "No such file" in finding.text
+        finding = check_tier({"type": "files"}, "tiers.0")
+        assert finding.text.startswith("tiers.0.path=")

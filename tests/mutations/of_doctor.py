@@ -207,4 +207,22 @@ DOCTOR = (
         replace="    if presence is None:\n",
         killers=("tests/doctor/test_tiers.py::test_backend_that_is_down_is_found",),
     ),
+    Mutant(
+        name="credentials_told",
+        why="A password stands in the log of every start that failed.",
+        file="ucm/errors.py",
+        find='        return _CREDENTIALS.sub("://***@", value)\n',
+        replace="        return value\n",
+        killers=("tests/test_errors.py::test_a_setting_that_is_secret_is_not_told",),
+    ),
+    Mutant(
+        name="peers_directory_forgotten",
+        why="Who comes from the peer finds that nothing is kept on the mount any more.",
+        file=_FOREIGN,
+        find='    return Equivalent(key, "tiers", [tier])\n',
+        replace='    return Equivalent(key, "tiers", [])\n',
+        killers=(
+            f"{_TEST_FOREIGN}::TestTranslation::test_directory_of_the_peer_becomes_a_tier_of_files",
+        ),
+    ),
 )

@@ -90,8 +90,9 @@ def doctor(
         *check_machine(gather_machine(), given.configuration.config),
         *_check_store(given.configuration.config.store, sized, tokens_per_second),
     ]
-    for at, tier in enumerate(tiers):
-        findings.append(check_tier(_mapping(tier), f"tiers.{at}"))
+    configured = given.configuration.config.tiers
+    for at, tier in enumerate((*configured, *map(_mapping, tiers))):
+        findings.append(check_tier(tier, f"tiers.{at}"))
     if not no_trial:
         findings.append(_try(Path(given.configuration.config.store.path)))
     is_wrong = any(each.severity is Severity.WRONG for each in findings)

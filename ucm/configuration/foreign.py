@@ -20,11 +20,14 @@ __all__ = ["Equivalent", "LeftOut", "Translation", "translate"]
 
 _CONNECTORS = "ucm_connectors"
 _NAME, _SETTINGS = "ucm_connector_name", "ucm_connector_config"
+_BACKENDS, _CAPACITY = "storage_backends", "posix_capacity_gb"
 _OWN_PROCESS = "there is no module to name: its place is kv_connector_module_path"
 _METRICS = "metrics come through the engine's /metrics, under names that do not change"
 _COPIES = "each direction has one stream, and queue.window says how many tickets use it"
 _BUFFERS = "blocks are copied into the slab itself; queue.staging_bytes bounds the rest"
-_FILES = "blocks are kept in the slab; no files are written to a storage"
+_FILES = "how a tier of files does it is its own affair; see the settings of tiers"
+_ONE_MOUNT = "a tier of files has one directory: that of the first"
+_ELSEWHERE = "a store of another kind is a tier of its own: see the settings of tiers"
 _ROOM = "room is made exactly when it is needed, by last use"
 _SHARED = "one slab serves all ranks and engines of a node"
 _ADMISSION = "every whole block is saved, and loaded if it is found"
@@ -108,9 +111,7 @@ _TRANSLATED: dict[str, tuple[tuple[str, ...], Callable[[str, object], object]]] 
 """Of a store: which of our keys it is, and how its value is read."""
 
 _STORE_WITHOUT: dict[str, str] = {
-    **dict.fromkeys(
-        ("storage_backends", "posix_capacity_gb", "storage_capacity"), _FILES
-    ),
+    **dict.fromkeys(("storage_capacity", _CAPACITY, _BACKENDS), _FILES),
     **dict.fromkeys(("io_direct", "use_direct", "shard_data_dir"), _FILES),
     **dict.fromkeys(("data_dir_shard_bytes",), _FILES),
     **dict.fromkeys(("stream_number", "cache_stream_number"), _COPIES),
@@ -118,8 +119,8 @@ _STORE_WITHOUT: dict[str, str] = {
     **dict.fromkeys(("buffer_number", "buffer_size", "max_cache_size"), _BUFFERS),
     **dict.fromkeys(("recycle_enable", "recycle_threshold_ratio"), _ROOM),
     **dict.fromkeys(("share_buffer_enable", "local_rank_size", "unique_id"), _SHARED),
-    **dict.fromkeys(("local_hostname", "metadata_server", "protocol"), _FILES),
-    **dict.fromkeys(("device_name", "master_server_address"), _FILES),
+    **dict.fromkeys(("local_hostname", "metadata_server", "protocol"), _ELSEWHERE),
+    **dict.fromkeys(("device_name", "master_server_address"), _ELSEWHERE),
     "cpu_affinity_cores": "threads.affinity names CPUs, for all ranks in one form",
     "kv_block_size": "the engine's layout says how large blocks are",
 }
@@ -201,10 +202,13 @@ def _translate_store(
             left.append(LeftOut(f"{prefix}{key}", _OWN_PROCESS))
         elif key not in (_NAME, _SETTINGS):
             raise _unknown(f"{prefix}{key}", connector[key])
-    made.append(_store_type(prefix, connector.get(_NAME), settings))
-    for key, value in settings.items():
-        if key == "store_pipeline":
-            continue
+    kind = _store_type(prefix, connector.get(_NAME), settings)
+    made.append(kind)
+    rest = dict(settings)
+    rest.pop("store_pipeline", None)
+    if _BACKENDS in rest and kind.value != "null":
+        made.append(_mount(f"{prefix}{_SETTINGS}.", rest, left))
+    for key, value in rest.items():
         path = f"{prefix}{_SETTINGS}.{key}"
         if key in _TRANSLATED:
             ours, read = _TRANSLATED[key]
@@ -213,6 +217,21 @@ def _translate_store(
             left.append(LeftOut(path, why))
         else:
             raise _unknown(path, value)
+
+
+def _mount(prefix: str, settings: dict[str, object], left: list[LeftOut]) -> Equivalent:
+    """Return the tier that stands for the peer's directory; takes what it has used."""
+    key, given = f"{prefix}{_BACKENDS}", settings.pop(_BACKENDS)
+    paths = given.split(":") if isinstance(given, str) else [""]
+    if not all(paths):
+        raise ConfigError(key, given, "no directory", "Give its path.")
+    if len(paths) > 1:
+        left.append(LeftOut(f"{key} ({':'.join(paths[1:])})", _ONE_MOUNT))
+    tier: dict[str, object] = {"type": "files", "path": f"{paths[0].rstrip('/')}/ucm"}
+    if _CAPACITY in settings:
+        given = settings.pop(_CAPACITY)
+        tier["capacity"] = _gigabytes(f"{prefix}{_CAPACITY}", given)
+    return Equivalent(key, "tiers", [tier])
 
 
 def _store_type(

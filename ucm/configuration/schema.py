@@ -39,10 +39,14 @@ def _setting(field: Any, hint: Any) -> dict[str, object]:  # noqa: ANN401 - attr
         return _section(hint)
     told = {"description": field.metadata["help"], **_shape(field.metadata, hint)}
     if field.default is not None and not isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]  # it is a class
-        default = field.default
-        default = default.value if isinstance(default, enum.Enum) else default
-        told["default"] = [*default] if isinstance(default, tuple) else default
+        told["default"] = _plain(field.default)
     return told
+
+
+def _plain(default: object) -> object:
+    if isinstance(default, enum.Enum):
+        return default.value
+    return list(default) if isinstance(default, tuple) else default
 
 
 def _shape(
@@ -64,5 +68,6 @@ def _shape(
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"enum": [word.value for word in hint]}
     if typing.get_origin(hint) is tuple:
-        return {"type": "array"}
+        item = {"type": "object", "required": ["type"]}
+        return {"type": "array", "items": item}
     return {"type": _TYPES[hint], **least}

@@ -22,7 +22,7 @@ import attrs
 from ucm.config import UCMConfig, settings_in_environment
 from ucm.configuration.files import read_settings
 from ucm.configuration.foreign import Translation, translate
-from ucm.errors import ConfigError
+from ucm.errors import ConfigError, masked
 
 __all__ = ["DEFAULT", "ENGINE", "FILE_VARIABLE", "Configuration", "flat", "load"]
 
@@ -114,9 +114,9 @@ def load(
 
 
 def flat(config: UCMConfig) -> dict[str, object]:
-    """Return all settings by dotted key, each as JSON has it."""
+    """Return all settings by dotted key, each as JSON has it, without credentials."""
     plain = attrs.asdict(config, value_serializer=_word)
-    return dict(_leaves(plain, UCMConfig, ""))
+    return {key: masked(value) for key, value in _leaves(plain, UCMConfig, "")}
 
 
 def _word(_owner: object, _field: object, value: object) -> object:

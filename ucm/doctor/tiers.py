@@ -18,6 +18,7 @@ import anyio
 
 from ucm.backends.abc import Backend, Presence
 from ucm.backends.disk import DiskSettings
+from ucm.backends.files import FilesSettings
 from ucm.backends.opening import open_backend
 from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
 from ucm.doctor.findings import Finding, fine, refused, size, warning, wrong
@@ -135,6 +136,40 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
     return fine(_CHECK, f"{key} (disk): {size(read.capacity)} fit in {', '.join(told)}")
 
 
+def _probe_share(settings: Mapping[str, object], key: str, seconds: float) -> Finding:
+    """
+    Look at the mount of a ``files`` tier; opening it would make its directories.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
+    rest = {name: settings[name] for name in settings if name != "type"}
+    path = read_section(FilesSettings, rest, f"{key}.").path
+    if path is None:
+        raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
+    told = within(seconds, lambda: _look_at(path))
+    if told is None:
+        return wrong(
+            _CHECK, f"{key} (files): {path} does not answer", "Look at the mount."
+        )
+    taken, problem = told
+    if problem:
+        return wrong(_CHECK, f"{key} (files): {path}: {problem}", "Look at the mount.")
+    return fine(_CHECK, f"{key} (files): {path} answers in {taken * 1000:.2g} ms")
+
+
+def _look_at(path: Path) -> tuple[float, str]:
+    """Return how long a mount takes to answer, and what is wrong with it."""
+    start = time.perf_counter()
+    try:
+        place = path if path.is_dir() else path.parent
+        os.statvfs(place)
+        problem = "" if os.access(place, os.W_OK) else "nobody may write there"
+    except OSError as exc:
+        problem = exc.strerror or "it cannot be asked"
+    return time.perf_counter() - start, problem
+
+
 def _allocated(path: Path) -> int:
     """Return what the tier's own files have already."""
     try:
@@ -144,6 +179,7 @@ def _allocated(path: Path) -> int:
 
 
 PROBES: Final[dict[str, Callable[[Mapping[str, object], str, float], Finding]]] = {
-    "disk": _probe_drives
+    "disk": _probe_drives,
+    "files": _probe_share,
 }
 """How a type of tier is tried, where opening it would change something."""
