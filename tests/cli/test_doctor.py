@@ -201,3 +201,31 @@ def test_whatever_is_configured_there_are_findings_or_one_line(
     transfer = engine(path, capacity=capacity)
     found = call("doctor", model, "--no-trial", "--kv-transfer-config", transfer)
     assert found.is_tidy()
+
+
+@pytest.mark.slow
+@given(
+    said=st.dictionaries(
+        st.sampled_from(
+            [
+                *("model", "tensor-parallel-size", "block_size", "kv-cache-dtype"),
+                *("prefix-caching-hash-algo", "kv-transfer-config", "7", "x\x1b"),
+            ]
+        ),
+        st.none() | st.integers(-1, 1 << 70) | st.text(max_size=6) | st.just([1]),
+    )
+)
+def test_whatever_an_engines_file_holds_there_are_findings_or_one_line(
+    tmp_path_factory, said
+):
+    """An engine's file is the engine's: what it holds is not ours to know, YAML's
+    numbers for keys neither."""
+    base = tmp_path_factory.getbasetemp()
+    transfer = json.loads(engine(base / "slab"))
+    told = {"kv-transfer-config": transfer, **said}
+    lines = [
+        f"{key if key == '7' else json.dumps(key)}: {json.dumps(told[key])}"
+        for key in told
+    ]
+    (base / "serve.yaml").write_text("\n".join(lines))
+    assert call("doctor", "--no-trial", "--file", base / "serve.yaml").is_tidy()

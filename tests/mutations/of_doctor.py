@@ -190,11 +190,11 @@ DOCTOR = (
         ),
     ),
     Mutant(
-        name="any_directory_described",
-        why="What lies in somebody's directory is read as if a slab had written it.",
-        file=_LOOK,
-        find='            raise StoreUnavailableError(f"{root} has no slab")\n',
-        replace="            pass\n",
+        name="damaged_descriptions_passed_over",
+        why="A key space is said to be unknown that a damaged file describes.",
+        file="ucm/cli/keys.py",
+        find="        if problem:\n",
+        replace="        if problem and found:\n",
         killers=(
             "tests/cli/test_keys.py::TestDiff::test_store_that_is_none_is_one_line_and_untouched",
         ),

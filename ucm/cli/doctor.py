@@ -3,7 +3,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +85,16 @@ def doctor(
     given = read_given(file, transfer)
     engine = _Engine.of(given, {key: options[key] for key in options if options[key]})
     sized = engine.sizes(model)
-    findings = [
-        *check_engine(engine.facts),
-        *check_machine(gather_machine(), given.configuration.config),
-        *_check_store(given.configuration.config.store, sized, tokens_per_second),
-    ]
-    configured = given.configuration.config.tiers
-    for at, tier in enumerate((*configured, *map(_mapping, tiers))):
-        findings.append(check_tier(tier, f"tiers.{at}"))
-    if not no_trial:
-        findings.append(_try(Path(given.configuration.config.store.path)))
+    config = given.configuration.config
+    with console(stderr=True).status("Looking"):  # on a terminal only
+        findings = [
+            *check_engine(engine.facts),
+            *check_machine(gather_machine(), config),
+            *_check_store(config.store, sized, tokens_per_second),
+            *_check_tiers((*config.tiers, *map(_mapping, tiers))),
+        ]
+        if not no_trial:
+            findings.append(_try(Path(config.store.path)))
     is_wrong = any(each.severity is Severity.WRONG for each in findings)
     if as_json:
         say_json({"well": not is_wrong, "findings": [*map(attrs.asdict, findings)]})
@@ -113,7 +113,7 @@ class _Engine:
 
     @classmethod
     def of(cls, given: Given, options: Mapping[str, Any]) -> "_Engine":
-        said = {**{key.replace("-", "_"): given.engine[key] for key in given.engine}}
+        said = {str(key).replace("-", "_"): given.engine[key] for key in given.engine}
         said |= options
         versions = gather_machine().packages
         how = Deployment(
@@ -192,6 +192,10 @@ def _check_store(
             "no model was named, so nobody can say what fits",
             "Name the model's local directory.",
         )
+
+
+def _check_tiers(tiers: Sequence[Mapping[str, object]]) -> list[Finding]:
+    return [check_tier(tier, f"tiers.{at}") for at, tier in enumerate(tiers)]
 
 
 def _existing(path: Path) -> Path:

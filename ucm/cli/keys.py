@@ -20,7 +20,7 @@ from ucm.doctor.keys import (
     pick,
 )
 from ucm.errors import KeyFormatError, StoreUnavailableError
-from ucm.stores.slab import described
+from ucm.stores.slab import SlabSurvey
 
 __all__ = ["keys"]
 
@@ -116,7 +116,11 @@ def _diff(first: str, second: str, stores: tuple[str, ...], *, as_json: bool) ->
 def _known(stores: tuple[str, ...]) -> dict[bytes, KeySpace]:
     known: dict[bytes, KeySpace] = {}
     for path in stores:
-        known |= described(Path(path))
+        with SlabSurvey(Path(path)) as survey:
+            found, problem = survey.keyspaces()
+        if problem:
+            raise StoreUnavailableError(problem)
+        known |= found
     return known
 
 

@@ -5,7 +5,7 @@ from ucm.stores.slab._compact import Compacted, compact
 from ucm.stores.slab._explain import Explanation, explain
 from ucm.stores.slab._facts import ClassFacts, SlabFacts, facts_of
 from ucm.stores.slab._files import is_in_memory
-from ucm.stores.slab._look import SlabLook, described, look
+from ucm.stores.slab._look import SlabLook, look
 from ucm.stores.slab._room import Room
 from ucm.stores.slab._store import SlabStore
 from ucm.stores.slab._survey import Blocks, ClassSurvey, SlabSurvey
@@ -24,7 +24,6 @@ __all__ = [
     "SlabStore",
     "SlabSurvey",
     "compact",
-    "described",
     "explain",
     "facts_of",
     "is_in_memory",

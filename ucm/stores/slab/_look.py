@@ -7,9 +7,8 @@ from pathlib import Path
 
 import attrs
 
-from ucm.blocks import KeySpace
 from ucm.config import Durability, StoreConfig
-from ucm.errors import ConfigError, StoreUnavailableError
+from ucm.errors import ConfigError
 from ucm.stores.slab import _creation
 from ucm.stores.slab._creation import require_ours
 from ucm.stores.slab._extents import Geometry
@@ -21,12 +20,11 @@ from ucm.stores.slab._files import (
     is_in_memory,
     path_error,
 )
-from ucm.stores.slab._keyspaces import read_all
 from ucm.stores.slab._layout import IndexLayout
 from ucm.stores.slab._memory import MemoryWishes, mount_of
 from ucm.stores.slab._room import Room, memory_rooms
 
-__all__ = ["SlabLook", "described", "look"]
+__all__ = ["SlabLook", "look"]
 
 _SOME = Manifest.of(Geometry(1, 1, 1), Durability.PROCESS).encode()
 """Of a slab; only its beginning counts."""
@@ -101,29 +99,6 @@ def look(
         rooms=rooms,
         num_slots=num_slots,
     )
-
-
-def described(root: Path) -> dict[bytes, KeySpace]:
-    """
-    Return the key spaces that a slab describes, by digest.
-
-    Raises:
-        StoreError: There is no slab of ours, or a description is damaged.
-    """
-    try:
-        fd = os.open(root, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (OSError, ValueError) as exc:
-        raise StoreUnavailableError(f"{root} cannot be read: {exc}") from exc
-    try:
-        directory = Directory(root, fd)
-        directory.check()
-        if Manifest.read(directory) is None:
-            raise StoreUnavailableError(f"{root} has no slab")
-        return read_all(directory)
-    except ConfigError as exc:
-        raise StoreUnavailableError(str(exc)) from exc
-    finally:
-        os.close(fd)
 
 
 def _place_of(
