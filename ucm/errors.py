@@ -96,6 +96,7 @@ class ConfigError(UCMError, ValueError):
         super().__init__(f"{key}={shown}{where}: {problem}. {remedy}")
         self.key = key
         self.value = value
+        self.shown = shown
         self.problem = problem
         self.remedy = remedy
 

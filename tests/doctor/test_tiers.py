@@ -6,6 +6,7 @@ import pytest
 from ucm.backends.memory import MemoryBackend, Shelf
 from ucm.doctor.findings import Severity
 from ucm.doctor.tiers import check_tier
+from ucm.errors import ConfigError
 from ucm.testing.backend_faults import Trouble, TroubledBackend, Troubles
 
 MEMORY = {"type": "memory", "capacity": "1MiB"}
@@ -76,6 +77,42 @@ def test_settings_that_a_backend_refuses_are_found_by_name():
     given = {"type": "memory", "capacity": "x"}
     finding = check_tier(given, "tiers.0", opener=in_memory)
     assert finding.text.startswith("tiers.0.capacity='x'")
+
+
+def test_server_that_is_not_there_is_found():
+    """A backend that is down: a real client, and a port that nobody listens on."""
+    redis = pytest.importorskip("ucm.backends.redis")
+
+    async def opener(settings, key):
+        rest = {name: settings[name] for name in settings if name != "type"}
+        return await redis.RedisBackend.open_configured(rest, key)
+
+    given = {"type": "redis", "url": "redis://127.0.0.1:1/0"}
+    finding = check_tier(given, "tiers.0", opener=opener)
+    assert Severity.WRONG is finding.severity
+    assert "tiers.0 (redis) is down" in finding.text
+
+
+def test_credentials_are_not_told():
+    """What the doctor says ends up in tickets and chats."""
+
+    async def refused(settings, key):
+        raise ConfigError(f"{key}.url", settings["url"], "is wrong", "Mend it.")
+
+    given = {"type": "redis", "url": "redis://user:hidden@host:6379/0"}
+    finding = check_tier(given, "tiers.0", opener=refused)
+    assert finding.text.startswith("tiers.0.url='redis://***@host:6379/0'")
+
+
+def test_what_the_system_refuses_is_found():
+    """Such as a directory that this user may not look into."""
+
+    async def refused(settings, key):
+        raise PermissionError(13, "Permission denied")
+
+    finding = check_tier(MEMORY, "tiers.0", opener=refused)
+    assert Severity.WRONG is finding.severity
+    assert "Permission denied" in finding.text
 
 
 class TestDrives:

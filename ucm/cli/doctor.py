@@ -201,7 +201,7 @@ def _check_tiers(tiers: Sequence[Mapping[str, object]]) -> list[Finding]:
 def _existing(path: Path) -> Path:
     """Return the directory in which something may be tried: the slab's parent, or above."""
     for each in path.absolute().parents:
-        if each.is_dir():
+        if os.path.isdir(each):
             return each
     return Path("/")
 

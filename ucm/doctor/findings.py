@@ -62,7 +62,7 @@ def wrong(check: str, text: str, remedy: str) -> Finding:
 
 def refused(check: str, error: ConfigError) -> Finding:
     """Return that an engine would not start for this error."""
-    return wrong(check, f"{error.key}={error.value!r}: {error.problem}", error.remedy)
+    return wrong(check, f"{error.key}={error.shown}: {error.problem}", error.remedy)
 
 
 def size(nbytes: float) -> str:

@@ -55,6 +55,8 @@ def check_tier(
         return anyio.run(probe_by_opening, settings, key, opener, seconds)
     except ConfigError as exc:
         return refused(_CHECK, exc)
+    except OSError as exc:
+        return wrong(_CHECK, f"{key}: {exc}", "Look at its settings and at the mount.")
 
 
 async def probe_by_opening(
