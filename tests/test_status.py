@@ -51,7 +51,7 @@ def listen(path, *, backlog=8):
 
 class TestAnswer:
     def test_each_process_tells_who_it_is_and_how(self, tmp_path, served):
-        """S1-23: role, process, engine and numbers of all processes of a slab."""
+        """Role, process, engine and numbers of all processes of a slab."""
         served()
         served("worker-0", dict)
         answers = read_statuses(tmp_path).answers
@@ -87,7 +87,7 @@ class TestAnswer:
         server.close()
 
     def test_who_reads_nothing_holds_up_nobody(self, tmp_path, served, monkeypatch):
-        """S3-13: a client that stalls is left at its deadline, and the next is served."""
+        """A client that stalls is left at its deadline, and the next is served."""
         monkeypatch.setattr(status, "_ANSWER_S", 0.05)
         counters = {f"c{number:030}": number for number in range(12_000)}
         served(tell=lambda: {"counters": counters})
@@ -99,7 +99,7 @@ class TestAnswer:
 
 class TestAccess:
     def test_files_are_for_this_user_alone(self, tmp_path, served):
-        """S0-43: the directory is 0700 and the socket 0600, from its first moment on."""
+        """The directory is 0700 and the socket 0600, from its first moment on."""
         served()
         folder = tmp_path / "status"
         (path,) = folder.iterdir()
@@ -107,7 +107,7 @@ class TestAccess:
         assert [0o700, 0o600] == modes
 
     def test_another_user_is_told_nothing(self, tmp_path, served, monkeypatch):
-        """S0-43: not even where somebody has opened directory and socket to all."""
+        """Not even where somebody has opened directory and socket to all."""
         served()
         if own := os.geteuid():  # only root can be somebody else; so the server is
             monkeypatch.setattr(os, "geteuid", lambda: own + 1)
@@ -129,14 +129,14 @@ class TestAccess:
         assert "0" == done.stdout.strip()
 
     def test_a_directory_that_is_open_to_others_is_not_used(self, tmp_path):
-        """S0-43: others could put a socket of their own there."""
+        """Others could put a socket of their own there."""
         (tmp_path / "status").mkdir(mode=0o755)
         assert serve_status(tmp_path, "scheduler", told) is None
         with pytest.raises(NoStatusError):
             read_statuses(tmp_path)
 
     def test_a_link_is_not_followed(self, tmp_path):
-        """S0-43: a name that leads elsewhere is somebody's trick or mistake."""
+        """A name that leads elsewhere is somebody's trick or mistake."""
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         (tmp_path / "status").symlink_to(tmp_path / "elsewhere")
         assert serve_status(tmp_path, "scheduler", told) is None
@@ -145,7 +145,7 @@ class TestAccess:
 
 class TestEnd:
     def test_nothing_is_left_behind_a_close(self, tmp_path):
-        """S0-40: socket, directory and thread go with their process; twice is once."""
+        """Socket, directory and thread go with their process; twice is once."""
         server = StatusServer(tmp_path, "scheduler", told)
         server.close()
         server.close()
@@ -159,7 +159,7 @@ class TestEnd:
         assert ["scheduler"] == [each.role for each in read_statuses(tmp_path).answers]
 
     def test_what_the_dead_have_left_goes(self, tmp_path, served, monkeypatch):
-        """S0-40: nobody listens on it, and no server is so slow to start."""
+        """Nobody listens on it, and no server is so slow to start."""
         monkeypatch.setattr(status, "_STALE_S", -1.0)
         served()
         folder = tmp_path / "status"
@@ -191,7 +191,7 @@ class TestSilent:
         assert (1, []) == (len(found.answers), found.silent)
 
     def test_who_does_not_answer_is_named(self, tmp_path, served, monkeypatch):
-        """S3-13: a process that was stopped costs a moment and has its name told."""
+        """A process that was stopped costs a moment and has its name told."""
         monkeypatch.setattr(status, "_ASK_S", 0.05)
         served()
         with listen(tmp_path / "status" / "worker-0-1.sock"):

@@ -65,7 +65,7 @@ def test_blocks_outlive_the_process_that_stored_them(loop: str, tmp_path: Path) 
 
 
 def test_a_cache_tells_how_it_is_to_who_looks(tmp_path: Path) -> None:
-    """S1-23: a host of its own is seen by ``ucm top`` as long as its cache is open."""
+    """A host of its own is seen by ``ucm top`` as long as its cache is open."""
     keys, slab = keys_of(2), tmp_path / "slab"
     with ucm.blocking.open(
         settings(slab), layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE

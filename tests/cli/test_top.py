@@ -60,7 +60,7 @@ def shown(statuses, width):
 
 class TestEngines:
     def test_several_engines_are_several_rows(self):
-        """S1-23: processes join by the name of their engine."""
+        """Processes join by the name of their engine."""
         two = engines_of([worker("b"), scheduler("a"), worker("a"), scheduler("b")])
         assert [("a", 2), ("b", 2)] == [
             (each.name, len(each.processes)) for each in two
@@ -100,7 +100,7 @@ class TestEngines:
 class TestScreen:
     @pytest.mark.parametrize("width", [80, 160])
     def test_nothing_is_wider_than_the_terminal(self, width):
-        """S1-23: in 80 and 160 columns no line is broken within a cell."""
+        """In 80 and 160 columns no line is broken within a cell."""
         text = shown([scheduler("a" * 60), worker("a" * 60, saved=10**12)], width)
         lines = text.splitlines()
         assert width >= max(len(line.rstrip()) for line in lines)

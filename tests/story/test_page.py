@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.demo.__main__ import draw_timeline
 from tests.story.logs import ended, run_of, settled
 from ucm.story.collected import collect
 from ucm.story.drawing import draw
@@ -92,6 +93,21 @@ class TestPage:
         assert [] == re.findall(
             r"https?://|//cdn|@import|url\((?!#)|\bsrc=|\bhref=", text
         )
+
+
+class TestDemo:
+    def test_demo_draws_what_its_engines_did(self, tmp_path, capsys):
+        """The demo ends with a page, made by the command that an operator has."""
+        wanted = tmp_path / "new" / "timeline.html"
+        assert wanted == draw_timeline(run_of(tmp_path / "run"), wanted)
+        assert "r1" in Elements(wanted.read_text()).data
+        assert "" == capsys.readouterr().out
+
+    def test_demo_without_a_log_fails(self, tmp_path):
+        """A log that is missing is no timeline, and no success."""
+        with pytest.raises(SystemExit) as caught:
+            draw_timeline(tmp_path, tmp_path / "timeline.html")
+        assert 3 == caught.value.code
 
 
 @pytest.mark.slow

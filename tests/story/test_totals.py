@@ -46,6 +46,11 @@ class TestTotals:
         assert pytest.approx(0.1) == durations["save: released"].mean_s
         assert pytest.approx(0.2) == durations["save: settled"].mean_s
 
+    def test_a_request_without_a_load_waited_for_none(self):
+        """Requests that loaded nothing do not make those look quick that did."""
+        told = totals(ended(load_s=0.0), ended("r2", load_s=0.5)).durations
+        assert 1 == told["request: its load"].count
+
     def test_two_runs_have_the_same_names(self):
         """What is compared has the same name in both."""
         names = [name for name, _ in totals(ended(), missed(), settled()).numbers()]

@@ -36,9 +36,7 @@ def say_life(life: Life, others: list[Other]) -> None:
     out = console()
     marks = "".join(f", {mark}" for mark in life.marks)
     took = seconds_text(life.end_s - life.begin_s)
-    head = (
-        f"Request {life.request_id}, life {life.number}: {life.outcome}{marks}, {took}"
-    )
+    head = f"Request {life.request_id}: {life.outcome}{marks}, {took}"
     out.print(clean(head))
     for sentence in summary_of(life):
         out.print(f"  {clean(sentence)}")

@@ -91,6 +91,7 @@ class Ended(Line, kw_only=True):
     loaded_tokens: Count = 0
     saved_blocks: Count = 0
     dropped_blocks: Count = 0
+    unsettled_blocks: Count = 0
     preemptions: Count = 0
     load_s: Seconds | None = None
     load_failure: Word | None = None

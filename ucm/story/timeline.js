@@ -106,6 +106,8 @@
     const shown = names.filter((name) => seen.has(name));
     if (!shown.length) continue;
     const items = row(title);
+    item(items, "waiting", "it waits for its turn: no stage has it", (svg) =>
+      make(svg, "rect", { x: 0.5, y: 0.5, width: 13, height: 13, rx: 2, fill: "#eef1f5", stroke: "#9aa5b3" }));
     for (const name of shown) {
       item(items, name.replace("_", " "), data.stages[name] || name, (svg) =>
         make(svg, "rect", { width: 14, height: 14, rx: 2, fill: colourOf(name) }));
@@ -190,7 +192,7 @@
       if (label) make(group, "text", { x: Math.max(left, x.left) + 5, y: y + 13 }, label);
     }
     // Within the bar if there is room; else behind it, if there is trouble to tell of.
-    const isWide = width > 2 * room, isWell = worst === ENDS.finished || worst === ENDS.committed;
+    const isWide = width > (isRequest ? 2 : 6) * room, isWell = worst === ENDS.finished || worst === ENDS.committed;
     if (isWide || !isWell) {
       const at = left + width + (isWide ? -room : 2);
       make(group, "rect", { x: at, y: y + 2, width: room - 2, height: BAR - 4, rx: 2, fill: "#fff" });

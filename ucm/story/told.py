@@ -82,6 +82,8 @@ def summary_of(life: Life) -> list[str]:
         told.append(
             f"{ended.saved_blocks} blocks were saved, {ended.dropped_blocks} dropped."
         )
+    if ended.unsettled_blocks:
+        told.append(f"{ended.unsettled_blocks} blocks were still on their way.")
     if ended.preemptions:
         told.append(f"The engine preempted it {ended.preemptions} time(s).")
     if ended.load_failure:

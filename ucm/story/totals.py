@@ -148,7 +148,7 @@ class Totals:
             self.tokens.add(name, getattr(ended, f"{name}_tokens"))
         self.blocks.add("saved", ended.saved_blocks)
         self.blocks.add("dropped", ended.dropped_blocks)
-        if ended.load_s is not None:
+        if ended.load_s:
             self._took("request: its load", ended.load_s)
 
     def _add_ticket(self, ticket: Settled) -> None:
