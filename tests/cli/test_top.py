@@ -1,8 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ucm top`` shows each engine of a slab, in wide terminals and narrow ones."""
 
+import contextlib
+import fcntl
 import io
 import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -177,6 +186,30 @@ class TestCommand:
             engine["state"],
             engine["gauges"],
         )
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("width", [80, 160])
+    def test_in_a_terminal_it_looks_until_it_is_stopped(self, slab, width):
+        """A live view: drawn again at each look, as wide as the terminal; Ctrl-C ends it."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, width, 0, 0))
+        code = "import sys; from ucm.cli.main import main; sys.exit(main())"
+        command = [sys.executable, "-c", code, "top", str(slab), "--interval", "0.1"]
+        plain = {"TERM": "xterm", "PYTHONPATH": os.getcwd(), "PATH": os.environ["PATH"]}
+        with subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=plain
+        ) as shown:
+            os.close(theirs)
+            seen = ""
+            while seen.count("e1") < 3:
+                seen += os.read(ours, 65536).decode()
+            shown.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # its end of the terminal is closed
+                while os.read(ours, 65536):
+                    pass
+            assert 0 == shown.wait(60.0)
+        os.close(ours)
+        assert (width == 160) == ("tokens loaded" in seen)
 
     def test_an_engine_that_is_bypassed_is_not_well(self, tmp_path, capsys):
         """The code says it to a script."""
