@@ -7,8 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.rig import BLOCK_BYTES, keys_of
 from tests.story.logs import ended, line, missed, run_of, settled, write
 from ucm.cli.main import UNREADABLE, USAGE, main
+from ucm.stores.slab import SlabStore
 
 
 @pytest.fixture
@@ -110,6 +112,29 @@ class TestWhy:
         _, out, _ = call("why", "r", "--log", log, "--json")
         (reason,) = json.loads(out)["reasons"]
         assert ("queue", True) == (reason["reason"], "number 2" in reason["where"])
+
+    def test_the_slab_is_asked_what_it_knows_by_now(self, call, tmp_path):
+        """A block may have been saved since, or have gone; the log cannot know."""
+        key, slab = keys_of(1)[0], tmp_path / "slab"
+        log = write(tmp_path / "l", missed("r", key=key.hex(), reason="not_committed"))
+        arguments = ("why", "r", "--log", log, "--store", slab)
+        with SlabStore(
+            path=str(slab), capacity_bytes=1 << 20, block_bytes=BLOCK_BYTES
+        ) as store:
+            assert "in the slab by now: never" in call(*arguments)[1]
+            with store.reserve([key], BLOCK_BYTES) as lease:
+                lease.seal(0, 1)
+                lease.commit()
+            assert "in the slab by now: stored" in call(*arguments)[1]
+
+    @pytest.mark.parametrize("key", ["", "no key", "00", "00" * 100])
+    def test_a_key_that_is_none_and_a_slab_that_is_none_are_no_trouble(
+        self, call, tmp_path, key
+    ):
+        """Whatever a log calls a key, the answer is in one piece; of no slab, one line."""
+        log = write(tmp_path / "l", missed("r", key=key))
+        code, _, err = call("why", "r", "--log", log, "--store", tmp_path / "none")
+        assert (code, err.count("\n")) in ((0, 0), (USAGE, 1), (UNREADABLE, 1))
 
     def test_all_reasons_are_counted(self, call, run):
         """Without a request: how often, and how many tokens."""

@@ -78,14 +78,12 @@ STORY = (
         ),
     ),
     Mutant(
-        name="story_edges_weigh_nothing",
-        why="Tickets with thousands of stages take all memory of whoever looks.",
+        name="story_lines_weigh_nothing",
+        why="Lines of a megabyte each take all memory of whoever looks.",
         file=_LINES,
-        find="return 1 + len(self.edges) // 8",
-        replace="return 1",
-        killers=(
-            f"{_LIFE_TESTS}::TestBounds::test_tickets_of_many_stages_count_for_more",
-        ),
+        find="line.weight = 1 + len(raw) // _BYTES_PER_WEIGHT",
+        replace="line.weight = 1",
+        killers=(f"{_LIFE_TESTS}::TestBounds::test_long_lines_count_for_more",),
     ),
     Mutant(
         name="story_ticket_of_the_last_life",

@@ -84,6 +84,12 @@ class TestRead:
         assert 1 == reading.garbage
         assert ["1 line(s) are not of this log and were passed over"] == reading.notes()
 
+    def test_a_line_with_long_words_is_read(self, tmp_path):
+        """Clients choose their requests' ids, and errors carry paths."""
+        path = tmp_path / "ucm-w-1.jsonl"
+        write(path, settled("r" * 900, error="e" * 9000), ended("r" * 900))
+        assert (2, 0) == (len(read(tmp_path)[0]), read(tmp_path)[1].garbage)
+
     def test_a_line_of_another_schema_is_not_guessed_at(self, tmp_path):
         """Keys of a later version may mean something else."""
         write(tmp_path / "ucm-w-1.jsonl", ended() | {"v": 2}, line("x"))

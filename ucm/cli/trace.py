@@ -96,8 +96,13 @@ def show(request_id: str, path: Path, as_json: bool) -> None:  # noqa: FBT001 - 
 @trace.command()
 @click.argument("request_id", metavar="[REQUEST]", required=False)
 @_log
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    help="The slab (store.path): also say what it knows of each block by now.",
+)
 @json_option
-def why(request_id: str | None, path: Path, as_json: bool) -> None:  # noqa: FBT001
+def why(request_id: str | None, path: Path, store: Path | None, as_json: bool) -> None:  # noqa: FBT001
     """
     Say why a request, or requests on the whole, had to be computed.
 
@@ -109,7 +114,7 @@ def why(request_id: str | None, path: Path, as_json: bool) -> None:  # noqa: FBT
         say_reasons(totals, reading.notes(), as_json=as_json)
         return
     lives, collected = _one_request(request_id, path, reading)
-    found = [reason for life in lives for reason in reasons_of(life)]
+    found = [reason for life in lives for reason in reasons_of(life, store)]
     notes = [*reading.notes(), *collected.notes()]
     if as_json:
         answer = {"v": 1, "request": lives[0].request_id, "reasons": found}
@@ -120,7 +125,7 @@ def why(request_id: str | None, path: Path, as_json: bool) -> None:  # noqa: FBT
         out.print("No look-up of it fell short, and no load of it failed.")
     for each in found:
         out.print(clean(f"{each['kind'].capitalize()}: {each['reason']}"))
-        for name in ("where", "meaning", "detail", "remedy"):
+        for name in ("where", "meaning", "detail", "now", "remedy"):
             if each[name]:
                 out.print(f"  {clean(each[name])}")
     say_notes(notes)

@@ -2,9 +2,12 @@
 """How ``ucm trace`` answers: what it prints, and the same for programs."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from ucm.blocks import PackedKey
 from ucm.cli.output import clean, console, say_json, table
+from ucm.stores.slab import explain
 from ucm.story.lines import Other
 from ucm.story.lives import Life
 from ucm.story.misses import Explained, explain_failure, explain_miss
@@ -69,16 +72,22 @@ def life_dict(life: Life, others: list[Other]) -> dict[str, object]:
     }
 
 
-def reasons_of(life: Life) -> Iterator[dict[str, Any]]:
-    """Yield why a life's tokens were computed: its misses, and its failed load."""
+def reasons_of(life: Life, store: Path | None = None) -> Iterator[dict[str, Any]]:
+    """
+    Yield why a life's tokens were computed: its misses, and its failed load.
+
+    Raises:
+        UCMError: The slab at *store* cannot be read.
+    """
     ended = life.ended
     for missed in life.missed:
         where = f"{missed.found_tokens} of {missed.wanted_tokens} tokens were found"
         if missed.block is not None:
             where += f"; the first missing block is number {missed.block}"
             where += f", its key {missed.key}" if missed.key else ""
-        detail = detail_text(missed)
-        yield _reason("miss", missed.reason, explain_miss(missed.reason), where, detail)
+        detail, explained = detail_text(missed), explain_miss(missed.reason)
+        now = "" if store is None else _now(store, missed.key)
+        yield _reason("miss", missed.reason, explained, where, detail) | {"now": now}
     if ended is None:
         return
     if ended.miss and not life.missed:
@@ -91,10 +100,23 @@ def reasons_of(life: Life) -> Iterator[dict[str, Any]]:
         yield _reason("failed load", reason, explain_failure(reason), "", errors)
 
 
+def _now(store: Path, key: str) -> str:
+    """Return what a slab knows of a block; nothing of a key that is none."""
+    try:
+        packed = PackedKey(bytes.fromhex(key))
+    except ValueError:
+        return ""
+    if not packed:
+        return ""
+    told = explain(store, packed).told
+    ago = "" if told.age_s is None else f", for {seconds_text(told.age_s)}"
+    return f"in the slab by now: {told.fate.value}{ago}"
+
+
 def _reason(
     kind: str, reason: str, explained: Explained, where: str, detail: str
 ) -> dict[str, Any]:
-    told = {"kind": kind, "reason": reason, "where": where, "detail": detail}
+    told = {"kind": kind, "reason": reason, "where": where, "detail": detail, "now": ""}
     return told | explained._asdict()
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "SchemaError",
     "Seconds",
     "Settled",
+    "Text",
     "Word",
     "details_of",
     "parse",
@@ -33,8 +34,10 @@ __all__ = [
 SCHEMA: Final = 1
 """Version of the schema that is understood."""
 _MOST_RAW: Final = 4096
+_BYTES_PER_WEIGHT: Final = 512
 
-Word = Annotated[str, Meta(max_length=256)]
+Word = Annotated[str, Meta(max_length=1024)]
+Text = Annotated[str, Meta(max_length=16384)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Moment = Annotated[float, Meta(ge=0, le=1e11)]
 Seconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
@@ -52,13 +55,14 @@ class _Head(msgspec.Struct):
 
 
 class Line(msgspec.Struct, kw_only=True):
-    """What every line says; ``process`` is said by its file."""
+    """What every line says; its file says ``process``, and its length ``weight``."""
 
     event: Word
     timestamp_s: Moment
     role: Word = ""
     level: Word = "info"
     process: str = ""
+    weight: int = 1
     request_id: Word = ""
     requests: Annotated[tuple[Word, ...], Meta(max_length=8)] = ()
 
@@ -71,11 +75,6 @@ class Line(msgspec.Struct, kw_only=True):
     def when_s(self) -> float:
         """The moment that the line is about, in Unix time."""
         return self.timestamp_s
-
-    @property
-    def weight(self) -> int:
-        """About how much memory it takes, in thousands of bytes."""
-        return 1
 
 
 class Ended(Line, kw_only=True):
@@ -138,7 +137,7 @@ class Settled(Line, kw_only=True):
     step: Count | None = None
     outcome: Word = ""
     reason: Word | None = None
-    error: Word | None = None
+    error: Text | None = None
     blocks: Count = 0
     committed: Count = 0
     skipped: Count = 0
@@ -164,11 +163,6 @@ class Settled(Line, kw_only=True):
     def end_s(self) -> float:
         """When it was settled."""
         return max(self.timestamp_s, self.when_s)
-
-    @property
-    def weight(self) -> int:
-        """About how much memory it takes, in thousands of bytes."""
-        return 1 + len(self.edges) // 8
 
     @property
     def committed_bytes(self) -> int:
@@ -212,6 +206,7 @@ def parse(raw: bytes, process: str = "") -> Line:
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
     line.process = process or line.role
+    line.weight = 1 + len(raw) // _BYTES_PER_WEIGHT
     if isinstance(line, Other):
         line.raw = raw if len(raw) <= _MOST_RAW else b""
     elif isinstance(line, Missed):  # a view of the whole line until it is copied
