@@ -258,6 +258,19 @@ class TestFormat:
         end = struct.unpack_from("<HHIqQQ", data, len(data) - 40)
         assert (0, 0, 0, 0, 1, 3) == end
 
+    @pytest.mark.parametrize(
+        "text", [b'{"blocks": "\xff"}', b'{"a": ' + b"[" * 9000, b"{}"]
+    )
+    def test_start_that_says_nothing_known_is_refused(
+        self, other, tmp_path, capsys, text
+    ):
+        """Also one whose sum is right: somebody else may have made it."""
+        start = struct.pack("<8sII", b"\x89UCM\r\n\x1a\n", 1, len(text)) + text
+        file = tmp_path / "file"
+        file.write_bytes(start + struct.pack("<Q", xxh3_64_intdigest(start)))
+        code, _, complaint = tell(capsys, "store", "import", file, other)
+        assert (UNREADABLE, 1) == (code, complaint.count("\n"))
+
     def test_other_version_is_refused_by_its_number(self, file, other, capsys):
         """A file of a later release is not guessed at."""
         data = bytearray(file.read_bytes())

@@ -22,6 +22,8 @@ FOREIGN: dict[str, dict[str, bytes]] = {
     "directories": {"owners/1.lock": b"", "keyspaces/k.json": b"{}"},
     "of a volume": {"lost+found/x": b""},
     "its own slab.json": {"slab.json": b'{"name": "my slab"}', "data": b"1"},
+    "no text": {"slab.json": b'{"schema": "\xff"}', "data": b"1"},
+    "endless nesting": {"slab.json": b'{"a": ' + b"[" * 9000, "data": b"1"},
     "another kind": {"slab.json": b'{"schema": 4, "kind": "x"}', "data": b"1"},
     "its own mark": {"slab.json.tmp": b"notes", "data": b"1"},
     "only a mark": {"slab.json.tmp": b"notes"},

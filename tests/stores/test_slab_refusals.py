@@ -189,10 +189,12 @@ class TestRefusals:
         "text",
         [
             b"{",
+            b'{"model": "\xff"}',
+            b'{"a": ' + b"[" * 9000,
             json.dumps(attrs.asdict(make_keyspace()) | {"model": ""}).encode(),
             json.dumps(attrs.asdict(make_keyspace("other"))).encode(),
         ],
-        ids=["torn", "invalid", "misnamed"],
+        ids=["torn", "no text", "nested", "invalid", "misnamed"],
     )
     def test_damaged_key_space_is_told(self, tmp_path, text):
         """A key space that cannot be read or is another's is an error, not a guess."""

@@ -40,6 +40,7 @@ _MOST_JSON = 16 << 20
 _MOST_KEY = 85
 _MOST_BLOCK = 1 << 33
 _PIECE = 1 << 20
+_GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -203,7 +204,7 @@ class ExportReader:
         self._check(data + text)
         try:
             start = msgspec.json.decode(text, type=Start)
-        except (msgspec.DecodeError, KeyFormatError, RecursionError) as exc:
+        except (*_GARBAGE, KeyFormatError) as exc:
             raise self._wrong(f"its start says nothing known: {exc}") from exc
         for section in start.sections:
             self._check_section(section)

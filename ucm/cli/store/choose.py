@@ -22,6 +22,7 @@ _MOST_KEY_BYTES = 85
 _HASH_AT = 21
 _LEAST_DIGITS = 4
 _MOST_PROMPT = 64 << 20
+_GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _T = TypeVar("_T")
 Mask = npt.NDArray[np.bool_]
@@ -212,5 +213,5 @@ def _hashes_of(
             raise StoreError(f"the prompt has more than {_MOST_PROMPT} bytes")
         tokens = msgspec.json.decode(data, type=list[int])
         return tuple(PrefixHasher(text, text.block_tokens).keys(tokens, salt=salt))
-    except (msgspec.DecodeError, KeyFormatError, RecursionError) as exc:
+    except (*_GARBAGE, KeyFormatError) as exc:
         raise StoreError(f"the prompt is no JSON list of token ids: {exc}") from exc

@@ -135,7 +135,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"{_SCHEMA_VERSION}",
                 )
             return msgspec.json.decode(text, type=cls)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise foreign(root, f"its {MANIFEST} is not of a slab ({exc})") from exc
 
     def require(self, root: Path, durability: Durability) -> None:

@@ -22,6 +22,7 @@ __all__ = ["describe", "read_all"]
 
 _NAME = "keyspaces"
 _MOST_FILES = 64
+_GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def describe(directory: Directory, keyspace: KeySpace) -> None:
@@ -68,7 +69,7 @@ def read_all(directory: Directory) -> dict[bytes, KeySpace]:
         return {}
     except (OSError, ConfigError) as exc:
         raise StoreUnavailableError(f"key spaces cannot be read: {exc}") from exc
-    except (msgspec.DecodeError, KeyFormatError) as exc:
+    except (*_GARBAGE, KeyFormatError) as exc:
         raise StoreError(f"{path} is no key space; remove it: {exc}") from exc
     return found
 
