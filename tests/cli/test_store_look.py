@@ -11,6 +11,7 @@ import pytest
 from tests.cli.store_kit import CHAT, CODE, ask, keys_of, snapshot, tell
 from tests.stores.slab_kit import Child, RawSlab, die, open_slab
 from ucm.cli.main import NOT_WELL, UNREADABLE, USAGE
+from ucm.fates import Fate
 from ucm.stores.slab import SlabSurvey, facts_of
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, save, uses_at
 
@@ -181,6 +182,7 @@ class TestVerify:
         assert 4 == ask(capsys, "store", "verify", path)["blocks"]
         with open_slab(path) as store:
             assert [True, False] == store.contains([good, bad])
+            assert [Fate.CORRUPT] == [told.fate for told in store.fates([bad])]
 
     def test_record_of_another_key_is_damage(self, path, capsys):
         """Right bytes under a key that they were not saved as are found, too."""

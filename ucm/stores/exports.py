@@ -2,7 +2,8 @@
 """
 The file that blocks are exported to: written and read as a stream, believed in no part.
 
-All integers are little endian; *sum* is xxh3-64 of all bytes from the last sum's end on::
+All integers are little endian; *sum* is xxh3-64 of all bytes from the last sum's end on,
+without the bytes of blocks (``docs/store.md`` says the same)::
 
     file     start, block ..., end
     start    89 55 43 4D 0D 0A 1A 0A, version (4 bytes), length (4 bytes) of the JSON that

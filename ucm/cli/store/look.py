@@ -16,6 +16,7 @@ from ucm.cli.output import console, json_option, say_json, table
 from ucm.cli.store.choose import Choice, Wanted, choosing, hex_bytes
 from ucm.cli.telling import SIZE, Progress, ago, examples, plain, size
 from ucm.errors import BlockCorruptError, KeyFormatError
+from ucm.fates import Fate
 from ucm.stores.slab import (
     Blocks,
     ClassFacts,
@@ -82,8 +83,8 @@ def ls(
     List the key spaces of the slab in PATH: blocks, bytes, share, newest and oldest use.
 
     Takes no lock, and changes nothing. A key space is what must be equal for blocks to be
-    interchangeable: model, weights, layout, engine. Of each process's newest 64 the text
-    is kept; of others there is the digest.
+    interchangeable: model, weights, layout, engine. Of the newest 64 the text is kept; of
+    others there is the digest.
     """
     with SlabSurvey(path) as survey:
         choice = wanted.choose(survey)
@@ -380,4 +381,6 @@ class _Forgetting:
 
     def forget(self, wrong: BlockCorruptError) -> int:
         """Forget one; whoever has saved it again meanwhile saves it once more."""
-        return sum(store.forget([PackedKey(wrong.key)]) for store in self._stores)
+        return sum(
+            store.forget([PackedKey(wrong.key)], Fate.CORRUPT) for store in self._stores
+        )
