@@ -29,7 +29,7 @@ SHELF = (
         name="evicted_block_told_as_damage",
         why="An operator drops a healthy slab because engines use it meanwhile.",
         file=_SURVEY,
-        find='        if not len(now) or now.records["generation"][0] != record["generation"]:\n',
+        find='        if not self._holds(slot, int(record["generation"])):\n',
         replace="        if False:\n",
         killers=(f"{_LOOKS}::TestVerify::test_block_that_goes_meanwhile_is_no_damage",),
     ),

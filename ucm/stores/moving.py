@@ -165,8 +165,9 @@ class _Batch:
 
     store: SlabStore
     block_bytes: int
-    heads: list[Head]
     data: memoryview
+    heads: list[Head] = attrs.field(factory=list)
+    keys: set[bytes] = attrs.field(factory=set)
 
     @property
     def is_full(self) -> bool:
@@ -239,7 +240,7 @@ class Incoming:
     def _bring(self, head: Head) -> None:
         self.moved.read_bytes += head.nbytes
         store = self._store_for(head)
-        if store.contains([head.key])[0]:
+        if store.match([head.key]):
             self.moved.present += 1
         elif (
             head.nbytes > self._left or store.capabilities.max_block_bytes in self._full
@@ -257,15 +258,16 @@ class Incoming:
             or batch.store is not store
             or batch.block_bytes != head.nbytes
             or batch.is_full
-            or any(each.key == head.key for each in batch.heads)
+            or head.key in batch.keys
         ):
             self._flush()
             count = max(1, min(_MOST_BATCH, _BATCH_BYTES // head.nbytes))
             data = memoryview(bytearray(count * head.nbytes))
-            batch = self._batch = _Batch(store, head.nbytes, [], data)
+            batch = self._batch = _Batch(store, head.nbytes, data)
         at = len(batch.heads) * head.nbytes
         if self._reader.take(head, batch.data[at : at + head.nbytes]):
             batch.heads.append(head)
+            batch.keys.add(head.key)
             self._left -= head.nbytes
         else:
             self.moved.damaged += 1

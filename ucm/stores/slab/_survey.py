@@ -200,12 +200,17 @@ class ClassSurvey:
                 problem = ""
             else:
                 problem = f"checksum {found:016x} is not {int(record['checksum']):016x}"
-        now = self.at(slot)
-        if not len(now) or now.records["generation"][0] != record["generation"]:
+        if not self._holds(slot, int(record["generation"])):
             raise BlockNotFoundError(key)
         if problem:
             raise BlockCorruptError(key, problem)
         return view
+
+    def _holds(self, slot: int, generation: int) -> bool:
+        """Return whether a slot still has the content of that number."""
+        if self.read("states", slot, 1)[0] != COMMITTED:
+            return False
+        return int(self.read("records", slot, 1)["generation"][0]) == generation
 
     def _doubt(self, record: Any, key: PackedKey) -> str:  # noqa: ANN401 - numpy's
         """Return what is wrong with a record; empty if nothing is."""
