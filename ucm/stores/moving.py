@@ -35,7 +35,7 @@ _HEAD = 17
 _BATCH_BYTES = 4 << 20
 _MOST_BATCH = 1024
 _MOST_SIZES = 8
-_NAP_S = 0.02
+_NAP_S, _GROWS_S = 0.02, 600.0
 _EARLIEST_NS = -(1 << 61)
 
 
@@ -118,15 +118,16 @@ class Outgoing:
 
     def _add(self, number: int, blocks: Blocks, chosen: Blocks) -> None:
         """Remember where the chosen ones are, and how large blocks of theirs can be."""
-        heads = _heads(blocks)
+        heads, sizes = _heads(blocks), blocks.records["nbytes"]
+        fits = sizes <= self._survey.classes[number].geometry.slot_bytes  # or damaged
         for head in np.unique(heads):
-            largest = int(blocks.records["nbytes"][heads == head].max())
+            largest = int(sizes[fits & (heads == head)].max(initial=1))
             name = head.tobytes()
             self._largest[name] = max(self._largest.get(name, 0), largest)
         self._chosen |= {head.tobytes() for head in np.unique(_heads(chosen))}
         if len(chosen):
             self.blocks += len(chosen)
-            self.nbytes += int(chosen.records["nbytes"].sum())
+            self.nbytes += int(chosen.records["nbytes"].sum(dtype=np.float64))
             columns = (
                 np.full(len(chosen), number),
                 chosen.slots,
@@ -210,6 +211,7 @@ class Incoming:
         self._batch: _Batch | None = None
         self._full: set[int] = set()
         self._began_ns = time.monotonic_ns()
+        self._grown_by = time.monotonic() + _GROWS_S
         self.moved = Moved()
 
     def run(self, told: Callable[[Moved], None]) -> Moved:
@@ -291,15 +293,13 @@ class Incoming:
             return
         left = dict(enumerate(batch.heads))
         while left:
-            try:
+            may_grow = batch.store.is_growing and time.monotonic() < self._grown_by
+            with contextlib.suppress(StoreFullError):
                 left = self._store(batch, left)
-            except StoreFullError:
-                if not batch.store.is_growing:
-                    break
+            if not may_grow:
+                break
             if left:
                 time.sleep(_NAP_S)
-                if not batch.store.is_growing:
-                    break
         if left:
             self.moved.no_room += len(left)
             self._full.add(batch.store.capabilities.max_block_bytes)

@@ -352,4 +352,6 @@ def told_as_store_error(path: Path) -> Iterator[None]:
     except ConfigError as exc:
         raise StoreUnavailableError(str(exc)) from exc
     except OSError as exc:
-        raise StoreUnavailableError(f"{path} is no slab: {exc.strerror}") from exc
+        raise StoreUnavailableError(
+            f"{path} cannot be read as a slab: {exc.strerror}"
+        ) from exc

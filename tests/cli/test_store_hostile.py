@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever lies where a slab or an export should: one line, and nothing is changed."""
+
+import contextlib
+import io
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cli.store_kit import CHAT, keys_of, snapshot
+from tests.stores.slab_kit import open_slab
+from ucm.cli.main import UNREADABLE, main
+from ucm.testing.store_blocks import save
+
+CHATS = keys_of(CHAT, list(range(12)))
+
+
+def quietly(*words: object) -> tuple[int, str]:
+    """Run the command outside of any fixture; return exit code and complaint."""
+    complaint = io.StringIO()
+    with (
+        contextlib.redirect_stderr(complaint),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        code = main([*map(str, words)])
+    return code, complaint.getvalue()
+
+
+@pytest.mark.slow
+class TestHostile:
+    @given(st.binary(max_size=300))
+    @settings(max_examples=30, deadline=None)
+    def test_any_bytes_for_a_file_are_one_line(self, tmp_path_factory, data):
+        """Whatever is in a file that is no export: exit code 3, and the slab as it was."""
+        folder = tmp_path_factory.mktemp("fuzz")
+        file = folder / "file"
+        file.write_bytes(data)
+        open_slab(folder / "slab").close()
+        before = snapshot(folder)
+        out, complaint = quietly("store", "import", file, folder / "slab")
+        assert (UNREADABLE, 1) == (out, complaint.count("\n"))
+        assert before == snapshot(folder)
+
+    @pytest.mark.parametrize("name", ["slab.json", "data", "arena", "index"])
+    @given(drawn=st.data())
+    @settings(max_examples=15, deadline=None)
+    def test_damaged_slab_is_one_line_and_never_a_traceback(
+        self, tmp_path_factory, name, drawn
+    ):
+        """Each file of a slab cut, flipped or replaced: all commands answer in a line."""
+        folder = tmp_path_factory.mktemp("fuzz")
+        with open_slab(folder / "slab") as store:
+            save(store, CHATS)
+        (path,) = (folder / "slab").glob(f"{name}*")
+        data = bytearray(path.read_bytes())
+        kind = drawn.draw(st.sampled_from(["cut", "flip", "junk", "empty"]))
+        if kind == "flip":
+            for _ in range(20):
+                data[drawn.draw(st.integers(0, len(data) - 1))] ^= 255
+        elif kind == "cut":
+            data = data[: drawn.draw(st.integers(0, len(data) - 1))]
+        elif kind == "junk":
+            data = bytearray(os.urandom(len(data)))
+        else:
+            data = bytearray()
+        path.write_bytes(data)
+        before = snapshot(folder)
+        for words in (("ls",), ("ls", "--keys"), ("stat",), ("verify",)):
+            code, complaint = quietly("store", words[0], folder / "slab", *words[1:])
+            assert (code, complaint.count("\n")) in {(0, 0), (0, 1), (1, 0), (3, 1)}
+        assert before == snapshot(folder)
+
+    @pytest.mark.parametrize("command", ["ls", "stat", "verify", "rm", "compact"])
+    @given(
+        names=st.dictionaries(
+            st.sampled_from(
+                ["slab.json", "slab.json.tmp", "data", "arena", "index-4096.0", "x"]
+            ),
+            st.binary(max_size=200),
+            min_size=1,
+        )
+    )
+    @settings(max_examples=15, deadline=None)
+    def test_directory_of_somebody_else_stays_as_it_is(
+        self, tmp_path_factory, command, names
+    ):
+        """A directory that is no slab of ours is read at most, and never written to."""
+        folder = tmp_path_factory.mktemp("fuzz")
+        for name, data in names.items():
+            (folder / name).write_bytes(data)
+        before = snapshot(folder)
+        more = ("--all", "--yes") if command == "rm" else ()
+        code, complaint = quietly("store", command, folder, *more)
+        assert (UNREADABLE, 1) == (code, complaint.count("\n"))
+        assert before == snapshot(folder)
