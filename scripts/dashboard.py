@@ -104,13 +104,34 @@ PANELS = {
     ),
     "What does it save us?": (
         Panel(
-            "Tokens found and loaded",
+            "Tokens asked for, found and loaded",
             "short",
             (
+                (_rate("ucm_wanted_tokens_total"), "wanted " + _WHOSE),
                 (_rate("ucm_matched_tokens_total"), "matched " + _WHOSE),
                 (_rate("ucm_loaded_tokens_total"), "loaded " + _WHOSE),
             ),
-            "Tokens a second that were not computed. Matched and not loaded: it failed.",
+            "Tokens a second of whole blocks. Wanted: beyond the engine's own cache.",
+        ),
+        Panel(
+            "Share of tokens found",
+            "percentunit",
+            (
+                (
+                    _over(
+                        _rate("ucm_matched_tokens_total"),
+                        _rate("ucm_wanted_tokens_total"),
+                    ),
+                    _WHOSE,
+                ),
+            ),
+            "Of the tokens that were asked for. See beside it how many these were.",
+        ),
+        Panel(
+            "Why look-ups miss",
+            "short",
+            ((_rate("ucm_missed_lookups_total", "reason"), "{{reason}}"),),
+            "Requests a second that did not find all, by why the first block is missing.",
         ),
         Panel(
             "Loads that failed",
@@ -123,6 +144,7 @@ PANELS = {
             "Bps",
             ((_rate("ucm_hit_part_bytes_total", "tier"), "{{tier}}"),),
             "Bytes a second that came from each medium.",
+            width=16,
         ),
     ),
     "What becomes of saves?": (

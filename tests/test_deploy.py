@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.exposition import choose_encoder
 
 from scripts import dashboard
 from ucm.metrics import METRICS, MetricKind
@@ -81,6 +83,22 @@ class TestExpressions:
         """X-10: a name that was renamed, a histogram asked for as a number, a part of
         what is none, a name that only some scrapes have."""
         assert 1 == len(unknown(expression))
+
+    @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
+    @pytest.mark.parametrize("name", ["ucm_healthy", "vllm:ucm_healthy"])
+    def test_metric_is_asked_for_by_each_name_that_a_scrape_gives_it(
+        self, name: str, accept: str
+    ) -> None:
+        """X-10: Python's client writes the colon of a sample as an underscore in
+        OpenMetrics, which is what Prometheus asks for; a server of vLLM's has one."""
+        registry = CollectorRegistry()
+        Gauge(name, "help", registry=registry).set(1)
+        encode, _ = choose_encoder(f"{accept};version=1.0.0")
+        lines = encode(registry).decode().splitlines()
+        (sample,) = (line.split()[0] for line in lines if line[0] != "#")
+        expression = expressions()["UcmUnhealthy"]
+        (pattern,) = re.findall(r'__name__=~"([^"]*)"', expression)
+        assert re.fullmatch(pattern, sample), sample
 
     def test_no_panel_divides_by_what_may_be_a_ratio_already(self) -> None:
         """X-10: what is divided are two totals over the same time."""

@@ -14,12 +14,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import attrs
+import click
 import pytest
 import yaml
 
-from scripts import comparison_table
+from scripts import commands_page, comparison_table
 from scripts.docs_site import without_ways_out
 from scripts.settings_table import ROOT
+from ucm.cli.main import COMMANDS, cli
 from ucm.config import UCMConfig
 
 DOCS = ROOT / "docs"
@@ -109,6 +111,8 @@ class TestCode:
                 ):
                     place = ROOT / rest[0].replace(".", "/")
                     assert place.with_suffix(".py").exists() or place.is_dir(), word
+                elif word == "ucm" and at == 0:
+                    assert is_command(rest), rest
                 elif word == "--kv-transfer-config":
                     check_transfer(json.loads(rest[0]))
 
@@ -159,6 +163,16 @@ class TestCode:
         ] == told
 
 
+def is_command(words: list[str]) -> bool:
+    """Return whether ``ucm`` has a command that goes by the first of these words."""
+    found: click.Command | None = cli
+    for word in words:
+        if not isinstance(found, click.Group):
+            break
+        found = found.get_command(click.Context(found), word)
+    return isinstance(found, click.Command) and found is not cli
+
+
 def check_transfer(given: dict[str, object]) -> None:
     """Check a transfer configuration as vLLM and we read it."""
     assert "UCMConnector" == given["kv_connector"]
@@ -168,6 +182,20 @@ def check_transfer(given: dict[str, object]) -> None:
 
 
 class TestPages:
+    def test_page_of_commands_is_what_each_says_of_itself(self) -> None:
+        """The page has every command, as ``--help`` has it."""
+        text = commands_page.PAGE.read_text(encoding="utf-8")
+        assert commands_page.rewrite(text) == text, "python -m scripts.commands_page"
+        for name in COMMANDS:
+            assert f"## ucm {name}\n" in text
+
+    @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+    def test_commands_that_a_page_names_are_there(self, page: Path) -> None:
+        """``ucm ...`` within a sentence is a command that exists."""
+        text = page.read_text(encoding="utf-8")
+        for named in re.findall(r"`ucm ([a-z][^`]*)`", text):
+            assert is_command(named.split()), named
+
     def test_table_of_the_comparison_is_that_of_the_benchmarks(self) -> None:
         """No number of it is written by hand; it has rows of both ends."""
         text = comparison_table.PAGE.read_text(encoding="utf-8")
