@@ -243,5 +243,5 @@ def is_served(place: Place, pid: int) -> bool:
     """Return whether this process is the agent by now."""
     try:
         return pid == place.status()["pid"]
-    except (ConnectionError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError):  # it is on its way
         return False

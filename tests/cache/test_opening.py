@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ucm.open`` and ``ucm.blocking.open`` as a host calls them, and what they refuse."""
 
+import json
 from pathlib import Path
 
 import attrs
@@ -166,3 +167,22 @@ class TestRefusals:
             config, layout=LAYOUT, device=pool_of(), keyspace=twin
         ) as cache:
             assert 0 == cache.match(keys)
+
+
+def test_tiers_of_a_host_are_warned_of(tmp_path: Path) -> None:
+    """R-63: a host that names tiers hears that nothing is fetched for it, and is served."""
+    config = settings(tmp_path / "slab")
+    config |= {"log": {"directory": str(tmp_path / "log")}, "tiers": [{"type": "disk"}]}
+
+    async def main() -> None:
+        async with ucm.open(
+            config, layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE
+        ) as cache:
+            assert 0 == await cache.match(keys_of(4))
+
+    run("asyncio", main)
+    (path,) = (tmp_path / "log").iterdir()
+    lines = map(json.loads, path.read_text().splitlines())
+    assert ["tiers"] == [
+        line["key"] for line in lines if line["event"] == "setting.unsafe"
+    ]

@@ -5,6 +5,19 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["AGENT"]
 
+_CLIENT = "ucm/agent/client.py"
+_CONNECTION = "ucm/agent/connection.py"
+_DOOR = "ucm/integration/vllm/tiers.py"
+_NODE = "ucm/agent/node.py"
+_WANTING = "ucm/scheduler/wanting.py"
+_ASKS = "tests/agent/test_client.py::TestAsk"
+_NOBODY = "tests/agent/test_client.py::TestNobody"
+_LIVES = "tests/integration/vllm/test_tiers.py"
+_PENDING = "tests/integration/vllm/test_tiers_pending.py::TestEngine::test_pending_answer_costs_no_look_up"
+_PROCESS = "tests/agent/test_process.py::TestAgent"
+_STRANGERS = "tests/agent/test_connection.py::TestStrangers"
+_TALK = "tests/agent/test_connection.py::TestTalk"
+_WANTED = "tests/scheduler/test_wanting.py"
 _CHANGES = "ucm/stores/slab/_changes.py"
 _TABLES = "ucm/stores/slab/_tables.py"
 _FETCH = "ucm/agent/fetch.py"
@@ -177,5 +190,137 @@ AGENT = (
         find="        if not self._queue and count <= self.left:\n",
         replace="        if count:\n",
         killers=(f"{_BUDGET}::test_wants_have_their_slots_whole_and_in_turn",),
+    ),
+    # What engines ask, and are told.
+    Mutant(
+        name="stopped_agent_asked_again",
+        why="Every request waits a second for an agent that says nothing.",
+        file=_CLIENT,
+        find="        is_late = 0 < self._silent_until < self._clock()\n",
+        replace="        is_late = False\n",
+        killers=(f"{_NOBODY}::test_agent_that_is_stopped_costs_one_deadline",),
+    ),
+    Mutant(
+        name="pending_without_end",
+        why="A request waits for ever for an answer that was lost.",
+        file=_CLIENT,
+        find="        return until is not None and self._clock() < until\n",
+        replace="        return until is not None\n",
+        killers=(f"{_ASKS}::test_want_is_pending_until_its_deadline_at_most",),
+    ),
+    Mutant(
+        name="lost_agent_keeps_wants",
+        why="Requests wait for an agent that was killed.",
+        file=_CLIENT,
+        find="        for each in (self._pending, self._open, self._answers):\n            each.clear()\n",
+        replace="",
+        killers=(f"{_NOBODY}::test_agent_that_dies_leaves_nothing_pending",),
+    ),
+    Mutant(
+        name="dropped_want_untold",
+        why="Slots stay with requests that are over until their time is.",
+        file=_CLIENT,
+        find="            self._call(lambda: self._send(Drop(number)))\n",
+        replace="",
+        killers=(f"{_ASKS}::test_dropped_want_is_told_and_forgotten",),
+    ),
+    Mutant(
+        name="agent_launched_beside_another_release",
+        why="Agents are started again and again where one refuses.",
+        file=_CLIENT,
+        find="            except (OSError, MessageError) as exc:  # it is there, and does not serve us\n                self._lost(exc)\n",
+        replace="            except (OSError, MessageError) as exc:\n                self._lost(exc)\n                self._launch()\n",
+        killers=(f"{_NOBODY}::test_agent_of_another_release_is_left_alone",),
+    ),
+    Mutant(
+        name="life_asks_in_each_step",
+        why="A miss is fetched for ever.",
+        file=_DOOR,
+        find="        self._wants[request_id] = _State.ANSWERED\n",
+        replace="        self._wants[request_id] = _State.BEGUN\n",
+        killers=(f"{_LIVES}::TestAsk::test_life_asks_once",),
+    ),
+    Mutant(
+        name="skipping_request_fetches",
+        why="Blocks are fetched for a request that will not read them.",
+        file=_DOOR,
+        find='getattr(request, "skip_reading_prefix_cache", False)',
+        replace="False",
+        killers=(f"{_LIVES}::TestAsk::test_request_that_would_not_load_asks_nobody",),
+    ),
+    Mutant(
+        name="other_connectors_request_waits",
+        why="A request that another engine has prefilled waits for our disk.",
+        file=_DOOR,
+        find='isinstance(params, Mapping) and params.get("do_remote_prefill")',
+        replace="False",
+        killers=(f"{_LIVES}::TestAsk::test_request_that_would_not_load_asks_nobody",),
+    ),
+    Mutant(
+        name="finished_request_keeps_its_want",
+        why="What was fetched for aborted requests stays pinned.",
+        file="ucm/integration/vllm/scheduler.py",
+        find="        self._tiers.drop(request_id)\n        self._adapters.forget(request_id)\n",
+        replace="        self._adapters.forget(request_id)\n",
+        killers=(_PENDING,),
+    ),
+    Mutant(
+        name="pending_answer_looks_up",
+        why="Each request that waits costs the engine a look-up in each step.",
+        file="ucm/integration/vllm/scheduler.py",
+        find="        if self._tiers.is_pending(request_id):\n            return None, False\n",
+        replace="",
+        killers=(_PENDING,),
+    ),
+    Mutant(
+        name="parts_of_one_size",
+        why="Ranks with other layers than the first fetch garbage.",
+        file=_WANTING,
+        find="of_parts[part]",
+        replace="of_parts[0]",
+        killers=(
+            f"{_WANTED}::TestWantedBlocks::test_all_parts_of_a_block_stand_together",
+        ),
+    ),
+    Mutant(
+        name="wanted_group_by_group",
+        why="Half of what came in time is of no use: another group's half is missing.",
+        file=_WANTING,
+        find="    found.sort(key=lambda each: each[0])\n",
+        replace="",
+        killers=(f"{_WANTED}::TestWantedBlocks::test_groups_take_turns",),
+    ),
+    # What the agent believes, and when it ends.
+    Mutant(
+        name="other_release_served",
+        why="Messages mean something else to the other side.",
+        file=_CONNECTION,
+        find="        if first.version != PROTOCOL_VERSION:\n",
+        replace="        if first.version < 0:\n",
+        killers=(f"{_STRANGERS}::test_other_version_is_refused_by_name",),
+    ),
+    Mutant(
+        name="dropped_want_keeps_its_slots",
+        why="A few aborted requests stop all fetches.",
+        file=_CONNECTION,
+        find="                scope.cancel()\n",
+        replace="                pass\n",
+        killers=(f"{_TALK}::test_dropped_want_gives_its_slots_back",),
+    ),
+    Mutant(
+        name="agent_ends_undrained",
+        why="What was saved last before a restart is computed again.",
+        file=_NODE,
+        find="                        await core.drain()\n",
+        replace="                        pass\n",
+        killers=(f"{_PROCESS}::test_told_to_end_it_spills_what_waits",),
+    ),
+    Mutant(
+        name="two_agents_of_a_slab",
+        why="Each backend is asked twice, and one agent's socket is the other's.",
+        file=_NODE,
+        find="            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        replace="            pass\n",
+        killers=(f"{_PROCESS}::test_slab_has_one_agent",),
     ),
 )

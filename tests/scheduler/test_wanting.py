@@ -72,6 +72,16 @@ class TestWantedBlocks:
             less = matcher_of(layout, Everything(rest))
             assert longest > less.match(tokens, hashes, 0, ()).tokens
 
+    def test_groups_take_turns(self) -> None:
+        """R-54: what came in time is of use: blocks of all groups come as they end."""
+        layout = HYBRID
+        matcher, hashes = matcher_of(layout), hashes_of(24)
+        longest = matcher.longest(24 * layout.hash_block_tokens, hashes)
+        sizes = {ShardId(0): [7] * len(layout.groups)}
+        keys = wanted_blocks(layout, matcher, hashes, range(longest), sizes).keys
+        of_group = [BlockKey.unpack(key).group_id for key in keys]
+        assert sorted(of_group) != of_group
+
     def test_nothing_is_wanted_of_an_engine_without_keys(self) -> None:
         """R-54: while the key space is not known there is nothing to ask for."""
         matcher = matcher_of(ONE_FULL)

@@ -262,9 +262,9 @@ class AgentClient:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        if self._is_up:
-            self._log.warning(AGENT_LOST, error=str(problem))
-        self._is_up = False
+        was_up, self._is_up = self._is_up, False
         self._silent_until = 0.0
         for each in (self._pending, self._open, self._answers):
             each.clear()
+        if was_up:
+            self._log.warning(AGENT_LOST, error=str(problem))

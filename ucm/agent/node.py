@@ -98,6 +98,7 @@ class Node:
         self._num_engines = 0
         self._left_at = time.monotonic()
         self._told: Counter[str] = Counter()
+        self._told_at = time.monotonic()
         self._is_told_to_end = False
 
     async def run(self) -> None:
@@ -258,8 +259,9 @@ class Node:
         for core in self._cores.values():
             totals.update(_flat("", core.totals()))
         if more := totals - self._told:
-            self._told = totals
-            self._log.info(SUMMARY, seconds=_SUMMARY_S, totals=dict(more))
+            seconds = time.monotonic() - self._told_at
+            self._told, self._told_at = totals, self._told_at + seconds
+            self._log.info(SUMMARY, seconds=round(seconds, 3), totals=dict(more))
 
 
 def _flat(name: str, told: object) -> dict[str, int]:

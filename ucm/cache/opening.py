@@ -17,7 +17,7 @@ from ucm.status import serve_status
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import SETTING_TRANSLATED, close_log, open_log
+from ucm.tracing import SETTING_TRANSLATED, SETTING_UNSAFE, close_log, open_log
 
 __all__ = ["open_core"]
 
@@ -51,6 +51,14 @@ def open_core(
         opened.callback(close_log, log)
         if read.translation:
             log.warning(SETTING_TRANSLATED, **read.translation.told())
+        if settings.tiers:
+            log.warning(
+                SETTING_UNSAFE,
+                key="tiers",
+                value=len(settings.tiers),
+                remedy="Leave them out: nothing is fetched for a host of its own. What it "
+                "stores is spilled where an engine with tiers uses the same slab.",
+            )
         if not isinstance(device, Device):
             device = _register(layout, device)
         with contextlib.ExitStack() as unowned:  # until the core closes them

@@ -3,13 +3,10 @@
 
 from types import SimpleNamespace
 
-import attrs
 import pytest
 
-from tests.integration.vllm.test_halves import request as engine_request
-from tests.integration.vllm.test_halves import traced_engine
+from tests.integration.vllm.agent_kit import FakeClient
 from tests.testing.host_kit import ONE_FULL
-from ucm.agent.client import Answer
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
@@ -20,44 +17,6 @@ from ucm.scheduler.matching import MatchReason, PrefixMatch, PrefixMatcher
 MISS = PrefixMatch(0, MatchReason.MISS)
 HASHES = [bytes([number]) * 32 for number in range(1, 5)]
 SIZE = ONE_FULL.groups[0].block_tokens
-
-
-@attrs.define
-class FakeClient:
-    """Stands in for the agent's client: answers when a test says so."""
-
-    is_up: bool = True
-    pending: set = attrs.Factory(set)
-    answers: dict = attrs.Factory(dict)
-    wanted: list = attrs.Factory(list)
-    dropped: list = attrs.Factory(list)
-
-    def want(self, request_id, keys, sizes, *, seconds, hold_s):
-        """Take a want."""
-        self.wanted.append((request_id, len(keys), tuple(sizes)))
-        self.pending.add(request_id)
-        return True
-
-    def is_pending(self, request_id):
-        """Return whether the test has answered."""
-        return request_id in self.pending
-
-    def answer(self, request_id):
-        """Return what the test said."""
-        return self.answers.get(request_id)
-
-    def say(self, request_id, found, reason=""):
-        """Answer."""
-        self.pending.discard(request_id)
-        self.answers[request_id] = Answer(found, reason)
-
-    def drop(self, request_id):
-        """Take note."""
-        self.dropped.append(request_id)
-
-    def close(self):
-        """Be gone."""
-        self.is_up = False
 
 
 def request(name="a", **more):
@@ -190,47 +149,3 @@ class TestConfiguration:
         assert not tiers.ask(request(), HASHES, 0, MISS)
         tiers.drop("a")
         tiers.close()
-
-
-class Counting:
-    """An index that counts what it is asked."""
-
-    def __init__(self, index) -> None:
-        self._index = index
-        self.num_asked = 0
-
-    def __getattr__(self, name):
-        """Count, and pass on."""
-        self.num_asked += 1
-        return getattr(self._index, name)
-
-
-class TestEngine:
-    @pytest.mark.slow
-    def test_pending_answer_costs_no_look_up(self, tmp_path) -> None:
-        """R-54, R-18: while a want is pending the engine is told that nothing is known yet,
-        in every step, and neither the index nor the agent is asked; then the slab says what
-        there is, and when the request ends nothing is left of it."""
-        with traced_engine(tmp_path) as engine:
-            scheduler, client = engine.scheduler, FakeClient()
-            engine.save()
-            group, third = (
-                scheduler._setup.layout.groups[0],
-                engine_request("r").block_hashes[2:],
-            )
-            scheduler._store.forget(scheduler._adapter.matcher.keys_of(group, third))
-            scheduler._tiers._client = client
-            matcher = scheduler._adapter.matcher
-            matcher._index = index = Counting(matcher._index)
-            one = engine_request("s")
-            assert (None, False) == scheduler.match(one, 0)
-            assert 3 == client.wanted[0][1]
-            asked = index.num_asked
-            assert {(None, False)} == {scheduler.match(one, 0) for _ in range(1000)}
-            assert (asked, 1) == (index.num_asked, len(client.wanted))
-            client.say("s", 2, "absent")
-            assert (32, True) == scheduler.match(one, 0)
-            assert (32, True) == scheduler.match(one, 0)
-            scheduler.finished("s")
-            assert ["s"] == client.dropped
-            assert engine.idle()

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's client that answers when a test says so."""
+
+import attrs
+
+from ucm.agent.client import Answer
+
+__all__ = ["FakeClient"]
+
+
+@attrs.define
+class FakeClient:
+    """Stands in for the agent's client: answers when a test says so."""
+
+    is_up: bool = True
+    pending: set = attrs.Factory(set)
+    answers: dict = attrs.Factory(dict)
+    wanted: list = attrs.Factory(list)
+    dropped: list = attrs.Factory(list)
+
+    def want(self, request_id, keys, sizes, *, seconds, hold_s):
+        """Take a want."""
+        self.wanted.append((request_id, len(keys), tuple(sizes)))
+        self.pending.add(request_id)
+        return True
+
+    def is_pending(self, request_id):
+        """Return whether the test has answered."""
+        return request_id in self.pending
+
+    def answer(self, request_id):
+        """Return what the test said."""
+        return self.answers.get(request_id)
+
+    def say(self, request_id, found, reason=""):
+        """Answer."""
+        self.pending.discard(request_id)
+        self.answers[request_id] = Answer(found, reason)
+
+    def drop(self, request_id):
+        """Take note."""
+        self.dropped.append(request_id)
+
+    def close(self):
+        """Be gone."""
+        self.is_up = False

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request that waits for its blocks costs the engine, over both halves."""
+
+import pytest
+
+from tests.integration.vllm.agent_kit import FakeClient
+from tests.integration.vllm.test_halves import request, traced_engine
+
+
+class Counting:
+    """An index that counts what it is asked."""
+
+    def __init__(self, index) -> None:
+        self._index = index
+        self.num_asked = 0
+
+    def __getattr__(self, name):
+        """Count, and pass on."""
+        self.num_asked += 1
+        return getattr(self._index, name)
+
+
+class TestEngine:
+    @pytest.mark.slow
+    def test_pending_answer_costs_no_look_up(self, tmp_path) -> None:
+        """R-54, R-18: while a want is pending the engine is told that nothing is known yet,
+        in every step, and neither the index nor the agent is asked; then the slab says what
+        there is, and when the request ends nothing is left of it."""
+        with traced_engine(tmp_path) as engine:
+            scheduler, client = engine.scheduler, FakeClient()
+            engine.save()
+            group, third = (
+                scheduler._setup.layout.groups[0],
+                request("r").block_hashes[2:],
+            )
+            scheduler._store.forget(scheduler._adapter.matcher.keys_of(group, third))
+            scheduler._tiers._client = client
+            matcher = scheduler._adapter.matcher
+            matcher._index = index = Counting(matcher._index)
+            one = request("s")
+            assert (None, False) == scheduler.match(one, 0)
+            assert 3 == client.wanted[0][1]
+            asked = index.num_asked
+            assert {(None, False)} == {scheduler.match(one, 0) for _ in range(1000)}
+            assert (asked, 1) == (index.num_asked, len(client.wanted))
+            client.say("s", 2, "absent")
+            assert (32, True) == scheduler.match(one, 0)
+            assert (32, True) == scheduler.match(one, 0)
+            scheduler.finished("s")
+            assert ["s"] == client.dropped
+            assert engine.idle()
