@@ -149,14 +149,16 @@ class TestAgent:
             )
 
     def test_told_to_end_it_spills_what_waits(self, place) -> None:
-        """R-55: SIGTERM ends an agent within its time, and what was committed by then is
+        """R-55: SIGTERM ends an agent within its time, and what was on its way by then is
         in the tier."""
+        tier = {"type": "file-tier", "path": str(place.tier), "delay": 1.0}
         with (
             open_slab(place.slab, 64) as slab,
-            place.agent("--linger", "-1") as agent,
+            place.agent("--linger", "-1", tiers=[tier]) as agent,
             place.client(),
         ):
             save(slab, KEYS)
+            until(lambda: place.status()["slots"]["4096"]["spilled"][0]["moving"])
             agent.send_signal(signal.SIGTERM)
             assert 0 == agent.wait(LIMIT_S)
         assert 6 == len(list(place.tier.iterdir()))
@@ -176,8 +178,9 @@ class TestAgent:
         with open_slab(place.slab, 64):
             with place.agent("--linger", "-1"):
                 until((place.slab / SOCKET_NAME).exists)
-                with place.agent("--linger", "-1") as second:
+                with place.agent("--linger", "0.5") as second:
                     assert 0 == second.wait(LIMIT_S)
+                assert 1 == len(list(place.log.iterdir()))
             with place.agent("--linger", "-1"), place.client() as client:
                 assert client.is_up
 

@@ -9,7 +9,9 @@ loop, keeps everything, and is found by processes whose path begins with ``regis
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+import anyio
 
 from ucm.backends.abc import (
     Backend,
@@ -44,16 +46,18 @@ class FileTier(Backend):
 
     Args:
         root: Their directory.
+        delay: Seconds that a put takes before it does anything.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, delay: float = 0.0) -> None:
         self._root = root
+        self._delay = delay
         root.mkdir(parents=True, exist_ok=True)
 
     @classmethod
-    async def open_configured(cls, settings: dict[str, str], key: str) -> Self:
+    async def open_configured(cls, settings: dict[str, Any], key: str) -> Self:
         """Open the directory that a configuration names."""
-        return cls(Path(settings["path"]))
+        return cls(Path(settings["path"]), settings.get("delay", 0.0))
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -91,6 +95,7 @@ class FileTier(Backend):
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Write files."""
+        await anyio.sleep(self._delay)
         for block in blocks:
             header = Envelope(block.key, len(block.data), block.checksum).encode()
             temporary = self._root / f"{block.key.hex()}.{os.getpid()}"

@@ -261,10 +261,10 @@ def _check_missing(
         group, at, block_hash = found.missing
         is_there, *_ = matcher.stored(group, [block_hash], denied)
         assert not is_there
-        align = matcher._layout.alignment_tokens
+        align = matcher.layout.alignment_tokens
         end = (at + 1) * group.block_tokens
         assert computed < end <= computed + found.wanted
-        last = max(each.block_tokens for each in matcher._layout.groups)
+        last = max(each.block_tokens for each in matcher.layout.groups)
         reach = group.window_tokens or last
         assert end > computed + found.tokens - reach - align
 
@@ -279,7 +279,7 @@ def _longest(
     full_hits: bool,
 ) -> int:
     """Return the tokens to load by trying every length from the longest."""
-    layout = matcher._layout
+    layout = matcher.layout
     for group in layout.groups:
         full_hits &= group.kind is not GroupKind.STATE
         if group.window_tokens is not None:

@@ -43,7 +43,6 @@ class TestWantedBlocks:
         """R-53: blocks in order, each with the parts of all ranks and their own sizes."""
         size = ONE_FULL.groups[0].block_tokens
         wanted = wanted_blocks(
-            ONE_FULL,
             matcher_of(ONE_FULL, num_shards=2),
             hashes_of(4),
             range(size, 4 * size),
@@ -63,7 +62,7 @@ class TestWantedBlocks:
         tokens = 24 * layout.hash_block_tokens
         longest = matcher.longest(tokens, hashes)
         sizes = {ShardId(0): [7] * len(layout.groups)}
-        wanted = wanted_blocks(layout, matcher, hashes, range(longest), sizes)
+        wanted = wanted_blocks(matcher, hashes, range(longest), sizes)
         assert len(set(wanted.keys)) == len(wanted.keys) == len(wanted.sizes)
         full = matcher_of(layout, Everything(wanted.keys))
         assert longest == full.match(tokens, hashes, 0, ()).tokens
@@ -78,7 +77,7 @@ class TestWantedBlocks:
         matcher, hashes = matcher_of(layout), hashes_of(24)
         longest = matcher.longest(24 * layout.hash_block_tokens, hashes)
         sizes = {ShardId(0): [7] * len(layout.groups)}
-        keys = wanted_blocks(layout, matcher, hashes, range(longest), sizes).keys
+        keys = wanted_blocks(matcher, hashes, range(longest), sizes).keys
         of_group = [BlockKey.unpack(key).group_id for key in keys]
         assert sorted(of_group) != of_group
 
@@ -86,9 +85,7 @@ class TestWantedBlocks:
         """R-54: while the key space is not known there is nothing to ask for."""
         matcher = matcher_of(ONE_FULL)
         matcher.rekey(b"")
-        wanted = wanted_blocks(
-            ONE_FULL, matcher, hashes_of(4), range(64), {ShardId(0): [1]}
-        )
+        wanted = wanted_blocks(matcher, hashes_of(4), range(64), {ShardId(0): [1]})
         assert ([], []) == wanted
 
 

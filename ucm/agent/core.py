@@ -21,6 +21,8 @@ from ucm.stores.abc import Cursor, Store
 __all__ = ["AgentCore"]
 
 _POLL_S: Final = 0.05
+_MOST_FAILED: Final = 10
+"""Looks at the changes of a slab in a row; who cannot look so often has lost it."""
 _BUDGET_SHARE: Final = 8
 """Of this many slots one may be for fetches: half of what may be retained."""
 
@@ -89,11 +91,13 @@ class AgentCore:
             await spiller.drained()
 
     async def _follow(self) -> None:
-        while True:
+        num_failed = 0
+        while num_failed < _MOST_FAILED:
             try:
                 await self._take_changes()
-            except StoreUnavailableError:
-                return
+                num_failed = 0
+            except StoreUnavailableError:  # for a moment, or for good
+                num_failed += 1
             await anyio.sleep(_POLL_S)
 
     async def _take_changes(self) -> None:

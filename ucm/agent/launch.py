@@ -35,7 +35,7 @@ class Launcher:
             return
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ucm.agent"],
+                [sys.executable, "-P", "-m", "ucm.agent"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,

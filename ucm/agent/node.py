@@ -99,7 +99,7 @@ class Node:
         self._left_at = time.monotonic()
         self._told: Counter[str] = Counter()
         self._told_at = time.monotonic()
-        self._is_told_to_end = False
+        self._is_told_to_end = anyio.Event()
 
     async def run(self) -> None:
         """
@@ -209,8 +209,9 @@ class Node:
     async def _stay(self) -> None:
         """Return when nobody needs the agent any more."""
         self._left_at = time.monotonic()
-        while not self._is_told_to_end:
-            await anyio.sleep(_LOOK_S)
+        while not self._is_told_to_end.is_set():
+            with anyio.move_on_after(_LOOK_S):
+                await self._is_told_to_end.wait()
             is_idle = all(core.is_idle for core in self._cores.values())
             if self._num_engines or not is_idle or self._linger_s is None:
                 continue
@@ -220,7 +221,7 @@ class Node:
     async def _obey_signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
-                self._is_told_to_end = True
+                self._is_told_to_end.set()
 
     # What it tells.
 

@@ -83,10 +83,10 @@ class PrefixMatcher:
         "_align",
         "_full_hits",
         "_index",
-        "_layout",
         "_packers",
         "_shards",
         "keyspace_digest",
+        "layout",
     )
 
     def __init__(
@@ -98,7 +98,7 @@ class PrefixMatcher:
         *,
         full_hits: bool,
     ) -> None:
-        self._layout = layout
+        self.layout = layout
         self._index = index
         self._shards = tuple(shards)
         self.rekey(keyspace_digest)
@@ -122,7 +122,7 @@ class PrefixMatcher:
                 KeyPacker(keyspace_digest, group.group_id, shard)
                 for shard in self._shards
             )
-            for group in self._layout.groups
+            for group in self.layout.groups
             if keyspace_digest
         }
 
@@ -159,7 +159,7 @@ class PrefixMatcher:
             return PrefixMatch(0, MatchReason.UNAVAILABLE, wanted)
         block = None
         if found := lower or missing:
-            block = *found, hashes[self._layout.hash_index(*found)]
+            block = *found, hashes[self.layout.hash_index(*found)]
         if top <= computed_tokens:
             return PrefixMatch(0, MatchReason.MISS, wanted, block)
         return PrefixMatch(top - computed_tokens, MatchReason.HIT, wanted, block)
@@ -179,7 +179,7 @@ class PrefixMatcher:
         """Return how many tokens a hit may cover at most."""
         limit = min(
             num_tokens if self._full_hits else num_tokens - 1,
-            len(hashes) * self._layout.hash_block_tokens,
+            len(hashes) * self.layout.hash_block_tokens,
         )
         return limit // self._align * self._align
 
@@ -211,7 +211,7 @@ class PrefixMatcher:
     def keys_of_prefix(self, hashes: Sequence[bytes], tokens: int) -> list[PackedKey]:
         """Return the keys of all parts of the whole blocks within so many tokens."""
         keys: list[PackedKey] = []
-        for group in self._layout.groups:
+        for group in self.layout.groups:
             stop = tokens // group.block_tokens
             keys += self.keys_of(group, self.hashes_of(group, hashes, 0, stop))
         return keys
@@ -220,8 +220,8 @@ class PrefixMatcher:
         self, group: GroupLayout, hashes: Sequence[bytes], start: int, stop: int
     ) -> Sequence[bytes]:
         """Return the hashes of the group's blocks *start* to *stop*, some if few."""
-        at = self._layout.hash_index
-        step = group.block_tokens // self._layout.hash_block_tokens
+        at = self.layout.hash_index
+        step = group.block_tokens // self.layout.hash_block_tokens
         return hashes[at(group, start) : at(group, stop - 1) + 1 : step]
 
     def _bound_full(
@@ -233,7 +233,7 @@ class PrefixMatcher:
     ) -> tuple[int, _At]:
         """Return the longest length up to *top* that every full group allows, and why."""
         missing: _At = None
-        for group in self._layout.groups:
+        for group in self.layout.groups:
             if group.kind is not GroupKind.FULL:
                 continue
             size = group.block_tokens
@@ -292,7 +292,7 @@ class PrefixMatcher:
 
         windows = [
             (group, missing_of(group))
-            for group in self._layout.groups
+            for group in self.layout.groups
             if group.kind is not GroupKind.FULL
         ]
         lacks: _At = None

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ucm.blocks import PackedKey, ShardId
-from ucm.layout import GroupKind, KVLayout
+from ucm.layout import GroupKind
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.matching import PrefixMatcher
 
@@ -32,7 +32,6 @@ def falls_short(match: PrefixMatch, computed_tokens: int, longest: int) -> bool:
 
 
 def wanted_blocks(
-    layout: KVLayout,
     matcher: PrefixMatcher,
     hashes: Sequence[bytes],
     tokens: range,
@@ -42,14 +41,13 @@ def wanted_blocks(
     Return what a hit over some tokens needs.
 
     Args:
-        layout: The engine's groups.
         matcher: Names keys.
         hashes: The engine's block hashes.
         tokens: From those that are computed to the longest hit.
         part_bytes: Of each part of a block, by group.
     """
     found: list[tuple[int, PackedKey, int]] = []
-    for at, group in enumerate(layout.groups):
+    for at, group in enumerate(matcher.layout.groups):
         size = group.block_tokens
         start, stop = tokens.start // size, tokens.stop // size
         if group.kind is not GroupKind.FULL:

@@ -31,7 +31,7 @@ class World:
         self.client, self.counters = FakeClient(), Counters()
         matcher = PrefixMatcher(ONE_FULL, None, bytes(16), [ShardId(0)], full_hits=True)
         config = UCMConfig()
-        self.tiers = Tiers(ONE_FULL, matcher, self.client, config, self.counters)
+        self.tiers = Tiers(matcher, self.client, config, self.counters)
         self.tiers.agree({ShardId(0): [96]})
 
     def ask(self, asked=None, match=MISS, computed=0):
@@ -144,7 +144,7 @@ class TestConfiguration:
         """R-63: an engine without tiers starts no thread and no process."""
         check_tiers(UCMConfig())
         assert open_client(UCMConfig(), 4096, None) is None
-        tiers = Tiers(ONE_FULL, None, None, UCMConfig(), Counters())
+        tiers = Tiers(None, None, UCMConfig(), Counters())
         assert not tiers.is_pending("a")
         assert not tiers.ask(request(), HASHES, 0, MISS)
         tiers.drop("a")

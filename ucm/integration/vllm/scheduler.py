@@ -113,13 +113,8 @@ class SchedulerHalf:
         wishes = WishReader(longest, counters=self._counters, log=self._log)
         self._running = Running(self._adapters, self._adapter, wishes)
         self._forgetter = Forgetter(store, setup.threads)
-        self._tiers = Tiers(
-            setup.layout,
-            self._adapter.matcher,
-            open_client(setup.config, setup.facts(0).slot_bytes, self._log),
-            setup.config,
-            self._counters,
-        )
+        client = open_client(setup.config, setup.facts(0).slot_bytes, self._log)
+        self._tiers = Tiers(self._adapter.matcher, client, setup.config, self._counters)
         self._agreement = Agreement(setup.topology, setup.facts(0))
         self._keyspace: KeySpace | None = None
         self._doubts = Doubts(

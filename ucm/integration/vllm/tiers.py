@@ -19,7 +19,6 @@ from ucm.agent.launch import Launcher
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
-from ucm.layout import KVLayout
 from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.registry import registered
@@ -46,7 +45,6 @@ class Tiers:
     Asks for what a request's prefix lacks in the slab.
 
     Args:
-        layout: The engine's groups.
         matcher: Names keys.
         client: Of the node's agent, closed with this; None: there are no tiers.
         config: How long a request waits, and what is found has to stay.
@@ -55,13 +53,11 @@ class Tiers:
 
     def __init__(
         self,
-        layout: KVLayout,
         matcher: PrefixMatcher,
         client: AgentClient | None,
         config: UCMConfig,
         counters: Counters,
     ) -> None:
-        self._layout = layout
         self._matcher = matcher
         self._client = client
         self._seconds = config.timeout.fetch
@@ -104,9 +100,7 @@ class Tiers:
         if not falls_short(match, computed_tokens, longest):
             return False
         tokens = range(computed_tokens, longest)
-        keys, sizes = wanted_blocks(
-            self._layout, self._matcher, hashes, tokens, self._part_bytes
-        )
+        keys, sizes = wanted_blocks(self._matcher, hashes, tokens, self._part_bytes)
         is_asked = client.want(
             request_id, keys, sizes, seconds=self._seconds, hold_s=self._hold_s
         )
