@@ -19,6 +19,7 @@ EVERYTHING = [
 MAX_LINES = 400
 
 BROAD_HANDLERS: dict[str, int] = {
+    "ucm/agent/__main__.py": 1,  # tells what ended the agent
     "ucm/backends/_crew.py": 1,  # hands an error to whoever awaits the batch
     "ucm/cache/questions.py": 1,  # hands an error to whoever awaits the answer
     "ucm/pipeline/load.py": 1,  # keeps an error until the copy beside it is over

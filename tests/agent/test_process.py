@@ -219,6 +219,23 @@ class TestAgent:
         assert (2, 1) == (agent.returncode, said.count("\n"))
         assert problem in said
 
+    def test_bug_of_a_backend_ends_the_agent_with_a_word(self, place) -> None:
+        """R-62: what a backend raises ends the agent, and is in its log; no engine is
+        harmed."""
+        tier = {"type": "file-tier", "path": str(place.tier), "delay": -1.0}
+        with (
+            open_slab(place.slab, 64) as slab,
+            place.agent("--linger", "-1", tiers=[tier]) as agent,
+            place.client(),
+        ):
+            save(slab, KEYS)
+            assert 1 == agent.wait(LIMIT_S)
+            assert [payload(key) for key in KEYS] == load(slab, KEYS)
+        (log,) = place.log.iterdir()
+        last = json.loads(log.read_text().splitlines()[-1])
+        assert "runtime.failed" == last["event"]
+        assert "a bug" in last["error"] + last.get("exception", "")
+
     def test_launcher_starts_one_and_another_behind_its_death(
         self, place, monkeypatch
     ) -> None:

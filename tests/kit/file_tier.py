@@ -94,7 +94,9 @@ class FileTier(Backend):
             return Fetched(Verdict.ABSENT)
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
-        """Write files."""
+        """Write files; a delay below 0 is a bug of this backend."""
+        if self._delay < 0:
+            raise ZeroDivisionError("a bug")
         await anyio.sleep(self._delay)
         for block in blocks:
             header = Envelope(block.key, len(block.data), block.checksum).encode()

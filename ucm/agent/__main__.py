@@ -4,7 +4,7 @@
 
 Reads the settings that an engine has, one JSON object, from a file or standard input: at
 least ``store`` and ``tiers``. Exit codes: 0 it ended as it should, or there was an agent
-already; 2 a setting cannot be used, in one line on standard error.
+already; 1 it failed, which the log tells; 2 a setting cannot be used, in one line on standard error.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import msgspec
 from ucm.agent.node import AgentLock, Node
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
-from ucm.tracing import close_log, open_log
+from ucm.tracing import RUNTIME_FAILED, close_log, open_log
 
 _MOST_TEXT = 1 << 20
 _LINGER_S = 10.0
@@ -56,6 +56,9 @@ def main() -> int:
     except ConfigError as exc:
         sys.stderr.write(f"ucm agent: {exc}\n")
         return 2
+    except Exception as exc:  # noqa: BLE001 - a bug, of a backend maybe
+        log.error(RUNTIME_FAILED, error=repr(exc))  # noqa: TRY400 - a line, no traceback
+        return 1
     finally:
         close_log(log)
         lock.close()

@@ -193,12 +193,12 @@ class AgentClient:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        pause = _FIRST_S
+        pause = 0.0
         while not self._is_closing.is_set():
+            began = self._clock()
             try:
                 async with asyncio.timeout(_CONNECT_S):
                     reader = await self._connect()
-                pause = _FIRST_S
                 await self._listen(reader)
             except (ConnectionError, FileNotFoundError, EOFError) as exc:
                 self._lost(exc)
@@ -206,10 +206,12 @@ class AgentClient:
                     self._launch()
             except (OSError, MessageError) as exc:  # it is there, and does not serve us
                 self._lost(exc)
+            # One that dies soon, again and again, is started less and less often.
+            lasted = self._clock() - began > _LONGEST_S
+            pause = _FIRST_S if lasted else min(max(2 * pause, _FIRST_S), _LONGEST_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._waker.wait()
-            pause = min(2 * pause, _LONGEST_S)
 
     async def _connect(self) -> asyncio.StreamReader:
         fd = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
