@@ -164,7 +164,7 @@ class TestShared:
         both, real = threading.Barrier(2), _share._write_whole
 
         def write(*args):
-            both.wait(60)
+            both.wait(20)
             real(*args)
 
         monkeypatch.setattr(_share, "_write_whole", write)

@@ -122,6 +122,27 @@ class TestParts:
         assert [True] == await fetch_sound(backend, KEYS[:1], LARGE)
         await backend.aclose()
 
+    async def test_block_of_which_a_part_is_refused_gets_no_head(
+        self, service, bypass, tmp_path
+    ):
+        """The head is written last, and only when all parts are there."""
+        backend = await open_redis(service[1], tmp_path)
+        real = backend._call
+
+        async def call(commands):
+            answers = await real(commands)
+            part = name(tmp_path, KEYS[0], 1)
+            return [
+                redis.exceptions.OutOfMemoryError() if part in command else answer
+                for command, answer in zip(commands, answers, strict=True)
+            ]
+
+        backend._call = call
+        verdicts = await backend.put([seal(key, LARGE) for key in KEYS[:2]])
+        assert [Verdict.FULL, Verdict.DONE] == verdicts
+        assert [0, 1] == [bypass.exists(name(tmp_path, key)) for key in KEYS[:2]]
+        await backend.aclose()
+
     async def test_many_blocks_take_several_requests(self, service, tmp_path):
         """Twenty megabytes go in pieces, and come back whole."""
         backend, keys = await open_redis(service[1], tmp_path), make_keys(20)

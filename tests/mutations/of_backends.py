@@ -173,8 +173,8 @@ BACKENDS = (
         name="unwritten_block_found",
         why="A disk that fails fills the index with blocks that it does not have.",
         file=_DRIVE,
-        find="            return os.pwritev(self._fd, parts, slot.place) == whole + len(rest)",
-        replace="            return os.pwritev(self._fd, parts, slot.place) > 0",
+        find="            return os.pwritev(self._fd, parts, place) == len(run) * slot_bytes",
+        replace="            return os.pwritev(self._fd, parts, place) > 0",
         killers=(f"{_FAILING}::test_block_that_cannot_be_written_is_not_there",),
     ),
     Mutant(
@@ -285,7 +285,9 @@ BACKENDS = (
         file=_REDIS,
         find="                told[at] = _refusal(answer)\n\n    def _set",
         replace="                pass\n\n    def _set",
-        killers=(f"{_SERVER}::test_full_server_is_full",),
+        killers=(
+            "tests/backends/test_redis.py::TestParts::test_block_of_which_a_part_is_refused_gets_no_head",
+        ),
     ),
     Mutant(
         name="parts_live_as_long_as_their_head",
@@ -311,6 +313,26 @@ BACKENDS = (
         replace="        len(part) > 2 * (stop - start)\n",
         killers=(
             "tests/backends/test_redis.py::TestParts::test_block_without_one_of_its_parts_is_none",
+        ),
+    ),
+    Mutant(
+        name="bad_spot_fails_its_neighbours",
+        why="One bad sector costs all blocks that travel with it.",
+        file=_DISK,
+        find="        if told is None and len(run) > 1:",
+        replace="        if told is None and not run:",
+        killers=(
+            "tests/backends/test_disk_runs.py::TestTogether::test_bad_spot_harms_its_own_block_only[preadv]",
+        ),
+    ),
+    Mutant(
+        name="slots_with_a_gap_travel_together",
+        why="A batch writes over blocks that lie between its own.",
+        file="ucm/backends/disk/_runs.py",
+        find="            before.place + size * PAGE == slot.place\n",
+        replace="            before.place + size * PAGE <= slot.place\n",
+        killers=(
+            "tests/backends/test_disk_runs.py::TestCutting::test_neighbours_travel_together",
         ),
     ),
 )

@@ -246,5 +246,7 @@ class Crew:
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
             self._at.batch = batch
-            if batch.step():
-                self._queue.put(batch)
+            while batch.step():
+                if not self._queue.empty():  # else nobody waits, and nobody need wake
+                    self._queue.put(batch)
+                    break

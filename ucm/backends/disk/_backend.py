@@ -30,6 +30,7 @@ from ucm.backends.abc import (
     Verdict,
 )
 from ucm.backends.disk._drive import Drive, Scanned
+from ucm.backends.disk._runs import cut_runs, tell_each
 from ucm.backends.disk._slots import Extent, Slot, Slots
 from ucm.backends.disk._stamp import PAGE, Geometry, Stamp
 from ucm.backends.envelope import GARBAGE
@@ -180,7 +181,7 @@ class DiskBackend(Backend):
             shared=False,
             durable=self._settings.durability.value,
             max_block_bytes=self._slots.geometry.max_block_bytes,
-            batch_blocks=self._settings.threads,
+            batch_blocks=8 * self._settings.threads,
             in_flight=2,
         )
 
@@ -213,11 +214,13 @@ class DiskBackend(Backend):
             self._slots.hold(slot)
             held.append((slot, target))
             numbers.append(at)
-        told = [_UNAVAILABLE] * len(held)
+        runs = cut_runs(held, self._settings.threads)
+        told: list[list[Fetched] | None] = [None] * len(runs)
         try:
-            await self._crew.run(held, self._read, told)
+            await self._crew.run(runs, self._read, told)
         finally:
-            for at, (slot, _), one in zip(numbers, held, told, strict=True):
+            ends = tell_each(runs, told, _UNAVAILABLE)
+            for at, (slot, _), one in zip(numbers, held, ends, strict=True):
                 was_deleted = slot.is_gone and one is GARBAGE
                 got[at] = Fetched(Verdict.ABSENT) if was_deleted else one
                 self._slots.let_go(slot)
@@ -258,16 +261,18 @@ class DiskBackend(Backend):
     ) -> None:
         """Write blocks to their slots, and find or free each one, also when cancelled."""
         over = anyio.Event()
-        ends: list[_End] = [_End.NOT_BEGUN] * len(pairs)
+        runs = cut_runs(pairs, self._settings.threads)
+        told: list[list[_End] | None] = [None] * len(runs)
         lasting = [self._settings.durability is Durability.PROCESS] * len(self._drives)
         for _, block in pairs:
             self._writing[block.key] = over
         try:
-            await self._crew.run(pairs, self._write, ends)
+            await self._crew.run(runs, self._write, told)
             if not all(lasting):
                 await self._crew.run(self._drives, Drive.flush, lasting)
         finally:
             over.set()
+            ends = tell_each(runs, told, _End.NOT_BEGUN)
             for (slot, block), end in zip(pairs, ends, strict=True):
                 del self._writing[block.key]
                 if end is _End.WRITTEN:
@@ -329,15 +334,18 @@ class DiskBackend(Backend):
 
     # On threads of the crew.
 
-    def _read(self, pair: tuple[Slot, memoryview]) -> Fetched:
-        slot, target = pair
-        return self._drives[slot.extent.drive].read(slot, target)
+    def _read(self, run: list[tuple[Slot, memoryview]]) -> list[Fetched]:
+        told = self._drives[run[0][0].extent.drive].read(run)
+        if told is None and len(run) > 1:
+            return [one for pair in run for one in self._read([pair])]
+        return [_UNAVAILABLE] if told is None else told
 
-    def _write(self, pair: tuple[Slot, Sealed]) -> _End:
-        slot, block = pair
-        if self._drives[slot.extent.drive].write(slot, block):
-            return _End.WRITTEN
-        return _End.WIPED if self._wipe(slot) else _End.UNCLEAR
+    def _write(self, run: list[tuple[Slot, Sealed]]) -> list[_End]:
+        if self._drives[run[0][0].extent.drive].write(run):
+            return [_End.WRITTEN] * len(run)
+        if len(run) > 1:
+            return [end for pair in run for end in self._write([pair])]
+        return [_End.WIPED if self._wipe(run[0][0]) else _End.UNCLEAR]
 
     def _wipe(self, slot: Slot) -> bool:
         return self._drives[slot.extent.drive].wipe(slot.place, slot.extent.mark.pages)

@@ -20,6 +20,7 @@ import errno
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -152,26 +153,25 @@ class Drive:
 
     # Blocks. On any thread.
 
-    def write(self, slot: Slot, block: Sealed) -> bool:
-        """Write a block and its stamp, in this order; False if the drive refused."""
-        nbytes, whole = len(block.data), self._whole_pages(block.data)
+    def write(self, run: Sequence[tuple[Slot, Sealed]]) -> bool:
+        """
+        Write blocks to slots side by side, and behind each block its stamp.
+
+        Returns:
+            False if the drive refused; some may have been written.
+        """
+        extent, place = run[0][0].extent, run[0][0].place
+        wholes = [self._whole_pages(block.data) for _, block in run]
+        slot_bytes = (extent.mark.pages + 1) * PAGE
         try:
-            self._mark(slot.extent)
-            rest = memoryview(
-                self._pages.get((slot.extent.mark.pages + 1) * PAGE - whole)
-            )
-            tail = nbytes - whole
-            rest[:tail] = block.data[whole:]
-            rest[tail:] = bytes(len(rest) - tail)
-            first = xxh3_64_intdigest(block.data[:PAGE] if whole else rest[:PAGE])
-            envelope = Envelope(block.key, nbytes, block.checksum)
-            extent = slot.extent
-            stamp = Stamp(
-                envelope, extent.mark.serial, slot.place, slot.used, first
-            ).encode()
-            rest[-PAGE : len(stamp) - PAGE] = stamp
-            parts = [block.data[:whole], rest] if whole else [rest]
-            return os.pwritev(self._fd, parts, slot.place) == whole + len(rest)
+            self._mark(extent)
+            left = self._pages.get(len(run) * slot_bytes - sum(wholes))
+            parts = []
+            for (slot, block), whole in zip(run, wholes, strict=True):
+                rest, left = left[: slot_bytes - whole], left[slot_bytes - whole :]
+                _fill(rest, slot, block, whole)
+                parts += [block.data[:whole], rest] if whole else [rest]
+            return os.pwritev(self._fd, parts, place) == len(run) * slot_bytes
         except OSError:
             return False
 
@@ -192,29 +192,31 @@ class Drive:
         except OSError:
             return False
 
-    def read(self, slot: Slot, target: memoryview) -> Fetched:
-        """Read a slot's block into *target*, as long as the block, and look at its stamp."""
-        whole = self._whole_pages(target)
-        rest = self._pages.get((slot.extent.mark.pages + 1) * PAGE - whole)
-        parts = [target[:whole], rest] if whole else [rest]
+    def read(self, run: Sequence[tuple[Slot, memoryview]]) -> list[Fetched] | None:
+        """
+        Read blocks from slots side by side into targets of their length.
+
+        Returns:
+            What became of each, by its stamp; None if the drive refused.
+        """
+        extent, place = run[0][0].extent, run[0][0].place
+        wholes = [self._whole_pages(target) for _, target in run]
+        slot_bytes = (extent.mark.pages + 1) * PAGE
+        left = self._pages.get(len(run) * slot_bytes - sum(wholes))
+        parts, rests = [], []
+        for (_, target), whole in zip(run, wholes, strict=True):
+            rest, left = left[: slot_bytes - whole], left[slot_bytes - whole :]
+            rests.append(rest)
+            parts += [target[:whole], rest] if whole else [rest]
         try:
-            if os.preadv(self._fd, parts, slot.place) != whole + len(rest):
-                return GARBAGE
+            if os.preadv(self._fd, parts, place) != len(run) * slot_bytes:
+                return None
         except OSError:
-            return Fetched(Verdict.UNAVAILABLE)
-        stamp = Stamp.decode(rest[-PAGE:])
-        if stamp is None or (
-            stamp.place,
-            stamp.envelope.key,
-            stamp.envelope.nbytes,
-        ) != (
-            slot.place,
-            slot.key,
-            slot.nbytes,
-        ):
-            return GARBAGE
-        target[whole:] = rest[: len(target) - whole]
-        return Fetched(Verdict.DONE, stamp.envelope.checksum)
+            return None
+        return [
+            _judge(slot, target, whole, rest)
+            for (slot, target), whole, rest in zip(run, wholes, rests, strict=True)
+        ]
 
     def flush(self) -> bool:
         """Have all that was written outlast a loss of power; False if it may not."""
@@ -258,3 +260,28 @@ class Drive:
         if self.is_direct and address % PAGE:
             return 0
         return len(data) - len(data) % PAGE
+
+
+def _fill(rest: memoryview, slot: Slot, block: Sealed, whole: int) -> None:
+    """Lay the end of a block and its stamp where they are written from."""
+    nbytes = len(block.data)
+    tail = nbytes - whole
+    rest[:tail] = block.data[whole:]
+    rest[tail:] = bytes(len(rest) - tail)
+    first = xxh3_64_intdigest(block.data[:PAGE] if whole else rest[:PAGE])
+    envelope = Envelope(block.key, nbytes, block.checksum)
+    serial = slot.extent.mark.serial
+    stamp = Stamp(envelope, serial, slot.place, slot.used, first).encode()
+    rest[-PAGE : len(stamp) - PAGE] = stamp
+
+
+def _judge(slot: Slot, target: memoryview, whole: int, rest: memoryview) -> Fetched:
+    """Look at the stamp that came with a block, and put the block's end in its place."""
+    stamp = Stamp.decode(rest[-PAGE:])
+    if stamp is None or stamp.place != slot.place:
+        return GARBAGE
+    envelope = stamp.envelope
+    if (envelope.key, envelope.nbytes) != (slot.key, slot.nbytes):
+        return GARBAGE
+    target[whole:] = rest[: len(target) - whole]
+    return Fetched(Verdict.DONE, envelope.checksum)

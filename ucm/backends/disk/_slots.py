@@ -213,7 +213,9 @@ class Slots:
     # Making room.
 
     def _find_room(self, pages: int) -> Slot | None:
-        mine = self._classes.setdefault(pages, _Class())
+        mine = self._classes.get(pages)
+        if mine is None:
+            mine = self._classes[pages] = _Class()
         if not mine.free:
             victim = next((s for s in mine.blocks.values() if not s.num_holders), None)
             extent = self._nobodys.pop(next(iter(self._nobodys), 0), None)

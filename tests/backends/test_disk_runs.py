@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots side by side travel together, and nothing else does."""
+
+import errno
+import os
+
+import pytest
+
+from tests.backends.disk_kit import open_disk
+from ucm.backends.abc import Presence, Verdict
+from ucm.backends.disk import _drive
+from ucm.backends.disk._runs import cut_runs, tell_each
+from ucm.backends.disk._slots import Extent, Slot
+from ucm.backends.disk._stamp import PAGE, Mark
+from ucm.testing.backend_contract import BLOCK, fetch, fetch_sound, seal
+from ucm.testing.store_blocks import make_keys
+
+ONE, OTHER = Extent(0, 0, Mark(1, 1)), Extent(0, 1, Mark(2, 1))
+
+
+def runs_of(places, num_runs=1, extent=ONE):
+    """Return how slots of two pages at these places are cut."""
+    pairs = [(Slot(extent, place * PAGE), None) for place in places]
+    runs = cut_runs(pairs, num_runs)
+    return [[slot.place // PAGE for slot, _ in run] for run in runs]
+
+
+class TestCutting:
+    @pytest.mark.parametrize(
+        ("places", "num_runs", "wanted"),
+        [
+            ([], 1, []),
+            ([1], 1, [[1]]),
+            ([1, 3, 5], 1, [[1, 3, 5]]),
+            ([1, 3, 7, 9], 1, [[1, 3], [7, 9]]),
+            ([5, 3, 1], 1, [[5], [3], [1]]),
+            ([1, 3, 5, 7], 2, [[1, 3], [5, 7]]),
+            ([1, 3, 5, 7], 4, [[1], [3], [5], [7]]),
+            ([1, 3, 5, 7], 99, [[1], [3], [5], [7]]),
+        ],
+    )
+    def test_neighbours_travel_together(self, places, num_runs, wanted):
+        """In order, without a gap, and as many runs as there may be requests."""
+        assert wanted == runs_of(places, num_runs)
+
+    def test_run_is_bounded(self):
+        """A request is a megabyte."""
+        assert [128, 128, 44] == [len(run) for run in runs_of(range(1, 601, 2))]
+
+    def test_extents_are_kept_apart(self):
+        """Two that lie side by side in the file may be cut in different ways."""
+        pairs = [(Slot(ONE, PAGE), 1), (Slot(OTHER, 3 * PAGE), 2)]
+        assert [pairs[:1], pairs[1:]] == cut_runs(pairs, 1)
+
+    def test_each_is_told_of(self):
+        """What a run has told belongs to its slots; what was not begun has the default."""
+        assert [1, 2, 0, 0, 3] == tell_each(
+            [[9, 9], [9, 9], [9]], [[1, 2], None, [3]], 0
+        )
+
+
+@pytest.mark.asyncio
+class TestTogether:
+    async def test_batch_goes_in_few_requests(self, tmp_path, monkeypatch):
+        """Thirty-two small blocks take four writes and four reads of four threads."""
+        keys, calls = make_keys(32), []
+        backend = await open_disk(tmp_path, capacity=64 << 20)
+        for name in ("pwritev", "preadv"):
+            real = getattr(os, name)
+            monkeypatch.setattr(
+                _drive.os,
+                name,
+                lambda *args, name=name, real=real: calls.append(name) or real(*args),
+            )
+        await backend.put([seal(keys[0])])
+        await backend.delete(keys[:1])
+        calls.clear()
+        assert [Verdict.DONE] * 32 == await backend.put([seal(key) for key in keys])
+        assert 6 >= calls.count("pwritev") >= 4
+        assert [True] * 32 == await fetch_sound(backend, keys)
+        assert 6 >= calls.count("preadv") >= 4
+        await backend.aclose()
+
+    @pytest.mark.parametrize("verb", ["preadv", "pwritev"])
+    async def test_bad_spot_harms_its_own_block_only(self, tmp_path, monkeypatch, verb):
+        """A run that fails is tried slot by slot: half of a batch may be well."""
+        keys = make_keys(8)
+        backend = await open_disk(tmp_path, capacity=64 << 20, threads=1)
+        await backend.put([seal(key) for key in keys])
+        bad = backend._slots.find(keys[5]).place
+        if verb == "pwritev":
+            keys = make_keys(8, first=50)
+            bad += 8 * 2 * PAGE  # they come to lie behind the others
+        real = getattr(os, verb)
+
+        def call(fd, parts, place):
+            if place <= bad < place + sum(map(len, parts)):
+                raise OSError(errno.EIO, "a bad spot")
+            return real(fd, parts, place)
+
+        monkeypatch.setattr(_drive.os, verb, call)
+        if verb == "preadv":
+            told = [got.verdict for got, _ in await fetch(backend, keys)]
+        else:
+            told = await backend.put([seal(key) for key in keys])
+        assert 1 == told.count(Verdict.UNAVAILABLE)
+        assert 7 == told.count(Verdict.DONE)
+        monkeypatch.undo()
+        there = await backend.exists(keys)
+        assert (verb == "preadv") + 7 == there.count(Presence.PRESENT)
+        assert (verb == "preadv") + 7 == sum(await fetch_sound(backend, keys, BLOCK))
+        await backend.aclose()
