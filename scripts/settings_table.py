@@ -8,7 +8,7 @@ import attrs
 
 from ucm.config import UCMConfig
 
-__all__ = ["PAGE", "ROOT", "put_between", "render", "rewrite"]
+__all__ = ["PAGE", "ROOT", "put_between", "render", "rewrite", "table_of"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "settings.md"
@@ -18,8 +18,12 @@ _SHOWN = {"store.path": "`/dev/shm/ucm-<user id>`"}
 
 def render() -> str:
     """Return the table: one line per key with its default and help."""
-    lines = ["| key | default | says |", "|---|---|---|"]
-    lines.extend(_lines(UCMConfig(), ""))
+    return table_of(UCMConfig())
+
+
+def table_of(section: attrs.AttrsInstance) -> str:
+    """Return the table of a section, and of those within it."""
+    lines = ["| key | default | says |", "|---|---|---|", *_lines(section, "")]
     return "\n".join(lines)
 
 
@@ -69,6 +73,8 @@ def _show(value: object, *, is_size: bool) -> str:
         value = value.value
     if value == ():
         return "empty"
+    if value == {}:
+        return "none"
     if value is None:
         return "unset"
     if isinstance(value, bool):

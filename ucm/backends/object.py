@@ -65,15 +65,15 @@ def _read_options(key: str, value: object) -> dict[str, str | bool]:
 class ObjectSettings:
     """Settings of a tier of objects."""
 
-    url: str = field("", "Such as ``s3://bucket/prefix``, ``gs://`` or ``az://``.")
+    url: str = field("", "Such as `s3://bucket/prefix`, `gs://` or `az://`.")
     options: dict[str, str | bool] = field(
         attrs.Factory(dict),
-        "obstore's for the service, such as ``aws_endpoint``; the environment else.",
+        "obstore's for the service, such as `aws_endpoint`; the environment else.",
         read=_read_options,
     )
     client: dict[str, str | bool] = field(
         attrs.Factory(dict),
-        "obstore's for HTTP, such as ``root_certificate`` or ``proxy_url``.",
+        "obstore's for HTTP, such as `root_certificate` or `proxy_url`.",
         read=_read_options,
     )
     requests: int = field(32, "At a time.", least=1)

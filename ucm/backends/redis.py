@@ -56,7 +56,7 @@ _ERRORS = (RedisError, OSError)
 class RedisSettings:
     """Settings of a tier in Valkey or Redis."""
 
-    url: str = field("", "Such as ``redis://host:6379/0``, ``rediss://`` for TLS.")
+    url: str = field("", "Such as `redis://host:6379/0`, `rediss://` for TLS.")
     cluster: bool = field(default=False, text="The address is a cluster's.")
     prefix: str = field("ucm:", "What names of values begin with.")
     ttl: int = field(86400, "Seconds that a block lives; 0: without end.", least=0)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of backends tells what the code says."""
+
+import re
+import tomllib
+from importlib import metadata
+
+from scripts.backends_table import PAGE, SECTIONS, rewrite
+from scripts.settings_table import ROOT
+
+
+class TestPage:
+    def test_tables_are_up_to_date(self):
+        """Each setting of each backend is there with its default."""
+        text = PAGE.read_text(encoding="utf-8")
+        assert rewrite(text) == text, "Run: python -m scripts.backends_table"
+
+    def test_every_type_is_registered_and_described(self):
+        """What can be configured has a section, and what has one can be configured."""
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        points = project["entry-points"]["ucm.backends"]
+        text = PAGE.read_text(encoding="utf-8")
+        types = set(re.findall(r"(?m)^## (\w+)$", text)) - {"Measured"}
+        assert set(points) == set(SECTIONS) == types
+        for name, value in points.items():
+            point = metadata.EntryPoint(name, value, "ucm.backends")
+            assert callable(point.load().open_configured)
+
+    def test_every_client_is_an_extra(self):
+        """What a missing package tells to install can be installed."""
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
+        text = PAGE.read_text(encoding="utf-8")
+        assert {"object", "redis"} <= set(extras)
+        assert {"object", "redis"} == set(re.findall(r"'ucm\[(\w+)\]'", text))
