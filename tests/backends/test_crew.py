@@ -179,6 +179,25 @@ class TestCancelled:
         await crew.aclose()
 
 
+class TestClose:
+    async def test_call_under_way_ends(self):
+        """What was begun is done, nothing else is, and nobody waits for ever."""
+        crew, gate, results = Crew(1, "crew"), Gate(), [None] * 3
+
+        def work(item):
+            gate()
+            return item
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(crew.run, [7, 8, 9], work, results)
+            await reached(gate)
+            group.start_soon(crew.run, [1], work, [None])
+            group.start_soon(crew.aclose)
+            await anyio.wait_all_tasks_blocked()
+            gate.open()
+        assert [7, None, None] == results
+
+
 class TestJob:
     async def test_job_goes_on_without_those_who_wait(self):
         """Whoever waits may go; its end is there for the others."""

@@ -27,6 +27,16 @@ def put(slots, key, pages=1):
     return slot
 
 
+def give_up_deleting(slots, slot, put_again):
+    """Remove a block and restore it, perhaps when it was put once more meanwhile."""
+    slots.hold(slot)
+    slots.remove(slot)
+    if put_again and (new := slots.reserve(slot.key, slot.nbytes)):
+        slots.commit(new)
+    slots.restore(slot)
+    slots.let_go(slot)
+
+
 def check(slots, held):
     """Make sure that every slot has one owner, and that no two overlap."""
     blocks = list(slots._blocks.values())
@@ -50,7 +60,16 @@ class TestAnything:
         st.lists(
             st.tuples(
                 st.sampled_from(
-                    ["reserve", "commit", "abort", "wiped", "hold", "let_go", "delete"]
+                    [
+                        "reserve",
+                        "commit",
+                        "abort",
+                        "wiped",
+                        "hold",
+                        "let_go",
+                        "delete",
+                        "restore",
+                    ]
                 ),
                 st.integers(0, 39),
                 st.integers(1, 3),
@@ -64,10 +83,10 @@ class TestAnything:
         for word, number, pages in steps:
             key = KEYS[number]
             slot = slots.find(key)
-            if word == "reserve" and slot is None:
-                if all(one.key != key for one in writing):
-                    new = slots.reserve(key, pages * PAGE)
-                    writing += [new] if new else []
+            is_free = slot is None and all(one.key != key for one in writing)
+            if word == "reserve" and is_free:
+                new = slots.reserve(key, pages * PAGE)
+                writing += [new] if new else []
             elif word == "hold" and slot is not None:
                 slots.use(slot)
                 slots.hold(slot)
@@ -76,14 +95,14 @@ class TestAnything:
                 slots.hold(slot)
                 slots.remove(slot)
                 slots.let_go(slot)
+            elif word == "restore" and slot is not None:
+                give_up_deleting(slots, slot, put_again=bool(number % 2))
             elif word == "let_go" and reading:
                 slots.let_go(reading.pop(0))
-            elif writing and word in ("commit", "abort", "wiped"):
-                done = writing.pop(0)
-                if word == "commit":
-                    slots.commit(done)
-                else:
-                    slots.abort(done, is_wiped=word == "wiped")
+            elif writing and word == "commit":
+                slots.commit(writing.pop(0))
+            elif writing and word in ("abort", "wiped"):
+                slots.abort(writing.pop(0), is_wiped=word == "wiped")
             check(slots, [*writing, *{id(one): one for one in reading}.values()])
 
 

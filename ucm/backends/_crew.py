@@ -145,6 +145,7 @@ class Crew:
         self._queue: SimpleQueue[_Batch[Any, Any] | None] = SimpleQueue()
         self._at = threading.local()
         """What a thread works on."""
+        self._open: set[_Batch[Any, Any]] = set()
         self._num_shares = 0
         """Of batches that somebody waits for."""
         self._left: list[_Batch[Any, Any]] = []
@@ -183,6 +184,7 @@ class Crew:
             return
         batch = _Batch(items, work, results)
         shares = min(len(items), self.num_threads)
+        self._open.add(batch)
         for _ in range(shares):
             self._queue.put(batch)
         self._num_shares += shares
@@ -198,6 +200,7 @@ class Crew:
                         await batch.over.wait()
             raise
         finally:
+            self._open.discard(batch)
             self._num_shares -= shares
         if batch.error is not None:
             raise batch.error
@@ -227,7 +230,14 @@ class Crew:
         return batch.is_left
 
     async def aclose(self, seconds: float = 2.0) -> bool:
-        """End all threads; False if some hang and were left. Idempotent."""
+        """
+        End all threads; False if some hang and were left. Idempotent.
+
+        Calls that are under way end with what was begun by then.
+        """
+        for batch in self._open:
+            if not batch.stop(leave=False):
+                batch.over.set()
         for _ in self._threads:
             self._queue.put(None)
         with anyio.move_on_after(seconds, shield=True):

@@ -117,7 +117,8 @@ class DiskBackend(Backend):
             raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
         wanted = Geometry.fit(read.capacity // len(read.path))
         crew = Crew(read.threads, "ucm-disk")
-        with contextlib.ExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(crew.aclose)
             drives: list[Drive] = []
             for path in read.path:
                 drives.append(Drive(path, wanted.extent_bytes, f"{key}.path"))

@@ -191,9 +191,9 @@ class Slots:
         slot.is_gone = True
 
     def restore(self, slot: Slot) -> None:
-        """Have a block found again that was removed, and is in its slot as before."""
-        slot.is_gone = False
+        """Have a block found again that was removed, unless it was put once more since."""
         if slot.key not in self._blocks:
+            slot.is_gone = False
             self.add(slot)
 
     # A scan.
