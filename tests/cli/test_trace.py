@@ -169,6 +169,12 @@ class TestDiff:
         assert (1, None) == numbers["misses: evicted"]
         assert "-50.0%" in call("diff", run, other)[1]
 
+    def test_a_run_without_a_line_is_an_error(self, call, run, tmp_path):
+        """A run that is compared with nothing would look like one that did all."""
+        (tmp_path / "empty").write_text("")
+        for pair in ((run, tmp_path / "empty"), (tmp_path / "empty", run)):
+            assert UNREADABLE == call("diff", *pair)[0]
+
 
 class TestTimeline:
     def test_both_forms_are_written_and_named(self, call, run, tmp_path):

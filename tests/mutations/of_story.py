@@ -181,6 +181,14 @@ STORY = (
             f"{_TRACE_TESTS}::TestShow::test_the_beginning_of_an_id_is_enough_if_it_is_one",
         ),
     ),
+    Mutant(
+        name="story_empty_run_compared",
+        why="A log that is empty is compared as a run in which nothing happened.",
+        file=_TRACE,
+        find="    if reading.lines == before:",
+        replace="    if not reading.lines:",
+        killers=(f"{_TRACE_TESTS}::TestDiff::test_a_run_without_a_line_is_an_error",),
+    ),
     # Status.
     Mutant(
         name="status_tells_anybody",

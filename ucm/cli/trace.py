@@ -243,7 +243,7 @@ def timeline(
 
 def _lines(path: Path, reading: Reading) -> Iterator[Line]:
     """Yield the lines of a log; shows progress where somebody looks."""
-    files = find_logs(path)
+    files, before = find_logs(path), reading.lines
     with rich.progress.Progress(
         console=console(stderr=True),
         transient=True,
@@ -252,7 +252,7 @@ def _lines(path: Path, reading: Reading) -> Iterator[Line]:
         task = progress.add_task("reading", total=sum(file.nbytes for file in files))
         advance: Callable[[int], None] = lambda nbytes: progress.advance(task, nbytes)
         yield from read_logs(files, reading, advance)
-    if not reading.lines:
+    if reading.lines == before:
         raise NoLogError(f"{path} has no line of a log of ucm")
 
 
