@@ -2,6 +2,7 @@
 """The documentation: it makes a site, its code is code, and what it names is there."""
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import textwrap
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import attrs
 import click
@@ -27,8 +29,8 @@ from ucm.config import UCMConfig
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-OURS = ("https://squidfunk.github.io/mkdocs-material/",)
-"""What a page may lead to, for who follows it: the site's own maker."""
+OURS = ("https://squidfunk.github.io/mkdocs-material/", "https://ui.perfetto.dev")
+"""What a page may lead to, for who follows it: the site's own maker, and a viewer."""
 
 
 @attrs.frozen
@@ -66,6 +68,12 @@ def commands(block: Block) -> list[list[str]]:
         words = shlex.split(one, comments=True)
         told.append(words)
     return told
+
+
+def settings_in(words: list[str]) -> dict[str, Any]:
+    """Return our settings in a command that serves."""
+    given = json.loads(words[words.index("--kv-transfer-config") + 1])
+    return given["kv_connector_extra_config"]
 
 
 class Links(HTMLParser):
@@ -115,6 +123,31 @@ class TestCode:
                     assert is_command(rest), rest
                 elif word == "--kv-transfer-config":
                     check_transfer(json.loads(rest[0]))
+
+    def test_recipe_for_two_npus_is_kept_as_text(self) -> None:
+        """S3-13: the page has set-up, command, and the file that the numbers go to; the
+        engine's benchmark knows every option of it."""
+        found = [
+            words
+            for block in blocks("console")
+            if block.page.name == "npu.md"
+            for words in commands(block)
+            if "vllm" in words
+        ]
+        (serve,) = (
+            words for words in found if "serve" in words and "bench" not in words
+        )
+        (bench,) = (words for words in found if "bench" in words)
+        assert "2" == serve[serve.index("--tensor-parallel-size") + 1]
+        (tier,) = settings_in(serve)["tiers"]
+        assert "disk" == tier["type"]
+        assert bench[bench.index("--result-filename") + 1].endswith(".json")
+        options = {word for word in bench if word.startswith("--")}
+        assert {"--save-result", "--percentile-metrics"} <= options
+        source = importlib.util.find_spec("vllm").submodule_search_locations[0]
+        texts = Path(source, "benchmarks").rglob("*.py")
+        known = "".join(text.read_text(encoding="utf-8") for text in texts)
+        assert [] == [option for option in options if f'"{option}"' not in known]
 
     def test_each_kind_of_block_is_looked_at(self) -> None:
         """A language that nobody checks would be one that may rot."""
