@@ -231,6 +231,16 @@ SHELF = (
         killers=("tests/cli/test_bench.py::test_store_that_is_there_is_not_touched",),
     ),
     Mutant(
+        name="garbage_ends_in_a_traceback",
+        why="Bytes that are no text where a slab should be end an engine without a word.",
+        file="ucm/stores/slab/_keyspaces.py",
+        find="_GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)",
+        replace="_GARBAGE = (msgspec.DecodeError,)",
+        killers=(
+            "tests/stores/test_slab_refusals.py::TestRefusals::test_damaged_key_space_is_told",
+        ),
+    ),
+    Mutant(
         name="trace_without_a_bound",
         why="A file that somebody sent takes all memory.",
         file=_TRACES,
