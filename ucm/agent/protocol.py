@@ -99,7 +99,7 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """A want's answer: so many of its keys, from the first, are there; and why not more."""
+    """The answer to a want: so many of its keys, from the first, are there; why not more."""
 
     number: int
     found: int
