@@ -98,7 +98,7 @@ class TestParts:
         names = [name(tmp_path, KEYS[0], part) for part in range(4)]
         lengths = [bypass.strlen(each) for each in names]
         assert LARGE + 128 == sum(lengths)
-        assert [1 << 20, 1 << 20, LARGE + 128 - (2 << 20), 0] == lengths
+        assert [(1 << 20) + 128, 1 << 20, LARGE - (2 << 20), 0] == lengths
         assert 900 < bypass.ttl(names[0]) <= 1000 < bypass.ttl(names[1]) <= 1060
         assert [True, True] == await fetch_sound(backend, KEYS[:2], LARGE)
         assert [Verdict.PRESENT] == await backend.put([seal(KEYS[0], LARGE)])

@@ -41,7 +41,7 @@ from ucm.settings import field, read_section
 
 __all__ = ["RedisBackend", "RedisSettings"]
 
-_VALUE_BYTES = 1 << 20
+_PART_BYTES = 1 << 20
 _CALL_BYTES = 8 << 20
 """What one request to the server carries at most."""
 _LARGEST_BLOCK = 256 << 20
@@ -297,9 +297,8 @@ class RedisBackend(Backend):
 
 
 def _cuts(nbytes: int) -> list[tuple[int, int]]:
-    """Return where the parts of a block begin and end; the first has its head."""
-    first = _VALUE_BYTES - HEADER_BYTES
-    starts = [0, *range(first, nbytes, _VALUE_BYTES)]
+    """Return where the parts of a block begin and end; the first goes with its head."""
+    starts = [0, *range(_PART_BYTES, nbytes, _PART_BYTES)]
     return list(zip(starts, [*starts[1:], nbytes], strict=True))
 
 
