@@ -93,7 +93,11 @@ def object_server(folder: Path):
             str(Path(sys.executable).with_name("weed")),
             *("server", "-s3", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *(f"-{name}={port}" for name, port in zip(names, ports, strict=True)),
-            *(f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=100"),
+            *(
+                f"-s3.config={config}",
+                "-master.volumeSizeLimitMB=64",
+                "-volume.max=100",
+            ),
         ],
         folder / "log",
     )

@@ -2,10 +2,11 @@
 """
 Blocks as values of Valkey or Redis, by redis-py.
 
-Values of more than a megabyte hold up everybody else on such a server, so a larger block is
-cut. Its *head*, with the envelope, is written last and only if it is not there: what has no head
-is nobody's. Parts that the server has let go of make a block garbage, which can be put again
-once it was deleted. What is never deleted goes by its time to live.
+Values of more than a megabyte hold up everybody else on such a server, so a block is cut into
+parts, which are sent from where they lie. Its *head*, a small value with the envelope, is written
+last and only if it is not there: what has no head is nobody's. Parts that the server has let go of
+make a block garbage, which can be put again once it was deleted. What is never deleted goes by its
+time to live.
 """
 
 import itertools
@@ -161,15 +162,14 @@ class RedisBackend(Backend):
         told = [Verdict.UNAVAILABLE] * len(keys)
         if not keys or not self._is_open:
             return told
-        last = HEADER_BYTES - 1
         heads = await self._call(
-            [("GETRANGE", self._name(key, 0), 0, last) for key in keys]
+            [("GETRANGE", self._name(key, 0), 0, HEADER_BYTES) for key in keys]
         )
         names = []
         for key, head in zip(keys, heads, strict=True):
             envelope = Envelope.decode(head) if isinstance(head, bytes) else None
-            count = 1 if envelope is None else _num_parts(envelope.nbytes)
-            parts = range(min(count, _num_parts(_LARGEST_BLOCK)))
+            nbytes = 0 if envelope is None else min(envelope.nbytes, _LARGEST_BLOCK)
+            parts = range(1 + len(_cuts(nbytes)))
             names.append([self._name(key, part) for part in parts])
         flat = [("UNLINK", name) for some in names for name in some]
         answers = iter(await self._call(flat))
@@ -230,32 +230,38 @@ class RedisBackend(Backend):
         return answers
 
     async def _get(self, pairs: list[tuple[PackedKey, memoryview]]) -> list[Fetched]:
-        commands = []
+        commands: list[tuple[Any, ...]] = []
         for key, target in pairs:
-            for part, (start, stop) in enumerate(_cuts(len(target))):
-                most = stop - start + HEADER_BYTES * (part == 0)
-                name = self._name(key, part)
-                commands.append(("GETRANGE", name, 0, most))  # one more, if it is there
+            commands.append(("GETRANGE", self._name(key, 0), 0, HEADER_BYTES))
+            for part, (start, stop) in enumerate(_cuts(len(target)), 1):
+                name = self._name(key, part)  # one byte more than it has to have
+                commands.append(("GETRANGE", name, 0, stop - start))
         answers = iter(await self._call(commands))
         told = []
         for key, target in pairs:
-            values = list(itertools.islice(answers, _num_parts(len(target))))
+            values = list(itertools.islice(answers, 1 + len(_cuts(len(target)))))
             told.append(_open(values, key, target))
         return told
 
     async def _put(self, blocks: list[Sealed]) -> list[Verdict]:
-        told = [
-            Verdict.FULL if len(block.data) > _LARGEST_BLOCK else Verdict.DONE
-            for block in blocks
+        told = [Verdict.FULL] * len(blocks)
+        fitting = [
+            at for at, block in enumerate(blocks) if len(block.data) <= _LARGEST_BLOCK
         ]
-        await self._put_parts(blocks, told)
-        heads = [at for at, verdict in enumerate(told) if verdict is Verdict.DONE]
+        there = await self.exists([blocks[at].key for at in fitting])
+        missing = []
+        for at, presence in zip(fitting, there, strict=True):
+            told[at] = Verdict.PRESENT
+            if presence is not Presence.PRESENT:
+                told[at] = Verdict.DONE
+                missing.append(at)
+        await self._put_parts(blocks, missing, told)
+        heads = [at for at in missing if told[at] is Verdict.DONE]
         commands = []
         for at in heads:
             block = blocks[at]
             header = Envelope(block.key, len(block.data), block.checksum).encode()
-            value = b"".join((header, block.data[: _cuts(len(block.data))[0][1]]))
-            commands.append((*self._set(block.key, 0, value), "NX"))
+            commands.append((*self._set(block.key, 0, header), "NX"))
         for at, answer in zip(heads, await self._call(commands), strict=True):
             if isinstance(answer, Exception):
                 told[at] = _refusal(answer)
@@ -263,21 +269,14 @@ class RedisBackend(Backend):
                 told[at] = Verdict.PRESENT
         return told
 
-    async def _put_parts(self, blocks: list[Sealed], told: list[Verdict]) -> None:
-        """Write what does not go with the heads; *told* has what may go on, and after."""
-        large = [
-            at
-            for at, block in enumerate(blocks)
-            if told[at] is Verdict.DONE and _num_parts(len(block.data)) > 1
-        ]
-        there = await self.exists([blocks[at].key for at in large])
+    async def _put_parts(
+        self, blocks: list[Sealed], missing: list[int], told: list[Verdict]
+    ) -> None:
+        """Write the parts of some blocks; *told* has what became of those that failed."""
         commands, whose = [], []
-        for at, presence in zip(large, there, strict=True):
-            if presence is Presence.PRESENT:
-                told[at] = Verdict.PRESENT
-                continue
+        for at in missing:
             key, data = blocks[at].key, blocks[at].data
-            for part, (start, stop) in list(enumerate(_cuts(len(data))))[1:]:
+            for part, (start, stop) in enumerate(_cuts(len(data)), 1):
                 commands.append(self._set(key, part, data[start:stop]))
                 whose.append(at)
         for at, answer in zip(whose, await self._call(commands), strict=True):
@@ -297,13 +296,13 @@ class RedisBackend(Backend):
 
 
 def _cuts(nbytes: int) -> list[tuple[int, int]]:
-    """Return where the parts of a block begin and end; the first goes with its head."""
+    """Return where the parts of a block begin and end."""
     starts = [0, *range(_PART_BYTES, nbytes, _PART_BYTES)]
     return list(zip(starts, [*starts[1:], nbytes], strict=True))
 
 
-def _num_parts(nbytes: int) -> int:
-    return len(_cuts(nbytes))
+def _is_error(value: object) -> bool:
+    return isinstance(value, Exception)
 
 
 def _refusal(error: Exception) -> Verdict:
@@ -314,21 +313,20 @@ def _refusal(error: Exception) -> Verdict:
 def _open(values: list[Any], key: PackedKey, target: memoryview) -> Fetched:
     """Put a block together of what the server has said for each of its parts."""
     head = values[0]
-    if isinstance(head, RedisError) and str(head).startswith("WRONGTYPE"):
+    if any(str(value).startswith("WRONGTYPE") for value in values if _is_error(value)):
         return GARBAGE
-    if any(isinstance(value, Exception) for value in values):
+    if any(map(_is_error, values)):
         return _UNAVAILABLE
     if not head:
         return Fetched(Verdict.ABSENT)
-    judged = Envelope.judge(head[:HEADER_BYTES], key, len(target))
-    parts = [memoryview(head)[HEADER_BYTES:], *values[1:]]
+    judged = Envelope.judge(head, key, len(target))
     cuts = _cuts(len(target))
     if any(
         len(part) != stop - start
-        for part, (start, stop) in zip(parts, cuts, strict=True)
+        for part, (start, stop) in zip(values[1:], cuts, strict=True)
     ):
         return GARBAGE
     if judged.verdict is Verdict.DONE:
-        for part, (start, stop) in zip(parts, cuts, strict=True):
+        for part, (start, stop) in zip(values[1:], cuts, strict=True):
             target[start:stop] = part
     return judged
