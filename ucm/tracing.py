@@ -161,7 +161,7 @@ _LEVELS = {
 _PER_PROCESS: Final = frozenset(
     (
         *(RUNTIME_STARTED, RUNTIME_CLOSED, SCHEDULER_STARTED, SCHEDULER_CLOSED),
-        *(AGENT_STARTED, AGENT_ENDED, MEMORY_PINNED),
+        *(AGENT_STARTED, AGENT_ENDED),
     )
 )
 """Events at ``info`` of which standard error gets one line each."""
