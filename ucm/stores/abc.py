@@ -74,8 +74,7 @@ class StoreStats:
     """Blocks that should have been retained, beyond the store's budget for that."""
     over_share_blocks_total: int = 0
     """Blocks refused to tenants that had their share, and no older block of theirs."""
-    capacity_bytes: int = 0
-    """That slots may take, of all sizes together."""
+    capacity_bytes: int = 0  # that slots may take, of all sizes together
     populated_bytes: int = attrs.Factory(
         lambda self: self.capacity_bytes, takes_self=True
     )
@@ -263,10 +262,8 @@ class Store(ABC):
 
     def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
         """
-        Have *tell* called now and then, from any thread, while the store grows.
-
-        It is also told the last word, at once if that was before: that the store has all
-        of its memory, or why it will get no more; unless it is closed first.
+        Have *tell* called now and then, on any thread, while the store grows, and with the
+        last word, at once if that was before: it has all of its memory, or why no more.
         """
         tell(StoreGrowth(0, 0))
 
