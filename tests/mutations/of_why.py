@@ -81,7 +81,7 @@ WHY = (
         file=_SLAB_FATES,
         find="if self._mapping is not None and self._mapping.size() < self._nbytes:",
         replace="if self._mapping is None:",
-        killers=(f"{_LOSS}::test_file_that_is_cut_in_use_is_let_go[cut]",),
+        killers=(f"{_LOSS}::test_file_that_is_cut_in_use_is_let_go[trim]",),
     ),
     Mutant(
         name="link_followed",
@@ -89,7 +89,7 @@ WHY = (
         file=_SLAB_FATES,
         find="    except ConfigError:  # a link, or somebody else's\n        return True\n",
         replace="    except ConfigError:\n        return False\n",
-        killers=(f"{_LOSS}::test_what_is_not_ours_is_left_alone",),
+        killers=(f"{_LOSS}::test_what_is_not_ours_is_left_alone[swap_for_a_link]",),
     ),
     Mutant(
         name="first_missing_is_one_too_late",
