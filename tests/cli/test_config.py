@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.call import call
@@ -151,6 +151,7 @@ def test_schema_is_printed_whole():
 
 
 @pytest.mark.slow
+@settings(deadline=None)
 @given(
     data=st.binary(max_size=300)
     | st.text("{}[]&*!|>-?:,# \n\t'\"ab1\0", max_size=100).map(str.encode)
@@ -184,6 +185,7 @@ def test_whatever_a_file_holds_there_is_an_answer_or_one_line(
     assert call("config", verb, "--file", path).is_tidy()
 
 
+@settings(deadline=None)
 @given(
     text=st.text(max_size=60)
     | st.sampled_from(["[]", "1", "null", '{"a": 1}', "[" * 900 + "]" * 900])

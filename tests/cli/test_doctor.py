@@ -4,7 +4,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.call import call
@@ -12,6 +12,7 @@ from tests.doctor.test_sizing import LLAMA
 from tests.stores.slab_kit import SLOT_BYTES, open_slab
 from tests.stores.test_slab_directory import FOREIGN, make_tree, tree
 from tests.stores.test_slab_room import make_system
+from ucm.cli import doctor as doctor_module
 from ucm.configuration.sources import ENGINE
 from ucm.stores.slab import _creation
 
@@ -115,6 +116,27 @@ class TestFindings:
         assert 2 == told.code
         assert told.is_tidy()
 
+    @pytest.mark.parametrize("answers", [0, 1, 2])
+    def test_mount_that_hangs_is_found_and_not_asked_again(
+        self, tmp_path, monkeypatch, answers
+    ):
+        """X-14: whichever question it does not answer is the last one: no store is tried
+        there, and the doctor ends."""
+        asked = []
+
+        def hanging(_seconds, ask):
+            asked.append(ask)
+            return ask() if len(asked) <= answers else None
+
+        monkeypatch.setattr(doctor_module, "within", hanging)
+        transfer = engine(tmp_path / "slab")
+        told = call("doctor", "--json", "--kv-transfer-config", transfer)
+        assert 1 == told.code
+        findings = told.json()["findings"]
+        assert any("does not answer" in each["text"] for each in findings)
+        assert not any("round trip" == each["check"] for each in findings)
+        assert answers + 1 == len(asked)
+
     def test_backend_that_is_down_is_found(self, tmp_path):
         """A tier can be tried before it is configured; what is not there is wrong, and
         text that is no tier is the caller's."""
@@ -184,6 +206,7 @@ class TestModel:
 
 
 @pytest.mark.slow
+@settings(deadline=None)
 @given(
     path=st.text(max_size=12) | st.sampled_from(["/dev/null", "/proc", "/", "", "\0"]),
     capacity=st.sampled_from([1, 4096, "1GiB", 1 << 62, 10**30]),
@@ -204,6 +227,7 @@ def test_whatever_is_configured_there_are_findings_or_one_line(
 
 
 @pytest.mark.slow
+@settings(deadline=None)
 @given(
     said=st.dictionaries(
         st.sampled_from(

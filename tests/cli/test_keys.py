@@ -6,7 +6,7 @@ import json
 import attrs
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.call import call
@@ -107,6 +107,7 @@ class TestDiff:
 
 
 @pytest.mark.slow
+@settings(deadline=None)
 @given(
     data=st.binary(max_size=80)
     | st.dictionaries(

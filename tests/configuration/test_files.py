@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ucm.configuration.files import MOST_BYTES, read_settings
@@ -156,6 +156,7 @@ def test_without_pyyaml_the_remedy_names_it(tmp_path):
 
 
 @pytest.mark.slow
+@settings(deadline=None)
 @given(
     data=st.binary(max_size=400) | st.text("{}[]&*!|>-?:,# \n\t'\"ab1\0", max_size=200),
     name=st.sampled_from(["f.yaml", "f.toml", "f.json"]),

@@ -4,7 +4,7 @@
 import attrs
 import fastjsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.config_schema import PATH, render
@@ -49,6 +49,7 @@ def test_published_schema_is_up_to_date():
 
 
 @pytest.mark.slow
+@settings(deadline=None)
 @given(key=st.sampled_from(KEYS), value=VALUES)
 def test_what_the_reader_takes_the_schema_takes(key, value):
     """No file that starts an engine is called wrong by an editor."""

@@ -6,7 +6,7 @@ import json
 import attrs
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
@@ -202,6 +202,7 @@ class TestFiles:
             model_of(tmp_path / "org" / "name")
 
     @pytest.mark.slow
+    @settings(deadline=None)
     @given(
         told=st.dictionaries(
             st.sampled_from(

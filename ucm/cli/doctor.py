@@ -17,7 +17,7 @@ from ucm.config import StoreConfig, python_hash_seed
 from ucm.doctor.engine import EngineFacts, check_engine
 from ucm.doctor.findings import Finding, Severity, note
 from ucm.doctor.machine import check_machine, gather_machine
-from ucm.doctor.place import check_disk, check_place, probe_disk, within
+from ucm.doctor.place import DiskFacts, check_disk, check_place, probe_disk, within
 from ucm.doctor.sizing import (
     Deployment,
     ModelFacts,
@@ -28,7 +28,7 @@ from ucm.doctor.sizing import (
 )
 from ucm.doctor.tiers import check_tier
 from ucm.doctor.trial import try_round_trip
-from ucm.stores.slab import look
+from ucm.stores.slab import SlabLook, look
 
 __all__ = ["doctor"]
 
@@ -90,11 +90,9 @@ def doctor(
         findings = [
             *check_engine(engine.facts),
             *check_machine(gather_machine(), config),
-            *_check_store(config.store, sized, tokens_per_second),
+            *_check_store(config.store, sized, tokens_per_second, tries=not no_trial),
             *_check_tiers((*config.tiers, *map(_mapping, tiers))),
         ]
-        if not no_trial:
-            findings.append(_try(Path(config.store.path)))
     is_wrong = any(each.severity is Severity.WRONG for each in findings)
     if as_json:
         say_json({"well": not is_wrong, "findings": [*map(attrs.asdict, findings)]})
@@ -164,21 +162,23 @@ def _check_store(
     store: StoreConfig,
     sized: tuple[ModelFacts, Sizes] | None,
     tokens_per_second: float,
+    *,
+    tries: bool,
 ) -> Iterator[Finding]:
+    """Look at the store's place, and no further if that does not answer."""
     if store.type != "slab":
         yield note("store", f"store.type is {store.type}: there is nothing to look at")
         return
     block_bytes = sized[1].block_bytes if sized else None
-    directory = _existing(Path(store.path))
-    facts = within(_ANSWERS_S, lambda: probe_disk(directory))
-    yield from check_disk(facts, directory)
-    if facts is None:
-        return
-    seen = within(_ANSWERS_S, lambda: look(store, block_bytes))
-    if seen is None:
+    asked = _ask(store, block_bytes)
+    if asked is None:
         yield from check_disk(None, Path(store.path))
         return
+    directory, facts, seen = asked
+    yield from check_disk(facts, directory)
     yield from check_place(store, seen, block_bytes)
+    if tries:
+        yield _try(directory)
     if sized is not None:
         yield from check_sizes(
             *sized,
@@ -198,6 +198,20 @@ def _check_tiers(tiers: Sequence[Mapping[str, object]]) -> list[Finding]:
     return [check_tier(tier, f"tiers.{at}") for at, tier in enumerate(tiers)]
 
 
+def _ask(
+    store: StoreConfig, block_bytes: int | None
+) -> tuple[Path, DiskFacts, SlabLook] | None:
+    """Return where something may be tried, and what is found; None if it hangs."""
+    directory = within(_ANSWERS_S, lambda: _existing(Path(store.path)))
+    if directory is None:
+        return None
+    facts = within(_ANSWERS_S, lambda: probe_disk(directory))
+    if facts is None:
+        return None
+    seen = within(_ANSWERS_S, lambda: look(store, block_bytes))
+    return None if seen is None else (directory, facts, seen)
+
+
 def _existing(path: Path) -> Path:
     """Return the directory in which something may be tried: the slab's parent, or above."""
     for each in path.absolute().parents:
@@ -206,8 +220,7 @@ def _existing(path: Path) -> Path:
     return Path("/")
 
 
-def _try(path: Path) -> Finding:
-    directory = _existing(path)
+def _try(directory: Path) -> Finding:
     if not os.access(directory, os.W_OK):
         return note("round trip", f"not tried: {directory} cannot be written to")
     return try_round_trip(directory)

@@ -67,7 +67,4 @@ def _shape(
         return {"anyOf": [_SHARE, {"type": "null"}]}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"enum": [word.value for word in hint]}
-    if typing.get_origin(hint) is tuple:
-        item = {"type": "object", "required": ["type"]}
-        return {"type": "array", "items": item}
     return {"type": _TYPES[hint], **least}
