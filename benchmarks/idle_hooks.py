@@ -173,7 +173,7 @@ def measure(
     )
     if not held:
         adapter = half._adapter  # noqa: SLF001 - as if the workers had reported
-        for number in range(1, adapter.counts()["open_transfers"] + 1):
+        for number in range(1, adapter.counts()["open_saves"] + 1):
             adapter._ledger.release(number, 0)  # noqa: SLF001
     taken = []
     for _ in range(STEPS):
