@@ -229,7 +229,7 @@ async def disk(args: argparse.Namespace, folder: Path) -> list[dict[str, object]
                 )
                 bare = bare_disk(Path(name), blocks, depth)
                 what = {"medium": "disk", "bytes": size, "depth": depth}
-                rows.append(await compare(what, blocks, backend, 8 * depth, bare))
+                rows.append(await compare(what, blocks, backend, 2 * depth, bare))
                 await backend.aclose()
     return rows
 

@@ -182,7 +182,7 @@ class DiskBackend(Backend):
             shared=False,
             durable=self._settings.durability.value,
             max_block_bytes=self._slots.geometry.max_block_bytes,
-            batch_blocks=8 * self._settings.threads,
+            batch_blocks=2 * self._settings.threads,
             in_flight=2,
         )
 
