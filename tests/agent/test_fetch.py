@@ -6,7 +6,9 @@ import pytest
 
 from tests.agent.unruly import TIMEOUT_S, Unruly, lay, open_core, run_virtual, want_of
 from tests.stores.slab_kit import open_slab
+from ucm.errors import StoreFullError, StoreUnavailableError
 from ucm.reasons import Reason
+from ucm.stores.wrap import WrapperStore
 from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
 
 KEYS = make_keys(80)
@@ -258,3 +260,31 @@ class TestPin:
         for start in range(0, 64, 8):
             save(slab, others[start : start + 8])
         assert [True] * 6 == slab.contains(KEYS[:6])
+
+
+class Refusing(WrapperStore):
+    """A slab that gives no slots."""
+
+    def __init__(self, inner, error) -> None:
+        super().__init__(inner)
+        self._error = error
+
+    def reserve(self, keys, block_bytes, uses=None):
+        """Refuse."""
+        raise self._error
+
+
+class TestNoRoom:
+    @pytest.mark.parametrize(
+        ("error", "reason"),
+        [
+            (StoreFullError("full"), Reason.STORE_FULL),
+            (StoreUnavailableError("locked"), Reason.UNAVAILABLE),
+        ],
+    )
+    def test_slab_without_a_slot_is_a_miss(self, slab, error, reason) -> None:
+        """R-53: where no slot can be had the want says why, and the agent goes on."""
+        (want,), core = fetch_all(Refusing(slab, error), Unruly(), wants=[KEYS[:4]])
+        assert (0, reason) == (want.found, want.reason)
+        assert 0 == core.fetcher.num_open
+        assert {reason: 4} == core.fetcher.counts.failed
