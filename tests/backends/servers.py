@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -49,9 +50,11 @@ class Server:
 
     def start(self):
         """Start it, again."""
+        # Whatever ends the test ends the server.
+        guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                guard + self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def await_ready(self, is_ready):
@@ -93,11 +96,9 @@ def object_server(folder: Path):
             str(Path(sys.executable).with_name("weed")),
             *("server", "-s3", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *(f"-{name}={port}" for name, port in zip(names, ports, strict=True)),
-            *(
-                f"-s3.config={config}",
-                "-master.volumeSizeLimitMB=64",
-                "-volume.max=100",
-            ),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0"),  # else at ports of their own
+            *("-master.volumeSizeLimitMB=64", "-volume.max=100"),
+            f"-s3.config={config}",
         ],
         folder / "log",
     )
