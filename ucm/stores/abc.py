@@ -75,9 +75,7 @@ class StoreStats:
     over_share_blocks_total: int = 0
     """Blocks refused to tenants that had their share, and no older block of theirs."""
     capacity_bytes: int = 0  # that slots may take, of all sizes together
-    populated_bytes: int = attrs.Factory(
-        lambda self: self.capacity_bytes, takes_self=True
-    )
+    populated_bytes: int = attrs.Factory(lambda at: at.capacity_bytes, takes_self=True)
     """Those of them that are there by now."""
 
 
@@ -262,8 +260,9 @@ class Store(ABC):
 
     def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
         """
-        Have *tell* called now and then, on any thread, while the store grows, and with the
-        last word, at once if that was before: it has all of its memory, or why no more.
+        Have *tell* called now and then, on any thread, and at last with the last word.
+
+        Which is that all memory is there, or why no more comes; at once if it was before.
         """
         tell(StoreGrowth(0, 0))
 
