@@ -151,6 +151,41 @@ class TestSigns:
         assert 3 == len(list(place.iterdir()))
         assert not [path for path in place.iterdir() if "worker-700" in path.name]
 
+    def test_engine_that_is_started_again_under_its_id_is_not_its_former_self(
+        self, place: Path
+    ) -> None:
+        """X-11: what the killed one left goes, of ranks that are no more as well; a
+        process that hangs since this one began is still seen."""
+        clock = Clock()
+        process(place, clock, "worker-1", ucm_healthy=0).tell()
+        clock.now += 5.0
+        hung, one = process(place, clock, "worker-0"), process(place, clock)
+        hung.tell()
+        for _ in range(4):
+            one.tell()
+            clock.now += 5.0
+        assert [1005.0, 1020.0] == sorted(sign.at for sign in read_signs("e", place))
+
+    def test_look_that_outlasts_its_end_leaves_nothing(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """X-11: a store that does not answer while the engine ends costs no false sign."""
+        monkeypatch.setattr(vitals, "_JOIN_S", 0.0)
+        inside, go_on = threading.Event(), threading.Event()
+        one = process(place, Clock())
+
+        def look() -> None:
+            inside.set()
+            assert go_on.wait(60)
+
+        one.look = look
+        one.start()
+        assert inside.wait(60)
+        one.close()
+        go_on.set()
+        one._thread.join(60)
+        assert [] == list(place.iterdir())
+
     def test_disk_that_cannot_be_written_costs_the_sign_alone(self, tmp_path: Path):
         """X-11: there is nothing to tell it to; the next look tries again."""
         (tmp_path / "vitals").write_text("a file")

@@ -18,11 +18,22 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["DIRECTORY", "VERSION", "Sign", "leave", "name_of", "read_signs", "sweep"]
+__all__ = [
+    "DIRECTORY",
+    "VERSION",
+    "Sign",
+    "leave",
+    "name_of",
+    "read_signs",
+    "sweep",
+    "sweep_former",
+]
 
 DIRECTORY: Final = Path(f"/dev/shm/ucm-vitals-{os.getuid()}")
 VERSION: Final = 1
 _SWEEP_S: Final = 600.0
+_FORMER_S: Final = 15.0
+"""Without a word for so long is none that lives; sooner than it would count as hung."""
 _MOST_BYTES: Final = 64 << 10
 _MOST_FILES: Final = 4096
 _NUMBERS = itertools.count()
@@ -64,18 +75,22 @@ def _is_ours(directory: Path) -> bool:
 
 def read_signs(engine_id: str, directory: Path = DIRECTORY) -> list[Sign]:
     """Return what the processes of an engine left; what makes no sense is passed over."""
+    signs = map(_read, _files(directory, _prefix(engine_id)))
+    return [sign for sign in signs if sign is not None and sign.v == VERSION]
+
+
+def _files(directory: Path, prefix: str) -> list[Path]:
+    """Return what lies there of an engine; nothing of a directory open to others."""
     if not _is_ours(directory):
         return []
     names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         names.extend(entry.name for entry in itertools.islice(entries, _MOST_FILES))
-    prefix = _prefix(engine_id)
-    signs = (
-        _read(directory / name)
+    return [
+        directory / name
         for name in names
         if name.startswith(prefix) and not name.endswith(".new")
-    )
-    return [sign for sign in signs if sign is not None and sign.v == VERSION]
+    ]
 
 
 def _read(path: Path) -> Sign | None:
@@ -113,3 +128,22 @@ def sweep(path: Path) -> None:
         for entry in itertools.islice(entries, _MOST_FILES):
             if entry.stat(follow_symlinks=False).st_mtime < now - _SWEEP_S:
                 os.unlink(entry.path)
+
+
+def sweep_former(path: Path, began: float, now: float) -> None:
+    """
+    Take away what an engine of the same id left that was killed.
+
+    An id may be a setting, and then the next engine has it as well: a sign of the dead
+    would say for good that it hangs. One that hangs itself has left one since it began.
+
+    Args:
+        path: Of a process of the engine that lives.
+        began: When that began, on the clock of ``Sign.at``.
+        now: On the same clock.
+    """
+    for other in _files(path.parent, path.name.partition("-")[0]):
+        sign = _read(other)
+        if sign is not None and sign.at < min(began, now - _FORMER_S):
+            with contextlib.suppress(OSError):
+                other.unlink()

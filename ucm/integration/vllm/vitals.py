@@ -21,7 +21,15 @@ from typing import Any, Final
 import attrs
 
 from ucm.integration.vllm.scheduler import SchedulerHalf
-from ucm.integration.vllm.signs import DIRECTORY, VERSION, Sign, leave, name_of, sweep
+from ucm.integration.vllm.signs import (
+    DIRECTORY,
+    VERSION,
+    Sign,
+    leave,
+    name_of,
+    sweep,
+    sweep_former,
+)
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.metrics import Counters
 from ucm.status import StatusServer, serve_status
@@ -73,10 +81,15 @@ class Vitals:
     look: Callable[[], None] = lambda: None
     directory: Path = DIRECTORY
     clock: Callable[[], float] = time.monotonic
+    _began: float = attrs.field(init=False)
     _path: Path = attrs.field(init=False)
     _over: threading.Event = attrs.field(init=False, factory=threading.Event)
     _thread: threading.Thread | None = attrs.field(init=False, default=None)
     _server: StatusServer | None = attrs.field(init=False, default=None)
+
+    @_began.default
+    def _now(self) -> float:
+        return self.clock()
 
     @_path.default
     def _name(self) -> Path:
@@ -113,6 +126,9 @@ class Vitals:
         self._over.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
+        self._take_away()
+
+    def _take_away(self) -> None:
         with contextlib.suppress(OSError):
             self._path.unlink()
 
@@ -123,9 +139,11 @@ class Vitals:
         sign = Sign(VERSION, self.clock(), self.counters.snapshot().gauges)
         with contextlib.suppress(OSError):
             leave(self._path, sign)
+        sweep_former(self._path, self._began, sign.at)
 
     def _run(self) -> None:
         self.tell()
         sweep(self._path)
         while not self._over.wait(_PERIOD_S):
             self.tell()
+        self._take_away()  # a look that took long has left one after the end
