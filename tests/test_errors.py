@@ -46,6 +46,11 @@ def test_a_setting_that_is_wrong_tells_what_to_do() -> None:
         ("tiers.0", {"options": {"aws_secret_access_key": "hidden", "x": 1}}),
         ("tiers", [{"url": "s3://hidden@host"}, {"token": "hidden"}]),
         ("tiers.0.options.password", "hidden"),
+        ("tiers.0.url", "redis://cache:6379/0?db=1&password=hidden"),
+        ("tiers.0.url", "https://cache/x?X-Amz-Security-Token=hidden&sig=hidden"),
+        ("tiers.0.url", "redis://:hid/hidden@cache:6379/0"),
+        ("tiers.0", {"options": {"headers": {"Authorization": "Bearer hidden"}}}),
+        ("tiers.0", {"options": {"sse_customer_key": "hidden"}}),
         ("tiers.0.token", "hidden"),
     ],
 )

@@ -39,9 +39,13 @@ import re
 from collections.abc import Mapping
 from typing import Self
 
-_CREDENTIALS = re.compile(r"://[^/@\s]*@")
+_CREDENTIALS = re.compile(r"://\S*@")
+"""Up to the last sign: a password may have any of the others in it."""
+_PARAMETER = re.compile(r"([?&;])([^=&;\s]+)=[^&;\s]*")
 _SECRET = re.compile(
-    "secret|passw|credential|(access|api|account)_?key|(^|[._])token$", re.IGNORECASE
+    "secret|passw|credential|(access|api|account|private|encryption|customer)[_-]?key"
+    "|(^|[._-])(token|pwd|sig|signature|auth|authorization)$",
+    re.IGNORECASE,
 )
 """Names of settings that no message tells."""
 _MOST_SHOWN = 400
@@ -57,7 +61,7 @@ def masked(value: object, depth: int = 16) -> object:
         depth: What is nested deeper is left out.
     """
     if isinstance(value, str):
-        return _CREDENTIALS.sub("://***@", value)
+        return _PARAMETER.sub(_parameter, _CREDENTIALS.sub("://***@", value))
     if not depth:
         return "..."
     if isinstance(value, list | tuple):
@@ -68,6 +72,12 @@ def masked(value: object, depth: int = 16) -> object:
             for key, each in value.items()
         }
     return value
+
+
+def _parameter(found: "re.Match[str]") -> str:
+    """Return what is shown of one parameter of an address."""
+    is_secret = _SECRET.search(found[2])
+    return f"{found[1]}{found[2]}=***" if is_secret else found[0]
 
 
 class UCMError(Exception):

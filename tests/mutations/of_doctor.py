@@ -211,8 +211,8 @@ DOCTOR = (
         name="credentials_told",
         why="A password stands in the log of every start that failed.",
         file="ucm/errors.py",
-        find='        return _CREDENTIALS.sub("://***@", value)\n',
-        replace="        return value\n",
+        find='        return _PARAMETER.sub(_parameter, _CREDENTIALS.sub("://***@", value))\n',
+        replace="        return _PARAMETER.sub(_parameter, value)\n",
         killers=("tests/test_errors.py::test_a_setting_that_is_secret_is_not_told",),
     ),
     Mutant(
