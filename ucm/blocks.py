@@ -45,6 +45,7 @@ __all__ = [
     "ShardId",
     "TransferId",
     "digest_of",
+    "id_in_log",
     "keyspace_prefix",
     "named",
     "under",
@@ -73,6 +74,7 @@ _HEADER = struct.Struct(">B16sHH")
 _DIGEST_BYTES = 16
 _MIN_HASH_BYTES, _MAX_HASH_BYTES = 8, 64
 _NAMED = 4
+_MOST_TOLD = 512
 """How many of the requests of one ticket the log names."""
 
 
@@ -310,10 +312,18 @@ def whose(owners: Sequence[Owner]) -> dict[str, object]:
     if len(owners) > 1:
         return named(owners)
     owner = owners[0]
-    return {"request_id": owner.request_id, "generation": owner.generation}
+    told = id_in_log(owner.request_id)
+    return {"request_id": told, "generation": owner.generation}
+
+
+def id_in_log(request_id: str) -> str:
+    """Return an id as lines have it: a client may choose one of many kilobytes."""
+    if len(request_id) <= _MOST_TOLD:
+        return request_id
+    return request_id[: _MOST_TOLD - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def named(owners: Sequence[Owner]) -> dict[str, object]:
     """Return some owners of a ticket, and how many there are."""
-    names = [owner.request_id for owner in owners[:_NAMED]]
+    names = [id_in_log(owner.request_id) for owner in owners[:_NAMED]]
     return {"requests": names, "num_requests": len(owners)}

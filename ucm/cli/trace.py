@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import rich.progress
 
+from ucm.blocks import id_in_log
 from ucm.cli.output import clean, console, json_option, say_json, table
 from ucm.cli.trace_answers import (
     change_text,
@@ -216,10 +217,10 @@ def timeline(
         raise click.UsageError(
             "name a file: -o FILE.html, --perfetto FILE.json, or both"
         )
-    reading = Reading()
+    reading, begins = Reading(), id_in_log(request_id or "")
     collected = collect(
         _lines(path, reading),
-        lambda line: not isinstance(line, Other) and _names(line, request_id or ""),
+        lambda line: not isinstance(line, Other) and _names(line, begins),
         Collected.upto(limit, limit),
     )
     notes = [*reading.notes(), *collected.notes()]
@@ -266,6 +267,7 @@ def _one_request(
     """Return the lives of one request, and all lines that name it."""
     if not request_id:
         raise click.UsageError("REQUEST is empty")
+    request_id = id_in_log(request_id)
     collected = collect(_lines(path, reading), lambda line: _names(line, request_id))
     lives = [
         life for life in lives_of(collected) if life.request_id.startswith(request_id)

@@ -14,6 +14,7 @@ from tests.traces import logs_closed
 from ucm.integration.vllm.lifelog import LifeLog
 from ucm.integration.vllm.messages import plan_in
 from ucm.scheduler.records import Records
+from ucm.story.files import Reading, find_logs, read_logs
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
@@ -71,6 +72,25 @@ class TestRequest:
         saved = {"saved_blocks": 3, "miss": "never_offered", "first_missing": 0}
         assert NOTHING | {"request_id": "r", "life": 1} | saved == told(line)
         assert before <= line["began_s"] <= line["timestamp_s"]
+
+    def test_id_of_many_kilobytes_is_cut_alike_in_all_lines(self, engine, tmp_path):
+        """Clients choose ids: no line grows with one, and who reads lines knows it."""
+        name = "x" * 5000
+        engine.save(name)
+        engine.worker.close()
+        ended, missed, settled = (
+            lines(engine, tmp_path, event)[-1]
+            for event in ("request.ended", "prefix.missed", "ticket.settled")
+        )
+        cut = f"{'x' * 511}\N{HORIZONTAL ELLIPSIS}"
+        assert [cut] * 3 == [each["request_id"] for each in (ended, missed, settled)]
+        found = Reading()
+        logs = find_logs(tmp_path / "traces")
+        told = [line for line in read_logs(logs, found) if cut in line.owners]
+        assert not found.garbage
+        assert {"request.ended", "prefix.missed", "ticket.settled"} <= {
+            line.event for line in told
+        }
 
     def test_line_says_what_was_loaded(self, engine, tmp_path):
         """A request that found it has its tokens, and how long it waited."""

@@ -9,6 +9,7 @@ Threading: the engine's scheduler thread.
 
 from typing import Any, Final
 
+from ucm.blocks import id_in_log
 from ucm.integration.vllm.lookups import Lookup
 from ucm.scheduler.messages import StepPlan
 from ucm.scheduler.records import Record, Records
@@ -79,7 +80,7 @@ class LifeLog:
             first = {"block": block.at, "group": group_id, "key": miss.key.hex()}
         self._log.info(
             PREFIX_MISSED,
-            request_id=request.request_id,
+            request_id=id_in_log(request.request_id),
             life=lookup.life,
             computed_tokens=lookup.computed_tokens,
             found_tokens=lookup.found_tokens,
@@ -95,7 +96,7 @@ class LifeLog:
         if self._tells_hits:
             self._log.info(
                 PREFIX_MATCHED,
-                request_id=request.request_id,
+                request_id=id_in_log(request.request_id),
                 computed_tokens=computed_tokens,
                 external_tokens=tokens,
                 **_traced(self._records.of(request.request_id)),
@@ -128,7 +129,7 @@ class LifeLog:
         if_any = {"load_failure": record.load_failure, "miss": record.miss}
         self._log.info(
             REQUEST_ENDED,
-            request_id=record.request_id,
+            request_id=id_in_log(record.request_id),
             life=len(record.lives),
             began_s=round(record.began_s, 6),
             outcome="aborted" if record.is_aborted else "finished",
