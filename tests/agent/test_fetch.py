@@ -6,6 +6,7 @@ import pytest
 
 from tests.agent.unruly import TIMEOUT_S, Unruly, lay, open_core, run_virtual, want_of
 from tests.stores.slab_kit import open_slab
+from ucm.agent import calls
 from ucm.errors import StoreFullError, StoreUnavailableError
 from ucm.reasons import Reason
 from ucm.stores.wrap import WrapperStore
@@ -61,6 +62,13 @@ class TestFetch:
         assert KEYS[:6] == backend.got
         counts = core.fetcher.counts
         assert (6, 10, 6) == (counts.begun, counts.joined, counts.fetched)
+
+    def test_a_call_is_of_so_many_bytes_only(self, slab, monkeypatch) -> None:
+        """R-52: a slow drive is through with a call in its time, however large blocks are."""
+        backend = Unruly()
+        monkeypatch.setattr(calls, "CALL_BYTES", 2 * BLOCK_BYTES + 1)
+        (want,), _ = fetch_all(slab, backend, wants=[KEYS[:6]])
+        assert (6, 3) == (want.found, backend.asked.count("get"))
 
     def test_nothing_is_fetched_behind_a_hole(self, slab) -> None:
         """R-53: blocks behind one that no tier has are of no use, and stay where they are."""

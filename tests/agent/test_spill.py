@@ -13,6 +13,7 @@ from tests.agent.unruly import (
     run_virtual,
 )
 from tests.stores.slab_kit import RawSlab, open_slab
+from ucm.agent import calls
 from ucm.agent.spill import Spiller
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.backends.memory import Shelf
@@ -63,6 +64,21 @@ class TestSpill:
             )
         expected = {key: payload(key) for key in KEYS[:12]}
         assert [expected] * 2 == [shown(backend) for backend in backends]
+
+    def test_a_call_is_of_so_many_bytes_only(self, slab, monkeypatch) -> None:
+        """R-52: a block that is larger than a call may be goes alone, and the others as many
+        as fit."""
+        save(slab, KEYS[:6])
+
+        async def spill():
+            async with open_core(slab, *backends) as core:
+                await core.drain()
+
+        for most, puts in ((2 * BLOCK_BYTES + 1, 3), (1, 6)):
+            monkeypatch.setattr(calls, "CALL_BYTES", most)
+            backends = (Unruly(),)
+            run_virtual(spill)
+            assert puts == backends[0].asked.count("put")
 
     def test_what_a_tier_has_is_not_read(self, slab) -> None:
         """R-55: a restart lists the slab again, and what was spilled before is skipped."""

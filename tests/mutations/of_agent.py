@@ -33,6 +33,17 @@ _MIRROR = "tests/stores/test_slab_changes.py::TestMirror"
 _FOLLOWS = f"{_MIRROR}::test_reader_that_follows_has_what_is_stored"
 
 AGENT = (
+    Mutant(
+        name="calls_of_any_size",
+        why="A slow drive is never through with 64 blocks of megabytes: its breaker opens.",
+        file="ucm/agent/calls.py",
+        find="min(can.batch_blocks, CALL_BYTES // nbytes)",
+        replace="can.batch_blocks",
+        killers=(
+            f"{_FETCHES}::test_a_call_is_of_so_many_bytes_only",
+            f"{_SPILLS}::test_a_call_is_of_so_many_bytes_only",
+        ),
+    ),
     # What a reader of a slab's changes is told.
     Mutant(
         name="change_ring_overflow_unseen",

@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the loop calls what blocks: the slab's verbs, on a bounded number of threads."""
+"""
+How much one call takes on, and how the loop calls what blocks.
+
+A tier's call has a deadline: however large its blocks are, a call is of so many bytes only
+that a slow drive or network can be through with it.
+"""
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 
-__all__ = ["Blocking", "ThreadCalls"]
+from ucm.backends.abc import BackendCapabilities
+
+__all__ = ["CALL_BYTES", "Blocking", "ThreadCalls", "blocks_per_call"]
+
+CALL_BYTES: Final = 32 << 20
+"""Of one call of a tier at most, if it has more blocks than one."""
 
 _T = TypeVar("_T")
+
+
+def blocks_per_call(can: BackendCapabilities, nbytes: int) -> int:
+    """Return how many blocks of a size go with one call of a tier; at least one."""
+    return max(1, min(can.batch_blocks, CALL_BYTES // nbytes))
 
 
 class Blocking(Protocol):

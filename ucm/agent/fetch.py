@@ -29,8 +29,14 @@ import numpy as np
 from anyio.abc import TaskGroup
 
 from ucm.agent.budget import Budget
-from ucm.agent.calls import Blocking
-from ucm.backends.abc import Fetched, Presence, Verdict, block_checksum
+from ucm.agent.calls import Blocking, blocks_per_call
+from ucm.backends.abc import (
+    BackendCapabilities,
+    Fetched,
+    Presence,
+    Verdict,
+    block_checksum,
+)
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreFullError, StoreUnavailableError
@@ -224,7 +230,7 @@ class Fetcher:
             async with anyio.create_task_group() as tasks:
                 for tier, found in zip(self._tiers, of_tier, strict=True):
                     limiter = anyio.CapacityLimiter(tier.capabilities.in_flight)
-                    for batch in _batches(found, tier.capabilities.batch_blocks):
+                    for batch in _batches(found, tier.capabilities):
                         tasks.start_soon(self._get, tier, batch, want, limiter)
         finally:
             for flight in flights:
@@ -327,11 +333,13 @@ class Fetcher:
             self.counts.nbytes += flight.nbytes
 
 
-def _batches(flights: Sequence[_Flight], most: int) -> list[list[_Flight]]:
+def _batches(
+    flights: Sequence[_Flight], can: BackendCapabilities
+) -> list[list[_Flight]]:
     """Cut flights into batches of blocks of one size."""
     cut = []
-    for _, alike in itertools.groupby(flights, lambda flight: flight.nbytes):
-        rest = list(alike)
+    for nbytes, alike in itertools.groupby(flights, lambda flight: flight.nbytes):
+        rest, most = list(alike), blocks_per_call(can, nbytes)
         cut += [rest[at : at + most] for at in range(0, len(rest), most)]
     return cut
 

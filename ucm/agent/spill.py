@@ -12,6 +12,7 @@ behind the put, because the bytes are read then once more: what was recycled und
 taken out of the tier. Whoever meets it there before sees that its checksum does not hold.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -19,7 +20,7 @@ from typing import Final
 import anyio
 import attrs
 
-from ucm.agent.calls import Blocking
+from ucm.agent.calls import Blocking, blocks_per_call
 from ucm.backends.abc import Presence, Sealed, Verdict, block_checksum
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
@@ -149,7 +150,9 @@ class Spiller:
             self._ended = anyio.Event()
 
     def _take(self) -> list[PackedKey]:
-        keys = list(self._waiting)[: self._backend.capabilities.batch_blocks]
+        can = self._backend.capabilities
+        largest = max(itertools.islice(self._waiting.values(), can.batch_blocks))
+        keys = list(itertools.islice(self._waiting, blocks_per_call(can, largest)))
         for key in keys:
             del self._waiting[key]
         return keys
