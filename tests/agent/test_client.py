@@ -234,6 +234,27 @@ class TestNobody:
         assert AGENT_JOINED == world.told.wait()
         assert want(client)
 
+    def test_question_amid_a_loss_does_not_silence_the_next_agent(self, world) -> None:
+        """R-63: a want that comes just as its agent is lost is answered by nobody, and the
+        agent that is there next is asked all the same."""
+        client = world.join()
+        clock = client._clock
+
+        def amid_want() -> float:
+            client._clock = clock
+            world.agent.hang_up()
+            assert AGENT_LOST == world.told.wait()
+            return clock()
+
+        client._clock = amid_want
+        want(client)
+        world.agent.accept()
+        world.agent.say(WELCOME)
+        assert AGENT_JOINED == world.told.wait()
+        world.threads.advance(1.1)
+        assert client.is_up
+        assert want(client, "b")
+
     def test_agent_that_is_stopped_costs_one_deadline(self, world) -> None:
         """R-63: one that says nothing to a want in its time is no longer asked, until it
         says something."""
@@ -263,6 +284,7 @@ class TestNobody:
             FRAME_HEADER.pack(MAX_FRAME_BYTES + 1),
             FRAME_HEADER.pack(2) + b"\xc1\xc1",
             encode_frame(Drop(1)),
+            encode_frame(Done(1, 0, "a word of another release")),
         ],
     )
     def test_garbage_from_an_agent_ends_the_connection(self, world, said) -> None:

@@ -144,11 +144,23 @@ class TestTalk:
             pipe.say(HELLO, ask_for(1))
             await pipe.hear(), await pipe.hear()
             pipe.say(Drop(1), Drop(5), ask_for(2, make_keys(4, first=50)))
-            await pipe.hear()
+            await pipe.hear(), await pipe.hear()
             return core.fetcher._budget.left
 
         left, problem, _ = talk(tmp_path, talking)
         assert (8, "") == (left, problem)
+
+    def test_dropped_want_has_its_answer(self, tmp_path) -> None:
+        """R-63: a want that is dropped before it is answered is answered, or the engine
+        that asks for nothing else takes the agent for stopped, for good."""
+
+        async def talking(pipe, core):
+            pipe.say(HELLO, ask_for(1), Drop(1), GetStatus())
+            return await pipe.hear(), await pipe.hear()
+
+        told, problem, _ = talk(tmp_path, talking)
+        assert Done(1, 0, "withdrawn") == told[1]
+        assert "" == problem
 
     def test_status_is_told_with_and_without_a_hello(self, tmp_path) -> None:
         """R-63: whoever looks after an agent may ask how it is."""

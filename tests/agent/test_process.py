@@ -172,6 +172,17 @@ class TestAgent:
                 assert agent.poll() is None
             assert 0 == agent.wait(LIMIT_S)
 
+    def test_agent_that_is_only_looked_at_ends(self, place) -> None:
+        """R-63: who looks how an agent is, or is refused, all the time does not keep it."""
+        with open_slab(place.slab, 64), place.agent("--linger", "1") as agent:
+            until(lambda: is_served(place, agent.pid))
+            looked_for = time.monotonic()
+            while agent.poll() is None:
+                assert LIMIT_S > time.monotonic() - looked_for
+                is_served(place, agent.pid)
+                time.sleep(0.1)
+            assert 0 == agent.returncode
+
     def test_slab_has_one_agent(self, place) -> None:
         """R-63: a second agent of a slab sees the first and ends; one that was killed is
         followed by the next."""

@@ -212,6 +212,16 @@ AGENT = (
         killers=(f"{_NOBODY}::test_agent_that_is_stopped_costs_one_deadline",),
     ),
     Mutant(
+        name="silence_outlives_its_agent",
+        why="A want amid the loss of an agent ends all fetches of its engine.",
+        file=_CLIENT,
+        find="        self._silent_until = 0.0  # a want may have come while the last one was lost\n",
+        replace="",
+        killers=(
+            f"{_NOBODY}::test_question_amid_a_loss_does_not_silence_the_next_agent",
+        ),
+    ),
+    Mutant(
         name="pending_without_end",
         why="A request waits for ever for an answer that was lost.",
         file=_CLIENT,
@@ -303,6 +313,14 @@ AGENT = (
     ),
     # What the agent believes, and when it ends.
     Mutant(
+        name="reasons_of_another_release_taken",
+        why="A word that an engine does not know ends it.",
+        file="ucm/agent/protocol.py",
+        find="    found: int\n    reason: Reason\n",
+        replace="    found: int\n    reason: str\n",
+        killers=(f"{_NOBODY}::test_garbage_from_an_agent_ends_the_connection",),
+    ),
+    Mutant(
         name="other_release_served",
         why="Messages mean something else to the other side.",
         file=_CONNECTION,
@@ -317,6 +335,22 @@ AGENT = (
         find="                scope.cancel()\n",
         replace="                pass\n",
         killers=(f"{_TALK}::test_dropped_want_gives_its_slots_back",),
+    ),
+    Mutant(
+        name="dropped_want_unanswered",
+        why="One aborted request ends all fetches: its engine waits for a word for ever.",
+        file=_CONNECTION,
+        find="                await self._send(Done(message.number, 0, Reason.WITHDRAWN))\n",
+        replace="",
+        killers=(f"{_TALK}::test_dropped_want_has_its_answer",),
+    ),
+    Mutant(
+        name="agent_kept_by_who_looks",
+        why="A dashboard, or an engine of another release, keeps an agent for ever.",
+        file=_NODE,
+        find="                if peer.is_engine:  # who only looks, or is refused, keeps nobody here\n                    self._left_at",
+        replace="                if peer:\n                    self._left_at",
+        killers=(f"{_PROCESS}::test_agent_that_is_only_looked_at_ends",),
     ),
     Mutant(
         name="agent_ends_undrained",

@@ -41,6 +41,7 @@ from ucm.agent.protocol import (
 )
 from ucm.blocks import PackedKey
 from ucm.errors import MessageError
+from ucm.reasons import Reason
 from ucm.threads import SYSTEM, Thread, Threads
 from ucm.tracing import AGENT_JOINED, AGENT_LOST, Log
 
@@ -63,7 +64,7 @@ class Answer(NamedTuple):
     """What the agent said of a want."""
 
     found: int
-    reason: str
+    reason: Reason
 
 
 class AgentClient:
@@ -229,6 +230,7 @@ class AgentClient:
             raise MessageError(answer.problem)
         if not isinstance(answer, Welcome) or answer.version != PROTOCOL_VERSION:
             raise MessageError("the agent's first message is no welcome")
+        self._silent_until = 0.0  # a want may have come while the last one was lost
         self._is_up = True
         self._log.info(AGENT_JOINED, media=answer.media)
         return reader

@@ -74,6 +74,8 @@ class Connection:
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._sending = anyio.Lock()
         self._tasks: TaskGroup | None = None
+        self.is_engine = False
+        """Whether it was welcomed, and is not somebody who only looks."""
 
     async def serve(self) -> str:
         """Serve until the peer goes; what it wants then is dropped. Return what it did wrong."""
@@ -90,6 +92,7 @@ class Connection:
             return ""
         if core is None:
             return ""
+        self.is_engine = True
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             problem = await self._converse(core, tasks)
@@ -133,6 +136,8 @@ class Connection:
         elif isinstance(message, Drop):
             if (scope := self._scopes.get(message.number)) is not None:
                 scope.cancel()
+                # A word on each want, or its engine takes us for stopped.
+                await self._send(Done(message.number, 0, Reason.WITHDRAWN))
         elif isinstance(message, GetStatus):
             await self._send(Status(await self._tell_status()))
         else:

@@ -162,13 +162,14 @@ class Node:
                 self._log.warning(AGENT_REFUSED, error=f"{_MOST_PEERS} are there")
                 return
             self._num_engines += 1
+            peer = Connection(stream, self._core_of, self._status, self._media)
             try:
-                peer = Connection(stream, self._core_of, self._status, self._media)
                 if problem := await peer.serve():
                     self._log.warning(AGENT_REFUSED, error=problem)
             finally:
                 self._num_engines -= 1
-                self._left_at = time.monotonic()
+                if peer.is_engine:  # who only looks, or is refused, keeps nobody here
+                    self._left_at = time.monotonic()
 
     async def _core_of(self, slot_bytes: int) -> AgentCore:
         """Return what serves slots of this size; opens the slab for them if need be."""

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ucm.errors import MessageError
+from ucm.reasons import Reason
 
 __all__ = [
     "FRAME_HEADER",
@@ -103,7 +104,7 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
     number: int
     found: int
-    reason: str
+    reason: Reason
 
 
 class Status(msgspec.Struct, tag="status", frozen=True):

@@ -79,7 +79,7 @@ class Tiers:
         self._wants[request_id] = _State.ANSWERED
         answer = self._client.answer(request_id)
         if answer is not None:
-            reason = Reason(answer.reason)
+            reason = answer.reason
         else:
             reason = Reason.DEADLINE if self._client.is_up else Reason.UNAVAILABLE
         self._counters.add("ucm_fetch_wants_total", 1, reason=reason)
