@@ -229,7 +229,7 @@ def live_briefly(path: Path) -> None:
         store.describe(make_keyspace())
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(1200)
 class TestKillsOfWholeLives:
     """Kill -9 before each line that a process runs from its first look to its end."""
 
