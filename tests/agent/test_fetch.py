@@ -230,6 +230,26 @@ class TestBudget:
         assert (0, 6, 2) == run_virtual(fetch)
         assert not set(KEYS[8:14]) & set(backend.got)
 
+    def test_calls_that_hang_keep_their_slots(self, slab) -> None:
+        """R-53, R-63: a drive that hangs in the kernel holds no more of the slab than fetches
+        may have, however many requests come and go meanwhile."""
+        backend = Unruly()
+        backend.does.is_stuck = True
+
+        async def fetch():
+            await lay(backend, KEYS)
+            async with open_core(slab, backend) as core:
+                for start in range(0, 80, 8):
+                    want = want_of(KEYS[start : start + 8], seconds=1.0)
+                    await core.fetch(want)
+                    core.drop(want)
+                left = len(KEYS) - len(backend.got)
+                backend.free.set()
+                await anyio.sleep(10.0)
+                return left, core.fetcher.num_open, core.fetcher._budget.left
+
+        assert (len(KEYS) - 8, 0, 8) == run_virtual(fetch)
+
     def test_flight_whose_first_want_was_late_lands_for_the_others(self, slab) -> None:
         """R-53: a flight is its wants' together: one that gave up takes nothing along."""
         backend = Unruly()

@@ -40,6 +40,8 @@ class Behaviour:
 
     delay: float = 0.0
     hangs: bool = False
+    is_stuck: bool = False
+    """Hangs where it cannot be cancelled, until it is set free."""
     is_down: bool = False
     lies_present: bool = False
     flips: bool = False
@@ -56,6 +58,7 @@ class Unruly(MemoryBackend):
         self.asked: list[str] = []
         self.got: list[PackedKey] = []
         self._in_flight = in_flight
+        self.free = anyio.Event()
 
     @property
     def capabilities(self):
@@ -87,6 +90,9 @@ class Unruly(MemoryBackend):
         if not await self._come("get"):
             return [Fetched(Verdict.UNAVAILABLE)] * len(keys)
         self.got += keys
+        if self.does.is_stuck:
+            with anyio.CancelScope(shield=True):
+                await self.free.wait()
         answers = await super().get(keys, targets)
         if self.does.flips:
             for target in targets:

@@ -195,6 +195,14 @@ AGENT = (
         ),
     ),
     Mutant(
+        name="hanging_calls_give_slots_back",
+        why="A drive that hangs takes the whole slab, want by want, and saves get no slot.",
+        file=_FETCH,
+        find="            try:\n                await self._get_all(of_tier, want)\n",
+        replace="            want.num_slots, count = want.num_slots + count, 0\n            try:\n                await self._get_all(of_tier, want)\n",
+        killers=(f"{_BUDGET}::test_calls_that_hang_keep_their_slots",),
+    ),
+    Mutant(
         name="budget_out_of_turn",
         why="Small wants starve a large one for ever.",
         file="ucm/agent/budget.py",

@@ -315,7 +315,7 @@ class TestCapacity:
             check(store)
 
     @pytest.mark.slow
-    @pytest.mark.timeout(120)
+    @pytest.mark.timeout(1200)
     @pytest.mark.parametrize("factor", [1, 4], ids=["smaller", "larger"])
     def test_death_while_it_changes_leaves_a_slab(self, memory_path, factor):
         """R-31: wherever whoever changes it is killed, the next opener finds blocks of

@@ -7,8 +7,8 @@ moment still to come, so that it stays; for each other one there is a *flight*, 
 however many want it. Who wants a key first starts its flight: all tiers are asked which of
 them has it, behind the first key that is nowhere nothing is fetched, and the rest waits for
 its slots. The budget is apart from what saves take, and a want has what it needs of it whole
-before the next one has any. A want keeps its slots until it is dropped, or its time is over:
-so what is pinned is bounded as well.
+before the next one has any. A want keeps its slots until it is dropped, or its time is over,
+and its flights have ended: so what is pinned is bounded as well, also where a tier hangs.
 
 A block is seen only after its checksum, which travelled with it, was compared with the bytes
 that came. A flight that nobody wants any more lands nowhere. Each has one end::
@@ -100,7 +100,9 @@ class Want:
     reason: Reason = Reason.NONE
     """Why it is not more."""
     num_slots: int = 0
-    """Of the budget."""
+    """Of the budget, once its flights have ended."""
+    is_over: bool = False
+    """Dropped."""
 
 
 class Fetcher:
@@ -165,6 +167,7 @@ class Fetcher:
 
     def drop(self, want: Want) -> None:
         """Give up what a want has: its slots are the next one's. Idempotent."""
+        want.is_over = True
         self._budget.release(want.num_slots)
         want.num_slots = 0
 
@@ -226,12 +229,13 @@ class Fetcher:
             if want is None:
                 self._budget.release(count)
                 return
-            want.num_slots += count
-            async with anyio.create_task_group() as tasks:
-                for tier, found in zip(self._tiers, of_tier, strict=True):
-                    limiter = anyio.CapacityLimiter(tier.capabilities.in_flight)
-                    for batch in _batches(found, tier.capabilities):
-                        tasks.start_soon(self._get, tier, batch, want, limiter)
+            try:
+                await self._get_all(of_tier, want)
+            finally:  # not before: a call that hangs has its slots, whoever gave up
+                if want.is_over:
+                    self._budget.release(count)
+                else:
+                    want.num_slots += count
         finally:
             for flight in flights:
                 if not flight.done.is_set():
@@ -262,6 +266,13 @@ class Fetcher:
         for flight in kept:
             of_tier[tier_of[flight]].append(flight)
         return of_tier
+
+    async def _get_all(self, of_tier: Sequence[Sequence[_Flight]], want: Want) -> None:
+        async with anyio.create_task_group() as tasks:
+            for tier, found in zip(self._tiers, of_tier, strict=True):
+                limiter = anyio.CapacityLimiter(tier.capabilities.in_flight)
+                for batch in _batches(found, tier.capabilities):
+                    tasks.start_soon(self._get, tier, batch, want, limiter)
 
     async def _get(
         self,
