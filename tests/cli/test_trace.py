@@ -149,7 +149,7 @@ class TestStats:
     def test_numbers_are_told(self, call, run):
         """X-10: a hit ratio has its numerator and its denominator."""
         _, out, _ = call("stats", "--log", run)
-        assert "192 of 300 prompt tokens (64.0%)" in out
+        assert "128 of 200 prompt tokens (64.0%), without those of 1 preempted" in out
         assert "save: gather" in out
 
     def test_programs_get_the_same(self, call, run):

@@ -73,6 +73,16 @@ class TestSummary:
         for part in ("preempted it 2 time(s)", "(deadline)", "block 0 (evicted)"):
             assert part in told
 
+    def test_what_was_preempted_loads_its_own_tokens_again(self):
+        """They are no share of its prompt, of which there are fewer."""
+        (told, *_) = summary_of(
+            life_of(ended(preemptions=4, life=5, loaded_tokens=1408))
+        )
+        assert (
+            "100 prompt tokens: 0 in the engine's own cache at first; 1408 loaded over "
+            "5 times in memory, its own among them."
+        ) == told
+
     def test_an_end_that_no_line_tells_is_not_made_up(self):
         """It still runs, or its engine died; nobody knows."""
         assert "No line tells of its end" in summary_of(life_of(settled()))[0]

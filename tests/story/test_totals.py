@@ -34,6 +34,15 @@ class TestTotals:
         told = totals(ended(), ended("r2", loaded_tokens=0)).to_dict()["hit_ratio"]
         assert {"loaded_tokens": 64, "prompt_tokens": 200, "ratio": 0.32} == told
 
+    def test_what_was_preempted_is_no_hit(self):
+        """X-10: it loads again what it computed, and more than its prompt had."""
+        lines = ended(), ended("r2", loaded_tokens=1408, preemptions=4)
+        told = totals(*lines).to_dict()
+        assert {"loaded_tokens": 64, "prompt_tokens": 100, "ratio": 0.64} == (
+            told["hit_ratio"]
+        )
+        assert 1472 == told["tokens"]["loaded"]
+
     def test_bytes_are_those_that_arrived(self):
         """Of a ticket that was half committed half of the bytes count."""
         told = totals(settled(committed=1)).to_dict()["bytes"]

@@ -151,8 +151,11 @@ def say_totals(totals: Totals) -> None:
     loaded, prompt = totals.hit_ratio()
     local, _ = totals.hit_ratio("computed")
     if prompt:
+        whose = ""
+        if preempted := totals.lives["preempted"]:
+            whose = f", without those of {preempted} preempted request(s)"
         out.print(
-            f"Loaded: {loaded} of {prompt} prompt tokens ({loaded / prompt:.1%})."
+            f"Loaded: {loaded} of {prompt} prompt tokens ({loaded / prompt:.1%}){whose}."
         )
         out.print(f"In the engine's own cache: {local} of them ({local / prompt:.1%}).")
     rows = [("requests", word, count, "") for word, count in totals.lives.items()]

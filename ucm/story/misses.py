@@ -37,8 +37,9 @@ MISSES: Final[Mapping[str, Explained]] = {
         "Look at the outcomes of saves: `ucm trace stats`; then at the store's medium.",
     ),
     "evicted": Explained(
-        "The block was stored, and made room for others since.",
-        "Raise store.capacity, or retain what matters (`retain_seconds`).",
+        "The block was stored, and has made room for others since, or was deleted.",
+        "Raise store.capacity, or retain what matters (`retain_seconds`). If the detail "
+        "says forgotten or cleared, somebody had it deleted.",
     ),
     "other_key_space": Explained(
         "The block is stored by an engine with other settings or another model.",

@@ -73,9 +73,7 @@ def summary_of(life: Life) -> list[str]:
     if ended is None:
         return ["No line tells of its end: it still runs, or its engine died."]
     matched, loaded = ended.matched_tokens, ended.loaded_tokens
-    computed = max(0, ended.prompt_tokens - ended.computed_tokens - loaded)
-    share = f"{ended.computed_tokens} in the engine's own cache, {loaded} loaded"
-    told = [f"{ended.prompt_tokens} prompt tokens: {share}, {computed} computed."]
+    told = [_shares_of(ended)]
     if matched > loaded:
         told.append(f"{matched} tokens were found; not all of them were loaded.")
     if ended.saved_blocks or ended.dropped_blocks:
@@ -96,6 +94,20 @@ def summary_of(life: Life) -> list[str]:
             f"It missed{place} ({ended.miss}): {explain_miss(ended.miss).meaning}"
         )
     return told
+
+
+def _shares_of(ended: Ended) -> str:
+    """Return where the tokens came from; what was preempted loads its own again."""
+    prompt, own = ended.prompt_tokens, ended.computed_tokens
+    loaded = ended.loaded_tokens
+    if ended.preemptions:
+        return (
+            f"{prompt} prompt tokens: {own} in the engine's own cache at first; "
+            f"{loaded} loaded over {ended.life} times in memory, its own among them."
+        )
+    computed = max(0, prompt - own - loaded)
+    share = f"{own} in the engine's own cache, {loaded} loaded, {computed} computed"
+    return f"{prompt} prompt tokens: {share}."
 
 
 def happenings_of(life: Life, others: Iterable[Other] = ()) -> list[Happening]:

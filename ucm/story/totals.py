@@ -112,6 +112,8 @@ class Totals:
     lives: Tally = attrs.Factory(Tally)
     """``finished``, ``aborted``; and how many were ``preempted``."""
     tokens: Tally = attrs.Factory(Tally)
+    at_once: Tally = attrs.Factory(Tally)
+    """Likewise of requests that were never preempted; others load what they computed."""
     blocks: Tally = attrs.Factory(Tally)
     misses: Tally = attrs.Factory(Tally)
     missing_tokens: Tally = attrs.Factory(Tally)
@@ -145,7 +147,10 @@ class Totals:
         if ended.load_failure:
             self.failed_loads.add(ended.load_failure)
         for name in ("prompt", "computed", "matched", "loaded"):
-            self.tokens.add(name, getattr(ended, f"{name}_tokens"))
+            count = getattr(ended, f"{name}_tokens")
+            self.tokens.add(name, count)
+            if not ended.preemptions:
+                self.at_once.add(name, count)
         self.blocks.add("saved", ended.saved_blocks)
         self.blocks.add("dropped", ended.dropped_blocks)
         if ended.load_s:
@@ -174,8 +179,8 @@ class Totals:
         return max(0.0, self.last_s - self.first_s)
 
     def hit_ratio(self, name: str = "loaded") -> tuple[int, int]:
-        """Return tokens that need not be computed, and prompt tokens in all."""
-        return self.tokens[name], self.tokens["prompt"]
+        """Return tokens that need not be computed, and prompt tokens: ``at_once``."""
+        return self.at_once[name], self.at_once["prompt"]
 
     def to_dict(self) -> dict[str, object]:
         """Return all of it, for programs."""
