@@ -77,6 +77,13 @@ class TestProblems:
         (tmp_path / "slab").chmod(0o770)
         assert "chmod -R go-w" in problem_of(look(config(tmp_path / "slab")))
 
+    def test_directory_that_is_meant_for_all_is_not_to_be_closed(self, tmp_path):
+        """R-34: nobody is told to take /tmp away from all others."""
+        tmp_path.chmod(0o1777)
+        told = problem_of(look(config(tmp_path)))
+        assert "chmod" not in told
+        assert "below it" in told
+
     def test_slab_of_another_release_or_layout_is_named(self, tmp_path):
         """What the slab was made as and what is asked for now do not fit."""
         open_slab(tmp_path / "slab").close()

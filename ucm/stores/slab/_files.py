@@ -288,12 +288,20 @@ class Directory:
                 str(self.root),
                 f"{name} has mode {mode:04o}: {who} may write to it, and could put "
                 "blocks there that no model has computed",
-                "If nobody else has used it, run: chmod -R go-w "
-                f"{shlex.quote(str(self.root))}; otherwise remove it. An orchestrator "
-                "that widens modes at each start has to leave it alone (Kubernetes: "
-                "no fsGroup, or fsGroupChangePolicy: OnRootMismatch and a directory "
-                "below the volume's)",
+                _remedy(self.root, mode),
             )
+
+
+def _remedy(root: Path, mode: int) -> str:
+    """Return what to do about a directory that others may write to."""
+    if mode & stat.S_ISVTX:  # such as /tmp: it is meant to be everybody's
+        return "Name a directory of your own below it."
+    return (
+        f"If nobody else has used it, run: chmod -R go-w {shlex.quote(str(root))}; "
+        "otherwise remove it. An orchestrator that widens modes at each start has to "
+        "leave it alone (Kubernetes: no fsGroup, or fsGroupChangePolicy: OnRootMismatch "
+        "and a directory below the volume's)"
+    )
 
 
 def is_in_memory(fd: int) -> bool:
