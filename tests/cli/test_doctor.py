@@ -3,6 +3,7 @@
 
 import json
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from tests.stores.test_slab_directory import FOREIGN, make_tree, tree
 from tests.stores.test_slab_room import make_system
 from ucm.cli import doctor as doctor_module
 from ucm.configuration.sources import ENGINE
+from ucm.doctor.machine import gather_machine
 from ucm.stores.slab import _creation
 
 CAPACITY = 8 << 20
@@ -80,6 +82,29 @@ class TestFindings:
         assert "random per process" in text
         monkeypatch.setenv("PYTHONHASHSEED", "0")
         assert [] == examined(*options, transfer=engine(tmp_path / "slab"))
+
+    @pytest.mark.parametrize(
+        ("version", "options", "tokens", "notes"),
+        [
+            ("0.32.0+cpu", (), 128, 1),
+            ("0.32.0", (), 16, 1),
+            ("0.32.0+cpu", ("--block-size", "32"), 32, 0),
+        ],
+    )
+    def test_block_size_that_nobody_says_is_the_engines_and_named(
+        self, tmp_path, monkeypatch, version, options, tokens, notes
+    ):
+        """C.5: sizes stand and fall with it, and so does 'of another layout'."""
+        machine = gather_machine()
+        of_it = attrs.evolve(machine, packages=machine.packages | {"vllm": version})
+        monkeypatch.setattr("ucm.cli.doctor.gather_machine", lambda: of_it)
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+        transfer = ("--kv-transfer-config", engine(tmp_path / "slab"))
+        arguments = ("--json", "--no-trial", tmp_path, *transfer, *options)
+        found = call("doctor", *arguments).json()["findings"]
+        texts = {each["check"]: each["text"] for each in found}
+        assert f"a block of {tokens} tokens" in texts["capacity"]
+        assert notes == ("block size" in texts)
 
     def test_slab_of_another_layout_is_found(self, tmp_path):
         """Its extents hold no block of this model."""

@@ -91,6 +91,7 @@ def doctor(
             *check_engine(engine.facts),
             *check_machine(gather_machine(), config),
             *_check_store(config.store, sized, tokens_per_second, tries=not no_trial),
+            *(engine.assumed() if sized else ()),
             *_check_tiers((*config.tiers, *map(_mapping, tiers))),
         ]
     is_wrong = any(each.severity is Severity.WRONG for each in findings)
@@ -108,6 +109,7 @@ class _Engine:
     facts: EngineFacts
     model: str
     how: Deployment
+    is_block_size_said: bool
 
     @classmethod
     def of(cls, given: Given, options: Mapping[str, Any]) -> "_Engine":
@@ -117,7 +119,7 @@ class _Engine:
         how = Deployment(
             tensor_parallel=_number(said, "tensor_parallel_size", 1),
             pipeline_parallel=_number(said, "pipeline_parallel_size", 1),
-            block_tokens=_number(said, "block_size", 16),
+            block_tokens=_number(said, "block_size", _block_size_of(versions)),
             kv_dtype=str(said.get("kv_cache_dtype", "auto")),
         )
         facts = EngineFacts(
@@ -126,7 +128,17 @@ class _Engine:
             hash_algorithm=str(said.get("prefix_caching_hash_algo", "sha256")),
             hash_seed=python_hash_seed(),
         )
-        return cls(facts, str(said.get("model", "")), how)
+        return cls(facts, str(said.get("model", "")), how, "block_size" in said)
+
+    def assumed(self) -> Iterator[Finding]:
+        """Tell what else would be needed to be sure."""
+        if not self.is_block_size_said:
+            yield note(
+                "block size",
+                f"nobody says it: {self.how.block_tokens} tokens are assumed, which vLLM "
+                "takes for most models",
+                "If the engine's log has another block_size, say it with --block-size.",
+            )
 
     def sizes(self, model: str | None) -> tuple[ModelFacts, Sizes] | None:
         """
@@ -156,6 +168,11 @@ def _number(said: Mapping[str, Any], name: str, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise click.UsageError(f"{name.replace('_', '-')} is {value!r}, no number")
     return value
+
+
+def _block_size_of(packages: Mapping[str, str]) -> int:
+    """Return what vLLM takes where nobody says it, by the device it was built for."""
+    return 128 if "+cpu" in packages.get("vllm", "") else 16
 
 
 def _check_store(
