@@ -133,8 +133,8 @@ class RankFacts:
         groups: By group.
         slot_bytes: Of the slots that it asks the store for. In a store with slots of
             several sizes those of another size are not looked at.
-        settings: What it was configured with, by dotted key, as far as all must be
-            configured alike: each process reads variables and files itself.
+        settings: What its environment sets, by variable, as far as all must be
+            configured alike: each process reads it itself.
     """
 
     rank: int

@@ -13,10 +13,11 @@ import attrs
 
 from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
 from ucm.blocks import GroupId, KeySpace
-from ucm.config import UCMConfig
+from ucm.config import UCMConfig, settings_in_environment
 from ucm.configuration.foreign import Translation
-from ucm.configuration.sources import flat, load
+from ucm.configuration.sources import load
 from ucm.devices.abc import Device
+from ucm.errors import masked
 from ucm.integration.vllm.adapters import adapter_settings
 from ucm.integration.vllm.compat import hash_block_tokens
 from ucm.integration.vllm.identity import check_reusable
@@ -55,7 +56,7 @@ from ucm.tracing import (
 
 __all__ = ["Setup"]
 
-_OF_ONE_PROCESS = ("log.", "threads.")
+_OF_ONE_PROCESS = ("UCM_LOG__", "UCM_THREADS__")
 """Settings in which processes of one engine may differ."""
 _SLOT_STEP = 4096  # of a store; smaller differences between stages are none
 
@@ -175,10 +176,12 @@ class Setup:
     def facts(self, rank: int) -> RankFacts:
         """Return what a rank tells the scheduler, or the scheduler holds against it."""
         slot_bytes = -(-self.slot_bytes // _SLOT_STEP) * _SLOT_STEP
+        # What the engine passes itself is the same for all. Of two entries inside of
+        # MultiConnector each hears of the other's ranks, which were passed something else.
         settings = {
-            key: str(value)
-            for key, value in flat(self.config).items()
-            if not key.startswith(_OF_ONE_PROCESS)
+            name: str(masked(value))
+            for name, value in settings_in_environment().items()
+            if not name.startswith(_OF_ONE_PROCESS)
         }
         return facts_of(rank, self.keyspace, self.layout, slot_bytes, settings)
 
