@@ -225,7 +225,9 @@ class TimeoutConfig:
     )
     shutdown: float = field(10.0, "Longest drain when the engine stops.", least=0)
     fetch: float = field(
-        1.0, "Longest wait of a request for blocks from tiers.", least=0.001
+        1.0,
+        "Longest wait of a request for blocks from tiers; a minute at most.",
+        least=0.001,
     )
     tier: float = field(
         2.0, "Longest call of a tier; one that is not over by then failed.", least=0.001

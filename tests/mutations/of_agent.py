@@ -262,6 +262,26 @@ AGENT = (
         killers=(f"{_NOBODY}::test_agent_of_another_release_is_left_alone",),
     ),
     Mutant(
+        name="longer_than_an_agent_takes",
+        why="A long timeout ends the connection to the agent with each want.",
+        file=_DOOR,
+        find="min(config.timeout.fetch, LONGEST_S)",
+        replace="config.timeout.fetch",
+        killers=(
+            f"{_LIVES}::TestAsk::test_no_request_asks_for_longer_than_an_agent_takes",
+        ),
+    ),
+    Mutant(
+        name="hanging_call_unseen",
+        why="A drive that hangs in the kernel costs each request its whole deadline.",
+        file="ucm/backends/wrap.py",
+        find="        if self._is_hung and self._clock() >= self._until:\n            self._open()\n",
+        replace="",
+        killers=(
+            "tests/backends/test_wrap.py::TestCircuit::test_nobody_asks_while_a_call_cannot_be_ended",
+        ),
+    ),
+    Mutant(
         name="life_asks_in_each_step",
         why="A miss is fetched for ever.",
         file=_DOOR,

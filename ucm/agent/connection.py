@@ -12,6 +12,7 @@ from ucm.agent.core import AgentCore
 from ucm.agent.fetch import Want
 from ucm.agent.protocol import (
     FRAME_HEADER,
+    LONGEST_S,
     MOST_KEYS,
     PROTOCOL_VERSION,
     Ask,
@@ -38,7 +39,6 @@ _HELLO_S: Final = 5.0
 _SEND_S: Final = 5.0
 """Who does not read what it is told is gone."""
 _MOST_WANTS: Final = 1024
-_LONGEST_S: Final = 60.0
 _SHORTEST, _LONGEST = 29, 85
 """Bytes of packed keys."""
 _GONE: Final = (
@@ -186,8 +186,8 @@ def _want_of(ask: Ask, max_block_bytes: int) -> Want:
         raise MessageError(f"{len(ask.keys)} keys with {len(ask.sizes)} sizes")
     if not all(0 < size <= max_block_bytes for size in ask.sizes):
         raise MessageError(f"a block of no byte, or of more than {max_block_bytes}")
-    if not (0 <= ask.deadline_s <= _LONGEST_S and 0 <= ask.hold_s <= _LONGEST_S):
-        raise MessageError(f"more than {_LONGEST_S} seconds, or less than none")
+    if not (0 <= ask.deadline_s <= LONGEST_S and 0 <= ask.hold_s <= LONGEST_S):
+        raise MessageError(f"more than {LONGEST_S} seconds, or less than none")
     if not all(_SHORTEST <= nbytes <= _LONGEST for nbytes in set(map(len, ask.keys))):
         raise MessageError("a key that is none of ours")
     keys = [PackedKey(key) for key in ask.keys]

@@ -133,7 +133,10 @@ class Node:
             guarded = DeadlineBackend(backend, self._config.timeout.tier)
             self._tiers.append(
                 BreakerBackend(
-                    guarded, clock=time.monotonic, tell=partial(self._tell_tier, number)
+                    guarded,
+                    clock=time.monotonic,
+                    hung_s=2 * self._config.timeout.tier,
+                    tell=partial(self._tell_tier, number),
                 )
             )
 

@@ -20,6 +20,7 @@ from ucm.reasons import Reason
 __all__ = [
     "FRAME_HEADER",
     "LOCK_NAME",
+    "LONGEST_S",
     "MAX_FRAME_BYTES",
     "MOST_KEYS",
     "PROTOCOL_VERSION",
@@ -45,6 +46,8 @@ PROTOCOL_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 8 << 20
 MOST_KEYS: Final = 1 << 16
 """Of one want: they fit into a frame however long they are."""
+LONGEST_S: Final = 60.0
+"""That a want may take, and that what was found may be kept behind it."""
 FRAME_HEADER: Final = struct.Struct(">I")
 SOCKET_NAME: Final = "agent.sock"
 LOCK_NAME: Final = "agent.lock"

@@ -9,6 +9,7 @@ few deadlines, then nothing, and is tried again by itself::
 """
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
@@ -175,7 +176,8 @@ class BreakerBackend(_GuardedBackend):
 
     When the while is over a single call tries, and the others go on without; if it is
     bad too, the next while is twice as long. One without an answer of its own kind, such
-    as a cancelled one, counts for neither.
+    as a cancelled one, counts for neither. One that cannot be ended, as of a drive that hangs
+    in the kernel, opens the circuit until it ends.
 
     Args:
         inner: The backend to wrap, whose calls end; closed with the wrapper.
@@ -184,6 +186,7 @@ class BreakerBackend(_GuardedBackend):
         of_calls: among so many open the circuit.
         pause_s: The first while,
         longest_pause_s: and the longest.
+        hung_s: A call that takes so long hangs.
         tell: Called with the seconds of each while that begins, and with 0 once all is
             well again; must not raise.
     """
@@ -197,6 +200,7 @@ class BreakerBackend(_GuardedBackend):
         of_calls: int = 8,
         pause_s: float = 1.0,
         longest_pause_s: float = 30.0,
+        hung_s: float = math.inf,
         tell: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         super().__init__(inner)
@@ -210,6 +214,9 @@ class BreakerBackend(_GuardedBackend):
         """How long the last while was; 0: the circuit is closed."""
         self._until = 0.0
         self._is_trying = False
+        self._hung_s = hung_s
+        self._began: dict[object, float] = {}
+        """When calls under way were begun, the first one first."""
         self.num_skipped = 0
 
     @property
@@ -227,10 +234,14 @@ class BreakerBackend(_GuardedBackend):
         return max(0.0, self._until - self._clock())
 
     async def _ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
+        if self._is_hung and self._clock() >= self._until:
+            self._open()
         if self.is_open and (self._is_trying or self._clock() < self._until):
             self.num_skipped += 1
             return None
         is_try = self._is_trying = self.is_open
+        this = object()
+        self._began[this] = self._clock()
         try:
             told = await call()
             is_bad = any(each in _BLAMED for each in told)
@@ -238,17 +249,26 @@ class BreakerBackend(_GuardedBackend):
                 self._judge(is_bad)
             return told
         finally:
+            del self._began[this]
             if is_try:
                 self._is_trying = False
 
     def _judge(self, is_bad: bool) -> None:  # noqa: FBT001 - what was seen, not a switch
         self._bad.append(is_bad)
         if is_bad and (self.is_open or sum(self._bad) >= self._most_bad):
-            self._bad.clear()
-            pause_s = max(2 * self._pause_s, self._first_pause_s)
-            self._pause_s = min(pause_s, self._longest_pause_s)
-            self._until = self._clock() + self._pause_s
-            self._tell(self._pause_s)
+            self._open()
         elif self.is_open and not is_bad:
             self._pause_s = 0.0
             self._tell(0.0)
+
+    def _open(self) -> None:
+        self._bad.clear()
+        pause_s = max(2 * self._pause_s, self._first_pause_s)
+        self._pause_s = min(pause_s, self._longest_pause_s)
+        self._until = self._clock() + self._pause_s
+        self._tell(self._pause_s)
+
+    @property
+    def _is_hung(self) -> bool:
+        began = next(iter(self._began.values()), math.inf)
+        return self._clock() - began >= self._hung_s

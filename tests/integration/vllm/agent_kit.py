@@ -16,11 +16,13 @@ class FakeClient:
     pending: set = attrs.Factory(set)
     answers: dict = attrs.Factory(dict)
     wanted: list = attrs.Factory(list)
+    times: list = attrs.Factory(list)
     dropped: list = attrs.Factory(list)
 
     def want(self, request_id, keys, sizes, *, seconds, hold_s):
         """Take a want."""
         self.wanted.append((request_id, len(keys), tuple(sizes)))
+        self.times.append((seconds, hold_s))
         self.pending.add(request_id)
         return True
 

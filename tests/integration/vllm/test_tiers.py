@@ -27,10 +27,10 @@ def request(name="a", **more):
 class World:
     """Tiers over a fake client."""
 
-    def __init__(self):
+    def __init__(self, **settings):
         self.client, self.counters = FakeClient(), Counters()
         matcher = PrefixMatcher(ONE_FULL, None, bytes(16), [ShardId(0)], full_hits=True)
-        config = UCMConfig()
+        config = UCMConfig.from_mapping(settings)
         self.tiers = Tiers(matcher, self.client, config, self.counters)
         self.tiers.agree({ShardId(0): [96]})
 
@@ -56,6 +56,12 @@ class TestAsk:
         assert not world.ask()
         assert [("a", 4, (96,) * 4)] == world.client.wanted
         assert 1 == world.counters.total("ucm_fetch_wants_total", reason="absent")
+
+    def test_no_request_asks_for_longer_than_an_agent_takes(self) -> None:
+        """R-54: a wait that no agent would take, and end the connection for, is cut."""
+        world = World(timeout={"fetch": 300.0})
+        assert world.ask()
+        assert [(60.0, 0.0)] == world.client.times
 
     def test_next_life_asks_anew(self, world) -> None:
         """R-54: a request that was preempted may have lost what was fetched for it."""

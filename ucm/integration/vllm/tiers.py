@@ -16,6 +16,7 @@ from typing import Any
 
 from ucm.agent.client import AgentClient
 from ucm.agent.launch import Launcher
+from ucm.agent.protocol import LONGEST_S
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
@@ -60,8 +61,8 @@ class Tiers:
     ) -> None:
         self._matcher = matcher
         self._client = client
-        self._seconds = config.timeout.fetch
-        self._hold_s = min(config.timeout.load, 60.0 - self._seconds)
+        self._seconds = min(config.timeout.fetch, LONGEST_S)
+        self._hold_s = min(config.timeout.load, LONGEST_S - self._seconds)
         self._counters = counters
         self._part_bytes: dict[ShardId, list[int]] = {}
         self._wants: dict[str, _State] = {}
