@@ -118,7 +118,7 @@ class TestSpill:
 
     def test_backlog_waits_for_a_backend_that_is_down(self, slab) -> None:
         """R-55: a dead tier costs what was asked of it; the backlog waits, bounded, and is
-        spilled when it is back."""
+        spilled when it is back. Meanwhile it is no reason for an agent to stay."""
         backend = Unruly(in_flight=1)
         backend.does.is_down = True
         save(slab, KEYS[:20])
@@ -130,12 +130,12 @@ class TestSpill:
                 while not spiller._backend.is_open:
                     await inline(lambda: None)
                 backend.does.is_down = False
-                waiting = spiller.num_waiting
+                waiting = spiller.num_waiting, core.is_idle
                 await core.drain()
                 return waiting, spiller.counts
 
         waiting, counts = run_virtual(spill)
-        assert (8, 8) == (waiting, counts.spilled)
+        assert ((8, True), 8) == (waiting, counts.spilled)
         assert 12 == counts.dropped[Reason.UNAVAILABLE]
 
     def test_removed_block_leaves_the_backlog(self, slab) -> None:

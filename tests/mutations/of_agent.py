@@ -381,6 +381,14 @@ AGENT = (
         killers=(f"{_PROCESS}::test_agent_that_is_only_looked_at_ends",),
     ),
     Mutant(
+        name="agent_stays_for_a_dead_tier",
+        why="A wrong address of a tier is mended, and each engine joins the former agent.",
+        file="ucm/agent/core.py",
+        find="spiller.is_served and not",
+        replace="not",
+        killers=(f"{_SPILLS}::test_backlog_waits_for_a_backend_that_is_down",),
+    ),
+    Mutant(
         name="agent_ends_undrained",
         why="What was saved last before a restart is computed again.",
         file=_NODE,

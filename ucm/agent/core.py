@@ -74,8 +74,10 @@ class AgentCore:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was committed has been spilled or dropped."""
-        return all(spiller.is_idle for spiller in self.spillers)
+        """Whether nothing is left to spill to a tier that answers."""
+        return not any(
+            spiller.is_served and not spiller.is_idle for spiller in self.spillers
+        )
 
     def totals(self) -> dict[str, object]:
         """Return what was counted since the start, as plain values."""

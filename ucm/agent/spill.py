@@ -91,6 +91,11 @@ class Spiller:
         """Whether nothing waits or moves."""
         return not self._waiting and not self.num_moving
 
+    @property
+    def is_served(self) -> bool:
+        """Whether its tier answers, as far as is known."""
+        return not self._backend.is_open
+
     def told(self) -> dict[str, object]:
         """Return the counts as plain values."""
         return attrs.asdict(self.counts) | {
