@@ -39,6 +39,7 @@ from tests.mutations.of_runner import RUNNER
 from tests.mutations.of_sched import SCHED
 from tests.mutations.of_selection import SELECTION
 from tests.mutations.of_shelf import SHELF
+from tests.mutations.of_signs import SIGNS
 from tests.mutations.of_slab import SLAB
 from tests.mutations.of_states import STATES
 from tests.mutations.of_stores import STORES
@@ -66,6 +67,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STORES,
     *STORY,
     *SHELF,
+    *SIGNS,
     *SLAB,
     *INDEX,
     *FAST,

@@ -161,10 +161,10 @@ class TestSigns:
         clock.now += 5.0
         hung, one = process(place, clock, "worker-0"), process(place, clock)
         hung.tell()
-        for _ in range(4):
+        for _ in range(5):
             one.tell()
             clock.now += 5.0
-        assert [1005.0, 1020.0] == sorted(sign.at for sign in read_signs("e", place))
+        assert [1005.0, 1025.0] == sorted(sign.at for sign in read_signs("e", place))
 
     def test_look_that_outlasts_its_end_leaves_nothing(
         self, place: Path, monkeypatch: pytest.MonkeyPatch
