@@ -96,6 +96,11 @@ class Told:
 
     warning = info
 
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing more was said."""
+        return self._lines.empty()
+
     def wait(self) -> str:
         """Return the next line."""
         return self._lines.get(timeout=LIMIT_S)
@@ -270,11 +275,17 @@ class TestNobody:
         assert want(client, "b")
 
     def test_agent_of_another_release_is_left_alone(self, world) -> None:
-        """R-63: one that refuses is not asked, and no other is started."""
+        """R-63: one that refuses is not asked, and no other is started; the log says so, once."""
         client = world.start(has_agent=True)
         world.agent.accept()
         world.agent.say(Refused("version"))
+        assert AGENT_LOST == world.told.wait()
         world.agent.accept()
+        world.agent.say(Refused("version"))
+        world.agent.accept()
+        world.agent.say(Refused("slab"))
+        assert AGENT_LOST == world.told.wait()
+        assert world.told.is_read
         assert not client.is_up
         assert not world.launched.is_set()
 

@@ -101,6 +101,8 @@ class AgentClient:
         self._silent_until = 0.0
         """If no word comes by then, the agent is taken for stopped; 0: none is due."""
         self._is_up = False
+        self._refusal = ""
+        """Why an agent did not serve us, as it was told last."""
         self._is_closing = threads.event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waker = asyncio.Event()
@@ -227,6 +229,9 @@ class AgentClient:
         self._writer.write(encode_frame(Hello(PROTOCOL_VERSION, self._slot_bytes)))
         answer = await self._receive(reader)
         if isinstance(answer, Refused):
+            if answer.problem != self._refusal:  # it is asked again and again
+                self._refusal = answer.problem
+                self._log.warning(AGENT_LOST, error=answer.problem)
             raise MessageError(answer.problem)
         if not isinstance(answer, Welcome) or answer.version != PROTOCOL_VERSION:
             raise MessageError("the agent's first message is no welcome")
