@@ -8,8 +8,11 @@ __all__ = ["SIGNS"]
 _SIGNS = "ucm/integration/vllm/signs.py"
 _VITALS = "ucm/integration/vllm/vitals.py"
 _TESTS = "tests/integration/vllm/test_vitals.py::TestSigns"
-_AGAIN = f"{_TESTS}::test_engine_that_is_started_again_under_its_id_is_not_its_former_self"
+_AGAIN = (
+    f"{_TESTS}::test_engine_that_is_started_again_under_its_id_is_not_its_former_self"
+)
 _ERRORS = "tests/test_errors.py::test_a_setting_that_is_secret_is_not_told"
+_LOOKS = "tests/stores/test_slab_look.py::TestProblems"
 _IDS = "tests/integration/vllm/test_lifelog.py::TestRequest"
 
 SIGNS = (
@@ -70,8 +73,7 @@ SIGNS = (
         find="    if mode & stat.S_ISVTX:",
         replace="    if not mode:",
         killers=(
-            "tests/stores/test_slab_look.py::TestProblems"
-            "::test_directory_that_is_meant_for_all_is_not_to_be_closed",
+            f"{_LOOKS}::test_directory_that_is_meant_for_all_is_not_to_be_closed",
         ),
     ),
 )
