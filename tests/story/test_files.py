@@ -105,6 +105,17 @@ class TestRead:
         assert [] == list(read_logs(files, reading))
         assert 1 == reading.unread_files
 
+    def test_a_file_that_is_rotated_away_meanwhile_is_counted(self, tmp_path):
+        """Its lines stand under another name by then, and somebody is told."""
+        present, reading = tmp_path / "ucm-w-1.jsonl", Reading()
+        write(present, ended("r1"))
+        found = find_logs(tmp_path)
+        present.rename(tmp_path / "ucm-w-1.jsonl.1")
+        write(present, ended("r2"))
+        assert ["r2"] == [each.request_id for each in read_logs(found, reading)]
+        assert 1 == reading.unread_files
+        assert "rotated away" in " ".join(reading.notes())
+
     def test_progress_is_told_in_bytes(self, tmp_path):
         """Whoever waits for a large log sees how far it is."""
         path = write(tmp_path / "ucm-w-1.jsonl", ended(), ended())

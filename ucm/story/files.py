@@ -41,6 +41,7 @@ class LogFile:
         age: How many times it was rotated.
         nbytes: Its size when it was found.
         written_s: When it was written last, in Unix time.
+        inode: Which it was then.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class LogFile:
     age: int
     nbytes: int
     written_s: float
+    inode: int
 
 
 @attrs.define
@@ -74,7 +76,7 @@ class Reading:
         told = {
             "line(s) are not of this log and were passed over": self.garbage,
             "line(s) are of another version of the schema": self.other_schema,
-            "file(s) could not be read or were too many": self.unread_files,
+            "file(s) could not be read, were rotated away, or were too many": self.unread_files,
         }
         return [f"{count} {text}" for text, count in told.items() if count]
 
@@ -111,7 +113,7 @@ def _found(path: Path, match: "re.Match[str] | None") -> Iterator[LogFile]:
         return
     process = f"{match[1]}-{match[2]}" if match else ""
     age = int(match[3] or 0) if match else 0
-    yield LogFile(path, process, age, info.st_size, info.st_mtime)
+    yield LogFile(path, process, age, info.st_size, info.st_mtime, info.st_ino)
 
 
 def _none(path: Path) -> list[LogFile]:
@@ -156,6 +158,7 @@ def _read_file(
             reading.unread_files += 1
             return
         reading.files += 1
+        reading.unread_files += info.st_ino != file.inode  # rotated away meanwhile
         for raw in _raw_lines(stream, info.st_size, on_bytes):
             if raw is None:
                 reading.garbage += 1
