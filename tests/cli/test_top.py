@@ -211,6 +211,40 @@ class TestCommand:
         os.close(ours)
         assert (width == 160) == ("tokens loaded" in seen)
 
+    def test_an_engine_that_restarts_is_waited_for(self, tmp_path):
+        """A live view goes on over the moment in which nobody runs, and shows who is next."""
+        server = StatusServer(tmp_path, "scheduler", lambda: {"engine": "e7"})
+        ours, theirs = pty.openpty()
+        code = "import sys; from ucm.cli.main import main; sys.exit(main())"
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            "top",
+            str(tmp_path),
+            "--interval",
+            "0.1",
+        ]
+        plain = {"TERM": "xterm", "PYTHONPATH": os.getcwd(), "PATH": os.environ["PATH"]}
+        with subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=plain
+        ) as shown:
+            os.close(theirs)
+            for word, act in (
+                ("e7", server.close),
+                ("no engine runs here now", lambda: None),
+            ):
+                seen = ""
+                while word not in seen:
+                    seen += os.read(ours, 65536).decode()
+                act()
+            shown.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # its end of the terminal is closed
+                while os.read(ours, 65536):
+                    pass
+            assert NOT_WELL == shown.wait(60.0)
+        os.close(ours)
+
     def test_an_engine_that_is_bypassed_is_not_well(self, tmp_path, capsys):
         """The code says it to a script."""
         server = StatusServer(

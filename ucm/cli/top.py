@@ -62,7 +62,10 @@ def top(path: Path | None, once: bool, interval: float, as_json: bool) -> int:  
                 live.update(rendered(path, engines, statuses, out), refresh=True)
                 then, before = SYSTEM.monotonic(), engines
                 time.sleep(interval)
-                statuses = _look(path)
+                try:
+                    statuses = read_statuses(path)
+                except NoStatusError:  # nobody for a while: an engine restarts
+                    statuses = Statuses()
                 totals = {engine.name: engine.counters for engine in before}
                 seconds = SYSTEM.monotonic() - then
                 engines = engines_of(statuses.answers, totals, seconds)
@@ -76,10 +79,11 @@ def rendered(
     """Return what is shown of all engines on a console of this width."""
     is_wide = out.width >= NARROW
     rows = [columns_of(engine, is_wide=is_wide) for engine in engines]
-    shown: list[RenderableType] = [
-        clean(slab_line(str(path), engines)),
-        table("", list(rows[0]), [list(row.values()) for row in rows]),
-    ]
+    shown: list[RenderableType] = [clean(slab_line(str(path), engines))]
+    if rows:
+        shown.append(table("", list(rows[0]), [list(row.values()) for row in rows]))
+    else:
+        shown.append("no engine runs here now")
     shown += [
         clean(f"{row['engine']}: {text}")
         for row, engine in zip(rows, engines, strict=True)
@@ -98,9 +102,8 @@ def _look(path: Path) -> Statuses:
 
 
 def _verdict(engines: list[EngineView], statuses: Statuses) -> int:
-    is_well = not statuses.silent and all(
-        engine.state == "ok" and not engine.problem for engine in engines
-    )
+    are_well = [engine.state == "ok" and not engine.problem for engine in engines]
+    is_well = bool(are_well) and all(are_well) and not statuses.silent
     return 0 if is_well else _NOT_WELL
 
 
