@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what an agent moves: a slab's changes, spills and fetches."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["TIERS"]
+
+_CHANGES = "ucm/stores/slab/_changes.py"
+_TABLES = "ucm/stores/slab/_tables.py"
+_FETCH = "ucm/agent/fetch.py"
+_SPILL = "ucm/agent/spill.py"
+_RANDOM = "tests/agent/test_core_random.py::TestCore::test_whatever_a_tier_does_no_byte_is_wrong"
+_BUDGET = "tests/agent/test_fetch.py::TestBudget"
+_FETCHES = "tests/agent/test_fetch.py::TestFetch"
+_PINS = "tests/agent/test_fetch.py::TestPin"
+_RECYCLED = "tests/agent/test_spill.py::TestRecycled"
+_SPILLS = "tests/agent/test_spill.py::TestSpill"
+_TROUBLE = "tests/agent/test_fetch.py::TestTrouble"
+_MIRROR = "tests/stores/test_slab_changes.py::TestMirror"
+_FOLLOWS = f"{_MIRROR}::test_reader_that_follows_has_what_is_stored"
+
+TIERS = (
+    Mutant(
+        name="calls_of_any_size",
+        why="A slow drive is never through with 64 blocks of megabytes: its breaker opens.",
+        file="ucm/agent/calls.py",
+        find="min(can.batch_blocks, CALL_BYTES // nbytes)",
+        replace="can.batch_blocks",
+        killers=(
+            f"{_FETCHES}::test_a_call_is_of_so_many_bytes_only",
+            f"{_SPILLS}::test_a_call_is_of_so_many_bytes_only",
+        ),
+    ),
+    # What a reader of a slab's changes is told.
+    Mutant(
+        name="change_ring_overflow_unseen",
+        why="A follower that was too slow believes in blocks that are gone.",
+        file=_CHANGES,
+        find="        or not 0 <= newest - cursor.sequence <= len(index.changes)\n",
+        replace="",
+        killers=(f"{_MIRROR}::test_reader_that_was_left_behind_lists_again",),
+    ),
+    Mutant(
+        name="change_epoch_ignored",
+        why="What a killed process had published is never told of.",
+        file=_CHANGES,
+        find="        or cursor.epoch != epoch\n",
+        replace="",
+        killers=(f"{_MIRROR}::test_change_that_a_death_left_is_listed",),
+    ),
+    Mutant(
+        name="removed_blocks_untold",
+        why="A router is sent to blocks that were evicted long ago.",
+        file=_TABLES,
+        find="                self.changes.add(REMOVED, removed)\n",
+        replace="                pass\n",
+        killers=(_FOLLOWS,),
+    ),
+    Mutant(
+        name="reservations_told_as_removed",
+        why="A block that another one keeps is told to be gone.",
+        file=_TABLES,
+        find="            removed = slots[self.state[slots] == COMMITTED]\n",
+        replace="            removed = slots\n",
+        killers=(f"{_MIRROR}::test_reservation_that_was_given_up_is_not_told",),
+    ),
+    Mutant(
+        name="single_blocks_untold",
+        why="Blocks that are saved one by one never leave the slab.",
+        file="ucm/stores/slab/_one.py",
+        find="    index.changes.add_one(STORED, slot)\n",
+        replace="",
+        killers=(_FOLLOWS,),
+    ),
+    # What is spilled.
+    Mutant(
+        name="seal_of_a_recycled_slot",
+        why="A tier serves another prompt's bytes, and their checksum holds.",
+        file=_SPILL,
+        find="            lease.recheck()  # or it was not this block whose checksum was taken\n",
+        replace="",
+        killers=(f"{_RECYCLED}::test_slot_recycled_before_the_seal_is_not_put",),
+    ),
+    Mutant(
+        name="put_of_a_recycled_slot_kept",
+        why="A tier keeps a block that will never verify.",
+        file=_SPILL,
+        find="        if torn:\n            await self._backend.delete(torn)\n",
+        replace="",
+        killers=(f"{_RECYCLED}::test_slot_recycled_under_the_put_is_taken_back",),
+    ),
+    Mutant(
+        name="spill_unverified",
+        why="Damage in the slab is sealed as if it were the block.",
+        file=_SPILL,
+        find="            lease.verify(0, 1)\n",
+        replace="",
+        killers=(f"{_RECYCLED}::test_damaged_block_is_not_put",),
+    ),
+    Mutant(
+        name="backlog_unbounded",
+        why="A slow disk makes the agent grow until the machine has no memory.",
+        file=_SPILL,
+        find="len(self._waiting) >= self._most_waiting",
+        replace="False",
+        killers=(f"{_SPILLS}::test_backlog_is_bounded_and_conserved",),
+    ),
+    Mutant(
+        name="stopped_spill_uncounted",
+        why="Blocks vanish from the count when an agent stops.",
+        file=_SPILL,
+        find="            if left:\n",
+        replace="            if not left:\n",
+        killers=(f"{_SPILLS}::test_stop_amid_a_call_is_counted",),
+    ),
+    Mutant(
+        name="backlog_thrown_at_a_dead_tier",
+        why="A restart of a server loses all that waited for it.",
+        file=_SPILL,
+        find="            if (wait_s := self._backend.wait_s) > 0:\n",
+        replace="            if (wait_s := self._backend.wait_s) < 0:\n",
+        killers=(f"{_SPILLS}::test_backlog_waits_for_a_backend_that_is_down",),
+    ),
+    # What is fetched.
+    Mutant(
+        name="fetched_bytes_believed",
+        why="A damaged disk writes into answers.",
+        file=_FETCH,
+        find="block_checksum(key, lease.slots.block(at).data) != answer.checksum",
+        replace="False",
+        killers=(f"{_TROUBLE}::test_damaged_bytes_are_never_seen", _RANDOM),
+    ),
+    Mutant(
+        name="unknown_taken_for_absent",
+        why="A server that is down looks as if it had nothing.",
+        file=_FETCH,
+        find="Reason.UNAVAILABLE if is_unknown else Reason.ABSENT",
+        replace="Reason.ABSENT",
+        killers=(f"{_TROUBLE}::test_could_not_ask_is_no_miss",),
+    ),
+    Mutant(
+        name="each_want_its_own_flight",
+        why="Requests that share a prefix fetch it as often as there are of them.",
+        file=_FETCH,
+        find="flight = None if is_there else self._flights.get(key)",
+        replace="flight = None",
+        killers=(f"{_FETCHES}::test_block_that_several_want_is_fetched_once",),
+    ),
+    Mutant(
+        name="fetch_behind_a_hole",
+        why="Blocks of no use evict others.",
+        file=_FETCH,
+        find="list(itertools.takewhile(tier_of.__contains__, flights))",
+        replace="list(filter(tier_of.__contains__, flights))",
+        killers=(f"{_FETCHES}::test_nothing_is_fetched_behind_a_hole",),
+    ),
+    Mutant(
+        name="fetched_blocks_unpinned",
+        why="Under load what was fetched is evicted before it is loaded, again and again.",
+        file=_FETCH,
+        find="until = self._clock_ns() + int(hold_s * 1e9)",
+        replace="until = self._clock_ns()",
+        killers=(f"{_PINS}::test_fetched_blocks_outlive_newer_saves",),
+    ),
+    Mutant(
+        name="found_blocks_unpinned",
+        why="The head of a prefix is evicted for its tail.",
+        file=_FETCH,
+        find="        self._store.touch(keys, self._uses(len(keys), hold_s))\n",
+        replace="",
+        killers=(f"{_PINS}::test_blocks_that_were_there_are_pinned_as_well",),
+    ),
+    Mutant(
+        name="late_want_keeps_its_turn",
+        why="Slots are taken for requests that have long gone on.",
+        file=_FETCH,
+        find="            if want is None:\n                self._budget.release(count)\n                return\n",
+        replace="            if want is None:\n                return\n",
+        killers=(
+            f"{_BUDGET}::test_want_that_ended_while_it_waited_takes_no_slot",
+            _RANDOM,
+        ),
+    ),
+    Mutant(
+        name="hanging_calls_give_slots_back",
+        why="A drive that hangs takes the whole slab, want by want, and saves get no slot.",
+        file=_FETCH,
+        find="            try:\n                await self._get_all(of_tier, want)\n",
+        replace="            want.num_slots, count = want.num_slots + count, 0\n            try:\n                await self._get_all(of_tier, want)\n",
+        killers=(f"{_BUDGET}::test_calls_that_hang_keep_their_slots",),
+    ),
+    Mutant(
+        name="budget_out_of_turn",
+        why="Small wants starve a large one for ever.",
+        file="ucm/agent/budget.py",
+        find="        if not self._queue and count <= self.left:\n",
+        replace="        if count:\n",
+        killers=(f"{_BUDGET}::test_wants_have_their_slots_whole_and_in_turn",),
+    ),
+    # What engines ask, and are told.
+)
