@@ -27,6 +27,7 @@ from ucm.agent.protocol import (
     Refused,
     Status,
     Welcome,
+    digest_of,
     encode_frame,
 )
 from ucm.errors import StoreUnavailableError
@@ -191,6 +192,32 @@ class TestTalk:
             return problem, await pipe.hear()
 
         assert ("", Refused("in use")) == asyncio.run(run())
+
+
+class TestTiers:
+    def test_engine_that_is_set_to_other_tiers_is_refused_by_name(self) -> None:
+        """R-63: an agent that outlives a change of settings serves nobody who expects the
+        new ones; who expects none in particular is served."""
+
+        async def core_of(slot_bytes):
+            raise StoreUnavailableError("asked for a core")
+
+        async def greet(tiers):
+            pipe = Pipe()
+            pipe.say(Hello(PROTOCOL_VERSION, 4096, tiers))
+            await Connection(pipe, core_of, tell_status, [], "one").serve()
+            return (await pipe.hear()).problem
+
+        told = {tiers: asyncio.run(greet(tiers)) for tiers in ("", "one", "two")}
+        assert told[""] == told["one"] == "asked for a core"
+        assert "other tiers" in told["two"]
+
+    def test_digest_is_of_all_settings_in_whatever_order(self) -> None:
+        """R-63: two spellings of the same tiers are one; another address is another one."""
+        one, same = {"type": "disk", "path": "/a"}, {"path": "/a", "type": "disk"}
+        assert digest_of([one]) == digest_of([same])
+        assert digest_of([one]) != digest_of([one | {"path": "/b"}])
+        assert digest_of([one]) != digest_of([one, one])
 
 
 class TestStrangers:

@@ -22,6 +22,16 @@ _SPILLS = "tests/agent/test_spill.py::TestSpill"
 
 AGENT = (
     Mutant(
+        name="former_tiers_served",
+        why="An engine that was set to another address has its blocks from the former one.",
+        file=_CONNECTION,
+        find="if first.tiers and self._tiers and first.tiers != self._tiers:",
+        replace="if False:",
+        killers=(
+            "tests/agent/test_connection.py::TestTiers::test_engine_that_is_set_to_other_tiers_is_refused_by_name",
+        ),
+    ),
+    Mutant(
         name="stopped_agent_asked_again",
         why="Every request waits a second for an agent that says nothing.",
         file=_CLIENT,

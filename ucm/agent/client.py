@@ -76,6 +76,7 @@ class AgentClient:
         slot_bytes: Of the slots that this engine's blocks lie in.
         log: Told when the agent is there and when it is gone.
         launch: Starts an agent if there is none; called on our thread, best effort.
+        tiers: That it is to have, as ``digest_of`` tells; whichever, if left out.
         threads: Where clock and thread come from.
     """
 
@@ -85,10 +86,11 @@ class AgentClient:
         slot_bytes: int,
         log: Log,
         launch: Callable[[], None] = lambda: None,
+        tiers: str = "",
         threads: Threads = SYSTEM,
     ) -> None:
         self._directory = directory
-        self._slot_bytes = slot_bytes
+        self._hello = Hello(PROTOCOL_VERSION, slot_bytes, tiers)
         self._log = log
         self._launch = launch
         self._clock = threads.monotonic
@@ -226,7 +228,7 @@ class AgentClient:
         peer: socket.socket = self._writer.get_extra_info("socket")
         if peer_uid(peer) != os.geteuid():
             raise MessageError("the agent belongs to another user")
-        self._writer.write(encode_frame(Hello(PROTOCOL_VERSION, self._slot_bytes)))
+        self._writer.write(encode_frame(self._hello))
         answer = await self._receive(reader)
         if isinstance(answer, Refused):
             if answer.problem != self._refusal:  # it is asked again and again

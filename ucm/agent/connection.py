@@ -45,6 +45,10 @@ _GONE: Final = (
     *(TimeoutError, anyio.EndOfStream),
     *(anyio.BrokenResourceError, anyio.ClosedResourceError),
 )
+_OTHER_TIERS: Final = (
+    "this agent has other tiers than the engine is set to: stop the engines that it serves, "
+    "or give all the same tiers"
+)
 _DECODER: "Final[msgspec.msgpack.Decoder[ToAgent]]" = msgspec.msgpack.Decoder(ToAgent)
 
 
@@ -58,6 +62,7 @@ class Connection:
             ``StoreError`` where nothing does.
         tell_status: Returns how the agent is.
         media: Of the tiers, in order.
+        tiers: Their digest; empty: an engine may be set to have any.
     """
 
     def __init__(
@@ -66,11 +71,13 @@ class Connection:
         core_of: Callable[[int], Awaitable[AgentCore]],
         tell_status: Callable[[], Awaitable[dict[str, object]]],
         media: list[str],
+        tiers: str = "",
     ) -> None:
         self._stream = stream
         self._core_of = core_of
         self._tell_status = tell_status
         self._media = media
+        self._tiers = tiers
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._sending = anyio.Lock()
         self._tasks: TaskGroup | None = None
@@ -114,6 +121,9 @@ class Connection:
         if first.version != PROTOCOL_VERSION:
             problem = f"version {first.version} is not {PROTOCOL_VERSION}, the agent's"
             await self._send(Refused(problem))
+            return None
+        if first.tiers and self._tiers and first.tiers != self._tiers:
+            await self._send(Refused(_OTHER_TIERS))
             return None
         try:
             core = await self._core_of(first.slot_bytes)

@@ -25,7 +25,7 @@ from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
 from ucm.agent.calls import ThreadCalls
 from ucm.agent.connection import Connection
 from ucm.agent.core import AgentCore
-from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME, peer_uid, within
+from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME, digest_of, peer_uid, within
 from ucm.backends.opening import open_backend
 from ucm.backends.wrap import BreakerBackend, DeadlineBackend
 from ucm.config import UCMConfig
@@ -165,7 +165,8 @@ class Node:
                 self._log.warning(AGENT_REFUSED, error=f"{_MOST_PEERS} are there")
                 return
             self._num_engines += 1
-            peer = Connection(stream, self._core_of, self._status, self._media)
+            tiers = digest_of(self._config.tiers)
+            peer = Connection(stream, self._core_of, self._status, self._media, tiers)
             try:
                 if problem := await peer.serve():
                     self._log.warning(AGENT_REFUSED, error=problem)

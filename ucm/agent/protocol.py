@@ -7,8 +7,10 @@ here. The first one of a connection says hello, with the version of all that fol
 side believes the other: what is too long, or no message, ends the connection.
 """
 
+import hashlib
 import socket
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -36,6 +38,7 @@ __all__ = [
     "ToAgent",
     "Welcome",
     "decode_frame",
+    "digest_of",
     "encode_frame",
     "frame_bytes",
     "peer_uid",
@@ -54,10 +57,18 @@ LOCK_NAME: Final = "agent.lock"
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """An engine's first word: its version, and the slots that its blocks lie in."""
+    """
+    An engine's first word.
+
+    Args:
+        version: Of the protocol.
+        slot_bytes: Of the slots that its blocks lie in.
+        tiers: Digest of the tiers that it is set to have; empty: whichever there are.
+    """
 
     version: int
     slot_bytes: int
+    tiers: str = ""
 
 
 class Ask(msgspec.Struct, tag="want", frozen=True):
@@ -119,6 +130,12 @@ class Status(msgspec.Struct, tag="status", frozen=True):
 ToAgent = Hello | Ask | Drop | GetStatus
 FromAgent = Welcome | Refused | Done | Status
 _T = TypeVar("_T")
+
+
+def digest_of(tiers: Sequence[Mapping[str, object]]) -> str:
+    """Return one word for the settings of tiers, which may hold secrets."""
+    plain = msgspec.json.encode(list(tiers), order="deterministic")
+    return hashlib.sha256(plain).hexdigest()
 
 
 def encode_frame(message: ToAgent | FromAgent) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ucm.agent.client import AgentClient
 from ucm.agent.launch import Launcher
-from ucm.agent.protocol import LONGEST_S
+from ucm.agent.protocol import LONGEST_S, digest_of
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
@@ -168,4 +168,5 @@ def open_client(config: UCMConfig, slot_bytes: int, log: Log) -> AgentClient | N
     """Return what talks to the agent, and starts it; None where there are no tiers."""
     if not config.tiers:
         return None
-    return AgentClient(Path(config.store.path), slot_bytes, log, Launcher(config))
+    path, tiers = Path(config.store.path), digest_of(config.tiers)
+    return AgentClient(path, slot_bytes, log, Launcher(config), tiers)
