@@ -231,7 +231,13 @@ class TestLoss:
 
     @pytest.mark.parametrize(
         ("num_slots", "entries"),
-        [(1, 4096), (4096, 4096), (4097, 8192), (1 << 20, 1 << 20), (1 << 24, 1 << 20)],
+        [
+            (1, 1 << 14),
+            (4096, 1 << 14),
+            (4097, 1 << 15),
+            (1 << 18, 1 << 20),
+            (1 << 24, 1 << 20),
+        ],
     )
     def test_size_follows_the_slots_within_bounds(
         self, num_slots: int, entries: int

@@ -7,8 +7,8 @@ looks takes none. It is for people: a file that is lost, cut short or not ours, 
 death between two lines, cost the reason of a miss and nothing else. So it stands outside
 of what says what a slab is, and a release that does not know it passes it over.
 
-Entries are as many as the slots of whoever makes it, rounded up to a power of two, and a
-million at most. How much is forgotten is told in its module; fingerprints are the
+Entries are four times the slots of whoever makes it, rounded up to a power of two, sixteen
+thousand at least and a million at most. How much is forgotten is told in its module; fingerprints are the
 hashes of the index. Moments are those of its clock, without the time the machine was off.
 """
 
@@ -26,7 +26,7 @@ from ucm.stores.slab._files import FATES, NEW, Directory, map_file
 
 __all__ = ["Fates", "fates_nbytes", "make_fates", "map_fates"]
 
-_FEWEST: Final = 1 << 12
+_FEWEST: Final = 1 << 14
 _MOST: Final = 1 << 20
 _KEPT: Final = (Fate.EVICTED, Fate.FORGOTTEN, Fate.CLEARED, Fate.CORRUPT)
 _CODES: Final = {fate: code for code, fate in enumerate(_KEPT, start=1)}
@@ -35,7 +35,7 @@ _NS_PER_MS: Final = 1_000_000
 
 def fates_nbytes(num_slots: int) -> int:
     """Return the size of the file for a slab of so many slots."""
-    entries = min(max(num_slots, _FEWEST), _MOST)
+    entries = min(max(4 * num_slots, _FEWEST), _MOST)
     return ENTRY_BYTES << (entries - 1).bit_length()
 
 
