@@ -80,6 +80,7 @@ class Faults:
     def __init__(self) -> None:
         self.gate: Gate | None = None
         self.at_read: Callable[[], object] | None = None
+        self.is_down = False
         self.plan = FaultPlan(
             Fault("commit", self._commit, nth=0), Fault("read", self._read, nth=0)
         )
@@ -87,6 +88,8 @@ class Faults:
     def _commit(self) -> None:
         if self.gate is not None:
             self.gate()
+        if self.is_down:
+            raise StoreUnavailableError("planned")
 
     def _read(self) -> None:
         if self.at_read is not None:
@@ -116,6 +119,7 @@ class TestReasons:
             self._on_its_way(llm, faults, told)
             self._damaged(llm, slab, faults, told)
             self._gone(llm, faults, told)
+            self._failed(llm, faults, told)
             self._down(llm, monkeypatch, told)
         seen = list(lines(slab, PREFIX_MISSED))
         assert expected == Counter(line["reason"] for line in seen)
@@ -160,6 +164,16 @@ class TestReasons:
         ask(llm, PROMPTS[3])
         faults.at_read = None
         told.now("denied")
+        assert {} == quiesced(llm)
+        told.now("too_short")
+
+    def _failed(self, llm: Any, faults: Faults, told: "_Told") -> None:
+        faults.is_down = True
+        ask(llm, PROMPTS[9])
+        assert {} == quiesced(llm)
+        faults.is_down = False
+        ask(llm, PROMPTS[9])
+        told.now("never_offered", "too_short", "failed")
         assert {} == quiesced(llm)
         told.now("too_short")
 
