@@ -241,3 +241,29 @@ class TestOthers:
             each for each in lines(slab, PREFIX_MISSED) if each["reason"] == "evicted"
         ]
         assert 0 <= line["detail"]["age_s"] < 600
+
+    def test_full_queue_and_a_store_that_remembers_nothing_are_told(
+        self, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-71: what was refused for want of room is missed for that, and a store without
+        a memory of what became of blocks says so."""
+        slab, faults = tmp_path / "slab", Faults()
+        with monkeypatch.context() as patch:
+            plant(patch, faults.plan)
+            gate = faults.gate = Gate()
+            config = ucm_config(slab, queue={"tickets": 1})
+            with in_process_engine(llama, kv_transfer_config=config) as llm:
+                for each in PROMPTS[:6]:
+                    ask(llm, each)
+                gate.wait_reached()
+                ask(llm, PROMPTS[5])
+                found = missed(llm)
+                gate.open()
+                faults.gate = None
+                assert {} == quiesced(llm)
+            assert (6, 1) == (found["never_offered"], found["queue"])
+        nothing = ucm_config(tmp_path / "none")
+        nothing["kv_connector_extra_config"]["store"] = {"type": "null"}
+        with in_process_engine(llama, kv_transfer_config=nothing) as llm:
+            ask(llm, PROMPTS[0])
+            assert Counter(unknown=1) == missed(llm)
