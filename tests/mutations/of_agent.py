@@ -22,6 +22,16 @@ _SPILLS = "tests/agent/test_spill.py::TestSpill"
 
 AGENT = (
     Mutant(
+        name="late_tiers_untold",
+        why="A slow tier looks like a prompt that nobody has ever asked.",
+        file="ucm/integration/vllm/lookups.py",
+        find="if is_late and lookup.miss is not None:",
+        replace="if False:",
+        killers=(
+            "tests/integration/vllm/test_lookups.py::TestReasons::test_tiers_that_were_late_are_the_reason",
+        ),
+    ),
+    Mutant(
         name="former_tiers_served",
         why="An engine that was set to another address has its blocks from the former one.",
         file=_CONNECTION,

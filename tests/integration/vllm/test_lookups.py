@@ -320,3 +320,16 @@ class TestReasons:
             counters.total(missed, reason=expected),
             counters.total(missed, reason="too_short"),
         )
+
+    def test_tiers_that_were_late_are_the_reason(self, tmp_path: Path) -> None:
+        """R-71: what the slab lacks a tier may have; one that did not say so in time is why
+        it was not found, and what the slab knows is told beside it."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            engine.scheduler._tiers.is_late = lambda request_id: request_id == "r"
+            for name in ("r", "s"):
+                assert 0 == ask(engine, request(name))
+            assert {"late": 1, "never_offered": 1} == counted(engine)
+        late, never = lines(tmp_path)
+        assert ("late", "never_offered") == (late["reason"], never["reason"])
+        assert late["detail"]["text"].endswith("of the slab: never_offered")
+        assert late["key"] == never["key"]

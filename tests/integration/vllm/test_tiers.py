@@ -109,6 +109,7 @@ class TestAsk:
             world.client.pending.clear()
             world.client.is_up = is_up
             assert not world.tiers.is_pending(name)
+        assert [True, False] == [world.tiers.is_late(name) for name in ("a", "b")]
         total = world.counters.total
         assert 1 == total("ucm_fetch_wants_total", reason="deadline")
         assert 1 == total("ucm_fetch_wants_total", reason="unavailable")

@@ -86,9 +86,13 @@ class Lookups:
             lookup = self._lookups[request_id] = Lookup()
         lookup.match, lookup.computed_tokens = match, computed_tokens
 
-    def decided(self, request_id: str) -> Lookup:
+    def decided(self, request_id: str, *, is_late: bool = False) -> Lookup:
         """
         Take note that a request was given blocks, and find out why it found too little.
+
+        Args:
+            request_id: Which.
+            is_late: Tiers may have what the slab lacks; they did not say so in time.
 
         Returns:
             What the engine was told; nothing if nobody has looked since the last time.
@@ -100,6 +104,13 @@ class Lookups:
         lookup.life += 1
         lookup.found_tokens, lookup.wanted_tokens = match.tokens, match.wanted
         lookup.miss = self._explain(request_id, match, lookup.computed_tokens)
+        if is_late and lookup.miss is not None:
+            text = (
+                f"the tiers did not answer in time; of the slab: {lookup.miss.reason}"
+            )
+            lookup.miss = attrs.evolve(
+                lookup.miss, reason=MissReason.LATE, detail={"text": text}
+            )
         totals: dict[str, float] = {_LOOKUPS: 1}
         if match.wanted:
             totals[_WANTED] = match.wanted

@@ -195,7 +195,8 @@ class SchedulerHalf:
         request_id = request.request_id
         wishes = self._running.begin(request)
         self._adapters.begun(request_id)
-        lookup = self._lookups.decided(request_id)
+        is_late = self._tiers.is_late(request_id)
+        lookup = self._lookups.decided(request_id, is_late=is_late)
         computed = lookup.computed_tokens
         self._lifelog.allocated(request, computed)
         self._lifelog.missed(request, lookup)

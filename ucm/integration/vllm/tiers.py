@@ -37,6 +37,8 @@ class _State(enum.Enum):
     ASKED = "asked"
     ANSWERED = "answered"
     """Well or not; it does not ask again in this life."""
+    LATE = "late"
+    """No answer came in time: what the tiers have is not known."""
     BEGUN = "begun"
     """Its life has begun, and may load what was fetched; the next one may ask."""
 
@@ -77,14 +79,19 @@ class Tiers:
             return False
         if self._client.is_pending(request_id):
             return True
-        self._wants[request_id] = _State.ANSWERED
         answer = self._client.answer(request_id)
         if answer is not None:
             reason = answer.reason
         else:
             reason = Reason.DEADLINE if self._client.is_up else Reason.UNAVAILABLE
+        is_late = reason is Reason.DEADLINE
+        self._wants[request_id] = _State.LATE if is_late else _State.ANSWERED
         self._counters.add("ucm_fetch_wants_total", 1, reason=reason)
         return False
+
+    def is_late(self, request_id: str) -> bool:
+        """Return whether a request goes on without knowing all that the tiers have."""
+        return self._wants.get(request_id) is _State.LATE
 
     def ask(
         self,
