@@ -115,8 +115,8 @@ AGENT = (
         name="life_asks_in_each_step",
         why="A miss is fetched for ever.",
         file=_DOOR,
-        find="        self._wants[request_id] = _State.ANSWERED\n",
-        replace="        self._wants[request_id] = _State.BEGUN\n",
+        find="_State.LATE if is_late else _State.ANSWERED",
+        replace="_State.LATE if is_late else _State.BEGUN",
         killers=(f"{_LIVES}::TestAsk::test_life_asks_once",),
     ),
     Mutant(
