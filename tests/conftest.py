@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the engine's environment; they must stand before vLLM is imported."""
+"""Settings of the engine's environment, which must stand before vLLM is imported, and of Hypothesis."""
 
+import contextlib
 import os
+
+with contextlib.suppress(ImportError):  # benchmarks read this where it is not installed
+    from hypothesis import settings
+
+    # A limit is for hangs: what an example takes depends on who else computes.
+    settings.register_profile("ucm", deadline=None)
+    settings.load_profile("ucm")
 
 os.environ |= {
     "HF_HUB_OFFLINE": "1",

@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -69,6 +70,8 @@ class Server:
     def stop(self):
         """Stop it where it stands, so that connections are taken and nothing is said."""
         self.process.send_signal(signal.SIGSTOP)
+        # Until it stands still it may go on to answer.
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def go_on(self):
         """Let it go on."""
