@@ -49,7 +49,7 @@ eight ranks on a slab of 1 TiB have {terabyte:.0f} GiB of them: use huge pages t
 _DEATHS = """
 ## Deaths and damage
 
-`python -m benchmarks.slab_crash --kills 1000`: users of a slab are killed (`kill -9`) before
+`python -m benchmarks.slab_crash --kills 500`: users of a slab are killed (`kill -9`) before
 every line that changes it, spread over all lines, and at random while the directory is damaged;
 then everybody who is left, and whoever comes next, compares every byte. A file that is shortened
 under a copy ends the process that copies (`SIGBUS`), as documented; the next one refuses such a
