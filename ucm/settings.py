@@ -27,6 +27,7 @@ __all__ = [
     "read_share",
     "read_size",
     "read_tiers",
+    "size_text",
 ]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", re.IGNORECASE)
@@ -68,6 +69,15 @@ def read_size(key: str, value: object) -> int:
     number, unit = match.groups()
     power = _UNITS[(unit or "").lower()[:1]]
     return int(float(number) * 1024**power)
+
+
+def size_text(nbytes: float) -> str:
+    """Return bytes as people read them, and as ``read_size`` does: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} TiB"
 
 
 def read_ratio(key: str, value: object) -> float | None:

@@ -193,6 +193,23 @@ class TestAsk:
         want(client, "b")
         assert Drop(1) == world.agent.hear()
 
+    def test_answer_amid_a_drop_leaves_nothing(self, world) -> None:
+        """R-53: a request may be over while its answer is being put down."""
+        client = world.join()
+
+        class Racing(dict):
+            def __setitem__(self, number, answer):
+                client.drop("a")
+                super().__setitem__(number, answer)
+
+        client._answers = Racing()
+        want(client)
+        want(client, "b")
+        world.agent.say(Done(world.agent.hear().number, 3, "absent"))
+        world.agent.say(Done(world.agent.hear().number, 3, "absent"))
+        wait_for_end(client, "b")
+        assert {"wants": 1, "answers": 1} == client.counts()
+
     def test_answer_to_an_earlier_want_is_not_taken(self, world) -> None:
         """R-54: a request that asks anew is answered by its own number only."""
         client = world.join()

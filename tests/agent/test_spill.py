@@ -65,6 +65,25 @@ class TestSpill:
         expected = {key: payload(key) for key in KEYS[:12]}
         assert [expected] * 2 == [shown(backend) for backend in backends]
 
+    def test_every_lease_is_ended(self, tmp_path) -> None:
+        """R-55: what was read is given back, whether it was put, or did not verify."""
+        leases = []
+
+        class Watched(WrapperStore):
+            def read(self, keys):
+                leases.append(self.inner.read(keys))
+                return leases[-1]
+
+        async def spill():
+            async with open_core(Watched(slab), Unruly()) as core:
+                await core.drain()
+
+        with open_slab(tmp_path / "slab", 8) as slab:
+            save(slab, KEYS[:3])
+            RawSlab(tmp_path / "slab").put(KEYS[0], b"x" * BLOCK_BYTES)
+            run_virtual(spill)
+            assert [True] * 3 == [lease._has_ended for lease in leases]
+
     def test_a_call_is_of_so_many_bytes_only(self, slab, monkeypatch) -> None:
         """R-52: a block that is larger than a call may be goes alone, and the others as many
         as fit."""

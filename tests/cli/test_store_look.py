@@ -94,7 +94,7 @@ class TestLs:
             store.describe(evil)
             save(store, keys_of(evil, TOKENS))
         _, said, _ = tell(capsys, "store", "ls", path)
-        assert "[b]x?[2J?" in said
+        assert "[b]x\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}" in said
 
 
 class TestStat:

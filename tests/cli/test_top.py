@@ -129,7 +129,7 @@ class TestScreen:
         text = " ".join(shown([scheduler()], width).split())
         assert "missed: never_offered 31, evicted 9" in text
         assert "failed loads: deadline 2" in text
-        assert "50 of 200 slots (25%) of 4.0 GiB" in text
+        assert "50 of 200 slots (25%) of 4 GiB" in text
 
     @pytest.mark.slow
     @given(

@@ -22,6 +22,14 @@ _SPILLS = "tests/agent/test_spill.py::TestSpill"
 
 AGENT = (
     Mutant(
+        name="answer_of_the_dropped_kept",
+        why="Answers to requests that are over pile up in the engine.",
+        file=_CLIENT,
+        find="if self._pending.pop(message.number, None) is None:",
+        replace="if self._pending.pop(message.number, None) == 0:",
+        killers=(f"{_ASKS}::test_answer_amid_a_drop_leaves_nothing",),
+    ),
+    Mutant(
         name="late_tiers_untold",
         why="A slow tier looks like a prompt that nobody has ever asked.",
         file="ucm/integration/vllm/lookups.py",

@@ -52,9 +52,9 @@ SHELF = (
     Mutant(
         name="control_characters_told",
         why="A key space's name rewrites the operator's terminal.",
-        file=_TELLING,
-        find='each if each.isprintable() else "?" for each in cut',
-        replace="each for each in cut",
+        file="ucm/cli/output.py",
+        find="each if each.isprintable() else mark for each in text",
+        replace="each for each in text",
         killers=(
             f"{_LOOKS}::TestLs::test_text_of_a_key_space_is_no_markup_and_no_command",
         ),

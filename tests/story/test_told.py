@@ -7,11 +7,12 @@ import pytest
 
 from tests.story.logs import ended, line, missed, settled
 from ucm.reasons import MissReason
+from ucm.settings import size_text
 from ucm.story.collected import collect
 from ucm.story.lines import parse
 from ucm.story.lives import lives_of
 from ucm.story.misses import MISSES, explain_failure, explain_miss
-from ucm.story.told import bytes_text, happenings_of, seconds_text, summary_of
+from ucm.story.told import happenings_of, seconds_text, summary_of
 
 
 def life_of(*lines):
@@ -109,8 +110,8 @@ def test_durations_have_the_unit_that_fits(told, seconds):
 
 
 @pytest.mark.parametrize(
-    ("told", "nbytes"), [("12 B", 12), ("1.5 KiB", 1536), ("2.0 TiB", 2 << 40)]
+    ("told", "nbytes"), [("12 B", 12), ("1.5 KiB", 1536), ("2 TiB", 2 << 40)]
 )
 def test_bytes_have_the_unit_that_fits(told, nbytes):
     """People read powers of 1024."""
-    assert told == bytes_text(nbytes)
+    assert told == size_text(nbytes)

@@ -204,6 +204,8 @@ class AgentClient:
             try:
                 async with asyncio.timeout(_CONNECT_S):
                     reader = await self._connect()
+                if self._is_closing.is_set():  # before there was anything to hang up
+                    raise ConnectionAbortedError("this engine leaves")
                 await self._listen(reader)
             except (ConnectionError, FileNotFoundError, EOFError) as exc:
                 self._lost(exc)
@@ -249,7 +251,8 @@ class AgentClient:
             # Of a want that was dropped or is over, nobody asks any more.
             if isinstance(message, Done) and message.number in self._pending:
                 self._answers[message.number] = Answer(message.found, message.reason)
-                self._pending.pop(message.number, None)
+                if self._pending.pop(message.number, None) is None:  # dropped just now
+                    self._answers.pop(message.number, None)
 
     async def _receive(self, reader: asyncio.StreamReader) -> FromAgent:
         header = await reader.readexactly(FRAME_HEADER.size)

@@ -12,6 +12,7 @@ behind the put, because the bytes are read then once more: what was recycled und
 taken out of the tier. Whoever meets it there before sees that its checksum does not hold.
 """
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -211,11 +212,13 @@ class Spiller:
     def _read(self, key: PackedKey) -> _Read | Reason:
         """Seal a block where it is, on a thread; or say why not."""
         try:
-            lease = self._store.read([key])
-            lease.verify(0, 1)
-            data = lease.slots.block(0).data.toreadonly()
-            sealed = Sealed(key, data, block_checksum(key, data))
-            lease.recheck()  # or it was not this block whose checksum was taken
+            with contextlib.ExitStack() as undo:
+                lease = undo.enter_context(self._store.read([key]))
+                lease.verify(0, 1)
+                data = lease.slots.block(0).data.toreadonly()
+                sealed = Sealed(key, data, block_checksum(key, data))
+                lease.recheck()  # or it was not this block whose checksum was taken
+                undo.pop_all()
         except BlockNotFoundError:
             return Reason.EVICTED
         except BlockCorruptError:
@@ -226,9 +229,10 @@ class Spiller:
 
 
 def _is_lost(lease: ReadLease) -> bool:
-    """Return whether a slot may have been recycled since it was read, on a thread."""
+    """End a lease; return whether its slot may have been recycled, on a thread."""
     try:
-        lease.recheck()
+        with lease:
+            lease.recheck()
     except (BlockNotFoundError, StoreUnavailableError):
         return True
     return False

@@ -11,7 +11,8 @@ import click
 
 from ucm.cli.measuring import Plan, Row, measure_disk, measure_store, workplace
 from ucm.cli.output import console, json_option, say_json, table
-from ucm.cli.telling import SIZE, examples, plain, size
+from ucm.cli.telling import SIZE, examples, plain
+from ucm.settings import size_text
 from ucm.stores.slab import is_in_memory
 
 __all__ = ["bench"]
@@ -86,7 +87,9 @@ def _measure(path: Path, plan: Plan) -> dict[str, Any]:
 
 
 def _print(answer: dict[str, Any], block_bytes: int) -> None:
-    title = f"{plain(answer['path'])}: {answer['kind']}, blocks of {size(block_bytes)}"
+    title = (
+        f"{plain(answer['path'])}: {answer['kind']}, blocks of {size_text(block_bytes)}"
+    )
     if answer["kind"] == "disk" and not answer["direct"]:
         title += ", through the kernel's cache (no O_DIRECT here)"
     columns = ("", "depth", "GB/s", "per second", "median us", "99 % below us")

@@ -6,10 +6,11 @@ import time
 
 import click
 
+from ucm.cli.output import printable
 from ucm.errors import ConfigError
-from ucm.settings import read_size
+from ucm.settings import read_size, size_text
 
-__all__ = ["SIZE", "Progress", "ago", "examples", "plain", "size"]
+__all__ = ["SIZE", "Progress", "ago", "examples", "plain"]
 
 _MOST_SHOWN = 120
 _STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -46,15 +47,6 @@ def examples(*lines: str) -> str:
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
-def size(nbytes: float) -> str:
-    """Return bytes as people read them: ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} TiB"
-
-
 def ago(seconds: float) -> str:
     """Return how long ago something was, or when it will be: ``3 m ago``, ``in 2 h``."""
     for step, unit in _STEPS:
@@ -67,7 +59,7 @@ def ago(seconds: float) -> str:
 def plain(text: str) -> str:
     """Return what others wrote so that a terminal takes nothing in it for a command."""
     cut = text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
-    return "".join(each if each.isprintable() else "?" for each in cut)
+    return printable(cut)
 
 
 class Progress:
@@ -98,4 +90,4 @@ class Progress:
         )
 
     def _text(self, number: int) -> str:
-        return size(number) if self._is_bytes else str(number)
+        return size_text(number) if self._is_bytes else str(number)

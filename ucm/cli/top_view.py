@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from ucm.settings import size_text
 from ucm.status import Status
-from ucm.story.told import bytes_text, seconds_text
+from ucm.story.told import seconds_text
 
 __all__ = ["NARROW", "EngineView", "columns_of", "engines_of", "slab_line"]
 
@@ -88,7 +89,7 @@ class EngineView:
             ("loaded from", "ucm_hit_part_bytes_total"),
         ):
             found = list(_by_label(self.counters, name).items())[:_MOST_REASONS]
-            as_text = bytes_text if what == "loaded from" else "{:.0f}".format
+            as_text = size_text if what == "loaded from" else "{:.0f}".format
             words = [f"{label} {as_text(value)}" for label, value in found if value]
             if words:
                 told.append(f"{what}: {', '.join(words)}")
@@ -163,8 +164,8 @@ def columns_of(engine: EngineView, *, is_wide: bool) -> dict[str, str]:
         "saves": f"{_sum(gauges, _OPEN, 'save'):.0f}",
         "loads": f"{_sum(gauges, _OPEN, 'load'):.0f}",
         "held": f"{engine.sizes.get('held_blocks', 0):.0f}",
-        "saved/s": bytes_text(engine.rate(_SETTLED, "save", "committed")),
-        "loaded/s": bytes_text(engine.rate(_SETTLED, "load", "committed")),
+        "saved/s": size_text(engine.rate(_SETTLED, "save", "committed")),
+        "loaded/s": size_text(engine.rate(_SETTLED, "load", "committed")),
     }
     if not is_wide:
         return cells
@@ -184,7 +185,7 @@ def slab_line(path: str, engines: Iterable[EngineView]) -> str:
         gauges = engine.gauges
         if capacity := gauges.get("ucm_store_capacity_parts"):
             committed = gauges.get("ucm_store_committed_parts", 0)
-            nbytes = bytes_text(gauges.get("ucm_store_capacity_bytes", 0))
+            nbytes = size_text(gauges.get("ucm_store_capacity_bytes", 0))
             evicted = engine.total("ucm_store_evicted_parts_total")
             return (
                 f"{path}: {committed:.0f} of {capacity:.0f} slots "

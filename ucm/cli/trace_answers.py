@@ -7,12 +7,12 @@ from typing import Any
 
 from ucm.blocks import PackedKey
 from ucm.cli.output import clean, console, say_json, table
+from ucm.settings import size_text
 from ucm.stores.slab import explain
 from ucm.story.lines import Other
 from ucm.story.lives import Life
 from ucm.story.misses import Explained, explain_failure, explain_miss
 from ucm.story.told import (
-    bytes_text,
     detail_text,
     happenings_of,
     seconds_text,
@@ -165,7 +165,7 @@ def say_totals(totals: Totals) -> None:
         ]
     for direction, tally in sorted(totals.nbytes.items()):
         rows += [
-            (f"{direction} bytes", word, count, bytes_text(count))
+            (f"{direction} bytes", word, count, size_text(count))
             for word, count in tally.items()
         ]
     out.print(table("Outcomes", ("", "", "count", ""), rows))

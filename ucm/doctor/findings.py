@@ -7,7 +7,7 @@ import attrs
 
 from ucm.errors import ConfigError
 
-__all__ = ["Finding", "Severity", "fine", "note", "refused", "size", "warning", "wrong"]
+__all__ = ["Finding", "Severity", "fine", "note", "refused", "warning", "wrong"]
 
 
 class Severity(enum.StrEnum):
@@ -63,12 +63,3 @@ def wrong(check: str, text: str, remedy: str) -> Finding:
 def refused(check: str, error: ConfigError) -> Finding:
     """Return that an engine would not start for this error."""
     return wrong(check, f"{error.key}={error.shown}: {error.problem}", error.remedy)
-
-
-def size(nbytes: float) -> str:
-    """Return bytes as people read them."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} TiB"

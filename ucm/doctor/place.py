@@ -12,7 +12,8 @@ from typing import Final, TypeVar
 import attrs
 
 from ucm.config import HugePages, StoreConfig
-from ucm.doctor.findings import Finding, fine, note, refused, size, warning, wrong
+from ucm.doctor.findings import Finding, fine, note, refused, warning, wrong
+from ucm.settings import size_text
 from ucm.stores.slab import SlabLook
 
 __all__ = ["DiskFacts", "check_disk", "check_place", "probe_disk", "within"]
@@ -62,7 +63,7 @@ def _check_room(config: StoreConfig, seen: SlabLook) -> Iterator[Finding]:
         where = f"{seen.mount[0]} ({room.what})" if is_mount else room.what
         yield wrong(
             "shared memory" if is_mount and seen.in_memory else "room",
-            f"store.capacity needs {size(seen.needed_bytes)} more, and {size(room.left)} "
+            f"store.capacity needs {size_text(seen.needed_bytes)} more, and {size_text(room.left)} "
             f"are left of {where}",
             _remedy(seen, is_mount=is_mount),
         )
@@ -70,7 +71,7 @@ def _check_room(config: StoreConfig, seen: SlabLook) -> Iterator[Finding]:
         least = min(seen.rooms, key=lambda room: room.left)
         yield fine(
             "room",
-            f"store.capacity of {size(config.capacity)} fits: {size(least.left)} are "
+            f"store.capacity of {size_text(config.capacity)} fits: {size_text(least.left)} are "
             f"left of {least.what}",
         )
 
@@ -103,19 +104,19 @@ def _check_slab(
     if abs(seen.data_bytes - config.capacity) >= _PAGE:
         yield warning(
             "store",
-            f"the slab in {config.path} has {size(seen.data_bytes)}, not the "
-            f"{size(config.capacity)} of store.capacity",
+            f"the slab in {config.path} has {size_text(seen.data_bytes)}, not the "
+            f"{size_text(config.capacity)} of store.capacity",
             "The first engine that opens it alone changes it; while others use it, it "
             "stays. Stop all its users, and start again.",
         )
-    sizes = ", ".join(size(each) for each in seen.slot_sizes) or "none yet"
+    sizes = ", ".join(size_text(each) for each in seen.slot_sizes) or "none yet"
     yield fine("store", f"{config.path} has a slab of ours; sizes of slots: {sizes}")
     fits = [each for each in seen.slot_sizes if each >= (block_bytes or 0)]
     if block_bytes and seen.slot_sizes and (not fits or min(fits) > 2 * block_bytes):
         yield warning(
             "store",
             f"its blocks are of another layout: slots of {sizes}, and this model's "
-            f"blocks have {size(block_bytes)}; nothing of it will be found",
+            f"blocks have {size_text(block_bytes)}; nothing of it will be found",
             "If both models are to stay, give them capacity for both; else see whether "
             "model, tensor parallelism, block size or KV type is what you meant.",
         )

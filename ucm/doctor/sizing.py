@@ -14,8 +14,9 @@ import attrs
 import msgspec
 
 from ucm.configuration.files import read_text
-from ucm.doctor.findings import Finding, fine, note, size, warning, wrong
+from ucm.doctor.findings import Finding, fine, note, warning, wrong
 from ucm.errors import ConfigError, ConfigFileError
+from ucm.settings import size_text
 
 __all__ = ["Deployment", "ModelFacts", "Sizes", "check_sizes", "model_of", "sizes_of"]
 
@@ -230,9 +231,9 @@ def check_sizes(
     tokens = sizes.tokens_in(num_slots)
     slot = _PAGE * -(-sizes.block_bytes // _PAGE)
     text = (
-        f"a token has {size(sizes.token_bytes)} over all ranks, a block of "
-        f"{sizes.block_tokens} tokens {sizes.shards} parts of {size(sizes.block_bytes)}; "
-        f"{size(capacity)} of the node are {num_slots} slots of {size(slot)}, that is "
+        f"a token has {size_text(sizes.token_bytes)} over all ranks, a block of "
+        f"{sizes.block_tokens} tokens {sizes.shards} parts of {size_text(sizes.block_bytes)}; "
+        f"{size_text(capacity)} of the node are {num_slots} slots of {size_text(slot)}, that is "
         f"{tokens} tokens"
     )
     if not tokens:
@@ -242,7 +243,7 @@ def check_sizes(
     if slot > 1.25 * sizes.block_bytes:
         yield warning(
             "capacity",
-            f"a slot has {size(slot)} for {size(sizes.block_bytes)}: the rest is lost",
+            f"a slot has {size_text(slot)} for {size_text(sizes.block_bytes)}: the rest is lost",
             "Use larger blocks (--block-size), so that parts fill whole pages.",
         )
     if model.state_layers:

@@ -21,10 +21,10 @@ from ucm.backends.disk import DiskSettings
 from ucm.backends.files import FilesSettings
 from ucm.backends.opening import open_backend
 from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
-from ucm.doctor.findings import Finding, fine, refused, size, warning, wrong
+from ucm.doctor.findings import Finding, fine, refused, warning, wrong
 from ucm.doctor.place import probe_disk, within
 from ucm.errors import ConfigError
-from ucm.settings import read_section
+from ucm.settings import read_section, size_text
 
 __all__ = ["PROBES", "check_tier", "probe_by_opening"]
 
@@ -124,7 +124,7 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
         free = os.statvfs(place)
         left = free.f_bavail * free.f_frsize + _allocated(path)
         if left < share:
-            text = f"{key} (disk): {path} has room for {size(left)} of {size(share)}"
+            text = f"{key} (disk): {path} has room for {size_text(left)} of {size_text(share)}"
             return wrong(
                 _CHECK, text, "Set its capacity to less, or use a larger drive."
             )
@@ -135,7 +135,9 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
                 f"{key} (disk): {path} ({facts.file_system}) takes no O_DIRECT",
                 "It works by way of the page cache; a local ext4 or xfs is faster.",
             )
-    return fine(_CHECK, f"{key} (disk): {size(read.capacity)} fit in {', '.join(told)}")
+    return fine(
+        _CHECK, f"{key} (disk): {size_text(read.capacity)} fit in {', '.join(told)}"
+    )
 
 
 def _probe_share(settings: Mapping[str, object], key: str, seconds: float) -> Finding:

@@ -12,10 +12,11 @@ from typing import Final
 
 import attrs
 
+from ucm.settings import size_text
 from ucm.story.lines import Settled
 from ucm.story.lives import Life
 from ucm.story.misses import explain_failure, explain_miss
-from ucm.story.told import bytes_text, seconds_text, summary_of
+from ucm.story.told import seconds_text, summary_of
 
 __all__ = ["MOST_EDGES", "STAGES", "Bar", "Drawing", "Lane", "draw"]
 
@@ -179,7 +180,7 @@ def _bar_of_ticket(ticket: Settled, began_s: float) -> Bar:
         ("error", ticket.error or ""),
         ("blocks", f"{ticket.committed} of {ticket.blocks} arrived"),
         ("stored already", str(ticket.skipped) if ticket.skipped else ""),
-        ("bytes", bytes_text(ticket.nbytes)),
+        ("bytes", size_text(ticket.nbytes)),
         ("took", seconds_text(ticket.end_s - ticket.when_s)),
     ]
     if ticket.released_s is not None:

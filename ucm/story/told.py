@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 import attrs
 import msgspec
 
+from ucm.settings import size_text
 from ucm.story.lines import Ended, Missed, Other, Settled, details_of
 from ucm.story.lives import Life
 from ucm.story.misses import explain_failure, explain_miss
 
 __all__ = [
     "Happening",
-    "bytes_text",
     "detail_text",
     "happenings_of",
     "seconds_text",
@@ -45,15 +45,6 @@ def seconds_text(seconds: float) -> str:
     if abs(seconds) < 0.001:
         return f"{seconds * 1e6:.0f} us"
     return f"{seconds * 1e3:.1f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
-
-
-def bytes_text(nbytes: float) -> str:
-    """Return a number of bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"
 
 
 def detail_text(missed: Missed) -> str:
@@ -160,7 +151,7 @@ def _end_of(ended: Ended) -> tuple[str, str]:
 def _from_ticket(ticket: Settled) -> Iterator[Happening]:
     name = ticket.direction if ticket.number is None else ""
     name = name or f"{ticket.direction} {ticket.number}"
-    text = f"{ticket.blocks} blocks, {bytes_text(ticket.nbytes)}"
+    text = f"{ticket.blocks} blocks, {size_text(ticket.nbytes)}"
     if ticket.num_requests > 1:
         text += f", shared by {ticket.num_requests} requests"
     yield Happening(ticket.when_s, ticket.process, f"{name} asked for", text)

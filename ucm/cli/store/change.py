@@ -10,7 +10,8 @@ import click
 from ucm.blocks import PackedKey
 from ucm.cli.output import console, json_option, say_json
 from ucm.cli.store.choose import Choice, Wanted, choosing
-from ucm.cli.telling import Progress, examples, plain, size
+from ucm.cli.telling import Progress, examples, plain
+from ucm.settings import size_text
 from ucm.stores.slab import Blocks, ClassSurvey, SlabStore, SlabSurvey
 from ucm.stores.slab import compact as compact_slab
 
@@ -57,7 +58,7 @@ def rm(
         forgotten = 0
         if matched and not dry_run:
             if not yes:
-                what = f"Forget {matched} blocks, {size(nbytes)}?"
+                what = f"Forget {matched} blocks, {size_text(nbytes)}?"
                 click.confirm(what, abort=True, err=True)
             forgotten = _forget(survey, choice, matched)
     answer = {
@@ -71,7 +72,7 @@ def rm(
         say_json(answer)
     else:
         console().print(
-            f"{matched} blocks, {size(nbytes)}: "
+            f"{matched} blocks, {size_text(nbytes)}: "
             + ("none forgotten" if dry_run else f"{forgotten} forgotten")
         )
 
@@ -133,6 +134,6 @@ def compact(path: Path, *, memory: bool, as_json: bool) -> None:
         lines.append(
             f"no memory went back: {plain(done.kept_because)}"
             if done.kept_because
-            else f"{size(done.nbytes)} of memory went back to the system"
+            else f"{size_text(done.nbytes)} of memory went back to the system"
         )
     console().print("\n".join(lines), markup=False)

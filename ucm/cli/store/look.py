@@ -14,9 +14,10 @@ from ucm.blocks import BlockKey, KeySpace, PackedKey
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json, table
 from ucm.cli.store.choose import Choice, Wanted, choosing, hex_bytes
-from ucm.cli.telling import SIZE, Progress, ago, examples, plain, size
+from ucm.cli.telling import SIZE, Progress, ago, examples, plain
 from ucm.errors import BlockCorruptError, KeyFormatError
 from ucm.fates import Fate
+from ucm.settings import size_text
 from ucm.stores.slab import (
     Blocks,
     ClassFacts,
@@ -121,7 +122,7 @@ def _list_keyspaces(survey: SlabSurvey, choice: Choice, *, as_json: bool) -> Non
             row["digest"][:16] or "(other)",
             plain(str(row["model"] or "?")),
             row["blocks"],
-            size(row["nbytes"]),
+            size_text(row["nbytes"]),
             f"{row['share']:.1%}",
             ago(row["newest_age_s"]),
             ago(row["oldest_age_s"]),
@@ -213,13 +214,13 @@ def stat(path: Path, *, key: str, as_json: bool) -> int:
     used = "memory" if facts.in_memory else f"a disk, durable: {facts.durability}"
     lines = [
         (
-            f"{facts.path}: {size(facts.data_bytes)} of {used}, "
+            f"{facts.path}: {size_text(facts.data_bytes)} of {used}, "
             f"{'in use' if facts.is_in_use else 'used by nobody'}"
         ),
         (
-            f"{facts.extents} extents of {size(facts.extent_bytes)}: "
+            f"{facts.extents} extents of {size_text(facts.extent_bytes)}: "
             f"{facts.populated_extents} have their memory "
-            f"({size(facts.populated_bytes)}), {facts.unowned_extents} are nobody's"
+            f"({size_text(facts.populated_bytes)}), {facts.unowned_extents} are nobody's"
         ),
         f"{facts.keyspaces} key spaces described {plain(facts.problem)}",
     ]
@@ -239,8 +240,8 @@ def _lines_of(each: ClassFacts) -> list[str]:
     lines = [
         "",
         (
-            f"slots of {size(each.slot_bytes)}: {each.slots} in {each.extents} extents, "
-            f"{each.committed_blocks} blocks ({share:.1%}, {size(each.block_bytes)}), "
+            f"slots of {size_text(each.slot_bytes)}: {each.slots} in {each.extents} extents, "
+            f"{each.committed_blocks} blocks ({share:.1%}, {size_text(each.block_bytes)}), "
             f"{each.reserved_slots} being written, {each.free_slots} free"
         ),
         (
@@ -357,7 +358,7 @@ def verify(path: Path, *, rate: int, forget: bool, as_json: bool) -> int:
     else:
         lines = [each["problem"] for each in listed]
         lines.append(
-            f"{seen.blocks} blocks, {size(seen.nbytes)}: {num_damaged} damaged, "
+            f"{seen.blocks} blocks, {size_text(seen.nbytes)}: {num_damaged} damaged, "
             f"{num_forgotten} of them forgotten, {seen.gone} gone meanwhile"
         )
         console().print("\n".join(lines), markup=False)

@@ -15,8 +15,9 @@ import click
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json
 from ucm.cli.store.choose import Wanted, choosing
-from ucm.cli.telling import SIZE, Progress, examples, size
+from ucm.cli.telling import SIZE, Progress, examples
 from ucm.errors import ConfigError, StoreError, StoreUnavailableError
+from ucm.settings import size_text
 from ucm.stores.exports import ExportReader
 from ucm.stores.moving import Incoming, Moved, Outgoing
 from ucm.stores.slab import SlabStore, SlabSurvey
@@ -142,7 +143,7 @@ def _tell(moved: Moved, what: str, *, as_json: bool, err: bool = False) -> None:
         "without room": moved.no_room,
     }
     text = "".join(f", {number} {name}" for name, number in others.items() if number)
-    line = f"{moved.blocks} blocks {what}, {size(moved.nbytes)}{text}"
+    line = f"{moved.blocks} blocks {what}, {size_text(moved.nbytes)}{text}"
     console(stderr=err).print(line)
 
 
