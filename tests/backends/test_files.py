@@ -88,7 +88,8 @@ class TestOrphans:
     async def test_old_remains_without_a_living_owner_are_removed(
         self, root, owner, is_old
     ):
-        """X-03: at the start, by age on the share's clock, and never a living writer's."""
+        """X-03: at the start, by age on the share's clock, and never a living writer's, or
+        what no writer of ours has named."""
         await (await open_files(root)).aclose()
         me = _share._identity(os.getpid())
         boot, _, start = me.split(".")
@@ -104,8 +105,25 @@ class TestOrphans:
             os.utime(file, (1.0, 1.0))
         backend = await open_files(root)
         stats = await collected(backend)
-        is_gone = is_old and owner != "alive"
+        is_gone = is_old and owner in ("dead", "elsewhere")
         assert (not is_gone, int(is_gone)) == (file.exists(), stats.swept_total)
+        await backend.aclose()
+
+    async def test_what_is_not_ours_stays_and_is_no_hindrance(self, root):
+        """X-03: a share is collected around what somebody has put there."""
+        backend = await open_files(root, capacity=2 * (BLOCK + 128))
+        folder = root / "writing" / f"{'0' * 32}.1.1.7"
+        folder.mkdir()
+        await put(backend, KEYS[0])
+        note = find(root, KEYS[0]).with_name("notes.txt")
+        note.write_bytes(b"x" * 9 * BLOCK)
+        os.utime(folder, (1.0, 1.0))
+        os.utime(note, (1.0, 1.0))
+        stats = await collected(backend)
+        ends = stats.swept_total, stats.evicted_blocks_total
+        assert (1, 0, 0) == (stats.blocks, *ends)
+        assert (True, 9 * BLOCK) == (folder.is_dir(), note.stat().st_size)
+        assert [True] == await fetch_sound(backend, KEYS[:1])
         await backend.aclose()
 
     async def test_blocks_are_no_orphans(self, root):
@@ -124,10 +142,7 @@ class TestShared:
     async def test_room_is_shared(self, root):
         """What another machine puts counts, and the oldest use of all goes first."""
         most = 16 * (BLOCK + 128)
-        one, other = (
-            await open_files(root, capacity=most),
-            await open_files(root, capacity=most),
-        )
+        one, other = [await open_files(root, capacity=most) for _ in range(2)]
         keys = make_keys(20)
         await put(one, *keys[:7])
         await put(other, *keys[7:14])

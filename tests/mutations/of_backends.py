@@ -29,6 +29,22 @@ _TORN = "tests/backends/test_disk_crash.py::TestTorn"
 _VALUE = "tests/backends/test_envelope.py::TestValue"
 
 BACKENDS = (
+    Mutant(
+        name="strangers_file_swept",
+        why="A file that somebody has put into a share is deleted.",
+        file=_SHARE,
+        find="if (ours := _WRITER.fullmatch(entry.name)) is None:",
+        replace='if (ours := re.fullmatch(r"(.*)[.].*", entry.name, re.S)) is None:',
+        killers=(f"{_ORPHANS}::test_old_remains_without_a_living_owner_are_removed",),
+    ),
+    Mutant(
+        name="strangers_file_collected",
+        why="A file that somebody has put beside blocks is deleted for room.",
+        file=_SHARE,
+        find="if _KEY.fullmatch(entry.name) is None:",
+        replace="if False:",
+        killers=(f"{_ORPHANS}::test_what_is_not_ours_stays_and_is_no_hindrance",),
+    ),
     # What travels with a block.
     Mutant(
         name="value_of_another_key_opened",
@@ -208,7 +224,7 @@ BACKENDS = (
         name="orphans_stay",
         why="What died writers have left fills the share for ever (X-03).",
         file=_SHARE,
-        find="if age_s > self._orphan_s and not _is_alive(owner):",
+        find="if age_s > self._orphan_s and not _is_alive(ours[1]):",
         replace="if age_s < self._orphan_s < 0:",
         killers=(f"{_ORPHANS}::test_old_remains_without_a_living_owner_are_removed",),
     ),
@@ -216,7 +232,7 @@ BACKENDS = (
         name="file_of_a_living_writer_removed",
         why="A slow writer's block is lost, again and again.",
         file=_SHARE,
-        find="if age_s > self._orphan_s and not _is_alive(owner):",
+        find="if age_s > self._orphan_s and not _is_alive(ours[1]):",
         replace="if age_s > self._orphan_s:",
         killers=(f"{_ORPHANS}::test_old_remains_without_a_living_owner_are_removed",),
     ),

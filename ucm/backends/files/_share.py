@@ -22,6 +22,7 @@ import errno
 import itertools
 import math
 import os
+import re
 import stat
 import threading
 import time
@@ -48,6 +49,10 @@ _AWAY = {
     *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
     *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
 }
+_WRITER = re.compile("([0-9a-f]{32}[.][0-9]+[.][0-9]*)[.][0-9]+")
+"""A file of a writer's of ours: see the module's text."""
+_KEY = re.compile("(?:[0-9a-f]{2}){29,85}")
+"""A block's file: its packed key in hex. Whatever else lies there is not ours to remove."""
 _MOST_MARKED = 1 << 16
 _NUMBERS = itertools.count()
 """Of files that this process has written, on whatever share."""
@@ -251,10 +256,11 @@ class Share:
         now_s = probe.stat().st_mtime
         probe.unlink()
         for entry in os.scandir(writing):
-            owner = entry.name.rpartition(".")[0]
-            with contextlib.suppress(FileNotFoundError):
+            if (ours := _WRITER.fullmatch(entry.name)) is None:
+                continue
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
-                if age_s > self._orphan_s and not _is_alive(owner):
+                if age_s > self._orphan_s and not _is_alive(ours[1]):
                     os.unlink(entry.path)
                     num_swept += 1
         return num_swept
@@ -263,6 +269,8 @@ class Share:
         for first in _directories(self._root / _BLOCKS):
             for second in _directories(first):
                 for entry in os.scandir(second):
+                    if _KEY.fullmatch(entry.name) is None:
+                        continue
                     with contextlib.suppress(FileNotFoundError):
                         info = entry.stat(follow_symlinks=False)
                         yield _File(info.st_mtime_ns, info.st_size, entry.path)
