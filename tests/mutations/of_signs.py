@@ -18,6 +18,16 @@ _IDS = "tests/integration/vllm/test_lifelog.py::TestRequest"
 
 SIGNS = (
     Mutant(
+        name="strangers_sign_swept",
+        why="A file that somebody has put there is deleted.",
+        file="ucm/integration/vllm/signs.py",
+        find="is_ours = _NAME.fullmatch(entry.name) is not None",
+        replace="is_ours = True",
+        killers=(
+            "tests/integration/vllm/test_vitals.py::TestSigns::test_what_the_killed_have_left_is_swept_away",
+        ),
+    ),
+    Mutant(
         name="former_life_is_ill_for_ever",
         why="An engine that was killed and started again is told as not healthy.",
         file=_VITALS,

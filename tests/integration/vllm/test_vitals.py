@@ -139,7 +139,10 @@ class TestSigns:
         assert 1 == len(read_signs("e", place))
 
     def test_what_the_killed_have_left_is_swept_away(self, place: Path) -> None:
-        """X-11: old files go, those of the living stay."""
+        """X-11: old files go; those of the living stay, and what was never one of ours."""
+        place.mkdir(mode=0o700)
+        (place / "notes.txt").touch()
+        os.utime(place / "notes.txt", (1.0, 1.0))
         for age in (0, 500, 700):
             path = place / name_of("e", f"worker-{age}")
             leave(path, Sign(1, 1.0, {}))
@@ -148,7 +151,7 @@ class TestSigns:
         mine = place / name_of("e", "scheduler")
         leave(mine, Sign(1, 1.0, {}))
         sweep(mine)
-        assert 3 == len(list(place.iterdir()))
+        assert 4 == len(list(place.iterdir()))
         assert not [path for path in place.iterdir() if "worker-700" in path.name]
 
     def test_engine_that_is_started_again_under_its_id_is_not_its_former_self(

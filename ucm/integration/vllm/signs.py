@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Final
@@ -37,6 +38,8 @@ _FORMER_S: Final = 15.0
 _MOST_BYTES: Final = 64 << 10
 _MOST_FILES: Final = 4096
 _NUMBERS = itertools.count()
+_NAME: Final = re.compile("[0-9a-f]{16}-[a-z0-9-]{1,64}-[0-9]+-[0-9]+([.]new)?")
+"""Of ours, as ``name_of`` makes them; nothing else is swept away."""
 
 
 class Sign(msgspec.Struct, frozen=True):
@@ -126,7 +129,8 @@ def sweep(path: Path) -> None:
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         now = path.stat().st_mtime
         for entry in itertools.islice(entries, _MOST_FILES):
-            if entry.stat(follow_symlinks=False).st_mtime < now - _SWEEP_S:
+            is_ours = _NAME.fullmatch(entry.name) is not None
+            if is_ours and entry.stat(follow_symlinks=False).st_mtime < now - _SWEEP_S:
                 os.unlink(entry.path)
 
 
