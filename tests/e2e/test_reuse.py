@@ -62,19 +62,6 @@ class TestChunks:
 
 
 class TestEdges:
-    def test_prompt_shorter_than_a_block_passes_untouched(
-        self, llama: Path, tmp_path: Path
-    ) -> None:
-        """There is nothing to save or load, and nothing goes wrong."""
-        config = ucm_config(tmp_path / "slab")
-        with in_process_engine(llama, kv_transfer_config=config) as llm:
-            cold = generate(llm, [prompt(4, 20)], 8)
-            reset_prefix_cache(llm)
-            warm = generate(llm, [prompt(4, 20)], 8)
-            assert 0 == counter(llm, SAVED)
-        assert cold.token_ids == warm.token_ids
-        assert 0 == warm.external_tokens
-
     @pytest.mark.parametrize("name", ["llama", "gemma3"])
     def test_prompt_that_hits_completely_is_exact(
         self, name: str, request: pytest.FixtureRequest, tmp_path: Path
