@@ -109,7 +109,7 @@ def asked(llm: Any, path: Path | None, number: int = 1) -> tuple[list[int], int]
     return list(output.outputs[0].token_ids), hits
 
 
-LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 
 
 def test_adapter_of_another_content_at_one_path_shares_nothing(
