@@ -27,6 +27,7 @@ __all__ = [
     "read_share",
     "read_size",
     "read_tiers",
+    "seconds_text",
     "size_text",
 ]
 
@@ -78,6 +79,13 @@ def size_text(nbytes: float) -> str:
             return f"{nbytes:.4g} {unit}"
         nbytes /= 1024
     return f"{nbytes:.4g} TiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration for people."""
+    if abs(seconds) < 0.001:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.1f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
 
 
 def read_ratio(key: str, value: object) -> float | None:

@@ -8,17 +8,20 @@ import json
 import os
 import pty
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tests.cli.call import call
 from ucm.cli.main import NOT_WELL, UNREADABLE, main
 from ucm.cli.top import rendered
 from ucm.cli.top_view import engines_of
@@ -156,6 +159,77 @@ class TestScreen:
         text = shown(Statuses(statuses, ["[red]\x1b[31m"]), 80)
         assert "\x1b" not in text
         assert "[red]" in text
+
+
+_NUMBERS = st.dictionaries(
+    st.sampled_from(["ucm_healthy", "ucm_store_capacity_parts", SAVED]) | st.text(),
+    st.integers() | st.floats(allow_nan=False) | st.text(),
+    max_size=3,
+)
+_ANSWERS = st.binary(max_size=200) | st.fixed_dictionaries(
+    {"role": st.just("scheduler") | st.text(), "pid": st.integers() | st.none()},
+    optional={
+        "kind": st.just("ucm-status") | st.text(),
+        "v": st.just(1) | st.integers(),
+        "engine": st.text(),
+        "uptime_s": st.floats() | st.text(),
+        "problem": st.text(),
+        "counters": _NUMBERS,
+        "gauges": _NUMBERS,
+        "sizes": _NUMBERS,
+    },
+).map(lambda told: json.dumps(told).encode())
+
+
+class TestHostile:
+    @pytest.mark.slow
+    @settings(max_examples=100)
+    @given(
+        answers=st.lists(_ANSWERS, max_size=3),
+        names=st.lists(st.text(min_size=1, max_size=40), max_size=3),
+    )
+    def test_whatever_answers_ends_in_a_table_or_a_line(
+        self, answers, names, tmp_path_factory
+    ):
+        """Sockets that say anything, between files of any name: an answer or one line, a
+        documented code, and nothing that a terminal would obey."""
+        slab = tmp_path_factory.mktemp("slab")
+        folder = slab / "status"
+        folder.mkdir(mode=0o700)
+        for name in names:
+            with contextlib.suppress(OSError, ValueError):  # no name of a file
+                (folder / name.replace("/", "-")).write_text("")
+        with contextlib.ExitStack() as served:
+            for number, answer in enumerate(answers):
+                path = folder / f"worker-{number}-1.sock"
+                served.enter_context(_answering(path, answer))
+            for arguments in (("--once",), ("--json",)):
+                told = call("top", slab, *arguments)
+                assert told.is_tidy(), told
+                assert "\x1b" not in told.out
+
+
+@contextlib.contextmanager
+def _answering(path, answer):
+    """Answer with the same bytes whoever connects to a socket, until the end."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:  # closed
+                    return
+                with connection, contextlib.suppress(OSError):
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(60.0)
 
 
 class TestCommand:

@@ -217,7 +217,13 @@ COMMANDS = (
     ("why", "r"),
     ("stats",),
     ("timeline", "-o", "/dev/null", "--perfetto", "/dev/null"),
+    ("diff",),
 )
+
+
+def over(command, path):
+    """Return a command's arguments with the log that it reads, or the two."""
+    return (*command, path, path) if command == ("diff",) else (*command, "--log", path)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -227,7 +233,7 @@ class TestBadInput:
         foreign = tmp_path / "foreign"
         foreign.write_bytes(b"\x7fELF\x00\xff" * 1000)
         for path in (tmp_path / "missing", tmp_path, foreign):
-            code, out, err = call(*command, "--log", path)
+            code, out, err = call(*over(command, path))
             assert (UNREADABLE, "", 1) == (code, out, err.count("\n"))
             assert err.startswith("ucm: ")
 
@@ -243,7 +249,7 @@ class TestBadInput:
             ),
             line(evil, request_id=evil, what=evil),
         )
-        code, out, err = call(*command, "--log", log)
+        code, out, err = call(*over(command, log))
         assert code == 0
         for each in (out, err):
             assert set() == set(each) & set("\x1b\x07\x9b\u202e\r")
@@ -269,7 +275,7 @@ class TestBadInput:
         lines += [lines[0][:cut], data.draw(st.binary(max_size=100))]
         log = tmp_path / "ucm-s-1.jsonl"
         log.write_bytes(b"\n".join(data.draw(st.permutations(lines))))
-        code, _, err = call(*command, "--log", log, "--json")
+        code, _, err = call(*over(command, log), "--json")
         assert code in (0, UNREADABLE, USAGE)
         assert (code == 0) or err.startswith("ucm: ")
         assert "Traceback" not in err

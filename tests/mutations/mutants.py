@@ -32,6 +32,7 @@ from tests.mutations.of_own import OWN
 from tests.mutations.of_pinning import PINNING
 from tests.mutations.of_pipe import PIPE
 from tests.mutations.of_poller import POLLER
+from tests.mutations.of_proofs import PROOFS
 from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_replay import REPLAY
 from tests.mutations.of_rows import ROWS
@@ -69,6 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STORES,
     *STORY,
     *SHELF,
+    *PROOFS,
     *SIGNS,
     *SLAB,
     *INDEX,

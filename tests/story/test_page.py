@@ -157,6 +157,25 @@ class TestBrowser:
         }
         assert 6 <= dom.count('class="sign"')
 
+    def test_legend_names_a_stage_wherever_it_is_drawn(self, tmp_path):
+        """A stage that saves and loads pass stands under both, others under their own."""
+        wait = ["event_wait", 0.0, 0.01]
+        lines = (
+            settled("r", 1, direction=kind, edges=[wait, [name, 0.01, 0.02]])
+            for kind, name in (("save", "gather"), ("load", "fetch"))
+        )
+        dom = self.browse(tmp_path, page(ended("r"), *lines), "--dump-dom")
+        told = dom.split('id="legend"')[1].split('id="controls"')[0]
+        rows = dict(
+            re.findall(r"<dt>([^<]*)</dt><div class=\"items\">(.*?)</div>", told)
+        )
+        names = {
+            title: re.findall(r"</svg>([^<]*)</span>", row)
+            for title, row in rows.items()
+        }
+        assert ["waiting", "event wait", "gather"] == names["Stages of a save"]
+        assert ["waiting", "event wait", "fetch"] == names["Stages of a load"]
+
     def test_one_request_is_shown_with_what_belongs_to_it(self, tmp_path):
         """A step to a request zooms to it, dims the others' bars and tells its facts."""
         click = '<script>document.getElementById("next").click()</script>'

@@ -6,13 +6,22 @@ import json
 import pytest
 
 from tests.story.logs import ended, line, missed, settled
+from ucm.integration.vllm import adapters
 from ucm.reasons import MissReason
-from ucm.settings import size_text
+from ucm.scheduler import misses, unsaved
+from ucm.settings import seconds_text, size_text
 from ucm.story.collected import collect
 from ucm.story.lines import parse
 from ucm.story.lives import lives_of
-from ucm.story.misses import MISSES, explain_failure, explain_miss
-from ucm.story.told import happenings_of, seconds_text, summary_of
+from ucm.story.misses import (
+    DETAILS,
+    ENDS,
+    MISSES,
+    explain_failure,
+    explain_miss,
+    explain_missed,
+)
+from ucm.story.told import happenings_of, summary_of
 
 
 def life_of(*lines):
@@ -43,7 +52,7 @@ class TestHappenings:
         """R-71: block, group, reason and detail are in the text."""
         life = life_of(missed(detail={"age_s": 12}))
         (told,) = happenings_of(life)
-        for part in ("block 3", "group 0", "evicted", "36 of 100", "age_s: 12"):
+        for part in ("block 3", "group 0", "evicted", "36 of 100", "12.00 s before"):
             assert part in told.text
 
     def test_other_lines_that_name_the_request_are_told(self):
@@ -94,6 +103,58 @@ class TestReasons:
         """R-71: the list is closed, and each reason says what to do."""
         assert set(MissReason) == set(MISSES)
         assert all(each.meaning and each.remedy for each in MISSES.values())
+
+    def test_each_code_of_a_detail_has_its_words(self):
+        """R-71: what a log says in a code, people read as a sentence with a remedy."""
+        codes = [str(why.detail) for why in unsaved._WHYS if why.detail]
+        codes += [
+            f"its adapter: {word}"
+            for word in (adapters.LATE, adapters._CROWDED, *adapters._REMEDIES)
+        ]
+        codes += [fate.value for fate in misses._GONE]
+        assert [] == [
+            code for code in codes if not (DETAILS.get(code) or ENDS.get(code))
+        ]
+        known = {**DETAILS, **ENDS}.values()
+        assert all(each.meaning and each.remedy for each in known)
+
+    @pytest.mark.parametrize(
+        ("reason", "detail", "words", "remedy"),
+        [
+            (
+                "evicted",
+                {"text": "forgotten", "age_s": 2},
+                "Somebody had it deleted. That was 2.00 s before.",
+                DETAILS["forgotten"].remedy,
+            ),
+            ("evicted", {"text": "evicted"}, "", MISSES["evicted"].remedy),
+            (
+                "failed",
+                {"text": "store_full"},
+                "The store had no slot.",
+                "Raise store.capacity.",
+            ),
+            (
+                "other_key_space",
+                {"kv_dtype": ["a", "b"]},
+                "kv_dtype is 'a' here, and 'b' where it is stored.",
+                MISSES["other_key_space"].remedy,
+            ),
+            (
+                "not_committed",
+                {"text": "this engine is saving it"},
+                "This engine is saving it.",
+                MISSES["not_committed"].remedy,
+            ),
+            ("new", "a text", "a text", explain_miss("new").remedy),
+        ],
+    )
+    def test_a_detail_is_told_in_words(self, reason, detail, words, remedy):
+        """R-71: nothing of a log's own language is left, and the remedy is the one that
+        fits best."""
+        told = parse(json.dumps(missed(reason=reason, detail=detail)).encode(), "p-1")
+        explained, text = explain_missed(told)
+        assert (words, remedy) == (text, explained.remedy)
 
     def test_a_word_of_a_later_release_is_no_error(self):
         """A newer engine's log is read as far as it can be."""

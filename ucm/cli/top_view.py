@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from ucm.settings import size_text
+from ucm.settings import seconds_text, size_text
 from ucm.status import Status
-from ucm.story.told import seconds_text
 
 __all__ = ["NARROW", "EngineView", "columns_of", "engines_of", "slab_line"]
 

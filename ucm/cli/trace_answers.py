@@ -7,17 +7,17 @@ from typing import Any
 
 from ucm.blocks import PackedKey
 from ucm.cli.output import clean, console, say_json, table
-from ucm.settings import size_text
+from ucm.settings import seconds_text, size_text
 from ucm.stores.slab import explain
 from ucm.story.lines import Other
 from ucm.story.lives import Life
-from ucm.story.misses import Explained, explain_failure, explain_miss
-from ucm.story.told import (
-    detail_text,
-    happenings_of,
-    seconds_text,
-    summary_of,
+from ucm.story.misses import (
+    Explained,
+    explain_failure,
+    explain_miss,
+    explain_missed,
 )
+from ucm.story.told import happenings_of, summary_of
 from ucm.story.totals import Totals
 
 __all__ = [
@@ -85,7 +85,7 @@ def reasons_of(life: Life, store: Path | None = None) -> Iterator[dict[str, Any]
         if missed.block is not None:
             where += f"; the first missing block is number {missed.block}"
             where += f", its key {missed.key}" if missed.key else ""
-        detail, explained = detail_text(missed), explain_miss(missed.reason)
+        explained, detail = explain_missed(missed)
         now = "" if store is None else _now(store, missed.key)
         yield _reason("miss", missed.reason, explained, where, detail) | {"now": now}
     if ended is None:

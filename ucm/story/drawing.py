@@ -12,11 +12,11 @@ from typing import Final
 
 import attrs
 
-from ucm.settings import size_text
+from ucm.settings import seconds_text, size_text
 from ucm.story.lines import Settled
 from ucm.story.lives import Life
-from ucm.story.misses import explain_failure, explain_miss
-from ucm.story.told import seconds_text, summary_of
+from ucm.story.misses import explain_failure, explain_missed
+from ucm.story.told import summary_of
 
 __all__ = ["MOST_EDGES", "STAGES", "Bar", "Drawing", "Lane", "draw"]
 
@@ -156,7 +156,7 @@ def _bar_of_life(life: Life, began_s: float) -> Bar:
     facts += [("", sentence) for sentence in summary_of(life)]
     ended = life.ended
     for missed in life.missed[:1]:
-        facts.append(("what to do", explain_miss(missed.reason).remedy))
+        facts.append(("what to do", explain_missed(missed)[0].remedy))
     if ended is not None and ended.load_failure:
         facts.append(("what to do", explain_failure(ended.load_failure).remedy))
     return Bar(

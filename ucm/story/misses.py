@@ -1,10 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each reason of a miss, and of a load that failed, means, and what to do about it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["FAILED_LOADS", "MISSES", "Explained", "explain_failure", "explain_miss"]
+import msgspec
+
+from ucm.settings import seconds_text
+from ucm.story.lines import Missed
+
+__all__ = [
+    "DETAILS",
+    "ENDS",
+    "MISSES",
+    "Explained",
+    "explain_failure",
+    "explain_miss",
+    "explain_missed",
+]
+
+_MOST_DETAIL: Final = 1000
 
 
 class Explained(NamedTuple):
@@ -38,8 +53,7 @@ MISSES: Final[Mapping[str, Explained]] = {
     ),
     "evicted": Explained(
         "The block was stored, and has made room for others since, or was deleted.",
-        "Raise store.capacity, or retain what matters (`retain_seconds`). If the detail "
-        "says forgotten or cleared, somebody had it deleted.",
+        "Raise store.capacity, or retain what matters (`retain_seconds`).",
     ),
     "other_key_space": Explained(
         "The block is stored by an engine with other settings or another model.",
@@ -59,7 +73,7 @@ MISSES: Final[Mapping[str, Explained]] = {
         "Look at the failed loads: `ucm trace why REQUEST` of those before.",
     ),
     "bypassed": Explained(
-        "The store was not asked: it had not answered before.",
+        "The store was not asked.",
         "Look at the store's medium, and at store.bypassed in the log.",
     ),
     "unavailable": Explained(
@@ -67,8 +81,8 @@ MISSES: Final[Mapping[str, Explained]] = {
         "Look at the store's medium, and whether the slab's files are still there.",
     ),
     "late": Explained(
-        "What its key depends on, such as the weights, was not known in time.",
-        "Look for weights.doubted in the log; a look-up waits for a moment only.",
+        "What there is of it was not known in time: by the tiers, or by its adapter's files.",
+        "Raise timeout.fetch if tiers are slow; keep adapters on a fast disk.",
     ),
     "unkeyed": Explained(
         "It is not known what its key depends on, such as the request's adapter.",
@@ -81,17 +95,28 @@ MISSES: Final[Mapping[str, Explained]] = {
 }
 """By the words of ``miss`` and ``prefix.missed``; a closed list."""
 
-FAILED_LOADS: Final[Mapping[str, Explained]] = {
+_LOOK: Final = "Look at the outcome and error of its tickets: `ucm trace show`."
+ENDS: Final[Mapping[str, Explained]] = {
+    "queue_tickets": Explained("As many saves waited as may.", "Raise queue.tickets."),
+    "queue_bytes": Explained("As many bytes waited as may.", "Raise queue.nbytes."),
+    "store_behind": Explained(
+        "As much had been copied, and was not stored yet, as may be.",
+        "Use a faster medium for the slab.",
+    ),
     "overload": Explained(
         "The loads before it left too little time.",
         "Raise timeout.load, or use a faster medium.",
     ),
+    "store_full": Explained("The store had no slot.", "Raise store.capacity."),
     "deadline": Explained(
-        "The load's time was up.", "Look at which stage took long: `ucm trace show`."
+        "Its time was up.", "Look at which stage took long: `ucm trace show`."
+    ),
+    "recycled": Explained(
+        "The engine overwrote the blocks first.",
+        "Give the engine more blocks, or raise timeout.fence.",
     ),
     "corrupt": Explained(
-        "A checksum did not hold; the block was computed instead.",
-        "Check memory or disk of the slab.",
+        "A checksum did not hold.", "Check memory or disk of the slab."
     ),
     "evicted": Explained(
         "The block was gone between look-up and load.", "Raise store.capacity."
@@ -101,21 +126,109 @@ FAILED_LOADS: Final[Mapping[str, Explained]] = {
     "store_hung": Explained(
         "A call of the store did not return.", "Look at its medium, then restart."
     ),
-    "device": Explained(
-        "The device refused or failed.", "Look at the error of its ticket."
-    ),
+    "device": Explained("The device refused or failed.", _LOOK),
     "stuck": Explained(
         "A device copy never ended.", "Look at the device; restart the engine."
     ),
+    "failed": Explained("The runtime had failed before.", "Restart the engine."),
+    "runtime_failed": Explained("The runtime failed meanwhile.", "Restart the engine."),
+    "worker_died": Explained("A copy thread has died.", "Restart the engine."),
+    "closed": Explained("The engine had been closed before.", "Nothing."),
+    "late": Explained("The engine was closed while it was offered.", "Nothing."),
+    "shutdown": Explained(
+        "It still waited when the engine was closed.", "Raise timeout.shutdown."
+    ),
+    "unconfirmed": Explained(
+        "The engine was closed before the copy's end was seen.", "Nothing."
+    ),
+    "overwritten": Explained(
+        "The engine may have overwritten the blocks before the copy's end was seen.",
+        "Nothing: the next request saves them.",
+    ),
+    "unfinished": Explained("The step ended before it wrote all rows.", _LOOK),
+    "unsubmitted": Explained("Its step ended before it was carried out.", _LOOK),
+    "unasked": Explained("A layer ran without having waited for its row.", _LOOK),
+    "row_failed": Explained("Another load of its request failed.", _LOOK),
+    "withdrawn": Explained("Whoever asked for it wanted it no more.", "Nothing."),
+    "stored": Explained("The store had it already.", "Nothing."),
+    "absent": Explained("No tier had it.", "Nothing, or a larger tier."),
+    "over": Explained("It had come to its end elsewhere.", _LOOK),
+    "error": Explained("There was an error that has no word.", _LOOK),
 }
-"""By the words of ``load_failure`` that have more to say than their name."""
+"""Of a save or a load, by the words of ``ucm.reasons.Reason``; a closed list."""
+
+DETAILS: Final[Mapping[str, Explained]] = {
+    "wish": Explained(
+        "The request that computed it asked for it not to be stored.",
+        "Leave `store: false` out of its `kv_transfer_params`.",
+    ),
+    "save_decoded": Explained(
+        "It was decoded, and the setting keeps what is decoded out.",
+        "Set save_decoded to at_end or each_block.",
+    ),
+    "the request's id is too long": Explained(
+        "The request's id is too long.", "Use ids of at most 65536 characters."
+    ),
+    "not_taken": Explained(
+        "No step had room to order its save in time.",
+        "Raise queue.tickets or timeout.save.",
+    ),
+    "the loads of others fill the step's plan": Explained(
+        "The loads of other requests filled the step.",
+        "Nothing: the next step has room again.",
+    ),
+    "forgotten": Explained(
+        "Somebody had it deleted.", "Look who calls `ucm store rm`, or asks to forget."
+    ),
+    "cleared": Explained(
+        "Somebody had all of its key space deleted.",
+        "Look who calls `ucm store rm`, or resets the connector's cache.",
+    ),
+    "the engine's own hit ends inside a block": Explained(
+        "What the engine had itself ends inside a block of the store.",
+        "Make the engine's blocks as large as those of its largest group, or smaller.",
+    ),
+    "the store is not asked for a while": Explained(
+        "It had not answered before, and is tried again later.",
+        "Look at the store's medium, and at store.bypassed in the log.",
+    ),
+    "the runtime of a rank has failed": Explained(
+        "The runtime of a rank has failed; nothing is saved or loaded any more.",
+        "Look for runtime.failed in the log, and restart the engine.",
+    ),
+    "it is not known what the ranks store under": Explained(
+        "The weights may have changed, and not all ranks have said what they hold.",
+        "Look for weights.doubted in the log; reset the engine's prefix cache.",
+    ),
+    "its adapter: changed": Explained(
+        "The files of its adapter have changed since the engine started.",
+        "Give each version of an adapter a path of its own; see immutable_adapters.",
+    ),
+    "its adapter: shared": Explained(
+        "Two adapters have the same number.",
+        "Give each adapter, and each version of one, a lora_int_id of its own.",
+    ),
+    "its adapter: unreadable": Explained(
+        "The files of its adapter cannot be read.",
+        "Give the adapter as a local directory.",
+    ),
+    "its adapter: crowded": Explained(
+        "As many adapters were being read as may be.",
+        "Look whether the disk hangs on which adapters are.",
+    ),
+    "its adapter: late": Explained(
+        "The files of its adapter were not read in time.",
+        "Nothing: the next request finds them read, unless their disk hangs.",
+    ),
+}
+"""Of a miss, by the text of its detail, beside the words of ``ENDS``."""
 
 _OTHER_MISS: Final = Explained(
     "A later release of ucm gave this reason.", "Use the `ucm` of the engine's release."
 )
 _OTHER_FAILURE: Final = Explained(
     "The load ended without its blocks; they were computed.",
-    "Look at the outcome and error of its tickets: `ucm trace show`.",
+    _LOOK,
 )
 
 
@@ -124,6 +237,41 @@ def explain_miss(reason: str) -> Explained:
     return MISSES.get(reason, _OTHER_MISS)
 
 
+def explain_missed(missed: Missed) -> tuple[Explained, str]:
+    """Return what a miss means, the remedy that fits best, and its detail in words."""
+    general = explain_miss(missed.reason)
+    try:
+        detail = msgspec.json.decode(missed.detail)
+    except (ValueError, RecursionError):
+        return general, ""
+    if not isinstance(detail, dict):
+        return general, str(detail or "")[:_MOST_DETAIL]
+    text = str(detail.pop("text", ""))
+    age_s = detail.pop("age_s", None)
+    if text == missed.reason:
+        text = ""
+    known = DETAILS.get(text) or ENDS.get(text) or Explained(_sentence(text), "")
+    words = [known.meaning]
+    if isinstance(age_s, int | float):
+        words.append(f"That was {seconds_text(age_s)} before.")
+    words += _differences(detail)
+    explained = Explained(general.meaning, known.remedy or general.remedy)
+    return explained, " ".join(filter(None, words))[:_MOST_DETAIL]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].removesuffix('.')}." if text else ""
+
+
+def _differences(fields: Mapping[str, object]) -> Iterator[str]:
+    """Yield how settings differ under which a block is stored."""
+    for name, values in fields.items():
+        if isinstance(values, list) and len(values) == 2:
+            yield f"{name} is {values[0]!r} here, and {values[1]!r} where it is stored."
+        else:
+            yield f"{name}: {values}."
+
+
 def explain_failure(reason: str) -> Explained:
     """Return what the reason of a failed load means."""
-    return FAILED_LOADS.get(reason, _OTHER_FAILURE)
+    return ENDS.get(reason, _OTHER_FAILURE)

@@ -97,13 +97,16 @@
     draw(make(node, "svg", { width: 14, height: 14, "aria-hidden": "true" }));
     node.append(text);
   };
-  const seen = new Set(all.flatMap(({ bar }) => bar.stages.map((stage) => stage[0])));
-  for (const [title, names] of [
-    ["Stages of a save", ["event_wait", "gather", "gather_wait", "transfer", "confirm", "commit"]],
-    ["Stages of a load", ["fetch", "scatter", "scatter_wait", "publish"]],
-    ["Other stages", [...seen].filter((name) => !Object.hasOwn(COLOURS, name)).slice(0, 12)],
+  const stagesOf = (isOf) =>
+    new Set(all.filter(({ lane }) => isOf(lane.kind)).flatMap(({ bar }) => bar.stages.map((stage) => stage[0])));
+  for (const [title, isOf] of [
+    ["Stages of a save", (kind) => kind === "save"],
+    ["Stages of a load", (kind) => kind === "load"],
+    ["Other stages", (kind) => kind !== "save" && kind !== "load"],
   ]) {
-    const shown = names.filter((name) => seen.has(name));
+    const here = stagesOf(isOf);
+    const known = Object.keys(data.stages).filter((name) => here.delete(name));
+    const shown = [...known, ...[...here].slice(0, 12)];
     if (!shown.length) continue;
     const items = row(title);
     item(items, "waiting", "it waits for its turn: no stage has it", (svg) =>
@@ -125,6 +128,7 @@
     }
   }
 
+  const seen = stagesOf(() => true);
   const explain = (body) => {
     for (const [name, text] of Object.entries(data.stages)) {
       if (!seen.has(name)) continue;

@@ -4,18 +4,19 @@
 from collections.abc import Iterable, Iterator
 
 import attrs
-import msgspec
 
-from ucm.settings import size_text
-from ucm.story.lines import Ended, Missed, Other, Settled, details_of
+from ucm.settings import seconds_text, size_text
+from ucm.story.lines import Ended, Other, Settled, details_of
 from ucm.story.lives import Life
-from ucm.story.misses import explain_failure, explain_miss
+from ucm.story.misses import (
+    explain_failure,
+    explain_miss,
+    explain_missed,
+)
 
 __all__ = [
     "Happening",
-    "detail_text",
     "happenings_of",
-    "seconds_text",
     "summary_of",
 ]
 
@@ -38,24 +39,6 @@ class Happening:
     process: str
     what: str
     text: str
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a duration for people."""
-    if abs(seconds) < 0.001:
-        return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.1f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
-
-
-def detail_text(missed: Missed) -> str:
-    """Return what a miss's detail says: a text, or the fields of an object."""
-    try:
-        detail = msgspec.json.decode(missed.detail)
-    except (ValueError, RecursionError):
-        return ""
-    if isinstance(detail, dict):
-        detail = ", ".join(f"{key}: {value}" for key, value in detail.items())
-    return str(detail)[:_MOST_DETAIL] if detail else ""
 
 
 def summary_of(life: Life) -> list[str]:
@@ -120,15 +103,15 @@ def _from_scheduler(life: Life) -> Iterator[Happening]:
     if ended is not None and ended.began_s is not None:
         yield Happening(ended.began_s, ended.process, "began", "first look-up")
     for missed in life.missed:
-        place = "" if missed.block is None else f"at block {missed.block}"
+        place = "" if missed.block is None else f", at block {missed.block}"
         if missed.group is not None:
             place += f" of group {missed.group}"
-        found = f"{missed.found_tokens} of {missed.wanted_tokens} tokens were found"
-        meaning = explain_miss(missed.reason).meaning
-        parts = (found, place, f"{missed.reason}: {meaning}", detail_text(missed))
-        yield Happening(
-            missed.timestamp_s, missed.process, "missed", "; ".join(filter(None, parts))
+        explained, detail = explain_missed(missed)
+        text = (
+            f"{missed.found_tokens} of {missed.wanted_tokens} tokens were found{place}; "
+            f"{missed.reason}: {explained.meaning} {detail}"
         )
+        yield Happening(missed.timestamp_s, missed.process, "missed", text.rstrip())
     if matched is not None:
         text = (
             f"{matched.external_tokens} tokens are to be loaded, "
