@@ -357,6 +357,7 @@ class TestDocumentation:
                 assert lines.pop(f"{section}.{name}").rstrip("| ").endswith(".")
         rest = [
             "tiers",
+            "kv_events",
             "weights_revision",
             "immutable_adapters",
             *EVENT_KEYS,

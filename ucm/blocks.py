@@ -44,10 +44,14 @@ __all__ = [
     "RowId",
     "ShardId",
     "TransferId",
+    "block_of",
     "digest_of",
+    "group_of",
+    "hash_of",
     "id_in_log",
     "keyspace_prefix",
     "named",
+    "shard_of",
     "under",
     "whose",
 ]
@@ -71,6 +75,7 @@ PackedKey = NewType("PackedKey", bytes)
 
 KEY_SCHEMA_VERSION = 2
 _HEADER = struct.Struct(">B16sHH")
+_SHARD = _HEADER.size - 2
 _DIGEST_BYTES = 16
 _MIN_HASH_BYTES, _MAX_HASH_BYTES = 8, 64
 _NAMED = 4
@@ -250,6 +255,26 @@ def keyspace_prefix(keyspace_digest: bytes) -> bytes:
 def digest_of(key: PackedKey) -> bytes:
     """Return the key space digest of a packed key."""
     return key[1 : 1 + _DIGEST_BYTES]
+
+
+def shard_of(key: PackedKey) -> ShardId:
+    """Return which part of its block a packed key names."""
+    return ShardId(int.from_bytes(key[_SHARD : _HEADER.size]))
+
+
+def group_of(key: PackedKey) -> GroupId:
+    """Return the group of the block that a packed key names."""
+    return GroupId(int.from_bytes(key[_SHARD - 2 : _SHARD]))
+
+
+def hash_of(key: PackedKey) -> BlockHash:
+    """Return the hash under which the block that a packed key names is stored."""
+    return BlockHash(key[_HEADER.size :])
+
+
+def block_of(key: PackedKey) -> bytes:
+    """Return what the keys of all parts of a block have in common, and no others."""
+    return key[:_SHARD] + key[_HEADER.size :]
 
 
 def under(keyspace_digest: bytes, key: PackedKey) -> PackedKey:

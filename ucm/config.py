@@ -29,6 +29,7 @@ from ucm.settings import (
 __all__ = [
     "Durability",
     "HugePages",
+    "KVEvents",
     "LogConfig",
     "QueueConfig",
     "SaveDecoded",
@@ -72,6 +73,16 @@ class Verify(enum.Enum):
     """Each time they are loaded."""
     ONCE = "once"
     """The first time that a process loads what was saved; then the memory is trusted."""
+
+
+class KVEvents(enum.Enum):
+    """Who tells of blocks that come and go below the engine, by the engine's publisher."""
+
+    OFF = "off"
+    NODE = "node"
+    """Of the engines with the same model that share a slab, one."""
+    ENGINE = "engine"
+    """Each engine, for those who count blocks as the teller's own."""
 
 
 class SaveDecoded(enum.Enum):
@@ -308,6 +319,11 @@ class UCMConfig:
                 "properties": {"type": {"type": "string"}},
             },
         },
+    )
+    kv_events: KVEvents = field(
+        KVEvents.OFF,
+        "Tell of blocks in slab and tiers by the engine's KV events: `off`, `node` (one of "
+        "the engines that share a slab) or `engine` (each).",
     )
     weights_revision: str = field(
         "",

@@ -128,6 +128,11 @@ _TABLE = (
         "Tokens of whole blocks, beyond the engine's own, that these looked for.",
     ),
     _counter(
+        "ucm_kv_event_blocks_total",
+        "Blocks that KV events told of, in each medium once, by what: stored, removed.",
+        "event",
+    ),
+    _counter(
         "ucm_fetch_wants_total",
         "Requests that waited for blocks from tiers, by why not all came; empty: all did.",
         "reason",

@@ -19,12 +19,14 @@ from ucm.agent.protocol import (
     Ask,
     Done,
     Drop,
+    Follow,
     Hello,
     Refused,
     ToAgent,
     Welcome,
     encode_frame,
 )
+from ucm.agent.protocol import Told as LedgerTold
 from ucm.testing.store_blocks import make_keys
 from ucm.tracing import AGENT_JOINED, AGENT_LOST
 
@@ -330,3 +332,55 @@ class TestNobody:
         client.close()
         assert not client._thread.is_alive()
         assert not want(client)
+
+
+class Follower:
+    """Asks for one batch whenever an agent is there."""
+
+    def __init__(self, client: AgentClient) -> None:
+        self._client = client
+        self.heard: queue.Queue[object] = queue.Queue()
+
+    def joined(self, media) -> None:
+        """Ask."""
+        self._client.send(Follow(1, b"space", alone=False))
+        self.heard.put(media)
+
+    def told(self, told: LedgerTold) -> None:
+        """Take it."""
+        self.heard.put(told)
+
+    def hear(self) -> object:
+        """Return what came."""
+        return self.heard.get(timeout=LIMIT_S)
+
+
+class TestFollow:
+    def test_follower_hears_of_each_agent_and_of_what_it_tells(self, world) -> None:
+        """R-57: one that comes late is told that the agent is there, and again with the next
+        one, which knows nothing of what the last one told."""
+        client = world.join()
+        follower = Follower(client)
+        client.follow(follower)
+        assert ("memory",) == follower.hear()
+        for _ in range(2):
+            assert Follow(1, b"space", alone=False) == world.agent.hear()
+            told = LedgerTold(1, [], begins=True, listed=True)
+            world.agent.say(told)
+            assert told == follower.hear()
+            world.agent.hang_up()
+            assert AGENT_LOST == world.told.wait()
+            world.agent.accept()
+            world.agent.say(WELCOME)
+            assert AGENT_JOINED == world.told.wait()
+            assert ("memory",) == follower.hear()
+
+    def test_nobody_follows_unless_asked(self, world) -> None:
+        """R-57: what an agent tells of its ledger, though nobody follows, is passed over."""
+        client = world.join()
+        world.agent.say(LedgerTold(1, [], begins=True, listed=True))
+        want(client)
+        world.agent.hear()
+        world.agent.say(Done(1, 4, "", b"\1\1\0\2"))
+        wait_for_end(client)
+        assert Answer(4, "", b"\1\1\0\2") == client.answer("a")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.agent.unruly import Unruly, inline, lay, open_core
 from tests.stores.slab_kit import open_slab
 from ucm.agent.connection import Connection
+from ucm.agent.ledger import Ledger
 from ucm.agent.protocol import (
     FRAME_HEADER,
     MAX_FRAME_BYTES,
@@ -88,7 +89,7 @@ def ask_for(number: int, keys=KEYS, **changes) -> Ask:
     return msgspec.structs.replace(ask, **changes)
 
 
-def talk(tmp_path: Path, talking, laid=KEYS):
+def talk(tmp_path: Path, talking, laid=KEYS, ledger=Ledger):
     """Have *talking* with a connection over a core; return what came of it."""
 
     async def run():
@@ -101,7 +102,7 @@ def talk(tmp_path: Path, talking, laid=KEYS):
                 async def core_of(_):
                     return await inline(lambda: core)
 
-                peer = Connection(pipe, core_of, tell_status, ["memory"])
+                peer = Connection(*(pipe, core_of, tell_status), ["memory"], ledger)
 
                 async def serve():
                     problems.append(await peer.serve())
@@ -124,7 +125,10 @@ class TestTalk:
             return await pipe.hear(), await pipe.hear()
 
         told, problem, _ = talk(tmp_path, talking)
-        assert (Welcome(PROTOCOL_VERSION, ["memory"]), Done(7, 8, "")) == told
+        assert (
+            Welcome(PROTOCOL_VERSION, ["memory"]),
+            Done(7, 8, "", b"\1" * 8),
+        ) == told
         assert "" == problem
 
     def test_peer_that_goes_gives_its_slots_back(self, tmp_path) -> None:
@@ -188,7 +192,9 @@ class TestTalk:
                 raise StoreUnavailableError("in use")
 
             pipe.say(HELLO)
-            problem = await Connection(pipe, core_of, tell_status, []).serve()
+            problem = await Connection(
+                *(pipe, core_of, tell_status), [], Ledger
+            ).serve()
             return problem, await pipe.hear()
 
         assert ("", Refused("in use")) == asyncio.run(run())
@@ -205,7 +211,7 @@ class TestTiers:
         async def greet(tiers):
             pipe = Pipe()
             pipe.say(Hello(PROTOCOL_VERSION, 4096, tiers))
-            await Connection(pipe, core_of, tell_status, [], "one").serve()
+            await Connection(*(pipe, core_of, tell_status), [], Ledger, "one").serve()
             return (await pipe.hear()).problem
 
         told = {tiers: asyncio.run(greet(tiers)) for tiers in ("", "one", "two")}
@@ -229,7 +235,7 @@ class TestStrangers:
             return await pipe.hear()
 
         told, _, _ = talk(tmp_path, talking)
-        assert Refused("version 99 is not 1, the agent's") == told
+        assert Refused(f"version 99 is not {PROTOCOL_VERSION}, the agent's") == told
 
     @pytest.mark.parametrize(
         "said",
@@ -291,6 +297,6 @@ class TestStrangers:
 
             pipe.say(*noise)
             pipe.hang_up()
-            return await Connection(pipe, core_of, tell_status, []).serve()
+            return await Connection(*(pipe, core_of, tell_status), [], Ledger).serve()
 
         assert isinstance(asyncio.run(run()), str)

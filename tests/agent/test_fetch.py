@@ -50,7 +50,7 @@ class TestFetch:
         backend = Unruly()
         save(slab, KEYS[:3])
         (want,), _ = fetch_all(slab, backend, wants=[KEYS[:6]])
-        assert 6 == want.found
+        assert (6, [0, 0, 0, 1, 1, 1]) == (want.found, want.media)
         assert KEYS[3:6] == backend.got
 
     def test_block_that_several_want_is_fetched_once(self, slab) -> None:
@@ -90,7 +90,8 @@ class TestFetch:
                 await core.fetch(want)
                 return want
 
-        assert 5 == run_virtual(fetch).found
+        want = run_virtual(fetch)
+        assert (5, [1, 1, 2, 2, 2]) == (want.found, want.media)
         assert (KEYS[:2], KEYS[2:5]) == (first.got, second.got)
 
 

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from ucm.agent.node import AgentLock, Node
-from ucm.config import UCMConfig
+from ucm.config import KVEvents, UCMConfig
 from ucm.errors import ConfigError
 from ucm.tracing import RUNTIME_FAILED, close_log, open_log
 
@@ -82,7 +82,7 @@ def _read(path: Path | None) -> UCMConfig:
         with path.open("rb") as file:
             text = file.read(_MOST_TEXT)
     config = UCMConfig.from_mapping(msgspec.json.decode(text, type=dict[str, object]))
-    if not config.tiers:
+    if not config.tiers and config.kv_events is KVEvents.OFF:
         raise ConfigError("tiers", [], "no tier", "Give one, such as type disk.")
     return config
 

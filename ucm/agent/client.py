@@ -16,7 +16,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -32,6 +32,7 @@ from ucm.agent.protocol import (
     Hello,
     Refused,
     ToAgent,
+    Told,
     Welcome,
     decode_frame,
     encode_frame,
@@ -45,7 +46,7 @@ from ucm.reasons import Reason
 from ucm.threads import SYSTEM, Thread, Threads
 from ucm.tracing import AGENT_JOINED, AGENT_LOST, Log
 
-__all__ = ["AgentClient", "Answer"]
+__all__ = ["AgentClient", "Answer", "Follower"]
 
 _FIRST_S: Final = 0.1
 _LONGEST_S: Final = 10.0
@@ -61,10 +62,30 @@ _DECODER: "Final[msgspec.msgpack.Decoder[FromAgent]]" = msgspec.msgpack.Decoder(
 
 
 class Answer(NamedTuple):
-    """What the agent said of a want."""
+    """
+    What the agent said of a want.
+
+    Args:
+        found: So many of its keys, from the first, are in the slab.
+        reason: Why not more.
+        media: Where each of these was, as bytes: 0 the slab, tiers behind it.
+    """
 
     found: int
     reason: Reason
+    media: bytes = b""
+
+
+class Follower(Protocol):
+    """Who follows the ledger; called on the client's thread, where it may use ``send``."""
+
+    def joined(self, media: Sequence[str]) -> None:
+        """Take note that an agent is there, which has these tiers, and knows nothing of us."""
+        ...
+
+    def told(self, told: Told) -> None:
+        """Take what the agent says of its ledger."""
+        ...
 
 
 class AgentClient:
@@ -103,6 +124,9 @@ class AgentClient:
         self._silent_until = 0.0
         """If no word comes by then, the agent is taken for stopped; 0: none is due."""
         self._is_up = False
+        self._follower: Follower | None = None
+        self.media: Sequence[str] = ()
+        """Those of the tiers of the agent that was there last."""
         self._refusal = ""
         """Why an agent did not serve us, as it was told last."""
         self._is_closing = threads.event()
@@ -157,7 +181,7 @@ class AgentClient:
             deadline_s=_AHEAD * seconds,
             hold_s=hold_s + (1 - _AHEAD) * seconds,
         )
-        self._call(lambda: self._send(ask))
+        self.call(lambda: self.send(ask))
         return True
 
     def is_pending(self, request_id: str) -> bool:
@@ -174,7 +198,12 @@ class AgentClient:
         if (number := self._open.pop(request_id, None)) is not None:
             self._pending.pop(number, None)
             self._answers.pop(number, None)
-            self._call(lambda: self._send(Drop(number)))
+            self.call(lambda: self.send(Drop(number)))
+
+    def follow(self, follower: Follower) -> None:
+        """Have somebody told whenever an agent is there, and what its ledger says."""
+        self._follower = follower
+        self.call(lambda: follower.joined(self.media) if self._is_up else None)
 
     def counts(self) -> dict[str, int]:
         """Return the size of each container."""
@@ -183,10 +212,11 @@ class AgentClient:
     def close(self) -> None:
         """Leave the agent. Idempotent."""
         self._is_closing.set()
-        self._call(self._hang_up)
+        self.call(self._hang_up)
         self._thread.join(_CLOSE_S)
 
-    def _call(self, function: Callable[[], None]) -> None:
+    def call(self, function: Callable[[], None]) -> None:
+        """Have *function*, which must not raise, called on the client's thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # closed meanwhile
                 self._loop.call_soon_threadsafe(function)
@@ -241,7 +271,10 @@ class AgentClient:
             raise MessageError("the agent's first message is no welcome")
         self._silent_until = 0.0  # a want may have come while the last one was lost
         self._is_up = True
+        self.media = tuple(answer.media)
         self._log.info(AGENT_JOINED, media=answer.media)
+        if self._follower is not None:
+            self._follower.joined(self.media)
         return reader
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -250,16 +283,21 @@ class AgentClient:
             self._silent_until = 0.0
             # Of a want that was dropped or is over, nobody asks any more.
             if isinstance(message, Done) and message.number in self._pending:
-                self._answers[message.number] = Answer(message.found, message.reason)
+                self._answers[message.number] = Answer(
+                    message.found, message.reason, message.media
+                )
                 if self._pending.pop(message.number, None) is None:  # dropped just now
                     self._answers.pop(message.number, None)
+            elif isinstance(message, Told) and self._follower is not None:
+                self._follower.told(message)
 
     async def _receive(self, reader: asyncio.StreamReader) -> FromAgent:
         header = await reader.readexactly(FRAME_HEADER.size)
         payload = await reader.readexactly(frame_bytes(header))
         return decode_frame(payload, _DECODER)
 
-    def _send(self, message: ToAgent) -> None:
+    def send(self, message: ToAgent) -> None:
+        """Send if an agent is there; on the client's thread."""
         if self._writer is None or not self._is_up:
             return
         if self._writer.transport.get_write_buffer_size() > _MOST_WAITING:

@@ -10,20 +10,24 @@ from anyio.abc import ByteStream, TaskGroup
 
 from ucm.agent.core import AgentCore
 from ucm.agent.fetch import Want
+from ucm.agent.ledger import Ledger, Reader
 from ucm.agent.protocol import (
     FRAME_HEADER,
     LONGEST_S,
     MOST_KEYS,
     PROTOCOL_VERSION,
     Ask,
+    Describe,
     Done,
     Drop,
+    Follow,
     FromAgent,
     GetStatus,
     Hello,
     Refused,
     Status,
     ToAgent,
+    Told,
     Welcome,
     decode_frame,
     encode_frame,
@@ -41,6 +45,9 @@ _SEND_S: Final = 5.0
 _MOST_WANTS: Final = 1024
 _SHORTEST, _LONGEST = 29, 85
 """Bytes of packed keys."""
+_MOST_SAID: Final = 14 << 10
+"""Bytes of a description; so many fit into a frame that a batch of them does."""
+_PREFIX_BYTES: Final = 17
 _GONE: Final = (
     *(TimeoutError, anyio.EndOfStream),
     *(anyio.BrokenResourceError, anyio.ClosedResourceError),
@@ -62,6 +69,7 @@ class Connection:
             ``StoreError`` where nothing does.
         tell_status: Returns how the agent is.
         media: Of the tiers, in order.
+        ledger: Returns that of the node, which begins with the first engine that asks for it.
         tiers: Their digest; empty: an engine may be set to have any.
     """
 
@@ -71,12 +79,18 @@ class Connection:
         core_of: Callable[[int], Awaitable[AgentCore]],
         tell_status: Callable[[], Awaitable[dict[str, object]]],
         media: list[str],
+        ledger: Callable[[], Ledger],
         tiers: str = "",
     ) -> None:
         self._stream = stream
         self._core_of = core_of
         self._tell_status = tell_status
         self._media = media
+        self._ledger = ledger
+        self._reader: Reader | None = None
+        self._following = 0, anyio.CancelScope()
+        """The number of what it follows, and what ends the answer that is under way."""
+        self._is_answered = True
         self._tiers = tiers
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._sending = anyio.Lock()
@@ -100,10 +114,14 @@ class Connection:
         if core is None:
             return ""
         self.is_engine = True
-        async with anyio.create_task_group() as tasks:
-            self._tasks = tasks
-            problem = await self._converse(core, tasks)
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                problem = await self._converse(core, tasks)
+                tasks.cancel_scope.cancel()
+        finally:
+            if self._reader is not None:
+                self._ledger().close(self._reader)
         return problem
 
     async def _converse(self, core: AgentCore, tasks: TaskGroup) -> str:
@@ -150,14 +168,50 @@ class Connection:
                 await self._send(Done(message.number, 0, Reason.WITHDRAWN))
         elif isinstance(message, GetStatus):
             await self._send(Status(await self._tell_status()))
+        elif isinstance(message, Describe):
+            self._describe(message)
+        elif isinstance(message, Follow):
+            self._follow(message, tasks)
         else:
             raise MessageError("hello comes once")
+
+    def _describe(self, message: Describe) -> None:
+        ledger = self._ledger()
+        for key, said in message.blocks:
+            _check_key(len(key))
+            if len(said) > _MOST_SAID:
+                raise MessageError(f"a description of {len(said)} bytes")
+            ledger.describe(PackedKey(key), said)
+
+    def _follow(self, message: Follow, tasks: TaskGroup) -> None:
+        number, scope = self._following
+        if message.number != number or self._reader is None:
+            if len(message.prefix) != _PREFIX_BYTES:
+                raise MessageError("a key space that is none of ours")
+            scope.cancel()
+            if self._reader is not None:
+                self._ledger().close(self._reader)
+            self._reader = self._ledger().read(message.prefix, alone=message.alone)
+        elif not self._is_answered:
+            raise MessageError("it asks before it was answered")
+        self._is_answered = False
+        self._following = message.number, anyio.CancelScope()
+        tasks.start_soon(self._tell, self._reader, *self._following)
+
+    async def _tell(
+        self, reader: Reader, number: int, scope: anyio.CancelScope
+    ) -> None:
+        with scope:
+            batch = await reader.next()
+            self._is_answered = True
+            await self._send(Told(number, *batch))
 
     async def _serve_want(self, number: int, want: Want, core: AgentCore) -> None:
         with self._scopes[number]:
             try:
                 await core.fetch(want)
-                await self._send(Done(number, want.found, want.reason))
+                media = bytes(want.media[: want.found])
+                await self._send(Done(number, want.found, want.reason, media))
                 await anyio.sleep(want.hold_s)
             finally:
                 core.drop(want)
@@ -185,6 +239,11 @@ class Connection:
         return bytes(parts)
 
 
+def _check_key(nbytes: int) -> None:
+    if not _SHORTEST <= nbytes <= _LONGEST:
+        raise MessageError("a key that is none of ours")
+
+
 def _want_of(ask: Ask, max_block_bytes: int) -> Want:
     """
     Return what is wanted.
@@ -198,8 +257,8 @@ def _want_of(ask: Ask, max_block_bytes: int) -> Want:
         raise MessageError(f"a block of no byte, or of more than {max_block_bytes}")
     if not (0 <= ask.deadline_s <= LONGEST_S and 0 <= ask.hold_s <= LONGEST_S):
         raise MessageError(f"more than {LONGEST_S} seconds, or less than none")
-    if not all(_SHORTEST <= nbytes <= _LONGEST for nbytes in set(map(len, ask.keys))):
-        raise MessageError("a key that is none of ours")
+    for nbytes in set(map(len, ask.keys)):
+        _check_key(nbytes)
     keys = [PackedKey(key) for key in ask.keys]
     deadline = anyio.current_time() + ask.deadline_s
     return Want(keys, ask.sizes, deadline, ask.hold_s)

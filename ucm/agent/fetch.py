@@ -77,6 +77,8 @@ class _Flight:
     done: anyio.Event = attrs.Factory(anyio.Event)
     reason: Reason = Reason.DEADLINE
     """Why it failed; none: the slab has the block."""
+    medium: int = 0
+    """Where it was: 0 the slab, tiers behind it."""
 
 
 @attrs.define(eq=False)
@@ -97,6 +99,8 @@ class Want:
     hold_s: float
     found: int = 0
     """Keys from the start that the slab has, once it is fetched."""
+    media: list[int] = attrs.Factory(list)
+    """Where each of these was: 0 the slab, tiers behind it."""
     reason: Reason = Reason.NONE
     """Why it is not more."""
     num_slots: int = 0
@@ -197,6 +201,7 @@ class Fetcher:
                     if flight.reason:
                         return flight.reason
                 want.found = at + 1
+                want.media.append(0 if flight is None else flight.medium)
             return Reason.NONE
         finally:
             for flight in filter(None, flights):
@@ -264,6 +269,7 @@ class Fetcher:
                 self._end(flight, Reason.UNAVAILABLE if is_unknown else Reason.ABSENT)
         of_tier: list[list[_Flight]] = [[] for _ in self._tiers]
         for flight in kept:
+            flight.medium = 1 + tier_of[flight]
             of_tier[tier_of[flight]].append(flight)
         return of_tier
 
@@ -332,6 +338,7 @@ class Fetcher:
 
     def _end(self, flight: _Flight, reason: Reason) -> None:
         is_stored = reason is Reason.STORED
+        flight.medium = 0 if is_stored else flight.medium
         flight.reason = Reason.NONE if is_stored else reason
         del self._flights[flight.key]
         flight.done.set()

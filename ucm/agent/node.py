@@ -25,8 +25,11 @@ from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
 from ucm.agent.calls import ThreadCalls
 from ucm.agent.connection import Connection
 from ucm.agent.core import AgentCore
+from ucm.agent.feeding import feed_slab, feed_tiers
+from ucm.agent.ledger import Ledger
 from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME, digest_of, peer_uid, within
 from ucm.backends.opening import open_backend
+from ucm.backends.watched import WatchedBackend
 from ucm.backends.wrap import BreakerBackend, DeadlineBackend
 from ucm.config import UCMConfig
 from ucm.stores.abc import Store
@@ -91,7 +94,10 @@ class Node:
         self._linger_s = linger_s
         self._call = ThreadCalls(_THREADS)
         self._tiers: list[BreakerBackend] = []
+        self._watched: list[WatchedBackend] = []
         self._cores: dict[int, AgentCore] = {}
+        self._slab: Store | None = None
+        self._ledger: Ledger | None = None
         self._opening = anyio.Lock()
         self._tasks: TaskGroup | None = None
         self._stack = AsyncExitStack()
@@ -130,7 +136,8 @@ class Node:
         for number, settings in enumerate(self._config.tiers):
             backend = await open_backend(settings, f"tiers.{number}")
             self._stack.push_async_callback(backend.aclose)
-            guarded = DeadlineBackend(backend, self._config.timeout.tier)
+            self._watched.append(WatchedBackend(backend))
+            guarded = DeadlineBackend(self._watched[-1], self._config.timeout.tier)
             self._tiers.append(
                 BreakerBackend(
                     guarded,
@@ -166,7 +173,10 @@ class Node:
                 return
             self._num_engines += 1
             tiers = digest_of(self._config.tiers)
-            peer = Connection(stream, self._core_of, self._status, self._media, tiers)
+            peer = Connection(
+                *(stream, self._core_of, self._status, self._media),
+                *(self._keep_ledger, tiers),
+            )
             try:
                 if problem := await peer.serve():
                     self._log.warning(AGENT_REFUSED, error=problem)
@@ -185,6 +195,7 @@ class Node:
                     )
                 )
                 self._stack.callback(store.close)
+                self._slab = self._slab or store  # each sees the changes of all
                 await self._start(slot_bytes, store)
             return self._cores[slot_bytes]
 
@@ -208,6 +219,16 @@ class Node:
         # Its slab is lost: engines that start anew get another one, and another agent.
         assert self._tasks is not None
         self._tasks.cancel_scope.cancel()
+
+    def _keep_ledger(self) -> Ledger:
+        """Return the node's ledger; it begins when somebody wants it."""
+        if self._ledger is None:
+            assert self._tasks is not None
+            assert self._slab is not None  # who asks was welcomed
+            self._ledger = Ledger(1 + len(self._tiers))
+            feed_tiers(self._ledger, self._watched)
+            self._tasks.start_soon(feed_slab, self._ledger, self._slab, self._call)
+        return self._ledger
 
     # When it ends.
 
@@ -250,7 +271,8 @@ class Node:
                 told | {"medium": tier.capabilities.medium, "silent": tier.is_open}
             )
         slots = {str(size): core.totals() for size, core in self._cores.items()}
-        return {
+        ledger = {} if self._ledger is None else {"ledger": self._ledger.told()}
+        return ledger | {
             "pid": os.getpid(),
             "media": self._media,
             "tiers": tiers,

@@ -28,14 +28,18 @@ __all__ = [
     "PROTOCOL_VERSION",
     "SOCKET_NAME",
     "Ask",
+    "Describe",
     "Done",
     "Drop",
+    "Entry",
+    "Follow",
     "FromAgent",
     "GetStatus",
     "Hello",
     "Refused",
     "Status",
     "ToAgent",
+    "Told",
     "Welcome",
     "decode_frame",
     "digest_of",
@@ -45,7 +49,7 @@ __all__ = [
     "within",
 ]
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MAX_FRAME_BYTES: Final = 8 << 20
 MOST_KEYS: Final = 1 << 16
 """Of one want: they fit into a frame however long they are."""
@@ -96,6 +100,32 @@ class Drop(msgspec.Struct, tag="drop", frozen=True):
     number: int
 
 
+class Describe(msgspec.Struct, tag="describe", frozen=True):
+    """
+    What blocks hold, for whoever follows the ledger.
+
+    Args:
+        blocks: A packed key of each, and its description, which engines read.
+    """
+
+    blocks: list[tuple[bytes, bytes]]
+
+
+class Follow(msgspec.Struct, tag="follow", frozen=True):
+    """
+    An engine asks for the next batch of the ledger; it has no other on its way.
+
+    Args:
+        number: Of what it follows; a new one begins with a listing.
+        prefix: Of the keys that it is to be told of.
+        alone: Only if no other engine that says so is told of them.
+    """
+
+    number: int
+    prefix: bytes
+    alone: bool
+
+
 class GetStatus(msgspec.Struct, tag="get_status", frozen=True):
     """Somebody asks how the agent is."""
 
@@ -114,11 +144,54 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """The answer to a want: so many of its keys, from the first, are there; why not more."""
+    """
+    The answer to a want.
+
+    Args:
+        number: Which.
+        found: So many of its keys, from the first, are there.
+        reason: Why not more.
+        media: Where each of these was: 0 the slab, tiers behind it.
+    """
 
     number: int
     found: int
     reason: Reason
+    media: bytes = b""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """
+    A line of the ledger.
+
+    Args:
+        medium: 0 the slab, tiers behind it.
+        is_stored: The block came; else it went.
+        key: Packed.
+        said: What it holds, as some engine has described it; empty: nobody has.
+    """
+
+    medium: int
+    is_stored: bool
+    key: bytes
+    said: bytes = b""
+
+
+class Told(msgspec.Struct, tag="told", frozen=True):
+    """
+    The answer to who follows the ledger, once there is something.
+
+    Args:
+        number: Of what it follows.
+        entries: In order.
+        begins: A listing begins with it, of all that is there.
+        listed: A listing ends with it: what it left out is there no more.
+    """
+
+    number: int
+    entries: list[Entry]
+    begins: bool
+    listed: bool
 
 
 class Status(msgspec.Struct, tag="status", frozen=True):
@@ -127,8 +200,8 @@ class Status(msgspec.Struct, tag="status", frozen=True):
     told: dict[str, object]
 
 
-ToAgent = Hello | Ask | Drop | GetStatus
-FromAgent = Welcome | Refused | Done | Status
+ToAgent = Hello | Ask | Drop | Describe | Follow | GetStatus
+FromAgent = Welcome | Refused | Done | Told | Status
 _T = TypeVar("_T")
 
 

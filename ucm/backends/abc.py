@@ -20,7 +20,7 @@ What can be configured as a tier has a class method ``open_configured(settings, 
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 from xxhash import xxh3_64_intdigest
@@ -140,6 +140,20 @@ class Backend(ABC):
 
     async def register(self, memory: Sequence[memoryview]) -> None:  # noqa: B027 - most need none
         """Make memory known from which and into which blocks will move, where that helps."""
+
+    def watch(
+        self, tell: Callable[[PackedKey, bool], None]
+    ) -> Sequence[PackedKey] | None:
+        """
+        Tell from now on of each block that comes (True) or goes (False), for whatever reason.
+
+        Args:
+            tell: Called on the loop, in the order in which a look-up would see it.
+
+        Returns:
+            What is there; None: it does not know of all that comes and goes, and tells nothing.
+        """
+        return None
 
     @abstractmethod
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:

@@ -54,6 +54,12 @@ class WrapperBackend(Backend):
         """Forward."""
         await self.inner.register(memory)
 
+    def watch(
+        self, tell: Callable[[PackedKey, bool], None]
+    ) -> Sequence[PackedKey] | None:
+        """Forward."""
+        return self.inner.watch(tell)
+
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Forward."""
         return await self.inner.exists(keys)

@@ -12,7 +12,7 @@ ends it; with ``power`` a put ends behind an ``fdatasync`` of the drives it wrot
 import contextlib
 import enum
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -185,6 +185,11 @@ class DiskBackend(Backend):
             batch_blocks=2 * self._settings.threads,
             in_flight=2,
         )
+
+    def watch(self, tell: Callable[[PackedKey, bool], None]) -> Sequence[PackedKey]:
+        """Tell of what the index finds, and of what no more."""
+        self._slots.tell = tell
+        return self._slots.keys()
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Look into the index."""

@@ -104,6 +104,8 @@ class Slots:
         self._extents: OrderedDict[int, Extent] = OrderedDict()
         """Those that belong to a class, by id, the one whose use is oldest first."""
         self.num_evicted = 0
+        self.tell: Callable[[PackedKey, bool], None] = lambda key, is_there: None
+        """Told of each block that is found from now on, or no more."""
         self.extents = [
             Extent(drive, number)
             for number in range(geometry.num_extents)
@@ -114,6 +116,10 @@ class Slots:
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    def keys(self) -> list[PackedKey]:
+        """Return those of all blocks that are there."""
+        return list(self._blocks)
 
     @property
     def nbytes(self) -> int:
@@ -183,12 +189,14 @@ class Slots:
         self._blocks[slot.key] = slot
         self._classes[slot.extent.mark.pages].blocks[slot.key] = slot
         self.use(slot)
+        self.tell(slot.key, True)
 
     def remove(self, slot: Slot) -> None:
         """Have a block found no more; its slot is freed by whoever lets go of it."""
         del self._blocks[slot.key]
         del self._classes[slot.extent.mark.pages].blocks[slot.key]
         slot.is_gone = True
+        self.tell(slot.key, False)
 
     def restore(self, slot: Slot) -> None:
         """Have a block found again that was removed, unless it was put once more since."""

@@ -69,6 +69,10 @@ class MockSchedulerHalf:
     def agree(self, handshakes: Iterable[RankHandshake]) -> None:
         """Do nothing: nothing is stored under any key."""
 
+    def take_events(self) -> Sequence[Any]:
+        """Return nothing: no block comes or goes."""
+        return ()
+
     def match(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:  # noqa: ANN401 - vLLM's Request
         """Claim whole blocks up to the ratio, less what is computed and one token."""
         prompt: int = request.num_prompt_tokens

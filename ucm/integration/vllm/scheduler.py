@@ -16,13 +16,14 @@ from ucm.blocks import KeySpace, whose
 from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.doubts import Doubts
+from ucm.integration.vllm.kv_events import open_teller
 from ucm.integration.vllm.lifelog import LifeLog
 from ucm.integration.vllm.lookups import Lookups
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.running import Running
 from ucm.integration.vllm.setup import Setup
-from ucm.integration.vllm.stats import UCMStats, stats_of
+from ucm.integration.vllm.stats import UCMStats, stats_of, tell_totals
 from ucm.integration.vllm.tiers import Tiers, open_client
 from ucm.integration.vllm.wishes import WishReader
 from ucm.metrics import Counters
@@ -114,7 +115,14 @@ class SchedulerHalf:
         self._running = Running(self._adapters, self._adapter, wishes)
         self._forgetter = Forgetter(store, setup.threads)
         client = open_client(setup.config, setup.facts(0).slot_bytes, self._log)
-        self._tiers = Tiers(self._adapter.matcher, client, setup.config, self._counters)
+        matcher, of_tiers = (
+            self._adapter.matcher,
+            client if setup.config.tiers else None,
+        )
+        self._tiers = Tiers(matcher, of_tiers, setup.config, self._counters)
+        is_memory = store.capabilities.tier == "memory"
+        self._events = open_teller(setup, client, self._counters, is_memory=is_memory)
+        self.take_events = self._events.take
         self._agreement = Agreement(setup.topology, setup.facts(0))
         self._keyspace: KeySpace | None = None
         self._doubts = Doubts(
@@ -200,6 +208,7 @@ class SchedulerHalf:
         computed = lookup.computed_tokens
         self._lifelog.allocated(request, computed)
         self._lifelog.missed(request, lookup)
+        self._events.begun(request, self._adapters.hashes_of(request))
         self._tiers.begun(request_id, external_tokens)
         if not external_tokens:
             return
@@ -287,6 +296,7 @@ class SchedulerHalf:
         end = self._running.end(request_id, tables)
         self._lookups.forget(request_id)
         self._tiers.drop(request_id)
+        self._events.ended(request_id)
         self._adapters.forget(request_id)
         if end is not None and end.wishes.forgets:
             self._forgetter.put(
@@ -311,6 +321,7 @@ class SchedulerHalf:
         if weights:
             keyspace = attrs.evolve(keyspace, weights=f"{keyspace.weights}/{weights}")
         self._adapter.rekey(keyspace.digest)
+        self._events.rekey(keyspace.digest)
         try:
             self._store.describe(keyspace)  # for people; best effort
             self._neighbours.moved(keyspace)
@@ -321,7 +332,7 @@ class SchedulerHalf:
         """Return what is new since the last call."""
         if (totals := self._adapter.totals) != self._told:
             self._told = totals
-            self._tell(totals)
+            tell_totals(self._counters, totals)
         self._counters.set("ucm_healthy", int(self._is_serving))
         return stats_of(self._counters)
 
@@ -346,18 +357,6 @@ class SchedulerHalf:
             self._answers = False
         tell("ucm_healthy", int(self._is_serving))
 
-    def _tell(self, totals: Totals) -> None:
-        reach = self._counters.reach
-        reach("ucm_saved_blocks_total", totals.saved_blocks)
-        reach("ucm_dropped_blocks_total", totals.dropped_blocks)
-        reach("ucm_loaded_blocks_total", totals.loaded_blocks)
-        reach("ucm_loaded_tokens_total", totals.loaded_tokens)
-        reach("ucm_quarantined_holds_total", totals.quarantined_holds)
-        reach("ucm_cut_messages_total", totals.cut_plans, message="plan")
-        for reason, count in totals.failed_loads.items():
-            reach("ucm_load_failures_total", count, reason=reason)
-        self._counters.set("ucm_held_blocks", totals.held_blocks)
-
     @property
     def _is_serving(self) -> bool:
         """Whether this engine's saves and loads are served, as far as is known here."""
@@ -372,6 +371,7 @@ class SchedulerHalf:
             "tables": self._running.num_tables,
             "adapters": len(self._adapters),
             "wants": len(self._tiers),
+            "told_of": len(self._events),
             **self._adapter.counts(),
         }
 
@@ -382,6 +382,7 @@ class SchedulerHalf:
         self._is_closed = True
         self._adapters.close()
         self._tiers.close()
+        self._events.close()
         are_over = self._neighbours.close(), self._forgetter.close()
         if all(are_over):
             self._store.close()

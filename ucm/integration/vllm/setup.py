@@ -22,6 +22,7 @@ from ucm.integration.vllm.adapters import adapter_settings
 from ucm.integration.vllm.compat import hash_block_tokens
 from ucm.integration.vllm.identity import check_reusable
 from ucm.integration.vllm.keyspace import check_hash_algorithm, keyspace_of
+from ucm.integration.vllm.kv_words import GroupWords, check_events, group_words
 from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.modes import (
     DIRECT,
@@ -104,6 +105,7 @@ class Setup:
         confirms: It does so, and this model's blocks are of that kind.
         threads: Where clocks, threads and locks come from.
         translation: What was set under the keys of unified-cache-manager.
+        group_words: What KV events say of each group.
     """
 
     config: UCMConfig
@@ -120,6 +122,7 @@ class Setup:
     confirms: bool = False
     threads: Threads = SYSTEM
     translation: Translation = attrs.Factory(Translation)
+    group_words: tuple[GroupWords, ...] = ()
 
     @slot_bytes.default
     def _own_slot_bytes(self) -> int:
@@ -139,6 +142,7 @@ class Setup:
         read = load(transfer.kv_connector_extra_config)
         config = read.config
         check_tiers(config)
+        check_events(config, vllm_config)
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
         parallel = vllm_config.parallel_config
         first = overwrites_first(vllm_config)
@@ -167,6 +171,7 @@ class Setup:
             overwrites_first=first,
             confirms=first and overwrites_blocks(kv_cache_config),
             translation=read.translation,
+            group_words=group_words(kv_cache_config, layout),
         )
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:

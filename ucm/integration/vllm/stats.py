@@ -29,8 +29,9 @@ from ucm.metrics import (
     is_gauge,
     split_key,
 )
+from ucm.scheduler.totals import Totals
 
-__all__ = ["UCMPromMetrics", "UCMStats", "stats_of"]
+__all__ = ["UCMPromMetrics", "UCMStats", "stats_of", "tell_totals"]
 
 _PREFIX = "vllm:"
 _KEEP_OBSERVATIONS = 4096
@@ -229,3 +230,17 @@ def _look_often(ref: "weakref.ref[UCMPromMetrics]") -> None:
         metrics.look()
         del metrics
         time.sleep(_PERIOD_S)
+
+
+def tell_totals(counters: Counters, totals: Totals) -> None:
+    """Bring what the scheduler has counted into metrics."""
+    reach = counters.reach
+    reach("ucm_saved_blocks_total", totals.saved_blocks)
+    reach("ucm_dropped_blocks_total", totals.dropped_blocks)
+    reach("ucm_loaded_blocks_total", totals.loaded_blocks)
+    reach("ucm_loaded_tokens_total", totals.loaded_tokens)
+    reach("ucm_quarantined_holds_total", totals.quarantined_holds)
+    reach("ucm_cut_messages_total", totals.cut_plans, message="plan")
+    for reason, count in totals.failed_loads.items():
+        reach("ucm_load_failures_total", count, reason=reason)
+    counters.set("ucm_held_blocks", totals.held_blocks)

@@ -18,7 +18,7 @@ from ucm.agent.client import AgentClient
 from ucm.agent.launch import Launcher
 from ucm.agent.protocol import LONGEST_S, digest_of
 from ucm.blocks import ShardId
-from ucm.config import UCMConfig
+from ucm.config import KVEvents, UCMConfig
 from ucm.errors import ConfigError
 from ucm.metrics import Counters
 from ucm.reasons import Reason
@@ -172,8 +172,9 @@ def check_tiers(config: UCMConfig) -> None:
 
 
 def open_client(config: UCMConfig, slot_bytes: int, log: Log) -> AgentClient | None:
-    """Return what talks to the agent, and starts it; None where there are no tiers."""
-    if not config.tiers:
+    """Return what talks to the agent, and starts it; None where nobody needs one."""
+    if not config.tiers and config.kv_events is KVEvents.OFF:
         return None
-    path, tiers = Path(config.store.path), digest_of(config.tiers)
+    path = Path(config.store.path)
+    tiers = digest_of(config.tiers) if config.tiers else ""
     return AgentClient(path, slot_bytes, log, Launcher(config), tiers)

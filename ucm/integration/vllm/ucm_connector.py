@@ -249,7 +249,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         return None if self._worker is None else self._worker.report()
 
     def get_kv_connector_kv_cache_events(self) -> None:
-        """Return no events: the engine's own cover its cache."""
+        """Return no events: the scheduler's half has those of all ranks."""
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return what this rank stores under."""
@@ -324,8 +324,8 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         return is_kept, None
 
     def take_events(self) -> Iterable[Any]:
-        """Return no events: the engine's own cover its cache."""
-        return ()
+        """Return events of blocks below the engine; its own cover its cache."""
+        return () if self._scheduler is None else self._scheduler.take_events()
 
     def get_finished_count(self) -> int | None:
         """Return None: every rank reports every request."""

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of which blocks of a tier it is told that they come and go."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.agent.unruly import Unruly
+from tests.backends.disk_kit import open_disk
+from tests.backends.test_disk_slots import KEYS as SLOT_KEYS
+from tests.backends.test_disk_slots import give_up_deleting, make_slots, put
+from tests.backends.test_memory import TestMemoryBackend as Memory
+from ucm.backends.memory import MemoryBackend, Shelf
+from ucm.backends.watched import WatchedBackend
+from ucm.testing.backend_contract import fetch, seal
+from ucm.testing.store_blocks import make_keys
+
+KEYS = make_keys(4)
+
+
+class TestWatched(Memory):
+    """The contract through a wrapper that tells."""
+
+    async def open(self, place):
+        """Wrap the model."""
+        return _watched(await super().open(place))
+
+    async def open_small(self, place):
+        """Wrap the small model."""
+        return _watched(await super().open_small(place))
+
+
+del Memory  # it has a file of its own
+
+
+def sealed(keys):
+    """Return blocks to be put."""
+    return [seal(key) for key in keys]
+
+
+def _watched(backend):
+    made = WatchedBackend(backend)
+    made.watch(lambda key, is_there: None)
+    return made
+
+
+class Heard:
+    """Who is told."""
+
+    def __init__(self) -> None:
+        self.there: set = set()
+        self.told: list = []
+
+    def __call__(self, key, is_there) -> None:
+        """Take a word."""
+        self.told.append((KEYS.index(key) if key in KEYS else key, is_there))
+        (self.there.add if is_there else self.there.discard)(key)
+
+
+class TestAnswers:
+    def test_answers_tell_of_a_backend_that_does_not(self) -> None:
+        """R-57: what was put is there, what was not found is not, and what was to be removed
+        is not counted on."""
+
+        async def run():
+            backend, heard = Unruly(), Heard()
+            tier = WatchedBackend(backend)
+            await tier.put(sealed(KEYS[:1]))
+            assert () == tier.watch(heard)
+            await tier.put(sealed(KEYS[:3]))
+            assert KEYS[:3] == sorted(heard.there, key=KEYS.index)
+            del backend.shelf.values[KEYS[0]]
+            await fetch(tier, KEYS[:1])
+            await tier.delete(KEYS[1:2])
+            await tier.exists(KEYS)
+            backend.does.is_down = True
+            await tier.put(sealed(KEYS[3:]))
+            await tier.exists(KEYS)
+            return heard.there
+
+        assert {KEYS[2]} == asyncio.run(run())
+
+    def test_removal_without_an_answer_is_told(self) -> None:
+        """R-57: nobody counts on a block that may be gone."""
+
+        async def run():
+            backend, heard = Unruly(), Heard()
+            tier = WatchedBackend(backend)
+            tier.watch(heard)
+            await tier.put(sealed(KEYS[:1]))
+            backend.delete = lambda keys: 1 / 0
+            with pytest.raises(ZeroDivisionError):
+                await tier.delete(KEYS[:1])
+            return heard.told
+
+        assert [(0, True), (0, False)] == asyncio.run(run())
+
+    def test_nobody_is_told_before_somebody_watches(self) -> None:
+        """R-57: a tier that nobody watches tells nothing, and costs as much."""
+
+        async def run():
+            tier = WatchedBackend(MemoryBackend(Shelf(1 << 20)))
+            await tier.put(sealed(KEYS))
+            await tier.delete(KEYS)
+            return [each.value for each in await tier.exists(KEYS)]
+
+        assert ["absent"] * 4 == asyncio.run(run())
+
+
+class TestDisk:
+    def test_disk_tells_what_it_has_and_what_it_lets_go(self, tmp_path) -> None:
+        """R-57: what a disk made room with is told before anybody could ask for it."""
+
+        async def run():
+            disk, heard = await open_disk(tmp_path, capacity=1 << 20), Heard()
+            keys = make_keys(400)
+            await disk.put(sealed(keys[:2]))
+            tier = WatchedBackend(disk)
+            heard.there.update(tier.watch(heard))
+            assert set(keys[:2]) == heard.there
+            for at in range(2, 400, 50):
+                await tier.put(sealed(keys[at : at + 50]))
+            await tier.delete(keys[-2:])
+            await tier.exists(keys)
+            stats = await disk.stats()
+            found = [key for key in keys if disk._slots.find(key)]
+            await disk.aclose()
+            return heard, stats, found
+
+        heard, stats, found = asyncio.run(run())
+        assert stats.evicted_blocks_total > 0
+        assert stats.blocks == len(found)
+        assert set(found) == heard.there
+        assert stats.evicted_blocks_total + 2 == sum(not is_ for _, is_ in heard.told)
+
+    @settings(max_examples=80, deadline=None)
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["put", "abort", "delete", "give up"]),
+                st.integers(0, 39),
+                st.integers(1, 3),
+                st.booleans(),
+            ),
+            max_size=40,
+        )
+    )
+    def test_index_tells_of_each_change_whatever_is_done(self, steps) -> None:
+        """R-57: writes that end badly and removals that are taken back are told as well."""
+        slots, heard = make_slots(), Heard()
+        slots.tell = heard
+        for what, at, pages, flag in steps:
+            key = SLOT_KEYS[at]
+            there = slots.find(key)
+            if what == "put" and there is None:
+                put(slots, key, pages)
+            elif what == "abort" and there is None:
+                slots.abort(slots.reserve(key, pages * 4096), is_wiped=flag)
+            elif what == "delete" and there is not None:
+                slots.hold(there)
+                slots.remove(there)
+                slots.let_go(there)
+            elif what == "give up" and there is not None:
+                give_up_deleting(slots, there, flag)
+            assert set(slots.keys()) == heard.there

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The node's ledger: which blocks are in which medium, in one order for all who follow.
+
+It is written by whoever sees a block come or go: what follows the slab's changes, and tiers.
+A *reader* begins with a listing of all that is there, and is then told of each change once,
+in the order of the ledger. Changes are kept in a ring; who was too slow for it begins anew.
+
+Engines *describe* blocks: whose tokens they hold, which no store knows. A description is bytes
+that only engines read. It is kept as long as there is room, and travels with each entry that
+tells of a stored block; where it comes later, the block is told of once more.
+
+Pure, and on the agent's loop. Nothing of it costs anything before the first reader comes.
+"""
+
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import anyio
+import attrs
+
+from ucm.agent.protocol import Entry
+from ucm.blocks import PackedKey, block_of
+
+__all__ = ["AT_ONCE", "Batch", "Ledger", "Reader"]
+
+_MOST_BLOCKS: Final = 1 << 20
+"""Of all media; more are not told of."""
+_MOST_CHANGES: Final = 1 << 16
+_MOST_SAID_BYTES: Final = 64 << 20
+AT_ONCE: Final = 512
+"""Entries of one batch, at most."""
+
+
+@attrs.define
+class _Change:
+    """What has happened, and to which block."""
+
+    medium: int
+    is_stored: bool
+    key: PackedKey
+
+
+class Batch(NamedTuple):
+    """
+    What a reader is told at once.
+
+    Args:
+        entries: In order.
+        begins: A listing begins with it.
+        listed: A listing ends with it: what was not listed is not there.
+    """
+
+    entries: list[Entry]
+    begins: bool
+    listed: bool
+
+
+class Ledger:
+    """
+    What is where; see the module's text.
+
+    Args:
+        num_media: The slab, which is 0, and the tiers behind it.
+        most_blocks: That it knows at a time.
+        most_changes: That a reader may be behind.
+        most_said_bytes: Of all descriptions.
+    """
+
+    def __init__(
+        self,
+        num_media: int,
+        *,
+        most_blocks: int = _MOST_BLOCKS,
+        most_changes: int = _MOST_CHANGES,
+        most_said_bytes: int = _MOST_SAID_BYTES,
+    ) -> None:
+        self._num_media = num_media
+        self._most_blocks = most_blocks
+        self._there: dict[PackedKey, int] = {}
+        """By key a bit for each medium."""
+        self._unlisted: dict[int, set[PackedKey]] = {}
+        """By medium that is being listed anew, what was known and is not listed yet."""
+        self._changes: deque[_Change] = deque(maxlen=most_changes)
+        self._num_changes = 0
+        self._said: OrderedDict[bytes, bytes] = OrderedDict()
+        self._said_bytes = 0
+        self._most_said_bytes = most_said_bytes
+        self._changed = anyio.Event()
+        self._queues: dict[bytes, list[Reader]] = {}
+        """By key space the readers that want to be the only one, the one that is first."""
+        self.num_untold = 0
+        """Blocks that came when there was no room for more."""
+
+    def told(self) -> dict[str, int]:
+        """Return the counts as plain values."""
+        return {
+            "blocks": len(self._there),
+            "changes": self._num_changes,
+            "described": len(self._said),
+            "untold": self.num_untold,
+        }
+
+    # Whoever sees blocks come and go.
+
+    def stored(self, medium: int, key: PackedKey) -> None:
+        """Take note that a medium has a block."""
+        if (unlisted := self._unlisted.get(medium)) is not None:
+            unlisted.discard(key)
+        media = self._there.get(key, 0)
+        if media >> medium & 1:
+            return
+        if not media and len(self._there) >= self._most_blocks:
+            self.num_untold += 1
+            return
+        self._there[key] = media | 1 << medium
+        self._tell(_Change(medium, is_stored=True, key=key))
+
+    def removed(self, medium: int, key: PackedKey) -> None:
+        """Take note that a medium has a block no more, if it had it."""
+        if (unlisted := self._unlisted.get(medium)) is not None:
+            unlisted.discard(key)
+        media = self._there.get(key, 0)
+        if not media >> medium & 1:
+            return
+        if left := media & ~(1 << medium):
+            self._there[key] = left
+        else:
+            del self._there[key]
+        self._tell(_Change(medium, is_stored=False, key=key))
+
+    def list_anew(self, medium: int) -> None:
+        """Take note that all that a medium has is told of from now on, until ``listed``."""
+        bit = 1 << medium
+        known = {key for key, media in self._there.items() if media & bit}
+        self._unlisted[medium] = known
+
+    def listed(self, medium: int) -> None:
+        """Take note that a listing is over: what it left out is there no more."""
+        for key in self._unlisted.pop(medium, ()):
+            self.removed(medium, key)
+
+    def describe(self, key: PackedKey, said: bytes) -> None:
+        """
+        Take the description of a block, unless it has one.
+
+        Args:
+            key: Of one of its parts, which is told of once more where it is.
+            said: Holds for all parts.
+        """
+        block = block_of(key)
+        if block in self._said:
+            self._said.move_to_end(block)
+            return
+        self._said[block] = said
+        self._said_bytes += len(said)
+        while self._said_bytes > self._most_said_bytes:
+            self._said_bytes -= len(self._said.popitem(last=False)[1])
+        media = self._there.get(key, 0)
+        for medium in range(self._num_media):
+            if media >> medium & 1:
+                self._tell(_Change(medium, is_stored=True, key=key))
+
+    def _tell(self, change: _Change) -> None:
+        self._changes.append(change)
+        self._num_changes += 1
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    # Whoever reads.
+
+    def read(self, prefix: bytes, *, alone: bool) -> "Reader":
+        """
+        Return a reader of one key space, at its beginning.
+
+        Args:
+            prefix: What the space's keys begin with.
+            alone: It is to be told nothing while another such reader is open.
+        """
+        reader = Reader(self, prefix, alone=alone)
+        if alone:
+            self._queues.setdefault(prefix, []).append(reader)
+        return reader
+
+    def close(self, reader: "Reader") -> None:
+        """End a reader; the next one in its line has its place. Idempotent."""
+        queue = self._queues.get(reader.prefix, [])
+        if reader in queue:
+            queue.remove(reader)
+            self._changed.set()
+            self._changed = anyio.Event()
+        if not queue:
+            self._queues.pop(reader.prefix, None)
+
+    def is_first(self, reader: "Reader") -> bool:
+        """Return whether a reader is told."""
+        return not reader.alone or self._queues.get(reader.prefix, [])[:1] == [reader]
+
+    @property
+    def num_changes(self) -> int:
+        """So far."""
+        return self._num_changes
+
+    async def changed(self) -> None:
+        """Wait for something new."""
+        await self._changed.wait()
+
+    def there(self, prefix: bytes) -> list[tuple[PackedKey, int]]:
+        """Return what is there of a key space."""
+        return [each for each in self._there.items() if each[0].startswith(prefix)]
+
+    def since(self, sequence: int) -> list[_Change] | None:
+        """Return some changes from a number on; None: they are no longer known."""
+        start = sequence - (self._num_changes - len(self._changes))
+        if start < 0:
+            return None
+        return list(itertools.islice(self._changes, start, start + AT_ONCE))
+
+    def entry(self, change: _Change) -> Entry:
+        """Return what is told of a change."""
+        said = self._said.get(block_of(change.key), b"") if change.is_stored else b""
+        return Entry(change.medium, change.is_stored, change.key, said)
+
+    def entries(self, there: Iterable[tuple[PackedKey, int]]) -> Iterator[Entry]:
+        """Yield what a listing tells of blocks and the media in which they are."""
+        for key, media in there:
+            for medium in range(self._num_media):
+                if media >> medium & 1:
+                    yield self.entry(_Change(medium, is_stored=True, key=key))
+
+
+class Reader:
+    """
+    How far one who follows the ledger has come; made by ``Ledger.read``.
+
+    Args:
+        ledger: Which.
+        prefix: Of the keys that it is told of.
+        alone: Whether it waits until it is first in its line.
+    """
+
+    def __init__(self, ledger: Ledger, prefix: bytes, *, alone: bool) -> None:
+        self.prefix = prefix
+        self.alone = alone
+        self._ledger = ledger
+        self._sequence = 0
+        self._listing: Iterator[Entry] | None = None
+        self._has_begun = False
+        self._was_put_off = False
+
+    async def next(self) -> Batch:
+        """Return what comes next, once there is something; for one task at a time."""
+        await anyio.lowlevel.checkpoint()  # one that is closed looks no more
+        while (batch := self.look()) is None:
+            await self._ledger.changed()
+        return batch
+
+    def look(self) -> Batch | None:
+        """Return what comes next if it is there."""
+        ledger = self._ledger
+        if not ledger.is_first(self):
+            if self._was_put_off:
+                return None
+            self._was_put_off = True
+            return Batch([], begins=True, listed=True)
+        found = ledger.since(self._sequence) if self._has_begun else None
+        begins = found is None
+        if begins:
+            self._has_begun = True
+            self._sequence = ledger.num_changes
+            self._listing = ledger.entries(ledger.there(self.prefix))
+        if self._listing is not None:
+            entries = list(itertools.islice(self._listing, AT_ONCE))
+            if is_over := len(entries) < AT_ONCE:
+                self._listing = None
+            return Batch(entries, begins, is_over)
+        while found:
+            self._sequence += len(found)
+            if told := [each for each in found if each.key.startswith(self.prefix)]:
+                entries = [ledger.entry(each) for each in told]
+                return Batch(entries, begins=False, listed=False)
+            found = ledger.since(self._sequence)
+        return None

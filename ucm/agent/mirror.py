@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What a follower of the ledger has been told, and what of it is news to whoever it tells.
+
+A block counts as stored in a medium when all its parts are there, and as removed with the
+first of them. With a listing that begins anew, after a lost connection or by one who was too
+slow, the mirror tells the difference to what it told before: nobody has to forget all.
+
+Pure; for one thread.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import attrs
+import msgspec
+
+from ucm.agent.protocol import Told
+from ucm.blocks import PackedKey, ShardId, block_of, group_of, hash_of, shard_of
+
+__all__ = ["Mirror", "News", "Said"]
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """
+    What a block holds, in the engine's words.
+
+    Args:
+        block_hash: The engine's hash of it.
+        parent: That of the block before it; None: it is the first.
+        tokens: Its tokens.
+        lora_id: Number of its adapter.
+        lora_name: Name of its adapter.
+        extra: What else went into its hash, such as the salt and images.
+    """
+
+    block_hash: bytes
+    parent: bytes | None
+    tokens: list[int]
+    lora_id: int | None = None
+    lora_name: str | None = None
+    extra: list[object] | None = None
+
+
+_DECODER = msgspec.msgpack.Decoder(Said)
+
+
+class News(NamedTuple):
+    """
+    A block that came or went.
+
+    Args:
+        medium: 0 the slab, tiers behind it.
+        is_stored: It came.
+        group: Of the engine's KV cache.
+        block_hash: As it was, or is to be, told of.
+        said: What it holds, if anybody said so.
+    """
+
+    medium: int
+    is_stored: bool
+    group: int
+    block_hash: bytes
+    said: Said | None = None
+
+
+@attrs.define
+class _Block:
+    parts: int = 0
+    """A bit for each that is there."""
+    told: bytes | None = None
+    """By which hash it was told of as stored; None: it was not."""
+    is_bare: bool = False
+    """Told of without what it holds."""
+
+
+class Mirror:
+    """
+    What was told of blocks, by medium.
+
+    Args:
+        shards: The parts of which each block consists.
+    """
+
+    def __init__(self, shards: Collection[ShardId]) -> None:
+        self._bits = {shard: 1 << at for at, shard in enumerate(shards)}
+        self._all = (1 << len(self._bits)) - 1
+        self._media: dict[int, dict[bytes, _Block]] = {}
+        self._is_again = False
+        self._tells_again = False
+
+    def __len__(self) -> int:
+        """Return how many blocks are told of, in each medium once."""
+        return sum(
+            block.told is not None
+            for blocks in self._media.values()
+            for block in blocks.values()
+        )
+
+    def tell_again(self) -> None:
+        """With the next listing tell of all that is there, told or not."""
+        self._is_again = True
+
+    def apply(self, told: Told) -> Iterator[News]:
+        """Yield what is new, in order; to be read to its end."""
+        if told.begins:
+            self._tells_again, self._is_again = self._is_again, False
+            for blocks in self._media.values():
+                for block in blocks.values():
+                    block.parts = 0
+        for entry in told.entries:
+            key = PackedKey(entry.key)
+            if entry.is_stored:
+                yield from self._stored(entry.medium, key, entry.said)
+            else:
+                yield from self._removed(entry.medium, key)
+        if told.listed:
+            self._tells_again = False
+            yield from self._sweep()
+
+    def _stored(self, medium: int, key: PackedKey, said: bytes) -> Iterator[News]:
+        name = block_of(key)
+        blocks = self._media.setdefault(medium, {})
+        if (block := blocks.get(name)) is None:
+            block = blocks[name] = _Block()
+        had_all = block.parts == self._all
+        block.parts |= self._bits.get(shard_of(key), 0)
+        if block.parts != self._all:
+            return
+        is_due = block.told is None or (self._tells_again and not had_all)
+        if not is_due and not (said and block.is_bare):
+            return
+        content = _decoded(said)
+        block_hash = block.told or hash_of(key)
+        if content is not None:
+            if block.told not in (None, content.block_hash):
+                yield self._news(medium, name, block, is_stored=False)
+            block_hash = content.block_hash
+        block.told, block.is_bare = block_hash, content is None
+        yield self._news(medium, name, block, is_stored=True, said=content)
+
+    def _removed(self, medium: int, key: PackedKey) -> Iterator[News]:
+        name = block_of(key)
+        blocks = self._media.get(medium, {})
+        if (block := blocks.get(name)) is None:
+            return
+        block.parts &= ~self._bits.get(shard_of(key), 0)
+        if block.told is not None:
+            yield self._news(medium, name, block, is_stored=False)
+            block.told = None
+        if not block.parts:
+            del blocks[name]
+
+    def _sweep(self) -> Iterator[News]:
+        """Tell of what a listing left out."""
+        for medium, blocks in self._media.items():
+            gone = [
+                (name, block)
+                for name, block in blocks.items()
+                if block.parts != self._all
+            ]
+            for name, block in gone:
+                if block.told is not None:
+                    yield self._news(medium, name, block, is_stored=False)
+                    block.told = None
+                if not block.parts:
+                    del blocks[name]
+
+    def _news(
+        self,
+        medium: int,
+        name: bytes,
+        block: _Block,
+        *,
+        is_stored: bool,
+        said: Said | None = None,
+    ) -> News:
+        assert block.told is not None
+        return News(medium, is_stored, group_of(PackedKey(name)), block.told, said)
+
+
+def _decoded(said: bytes) -> Said | None:
+    """Return what was said of a block; None: nothing, or by another release."""
+    if not said:
+        return None
+    try:
+        return _DECODER.decode(said)
+    except (msgspec.MsgspecError, RecursionError):
+        return None

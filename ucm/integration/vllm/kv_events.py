@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The engine's KV events of what is below it: slab and tiers, as the node's ledger has them.
+
+The engine's publisher sends what ``take`` returns, in each step in which the engine runs. All
+of it is made on the thread of the agent's client, batch after batch and no more than some
+ahead; and what the blocks of a request hold is told to the agent there, too.
+
+Threading: ``begun``, ``ended``, ``rekey`` and ``take`` are called on the engine's scheduler
+thread, and cost it no more for a request of many blocks than for one of few; the rest is the
+client's.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ucm.agent.client import AgentClient
+from ucm.agent.mirror import Mirror, News
+from ucm.agent.protocol import Describe, Follow, Told
+from ucm.blocks import KeyPacker, PackedKey, ShardId, keyspace_prefix
+from ucm.config import KVEvents
+from ucm.integration.vllm.kv_words import EventWords, contents
+from ucm.integration.vllm.setup import Setup
+from ucm.layout import KVLayout
+from ucm.metrics import Counters
+
+__all__ = ["EventTeller", "NoTeller", "open_teller"]
+
+_MOST_READY: Final = 8
+"""Batches that wait for the engine's next step."""
+_MOST_SUBJECTS: Final = 1024
+"""Requests that wait for an agent to be told of."""
+_MOST_DESCRIBED: Final = 1 << 16
+_MOST_SAID: Final = 14 << 10
+_AT_ONCE: Final = 256
+_BLOCKS: Final = "ucm_kv_event_blocks_total"
+
+
+class _Subject(NamedTuple):
+    """A request whose blocks are to be described, and the hashes that it is saved under."""
+
+    request: Any
+    hashes: Sequence[bytes]
+    digest: bytes
+
+
+class _Ready(NamedTuple):
+    """Events of one batch, and how many blocks they are about."""
+
+    events: list[Any]
+    counts: Counter[str]
+
+
+class NoTeller:
+    """Tells nothing."""
+
+    def rekey(self, digest: bytes) -> None:
+        """Take note of the key space of this engine's blocks."""
+
+    def begun(self, request: Any, hashes: Sequence[bytes]) -> None:  # noqa: ANN401 - vLLM's Request
+        """Take note of a request that was given blocks."""
+
+    def ended(self, request_id: str) -> None:
+        """Take note that a request has all its tokens."""
+
+    def take(self) -> Sequence[Any]:
+        """Return the events that are there, each once."""
+        return ()
+
+    def __len__(self) -> int:
+        """Return how many requests are kept."""
+        return 0
+
+    def close(self) -> None:
+        """Hear no more. Idempotent."""
+
+
+class EventTeller(NoTeller):
+    """
+    Tells of blocks below the engine.
+
+    Args:
+        client: Of the node's agent; closed with this.
+        layout: The engine's groups.
+        shards: The parts of which each block consists.
+        words: Makes events.
+        alone: Tell only if no other engine of this slab and key space does.
+        counters: Count blocks.
+    """
+
+    def __init__(
+        self,
+        client: AgentClient,
+        layout: KVLayout,
+        shards: Sequence[ShardId],
+        words: EventWords,
+        *,
+        alone: bool,
+        counters: Counters,
+    ) -> None:
+        self._client = client
+        self._layout = layout
+        self._first_shard = min(shards)
+        self._words = words
+        self._alone = alone
+        self._counters = counters
+        self._digest = b""
+        self._running: dict[str, _Subject] = {}
+        self._subjects: deque[_Subject] = deque(maxlen=_MOST_SUBJECTS)
+        self._ready: deque[_Ready] = deque()
+        # The client's thread alone:
+        self._mirror = Mirror(shards)
+        self._number = 0
+        self._is_asked = False
+        self._described: OrderedDict[PackedKey, None] = OrderedDict()
+        self._encoder = msgspec.msgpack.Encoder()
+
+    # On the engine's thread.
+
+    def rekey(self, digest: bytes) -> None:
+        """Tell of the blocks of a key space from now on, of all that are there first."""
+        if not self._digest:
+            self._client.follow(self)
+        self._digest = digest
+        self._client.call(self._again)
+
+    def begun(self, request: Any, hashes: Sequence[bytes]) -> None:  # noqa: ANN401 - vLLM's Request
+        """Take note of a request that was given blocks."""
+        subject = _Subject(request, hashes, self._digest)
+        self._running[request.request_id] = subject
+        self._enqueue(subject)
+
+    def ended(self, request_id: str) -> None:
+        """Take note that a request has all its tokens."""
+        if (subject := self._running.pop(request_id, None)) is not None:
+            self._enqueue(subject)
+
+    def _enqueue(self, subject: _Subject) -> None:
+        self._subjects.append(subject)
+        if self._client.is_up:
+            self._client.call(self._describe_all)
+
+    def take(self) -> list[Any]:
+        """Return the events that are there, each once."""
+        events: list[Any] = []
+        for _ in range(len(self._ready)):
+            batch = self._ready.popleft()
+            events += batch.events
+            for event, count in batch.counts.items():
+                self._counters.add(_BLOCKS, count, event=event)
+        if events:
+            self._client.call(self._ask)
+        return events
+
+    def __len__(self) -> int:
+        """Return how many requests are kept."""
+        return len(self._running)
+
+    def close(self) -> None:
+        """Leave the agent. Idempotent."""
+        self._client.close()
+
+    # On the client's thread.
+
+    def joined(self, media: Sequence[str]) -> None:
+        """Take note that an agent is there: it has to be told all, and tells all."""
+        self._words.joined(media)
+        self._described.clear()
+        self._describe_all()
+        self._follow_anew()
+
+    def told(self, told: Told) -> None:
+        """Make events of what the agent tells."""
+        if told.number != self._number:
+            return  # of another key space
+        self._is_asked = False
+        news = list(self._mirror.apply(told))
+        if news:
+            self._ready.append(_Ready(self._words.events(news), _counted(news)))
+        self._ask()
+
+    def _again(self) -> None:
+        self._mirror.tell_again()
+        self._follow_anew()
+
+    def _follow_anew(self) -> None:
+        self._number += 1
+        self._is_asked = False
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._is_asked or not self._digest or len(self._ready) >= _MOST_READY:
+            return
+        self._is_asked = True
+        prefix = keyspace_prefix(self._digest)
+        self._client.send(Follow(self._number, prefix, self._alone))
+
+    def _describe_all(self) -> None:
+        while self._subjects:
+            blocks = self._described_now(self._subjects.popleft())
+            for at in range(0, len(blocks), _AT_ONCE):
+                self._client.send(Describe(blocks[at : at + _AT_ONCE]))
+
+    def _described_now(self, subject: _Subject) -> list[tuple[bytes, bytes]]:
+        """Return the descriptions of blocks that the agent has not had from us."""
+        request, hashes, digest = subject
+        layout, blocks = self._layout, []
+        for group in layout.groups if digest else ():
+            known = min(len(hashes), len(request.block_hashes))
+            count = known * layout.hash_block_tokens // group.block_tokens
+            places = [layout.hash_index(group, at) for at in range(count)]
+            packer = KeyPacker(digest, group.group_id, self._first_shard)
+            keys = packer.pack(hashes[at] for at in places)
+            if not keys or keys[-1] in self._described:
+                continue
+            engines = [request.block_hashes[at] for at in places]
+            said = contents(request, group.block_tokens, engines)
+            for key, each in zip(keys, said, strict=True):
+                if key in self._described:
+                    continue
+                self._described[key] = None
+                text = self._encoder.encode(each)
+                if len(text) <= _MOST_SAID:
+                    blocks.append((bytes(key), text))
+        while len(self._described) > _MOST_DESCRIBED:
+            self._described.popitem(last=False)
+        return blocks
+
+
+def _counted(news: Sequence[News]) -> Counter[str]:
+    return Counter("stored" if one.is_stored else "removed" for one in news)
+
+
+def open_teller(
+    setup: Setup, client: AgentClient | None, counters: Counters, *, is_memory: bool
+) -> NoTeller:
+    """Return what tells of blocks in a slab, which is memory or not, if that is wanted."""
+    wanted = setup.config.kv_events
+    if client is None or wanted is KVEvents.OFF:
+        return NoTeller()
+    words = EventWords(setup.group_words, is_memory=is_memory)
+    alone = wanted is KVEvents.NODE
+    shards = setup.topology.shards
+    return EventTeller(
+        client, setup.layout, shards, words, alone=alone, counters=counters
+    )
