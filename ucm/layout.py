@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -296,6 +296,15 @@ class KVLayout:
     def hash_index(self, group: GroupLayout, block_index: int) -> int:
         """Return which of the engine's hashes names block *block_index* of *group*."""
         return (block_index + 1) * group.block_tokens // self.hash_block_tokens - 1
+
+    def hashes_of(
+        self, group: GroupLayout, hashes: Sequence[bytes], start: int, stop: int
+    ) -> Sequence[bytes]:
+        """Return the hashes of the group's blocks *start* to *stop*, some if few."""
+        step = group.block_tokens // self.hash_block_tokens
+        if step == 1:
+            return hashes[start:stop]
+        return hashes[(start + 1) * step - 1 : stop * step : step]  # as ``hash_index``
 
     def fingerprint(self) -> str:
         """Return a digest over everything that decides the bytes of stored blocks."""

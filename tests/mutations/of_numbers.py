@@ -136,8 +136,8 @@ NUMBERS = (
         name="saves_over_the_bound",
         why="R-17: many saves with long ids raise into the engine's scheduler.",
         file=_BUDGET,
-        find="return max(0, min(self.room, self.nbytes // block_nbytes))",
-        replace="return max(0, self.room)",
+        find="return max(0, min(self._room, nbytes))",
+        replace="return max(0, self._room)",
         killers=(
             f"{_SIZES}::TestSaves::test_saves_that_do_not_fit_wait_for_the_next_step",
         ),

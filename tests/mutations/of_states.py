@@ -78,7 +78,7 @@ STATES = (
         name="lost_state_not_counted",
         why="Nobody sees that a busy engine stores no states.",
         file=_SELECTOR,
-        find="        self._not_taken(group.group_id, wanted[room:])\n",
+        find="        self._not_taken(group_id, [run.hashes[0] for run in wanted[room:]])\n",
         replace="",
         killers=(f"{_OFFERS}::test_offer_is_taken_now_or_never",),
     ),

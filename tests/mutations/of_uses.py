@@ -28,7 +28,7 @@ USES = (
         name="all_blocks_of_a_life_alike",
         why="R-29: a prompt's head is evicted as early as its tail.",
         file=_TRANSFERS,
-        find="moment - each[-1].at * size",
+        find="moment - (run.start + num_blocks - 1) * size",
         replace="moment",
         killers=(
             f"{_OPENED}::test_owner_tells_when_its_last_block_counts_as_used",
@@ -39,8 +39,8 @@ USES = (
         name="gap_within_an_owner",
         why="R-29: blocks before a gap count as used later or earlier than they were.",
         file=_SHARES,
-        find="if after.at > block.at + 1:",
-        replace="if False:",
+        find="if runs and runs[-1].stop == each.start:",
+        replace="if runs:",
         killers=(f"{_OPENED}::test_blocks_behind_a_gap_are_a_ticket_of_their_own",),
     ),
     Mutant(

@@ -39,7 +39,7 @@ from ucm.scheduler.messages import (
     encode,
 )
 from ucm.scheduler.requests import Disposition, StepFacts
-from ucm.scheduler.shares import BlockRef, Stay
+from ucm.scheduler.shares import Run, Stay
 from ucm.scheduler.transfers import OpenTransfers
 
 MILLION = 1_000_000
@@ -96,7 +96,7 @@ class TestSizes:
         refs = [
             (
                 Stay(name, at, 1 << 62, 1 << 31),
-                [BlockRef(i, 1 << 40, bytes(64)) for i in range(count)],
+                Run(0, [1 << 40] * count, [bytes(64)] * count),
             )
             for at, (name, count) in enumerate(shares, start=1 << 40)
         ]

@@ -9,7 +9,7 @@ from ucm.errors import LedgerError
 from ucm.scheduler import denials
 from ucm.scheduler.denials import FIRST_DENIAL_S, LONGEST_DENIAL_S, Denials
 from ucm.scheduler.messages import SpanOrder, TransferKind
-from ucm.scheduler.shares import BlockRef, Stay, runs_of
+from ucm.scheduler.shares import Run, Stay, joined
 from ucm.scheduler.transfers import OpenTransfers
 
 G0 = GroupId(0)
@@ -20,13 +20,17 @@ def _open(
     book: OpenTransfers, kind: TransferKind, indexes: list[int]
 ) -> list[SpanOrder]:
     if kind is TransferKind.SAVE:
-        blocks = [BlockRef(i, 100 + i, HASHES[i]) for i in indexes]
-        for block in blocks:
-            book.claim(G0, block.block_hash)
-        shares = [(Stay("r", 1), run) for run in (runs_of(blocks) if blocks else ())]
+        runs = [_run(each) for each in joined(range(i, i + 1) for i in indexes)]
+        for run in runs:
+            book.claim(G0, run)
+        shares = [(Stay("r", 1), run) for run in runs]
         return list(book.open_saves(ONE_FULL.groups[0], shares))
     ids = tuple(100 + i for i in indexes)
     return book.open_load(("r", 1), G0, ids, [HASHES[i] for i in indexes])
+
+
+def _run(at: range) -> Run:
+    return Run(at.start, [100 + i for i in at], [HASHES[i] for i in at])
 
 
 def _book(num_ranks: int = 1) -> OpenTransfers:
@@ -50,13 +54,20 @@ class TestOpenTransfers:
         spans = [(100, 101), (104,), (106, 107, 108), (109,)]
         assert spans == [order.block_ids for order in orders]
 
+    def test_block_twice_in_a_run_is_saved_once(self) -> None:
+        """A store refuses a reservation that names a key twice: its first place counts."""
+        book = _book()
+        twice = Run(4, [104, 105, 106], [HASHES[0], HASHES[1], HASHES[0]])
+        assert [Run(4, [104, 105], HASHES[:2])] == book.claim(G0, twice)
+        assert [] == book.claim(G0, _run(range(2)))
+        assert [_run(range(2, 3))] == book.claim(G0, _run(range(3)))
+
     def test_owner_tells_when_its_last_block_counts_as_used(self) -> None:
         """R-29: the moment of its life less the tokens before the block, whatever
         ticket the block is in; and whose share of the store it takes."""
         book, group = _book(), ONE_FULL.groups[0]
-        blocks = [BlockRef(i, 100 + i, HASHES[i]) for i in range(5)]
         alone, other = Stay("r", 1, 1000, 7), Stay("s", 2, 2000)
-        shares = [(alone, blocks), (other, blocks[2:3])]
+        shares = [(alone, _run(range(5))), (other, _run(range(2, 3)))]
         owners = [order.owners for order in book.open_saves(group, shares)]
         assert owners == [
             (Owner("r", 1, 3, 1000 - 2 * 4, 7),),
@@ -161,8 +172,8 @@ class TestOpenTransfers:
     def test_ticket_fits_into_a_message_however_small_its_blocks_are(self) -> None:
         """R-17: a setting that allows for huge tickets does not make a message too long."""
         book = OpenTransfers(1, {G0: 1 << 40})
-        blocks = [BlockRef(i, i, bytes(32)) for i in range(40_000)]
-        orders = list(book.open_saves(ONE_FULL.groups[0], [(Stay("r", 1), blocks)]))
+        run = Run(0, range(40_000), [bytes(32)] * 40_000)
+        orders = list(book.open_saves(ONE_FULL.groups[0], [(Stay("r", 1), run)]))
         assert [16384, 16384, 7232] == [len(each.block_ids) for each in orders]
 
 

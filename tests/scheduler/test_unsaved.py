@@ -46,7 +46,8 @@ class TestUnsaved:
             Reason.EVICTED: MissReason.EVICTED,
         }.get(reason, MissReason.QUEUE if reason in QUEUE else MissReason.FAILED)
         unsaved = Unsaved()
-        unsaved.ended([(0, HASHES[0]), (0, HASHES[1]), (1, HASHES[2])], reason, 10.0)
+        unsaved.ended(0, HASHES[:2], reason, 10.0)
+        unsaved.ended(1, HASHES[2:3], reason, 10.0)
         for group, at in ((0, 0), (0, 1), (1, 2)):
             assert ((expected, reason), 2.5) == unsaved.of(group, HASHES[at], 12.5)
         assert unsaved.of(1, HASHES[0], 12.5) is None
@@ -56,7 +57,7 @@ class TestUnsaved:
         """What was refused and then failed has failed."""
         unsaved = Unsaved()
         unsaved.put(0, HASHES[:2], NOT_TAKEN, 1.0)
-        unsaved.ended([(0, HASHES[1])], Reason.DEADLINE, 2.0)
+        unsaved.ended(0, HASHES[1:2], Reason.DEADLINE, 2.0)
         assert (NOT_TAKEN, 2.0) == unsaved.of(0, HASHES[0], 3.0)
         assert ((MissReason.FAILED, "deadline"), 1.0) == unsaved.of(0, HASHES[1], 3.0)
 

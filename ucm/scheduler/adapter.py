@@ -339,8 +339,7 @@ class SchedulerAdapter:
 
     def agree(self, keyspace_digest: bytes, span_blocks: Mapping[GroupId, int]) -> None:
         """Begin to find and save; by group, tickets have *span_blocks* at most."""
-        self._transfers.span_blocks = span_blocks
-        self._selector.spans_changed()
+        self._transfers.resize(span_blocks)
         self.rekey(keyspace_digest)
 
     def doubt(self, epoch: int) -> None:

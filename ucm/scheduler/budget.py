@@ -23,7 +23,7 @@ from typing import Final
 from ucm.blocks import GroupId
 from ucm.layout import KVLayout
 from ucm.scheduler.messages import MAX_MESSAGE_BYTES, Deferral, Failure, SpanOrder
-from ucm.scheduler.shares import Share
+from ucm.scheduler.shares import Run, Share, Stay
 
 __all__ = [
     "MAX_HOLDS",
@@ -61,7 +61,7 @@ _OWNER: Final = 64
 
 def block_nbytes(request_id: str) -> int:
     """Return what a block costs at most: as an order of its own."""
-    return _FIXED + owner_nbytes(request_id) + _NUMBER + _MAX_HASH
+    return _FIXED + _OWNER + _UTF8 * len(request_id) + _NUMBER + _MAX_HASH
 
 
 def owner_nbytes(request_id: str) -> int:
@@ -78,7 +78,7 @@ def order_nbytes(order: SpanOrder) -> int:
 def share_nbytes(request_id: str, num_blocks: int, span_blocks: int) -> int:
     """Return what so many blocks of a request cost at most, in orders of full spans."""
     num_orders = -(-num_blocks // span_blocks)
-    per_order = _FIXED + owner_nbytes(request_id)
+    per_order = _FIXED + _OWNER + _UTF8 * len(request_id)
     return num_orders * per_order + num_blocks * (_NUMBER + _MAX_HASH)
 
 
@@ -118,17 +118,25 @@ class Draft:
         room: In blocks.
     """
 
-    __slots__ = ("ended_nbytes", "ended_tickets", "nbytes", "room", "shares")
+    __slots__ = ("_nbytes", "_room", "ended_nbytes", "ended_tickets", "shares")
 
     def __init__(self, room: int) -> None:
-        self.room = room
-        self.nbytes = SAVE_NBYTES
+        self._room = room
+        self._nbytes = SAVE_NBYTES
         self.shares: dict[GroupId, list[Share]] = {}
         self.ended_tickets = self.ended_nbytes = 0
 
-    def room_of(self, block_nbytes: int) -> int:
-        """Return how many blocks fit, each of which costs so much in a message."""
-        return max(0, min(self.room, self.nbytes // block_nbytes))
+    def room_of(self, stay: Stay) -> int:
+        """Return how many blocks of a life fit, whatever tickets they go into."""
+        nbytes = self._nbytes // block_nbytes(stay.request_id)
+        return max(0, min(self._room, nbytes))
+
+    def put(self, stay: Stay, group_id: GroupId, run: Run, span_blocks: int) -> None:
+        """Let the plan save blocks of a life."""
+        num_blocks = len(run.block_ids)
+        self._room -= num_blocks
+        self._nbytes -= share_nbytes(stay.request_id, num_blocks, span_blocks)
+        self.shares.setdefault(group_id, []).append((stay, run))
 
 
 class LoadQueue:

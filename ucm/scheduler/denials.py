@@ -76,7 +76,7 @@ class Denials(Collection[DeniedKey]):
 
     def forgive(self, keys: Iterable[DeniedKey]) -> None:
         """Forget these blocks: they were stored anew."""
-        for key in keys if self._denials else ():
+        for key in keys:
             self._denials.pop(key, None)
 
     def clear(self) -> None:

@@ -18,7 +18,7 @@ from ucm.blocks import GroupId
 from ucm.scheduler.budget import cut_deferrals
 from ucm.scheduler.messages import Deferral
 from ucm.scheduler.records import Record
-from ucm.scheduler.shares import BlockRef, Stay
+from ucm.scheduler.shares import Run, Stay
 
 __all__ = ["Deferrals", "Ending", "Endings"]
 
@@ -31,14 +31,14 @@ class Ending:
     Args:
         stay: The life that it was.
         record: Of the request.
-        left: Groups and blocks, in the order in which they are to be saved; who takes
+        left: Groups and runs, in the order in which they are to be saved; who takes
             some takes them out.
         until: When it has waited for too long; None before the first plan.
     """
 
     stay: Stay
     record: Record
-    left: list[tuple[GroupId, list[BlockRef]]]
+    left: list[tuple[GroupId, Run]]
     until: float | None = None
 
 

@@ -27,14 +27,13 @@ engine offers a state in the step that computes it. It is saved then or never.
 """
 
 import itertools
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
 from ucm.blocks import GroupId
 from ucm.layout import GroupKind, GroupLayout, KVLayout
-from ucm.scheduler.budget import MAX_ID_CHARS, block_nbytes
+from ucm.scheduler.budget import MAX_ID_CHARS
 from ucm.scheduler.decoded import NEVER_DUE, Decoded
 from ucm.scheduler.matches import MatchReason
 from ucm.scheduler.messages import Failure, SpanOrder
@@ -45,7 +44,7 @@ from ucm.scheduler.requests import (
     ScheduledRequest,
     Wishes,
 )
-from ucm.scheduler.shares import BlockRef, Stay, refs
+from ucm.scheduler.shares import Run, Stay, joined, run_of
 from ucm.scheduler.totals import LoadTotals
 from ucm.scheduler.transfers import OpenTransfers
 
@@ -73,10 +72,9 @@ class Life:
             Only those that a hit needs hold anything, and these are stored.
         starts_at_computed: A load failed; what lies before the first block that is
             computed anew is left alone.
-        block_nbytes: What a block of it costs at most in a message.
         prompt_tokens: What was prompt, or there already, at the first look.
         cursors: ``[groups]`` first block not taken; None before the first look.
-        pending: ``[groups]`` blocks taken for which no plan had room.
+        pending: ``[groups]`` runs of blocks taken for which no plan had room.
         due: From how many tokens on it is to be looked at.
     """
 
@@ -89,14 +87,10 @@ class Life:
     loading: tuple[int, int] = (0, 0)
     external: tuple[range, ...] = ()
     starts_at_computed: bool = False
-    block_nbytes: int = attrs.field(init=False)
     prompt_tokens: int = 0
     cursors: list[int] | None = None
-    pending: tuple[list[int], ...] = ()
+    pending: tuple[list[range], ...] = ()
     due: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        self.block_nbytes = block_nbytes(self.stay.request_id)
 
     @property
     def request_id(self) -> str:
@@ -177,35 +171,37 @@ class Life:
             computed = min(request.computed_tokens // group.block_tokens, stop)
             if first_look and self.starts_at_computed:
                 start = max(start, computed)
-            blocks = self._own(at, request.tables[at], start, stop)
+            runs = self._own(at, request.tables[at], start, stop)
             if first_look and computed > start:
-                old = blocks[: bisect_left(blocks, computed)]
+                old = [i for run in runs for i in run if i < computed]
                 hashes = [request.hashes[layout.hash_index(group, i)] for i in old]
-                found = stored(group, hashes)
-                blocks[: len(old)] = [
-                    i for i, is_stored in zip(old, found, strict=True) if not is_stored
-                ]
-            self.pending[at].extend(blocks)
+                found = zip(old, stored(group, hashes), strict=True)
+                lacking = [range(i, i + 1) for i, is_stored in found if not is_stored]
+                new = [range(max(run.start, computed), run.stop) for run in runs]
+                runs = joined((*lacking, *filter(None, new)))
+            self.pending[at].extend(runs)
 
     def rest(
         self, layout: KVLayout, end: RequestEnd, decoded: Decoded
-    ) -> Iterator[tuple[GroupId, list[BlockRef]]]:
+    ) -> Iterator[tuple[GroupId, Run]]:
         """
-        Yield by group the complete blocks that no plan has saved, at the end.
+        Yield group by group the complete blocks that no plan has saved, at the end.
 
         None of a life that was never looked at.
         """
         for at, cursor in enumerate((self.cursors or ()) if end.tables else ()):
             group, table = layout.groups[at], end.tables[at]
             complete = self._complete_at_end(layout, at, end, decoded)
-            blocks = [i for i in self.pending[at] if i < complete and table[i]]
-            blocks += self._own(at, table, cursor, complete)
-            if blocks:
-                yield group.group_id, refs(layout, group, blocks, table, end.hashes)
+            runs = [
+                range(each.start, min(each.stop, complete)) for each in self.pending[at]
+            ]
+            runs = [part for each in runs for part in _there(table, each)]
+            for run in joined((*runs, *self._own(at, table, cursor, complete))):
+                yield group.group_id, run_of(layout, group, run, table, end.hashes)
 
     def waiting_blocks(self, layout: KVLayout, tokens: int, decoded: Decoded) -> int:
         """Return how many complete blocks of it are not saved, after so many tokens."""
-        waiting = sum(map(len, self.pending))
+        waiting = sum(len(run) for runs in self.pending for run in runs)
         for group, cursor in zip(layout.groups, self.cursors or (), strict=False):
             # Of a prompt that is being computed, nobody knows how far it came.
             is_known = cursor >= self.prompt_tokens // group.block_tokens
@@ -226,16 +222,18 @@ class Life:
             tokens = self.prompt_tokens
         return min(tokens // group.block_tokens, len(end.tables[at]))
 
-    def _own(self, at: int, table: Sequence[int], start: int, stop: int) -> list[int]:
+    def _own(self, at: int, table: Sequence[int], start: int, stop: int) -> list[range]:
         """Return blocks of the *at*-th group that there are and that were not loaded."""
-        loaded = self.external[at] if self.external else range(0)
-        return [
-            i for i in range(start, stop) if table[i] != NULL_BLOCK and i not in loaded
-        ]
+        if not (self.external and self.external[at]):
+            return _there(table, range(start, stop))
+        loaded = self.external[at]
+        before = range(start, min(stop, loaded.start))
+        behind = range(max(start, loaded.stop), stop)
+        return _there(table, before) + _there(table, behind)
 
     def offered(
         self, layout: KVLayout, at: int, request: ScheduledRequest
-    ) -> list[BlockRef]:
+    ) -> list[Run]:
         """
         Return the blocks of the *at*-th group that the engine offers in this step.
 
@@ -253,7 +251,7 @@ class Life:
                 continue
             if 0 <= index < complete and offer.block_id != NULL_BLOCK:
                 block_hash = request.hashes[layout.hash_index(group, index)]
-                blocks[index] = BlockRef(index, offer.block_id, block_hash)
+                blocks[index] = Run(index, (offer.block_id,), (block_hash,))
         return [blocks[index] for index in sorted(blocks)]
 
 
@@ -377,6 +375,15 @@ class Lives:
     def loading(self) -> list[Life]:
         """Return the lives that wait for loads."""
         return [life for life in self._lives.values() if life.loads]
+
+
+def _there(table: Sequence[int], run: range) -> list[range]:
+    """Return the runs of blocks that a table has within one run."""
+    if not run:
+        return []
+    if NULL_BLOCK not in table[run.start : run.stop]:
+        return [run]
+    return joined(range(i, i + 1) for i in run if table[i] != NULL_BLOCK)
 
 
 def _complete_blocks(

@@ -69,7 +69,7 @@ class LoadSelector:
             size = group.block_tokens
             blocks = range(loaded.start // size, loaded.stop // size)
             first = max(blocks.start, group.window_blocks(loaded.stop).start)
-            wanted = self._matcher.hashes_of(group, hashes, first, blocks.stop)
+            wanted = self._layout.hashes_of(group, hashes, first, blocks.stop)
             ids = tuple(table[first : blocks.stop])
             if not len(ids) == len(wanted) == blocks.stop - first:
                 raise LayoutError(

@@ -213,16 +213,8 @@ class PrefixMatcher:
         keys: list[PackedKey] = []
         for group in self.layout.groups:
             stop = tokens // group.block_tokens
-            keys += self.keys_of(group, self.hashes_of(group, hashes, 0, stop))
+            keys += self.keys_of(group, self.layout.hashes_of(group, hashes, 0, stop))
         return keys
-
-    def hashes_of(
-        self, group: GroupLayout, hashes: Sequence[bytes], start: int, stop: int
-    ) -> Sequence[bytes]:
-        """Return the hashes of the group's blocks *start* to *stop*, some if few."""
-        at = self.layout.hash_index
-        step = group.block_tokens // self.layout.hash_block_tokens
-        return hashes[at(group, start) : at(group, stop - 1) + 1 : step]
 
     def _bound_full(
         self,
@@ -264,7 +256,7 @@ class PrefixMatcher:
         num_keys = _FIRST_LOOK
         while start < stop:
             end = min(start + max(1, num_keys // len(packers)), stop)
-            wanted = self.hashes_of(group, hashes, start, end)
+            wanted = self.layout.hashes_of(group, hashes, start, end)
             if denied:
                 wanted = _before_first(denied, group, wanted)
             start += self._index.match(_packed(packers, wanted)) // len(packers)
@@ -284,7 +276,7 @@ class PrefixMatcher:
 
         def missing_of(group: GroupLayout) -> _Missing:
             def look_up(start: int, stop: int) -> list[bool]:
-                wanted = self.hashes_of(group, hashes, start, stop)
+                wanted = self.layout.hashes_of(group, hashes, start, stop)
                 return self._present(group, wanted, denied)
 
             size = group.block_tokens

@@ -17,7 +17,7 @@ import attrs
 from ucm.blocks import GroupId
 from ucm.config import SaveDecoded
 from ucm.layout import GroupKind, GroupLayout, KVLayout
-from ucm.scheduler.budget import MAX_HOLDS, Draft, block_nbytes, share_nbytes
+from ucm.scheduler.budget import MAX_HOLDS, Draft
 from ucm.scheduler.decoded import NEVER_DUE, Decoded
 from ucm.scheduler.endings import Deferrals, Ending, Endings
 from ucm.scheduler.holds import HoldLedger
@@ -26,7 +26,7 @@ from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.messages import SpanOrder
 from ucm.scheduler.records import Record
 from ucm.scheduler.requests import NULL_BLOCK, RequestEnd, ScheduledRequest, StepFacts
-from ucm.scheduler.shares import BlockRef, Stay, refs, runs_of
+from ucm.scheduler.shares import Run, run_of
 from ucm.scheduler.transfers import OpenTransfers
 from ucm.scheduler.unsaved import NOT_TAKEN
 
@@ -81,6 +81,7 @@ class SaveSelector:
         "_limits",
         "_matcher",
         "_max_blocks",
+        "_nbytes",
         "_ranks",
         "_transfers",
         "dropped_blocks",
@@ -105,8 +106,9 @@ class SaveSelector:
         self._deferrals = deferrals
         self._ranks = range(num_ranks)
         self._max_blocks = max_blocks
+        self._nbytes = {each.group_id: each.block_bytes for each in layout.groups}
         self._limits = limits
-        self._decoded = Decoded(limits.decoded, transfers.span_blocks)
+        self._decoded = Decoded(limits.decoded, transfers.limits)
         self._hurries_until = 0
         self._endings = Endings(limits.seconds)
         self._draft = Draft(0)
@@ -120,10 +122,6 @@ class SaveSelector:
         return len(self._endings)
 
     # As the engine tells.
-
-    def spans_changed(self) -> None:
-        """Take note of other sizes of spans."""
-        self._decoded.span_blocks = self._transfers.span_blocks
 
     def preempted(self, lives: Lives, tokens: Mapping[str, int], step: int) -> None:
         """
@@ -164,12 +162,11 @@ class SaveSelector:
         if end is None or not (saves and life.may_save):
             self._lose(life, 0 if end is None else end.accepted_tokens)
             return False
-        left = []
-        is_saving = self._transfers.is_saving
-        for group_id, blocks in life.rest(self._layout, end, self._decoded):
-            mine = [each for each in blocks if not is_saving(group_id, each.block_hash)]
-            if mine:
-                left.append((group_id, mine))
+        left = [
+            (group_id, mine)
+            for group_id, run in life.rest(self._layout, end, self._decoded)
+            for mine in self._transfers.unclaimed(group_id, run)
+        ]
         if left:
             self._endings.add(Ending(life.stay, life.record, left))
         return bool(left)
@@ -224,26 +221,25 @@ class SaveSelector:
         return ()
 
     def _hold(self, order: SpanOrder) -> None:
-        group = self._layout.group(GroupId(order.group_id))
+        nbytes = self._nbytes[GroupId(order.group_id)]
         self._ledger.take(
             order.transfer_id,
             [owner.life for owner in order.owners],
             order.block_ids,
             self._ranks,
-            nbytes=len(order.block_ids) * group.block_bytes,
+            nbytes=len(order.block_ids) * nbytes,
             now=self._transfers.denied.now,
         )
 
     def _drop(self, endings: Iterable[Ending]) -> None:
         for ending in endings:
-            for group_id, blocks in ending.left:
-                self._not_taken(group_id, blocks)
-                ending.record.dropped_blocks += len(blocks)
+            for group_id, run in ending.left:
+                self._not_taken(group_id, run.hashes)
+                ending.record.dropped_blocks += len(run.hashes)
             self._deferrals.due([ending.stay.life])
 
-    def _not_taken(self, group_id: GroupId, blocks: Sequence[BlockRef]) -> None:
-        self.dropped_blocks += len(blocks)
-        hashes = [block.block_hash for block in blocks]
+    def _not_taken(self, group_id: GroupId, hashes: Sequence[bytes]) -> None:
+        self.dropped_blocks += len(hashes)
         self._transfers.unsaved.put(group_id, hashes, NOT_TAKEN, self._now)
 
     @property
@@ -260,22 +256,21 @@ class SaveSelector:
 
     def _take_ending(self, ending: Ending) -> None:
         """Take blocks of a request that ended, as far as there is room."""
-        stay, left = ending.stay, ending.left
+        stay, left, draft = ending.stay, ending.left, self._draft
         while left:
-            group_id, blocks = left[0]
-            room = min(
-                self._draft.room_of(block_nbytes(stay.request_id)),
-                self._queue_room(group_id),
-            )
-            before = self.dropped_blocks
-            mine, done = self._claim(group_id, blocks, room)
-            ending.record.dropped_blocks += self.dropped_blocks - before
-            if mine:
-                self._draft.ended_tickets += -(-len(mine) // self._limit(group_id))
-                self._draft.ended_nbytes += len(mine) * self._block_bytes(group_id)
-                self._put(stay, group_id, mine)
-            if done < len(blocks):
-                left[0] = group_id, blocks[done:]
+            group_id, run = left[0]
+            num_blocks = len(run.block_ids)
+            room = min(draft.room_of(stay), self._queue_room(group_id))
+            if room <= 0:
+                return
+            limit = self._transfers.limits[group_id]
+            some = run if num_blocks <= room else run.part(0, room)
+            for mine in self._transfers.claim(group_id, some):
+                draft.ended_tickets += -(-len(mine.block_ids) // limit)
+                draft.ended_nbytes += len(mine.block_ids) * self._nbytes[group_id]
+                draft.put(stay, group_id, mine, limit)
+            if num_blocks > room:
+                left[0] = group_id, run.part(room, num_blocks)
                 return
             del left[0]
 
@@ -289,9 +284,8 @@ class SaveSelector:
         draft, ledger, limits = self._draft, self._ledger, self._limits
         tickets = limits.tickets - ledger.num_holds - draft.ended_tickets
         nbytes = limits.nbytes - ledger.held_nbytes - draft.ended_nbytes
-        room = min(
-            tickets * self._limit(group_id), nbytes // self._block_bytes(group_id)
-        )
+        most = tickets * self._transfers.limits[group_id]
+        room = min(most, nbytes // self._nbytes[group_id])
         return max(room, not (draft.ended_nbytes or ledger.num_holds))
 
     def _select(self, life: Life, request: ScheduledRequest) -> None:
@@ -309,87 +303,71 @@ class SaveSelector:
                 self._take_offered(life, request, at, 0)  # counted as dropped
             return
         life.advance(self._layout, request, self._decoded, self._stored)
-        room = self._draft.room_of(life.block_nbytes)
+        room = self._draft.room_of(life.stay)
         for at, group in enumerate(self._layout.groups):
             if group.kind is GroupKind.STATE:
-                blocks = self._take_offered(life, request, at, room)
-            else:
-                blocks = self._take_pending(life, request, at, room)
-            if blocks:
-                room -= len(blocks)
-                self._put(life.stay, group.group_id, blocks)
+                room -= self._take_offered(life, request, at, room)
+            elif life.pending[at]:
+                room -= self._take_pending(life, request, at, room)
         if any(life.pending):
             life.due = 0
 
-    def _put(self, stay: Stay, group_id: GroupId, blocks: list[BlockRef]) -> None:
-        """Let the plan save blocks of a life."""
-        draft = self._draft
-        draft.room -= len(blocks)
-        limit = self._limit(group_id)
-        shares = draft.shares.setdefault(group_id, [])
-        for run in runs_of(blocks):
-            draft.nbytes -= share_nbytes(stay.request_id, len(run), limit)
-            shares.append((stay, run))
-
     def _take_pending(
         self, life: Life, request: ScheduledRequest, at: int, room: int
-    ) -> list[BlockRef]:
+    ) -> int:
+        """Take blocks that wait, as far as there is room; return how many."""
         group, pending = self._layout.groups[at], life.pending[at]
-        mine: list[BlockRef] = []
-        while pending and (left := room - len(mine)):
-            some, pending[:left] = pending[:left], []
-            blocks = refs(self._layout, group, some, request.tables[at], request.hashes)
-            mine += self._claim(group.group_id, blocks, left)[0]
-        return mine
+        table, hashes = request.tables[at], request.hashes
+        taken = 0
+        while pending and taken < room:
+            some, rest = pending[0][: room - taken], pending[0][room - taken :]
+            pending[:1] = [rest] if rest else []
+            run = run_of(self._layout, group, some, table, hashes)
+            taken += self._put(life, group.group_id, self._claim(group.group_id, run))
+        return taken
 
-    def _claim(
-        self, group_id: GroupId, blocks: Sequence[BlockRef], room: int
-    ) -> tuple[list[BlockRef], int]:
-        """
-        Take blocks that nobody saves, from the start and as far as there is room.
+    def _put(self, life: Life, group_id: GroupId, runs: Iterable[Run]) -> int:
+        """Let the plan save blocks of a life; return how many they are."""
+        num_blocks, limit = 0, self._transfers.limits[group_id]
+        for run in runs:
+            self._draft.put(life.stay, group_id, run, limit)
+            num_blocks += len(run.block_ids)
+        return num_blocks
 
-        Returns:
-            Those, and how many are done with. One whose place is taken is dropped.
-        """
-        mine: list[BlockRef] = []
-        claim = self._transfers.claim
-        for done, block in enumerate(blocks):
-            if len(mine) >= room:
-                return mine, done
-            if block.block_id == NULL_BLOCK:
-                self.dropped_blocks += 1
-            elif claim(group_id, block.block_hash):
-                mine.append(block)
-        return mine, len(blocks)
+    def _claim(self, group_id: GroupId, run: Run) -> list[Run]:
+        """Take what nobody saves; a block whose place was taken is dropped."""
+        if NULL_BLOCK not in run.block_ids:
+            return self._transfers.claim(group_id, run)
+        gone = [block_id == NULL_BLOCK for block_id in run.block_ids]
+        self.dropped_blocks += sum(gone)
+        return [
+            mine
+            for some in run.without(gone)
+            for mine in self._transfers.claim(group_id, some)
+        ]
 
     def _take_offered(
         self, life: Life, request: ScheduledRequest, at: int, room: int
-    ) -> list[BlockRef]:
+    ) -> int:
         if not request.states:
-            return []
+            return 0
         group = self._layout.groups[at]
+        group_id = group.group_id
         offered = [
-            block
-            for block in life.offered(self._layout, at, request)
-            if not self._transfers.is_saving(group.group_id, block.block_hash)
+            run
+            for run in life.offered(self._layout, at, request)
+            if self._transfers.unclaimed(group_id, run)
             and self._decoded.saves_all(
-                (block.at + 1) * group.block_tokens, request.prompt_tokens
+                (run.start + 1) * group.block_tokens, request.prompt_tokens
             )
         ]
-        stored = self._stored(group, [block.block_hash for block in offered])
+        stored = self._stored(group, [run.hashes[0] for run in offered])
         wanted = [
-            block
-            for block, is_stored in zip(offered, stored, strict=True)
-            if not is_stored
+            run for run, is_stored in zip(offered, stored, strict=True) if not is_stored
         ]
-        self._not_taken(group.group_id, wanted[room:])
-        return self._claim(group.group_id, wanted, room)[0]
-
-    def _limit(self, group_id: GroupId) -> int:
-        return self._transfers.limit(group_id)
-
-    def _block_bytes(self, group_id: GroupId) -> int:
-        return self._layout.group(group_id).block_bytes
+        self._not_taken(group_id, [run.hashes[0] for run in wanted[room:]])
+        mine = [each for run in wanted[:room] for each in self._claim(group_id, run)]
+        return self._put(life, group_id, mine)
 
     def _stored(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[bool]:
         return self._matcher.stored(group, hashes, self._transfers.denied)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step saves of one request, on its way into tickets. Pure."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ucm.layout import GroupLayout, KVLayout
 
-__all__ = ["BlockRef", "Share", "Stay", "refs", "runs_of"]
+__all__ = ["Run", "Share", "Stay", "joined", "run_of"]
 
 
 class Stay(NamedTuple):
@@ -32,45 +31,57 @@ class Stay(NamedTuple):
         return self[:2]
 
 
-class BlockRef(NamedTuple):
+class Run(NamedTuple):
     """
-    A block on its way into an order.
+    Consecutive blocks of a request on their way into orders.
 
     Args:
-        at: Position in the request's block table.
-        block_id: Slot in the engine's pool.
-        block_hash: The engine's hash.
+        start: Position of the first in the request's block table.
+        block_ids: Slots in the engine's pool.
+        hashes: As many; the engine's.
     """
 
-    at: int
-    block_id: int
-    block_hash: bytes
+    start: int
+    block_ids: Sequence[int]
+    hashes: Sequence[bytes]
+
+    def part(self, start: int, stop: int) -> "Run":
+        """Return those from the *start*-th to before the *stop*-th, some if few."""
+        return Run(
+            self.start + start, self.block_ids[start:stop], self.hashes[start:stop]
+        )
+
+    def without(self, unwanted: Iterable[bool]) -> Iterator["Run"]:
+        """Yield the runs that are left where some blocks are not wanted."""
+        positions = [
+            range(at, at + 1) for at, is_out in enumerate(unwanted) if not is_out
+        ]
+        for each in joined(positions):
+            yield self.part(each.start, each.stop)
 
 
-Share = tuple[Stay, Sequence[BlockRef]]
+Share = tuple[Stay, Run]
 """A life, and consecutive blocks that a step saves of it in one group."""
 
 
-def refs(
+def run_of(
     layout: KVLayout,
     group: GroupLayout,
-    indexes: Iterable[int],
+    at: range,
     table: Sequence[int],
     hashes: Sequence[bytes],
-) -> list[BlockRef]:
+) -> Run:
     """Return blocks of a request by their positions in a group's table."""
-    step = group.block_tokens // layout.hash_block_tokens  # as ``KVLayout.hash_index``
-    return [BlockRef(at, table[at], hashes[(at + 1) * step - 1]) for at in indexes]
+    named = layout.hashes_of(group, hashes, at.start, at.stop)
+    return Run(at.start, table[at.start : at.stop], named)
 
 
-def runs_of(blocks: Sequence[BlockRef]) -> Iterator[Sequence[BlockRef]]:
-    """Yield blocks that are consecutive: what one owner's moment in a ticket says."""
-    if blocks[-1].at - blocks[0].at == len(blocks) - 1:
-        yield blocks
-        return
-    start = 0
-    for stop, (block, after) in enumerate(itertools.pairwise(blocks), start=1):
-        if after.at > block.at + 1:
-            yield blocks[start:stop]
-            start = stop
-    yield blocks[start:]
+def joined(ranges: Iterable[range]) -> list[range]:
+    """Return the same positions, in ascending order, with neighbours put together."""
+    runs: list[range] = []
+    for each in ranges:
+        if runs and runs[-1].stop == each.start:
+            runs[-1] = range(runs[-1].start, each.stop)
+        else:
+            runs.append(each)
+    return runs

@@ -101,7 +101,7 @@ class Touches:
             blocks = prefix.tokens // group.block_tokens
             stop = min(blocks, start + max(1, room // self._matcher.num_shards))
             if start < stop:
-                hashes = self._matcher.hashes_of(group, prefix.hashes, start, stop)
+                hashes = self._layout.hashes_of(group, prefix.hashes, start, stop)
                 depths = np.arange(start, start + len(hashes)) * group.block_tokens
                 yield group, hashes, prefix.moment - depths
                 room -= (stop - start) * self._matcher.num_shards

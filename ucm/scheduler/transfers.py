@@ -25,7 +25,7 @@ from ucm.scheduler.denials import Denials
 from ucm.scheduler.matching import DeniedKey
 from ucm.scheduler.messages import Failure, SpanOrder, StepReport, TransferKind
 from ucm.scheduler.records import SaveEnd
-from ucm.scheduler.shares import Share
+from ucm.scheduler.shares import Run, Share
 from ucm.scheduler.unsaved import Unsaved
 
 __all__ = ["OpenTransfers"]
@@ -38,7 +38,7 @@ _MAX_SPAN_BLOCKS: Final = 16384
 class _Open:
     order: SpanOrder
     ranks_left: set[int]
-    keys: Sequence[DeniedKey] = ()
+    hashes: Sequence[bytes] = ()
     is_stored: bool = True
     reason: Reason = Reason.NONE
     least_visible: int = sys.maxsize
@@ -71,19 +71,21 @@ class OpenTransfers:
         "_open",
         "_saving",
         "denied",
+        "limits",
         "num_open",
         "saved_blocks",
-        "span_blocks",
         "strays",
         "unsaved",
     )
 
     def __init__(self, num_ranks: int, span_blocks: Mapping[GroupId, int]) -> None:
         self._num_ranks = num_ranks
-        self.span_blocks = span_blocks
+        self.limits: dict[GroupId, int] = {}
+        """By group, the most blocks of one ticket."""
+        self.resize(span_blocks)
         self._ids = itertools.count(1)
         self._open: dict[int, _Open] = {}
-        self._saving: set[DeniedKey] = set()
+        self._saving: dict[int, set[bytes]] = {group: set() for group in span_blocks}
         self._filling: dict[int, int] = {}
         self.denied = Denials()
         """Blocks that count as missing."""
@@ -96,6 +98,11 @@ class OpenTransfers:
         """Blocks that became visible with their last part, since the start."""
         self.strays = 0
         """Reports of tickets that are not open."""
+
+    def resize(self, span_blocks: Mapping[GroupId, int]) -> None:
+        """Cut tickets to other sizes from now on."""
+        for group_id, most in span_blocks.items():
+            self.limits[group_id] = min(most, _MAX_SPAN_BLOCKS)
 
     def open_load(
         self,
@@ -113,7 +120,7 @@ class OpenTransfers:
             block_ids: Where they go.
             hashes: As many; the engine's.
         """
-        limit = self.limit(group_id)
+        limit = self.limits[group_id]
         orders = []
         for at in range(0, len(block_ids), limit):
             ids, some = block_ids[at : at + limit], hashes[at : at + limit]
@@ -135,37 +142,35 @@ class OpenTransfers:
         is left of others. So of one life, earlier blocks are in tickets that come first,
         and of a ticket with several owners no order is promised to any other of theirs.
         """
-        limit = self.limit(group.group_id)
+        limit = self.limits[group.group_id]
         together, size = list[Share](), 0
-        for stay, blocks in shares:
-            rest = len(blocks) % limit
+        for stay, run in shares:
+            rest = len(run.block_ids) % limit
             is_more = together and together[-1][0] == stay  # behind a gap
             if is_more or size + rest > limit:
                 yield self._save(group, together)
                 together, size = [], 0
-            whole = len(blocks) - rest
+            whole = len(run.block_ids) - rest
             for start in range(0, whole, limit):
-                yield self._save(group, [(stay, blocks[start : start + limit])])
+                yield self._save(group, [(stay, run.part(start, start + limit))])
             if rest:
-                together.append((stay, blocks[whole:]))
+                together.append((stay, run.part(whole, whole + rest) if whole else run))
                 size += rest
         if together:
             yield self._save(group, together)
 
-    def limit(self, group_id: GroupId) -> int:
-        """Return the most blocks of one ticket."""
-        return min(self.span_blocks[group_id], _MAX_SPAN_BLOCKS)
-
     def _save(self, group: GroupLayout, shares: Sequence[Share]) -> SpanOrder:
         size = group.block_tokens
-        _, ids, hashes = zip(
-            *(block for _, each in shares for block in each), strict=True
+        ids, hashes, owners = list[int](), list[bytes](), list[Owner]()
+        for (name, number, moment, tenant), run in shares:
+            num_blocks = len(run.block_ids)
+            ids += run.block_ids
+            hashes += run.hashes
+            last = moment - (run.start + num_blocks - 1) * size
+            owners.append(Owner(name, number, num_blocks, last, tenant))
+        return self._open_one(
+            TransferKind.SAVE, tuple(owners), group.group_id, tuple(ids), hashes
         )
-        owners = tuple(
-            Owner(name, number, len(each), moment - each[-1].at * size, tenant)
-            for (name, number, moment, tenant), each in shares
-        )
-        return self._open_one(TransferKind.SAVE, owners, group.group_id, ids, hashes)
 
     def _open_one(
         self,
@@ -187,7 +192,7 @@ class OpenTransfers:
         self._open[order.transfer_id] = entry
         self.num_open[kind] += 1
         if kind is TransferKind.SAVE:
-            entry.keys = [(group_id, each) for each in hashes]
+            entry.hashes = hashes
         else:
             self._filling.update(dict.fromkeys(block_ids, order.transfer_id))
         return order
@@ -266,7 +271,8 @@ class OpenTransfers:
             if failure.bad_hash:
                 key = failure.group_id, failure.bad_hash
                 self.denied.deny(key)
-                self.unsaved.ended([key], failure.reason, self.denied.now)
+                hashes, now = [failure.bad_hash], self.denied.now
+                self.unsaved.ended(failure.group_id, hashes, failure.reason, now)
 
     def end_loads_of(self, request_ids: Collection[str]) -> list[int]:
         """End the requests' loads on all ranks and return their numbers."""
@@ -282,17 +288,25 @@ class OpenTransfers:
             self._close(entry)
         return [entry.order.transfer_id for entry in entries]
 
-    def claim(self, group_id: int, block_hash: bytes) -> bool:
-        """Have a block saved by the next ``open_saves``; False if a ticket writes it."""
-        key = group_id, block_hash
-        if key in self._saving:
-            return False
-        self._saving.add(key)
-        return True
+    def claim(self, group_id: int, run: Run) -> list[Run]:
+        """Have the next ``open_saves`` save what no ticket writes; return that."""
+        mine = self.unclaimed(group_id, run)
+        for each in mine:
+            self._saving[group_id].update(each.hashes)
+        return mine
+
+    def unclaimed(self, group_id: int, run: Run) -> list[Run]:
+        """Return what of a run no ticket writes, or is about to be opened for."""
+        saving, hashes = self._saving[group_id], run.hashes
+        if saving.isdisjoint(hashes) and len(set(hashes)) == len(hashes):
+            return [run]
+        first = {each: at for at, each in reversed(list(enumerate(hashes)))}
+        taken = (each in saving or first[each] < at for at, each in enumerate(hashes))
+        return list(run.without(taken))
 
     def is_saving(self, group_id: int, block_hash: bytes) -> bool:
         """Return whether a ticket writes the block, or is about to be opened for it."""
-        return (group_id, block_hash) in self._saving
+        return block_hash in self._saving[group_id]
 
     @property
     def fills(self) -> bool:
@@ -308,7 +322,7 @@ class OpenTransfers:
         return {
             "open_saves": self.num_open[TransferKind.SAVE],
             "open_loads": self.num_open[TransferKind.LOAD],
-            "keys_being_saved": len(self._saving),
+            "keys_being_saved": sum(map(len, self._saving.values())),
             "blocks_being_filled": len(self._filling),
             "denied_keys": len(self.denied),
         }
@@ -326,7 +340,10 @@ class OpenTransfers:
             each.transfer_id for each in saves
         }
         saving = [key for order in saves for key in _keys_of(order)]
-        if len(saving) != len(set(saving)) or set(saving) != self._saving:
+        known = {
+            (group, each) for group in self._saving for each in self._saving[group]
+        }
+        if len(saving) != len(set(saving)) or set(saving) != known:
             raise LedgerError("two open saves write one block, or the index is off")
         if not loads.issuperset(self._filling.values()):
             raise LedgerError("a block waits for a load that is not open")
@@ -336,11 +353,13 @@ class OpenTransfers:
         del self._open[order.transfer_id]
         self.num_open[order.kind] -= 1
         if order.kind is TransferKind.SAVE:
-            self._saving.difference_update(entry.keys)
-            if entry.is_stored:
-                self.denied.forgive(entry.keys)
-            else:
-                self.unsaved.ended(entry.keys, entry.reason, self.denied.now)
+            group_id = order.group_id
+            self._saving[group_id].difference_update(entry.hashes)
+            if not entry.is_stored:
+                hashes, now = entry.hashes, self.denied.now
+                self.unsaved.ended(group_id, hashes, entry.reason, now)
+            elif self.denied:
+                self.denied.forgive((group_id, each) for each in entry.hashes)
         else:
             filling, number = self._filling, order.transfer_id
             for block_id in order.block_ids:

@@ -9,7 +9,7 @@ still be remembered: then the more recent word of the store is believed.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -87,12 +87,10 @@ class Unsaved:
         )
 
     def ended(
-        self, keys: Iterable[tuple[int, bytes]], reason: Reason, now: float
+        self, group_id: int, hashes: Sequence[bytes], reason: Reason, now: float
     ) -> None:
-        """Put down how the ticket of these blocks ended: by group and hash."""
-        for group_id, some in itertools.groupby(keys, key=lambda key: key[0]):
-            hashes = [block_hash for _, block_hash in some]
-            self.put(group_id, hashes, _OF_ENDS[reason], now)
+        """Put down how the ticket of these blocks ended."""
+        self.put(group_id, hashes, _OF_ENDS[reason], now)
 
     def passed_over(
         self, layout: KVLayout, end: RequestEnd, now: float, *, saves_decoded: bool
@@ -110,7 +108,7 @@ class Unsaved:
             blocks = range(start, min(stop, start + _MOST_OF_ONE))
             self.put(
                 group.group_id,
-                [end.hashes[layout.hash_index(group, at)] for at in blocks],
+                layout.hashes_of(group, end.hashes, blocks.start, blocks.stop),
                 _DECODED if end.wishes.saves else _WISH,
                 now,
             )

@@ -54,7 +54,9 @@ def wanted_blocks(
             start = max(start, group.window_blocks(tokens.stop).start)
         if start >= stop:
             continue
-        keys = matcher.keys_of(group, matcher.hashes_of(group, hashes, start, stop))
+        keys = matcher.keys_of(
+            group, matcher.layout.hashes_of(group, hashes, start, stop)
+        )
         of_parts = [sizes[at] for _, sizes in sorted(part_bytes.items())]
         for number, key in enumerate(keys):
             block, part = divmod(number, len(of_parts))

@@ -13,7 +13,7 @@ from ucm.errors import StoreUnavailableError
 from ucm.layout import KVLayout
 from ucm.scheduler.lives import Life
 from ucm.scheduler.requests import ScheduledRequest
-from ucm.scheduler.shares import BlockRef
+from ucm.scheduler.shares import Run
 from ucm.testing.faults import Fault, FaultPlan, raising
 from ucm.testing.host import HostAssertionError, HostSettings, Odds, Rule
 
@@ -61,11 +61,11 @@ class TestSpoiltHalves:
 
 def offered_tails(
     life: Life, layout: KVLayout, at: int, request: ScheduledRequest
-) -> list[BlockRef]:
+) -> list[Run]:
     """Take every offer for one of the last whole block before it."""
     size = layout.groups[at].block_tokens
     return [
-        BlockRef(i, offer.block_id, request.hashes[layout.hash_index(group, i)])
+        Run(i, (offer.block_id,), (request.hashes[layout.hash_index(group, i)],))
         for offer in request.states
         for group in [layout.group(GroupId(offer.group_id))]
         if group is layout.groups[at]
