@@ -47,6 +47,7 @@ from tests.mutations.of_stores import STORES
 from tests.mutations.of_story import STORY
 from tests.mutations.of_stuck import STUCK
 from tests.mutations.of_ticket import TICKET
+from tests.mutations.of_tier import TIER
 from tests.mutations.of_tiers import TIERS
 from tests.mutations.of_topology import TOPOLOGY
 from tests.mutations.of_trace import TRACE
@@ -61,6 +62,7 @@ __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
 ROOT = Path(__file__).parents[2]
 MUTANTS: tuple[Mutant, ...] = (
     *AGENT,
+    *TIER,
     *TIERS,
     *ARENA,
     *BACKENDS,

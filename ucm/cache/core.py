@@ -80,8 +80,7 @@ class Core:
         before_commit: OwnStages | None = None,
     ) -> None:
         self.timeout = config.timeout
-        self.new_event = threads.event
-        """For a thread that waits."""
+        self.new_event, self.now = threads.event, threads.monotonic  # for who waits
         self._device = device
         self._digest = keyspace.digest
         self._threads = threads
@@ -101,12 +100,10 @@ class Core:
         self._orders = Orders(
             layout, shard, keyspace.digest, config.queue.span_bytes, itertools.count(1)
         )
-        self._lock = threads.lock()
-        self._ends = threads.lock()
-        """Of every ``Pending``: they end under the other."""
+        self._lock, self._closing = threads.lock(), threads.lock()
+        self._ends = threads.lock()  # of every ``Pending``: they end under the other
         self._questions = Questions(self._ends, threads)
-        self._open: dict[int, Transfer] = {}
-        """By the number of each ticket that is not over."""
+        self._open: dict[int, Transfer] = {}  # by the number of each ticket under way
         self._users = BlockUsers()
         self._room: Room[tuple[SpanOrder, Fence]] = Room(
             config.queue.tickets, config.queue.nbytes
@@ -114,7 +111,6 @@ class Core:
         self._up = threads.event()
         self._refusal: UCMError | None = None
         self._thread = threads.thread(self._main, "ucm-loop")
-        self._closing = threads.lock()
         self._is_open = False
         self._is_serving = self._is_polled = True
 
@@ -208,6 +204,10 @@ class Core:
     def match(self, keys: Sequence[bytes], *, group: int) -> Pending[int]:
         """Ask how many keys from the first are stored."""
         return self._ask(self._store.match, keys, group)
+
+    def contains(self, keys: Sequence[bytes], *, group: int) -> Pending[list[bool]]:
+        """Ask of each key whether it is stored."""
+        return self._ask(self._store.contains, keys, group)
 
     def touch(
         self, keys: Sequence[bytes], *, group: int, place: Place

@@ -2,11 +2,15 @@
 """
 The face for hosts without a loop: the same verbs, as calls that block.
 
+A host whose thread may not wait, such as one that runs an engine's steps, begins things
+and looks, step by step, whether they are over: ``begin_load``, ``begin_contains`` and
+``save``. Of those that are, ``when_over`` tells it: looking costs nothing else then.
+
 Threading: all of it from any thread, also at once.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -18,7 +22,7 @@ from ucm.errors import DeviceTimeoutError, StoreUnavailableError
 from ucm.metrics import Snapshot
 from ucm.prefixes import Place
 
-__all__ = ["Cache", "Save"]
+__all__ = ["Answer", "Cache", "Load", "Save"]
 
 _T = TypeVar("_T")
 _ANYWHERE = Place()
@@ -64,9 +68,94 @@ class Save:
         """Whether ``wait_committed`` would not block."""
         return self._transfer.over.is_done
 
+    def when_over(self, call: Callable[[], None]) -> None:
+        """
+        Have *call* made once, when it is over and its blocks are released.
+
+        On the thread that brings the end, or at once; it must be brief and raise nothing.
+        """
+
+        def look() -> None:
+            if not self._transfer.over.subscribe(call):
+                call()
+
+        if not self._transfer.released.subscribe(look):
+            look()
+
     def cancel(self) -> None:
         """Want it no more; see ``ucm.cache.aio.Save.cancel``. Does not block."""
         self._core.cancel(self._transfer)
+
+
+class Load:
+    """
+    A load that was begun; its blocks are ours until it is over.
+
+    Args:
+        core: What does it.
+        transfer: What it consists of.
+        limit: Seconds by which it ends.
+    """
+
+    __slots__ = ("_core", "_limit", "_transfer")
+
+    def __init__(self, core: Core, transfer: Transfer, limit: float) -> None:
+        self._core = core
+        self._transfer = transfer
+        self._limit = limit
+
+    @property
+    def is_over(self) -> bool:
+        """Whether ``wait`` would not block."""
+        return self._transfer.over.is_done
+
+    def wait(self) -> Result:
+        """
+        Block until it is over; return what was loaded, and why not if it was not.
+
+        Raises:
+            DeviceTimeoutError: A copy does not end: the blocks must not be used again.
+        """
+        return _wait(self._core, self._transfer.over, self._limit)
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Have *call* made once, when it is over; as ``Save.when_over``."""
+        if not self._transfer.over.subscribe(call):
+            call()
+
+
+class Answer:
+    """
+    What the store says to a question, once it does, or that it did not in time.
+
+    Args:
+        core: What asks.
+        pending: The answer to come.
+        limit: Seconds by which it counts as late.
+    """
+
+    __slots__ = ("_core", "_pending", "_until")
+
+    def __init__(self, core: Core, pending: Pending[list[bool]], limit: float) -> None:
+        self._core = core
+        self._pending = pending
+        self._until = core.now() + limit
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is an answer, or no time for one any more."""
+        if not self._pending.is_done and self._core.now() >= self._until:
+            self._pending.end(None, _late())
+        return self._pending.is_done
+
+    def result(self) -> list[bool]:
+        """
+        Return for each key whether it is stored; once it is over.
+
+        Raises:
+            StoreUnavailableError: The store did not answer, or not in time.
+        """
+        return self._pending.result()
 
 
 class Cache(contextlib.AbstractContextManager["Cache"]):
@@ -117,8 +206,26 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         place: Place = _ANYWHERE,
     ) -> Result:
         """Load stored blocks into the host's; block until that is over."""
+        return self.begin_load(keys, blocks, group=group, place=place).wait()
+
+    def begin_load(
+        self,
+        keys: Sequence[bytes],
+        blocks: Sequence[int],
+        *,
+        group: int = 0,
+        place: Place = _ANYWHERE,
+    ) -> Load:
+        """Have stored blocks loaded; returns at once."""
         transfer = self._core.load(keys, blocks, group=group, place=place)
-        return _wait(self._core, transfer.over, self._load_limit)
+        return Load(self._core, transfer, self._load_limit)
+
+    def begin_contains(
+        self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
+    ) -> Answer:
+        """Ask of each key whether it is stored, for *timeout* (``timeout.load``)."""
+        limit = self._core.timeout.load if timeout is None else timeout
+        return Answer(self._core, self._core.contains(keys, group=group), limit)
 
     def save(
         self,
@@ -172,11 +279,15 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
 
     def _answer(self, pending: Pending[_T]) -> _T:
         """Wait for the store's answer; nobody is asked once nobody waits."""
-        late = StoreUnavailableError("the store did not answer in time")
+        late = _late()
         try:
             return _wait(self._core, pending, self._core.timeout.load, late)
         finally:
             pending.end(None, late)
+
+
+def _late() -> StoreUnavailableError:
+    return StoreUnavailableError("the store did not answer in time")
 
 
 def _wait(

@@ -166,6 +166,11 @@ class FaultStore(WrapperStore):
         self._plan.at("match")
         return super().match(keys)
 
+    def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Meet the plan, then forward."""
+        self._plan.at("contains")
+        return super().contains(keys)
+
     def reserve(
         self, keys: Sequence[PackedKey], block_bytes: int, uses: Uses | None = None
     ) -> WriteLease:
