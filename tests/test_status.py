@@ -143,6 +143,35 @@ class TestAccess:
         assert [] == os.listdir(tmp_path / "elsewhere")
 
 
+class TestLooks:
+    @pytest.mark.parametrize("is_told", [True, False])
+    def test_it_looks_by_itself_where_nobody_asks(self, tmp_path, is_told):
+        """X-11: now and then until its end, also where there is nowhere to listen."""
+        looks = threading.Semaphore(0)
+
+        def tell():
+            looks.release()
+            return told()
+
+        directory = tmp_path if is_told else None
+        server = serve_status(directory, "scheduler", tell, look_s=0.001)
+        for _ in range(3):
+            assert looks.acquire(timeout=60.0)
+        assert is_told == (tmp_path / "status").exists()
+        server.close()
+        assert "ucm-status" not in {thread.name for thread in threading.enumerate()}
+
+    def test_it_looks_where_it_may_not_listen(self, tmp_path):
+        """X-11: a directory that is open to others takes nothing but the answers."""
+        (tmp_path / "status").mkdir(mode=0o755)
+        looked = threading.Event()
+        server = serve_status(
+            tmp_path, "scheduler", lambda: looked.set() or {}, look_s=0.001
+        )
+        assert looked.wait(60.0)
+        server.close()
+
+
 class TestEnd:
     def test_nothing_is_left_behind_a_close(self, tmp_path):
         """Socket, directory and thread go with their process; twice is once."""

@@ -9,8 +9,9 @@ root are told. The directory is open to this user only, names in it are looked u
 to a descriptor, and a number behind the name keeps processes apart whose ids are equal in
 containers of their own.
 
-Threading: one thread of ours per server, which sleeps but for a connection. It calls what
-it was given to tell; the engine's threads never wait for it.
+Threading: one thread of ours per server, which sleeps but for a connection, and for a look
+of its own now and then where one is wanted. It calls what it was given to tell; the
+engine's threads never wait for it.
 """
 
 import contextlib
@@ -60,6 +61,7 @@ _MOST_SOCKETS: Final = 256
 _MOST_ALIKE: Final = 100
 _BACKLOG: Final = 8
 _CREDENTIALS: Final = struct.Struct("3i")
+_TIMEVAL: Final = struct.Struct("2l")
 _OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -101,11 +103,13 @@ class StatusServer:
     Listens in a directory and tells how this process is.
 
     Args:
-        directory: The slab's.
+        directory: The slab's; None: nobody can ask, and there are own looks only.
         role: Such as ``worker-0``; lower case, digits and dashes.
         tell: Returns what ``Status`` has besides role, process id and time; called on the
             server's thread.
         threads: Where clock and thread come from.
+        look_s: Call *tell* after so long in which nobody asked, so that what it brings
+            up to date is fresh for others too; None: never.
 
     Raises:
         OSError: The socket cannot be made there.
@@ -113,35 +117,46 @@ class StatusServer:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | None,
         role: str,
         tell: Callable[[], Mapping[str, object]],
         threads: Threads = SYSTEM,
+        look_s: float | None = None,
     ) -> None:
         self._role = role
         self._tell = tell
+        self._look_s = look_s
         self._clock = threads.monotonic
         self._began = self._clock()
         self._pid = os.getpid()
         self._closed = threads.event()
-        with contextlib.ExitStack() as made:
-            self._folder = _open_folder(directory, make=True)
-            made.callback(os.close, self._folder)
-            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            made.callback(self._listener.close)
-            os.fchmod(self._listener.fileno(), 0o600)  # before it has a name
-            self._name = self._bind()
-            self._listener.listen(_BACKLOG)
-            made.pop_all()
-        _remove_stale(self._folder, self._name)
+        self._listener: socket.socket | None = None
+        if directory is not None:
+            self._listen(directory)
         self._thread = threads.thread(self._serve, "ucm-status")
         self._thread.start()
 
-    def _bind(self) -> str:
+    def _listen(self, directory: Path) -> None:
+        with contextlib.ExitStack() as made:
+            self._folder = _open_folder(directory, make=True)
+            made.callback(os.close, self._folder)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.callback(listener.close)
+            os.fchmod(listener.fileno(), 0o600)  # before it has a name
+            self._name = self._bind(listener)
+            listener.listen(_BACKLOG)
+            # Not Python's own timeout: no shutdown would wake who waits so.
+            limit = _TIMEVAL.pack(*divmod(int((self._look_s or 0) * 1e6), 1_000_000))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            made.pop_all()
+        self._listener = listener
+        _remove_stale(self._folder, self._name)
+
+    def _bind(self, listener: socket.socket) -> str:
         for number in range(_MOST_ALIKE):
             name = f"{self._role}-{self._pid}{f'.{number}' if number else ''}.sock"
             try:
-                self._listener.bind(_path_of(self._folder, name))
+                listener.bind(_path_of(self._folder, name))
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     raise
@@ -151,16 +166,29 @@ class StatusServer:
 
     def _serve(self) -> None:
         while not self._closed.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed; or there are no descriptors just now
-                self._closed.wait(_ANSWER_S)
+            connection = self._asked()
+            if connection is None:
                 continue
             with connection:
                 connection.settimeout(_ANSWER_S)
                 with contextlib.suppress(OSError):
                     if _peer_of(connection) in (os.geteuid(), 0):
                         connection.sendall(self._answer())
+
+    def _asked(self) -> socket.socket | None:
+        """Return who asks; None once there was a look of our own, or trouble."""
+        try:
+            if self._listener is not None:
+                return self._listener.accept()[0]
+            self._closed.wait(self._look_s)
+        except BlockingIOError:  # nobody asked for so long
+            pass
+        except OSError:  # closed; or there are no descriptors just now
+            self._closed.wait(_ANSWER_S)
+            return None
+        if not self._closed.is_set():
+            self._answer()
+        return None
 
     def _answer(self) -> bytes:
         status = {"kind": _KIND, "v": VERSION, "role": self._role, "pid": self._pid}
@@ -178,15 +206,17 @@ class StatusServer:
         self._closed.set()
         if os.getpid() != self._pid:  # a fork: the socket is its parent's
             return
-        with contextlib.suppress(OSError):
-            os.unlink(self._name, dir_fd=self._folder)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes its thread
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._name, dir_fd=self._folder)
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes its thread
         self._thread.join(_CLOSE_S)
-        self._listener.close()
-        with contextlib.suppress(OSError):  # others may be in it
-            os.rmdir(f"../{_FOLDER}", dir_fd=self._folder)
-        os.close(self._folder)
+        if self._listener is not None:
+            self._listener.close()
+            with contextlib.suppress(OSError):  # others may be in it
+                os.rmdir(f"../{_FOLDER}", dir_fd=self._folder)
+            os.close(self._folder)
 
 
 def serve_status(
@@ -194,18 +224,26 @@ def serve_status(
     role: str,
     tell: Callable[[], Mapping[str, object]],
     threads: Threads = SYSTEM,
+    look_s: float | None = None,
 ) -> StatusServer | None:
-    """Serve where there is a directory to do so; nothing is lost where it cannot be."""
-    if directory is None:
-        return None
-    for _ in range(2):
+    """
+    Serve where there is a directory to do so; nothing is lost where it cannot be.
+
+    Args:
+        directory: As all others ``StatusServer``'s.
+        role: Likewise.
+        tell: Likewise.
+        threads: Likewise.
+        look_s: Likewise; where nobody can ask, it looks for itself alone.
+    """
+    for _ in range(2 if directory is not None else 0):
         try:
-            return StatusServer(directory, role, tell, threads)
+            return StatusServer(directory, role, tell, threads, look_s)
         except FileNotFoundError:  # the last one has just tidied up behind itself
             continue
         except OSError:
-            return None
-    return None
+            break
+    return StatusServer(None, role, tell, threads, look_s) if look_s else None
 
 
 @attrs.define

@@ -147,7 +147,7 @@ class Host:
 def our_threads() -> set[str]:
     """Return the names of threads of ours that run, but for those that no cache has."""
     names = {each.name for each in threading.enumerate() if each.name[:4] == "ucm-"}
-    return names - {"ucm-vitals", "ucm-signs", "ucm-disk", "ucm-files"}
+    return names - {"ucm-health", "ucm-disk", "ucm-files"}
 
 
 def run(loop: str, main: Callable[[], Awaitable[None]]) -> None:

@@ -9,11 +9,9 @@ _EXPORTER = "ucm/exporter.py"
 _MEASURING = "ucm/cache/measuring.py"
 _RECORDER = "ucm/pipeline/recorder.py"
 _SCHEDULER = "ucm/integration/vllm/scheduler.py"
-_SIGNS = "ucm/integration/vllm/signs.py"
 _STATS = "ucm/integration/vllm/stats.py"
 _EXPORTS = "tests/test_exporter.py::TestExporter"
 _FRONT = "tests/integration/vllm/test_vitals.py::TestFront"
-_LEFT = "tests/integration/vllm/test_vitals.py::TestSigns"
 _LOOKS = "tests/integration/vllm/test_health.py::TestRefresh"
 _TICKETS = "tests/pipeline/test_recorder.py::TestRecorder"
 
@@ -22,7 +20,7 @@ METRICS = (
         name="hung_engine_stays_healthy",
         why="X-11: an engine that hangs is as healthy as it was when it last moved.",
         file=_STATS,
-        find="if now - oldest > _LATE_S:",
+        find="if asked_at - min(answered.values()) > _LATE_S:",
         replace="if False:",
         killers=(f"{_FRONT}::test_engine_that_hangs_or_is_gone_is_not_healthy",),
     ),
@@ -30,7 +28,7 @@ METRICS = (
         name="old_sign_undoes_a_step",
         why="X-11: an engine that has just failed is told to be well again.",
         file=_STATS,
-        find="elif oldest < told_at:",
+        find="elif asked_at < told_at:",
         replace="elif False:",
         killers=(f"{_FRONT}::test_step_that_told_later_is_believed",),
     ),
@@ -38,8 +36,8 @@ METRICS = (
         name="best_process_is_the_engine",
         why="X-11: a rank that failed while the engine idles is outvoted.",
         file=_STATS,
-        find="gauges[key] = min(gauges.get(key, value), value)\n        oldest",
-        replace="gauges[key] = max(gauges.get(key, value), value)\n        oldest",
+        find="gauges[key] = min(gauges.get(key, value), value)\n        if asked_at",
+        replace="gauges[key] = max(gauges.get(key, value), value)\n        if asked_at",
         killers=(f"{_FRONT}::test_gauges_of_an_idle_engine_are_as_fresh",),
     ),
     Mutant(
@@ -57,30 +55,6 @@ METRICS = (
         find="args=(weakref.ref(self),),",
         replace="args=(lambda: self,),",
         killers=(f"{_FRONT}::test_timer_of_the_front_end_does_not_keep_it",),
-    ),
-    Mutant(
-        name="anybody_may_leave_a_sign",
-        why="X-11: another user of the machine makes up an engine's numbers.",
-        file=_SIGNS,
-        find="info.st_uid == os.geteuid() and is_closed",
-        replace="info.st_uid == os.geteuid()",
-        killers=(f"{_LEFT}::test_directory_that_others_can_write_to_is_not_used",),
-    ),
-    Mutant(
-        name="link_is_followed",
-        why="X-11: a name in the directory has the front end read another file.",
-        file=_SIGNS,
-        find="os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
-        replace="os.O_RDONLY | os.O_NONBLOCK",
-        killers=(f"{_LEFT}::test_links_and_pipes_are_not_followed",),
-    ),
-    Mutant(
-        name="killed_leave_their_files",
-        why="Each engine that is killed leaves a file in memory for good.",
-        file=_SIGNS,
-        find="st_mtime < now - _SWEEP_S",
-        replace="st_mtime < 0",
-        killers=(f"{_LEFT}::test_what_the_killed_have_left_is_swept_away",),
     ),
     Mutant(
         name="idle_store_is_well",

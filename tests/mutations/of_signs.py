@@ -5,12 +5,9 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["SIGNS"]
 
-_SIGNS = "ucm/integration/vllm/signs.py"
-_VITALS = "ucm/integration/vllm/vitals.py"
-_TESTS = "tests/integration/vllm/test_vitals.py::TestSigns"
-_AGAIN = (
-    f"{_TESTS}::test_engine_that_is_started_again_under_its_id_is_not_its_former_self"
-)
+_STATS = "ucm/integration/vllm/stats.py"
+_HALVES = "tests/integration/vllm/test_vitals.py::TestHalves"
+_FRONT = "tests/integration/vllm/test_vitals.py::TestFront"
 _ERRORS = "tests/test_errors.py::test_a_setting_that_is_secret_is_not_told"
 _LOOKS = "tests/stores/test_slab_look.py::TestProblems"
 _READ = "tests/story/test_files.py::TestRead"
@@ -18,38 +15,38 @@ _IDS = "tests/integration/vllm/test_lifelog.py::TestRequest"
 
 SIGNS = (
     Mutant(
-        name="strangers_sign_swept",
-        why="A file that somebody has put there is deleted.",
-        file="ucm/integration/vllm/signs.py",
-        find="is_ours = _NAME.fullmatch(entry.name) is not None",
-        replace="is_ours = True",
+        name="own_look_left_out",
+        why="X-11: where the front end is elsewhere, gauges are as old as the start.",
+        file="ucm/status.py",
+        find="        if not self._closed.is_set():\n            self._answer()\n",
+        replace="",
         killers=(
-            "tests/integration/vllm/test_vitals.py::TestSigns::test_what_the_killed_have_left_is_swept_away",
+            "tests/test_status.py::TestLooks::test_it_looks_by_itself_where_nobody_asks",
         ),
     ),
     Mutant(
-        name="former_life_is_ill_for_ever",
-        why="An engine that was killed and started again is told as not healthy.",
-        file=_VITALS,
-        find="        sweep_former(self._path, self._began, sign.at)\n",
-        replace="",
-        killers=(_AGAIN,),
+        name="gauges_as_old_as_the_last_look",
+        why="X-11: who asks is told how things were when somebody looked.",
+        file="ucm/integration/vllm/vitals.py",
+        find="            half.refresh()\n",
+        replace="            pass\n",
+        killers=(f"{_HALVES}::test_each_half_tells_who_asks_in_the_slab",),
     ),
     Mutant(
-        name="hanging_rank_swept_away",
-        why="A rank that hangs is forgotten by the others, and nobody hears of it.",
-        file=_SIGNS,
-        find="sign.at < min(began, now - _FORMER_S)",
-        replace="sign.at < now - _FORMER_S",
-        killers=(_AGAIN,),
+        name="rank_that_is_gone_forgotten",
+        why="X-11: a rank hangs, the others are well, and nobody hears of it.",
+        file=_STATS,
+        find="asked_at - min(answered.values()) > _LATE_S",
+        replace="asked_at - max(answered.values()) > _LATE_S",
+        killers=(f"{_FRONT}::test_rank_that_is_gone_is_missed",),
     ),
     Mutant(
-        name="sign_left_behind_the_end",
-        why="A process that ended while its store hung is looked for ever after.",
-        file=_VITALS,
-        find="        self._take_away()  # a look",
-        replace="        # a look",
-        killers=(f"{_TESTS}::test_look_that_outlasts_its_end_leaves_nothing",),
+        name="neighbour_is_the_engine",
+        why="X-11: two engines share a slab, and each is as ill as the other.",
+        file=_STATS,
+        find="if answer.engine == engine_id]",
+        replace="if answer.engine]",
+        killers=(f"{_FRONT}::test_gauges_of_an_idle_engine_are_as_fresh",),
     ),
     Mutant(
         name="password_in_the_parameters_told",

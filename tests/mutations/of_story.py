@@ -202,8 +202,8 @@ STORY = (
         name="status_socket_open",
         why="The socket has the modes of the process's umask.",
         file=_STATUS,
-        find="            os.fchmod(self._listener.fileno(), 0o600)",
-        replace="            os.fchmod(self._listener.fileno(), 0o666)",
+        find="            os.fchmod(listener.fileno(), 0o600)",
+        replace="            os.fchmod(listener.fileno(), 0o666)",
         killers=(f"{_STATUS_TESTS}::TestAccess::test_files_are_for_this_user_alone",),
     ),
     Mutant(

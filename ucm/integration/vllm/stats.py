@@ -2,12 +2,13 @@
 """
 The connector's numbers on their way to the engine's ``/metrics``.
 
-What steps tell comes by way of vLLM. Gauges are also read every five seconds from what
-the engine's processes leave (``signs``), so that they are as fresh while it is idle; who
-has left nothing for half a minute hangs or is gone, and is not healthy. Threading:
-``observe`` on the front end's loop, ``look`` on a thread of ours; one lock covers both.
+What steps tell comes by way of vLLM. Every five seconds the engine's processes are also
+asked for their gauges (``ucm.status``), so that they are as fresh while it is idle; who has
+not answered for half a minute hangs or is gone, and is not healthy. Threading: ``observe``
+on the front end's loop, ``look`` on a thread of ours; one lock covers both.
 """
 
+import contextlib
 import threading
 import time
 import weakref
@@ -20,7 +21,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from ucm.integration.vllm.signs import DIRECTORY, Sign, read_signs
+from ucm.configuration.sources import load
+from ucm.errors import ConfigError, NoStatusError
 from ucm.metrics import (
     METRICS,
     SECONDS_BUCKETS,
@@ -30,6 +32,7 @@ from ucm.metrics import (
     split_key,
 )
 from ucm.scheduler.totals import Totals
+from ucm.status import Status, read_statuses
 
 __all__ = ["UCMPromMetrics", "UCMStats", "stats_of", "tell_totals"]
 
@@ -108,11 +111,11 @@ class UCMPromMetrics(KVConnectorPromMetrics):
     The first four arguments are vLLM's.
 
     Args:
-        vllm_config: The front end's; its ``engine_id`` names the engines' signs.
+        vllm_config: The front end's; it says by which id the engines tell of themselves,
+            and in which slab.
         metric_types: The classes to make metrics of.
         labelnames: The engine's labels.
         per_engine_labelvalues: Their values, by the number of each engine.
-        directory: Where signs are.
         clock: The machine's monotonic one, in seconds.
     """
 
@@ -123,7 +126,6 @@ class UCMPromMetrics(KVConnectorPromMetrics):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
         *,
-        directory: Path = DIRECTORY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
@@ -146,18 +148,19 @@ class UCMPromMetrics(KVConnectorPromMetrics):
                 )
             else:
                 self._metrics[name] = self._counter_cls(**args)
-        self._directory, self._clock = directory, clock
+        self._clock = clock
         self._lock = threading.Lock()
         self._told_at: dict[int, float] = {}
         """By engine, when a step last told gauges."""
         self._engine_ids = _engine_ids(vllm_config, list(per_engine_labelvalues))
-        self._seen: set[int] = set()
-        """Engines of which signs were seen."""
-        if self._engine_ids:
+        self._answered: dict[int, dict[str, float]] = {}
+        """By engine and role, when a process was last asked that answered."""
+        self._slab = _slab_of(vllm_config)
+        if self._engine_ids and self._slab is not None:
             threading.Thread(
                 target=_look_often,
                 args=(weakref.ref(self),),
-                name="ucm-signs",
+                name="ucm-health",
                 daemon=True,
             ).start()
 
@@ -175,28 +178,34 @@ class UCMPromMetrics(KVConnectorPromMetrics):
                 child.observe(value)
 
     def look(self) -> None:
-        """Take what the processes of each engine have left."""
+        """Ask the processes of each engine how they are; a few seconds if one hangs."""
+        asked_at, answers = self._clock(), []
+        if self._slab is not None:
+            with contextlib.suppress(NoStatusError):  # nobody is there, or not here
+                answers = read_statuses(self._slab).answers
         for engine_idx, engine_id in self._engine_ids.items():
-            signs = read_signs(engine_id, self._directory)
-            if signs:
-                self._seen.add(engine_idx)
-            if engine_idx in self._seen:
-                with self._lock:
-                    self._take(engine_idx, signs)
+            own = [answer for answer in answers if answer.engine == engine_id]
+            with self._lock:
+                self._take(engine_idx, own, asked_at)
 
-    def _take(self, engine_idx: int, signs: Sequence[Sign]) -> None:
-        now, told_at = self._clock(), self._told_at.get(engine_idx, 0.0)
+    def _take(
+        self, engine_idx: int, answers: Sequence[Status], asked_at: float
+    ) -> None:
+        answered = self._answered.setdefault(engine_idx, {})
+        answered.update((answer.role, asked_at) for answer in answers)
+        if not answered:
+            return  # it is elsewhere: steps alone tell
+        told_at = self._told_at.get(engine_idx, 0.0)
         gauges: dict[str, float] = {}
-        for sign in signs:
-            for key, value in sign.gauges.items():
+        for answer in answers:
+            for key, value in answer.gauges.items():
                 gauges[key] = min(gauges.get(key, value), value)
-        oldest = min((sign.at for sign in signs), default=0.0)
-        if now - oldest > _LATE_S:
+        if asked_at - min(answered.values()) > _LATE_S:
             gauges = {_HEALTHY: 0.0}
-        elif oldest < told_at:
+        elif asked_at < told_at:
             gauges = {}  # a step has told what is newer
-        newest = max((sign.at for sign in signs), default=0.0)
-        age = now - newest if newest > told_at else None
+        newest = max(answered.values())
+        age = self._clock() - newest if newest > told_at else None
         self._set(self.per_engine_labelvalues[engine_idx], gauges, age)
 
     def _set(
@@ -222,6 +231,15 @@ def _engine_ids(vllm_config: Any, engines: Sequence[int]) -> dict[int, str]:  # 
         return {}
     is_one = vllm_config.parallel_config.data_parallel_size == 1
     return {each: name if is_one else f"{name}_dp{each}" for each in engines}
+
+
+def _slab_of(vllm_config: Any) -> Path | None:  # noqa: ANN401 - vLLM's
+    """Return where engines tell how they are; None if their settings make no sense."""
+    given = getattr(vllm_config.kv_transfer_config, "kv_connector_extra_config", None)
+    try:
+        return Path(load(given or {}).config.store.path)
+    except ConfigError:
+        return None
 
 
 def _look_often(ref: "weakref.ref[UCMPromMetrics]") -> None:

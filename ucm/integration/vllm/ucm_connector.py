@@ -34,9 +34,10 @@ from ucm.integration.vllm.plugin import register
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMPromMetrics, UCMStats
-from ucm.integration.vllm.vitals import Vitals, begin_vitals
+from ucm.integration.vllm.vitals import begin_vitals
 from ucm.integration.vllm.weights import calling_parts
 from ucm.integration.vllm.worker import WorkerHalf
+from ucm.status import StatusServer
 
 __all__ = ["INHERITED_ON_PURPOSE", "UCMConnector"]
 
@@ -98,7 +99,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._scheduler: SchedulerHalf | MockSchedulerHalf | None = None
         self._worker: WorkerHalf | MockWorkerHalf | None = None
-        self._vitals: Vitals | None = None
+        self._vitals: StatusServer | None = None
         if kv_cache_config is None:
             logger.warning(
                 "UCMConnector was built without kv_cache_config, by a wrapper for an "
@@ -388,11 +389,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """Drain, then end all threads and let go of the store. Idempotent."""
-        if self._vitals is not None:
-            self._vitals.close()
-        for half in (self._worker, self._scheduler):
-            if half is not None:
-                half.close()
+        for part in (self._vitals, self._worker, self._scheduler):
+            if part is not None:
+                part.close()
 
 
 # MultiConnector looks its children up by name where it takes their statistics over
