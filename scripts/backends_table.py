@@ -5,6 +5,7 @@ from scripts.settings_table import ROOT, put_between, table_of
 from ucm.backends.disk import DiskSettings
 from ucm.backends.files import FilesSettings
 from ucm.backends.memory import MemorySettings
+from ucm.backends.mooncake import MooncakeSettings
 from ucm.backends.object import ObjectSettings
 from ucm.backends.redis import RedisSettings
 
@@ -15,6 +16,7 @@ SECTIONS = {
     "disk": DiskSettings(),
     "files": FilesSettings(),
     "memory": MemorySettings(),
+    "mooncake": MooncakeSettings(),
     "object": ObjectSettings(),
     "redis": RedisSettings(),
 }

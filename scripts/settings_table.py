@@ -79,7 +79,7 @@ def _show(value: object, *, is_size: bool) -> str:
         return "unset"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if is_size and isinstance(value, int):
+    if is_size and isinstance(value, int) and value:
         power = max(p for p in range(5) if not value % 1024**p)
         return f"`{value // 1024**power}{('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}`"
     return f"`{value}`" if value != "" else "empty"

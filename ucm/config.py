@@ -3,8 +3,8 @@
 All settings of ``ucm``, as one frozen tree that is built once at start-up.
 
 An unknown key, a value of the wrong type or out of range is a ``ConfigError`` that
-names the dotted key, the value and the remedy. This module is the only reader of the
-process environment.
+names the dotted key, the value and the remedy. This module alone touches the process
+environment.
 """
 
 import enum
@@ -42,6 +42,7 @@ __all__ = [
     "default_store_path",
     "python_hash_seed",
     "settings_in_environment",
+    "tell_native_code",
 ]
 
 _PREFIX = "UCM_"
@@ -117,6 +118,16 @@ def settings_in_environment() -> dict[str, str]:
     """Return the variables of the environment whose names say that they are ours."""
     found = os.environ.items()  # noqa: TID251 - the one reader
     return {name: text for name, text in found if name.startswith(_PREFIX)}
+
+
+def tell_native_code(variables: Mapping[str, str]) -> None:
+    """
+    Set variables that a native library reads when it is imported, but none that is set.
+
+    Only in a process of our own, such as the agent's.
+    """
+    for name, text in variables.items():
+        os.environ.setdefault(name, text)  # noqa: TID251 - the one writer, too
 
 
 def _switch(key: str, value: object) -> Switch:

@@ -32,5 +32,6 @@ class TestPage:
             "optional-dependencies"
         ]
         text = PAGE.read_text(encoding="utf-8")
-        assert {"object", "redis"} <= set(extras)
-        assert {"object", "redis"} == set(re.findall(r"'ucm\[(\w+)\]'", text))
+        clients = {"mooncake", "object", "redis"}
+        assert clients <= set(extras)
+        assert clients == set(re.findall(r"'ucm\[(\w+)\]'", text))

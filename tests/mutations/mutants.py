@@ -27,6 +27,7 @@ from tests.mutations.of_load import LOAD
 from tests.mutations.of_match import MATCH
 from tests.mutations.of_metrics import METRICS
 from tests.mutations.of_modes import MODES
+from tests.mutations.of_mooncake import MOONCAKE
 from tests.mutations.of_numbers import NUMBERS
 from tests.mutations.of_own import OWN
 from tests.mutations.of_pinning import PINNING
@@ -91,6 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TOPOLOGY,
     *ENGINES,
     *RELEASES,
+    *MOONCAKE,
     *NUMBERS,
     *WEIGHTS,
     *KEYS,

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks as objects of a Mooncake Store: a real one, and each of its client's codes."""
+
+import ctypes
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from tests.backends.mooncake_kit import run_inside, why_not
+from ucm.backends.abc import Fetched, Presence, Verdict
+from ucm.backends.mooncake import MooncakeBackend, MooncakeSettings
+from ucm.errors import ConfigError
+from ucm.settings import read_section
+from ucm.testing.backend_contract import BackendContract, fetch, seal
+from ucm.testing.store_blocks import make_keys
+
+KEYS = make_keys(3)
+
+
+class FakeClient:
+    """
+    What the client does of which the backend knows, over a dictionary.
+
+    Args:
+        objects: Of the store, by name.
+    """
+
+    codes: ClassVar[dict[str, int]] = {}
+    """What a name answers instead, as if it had come to harm."""
+    joins = 0
+    """What joining answers."""
+
+    def __init__(self, objects):
+        self.objects, self.registered, self.is_closed = objects, [], False
+
+    def setup(self, *_):
+        """Join."""
+        return self.joins
+
+    def close(self):
+        """End; whatever is called behind it crashes the real one."""
+        assert not self.is_closed
+        self.is_closed = True
+
+    def register_buffer(self, address, nbytes):
+        """Make memory known."""
+        self.registered.append((address, nbytes))
+        return 0
+
+    def _told(self, name, answer):
+        assert not self.is_closed
+        return self.codes.get(name, answer)
+
+    def batch_is_exist(self, names):
+        """1 or 0, or a code."""
+        return [self._told(name, int(name in self.objects)) for name in names]
+
+    def get_size(self, name):
+        """Bytes, or a code."""
+        return len(self.objects[name]) if name in self.objects else -704
+
+    def batch_remove(self, names, force):
+        """0 or a code."""
+        assert force
+        told = [self._told(n, 0 if n in self.objects else -704) for n in names]
+        for name, code in zip(names, told, strict=True):
+            if not code:
+                del self.objects[name]
+        return told
+
+    def batch_put_from_multi_buffers(self, names, addresses, sizes, _):
+        """0 or a code; what is there stays."""
+        told = []
+        for name, *pieces in zip(names, addresses, sizes, strict=True):
+            told.append(self._told(name, 0))
+            data = b"".join(map(ctypes.string_at, *pieces))
+            if not told[-1]:
+                self.objects.setdefault(name, data)
+        return told
+
+    def batch_get_into_multi_buffers(self, names, addresses, sizes):
+        """Bytes read, or a code."""
+        told = []
+        for name, places, lengths in zip(names, addresses, sizes, strict=True):
+            data = self.objects.get(name)
+            if data is None or name in self.codes:
+                told.append(self._told(name, -704))
+            elif len(data) != sum(lengths):
+                told.append(-600 if len(data) > sum(lengths) else -800)
+            else:
+                for place, length in zip(places, lengths, strict=True):
+                    ctypes.memmove(place, data[:length], length)
+                    data = data[length:]
+                told.append(sum(lengths))
+        return told
+
+
+def fake_native(objects, client=FakeClient):
+    """Return what stands for the client's module."""
+    return SimpleNamespace(
+        MooncakeDistributedStore=lambda: client(objects),
+        ReplicateConfig=lambda: SimpleNamespace(replica_num=1),
+    )
+
+
+def settings(**given):
+    """Read settings."""
+    return read_section(MooncakeSettings, given, "tiers.0.")
+
+
+class TestFakeClient(BackendContract):
+    """The fake behaves as the real store does in ``mooncake_inside.py``."""
+
+    @pytest.fixture(autouse=True)
+    def _objects(self):
+        self.objects = {}
+
+    async def open(self, place):
+        """Join the dictionary."""
+        return MooncakeBackend(fake_native(self.objects), settings())
+
+    async def open_small(self, place):
+        """Room is the store's affair."""
+
+    def get_raw(self, place, key):
+        """Look it up."""
+        return self.objects.get("ucm/" + key.hex())
+
+    def put_raw(self, place, key, raw):
+        """Put it there; what is empty cannot be."""
+        self.objects.pop("ucm/" + key.hex())
+        if raw:
+            self.objects["ucm/" + key.hex()] = raw
+
+
+@pytest.mark.asyncio
+class TestCodes:
+    @pytest.mark.parametrize("code", [-900, -901, -707, -706, -800, -1, 2])
+    async def test_code_that_says_nothing_of_a_block_is_no_answer(self, code):
+        """R-51: none of them is a hit or a miss, and what is beside it is told of."""
+        objects = {}
+        backend = MooncakeBackend(fake_native(objects), settings())
+        assert [Verdict.DONE] * 3 == await backend.put([seal(key) for key in KEYS])
+        FakeClient.codes = {"ucm/" + KEYS[1].hex(): code}
+        try:
+            here, silent, done = Presence.PRESENT, Verdict.UNAVAILABLE, Verdict.DONE
+            assert [here, Presence.UNKNOWN, here] == await backend.exists(KEYS)
+            told = [one.verdict for one, _ in await fetch(backend, KEYS)]
+            assert [done, silent if code < 0 else Verdict.GARBAGE, done] == told
+            put = await backend.put([seal(key) for key in KEYS])
+            assert [Verdict.PRESENT, silent, Verdict.PRESENT] == put
+            assert [done, silent, done] == await backend.delete(KEYS)
+        finally:
+            FakeClient.codes = {}
+        await backend.aclose()
+
+    async def test_no_room_is_told(self):
+        """A store that is full is no store that is away."""
+
+        class Full(FakeClient):
+            def batch_put_from_multi_buffers(self, names, *_):
+                return [-200, 0, -900][: len(names)]
+
+        backend = MooncakeBackend(fake_native({}, Full), settings())
+        verdicts = await backend.put([seal(key) for key in KEYS])
+        assert [Verdict.FULL, Verdict.DONE, Verdict.UNAVAILABLE] == verdicts
+        await backend.aclose()
+
+
+@pytest.mark.asyncio
+class TestJoining:
+    async def test_master_that_comes_later_is_found(self):
+        """Nobody there is no answer, and each verb asks again."""
+
+        class Later(FakeClient):
+            joins = -1
+
+        backend = MooncakeBackend(fake_native({}, Later), settings())
+        assert [Presence.UNKNOWN] * 3 == await backend.exists(KEYS)
+        assert [Fetched(Verdict.UNAVAILABLE)] * 3 == [
+            got for got, _ in await fetch(backend, KEYS)
+        ]
+        Later.joins = 0
+        assert [Presence.ABSENT] * 3 == await backend.exists(KEYS)
+        await backend.aclose()
+
+    @pytest.mark.parametrize("protocol", ["tcp", "rdma"])
+    async def test_network_cards_know_the_memory(self, protocol):
+        """What they copy from and to is registered, also what came before joining."""
+        made = []
+
+        class Seen(FakeClient):
+            def __init__(self, objects):
+                super().__init__(objects)
+                made.append(self)
+
+        native = fake_native({}, Seen)
+        backend = MooncakeBackend(native, settings(protocol=protocol, threads=3))
+        slots = [memoryview(bytearray(4096)), memoryview(bytearray(8192))]
+        await backend.register(slots[:1])
+        assert [Presence.ABSENT] * 3 == await backend.exists(KEYS)
+        await backend.register(slots[1:])
+        sizes = sorted(nbytes for _, nbytes in made[0].registered)
+        assert ([] if protocol == "tcp" else [1024] * 3 + [4096, 8192]) == sizes
+        await backend.aclose()
+
+
+@pytest.mark.asyncio
+class TestSettings:
+    @pytest.mark.parametrize(
+        "master", ["", "here", "here:", ":1", "here:0", "a:70000", 7]
+    )
+    async def test_wrong_address_is_refused(self, master):
+        """No client is imported for it."""
+        with pytest.raises(ConfigError, match=r"tiers\.0\.master.*10\.0\.0\.1:50051"):
+            await MooncakeBackend.open_configured({"master": master}, "tiers.0")
+
+    async def test_missing_client_says_what_to_install(self, monkeypatch):
+        """The wheel and the system's library are named."""
+        monkeypatch.setitem(sys.modules, "mooncake.store", None)
+        with pytest.raises(ConfigError, match=r"ucm\[mooncake\].*libibverbs1"):
+            await MooncakeBackend.open_configured({}, "tiers.0")
+
+
+@pytest.mark.slow
+def test_real_store_keeps_the_contract(tmp_path):
+    """R-51, R-52: ``mooncake_inside.py``, with a master and nodes that are killed."""
+    reason, environment = why_not(tmp_path)
+    if reason:
+        pytest.skip(reason)
+    told = run_inside(environment, "tests/backends/mooncake_inside.py")
+    assert told.endswith("ends with 0"), told
+    assert " passed" in told

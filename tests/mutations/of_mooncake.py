@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of blocks in a Mooncake Store: what its codes say."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["MOONCAKE"]
+
+_FILE = "ucm/backends/mooncake.py"
+_TESTS = "tests/backends/test_mooncake.py"
+_CODES = f"{_TESTS}::TestCodes"
+_SILENT = f"{_CODES}::test_code_that_says_nothing_of_a_block_is_no_answer"
+_CONTRACT = f"{_TESTS}::TestFakeClient"
+
+MOONCAKE = (
+    Mutant(
+        name="mooncake_could_not_ask_is_there",
+        why="A master that is away makes a hit of everything: its code is true.",
+        file=_FILE,
+        find="_PRESENCE.get(code, Presence.UNKNOWN)",
+        replace="Presence.PRESENT if code else Presence.ABSENT",
+        killers=(_SILENT,),
+    ),
+    Mutant(
+        name="mooncake_short_object_is_no_answer",
+        why="What is cut is never deleted, and opens the circuit of a healthy store.",
+        file=_FILE,
+        find="        code = client.get_size(name)\n",
+        replace="",
+        killers=(f"{_CONTRACT}::test_block_of_another_length_is_garbage",),
+    ),
+    Mutant(
+        name="mooncake_dead_node_is_garbage",
+        why="Blocks of a node that is away for a moment are deleted as damaged.",
+        file=_FILE,
+        find="        if code == HEADER_BYTES + nbytes:\n            return _UNAVAILABLE\n",
+        replace="",
+        killers=(_SILENT,),
+    ),
+    Mutant(
+        name="mooncake_full_is_away",
+        why="A store without room is not asked any more.",
+        file=_FILE,
+        find=" -200: Verdict.FULL,",
+        replace="",
+        killers=(f"{_CODES}::test_no_room_is_told",),
+    ),
+    Mutant(
+        name="mooncake_joins_once",
+        why="A master that was down at the start is never found.",
+        file=_FILE,
+        find="if self._joining is None or self._joining.is_over:",
+        replace="if self._joining is None:",
+        killers=(f"{_TESTS}::TestJoining::test_master_that_comes_later_is_found",),
+    ),
+    Mutant(
+        name="mooncake_asks_behind_its_end",
+        why="A verb behind the end crashes the agent.",
+        file=_FILE,
+        find="return self._client if self._is_open else None",
+        replace="return self._client",
+        killers=(f"{_CONTRACT}::test_closed_backend_answers_that_it_does_not",),
+    ),
+    Mutant(
+        name="mooncake_knows_no_early_memory",
+        why="A network card refuses all that was registered before the store was joined.",
+        file=_FILE,
+        find="        for memory in self._memory:\n            _register(client, memory)\n",
+        replace="",
+        killers=(f"{_TESTS}::TestJoining::test_network_cards_know_the_memory",),
+    ),
+)

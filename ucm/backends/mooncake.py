@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Blocks as objects of a Mooncake Store, by its own client.
+
+An object is the envelope and then the block's bytes; both go from and to where they lie. The
+client is native code that blocks, so a few threads call it, and what it was given is its own
+until the call has ended: a cancelled verb waits for that. Its time-outs come from the
+environment, which is read when it is first imported, once for a process.
+
+What its codes mean, as version 0.3.13 answers: ``batch_is_exist`` is 1 or 0, and below 0 for
+"could not ask"; reads and writes have a code for each object. An object that is shorter than
+what is asked for fails as a transfer does, so that its length is looked at then. What is well
+in a batch is lost where the store's lease ends (-707) before the others are given up: it should
+be five seconds at least. Behind ``close`` every call crashes the process.
+"""
+
+import enum
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Self, TypeVar
+
+import anyio
+import anyio.to_thread
+import attrs
+import numpy as np
+
+from ucm.backends._crew import Crew, Job
+from ucm.backends.abc import (
+    Backend,
+    BackendCapabilities,
+    BackendStats,
+    Fetched,
+    Presence,
+    Sealed,
+    Verdict,
+)
+from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope
+from ucm.blocks import PackedKey
+from ucm.config import tell_native_code
+from ucm.errors import ConfigError
+from ucm.settings import field, read_enum, read_section, read_size
+
+__all__ = ["MooncakeBackend", "MooncakeSettings"]
+
+_CALL_BLOCKS = 8
+"""Of one call: the client waits for a node that has stopped block after block, 0.3 to 0.8
+seconds for each, and nobody can end a call."""
+_LARGEST_BLOCK = 1 << 30
+_BUFFER_BYTES = 16 << 20
+"""Of the client's own, which calls that name their memory do not use."""
+_OPENING_S = 5.0
+_NOT_THERE, _TOO_LONG, _TRANSFER_FAILED = -704, -600, -800
+_PRESENCE = {1: Presence.PRESENT, 0: Presence.ABSENT}
+_WRITTEN = {0: Verdict.DONE, -200: Verdict.FULL, _NOT_THERE: Verdict.ABSENT}
+_UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+_Item = TypeVar("_Item")
+_T = TypeVar("_T")
+
+
+class _Protocol(enum.Enum):
+    """How bytes travel."""
+
+    TCP = "tcp"
+    RDMA = "rdma"
+    ASCEND = "ascend"
+
+
+def _read_protocol(key: str, value: object) -> object:
+    return read_enum(key, value, _Protocol)
+
+
+def _read_address(key: str, value: object) -> str:
+    """Read the address of a server, whose port is a number."""
+    text = value if isinstance(value, str) else ""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            key, value, "no address of a master", "Give one such as 10.0.0.1:50051."
+        )
+    return text
+
+
+@attrs.frozen(kw_only=True)
+class MooncakeSettings:
+    """Settings of a tier in a Mooncake Store."""
+
+    master: str = field(
+        "127.0.0.1:50051", "The master, such as `10.0.0.1:50051`.", read=_read_address
+    )
+    metadata: str = field(
+        "P2PHANDSHAKE", "The server for metadata, if there is one for that."
+    )
+    host: str = field("127.0.0.1", "This machine, as other nodes reach it.")
+    segment: int = field(
+        0, "Memory that this machine lends to the store.", read=read_size, least=0
+    )
+    protocol: _Protocol = field(
+        _Protocol.TCP, "`tcp`, `rdma` or `ascend`.", read=_read_protocol
+    )
+    devices: str = field("", "Names of its network cards, separated by commas.")
+    replicas: int = field(1, "Copies of each block, on nodes of their own.", least=1)
+    prefix: str = field("ucm/", "What names of objects begin with.")
+    threads: int = field(4, "Calls at a time.", least=1)
+    timeout: float = field(
+        1.0, "Seconds after which nodes and master are given up.", least=0.1
+    )
+
+
+class _Headers:
+    """Room for the envelopes of one call, where the client can find it."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(_CALL_BLOCKS * HEADER_BYTES))
+        self._first = _address(self.memory)
+
+    def __getitem__(self, at: int) -> memoryview:
+        return self.memory[at * HEADER_BYTES : (at + 1) * HEADER_BYTES]
+
+    def beside(self, data: Sequence[memoryview]) -> tuple[list[list[int]], ...]:
+        """Return addresses and lengths of objects, each a header and its bytes."""
+        starts = range(self._first, self._first + len(self.memory), HEADER_BYTES)
+        addresses = [[at, _address(one)] for at, one in zip(starts, data, strict=False)]
+        return addresses, [[HEADER_BYTES, len(one)] for one in data]
+
+
+class MooncakeBackend(Backend):
+    """
+    Blocks as objects; made by ``open_configured``.
+
+    Args:
+        native: The module ``mooncake.store``, or what behaves like it.
+        settings: As read.
+    """
+
+    def __init__(self, native: Any, settings: MooncakeSettings) -> None:  # noqa: ANN401 - it has no types
+        self._native = native
+        self._settings = settings
+        self._copies = native.ReplicateConfig()
+        self._copies.replica_num = settings.replicas
+        self._crew = Crew(settings.threads, "ucm-mooncake")
+        self._headers: SimpleQueue[_Headers] = SimpleQueue()
+        self._memory: list[memoryview] = []
+        """What network cards must know of; tcp needs none."""
+        for _ in range(settings.threads):
+            headers = _Headers()
+            self._headers.put(headers)
+            self._know(headers.memory)
+        self._client: Any = None
+        self._joining: Job[Any] | None = None
+        self._is_open = True
+
+    @classmethod
+    async def open_configured(cls, settings: object, key: str) -> Self:
+        """
+        Join the store; a master that does not answer is unavailable until it does.
+
+        Raises:
+            ConfigError: A setting is wrong, or the client is not installed.
+        """
+        read = read_section(MooncakeSettings, settings, f"{key}.")
+        backend = cls(_import_client(read.timeout, f"{key}.type"), read)
+        with anyio.move_on_after(_OPENING_S):
+            await backend._connected()
+        return backend
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """Of the nodes together."""
+        return BackendCapabilities(
+            medium="mooncake",
+            shared=True,
+            durable="node" if self._settings.replicas > 1 else "process",
+            max_block_bytes=_LARGEST_BLOCK,
+            batch_blocks=_CALL_BLOCKS * self._settings.threads,
+            in_flight=self._settings.threads,
+        )
+
+    async def register(self, memory: Sequence[memoryview]) -> None:
+        """Have network cards know the memory, now or when the store is joined."""
+        client = self._client
+        for one in memory:
+            self._know(one)
+        if client is not None and self._memory:
+            done = [None] * len(memory)
+            await self._crew.run(memory, lambda one: _register(client, one), done)
+
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Ask the master."""
+
+        def ask(client: Any, some: Sequence[PackedKey]) -> list[Presence]:  # noqa: ANN401
+            codes = client.batch_is_exist([self._name(key) for key in some])
+            return [_PRESENCE.get(code, Presence.UNKNOWN) for code in codes]
+
+        told = [Presence.UNKNOWN] * len(keys)
+        return await self._in_calls(keys, ask, told)
+
+    async def get(
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
+    ) -> list[Fetched]:
+        """Read headers and bytes from whichever nodes have them."""
+        pairs = list(zip(keys, targets, strict=True))
+        told = [_UNAVAILABLE] * len(keys)
+        return await self._in_calls(pairs, self._get, told)
+
+    async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
+        """Write what is not there; of two writers at once the first one's bytes stay."""
+        told = [Verdict.FULL] * len(blocks)
+        there = await self.exists([block.key for block in blocks])
+        missing = []
+        for at, (block, presence) in enumerate(zip(blocks, there, strict=True)):
+            if presence is Presence.PRESENT:
+                told[at] = Verdict.PRESENT
+            elif presence is Presence.UNKNOWN:
+                told[at] = Verdict.UNAVAILABLE
+            elif len(block.data) <= _LARGEST_BLOCK:
+                missing.append(at)
+        written = await self._in_calls(
+            [blocks[at] for at in missing],
+            self._put,
+            [Verdict.UNAVAILABLE] * len(missing),
+        )
+        for at, verdict in zip(missing, written, strict=True):
+            told[at] = verdict
+        return told
+
+    async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
+        """Remove objects, also those that somebody has just read."""
+
+        def ask(client: Any, some: Sequence[PackedKey]) -> list[Verdict]:  # noqa: ANN401
+            codes = client.batch_remove([self._name(key) for key in some], force=True)
+            return [_WRITTEN.get(code, Verdict.UNAVAILABLE) for code in codes]
+
+        told = [Verdict.UNAVAILABLE] * len(keys)
+        return await self._in_calls(keys, ask, told)
+
+    async def stats(self) -> BackendStats:
+        """Tell that the master knows, for all its users together."""
+        return BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
+
+    async def aclose(self) -> None:
+        """Leave the store, unless a call hangs: its end would crash with the client gone."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        is_quiet = await self._crew.aclose()
+        if is_quiet and self._client is not None:
+            with anyio.move_on_after(_OPENING_S, shield=True):
+                await anyio.to_thread.run_sync(
+                    self._client.close, abandon_on_cancel=True
+                )
+
+    def _know(self, memory: memoryview) -> None:
+        if self._settings.protocol is not _Protocol.TCP:
+            self._memory.append(memory)
+
+    async def _connected(self) -> Any:  # noqa: ANN401
+        """Return the client; None while the master does not answer."""
+        if self._client is None and self._is_open:
+            if self._joining is None or self._joining.is_over:
+                self._joining = self._crew.start(self._join)
+            joining = self._joining
+            await joining.wait()
+            self._client = joining.result
+        return self._client if self._is_open else None
+
+    def _join(self) -> Any:  # noqa: ANN401
+        client, read = self._native.MooncakeDistributedStore(), self._settings
+        code = client.setup(
+            *(read.host, read.metadata, read.segment, _BUFFER_BYTES),
+            *(read.protocol.value, read.devices, read.master),
+        )
+        if code:
+            return None
+        for memory in self._memory:
+            _register(client, memory)
+        return client
+
+    async def _in_calls(
+        self,
+        items: Sequence[_Item],
+        ask: Callable[[Any, Sequence[_Item]], list[_T]],
+        told: list[_T],
+    ) -> list[_T]:
+        """Ask for as many items at a time as one call may carry, on threads."""
+        client = await self._connected() if items else None
+        if client is None:
+            return told
+
+        def one(call: slice) -> None:
+            told[call] = ask(client, items[call])
+
+        firsts = range(0, len(items), _CALL_BLOCKS)
+        calls = [slice(at, min(at + _CALL_BLOCKS, len(items))) for at in firsts]
+        await self._crew.run(calls, one, [None] * len(calls))
+        return told
+
+    def _get(
+        self,
+        client: Any,  # noqa: ANN401
+        pairs: Sequence[tuple[PackedKey, memoryview]],
+    ) -> list[Fetched]:
+        names = [self._name(key) for key, _ in pairs]
+        headers = self._headers.get()
+        try:
+            places = headers.beside([target for _, target in pairs])
+            codes = client.batch_get_into_multi_buffers(names, *places)
+            told = []
+            for at, (key, target) in enumerate(pairs):
+                if codes[at] == HEADER_BYTES + len(target):
+                    told.append(Envelope.judge(headers[at], key, len(target)))
+                else:
+                    told.append(_failed(client, names[at], codes[at], len(target)))
+        finally:
+            self._headers.put(headers)
+        return told
+
+    def _put(self, client: Any, blocks: Sequence[Sealed]) -> list[Verdict]:  # noqa: ANN401
+        headers = self._headers.get()
+        try:
+            for at, one in enumerate(blocks):
+                envelope = Envelope(one.key, len(one.data), one.checksum)
+                headers[at][:] = envelope.encode()
+            codes = client.batch_put_from_multi_buffers(
+                [self._name(one.key) for one in blocks],
+                *headers.beside([one.data for one in blocks]),
+                self._copies,
+            )
+        finally:
+            self._headers.put(headers)
+        return [_WRITTEN.get(code, Verdict.UNAVAILABLE) for code in codes]
+
+    def _name(self, key: PackedKey) -> str:
+        return f"{self._settings.prefix}{key.hex()}"
+
+
+def _import_client(timeout: float, key: str) -> Any:  # noqa: ANN401
+    """Return the client's module, which reads its time-outs only now."""
+    seconds, milliseconds = str(math.ceil(timeout)), str(round(timeout * 1000))
+    tell_native_code(
+        {
+            "MC_TCP_STATUS_TIMEOUT_SEC": seconds,
+            "MC_RPC_TIMEOUT_MS": milliseconds,
+            "MC_RPC_CONNECT_TIMEOUT_MS": milliseconds,
+            "MC_STORE_CLIENT_SETUP_RETRIES": "1",  # of twenty, which take 90 seconds
+        }
+    )
+    try:
+        return importlib.import_module("mooncake.store")
+    except ImportError as exc:
+        raise ConfigError(
+            key,
+            "mooncake",
+            f"its client cannot be imported ({exc})",
+            "Run: pip install 'ucm[mooncake]'; it needs the system's libibverbs1.",
+        ) from exc
+
+
+def _register(client: Any, memory: memoryview) -> None:  # noqa: ANN401
+    client.register_buffer(_address(memory), len(memory))
+
+
+def _address(memory: memoryview) -> int:
+    where: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return where
+
+
+def _failed(client: Any, name: str, code: int, nbytes: int) -> Fetched:  # noqa: ANN401
+    """Return what became of a block of which not all came."""
+    if code == _NOT_THERE:
+        return Fetched(Verdict.ABSENT)
+    if code == _TRANSFER_FAILED:  # of a node that is away, or because it is shorter
+        code = client.get_size(name)
+        if code == HEADER_BYTES + nbytes:
+            return _UNAVAILABLE
+    is_other = code >= 0 or code == _TOO_LONG
+    return GARBAGE if is_other else _UNAVAILABLE
