@@ -12,6 +12,7 @@ it takes a minute.
 import argparse
 import asyncio
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -59,9 +60,13 @@ async def measure(
     """Return what was seen while requests come at a rate."""
     watch = Watch()
     run = asyncio.events.Handle._run  # noqa: SLF001 - what a loop calls
+    host = threading.get_ident()
 
     def timed(handle: asyncio.Handle) -> None:
-        watch.watched(partial(run, handle), watch.held)
+        if threading.get_ident() == host:
+            watch.watched(partial(run, handle), watch.held)
+        else:
+            run(handle)  # the library's own loop
 
     async with asyncio.TaskGroup() as group:
         beating = group.create_task(watch.beat())

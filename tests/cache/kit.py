@@ -125,7 +125,7 @@ class Host:
         """Wait for threads that a close had no time for."""
         core = self.core
         assert core is not None
-        core._thread.join(LIMIT_S)
+        core._serving.join(LIMIT_S)
         assert core._runtime._pipeline.join_threads(LIMIT_S)
         assert core._questions._thread.join(LIMIT_S)
 

@@ -29,7 +29,7 @@ def orders_of(num_blocks: int, place: Place = _ANYWHERE, now_ns: int = 10**9) ->
     """Return the orders of a save, two blocks each."""
     orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
     keys, blocks = keys_of(num_blocks), range(num_blocks)
-    return orders.of(Direction.SAVE, keys, blocks, 0, place, now_ns)
+    return orders.of(orders.check(Direction.SAVE, keys, blocks, 0, place, now_ns))
 
 
 class TestOrders:
@@ -163,7 +163,9 @@ class TestRoom:
 
 def transfer_of(direction: Direction, num_blocks: int = 4) -> Transfer:
     """Return a transfer of two blocks a ticket."""
-    return Transfer(direction, orders_of(num_blocks), threading.Lock())
+    transfer = Transfer(direction, threading.Lock())
+    transfer.begin(orders_of(num_blocks))
+    return transfer
 
 
 WHOLE = Outcome(OutcomeKind.COMMITTED, committed=2)

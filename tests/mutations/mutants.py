@@ -17,6 +17,7 @@ from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
 from tests.mutations.of_fast import FAST
 from tests.mutations.of_hit import HIT
+from tests.mutations.of_host import HOST
 from tests.mutations.of_index import INDEX
 from tests.mutations.of_keys import KEYS
 from tests.mutations.of_lanes import LANES
@@ -107,6 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *WORKER,
     *LIGHT,
     *LIB,
+    *HOST,
     *MATCH,
     *LOAD,
     *TICKET,

@@ -12,6 +12,8 @@ _ENDS = "ucm/cache/transfers.py"
 _ORDERS = "ucm/cache/orders.py"
 _USERS = "ucm/cache/users.py"
 _ROOM = "ucm/cache/room.py"
+_SERVING = "ucm/cache/serving.py"
+_LOOP = "ucm/cache/host_loop.py"
 _OPENING = "ucm/cache/opening.py"
 _PREFIXES = "ucm/prefixes.py"
 _BUFFERS = "ucm/devices/_buffers.py"
@@ -30,24 +32,25 @@ LIB = (
         name="load_beside_a_reader",
         why="Bytes of one prompt are stored under the key of another.",
         file=_USERS,
-        find="            if block in self._users or block in seen:",
-        replace="            if block in seen:",
+        find="            if block in self._readers or block in self._written or block in taken:",
+        replace="            if block in self._written or block in taken:",
         killers=(f"{_PARTS}::TestBlockUsers::test_many_read_and_one_writes",),
     ),
     Mutant(
         name="block_loaded_twice_at_once",
         why="Which of two blocks is in it nobody can say.",
         file=_USERS,
-        find="            if block in self._users or block in seen:",
-        replace="            if block in self._users:",
+        find="            if block in self._readers or block in self._written or block in taken:",
+        replace="            if block in self._readers or block in self._written:",
         killers=(f"{_PARTS}::TestBlockUsers::test_block_is_not_written_twice_by_one",),
     ),
     Mutant(
         name="refused_reader_keeps_some",
         why="Blocks that nobody uses can never be loaded into again.",
         file=_USERS,
-        find="                self.give_back(blocks[:at])\n",
-        replace="",
+        find="        if not self._written.isdisjoint(blocks):\n",
+        replace="        self._readers.update(dict.fromkeys(blocks, 1))\n"
+        "        if not self._written.isdisjoint(blocks):\n",
         killers=(f"{_PARTS}::TestBlockUsers::test_refused_reader_has_taken_nothing",),
     ),
     Mutant(
@@ -123,9 +126,9 @@ LIB = (
     Mutant(
         name="cancelled_waiter_stays",
         why="Each one who gave up waiting is kept for as long as the save is.",
-        file=_AIO,
-        find="            pending.unsubscribe(wake)\n",
-        replace="            pass\n",
+        file=_LOOP,
+        find="            late.cancel()\n            pending.unsubscribe(wake)\n",
+        replace="            late.cancel()\n",
         killers=(
             f"{_CANCEL}::test_who_is_cancelled_while_awaiting_a_save_leaves_it_alone",
         ),
@@ -162,16 +165,16 @@ LIB = (
         name="closed_in_the_dark",
         why="Whoever waits for what a shutdown has cancelled waits for ever.",
         file=_CORE,
-        find="            self._is_polled = True\n            self._hand_out()\n",
+        find="            self._is_polled = True\n            self._attend()\n",
         replace="",
         killers=(f"{_CLOSE}::TestClose::test_close_ends_what_it_has_no_time_for",),
     ),
     Mutant(
         name="ended_in_the_dark",
         why="Whoever waits for a ticket of a pipeline that has died waits for ever.",
-        file=_CORE,
-        find="            self._is_serving = False\n            self._hand_out()\n",
-        replace="            self._is_serving = False\n",
+        file=_SERVING,
+        find="            self.is_serving = False\n            self._attend()\n",
+        replace="            self.is_serving = False\n",
         killers=(
             f"{_CLOSE}::TestDeadPipeline::test_everybody_hears_when_our_loop_dies",
         ),
@@ -180,7 +183,7 @@ LIB = (
         name="submitted_in_the_dark",
         why="Whoever asks a pipeline that has died waits for a refusal nobody polls.",
         file=_CORE,
-        find="        if not self._is_serving:\n",
+        find="        if not self._serving.is_serving:\n",
         replace="        if False:\n",
         killers=(
             f"{_CLOSE}::TestDeadPipeline::test_everybody_hears_when_our_loop_dies",
@@ -269,8 +272,8 @@ LIB = (
         name="load_is_no_use",
         why="Blocks that are loaded all the time make room before those nobody needs.",
         file=_CORE,
-        find="        self.touch(keys, group=group, place=place)\n        fence",
-        replace="        fence",
+        find="            self.touch(keys, group=group, place=place)\n        return self._begin",
+        replace="            pass\n        return self._begin",
         killers=(f"{_VERBS}::TestRoom::test_loaded_and_touched_blocks_count_as_used",),
     ),
     Mutant(

@@ -7,7 +7,7 @@ there. No call holds that loop: what blocks is done elsewhere.
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -91,16 +91,18 @@ class Moment(Awaitable[_T], Generic[_T]):
     they wait for.
 
     Args:
-        wait: Waits for it.
+        cache: Whose loop is waited on.
+        pending: What is waited for.
     """
 
-    __slots__ = ("_wait",)
+    __slots__ = ("_cache", "_pending")
 
-    def __init__(self, wait: Callable[[], Awaitable[_T]]) -> None:
-        self._wait = wait
+    def __init__(self, cache: "Cache", pending: Pending[_T]) -> None:
+        self._cache = cache
+        self._pending = pending
 
     def __await__(self) -> Generator[Any, Any, _T]:
-        return self._wait().__await__()
+        return self._cache.wait_save(self._pending).__await__()
 
 
 class Save:
@@ -128,7 +130,7 @@ class Save:
         Raises:
             DeviceTimeoutError: A copy did not come to an end in its time.
         """
-        return Moment(lambda: self._cache.wait_save(self._transfer.released))
+        return Moment(self._cache, self._transfer.released)
 
     @property
     def committed(self) -> Moment[Result]:
@@ -140,7 +142,7 @@ class Save:
         Raises:
             DeviceTimeoutError: It did not come to an end in its time.
         """
-        return Moment(lambda: self._cache.wait_save(self._transfer.over))
+        return Moment(self._cache, self._transfer.over)
 
     @property
     def is_over(self) -> bool:
@@ -347,9 +349,9 @@ class Cache:
         """Want a save no more; for ``Save``."""
         self._core.cancel(transfer)
 
-    async def wait_save(self, pending: Pending[_T]) -> _T:
+    def wait_save(self, pending: Pending[_T]) -> Coroutine[Any, Any, _T]:
         """Wait for a moment of a save; for ``Save``."""
-        return await self._wait(pending, self._save_limit)
+        return self._wait(pending, self._save_limit)
 
     def _check_here(self) -> None:
         """Refuse to wait where nobody would be woken."""
@@ -369,19 +371,7 @@ class Cache:
     ) -> _T:
         """Wait for the end of something, for *limit* seconds at most."""
         self._check_here()
-        over = anyio.Event()
-
-        def wake() -> None:
-            self._host.ring(over.set)
-
-        if not pending.subscribe(wake):
-            await anyio.lowlevel.checkpoint()
-            return pending.result()
-        try:
-            with anyio.move_on_after(limit):
-                await over.wait()
-        finally:
-            pending.unsubscribe(wake)
+        await self._host.wait(pending, limit)
         if not pending.is_done:
             raise late or DeviceTimeoutError(f"no end after {limit} seconds")
         return pending.result()

@@ -11,25 +11,25 @@ Threading: the verbs are called on any thread and never block; ``open`` and ``cl
 do. Notices are handed out on our loop, but not while ``close`` has the runtime.
 """
 
-import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import anyio
 import attrs
 
 from ucm.blocks import KeySpace, PackedKey, ShardId
 from ucm.cache.measuring import measured, statistics_of
-from ucm.cache.orders import Orders
+from ucm.cache.orders import Asked, Orders
 from ucm.cache.pending import Pending
 from ucm.cache.questions import KeptStore, Questions
 from ucm.cache.room import Room
+from ucm.cache.serving import Serving
 from ucm.cache.transfers import Statistics, Transfer
 from ucm.cache.users import BlockUsers
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, EventRef, Fence
-from ucm.errors import PipelineClosedError, PipelineError, UCMError
+from ucm.errors import PipelineClosedError, PipelineError
 from ucm.layout import KVLayout
 from ucm.metrics import Counters, Snapshot
 from ucm.pipeline.outcomes import Outcome, OutcomeKind
@@ -103,16 +103,16 @@ class Core:
         self._lock, self._closing = threads.lock(), threads.lock()
         self._ends = threads.lock()  # of every ``Pending``: they end under the other
         self._questions = Questions(self._ends, threads)
+        self._asked: deque[tuple[Transfer, Asked, Fence, bool]] = deque()
+        self._taking = threads.lock()  # of who makes tickets of what was asked for
         self._open: dict[int, Transfer] = {}  # by the number of each ticket under way
         self._users = BlockUsers()
         self._room: Room[tuple[SpanOrder, Fence]] = Room(
             config.queue.tickets, config.queue.nbytes
         )
-        self._up = threads.event()
-        self._refusal: UCMError | None = None
-        self._thread = threads.thread(self._main, "ucm-loop")
+        self._serving = Serving(self._runtime, self._attend, threads)
         self._is_open = False
-        self._is_serving = self._is_polled = True
+        self._is_polled = True
 
     def open(self) -> None:
         """
@@ -124,11 +124,10 @@ class Core:
         """
         self._is_open = True
         self._questions.start()
-        self._thread.start()
-        if self._up.wait(self.timeout.stuck) and self._refusal is None:
-            return
-        self.close()
-        raise self._refusal or PipelineClosedError("the loop did not start")
+        refusal = self._serving.start(self.timeout.stuck)
+        if refusal is not None:
+            self.close()
+            raise refusal
 
     def save(
         self,
@@ -142,47 +141,22 @@ class Core:
     ) -> Transfer:
         """Have blocks saved; see ``Cache.save``."""
         self._check_open()
-        orders = self._orders.of(
+        asked = self._orders.check(
             Direction.SAVE, keys, blocks, group, place, self._now_ns()
         )
-        transfer = Transfer(Direction.SAVE, orders, self._ends)
-        if not orders:
-            return transfer
-        refused: list[int] = []
-        fence = self._device.lease(after)
-        with self._lock:
-            self._claim(transfer, fence)
-            if waits:
-                refused = self._stand_in_line(orders, fence)
-            else:
-                for order in orders:
-                    self._room.enter(self._orders.nbytes(order))
-                self._runtime.submit(self._digest, orders, fence)
-        if waits:
-            self._look_at_line()
-        for transfer_id in refused:
-            self._end_here(transfer_id, OutcomeKind.REFUSED, Reason.QUEUE_TICKETS)
-        self._see_to_it()
-        return transfer
+        return self._begin(asked, after, waits=waits)
 
     def load(
         self, keys: Sequence[bytes], blocks: Sequence[int], *, group: int, place: Place
     ) -> Transfer:
         """Have blocks loaded; see ``Cache.load``."""
         self._check_open()
-        orders = self._orders.of(
+        asked = self._orders.check(
             Direction.LOAD, keys, blocks, group, place, self._now_ns()
         )
-        transfer = Transfer(Direction.LOAD, orders, self._ends)
-        if not orders:
-            return transfer
-        self.touch(keys, group=group, place=place)
-        fence = self._device.lease(None)
-        with self._lock:
-            self._claim(transfer, fence)
-            self._runtime.submit(self._digest, orders, fence)
-        self._see_to_it()
-        return transfer
+        if keys:
+            self.touch(keys, group=group, place=place)
+        return self._begin(asked, None, waits=False)
 
     def cancel(self, transfer: Transfer) -> None:
         """
@@ -190,6 +164,7 @@ class Core:
 
         Its blocks are released as soon as no copy touches them.
         """
+        self._take_in()
         with self._lock:
             if not self._is_open:
                 return  # what is left ends with the close
@@ -245,6 +220,7 @@ class Core:
 
     def open_transfers(self) -> list[Transfer]:
         """Return what is not over, in the order in which it was asked for."""
+        self._take_in()
         with self._lock:
             return list(dict.fromkeys(self._open.values()))
 
@@ -258,16 +234,18 @@ class Core:
             with self._lock:
                 was_open, self._is_open = self._is_open, False
                 self._is_polled = False
-                in_line = self._room.drain()
             if not was_open:
                 return
+            self._take_in()
+            with self._lock:
+                in_line = self._room.drain()
             for order, _ in in_line:
                 self._end_here(order.transfer_id, OutcomeKind.CANCELLED, Reason.CLOSED)
             self._store.is_asked = not self._questions.close(self.timeout.shutdown)
             self._runtime.close()
-            self._thread.join(self.timeout.shutdown)
+            self._serving.join(self.timeout.shutdown)
             self._is_polled = True
-            self._hand_out()
+            self._attend()
             for transfer in self.open_transfers():
                 transfer.give_up()  # a copy may go on; nobody sees its end
             self._open.clear()
@@ -292,30 +270,64 @@ class Core:
         packer = self._orders.packer(keys, group)
         return self._questions.ask(lambda: question(packer.pack(keys)))
 
-    def _claim(self, transfer: Transfer, fence: Fence) -> None:
-        """Take note of what is about to begin, unless it cannot; under the lock."""
-        try:
-            self._check_open()
-            take = self._users.write if transfer.is_load else self._users.read
-            take(transfer.blocks)
-        except PipelineError:
-            fence.close()
-            raise
-        self._open.update(dict.fromkeys(transfer.orders, transfer))
+    def _begin(self, asked: Asked, after: EventRef | None, *, waits: bool) -> Transfer:
+        """
+        Take note of a save or load; what can be done later is.
 
-    def _see_to_it(self) -> None:
-        """Tell of refusals where no loop does any more."""
-        if not self._is_serving:
-            self._hand_out()
+        A host's loop stands still for as long as this takes.
+        """
+        transfer = Transfer(asked.direction, self._ends)
+        if not asked.blocks:
+            transfer.begin(())
+            return transfer
+        fence = self._device.lease(after)
+        take = self._users.write if transfer.is_load else self._users.read
+        with self._lock:
+            try:
+                self._check_open()
+                take(asked.blocks)
+            except PipelineError:
+                fence.close()
+                raise
+            is_alone = not self._asked
+            self._asked.append((transfer, asked, fence, waits))
+        if transfer.is_load:
+            self._take_in()  # somebody waits
+        elif is_alone:
+            self._serving.wake()
+        if not self._serving.is_serving:
+            self._attend()
+        return transfer
 
-    def _stand_in_line(self, orders: Sequence[SpanOrder], fence: Fence) -> list[int]:
-        """Have orders wait for room; return the tickets for which the line is full."""
+    def _take_in(self) -> None:
+        """Make tickets of what was asked for by now."""
+        with self._taking:
+            while self._asked:
+                transfer, asked, fence, waits = self._asked.popleft()
+                orders = self._orders.of(asked)
+                transfer.begin(orders)
+                with self._lock:
+                    self._open.update(dict.fromkeys(transfer.orders, transfer))
+                    if not transfer.is_load and not waits:
+                        for order in orders:
+                            self._room.enter(self._orders.nbytes(order))
+                if waits:
+                    self._stand_in_line(orders, fence)
+                else:
+                    self._runtime.submit(self._digest, orders, fence)
+
+    def _stand_in_line(self, orders: Sequence[SpanOrder], fence: Fence) -> None:
+        """Have orders wait for room, and refuse those for which the line is full."""
         until = self._threads.monotonic() + self.timeout.save
-        return [
-            order.transfer_id
-            for order in orders
-            if not self._room.wait((order, fence), self._orders.nbytes(order), until)
-        ]
+        for order in orders:
+            nbytes = self._orders.nbytes(order)
+            with self._lock:
+                is_in_line = self._room.wait((order, fence), nbytes, until)
+            if not is_in_line:
+                self._end_here(
+                    order.transfer_id, OutcomeKind.REFUSED, Reason.QUEUE_TICKETS
+                )
+        self._look_at_line()
 
     def _look_at_line(self) -> None:
         """Let those in for whom there is room, and end those who waited too long."""
@@ -345,28 +357,9 @@ class Core:
 
     # On our loop.
 
-    def _main(self) -> None:
-        try:
-            loop_factory = {"loop_factory": self._threads.event_loop}
-            anyio.run(self._serve, backend_options=loop_factory)
-        finally:
-            self._is_serving = False
-            self._hand_out()
-            self._up.set()
-
-    async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
-        waker = self._threads.waker(loop, self._hand_out)
-        loop.call_soon(self._up.set)  # once the pipeline waits for something to do
-        try:
-            await self._runtime.serve(waker.wake)
-        except UCMError as exc:
-            self._refusal = exc
-        finally:
-            waker.close()
-
-    def _hand_out(self) -> None:
-        """Take what there is to poll."""
+    def _attend(self) -> None:
+        """Take in what was asked for, and hand out what there is to poll."""
+        self._take_in()
         with self._lock:
             notices = self._runtime.poll() if self._is_polled else ()
         for notice in notices:

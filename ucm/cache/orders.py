@@ -2,7 +2,7 @@
 """From the keys and blocks of a host to orders, and to moments of use. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ucm.prefixes import Place
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.uses import Uses
 
-__all__ = ["Orders"]
+__all__ = ["Asked", "Orders"]
 
 _KINDS: Final = {
     Direction.SAVE: TransferKind.SAVE,
@@ -22,6 +22,17 @@ _KINDS: Final = {
 }
 _KEY_SIZES: Final = frozenset(range(8, 65))
 _HOST: Final = "host"
+
+
+class Asked(NamedTuple):
+    """A save or load of a host, checked, and nobody else's to change."""
+
+    direction: Direction
+    keys: tuple[bytes, ...]
+    blocks: tuple[int, ...]
+    group: int
+    place: Place
+    now_ns: int
 
 
 class Orders:
@@ -58,7 +69,7 @@ class Orders:
         """Return the bytes of an order's blocks."""
         return self._group(order.group_id).block_bytes * len(order.block_ids)
 
-    def of(
+    def check(
         self,
         direction: Direction,
         keys: Sequence[bytes],
@@ -66,24 +77,30 @@ class Orders:
         group: int,
         place: Place,
         now_ns: int,
-    ) -> list[SpanOrder]:
+    ) -> Asked:
         """
-        Return one order for each span of the blocks, in order.
+        Return what is asked for at *now_ns*, if it can be done.
 
         Raises:
             KeyFormatError: Keys and blocks are not aligned, or keys are not distinct
                 bytes of one length from 8 to 64.
             LayoutError: There is no such group.
         """
-        shape = self._group(group)
+        self._group(group)
         if len(keys) != len(blocks):
             raise KeyFormatError(f"{len(keys)} keys for {len(blocks)} blocks")
         _check(keys)
+        return Asked(direction, tuple(keys), tuple(blocks), group, place, now_ns)
+
+    def of(self, asked: Asked) -> list[SpanOrder]:
+        """Return one order for each span of the blocks, in order."""
+        direction, keys, blocks, group, place, now_ns = asked
+        shape = self._group(group)
         used_ns = self._first_used_ns(shape, place, now_ns)
         life = next(self._numbers)
         orders = []
         for at in range(0, len(keys), step := self._span_blocks[shape.group_id]):
-            block_ids = tuple(blocks[at : at + step])
+            block_ids = blocks[at : at + step]
             last = at + len(block_ids) - 1
             owner = Owner(
                 _HOST,
@@ -109,8 +126,8 @@ class Orders:
         Return what packs keys of a group, if they are keys.
 
         Raises:
-            KeyFormatError: As ``of``.
-            LayoutError: As ``of``.
+            KeyFormatError: As ``check``.
+            LayoutError: As ``check``.
         """
         shape = self._group(group)
         _check(keys)

@@ -79,30 +79,27 @@ class Transfer:
 
     Args:
         direction: Which way.
-        orders: Its tickets; without any it is over.
         lock: See ``Pending``.
     """
 
     __slots__ = ("_ends", "_unreleased", "is_load", "orders", "over", "released")
 
-    def __init__(
-        self, direction: Direction, orders: Sequence[SpanOrder], lock: Lock
-    ) -> None:
+    def __init__(self, direction: Direction, lock: Lock) -> None:
         self.is_load = direction is Direction.LOAD
-        self.orders = {order.transfer_id: order for order in orders}
+        self.orders: dict[int, SpanOrder] = {}
         self._ends: dict[int, Outcome] = {}
-        self._unreleased = set(self.orders)
+        self._unreleased: set[int] = set()
         self.released: Pending[None] = Pending(lock)
         """Ends when nothing of ours touches the blocks any more."""
         self.over: Pending[Result] = Pending(lock)
         """Ends with the last word; a load's not before its blocks are released."""
+
+    def begin(self, orders: Sequence[SpanOrder]) -> None:
+        """Say of which tickets it consists; without any it is over."""
+        self.orders = {order.transfer_id: order for order in orders}
+        self._unreleased.update(self.orders)
         if not orders:
             self.look()
-
-    @property
-    def blocks(self) -> list[int]:
-        """All blocks, in order."""
-        return [block for order in self.orders.values() for block in order.block_ids]
 
     def hear(self, transfer_id: int, outcome: Outcome | None) -> bool:
         """

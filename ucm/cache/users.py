@@ -7,8 +7,6 @@ from ucm.errors import BlockInUseError
 
 __all__ = ["BlockUsers"]
 
-_WRITTEN = -1
-
 
 class BlockUsers:
     """
@@ -18,10 +16,11 @@ class BlockUsers:
     """
 
     def __init__(self) -> None:
-        self._users: dict[int, int] = {}
+        self._readers: dict[int, int] = {}
+        self._written: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._users)
+        return len(self._readers) + len(self._written)
 
     def read(self, blocks: Sequence[int]) -> None:
         """
@@ -30,13 +29,13 @@ class BlockUsers:
         Raises:
             BlockInUseError: One is being written.
         """
-        users = self._users
-        for at, block in enumerate(blocks):
-            count = users.get(block, 0)
-            if count == _WRITTEN:
-                self.give_back(blocks[:at])
-                raise BlockInUseError(block)
-            users[block] = count + 1
+        if not self._written.isdisjoint(blocks):
+            raise BlockInUseError(
+                next(each for each in blocks if each in self._written)
+            )
+        readers = self._readers
+        for block in blocks:
+            readers[block] = readers.get(block, 0) + 1
 
     def write(self, blocks: Sequence[int]) -> None:
         """
@@ -45,17 +44,20 @@ class BlockUsers:
         Raises:
             BlockInUseError: One is in use, or there twice.
         """
-        seen: set[int] = set()
+        taken: set[int] = set()
         for block in blocks:
-            if block in self._users or block in seen:
+            if block in self._readers or block in self._written or block in taken:
                 raise BlockInUseError(block)
-            seen.add(block)
-        self._users.update(dict.fromkeys(blocks, _WRITTEN))
+            taken.add(block)
+        self._written |= taken
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Use blocks no more."""
-        users = self._users
+        readers = self._readers
         for block in blocks:
-            count = users.pop(block, 0)
-            if count > 1:
-                users[block] = count - 1
+            if block in self._written:
+                self._written.remove(block)
+            elif readers[block] > 1:
+                readers[block] -= 1
+            else:
+                del readers[block]

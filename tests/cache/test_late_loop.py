@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R-42: what was asked for counts, also before our loop has come to look at it."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.cache.kit import Host, keys_of, leaving_nothing, run
+from ucm.cache.aio import Cache, Save
+from ucm.errors import BlockInUseError
+from ucm.pipeline.outcomes import OutcomeKind
+
+
+def late(host: Host, act: Callable[[Cache, Save], Awaitable[None]]) -> Save:
+    """Save four blocks while our loop hears of nothing, and go on; return the save."""
+    saves = []
+
+    async def main() -> None:
+        async with host.cache() as cache:
+            assert host.core is not None
+            host.core._serving.wake = lambda: None
+            saves.append(cache.save(keys_of(4), range(4)))
+            assert 1 == len(host.core._asked)
+            await act(cache, saves[0])
+
+    with leaving_nothing(host):
+        run("asyncio", main)
+    return saves[0]
+
+
+def test_save_that_nobody_has_looked_at_is_flushed() -> None:
+    """Whoever waits for all that was asked for waits for it."""
+
+    async def act(cache: Cache, save: Save) -> None:
+        await cache.flush()
+        assert save.is_over
+
+    assert OutcomeKind.COMMITTED is late(Host(), act)._transfer.over.result().kind
+
+
+def test_save_that_nobody_has_looked_at_is_cancelled() -> None:
+    """It ends, and its blocks are free."""
+
+    async def act(_: Cache, save: Save) -> None:
+        save.cancel()
+        await save.source_released
+        await save.committed
+
+    end = late(Host(), act)._transfer.over.result()
+    assert (OutcomeKind.CANCELLED, 0) == (end.kind, end.committed)
+
+
+def test_save_that_nobody_has_looked_at_is_drained_by_close() -> None:
+    """It is stored as if the loop had been in time."""
+
+    async def act(_: Cache, save: Save) -> None:
+        assert not save.is_over
+
+    assert late(Host(), act)._transfer.over.result().is_whole
+
+
+def test_blocks_of_a_save_that_nobody_has_looked_at_are_in_use() -> None:
+    """A load into them is refused as at any time."""
+
+    async def act(cache: Cache, _: Save) -> None:
+        with pytest.raises(BlockInUseError):
+            await cache.load(keys_of(1), [3])
+
+    late(Host(), act)
+
+
+def test_keys_that_the_host_changes_afterwards_are_those_it_gave() -> None:
+    """A list that was handed in is the host's again at once."""
+    keys, blocks = keys_of(2), [0, 1]
+
+    async def main() -> None:
+        async with host.cache() as cache:
+            assert host.core is not None
+            wake, host.core._serving.wake = host.core._serving.wake, lambda: None
+            save = cache.save(keys, blocks)
+            keys.reverse()
+            blocks.clear()
+            wake()
+            assert (await save.committed).is_whole
+            assert 2 == await cache.match(keys_of(2))
+            before = host.content(range(2))
+            assert (await cache.load(keys_of(2), [8, 9])).is_whole
+            assert before == host.content(range(8, 10))
+
+    host = Host()
+    with leaving_nothing(host):
+        run("asyncio", main)

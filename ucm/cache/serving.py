@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The library's own loop, on a thread of its own, under a runtime.
+
+Threading: ``start`` and ``join`` block; ``wake`` is called on any thread and does not.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+
+from ucm.errors import PipelineClosedError, UCMError
+from ucm.runtime import Runtime
+from ucm.threads import Threads
+from ucm.waker import Waker
+
+__all__ = ["Serving"]
+
+
+class Serving:
+    """
+    Serves a runtime until that is closed.
+
+    Args:
+        runtime: Not started yet.
+        attend: Called on the loop when it was woken or there is something to poll, and
+            once behind the loop's end.
+        threads: Where threads and loops come from.
+    """
+
+    def __init__(
+        self, runtime: Runtime, attend: Callable[[], None], threads: Threads
+    ) -> None:
+        self._runtime = runtime
+        self._attend = attend
+        self._threads = threads
+        self._up = threads.event()
+        self._thread = threads.thread(self._main, "ucm-loop")
+        self._waker: Waker | None = None
+        self._refusal: UCMError | None = None
+        self.is_serving = True
+        """Whether somebody attends to what is asked for; from before the start on."""
+
+    def start(self, timeout: float) -> UCMError | None:
+        """Block until it serves, for *timeout* seconds; return why it does not."""
+        self._thread.start()
+        if self._up.wait(timeout) and self._refusal is None and self.is_serving:
+            return None
+        return self._refusal or PipelineClosedError("the loop did not start")
+
+    def wake(self) -> None:
+        """Have somebody attend soon."""
+        if self._waker is not None:
+            self._waker.wake()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end of the loop, for *timeout* seconds at most."""
+        self._thread.join(timeout)
+
+    def _main(self) -> None:
+        try:
+            loop_factory = {"loop_factory": self._threads.event_loop}
+            anyio.run(self._serve, backend_options=loop_factory)
+        finally:
+            self.is_serving = False
+            self._attend()
+            self._up.set()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._waker = waker = self._threads.waker(loop, self._attend)
+        loop.call_soon(self._up.set)  # once the pipeline waits for something to do
+        try:
+            await self._runtime.serve(waker.wake)
+        except UCMError as exc:
+            self._refusal = exc
+        finally:
+            waker.close()
