@@ -14,9 +14,7 @@ OTHER = bytes(16)
 SAID = Said(hash_at(7), None, [1, 2, 3])
 TEXT = msgspec.msgpack.encode(SAID)
 STEP = st.tuples(
-    st.sampled_from(
-        ["store", "store", "remove", "relist", "follow", "restart", "describe"]
-    ),
+    st.sampled_from(["store", "store", "remove", "follow", "restart", "describe"]),
     st.integers(0, 7),
     st.integers(0, 1),
     st.integers(0, 1),
@@ -44,14 +42,6 @@ class World:
         """Take it away."""
         self.media[medium].discard(key_of(number, shard))
         self.ledger.removed(medium, key_of(number, shard))
-
-    def relist(self, number: int, medium: int, shard: int) -> None:
-        """Lose a part behind the ledger's back, and list its medium anew."""
-        self.media[medium].discard(key_of(number, shard))
-        self.ledger.list_anew(medium)
-        for key in self.media[medium]:
-            self.ledger.stored(medium, key)
-        self.ledger.listed(medium)
 
     def restart(self, number: int, medium: int, shard: int) -> None:
         """Begin another ledger, and lose a part meanwhile."""

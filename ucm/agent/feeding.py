@@ -38,7 +38,9 @@ def _tell(ledger: Ledger, medium: int, key: PackedKey, is_there: bool) -> None: 
 async def feed_slab(ledger: Ledger, store: Store, call: Blocking) -> None:
     """Tell a ledger what is in a slab, and what comes and goes there, until cancelled."""
     cursor: Cursor | None = None
-    is_listing = False
+    told: set[PackedKey] = set()
+    unlisted: set[PackedKey] = set()
+    """Of these, while it is listed anew, what was not seen again."""
     while True:
         try:
             found = await call(partial(store.changes, cursor))
@@ -47,12 +49,14 @@ async def feed_slab(ledger: Ledger, store: Store, call: Blocking) -> None:
             continue
         cursor = found.cursor
         if found.begins:
-            is_listing = True
-            ledger.list_anew(SLAB)
-        for change in found.told:
-            _tell(ledger, SLAB, change.key, bool(change.nbytes))
+            unlisted = told.copy()
+        changes = [(change.key, bool(change.nbytes)) for change in found.told]
+        unlisted.difference_update(key for key, _ in changes)
         if found.is_all:
-            if is_listing:
-                is_listing = False
-                ledger.listed(SLAB)
+            changes += [(key, False) for key in unlisted]
+            unlisted.clear()
+        for key, is_there in changes:
+            (told.add if is_there else told.discard)(key)
+            _tell(ledger, SLAB, key, is_there)
+        if found.is_all:
             await anyio.sleep(_POLL_S)

@@ -81,8 +81,6 @@ class Ledger:
         self._most_blocks = most_blocks
         self._there: dict[PackedKey, int] = {}
         """By key a bit for each medium."""
-        self._unlisted: dict[int, set[PackedKey]] = {}
-        """By medium that is being listed anew, what was known and is not listed yet."""
         self._changes: deque[_Change] = deque(maxlen=most_changes)
         self._num_changes = 0
         self._said: OrderedDict[bytes, bytes] = OrderedDict()
@@ -107,8 +105,6 @@ class Ledger:
 
     def stored(self, medium: int, key: PackedKey) -> None:
         """Take note that a medium has a block."""
-        if (unlisted := self._unlisted.get(medium)) is not None:
-            unlisted.discard(key)
         media = self._there.get(key, 0)
         if media >> medium & 1:
             return
@@ -120,8 +116,6 @@ class Ledger:
 
     def removed(self, medium: int, key: PackedKey) -> None:
         """Take note that a medium has a block no more, if it had it."""
-        if (unlisted := self._unlisted.get(medium)) is not None:
-            unlisted.discard(key)
         media = self._there.get(key, 0)
         if not media >> medium & 1:
             return
@@ -130,17 +124,6 @@ class Ledger:
         else:
             del self._there[key]
         self._tell(_Change(medium, is_stored=False, key=key))
-
-    def list_anew(self, medium: int) -> None:
-        """Take note that all that a medium has is told of from now on, until ``listed``."""
-        bit = 1 << medium
-        known = {key for key, media in self._there.items() if media & bit}
-        self._unlisted[medium] = known
-
-    def listed(self, medium: int) -> None:
-        """Take note that a listing is over: what it left out is there no more."""
-        for key in self._unlisted.pop(medium, ()):
-            self.removed(medium, key)
 
     def describe(self, key: PackedKey, said: bytes) -> None:
         """

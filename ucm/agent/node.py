@@ -96,7 +96,8 @@ class Node:
         self._tiers: list[BreakerBackend] = []
         self._watched: list[WatchedBackend] = []
         self._cores: dict[int, AgentCore] = {}
-        self._slab: Store | None = None
+        self._slabs: list[Store] = []
+        """By size of slots: each sees the changes of its own."""
         self._ledger: Ledger | None = None
         self._opening = anyio.Lock()
         self._tasks: TaskGroup | None = None
@@ -195,7 +196,6 @@ class Node:
                     )
                 )
                 self._stack.callback(store.close)
-                self._slab = self._slab or store  # each sees the changes of all
                 await self._start(slot_bytes, store)
             return self._cores[slot_bytes]
 
@@ -204,6 +204,9 @@ class Node:
             await tier.register([memory.data for memory in store.buffers])
         core = AgentCore(store, self._tiers, self._call)
         assert self._tasks is not None
+        self._slabs.append(store)
+        if self._ledger is not None:
+            self._tasks.start_soon(feed_slab, self._ledger, store, self._call)
         ready = anyio.Event()
         self._tasks.start_soon(self._run_core, slot_bytes, core, ready)
         await ready.wait()
@@ -224,10 +227,10 @@ class Node:
         """Return the node's ledger; it begins when somebody wants it."""
         if self._ledger is None:
             assert self._tasks is not None
-            assert self._slab is not None  # who asks was welcomed
             self._ledger = Ledger(1 + len(self._tiers))
             feed_tiers(self._ledger, self._watched)
-            self._tasks.start_soon(feed_slab, self._ledger, self._slab, self._call)
+            for store in self._slabs:
+                self._tasks.start_soon(feed_slab, self._ledger, store, self._call)
         return self._ledger
 
     # When it ends.
