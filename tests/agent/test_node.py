@@ -8,12 +8,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.agent.test_process import KEYS, Place, until
 from tests.stores.slab_kit import open_slab
 from ucm.agent.__main__ import main
-from ucm.testing.store_blocks import BLOCK_BYTES, load, payload, save
+from ucm.agent.client import AgentClient
+from ucm.agent.protocol import Follow
+from ucm.blocks import keyspace_prefix
+from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keyspace, payload, save
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +59,26 @@ class Here(Place):
         """Return what the agent has logged."""
         (path,) = self.log.iterdir()
         return [json.loads(line)["event"] for line in path.read_text().splitlines()]
+
+
+class Ledgers:
+    """Follows, and has the media and numbers of the blocks that are there."""
+
+    def __init__(self, client: AgentClient) -> None:
+        self.there: set[tuple[int, int]] = set()
+        self._client = client
+
+    def joined(self, media) -> None:
+        """Ask for the first batch."""
+        prefix = keyspace_prefix(make_keyspace().digest)
+        self._client.send(Follow(1, prefix, alone=True))
+
+    def told(self, told) -> None:
+        """Take one, and ask for the next."""
+        for medium, is_stored, key, _ in map(msgspec.structs.astuple, told.entries):
+            change = self.there.add if is_stored else self.there.discard
+            change((medium, KEYS.index(key)))
+        self.joined([])
 
 
 @pytest.fixture
@@ -114,6 +138,33 @@ class TestMain:
 
         with open_slab(here.slab, 64) as slab:
             assert 1 == here.serve(engine, tiers=[tier])
+
+    def test_ledger_has_slots_of_all_sizes_and_tiers(self, here) -> None:
+        """R-57: engines whose blocks differ in size share one ledger; it begins with the
+        first who follows, and has what is in the slab before and what comes of another size
+        later. What a tier had that does not know what it has, nobody is told."""
+
+        def engine() -> None:
+            with here.client() as client:
+                save(slab, KEYS[:2])
+                ledger = Ledgers(client)
+                until(lambda: here.spilled()["spilled"] == 2)
+                client.follow(ledger)
+                until(lambda: {(0, 0), (0, 1)} == ledger.there)
+                save(slab, KEYS[2:3])
+                until(lambda: {(0, 2), (1, 2)} <= ledger.there)
+                with (
+                    open_slab(here.slab, 64, block_bytes=8192) as large,
+                    here.client(8192),
+                ):
+                    save(large, KEYS[3:4])
+                    until(lambda: {(0, 3), (1, 3)} <= ledger.there)
+                slab.clear(b"")
+                until(lambda: {(0, 3), (1, 2), (1, 3)} == ledger.there)
+                assert 2 == here.status()["ledger"]["blocks"]
+
+        with open_slab(here.slab, 64) as slab:
+            assert 0 == here.serve(engine)
 
     def test_wrong_settings_are_one_line(self, here, capsys) -> None:
         """X-09: without a tier there is nothing to serve."""

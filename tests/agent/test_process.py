@@ -81,10 +81,10 @@ class Place:
             process.communicate()
 
     @contextmanager
-    def client(self):
+    def client(self, slot_bytes=4096):
         """Be an engine."""
         log = open_log(UCMConfig().log, "scheduler")
-        client = AgentClient(self.slab, 4096, log)
+        client = AgentClient(self.slab, slot_bytes, log)
         try:
             until(lambda: client.is_up)
             yield client

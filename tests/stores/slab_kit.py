@@ -29,12 +29,13 @@ def open_slab(
     open_timeout: float = 60.0,
     lock_timeout: float = 60.0,
     tenant_share: float = 1.0,
+    block_bytes: int = BLOCK_BYTES,
 ) -> SlabStore:
-    """Open a slab of that many slots."""
+    """Open a slab of that many slots of a page."""
     return SlabStore(
         path=str(directory),
         capacity_bytes=num_blocks * SLOT_BYTES,
-        block_bytes=BLOCK_BYTES,
+        block_bytes=block_bytes,
         index_only=index_only,
         durability=durability,
         verify=verify,
