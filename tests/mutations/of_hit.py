@@ -103,7 +103,7 @@ HIT = (
         name="earliest_is_latest",
         why="A use long ago keeps a block for ever.",
         file=_USED,
-        find="np.clip(uses.moments, _EARLIEST, latest)",
+        find="np.minimum(np.maximum(uses.moments, _EARLIEST), latest)",
         replace="np.minimum(uses.moments, latest)",
         killers=(f"{_MOMENTS}::test_earliest_use_of_all_is_before_the_others",),
     ),

@@ -277,8 +277,8 @@ STORES = (
         name="store_that_recovered_stays_on_trial",
         why="After one outage a single late answer bypasses the store again.",
         file=_BYPASS,
-        find="            pause.seconds = pause.until = 0.0\n",
-        replace="            pause.until = 0.0\n",
+        find="        pause.seconds = pause.until = 0.0\n",
+        replace="        pause.until = 0.0\n",
         killers=(
             f"{_LOOK_UPS}::test_bypass_gets_longer_while_the_store_does_not_recover",
         ),

@@ -106,8 +106,8 @@ TRACE = (
         name="request_told_before_its_saves",
         why="Its line calls blocks unsaved that are about to be.",
         file=_RECORDS,
-        find="return self.is_over and is_quiet and not self.is_deferred",
-        replace="return self.is_over and not self.is_deferred",
+        find="return not is_left and self.unsettled_blocks == self._num_unknown",
+        replace="return not is_left",
         killers=(f"{_OVER}::test_saves_and_kept_blocks_are_waited_for",),
     ),
     Mutant(

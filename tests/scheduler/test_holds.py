@@ -42,12 +42,21 @@ class TestHoldLedger:
         ledger.release(1, 0)
         assert {2} == ledger.readers_of([4, 5])
 
+    def test_block_stays_held_by_the_first_of_two_tickets(
+        self, ledger: HoldLedger
+    ) -> None:
+        """Whoever of two readers ends first, the block is held for the other."""
+        ledger.take(1, [LIFE], (4, 5), (0,))
+        ledger.take(2, [("s", 9)], (5, 6), (0,))
+        ledger.release(2, 0)
+        assert ({1}, 2) == (ledger.readers_of([5, 6]), ledger.held_blocks)
+
     def test_holds_of_tells_lives_apart(self, ledger: HoldLedger) -> None:
         """S1-16: The holds of a former life of a request are not its present ones."""
         ledger.take(1, [("r", 1)], (4,), (0,))
         ledger.take(2, [("r", 2)], (5,), (0,))
-        assert {2} == ledger.holds_of(("r", 2))
-        assert set() == ledger.holds_of(("r", 3))
+        assert 1 == ledger.holds_of(("r", 2))
+        assert 0 == ledger.holds_of(("r", 3))
 
     def test_release_twice_is_a_bug(self, ledger: HoldLedger) -> None:
         """A rank that releases twice raises while others hold, and afterwards."""
@@ -77,7 +86,7 @@ class TestHoldLedger:
         """R-16: nothing is left of a hold whose only rank gave it up."""
         ledger.take(1, [LIFE], (4,), (0,))
         assert ledger.quarantine(1, 0)
-        assert frozenset() == ledger.holds_of(LIFE)
+        assert 0 == ledger.holds_of(LIFE)
         assert (0, 1) == (ledger.held_blocks, ledger.quarantined)
 
     def test_take_twice_or_nothing_is_a_bug(self, ledger: HoldLedger) -> None:
@@ -172,7 +181,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert readers == self.ledger.readers_of([block_id])
         for life in {life for one in holds for life in one.lives}:
             ids = {i for i, one in self.model.items() if life in one.lives}
-            assert ids == self.ledger.holds_of(life)
+            assert len(ids) == self.ledger.holds_of(life)
         assert 7 * len(self.model) == self.ledger.held_nbytes
         assert len(self.model) == self.ledger.num_holds
         assert min(self.model, default=None) == self.ledger.oldest

@@ -25,7 +25,7 @@ def a_save(number: int, *shares: tuple[str, int, int]) -> SpanOrder:
 
 def end_of(order: SpanOrder, stored: int) -> list[SaveEnd]:
     """Return the end of a save that left so many blocks in the store."""
-    return [SaveEnd(order.owners, stored)]
+    return [SaveEnd(order.owners, len(order.block_ids), stored)]
 
 
 def blocks_of(record: Record) -> tuple[int, int, int]:

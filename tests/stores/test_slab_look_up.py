@@ -22,17 +22,17 @@ class TestFewKeys:
             asked.append(key)
             return digest(key, seed)
 
-        keys, others = make_keys(8), make_keys(8, first=20)
-        with open_slab(tmp_path / "s") as store:
+        keys, others = make_keys(16), make_keys(16, first=20)
+        with open_slab(tmp_path / "s", 16) as store:
             save(store, keys)
             monkeypatch.setattr(_chains, "xxh3_64_intdigest", counting)
             with monkeypatch.context() as patched:
                 patched.delattr(_chains, "xxh3_64_digest")
-                assert 4 == store.match(keys[:4])
+                assert 12 == store.match(keys[:12])
                 assert 2 == store.match([*keys[:2], *others[:2]])
                 assert 0 == store.match(others)
-            assert [*keys[:4], *keys[:2], others[0], others[0]] == asked
-            assert 8 == store.match(keys)
+            assert [*keys[:12], *keys[:2], others[0], others[0]] == asked
+            assert 16 == store.match(keys)
 
     def test_key_that_is_being_written_is_not_found_alone(self, tmp_path):
         """A slot that is reserved holds nothing yet."""

@@ -14,16 +14,13 @@ device read that was never seen to end. It keeps the engine's blocks no longer: 
 still reads goes into slots that are never committed (docs/decisions/0008-quarantine.md).
 """
 
-from collections.abc import Collection, Hashable, Iterable
-from typing import TypeVar
+from collections.abc import Collection, Iterable
 
 import attrs
 
 from ucm.errors import LedgerError
 
 __all__ = ["HoldLedger", "Readers"]
-
-_Key = TypeVar("_Key", bound=Hashable)
 
 
 @attrs.define
@@ -60,12 +57,23 @@ class HoldLedger:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_by_block", "_by_life", "_holds", "held_nbytes", "quarantined")
+    __slots__ = (
+        "_by_block",
+        "_by_life",
+        "_holds",
+        "_shadowed",
+        "held_nbytes",
+        "quarantined",
+    )
 
     def __init__(self) -> None:
         self._holds: dict[int, _Hold] = {}
-        self._by_block: dict[int, set[int]] = {}
-        self._by_life: dict[tuple[str, int], set[int]] = {}
+        self._by_block: dict[int, int] = {}
+        """The last ticket that reads each block."""
+        self._shadowed: set[int] = set()
+        """Tickets of which others read a block as well; they are looked at apart."""
+        self._by_life: dict[tuple[str, int], int] = {}
+        """How many tickets."""
         self.held_nbytes = 0
         """Bytes of all holds, for each rank once."""
         self.quarantined = 0
@@ -102,9 +110,11 @@ class HoldLedger:
         self._holds[transfer_id] = hold
         self.held_nbytes += nbytes
         for life in hold.lives:
-            self._by_life.setdefault(life, set()).add(transfer_id)
-        for block_id in hold.block_ids:
-            self._by_block.setdefault(block_id, set()).add(transfer_id)
+            self._by_life[life] = self._by_life.get(life, 0) + 1
+        held = self._by_block
+        if not held.keys().isdisjoint(hold.block_ids):
+            self._shadowed.update(held[each] for each in hold.block_ids if each in held)
+        held.update(dict.fromkeys(hold.block_ids, transfer_id))
 
     def release(self, transfer_id: int, rank: int) -> bool:
         """
@@ -139,15 +149,17 @@ class HoldLedger:
         """Return whether some rank has yet to release the ticket's blocks."""
         return transfer_id in self._holds
 
-    def holds_of(self, life: tuple[str, int]) -> frozenset[int]:
-        """Return the tickets that hold blocks for one life of a request."""
-        return frozenset(self._by_life.get(life, ()))
+    def holds_of(self, life: tuple[str, int]) -> int:
+        """Return how many tickets hold blocks for one life of a request."""
+        return self._by_life.get(life, 0)
 
-    def readers_of(self, block_ids: Iterable[int]) -> set[int]:
+    def readers_of(self, block_ids: Collection[int]) -> set[int]:
         """Return the tickets that may still read one of the blocks."""
-        readers: set[int] = set()
-        for block_id in block_ids:
-            readers.update(self._by_block.get(block_id, ()))
+        held = self._by_block
+        readers = {held[each] for each in block_ids if each in held}
+        for transfer_id in self._shadowed:
+            if not set(block_ids).isdisjoint(self._holds[transfer_id].block_ids):
+                readers.add(transfer_id)
         return readers
 
     def readers_apart(
@@ -192,18 +204,18 @@ class HoldLedger:
         Raises:
             LedgerError: They disagree.
         """
-        by_block: dict[int, set[int]] = {}
-        by_life: dict[tuple[str, int], set[int]] = {}
+        held = {each for hold in self._holds.values() for each in hold.block_ids}
+        by_life: dict[tuple[str, int], int] = {}
         for transfer_id, hold in self._holds.items():
             if not hold.ranks_left:
                 raise LedgerError(f"transfer {transfer_id}: impossible {hold}")
             for life in hold.lives:
-                by_life.setdefault(life, set()).add(transfer_id)
-            for block_id in hold.block_ids:
-                by_block.setdefault(block_id, set()).add(transfer_id)
+                by_life[life] = by_life.get(life, 0) + 1
+            if any(transfer_id not in self.readers_of([i]) for i in hold.block_ids):
+                raise LedgerError("the indexes of the ledger do not fit its holds")
         nbytes = sum(hold.nbytes for hold in self._holds.values())
-        told = (by_block, by_life, nbytes)
-        if told != (self._by_block, self._by_life, self.held_nbytes):
+        told = (held, by_life, nbytes)
+        if told != (set(self._by_block), self._by_life, self.held_nbytes):
             raise LedgerError("the indexes of the ledger do not fit its holds")
 
     def _leave(self, transfer_id: int, rank: int) -> _Hold | None:
@@ -220,14 +232,15 @@ class HoldLedger:
         del self._holds[transfer_id]
         self.held_nbytes -= hold.nbytes
         for life in hold.lives:
-            _drop(self._by_life, life, transfer_id)
-        for block_id in set(hold.block_ids):
-            _drop(self._by_block, block_id, transfer_id)
+            self._by_life[life] -= 1
+            if not self._by_life[life]:
+                del self._by_life[life]
+        held = self._by_block
+        for block_id in hold.block_ids:
+            if held.get(block_id) == transfer_id:
+                del held[block_id]
+        self._shadowed.discard(transfer_id)
+        for other in self._shadowed:
+            for block_id in self._holds[other].block_ids:
+                held.setdefault(block_id, other)
         return None
-
-
-def _drop(index: dict[_Key, set[int]], key: _Key, transfer_id: int) -> None:
-    """Take a ticket out of an index, and its key when nobody is left."""
-    index[key].remove(transfer_id)
-    if not index[key]:
-        del index[key]

@@ -27,10 +27,12 @@ class SaveEnd(NamedTuple):
 
     Args:
         owners: Whose blocks.
+        num_blocks: How many they are.
         stored: How many of them the store has, at least.
     """
 
     owners: tuple[Owner, ...]
+    num_blocks: int
     stored: int
 
 
@@ -109,8 +111,8 @@ class Record:
     @property
     def is_settled(self) -> bool:
         """Whether nothing more is to be learnt of it."""
-        is_quiet = self.unsettled_blocks == self._num_unknown
-        return self.is_over and is_quiet and not self.is_deferred
+        is_left = not self.is_over or self.is_deferred
+        return not is_left and self.unsettled_blocks == self._num_unknown
 
 
 class Records:
@@ -156,24 +158,22 @@ class Records:
 
     def ordered(self, saves: Iterable[SpanOrder]) -> None:
         """Take note of saves."""
+        of_life = self._of_life
         for order in saves:
-            for owner in order.owners:
-                if (record := self._of_life.get(owner.life)) is not None:
-                    record.unsettled_blocks += owner.num_blocks
+            for name, generation, num_blocks, _, _ in order.owners:
+                if (record := of_life.get((name, generation))) is not None:
+                    record.unsettled_blocks += num_blocks
 
     def saved(self, ends: Iterable[SaveEnd]) -> None:
         """Take note of saves that came to their end."""
-        for owners, stored in ends:
-            is_known = len(owners) == 1 or stored in (
-                0,
-                sum(owner.num_blocks for owner in owners),
-            )
-            for owner in owners:
-                record = self._of_life.get(owner.life)
-                if record is not None:
-                    share = min(stored, owner.num_blocks) if is_known else None
-                    record.save_over(owner.num_blocks, share)
-                    self._look(record)
+        of_life = self._of_life
+        for owners, num_blocks, stored in ends:
+            is_known = len(owners) == 1 or stored in (0, num_blocks)
+            for name, generation, own, _, _ in owners:
+                if (record := of_life.get((name, generation))) is not None:
+                    record.save_over(own, min(stored, own) if is_known else None)
+                    if record.is_settled:
+                        self._settle(record)
 
     def ended(self, request_id: str, *, is_deferred: bool) -> None:
         """Take note that a request has ended; nothing if it was never looked at."""
@@ -181,14 +181,16 @@ class Records:
         if record is not None:
             record.is_over, record.is_deferred = True, is_deferred
             self._closing.setdefault(request_id, []).append(record)
-            self._look(record)
+            if record.is_settled:
+                self._settle(record)
 
     def freed(self, request_ids: Iterable[str]) -> None:
         """Take note that the engine has the blocks of deferred requests back."""
         for request_id in request_ids:
             for record in self._closing.get(request_id, [])[:]:
                 record.is_deferred = False
-                self._look(record)
+                if record.is_settled:
+                    self._settle(record)
 
     def take(self, *, at_end: bool = False) -> Sequence[Record]:
         """
@@ -211,10 +213,6 @@ class Records:
     def _is_last(self) -> bool:
         closing = (each for some in self._closing.values() for each in some)
         return not self._present and not any(each.is_deferred for each in closing)
-
-    def _look(self, record: Record) -> None:
-        if record.is_settled:
-            self._settle(record)
 
     def _settle(self, record: Record) -> None:
         request_id = record.request_id

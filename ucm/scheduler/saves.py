@@ -224,7 +224,7 @@ class SaveSelector:
         nbytes = self._nbytes[GroupId(order.group_id)]
         self._ledger.take(
             order.transfer_id,
-            [owner.life for owner in order.owners],
+            [owner[:2] for owner in order.owners],
             order.block_ids,
             self._ranks,
             nbytes=len(order.block_ids) * nbytes,

@@ -255,7 +255,8 @@ class OpenTransfers:
                     reason=report.why_unstored.get(each, Reason.NONE),
                 )
                 if entry is not None and is_last:
-                    ends.append(SaveEnd(entry.order.owners, entry.least_visible))
+                    order, visible = entry.order, entry.least_visible
+                    ends.append(SaveEnd(order.owners, len(order.block_ids), visible))
         return ends
 
     def rekeyed(self, keyspace_digest: bytes) -> None:

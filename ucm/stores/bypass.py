@@ -109,15 +109,15 @@ class BypassStore(WrapperStore):
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Ask, unless the store is bypassed; StoreBypassedError then."""
-        return self._ask(super().match, keys)
+        return self._ask(self.inner.match, keys)
 
     def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
         """Ask, unless the store is bypassed; StoreBypassedError then."""
-        return self._ask(super().contains, keys)
+        return self._ask(self.inner.contains, keys)
 
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Mark, unless the store is bypassed; StoreBypassedError then."""
-        touch = super().touch
+        touch = self.inner.touch
         self._ask(lambda keys: touch(keys, uses), keys)
 
     def _ask(
@@ -138,16 +138,15 @@ class BypassStore(WrapperStore):
         took = self._clock() - started
         if took > _SLOW_S + _SLOW_PER_KEY_S * len(keys):
             self._judge(Reason.SLOW, f"{len(keys)} keys took {took:.3f} s")
-        else:
-            self._judge(Reason.NONE, "")
+            return answer
+        self._bad.append(False)
+        if self._lookups.seconds:
+            self._end(self._lookups)
         return answer
 
     def _judge(self, trouble: Reason, text: str) -> None:
-        """Take note of an answer, and of what was wrong with it."""
-        self._bad.append(bool(trouble))
-        if not trouble:
-            self._end(self._lookups)
-            return
+        """Take note of a bad answer, and of what was wrong with it."""
+        self._bad.append(True)
         self._counters.add("ucm_failed_lookups_total", 1, reason=trouble)
         if self._lookups.seconds or sum(self._bad) >= _MOST_BAD:
             self._bad.clear()
@@ -198,7 +197,8 @@ class BypassStore(WrapperStore):
             self._troubled.discard(rank)
             if not self._troubled:
                 self._is_tried = False
-                self._end(self._loads)
+                if self._loads.seconds:
+                    self._end(self._loads)
         elif self._loads.seconds or sum(bad) >= _MOST_BAD:
             self._bad_loads.clear()
             self._is_tried = False
@@ -211,6 +211,5 @@ class BypassStore(WrapperStore):
         )
 
     def _end(self, pause: _Pause) -> None:
-        if pause.seconds:
-            pause.seconds = pause.until = 0.0
-            self._log.info(STORE_ANSWERS)
+        pause.seconds = pause.until = 0.0
+        self._log.info(STORE_ANSWERS)

@@ -29,6 +29,8 @@ _FEW = 64
 _NONE = np.array(NO_SLOT)  # numpy compares with an array faster than with a number
 _KEY_FIELD = KEY_WORDS * 8
 _MAX_KEY_BYTES = 85  # the longest packed key; the last byte of the field is its length
+_PADDINGS = [size.to_bytes(_KEY_FIELD - size, "big") for size in range(_KEY_FIELD)]
+"""What follows a key of so many bytes in its field: zeros and the size."""
 
 
 @attrs.frozen(eq=False)
@@ -59,9 +61,9 @@ class KeyBatch:
         if sizes and max(sizes) > _MAX_KEY_BYTES:
             raise KeyFormatError(f"a key has more than {_MAX_KEY_BYTES} bytes")
         if len(sizes) == 1:
-            fields = _padding(sizes.pop()).join([*keys, b""])
+            fields = _PADDINGS[sizes.pop()].join([*keys, b""])
         else:
-            fields = b"".join(key + _padding(len(key)) for key in keys)
+            fields = b"".join(key + _PADDINGS[len(key)] for key in keys)
         digests = b"".join(map(xxh3_64_digest, keys, itertools.repeat(seed)))
         return cls(
             fields,
@@ -83,11 +85,6 @@ class KeyBatch:
         return KeyBatch(words.tobytes(), words, self.hashes[positions])
 
 
-def _padding(size: int) -> bytes:
-    """Return what follows a key of *size* bytes in its field: zeros and the size."""
-    return size.to_bytes(_KEY_FIELD - size, "big")
-
-
 def pack_one(key: PackedKey, seed: int) -> tuple[bytes, int]:
     """
     Return a key as it stands in records, and its hash.
@@ -97,7 +94,7 @@ def pack_one(key: PackedKey, seed: int) -> tuple[bytes, int]:
     """
     if len(key) > _MAX_KEY_BYTES:
         raise KeyFormatError(f"a key has more than {_MAX_KEY_BYTES} bytes")
-    return key + _padding(len(key)), xxh3_64_intdigest(key, seed)
+    return key + _PADDINGS[len(key)], xxh3_64_intdigest(key, seed)
 
 
 def unpack_key(words: npt.NDArray[np.uint64]) -> PackedKey:
@@ -143,6 +140,7 @@ class Chains:
         "_bytes",
         "_hashes",
         "_heads",
+        "_itemsize",
         "_key_at",
         "_mask",
         "_nexts",
@@ -168,6 +166,7 @@ class Chains:
         self.hashes: npt.NDArray[np.uint64] = records["hash"]
         self.states = states
         self._record = records.dtype
+        self._itemsize = records.dtype.itemsize
         self._rows = records.view(f"V{records.itemsize}")  # copied in one piece each
         self._mask = np.array(len(heads) - 1, dtype=np.uint64)
         # The same as Python's own numbers and bytes, for looks at one key.
@@ -203,7 +202,7 @@ class Chains:
         """Return the linked slot of a key as it stands in records, with this hash."""
         slot = self._heads[found & (len(self._heads) - 1)]
         for _ in range(len(self._nexts)):
-            at = slot * self._record.itemsize + self._key_at
+            at = slot * self._itemsize + self._key_at
             if slot == NO_SLOT or self._bytes[at : at + _KEY_FIELD] == field:
                 return slot
             slot = self._nexts[slot]

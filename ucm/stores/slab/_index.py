@@ -183,7 +183,11 @@ class SlotIndex(Gone):
 
     def slot_of(self, key: PackedKey) -> int:
         """Return the slot of one committed key, or ``NO_SLOT``; a hint."""
-        return self._glance(lambda: self._slot_of(key))
+        version = self.words[_VERSION]
+        slot = self._slot_of(key)
+        if version & 1 or self.words[_VERSION] != version:
+            slot = self._glance(lambda: self._slot_of(key))
+        return slot
 
     def _slot_of(self, key: PackedKey) -> int:
         slot = self.chains.find_one(key, self.seed)

@@ -127,6 +127,7 @@ class OpenedSlab:
             self._tie(arena_lock.fd, self._class.lock.fd, self._class.name)
             self.index = self._class.index
             self._files = self._list_files(arena_lock.fd)
+            self._index_file = self._files[:1]
             self.arena = self._map_arena(arena_lock)
             self.supply = Supply(
                 self.directory, self._manifest, self.arena, self._class
@@ -164,7 +165,7 @@ class OpenedSlab:
         Raises:
             StoreUnavailableError: As ``check`` does.
         """
-        self._check(self._files[:1])
+        self._check(self._index_file)
 
     def check_paths(self) -> None:
         """

@@ -45,7 +45,7 @@ from ucm.uses import Uses
 __all__ = ["SlabStore"]
 
 _LOOK_UP_STEP = 1024
-_FEW = 4
+_FEW = 12
 """So few keys are looked at one by one, and of more the first is: most differ there."""
 _SCHEDULER_WAITS = 0.004
 _TOTALS = (Word.NUM_EVICTED, Word.NUM_CURBED, Word.NUM_OVER_SHARE)
@@ -217,9 +217,9 @@ class SlabStore(Store):
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed; takes no lock."""
         self._slab.check_index()
-        few = keys if len(keys) <= _FEW else keys[:1]
+        few, slot_of = keys if len(keys) <= _FEW else keys[:1], self._slab.index.slot_of
         for at, key in enumerate(few):
-            if self._slab.index.slot_of(key) == NO_SLOT:
+            if slot_of(key) == NO_SLOT:
                 return at
         num_before = len(few)
         for seen in self._look_up(keys[num_before:]):

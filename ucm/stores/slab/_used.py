@@ -61,7 +61,10 @@ class Used(Tables):
         if uses is None:
             return self._now(count)[::-1]
         latest = time.monotonic_ns() + _AHEAD_NS
-        return np.clip(uses.moments, _EARLIEST, latest) + self.words[_CLOCK_BASE]
+        stamps: npt.NDArray[np.int64]
+        stamps = np.minimum(np.maximum(uses.moments, _EARLIEST), latest)
+        stamps += self.words[_CLOCK_BASE]
+        return stamps
 
     def within_budget(
         self,
