@@ -47,7 +47,12 @@ POOL = RUNNING * 8
 WARM, STEPS, COUNTED = LIFE_STEPS + 20, 300, 50
 PAUSE_S = 0.002
 SCHEDULER = ("match", "allocated", "plan", "finished", "apply", "stats")
-WORKER = ("fence", "bind", "loads", "saves", "results", "report", "clear", "stats_w")
+WORKER = {name: name for name in ("fence", "bind", "report", "clear")} | {
+    "start_loads": "loads",
+    "submit_saves": "saves",
+    "finished": "results",
+    "stats": "worker's stats",
+}
 
 _ROWS = tuple(
     RowLayout(row_id=RowId(at), page_bytes=PAGE_BYTES, layer_names=(f"layer.{at}",))
@@ -77,10 +82,7 @@ def make_setup(directory: Path, log: dict[str, object]) -> Setup:
     """Return what both halves agree on, over a slab."""
     return _Setup(
         config=UCMConfig.from_mapping(
-            {
-                "store": {"path": str(directory), "capacity": "512MiB"},
-                "log": log,
-            }
+            {"store": {"path": str(directory), "capacity": "512MiB"}, "log": log}
         ),
         layout=LAYOUT,
         keyspace=KeySpace(
@@ -103,7 +105,6 @@ class Request:
     """vLLM's Request, as far as a connector looks at it."""
 
     request_id: str
-    prompt_hashes: list[bytes]
     num_prompt_tokens: int
     table: list[int] = attrs.Factory(list)
     num_tokens: int = 0
@@ -161,7 +162,7 @@ class Meter:
 
     def step(self) -> None:
         """End a step."""
-        for part in (*SCHEDULER, *WORKER):
+        for part in (*SCHEDULER, *WORKER.values()):
             self.spent[part].append(self._now[part])
         self._now.clear()
 
@@ -196,16 +197,9 @@ class Engine:
         self.worker.register({f"layer.{at}": pages[at] for at in range(ROWS)})
         self.half = SchedulerHalf(setup)
         self.half.agree([RankHandshake.of(setup.facts(0))])
-        for name, part in (
-            *(("match", "match"), ("allocated", "allocated"), ("plan", "plan")),
-            *(("finished", "finished"), ("apply", "apply"), ("stats", "stats")),
-        ):
-            self.meter.part(self.half, name, part)
-        for name, part in (
-            *(("fence", "fence"), ("bind", "bind"), ("start_loads", "loads")),
-            *(("submit_saves", "saves"), ("finished", "results")),
-            *(("report", "report"), ("clear", "clear"), ("stats", "stats_w")),
-        ):
+        for name in SCHEDULER:
+            self.meter.part(self.half, name, name)
+        for name, part in WORKER.items():
             self.meter.part(self.worker, name, part)
         self._free = list(range(1, POOL))
         self._running: dict[str, Request] = {}
@@ -219,9 +213,7 @@ class Engine:
     def begin(self, *, is_second_turn: bool) -> None:
         """Let a request come."""
         number = next(self._ids)
-        name = f"cmpl-{number:032x}-0"
-        prompt = 40 + number * 7 % 41
-        request = Request(name, [], prompt)
+        request = Request(f"cmpl-{number:032x}-0", 40 + number * 7 % 41)
         if is_second_turn and len(self._ended) > 40:
             before = self._ended[-40]
             request.block_hashes = list(before.block_hashes)
@@ -376,7 +368,7 @@ def measure(log: dict[str, object], *, profile: str, tells_calls: bool) -> None:
         engine.close()
     print(f"{STEPS} steps, {lives} lives, {engine.hits} hits, {saved:.0f} blocks")
     print("| part | us a step | us a life | calls a step |\n|---|---|---|---|")
-    for names in (SCHEDULER, WORKER):
+    for names in (SCHEDULER, WORKER.values()):
         tell({each: taken[each] for each in names}, lives, engine.meter.calls)
     spent["*threads*"] = sum(spent.values())
     for name, seconds in sorted(spent.items()):

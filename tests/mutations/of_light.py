@@ -48,8 +48,8 @@ LIGHT = (
         name="reserved_block_found_alone",
         why="A hit is promised on a block that nobody has written yet.",
         file="ucm/stores/slab/_index.py",
-        find="if slot != NO_SLOT and self.states[slot] != COMMITTED:",
-        replace="if False:",
+        find="is_there = slot != NO_SLOT and self.states[slot] == COMMITTED",
+        replace="is_there = slot != NO_SLOT",
         killers=(f"{_FEW}::test_key_that_is_being_written_is_not_found_alone",),
     ),
     Mutant(

@@ -115,7 +115,7 @@ STORES = (
         name="lost_lease_published",
         why="A writer that was taken for dead publishes a slot of somebody else.",
         file=_INDEX,
-        find="            & (self.generation[slots] == grant.generation)\n",
+        find="        ours &= self.generation[slots] == grant.generation\n",
         replace="",
         killers=(f"{_CRASH}::test_lease_does_not_end_with_another_ones_slots",),
     ),

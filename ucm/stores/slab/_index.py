@@ -183,17 +183,14 @@ class SlotIndex(Gone):
 
     def slot_of(self, key: PackedKey) -> int:
         """Return the slot of one committed key, or ``NO_SLOT``; a hint."""
-        version = self.words[_VERSION]
-        slot = self._slot_of(key)
-        if version & 1 or self.words[_VERSION] != version:
-            slot = self._glance(lambda: self._slot_of(key))
-        return slot
+        version, slot = self.words[_VERSION], self._slot_of(key)
+        is_sure = not version & 1 and self.words[_VERSION] == version
+        return slot if is_sure else self._glance(lambda: self._slot_of(key))
 
     def _slot_of(self, key: PackedKey) -> int:
         slot = self.chains.find_one(key, self.seed)
-        if slot != NO_SLOT and self.states[slot] != COMMITTED:
-            return NO_SLOT
-        return slot
+        is_there = slot != NO_SLOT and self.states[slot] == COMMITTED
+        return slot if is_there else NO_SLOT
 
     def _look_up(self, batch: KeyBatch) -> Sighting:
         slots, records = self.chains.look(batch)
@@ -383,11 +380,9 @@ class SlotIndex(Gone):
 
     def _still_ours(self, grant: Grant, owner: int) -> npt.NDArray[np.bool_]:
         slots = grant.slots
-        ours: npt.NDArray[np.bool_] = (
-            (self.state[slots] == RESERVED)
-            & (self.generation[slots] == grant.generation)
-            & (self.owner[slots] == owner)
-        )
+        ours: npt.NDArray[np.bool_] = self.state[slots] == RESERVED
+        ours &= self.generation[slots] == grant.generation
+        ours &= self.owner[slots] == owner
         return ours
 
     def _set(self, slots: npt.NDArray[np.int64], state: int) -> None:
