@@ -110,10 +110,6 @@ class Request:
     num_tokens: int = 0
     num_computed_tokens: int = 0
     block_hashes: list[bytes] = attrs.Factory(list)
-    lora_request: None = None
-    cache_salt: None = None
-    kv_transfer_params: None = None
-    trace_headers: None = None
     tables: tuple[list[int], ...] = ()
     is_waiting: bool = False
 
@@ -331,11 +327,6 @@ class Engine:
         """Blocks so far."""
         return self.half.counters.total("ucm_saved_blocks_total")
 
-    def close(self) -> None:
-        """End both halves."""
-        self.worker.close()
-        self.half.close()
-
 
 def own_cpu() -> dict[str, float]:
     """Return the CPU seconds of our threads by name."""
@@ -365,7 +356,8 @@ def measure(log: dict[str, object], *, profile: str, tells_calls: bool) -> None:
         taken = {key: list(each) for key, each in engine.meter.spent.items()}
         engine.meter.counts = True
         engine.run(COUNTED)
-        engine.close()
+        engine.worker.close()
+        engine.half.close()
     print(f"{STEPS} steps, {lives} lives, {engine.hits} hits, {saved:.0f} blocks")
     print("| part | us a step | us a life | calls a step |\n|---|---|---|---|")
     for names in (SCHEDULER, WORKER.values()):
