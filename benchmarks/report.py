@@ -53,6 +53,7 @@ BENCHMARKS = (
     Benchmark("engine", "The real engine", 60, "vllm"),
     Benchmark("decode", "An engine full of decoding requests", 10, "vllm"),
     Benchmark("load", "Requests per second without reuse", 5, "vllm"),
+    Benchmark("trace_cost", "What tracing costs", 10, "vllm"),
 )
 
 Result = Mapping[str, Any]

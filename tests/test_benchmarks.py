@@ -24,6 +24,7 @@ from benchmarks import (
     report,
     slab_report,
     stores,
+    trace_cost,
 )
 
 CASES = {
@@ -37,6 +38,7 @@ CASES = {
         lookup,
         pipeline,
         stores,
+        trace_cost,
     )
 }
 SMALLEST = {
@@ -45,6 +47,7 @@ SMALLEST = {
     "lookup": "small",
     "engine_thread": "submit idle",
     "pipeline": "memory",
+    "trace_cost": "span",
 }
 """One case of each benchmark that starts no engine."""
 
