@@ -8,6 +8,7 @@ import click
 
 from ucm.cli.given import read_given, settings_options
 from ucm.cli.output import console, json_option, say_json, table
+from ucm.cli.telling import examples
 from ucm.configuration.foreign import Translation
 from ucm.configuration.schema import schema
 from ucm.configuration.sources import flat
@@ -17,30 +18,27 @@ __all__ = ["config"]
 
 @click.group()
 def config() -> None:
-    r"""
+    """
     Check and show settings.
 
-    \b
-    Of two places that give one key, the first counts:
-      what the engine passes (kv_connector_extra_config),
-      variables such as UCM_STORE__CAPACITY=8GiB,
-      a file (config_file, or the variable UCM_CONFIG_FILE),
-      the default.
+    Of two places that give one key, the first counts: what the engine passes
+    (kv_connector_extra_config); variables such as UCM_STORE__CAPACITY=8GiB; a file
+    (config_file, or the variable UCM_CONFIG_FILE); the default.
     """
 
 
-@config.command(name="check")
+@config.command(
+    name="check", epilog=examples("ucm config check --file examples/serve.yaml")
+)
 @settings_options
 @json_option
 def _check(file: str | None, transfer: str | None, *, as_json: bool) -> None:
-    r"""
+    """
     Say whether an engine would start with these settings.
 
     Keys of unified-cache-manager are translated; the equivalent is printed, and what has
     none is named.
 
-    \b
-    Example: ucm config check --file examples/serve.yaml
     Exit codes: 0 they can be used, 2 they cannot, 3 the file cannot be read.
     """
     configuration = read_given(file, transfer).configuration
@@ -64,15 +62,15 @@ def _check(file: str | None, transfer: str | None, *, as_json: bool) -> None:
         console().print(table("Without equivalent", ("key", "because"), rows))
 
 
-@config.command(name="show")
+@config.command(
+    name="show", epilog=examples("UCM_STORE__CAPACITY=8GiB ucm config show")
+)
 @settings_options
 @json_option
 def _show(file: str | None, transfer: str | None, *, as_json: bool) -> None:
-    r"""
+    """
     Show every setting with its value and where that comes from.
 
-    \b
-    Example: UCM_STORE__CAPACITY=8GiB ucm config show
     Exit codes: 0 shown, 2 a setting cannot be used, 3 the file cannot be read.
     """
     configuration = read_given(file, transfer).configuration
@@ -92,14 +90,9 @@ def _show(file: str | None, transfer: str | None, *, as_json: bool) -> None:
     console().print(table("", ("key", "value", "source"), rows))
 
 
-@config.command(name="schema")
+@config.command(name="schema", epilog=examples("ucm config schema > ucm.schema.json"))
 def _schema() -> None:
-    r"""
-    Print the JSON schema of all settings, for editors and charts.
-
-    \b
-    Example: ucm config schema > ucm.schema.json
-    """
+    """Print the JSON schema of all settings, for editors and charts."""
     say_json(schema())
 
 

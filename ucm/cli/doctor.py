@@ -13,6 +13,7 @@ import click
 from ucm.cli.given import Given, read_given, settings_options
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json, table
+from ucm.cli.telling import examples
 from ucm.config import StoreConfig, python_hash_seed
 from ucm.doctor.engine import EngineFacts, check_engine
 from ucm.doctor.findings import Finding, Severity, note
@@ -36,7 +37,11 @@ _ANSWERS_S = 5.0
 _POSITIVE = click.IntRange(1, 1 << 16)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ucm doctor /models/Qwen3-8B --file serve.yaml --tokens-per-second 5000"
+    )
+)
 @click.argument("model", required=False)
 @settings_options
 @click.option("--tensor-parallel-size", "-tp", type=_POSITIVE, help="Ranks of a layer.")
@@ -70,15 +75,13 @@ def doctor(
     as_json: bool,
     **options: Any,  # noqa: ANN401 - those of the engine, by name
 ) -> int:
-    r"""
+    """
     Look for what is wrong before an engine starts.
 
     MODEL is a local directory with the model's config.json; with it the doctor says how
     many tokens fit. What an engine's file says (--file) need not be said again. Nothing
     is changed; a temporary store beside yours goes again at once.
 
-    \b
-    Example: ucm doctor /models/Qwen3-8B --file serve.yaml --tokens-per-second 5000
     Exit codes: 0 nothing is wrong, 1 something is, 2 a setting cannot be used,
     3 a file cannot be read.
     """

@@ -11,6 +11,7 @@ import click
 from ucm.blocks import KeySpace
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json, table
+from ucm.cli.telling import examples
 from ucm.configuration.files import read_text
 from ucm.doctor.keys import (
     MEANINGS,
@@ -41,18 +42,19 @@ def keys() -> None:
     """Explain keys and compare key spaces."""
 
 
-@keys.command(name="explain")
+@keys.command(
+    name="explain",
+    epilog=examples("ucm keys explain 0267c1...9a --store /dev/shm/ucm"),
+)
 @click.argument("key")
 @_store_option
 @json_option
 def _explain(key: str, stores: tuple[str, ...], *, as_json: bool) -> int:
-    r"""
+    """
     Say what each part of KEY, in hexadecimal digits, means.
 
     With --store also the key space, if a slab there describes it.
 
-    \b
-    Example: ucm keys explain 0267c1...9a --store /dev/shm/ucm
     Exit codes: 0 explained, 1 no store describes its key space, 2 it is no key,
     3 a store cannot be read.
     """
@@ -81,20 +83,20 @@ def _show_key(told: dict[str, object], keyspace: KeySpace | None) -> None:
         console().print(table("Key space", ("field", "value", "is"), described_as))
 
 
-@keys.command(name="diff")
+@keys.command(
+    name="diff", epilog=examples("ucm keys diff 67c1 8f02 --store /dev/shm/ucm")
+)
 @click.argument("first")
 @click.argument("second")
 @_store_option
 @json_option
 def _diff(first: str, second: str, stores: tuple[str, ...], *, as_json: bool) -> int:
-    r"""
+    """
     Say in which fields the key spaces FIRST and SECOND differ.
 
     Each is a JSON file (a slab has them in keyspaces/), the beginning of a digest that a
     --store describes, or a key.
 
-    \b
-    Example: ucm keys diff 67c1 8f02 --store /dev/shm/ucm
     Exit codes: 0 they are equal, 1 they differ, 2 one is not known, 3 a file or store
     cannot be read.
     """

@@ -10,6 +10,7 @@ import rich.live
 from rich.console import Console, Group, RenderableType
 
 from ucm.cli.output import clean, console, json_option, say_json, table
+from ucm.cli.telling import examples
 from ucm.cli.top_view import NARROW, EngineView, columns_of, engines_of, slab_line
 from ucm.config import default_store_path
 from ucm.errors import NoStatusError
@@ -21,7 +22,7 @@ __all__ = ["rendered", "top"]
 _NOT_WELL = 1
 
 
-@click.command()
+@click.command(epilog=examples("ucm top /dev/shm/ucm-1000 --once"))
 @click.argument(
     "path", metavar="[SLAB]", required=False, type=click.Path(path_type=Path)
 )
@@ -43,8 +44,6 @@ def top(path: Path | None, once: bool, interval: float, as_json: bool) -> int:  
 
     Exit codes: 0 all engines are well; 1 an engine is bypassed, or a process is silent;
     2 a wrong call; 3 no engine runs on that slab.
-
-    Example: ucm top /dev/shm/ucm-1000 --once
     """
     path = path or Path(default_store_path())
     statuses = _look(path)

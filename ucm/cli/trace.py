@@ -16,6 +16,7 @@ import rich.progress
 
 from ucm.blocks import id_in_log
 from ucm.cli.output import clean, console, json_option, say_json, table
+from ucm.cli.telling import examples
 from ucm.cli.trace_answers import (
     change_text,
     life_dict,
@@ -67,7 +68,7 @@ def trace() -> None:
     """
 
 
-@trace.command()
+@trace.command(epilog=examples("ucm trace show cmpl-4f2a --log /var/log/ucm"))
 @click.argument("request_id", metavar="REQUEST")
 @_log
 @json_option
@@ -76,8 +77,6 @@ def show(request_id: str, path: Path, as_json: bool) -> None:  # noqa: FBT001 - 
     Tell the story of one request in the order of time.
 
     REQUEST is its id, or how it begins if no other begins so.
-
-    Example: ucm trace show cmpl-4f2a --log /var/log/ucm
     """
     reading = Reading()
     lives, collected = _one_request(request_id, path, reading)
@@ -94,7 +93,7 @@ def show(request_id: str, path: Path, as_json: bool) -> None:  # noqa: FBT001 - 
     say_notes(notes)
 
 
-@trace.command()
+@trace.command(epilog=examples("ucm trace why cmpl-4f2a --log /var/log/ucm"))
 @click.argument("request_id", metavar="[REQUEST]", required=False)
 @_log
 @click.option(
@@ -104,11 +103,7 @@ def show(request_id: str, path: Path, as_json: bool) -> None:  # noqa: FBT001 - 
 )
 @json_option
 def why(request_id: str | None, path: Path, store: Path | None, as_json: bool) -> None:  # noqa: FBT001
-    """
-    Say why a request, or requests on the whole, had to be computed.
-
-    Example: ucm trace why cmpl-4f2a --log /var/log/ucm
-    """
+    """Say why a request, or requests on the whole, had to be computed."""
     reading = Reading()
     if request_id is None:
         totals = totals_of(_lines(path, reading))
@@ -132,15 +127,11 @@ def why(request_id: str | None, path: Path, store: Path | None, as_json: bool) -
     say_notes(notes)
 
 
-@trace.command()
+@trace.command(epilog=examples("ucm trace stats --log /var/log/ucm --json"))
 @_log
 @json_option
 def stats(path: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """
-    Add up outcomes, bytes and tokens, and how long each stage took.
-
-    Example: ucm trace stats --log /var/log/ucm --json
-    """
+    """Add up outcomes, bytes and tokens, and how long each stage took."""
     reading = Reading()
     totals = totals_of(_lines(path, reading))
     if as_json:
@@ -150,16 +141,12 @@ def stats(path: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
     say_notes(reading.notes())
 
 
-@trace.command()
+@trace.command(epilog=examples("ucm trace diff /var/log/ucm-old /var/log/ucm-new"))
 @click.argument("before", metavar="A", type=click.Path(path_type=Path))
 @click.argument("after", metavar="B", type=click.Path(path_type=Path))
 @json_option
 def diff(before: Path, after: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """
-    Compare two runs: directories of logs, or files.
-
-    Example: ucm trace diff /var/log/ucm-old /var/log/ucm-new
-    """
+    """Compare two runs: directories of logs, or files."""
     reading = Reading()
     olds, news = (
         dict(totals_of(_lines(path, reading)).numbers()) for path in (before, after)
@@ -178,7 +165,9 @@ def diff(before: Path, after: Path, as_json: bool) -> None:  # noqa: FBT001 - cl
     say_notes(reading.notes())
 
 
-@trace.command()
+@trace.command(
+    epilog=examples("ucm trace timeline -o timeline.html --log /var/log/ucm")
+)
 @click.option(
     "-o",
     "--output",
@@ -208,11 +197,7 @@ def timeline(
     path: Path,
     as_json: bool,  # noqa: FBT001 - click's
 ) -> None:
-    """
-    Draw requests and the stages of their saves and loads over time.
-
-    Example: ucm trace timeline -o timeline.html --log /var/log/ucm
-    """
+    """Draw requests and the stages of their saves and loads over time."""
     if output is None and perfetto is None:
         raise click.UsageError(
             "name a file: -o FILE.html, --perfetto FILE.json, or both"
