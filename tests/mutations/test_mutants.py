@@ -63,6 +63,8 @@ class TestMutants:
     def test_edit_fits_the_file_and_changes_its_program(self, mutant: Mutant) -> None:
         """The text is there once; what comes out is another program that compiles."""
         edited = mutant.apply(ROOT)
+        if not mutant.file.endswith(".py"):
+            return  # what is text there is once
         compile(edited, mutant.file, "exec", dont_inherit=True)
         before = ast.dump(parsed(ROOT / mutant.file))
         assert before != ast.dump(ast.parse(edited))
