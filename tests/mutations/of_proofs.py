@@ -27,6 +27,14 @@ PROOFS = (
         killers=(f"{_REASONS}::test_each_code_of_a_detail_has_its_words",),
     ),
     Mutant(
+        name="example_of_no_command",
+        why="What a help text shows, and with it its page, is refused when it is tried.",
+        file="ucm/cli/trace.py",
+        find='examples("ucm trace stats --log /var/log/ucm --json")',
+        replace='examples("ucm trace stats /var/log/ucm --json")',
+        killers=("tests/test_docs_run.py::TestCommands::test_command_of_a_page_runs",),
+    ),
+    Mutant(
         name="legend_of_saves_alone",
         why="A colour that is drawn under loads is explained nowhere near them.",
         file="ucm/story/timeline.js",
