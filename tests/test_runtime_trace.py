@@ -112,14 +112,14 @@ class TestRing:
         at = names.index("runtime.failed")
         assert "trace.ring" == names[at + 1]
 
-    def test_ring_is_written_on_demand(self):
+    def test_ring_is_told_on_demand(self):
         """A ticket that hangs can be looked at while it does."""
         gate = Gate()
         with running(plan=FaultPlan(Fault("reserve", gate))) as rig:
             rig.submit(order(1, SAVE, range(1), range(1, 2)))
             gate.wait_reached()
-            rig.runtime.ring.dump()
+            edge = rig.runtime.ring.last(1)[0]
             gate.open()
             rig.settle()
-        (line,) = lines(rig, "trace.ring")
-        assert (1, "gather", "begin") == line["edges"][-1][1:]
+        assert (1, "gather", "begin") == edge[1:]
+        assert 0 <= edge[0] < 600

@@ -117,7 +117,7 @@ hold.quarantined: error, any, failure
     > HOLD TICKET left_out
 trace.ring: warning, worker, failure
     What the stages did last, written when a ticket or the runtime has failed (once
-    in ten seconds at most), or on demand. Not on standard error.
+    in ten seconds at most). Not on standard error; `ucm top` tells it on demand.
     > reason edges
 summary: info, any, minute
     What was counted since the last summary, if anything was.

@@ -66,6 +66,7 @@ _OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Word = Annotated[str, msgspec.Meta(max_length=256)]
+_Edge = tuple[float, int, Word, Word]
 Numbers = dict[Word, float]
 
 
@@ -84,6 +85,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         counters: Totals since the start, by the texts of ``metrics.sample_key``.
         gauges: Likewise.
         sizes: Of containers and queues, by name.
+        edges: What the stages of its pipeline did last: how many seconds ago, number of
+            the ticket, stage, begin or end.
     """
 
     kind: Word = _KIND
@@ -96,6 +99,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     counters: Numbers = {}
     gauges: Numbers = {}
     sizes: Numbers = {}
+    edges: list[_Edge] = []
 
 
 class StatusServer:

@@ -177,6 +177,7 @@ _ANSWERS = st.binary(max_size=200) | st.fixed_dictionaries(
         "counters": _NUMBERS,
         "gauges": _NUMBERS,
         "sizes": _NUMBERS,
+        "edges": st.lists(st.tuples(st.floats(), st.integers(), st.text(), st.text())),
     },
 ).map(lambda told: json.dumps(told).encode())
 
@@ -239,7 +240,11 @@ class TestCommand:
         server = StatusServer(
             tmp_path,
             "scheduler",
-            lambda: {"engine": "e1", "gauges": {"ucm_healthy": 1}},
+            lambda: {
+                "engine": "e1",
+                "gauges": {"ucm_healthy": 1},
+                "edges": [(0.5, 7, "gather", "begin")],
+            },
         )
         yield tmp_path
         server.close()
@@ -254,7 +259,9 @@ class TestCommand:
     def test_programs_get_all_numbers(self, slab, capsys):
         """The keys are those that each process tells, and stay."""
         assert main(["top", str(slab), "--json"]) == 0
-        (engine,) = json.loads(capsys.readouterr().out)["engines"]
+        told = json.loads(capsys.readouterr().out)
+        (engine,) = told["engines"]
+        assert [[[0.5, 7, "gather", "begin"]]] == list(told["edges"].values())
         assert ("e1", "ok", {"ucm_healthy": 1}) == (
             engine["name"],
             engine["state"],

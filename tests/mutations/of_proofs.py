@@ -35,6 +35,16 @@ PROOFS = (
         killers=("tests/test_docs_run.py::TestCommands::test_command_of_a_page_runs",),
     ),
     Mutant(
+        name="edges_on_nobodys_demand",
+        why="A save hangs, and nobody can see in which stage before it has failed.",
+        file="ucm/integration/vllm/vitals.py",
+        find='            told["edges"] = half.runtime.ring.last(_MOST_EDGES)\n',
+        replace="            pass\n",
+        killers=(
+            "tests/integration/vllm/test_vitals.py::TestHalves::test_each_half_tells_who_asks_in_the_slab",
+        ),
+    ),
+    Mutant(
         name="legend_of_saves_alone",
         why="A colour that is drawn under loads is explained nowhere near them.",
         file="ucm/story/timeline.js",

@@ -42,9 +42,9 @@ class TestDump:
         ring.mark((100.0, 7, "gather", BEGIN))
         ring.mark((101.5, 7, "gather", END))
         clock.now = 102.0
-        ring.dump()
+        ring.dump("failed")
         (line,) = lines.entries
-        assert ("trace.ring", "asked") == (line["event"], line["reason"])
+        assert ("trace.ring", "failed") == (line["event"], line["reason"])
         assert [
             (2.0, 7, "gather", "begin"),
             (0.5, 7, "gather", "end"),
@@ -54,7 +54,8 @@ class TestDump:
         """However long a process runs, it keeps so many edges, the last ones."""
         for number in range(5000):
             ring.mark((100.0, number, "gather", BEGIN))
-        ring.dump()
+        ring.dump("failed")
+        assert [4998, 4999] == [ticket for _, ticket, *_ in ring.last(2)]
         assert 2048 == len(ring) == len(lines.entries[0]["edges"])
         assert 4999 == lines.entries[0]["edges"][-1][1]
 
@@ -65,7 +66,7 @@ class TestDump:
         for clock.now in (100.0, 101.0, 109.9, 110.0, 111.0):
             ring.failed("unavailable")
         assert ["unavailable"] * 2 == [line["reason"] for line in lines.entries]
-        ring.dump()
+        ring.dump("failed")
         assert 3 == len(lines.entries)
 
     def test_empty_ring_is_not_told_of_a_failure(self, ring, lines):

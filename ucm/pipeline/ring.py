@@ -3,7 +3,7 @@
 What stages did last: a ring of the begin and the end of each, of all tickets of a runtime.
 
 It is always on. Taking note of an edge is one tuple and one ``append``; nothing is made of
-it before somebody asks, or something fails.
+it before somebody asks (``last``), or something fails.
 
 Threading: any. ``deque.append`` and the copy of a deque are each one step of the
 interpreter, so that there is no lock.
@@ -47,14 +47,17 @@ class EdgeRing:
     def __len__(self) -> int:
         return len(self._edges)
 
-    def dump(self, reason: str = "asked") -> None:
-        """Write a line with what there is; some ms of work."""
+    def last(self, most: int = _SIZE) -> list[Edge]:
+        """Return the last edges, each with how long ago it was instead of when."""
         now = self._clock()
-        edges = [
+        return [
             (round(now - at, 6), ticket, stage, edge)
-            for at, ticket, stage, edge in self._edges.copy()
+            for at, ticket, stage, edge in list(self._edges.copy())[-most:]
         ]
-        self._log.warning(TRACE_RING, reason=reason, edges=edges)
+
+    def dump(self, reason: str) -> None:
+        """Write a line with what there is; some ms of work."""
+        self._log.warning(TRACE_RING, reason=reason, edges=self.last())
 
     def failed(self, reason: str) -> None:
         """Write it because something has failed, unless that was done just now."""

@@ -78,8 +78,11 @@ class TestHalves:
             assert (0, 0) == (head.sizes["requests"], worker.sizes["open"])
             engine.save()
             engine.idle()
-            head, _ = read_statuses(slab).answers
+            head, worker = read_statuses(slab).answers
             assert 3 == head.gauges["ucm_store_committed_parts"]
+            stages = [(stage, edge) for _, _, stage, edge in worker.edges]
+            assert ("gather", "begin") in stages
+            assert ("commit", "end") == stages[-1]
         assert not (slab / "status").exists()
 
     def test_gauges_are_fresh_where_nobody_asks(

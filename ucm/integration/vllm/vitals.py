@@ -19,6 +19,7 @@ from ucm.tracing import num_dropped
 __all__ = ["begin_vitals"]
 
 _LOOK_S: Final = 5.0
+_MOST_EDGES: Final = 256
 
 
 def begin_vitals(vllm_config: Any, half: object) -> StatusServer | None:  # noqa: ANN401 - vLLM's
@@ -35,7 +36,10 @@ def begin_vitals(vllm_config: Any, half: object) -> StatusServer | None:  # noqa
         half.counters.reach("ucm_dropped_log_lines_total", num_dropped(half.log))
         now = half.counters.snapshot()
         numbers = {"counters": now.counters, "gauges": now.gauges}
-        return {"engine": engine_id, "sizes": half.counts(), **numbers}
+        told = {"engine": engine_id, "sizes": half.counts(), **numbers}
+        if isinstance(half, WorkerHalf) and half.runtime is not None:
+            told["edges"] = half.runtime.ring.last(_MOST_EDGES)
+        return told
 
     role = "scheduler" if is_scheduler else f"worker-{rank}"
     return serve_status(half.store.directory, role, tell, look_s=_LOOK_S)

@@ -60,6 +60,7 @@ class WorkerHalf:
             log=self._log,
         )
         self._store = self.store = setup.open_store(index_only=False)
+        self.runtime: Runtime | None = None
         self._runtime: Runtime | None = None
         self._step = Step(StepPlan(step=0))
         self._row_saves: RowSaves | None = None
@@ -97,7 +98,7 @@ class WorkerHalf:
             on_sleep=self.unregister,
             on_wake=self.restore,
         )
-        self._runtime = Runtime(
+        self._runtime = self.runtime = Runtime(
             self._store,
             self._device,
             layout=setup.layout,
@@ -273,10 +274,8 @@ class WorkerHalf:
 
     def counts(self) -> dict[str, int]:
         """Return the size of every per-request container; all zero when idle."""
-        return {
-            **self._progress.counts(),
-            "open": 0 if self._runtime is None else self._runtime.num_open,
-        }
+        num_open = 0 if self._runtime is None else self._runtime.num_open
+        return {**self._progress.counts(), "open": num_open}
 
     def close(self) -> None:
         """Drain, then end all threads. Idempotent."""
