@@ -118,6 +118,12 @@ class Load:
         """
         return _wait(self._core, self._transfer.over, self._limit)
 
+    def wait_until_over(self, timeout: float) -> bool:
+        """Block for *timeout* seconds at most; return whether it is over."""
+        with contextlib.suppress(DeviceTimeoutError):  # which may be its end as well
+            _wait(self._core, self._transfer.over, timeout)
+        return self.is_over
+
     def when_over(self, call: Callable[[], None]) -> None:
         """Have *call* made once, when it is over; as ``Save.when_over``."""
         if not self._transfer.over.subscribe(call):
@@ -189,11 +195,13 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         """Drain for ``timeout.shutdown``, end the rest, and close all. Idempotent."""
         self._opened.close()
 
-    def match(self, keys: Sequence[bytes], *, group: int = 0) -> int:
-        """Return how many keys, from the first on, are stored."""
+    def match(
+        self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
+    ) -> int:
+        """Return how many leading keys are stored; 0 after *timeout* (``timeout.load``)."""
         answer = self._core.match(keys, group=group)
         try:
-            return self._answer(answer)
+            return self._answer(answer, timeout)
         except StoreUnavailableError:
             return 0
 
@@ -277,11 +285,12 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         """Return how things stand."""
         return self._answer(self._core.statistics())
 
-    def _answer(self, pending: Pending[_T]) -> _T:
+    def _answer(self, pending: Pending[_T], timeout: float | None = None) -> _T:
         """Wait for the store's answer; nobody is asked once nobody waits."""
         late = _late()
+        limit = self._core.timeout.load if timeout is None else timeout
         try:
-            return _wait(self._core, pending, self._core.timeout.load, late)
+            return _wait(self._core, pending, limit, late)
         finally:
             pending.end(None, late)
 

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks in slots of the host's own, verified before anybody asks for them."""
+
+from tests.cache.kit import Host, keys_of, leaving_nothing, span_of
+from tests.clocks import AdvancingThreads
+from ucm.cache.staged import Staged
+from ucm.cache.sync import Cache
+from ucm.errors import StoreUnavailableError
+from ucm.testing.faults import Fault, FaultPlan, Gate, raising
+
+LONG = 60.0
+FROM = 40
+"""Where blocks are saved from; slots are below."""
+
+
+def saved(cache: Cache, count: int, seed: int = 0) -> list[bytes]:
+    """Save blocks from behind the slots; return their keys."""
+    keys = keys_of(count, seed)
+    assert cache.save(keys, range(FROM, FROM + count)).wait_committed().is_whole
+    return keys
+
+
+class TestStaged:
+    def test_staged_blocks_are_in_their_slots(self) -> None:
+        """What was saved is there byte by byte, up to the first that is not stored."""
+        host = Host(config=span_of())
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            staged = Staged(cache, 8)
+            keys = saved(cache, 5)
+            assert 5 == staged.stage([*keys, *keys_of(1, 9)], LONG)
+            slots = staged.hold(keys)
+            assert [0, 1, 2, 3, 4] == slots
+            assert host.content(range(FROM, FROM + 5)) == host.content(range(5))
+            assert staged.hold([*keys, *keys_of(1, 9)]) is None
+
+    def test_what_is_staged_is_not_loaded_again(self) -> None:
+        """Of a prompt that has grown only the rest is."""
+        host = Host()
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            staged = Staged(cache, 8)
+            keys = saved(cache, 5)
+            assert 3 == staged.stage(keys[:3], LONG)
+            assert 5 == staged.stage(keys, LONG)
+            assert 5 == staged.stage(keys, LONG)
+            assert 5 == cache.statistics().loaded_blocks
+
+    def test_room_is_made_of_what_was_used_longest_ago(self) -> None:
+        """From the end of a prompt on, and never of what is held."""
+        host = Host()
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            staged = Staged(cache, 4)
+            first, second = saved(cache, 2), saved(cache, 2, 1)
+            third, held = saved(cache, 1, 2), saved(cache, 4, 3)
+            assert 2 == staged.stage(first, LONG)
+            assert 2 == staged.stage(second, LONG)
+            assert 2 == staged.stage(first, LONG)
+            assert 1 == staged.stage(third, LONG)
+            assert staged.hold(first) is not None
+            assert staged.hold(second) is None
+            assert staged.hold(second[:1]) is not None
+            staged.release(second[:1])
+            assert 2 == staged.stage(held, LONG)
+            assert staged.hold(first) is not None
+            staged.release(first)
+            staged.release(first)
+            assert 4 == staged.stage(held, LONG)
+
+    def test_load_that_takes_longer_is_staged_for_who_asks_later(self) -> None:
+        """It is not begun again meanwhile, and its slots are not given to others."""
+        gate = Gate()
+        host = Host(FaultPlan(Fault("scatter", gate)))
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            staged = Staged(cache, 3)
+            keys, others = saved(cache, 2), saved(cache, 2, 1)
+            assert 0 == staged.stage(keys, 0.01)
+            gate.wait_reached()
+            assert 0 == staged.stage(keys, 0.0)
+            staged.forget()
+            gate.open()
+            assert 1 == staged.stage(others, LONG)
+            assert 2 == staged.stage(keys, LONG)
+            assert 3 == cache.statistics().loaded_blocks
+
+    def test_slots_of_a_failed_load_are_free(self) -> None:
+        """Nothing is staged, and the next one has room."""
+        error = raising(StoreUnavailableError("no"))
+        host = Host(FaultPlan(Fault("read", error)))
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            staged = Staged(cache, 2)
+            keys = saved(cache, 2)
+            assert 0 == staged.stage(keys, LONG)
+            assert 2 == staged.stage(keys, LONG)
+
+    def test_slots_of_a_stuck_load_are_nobodys(self) -> None:
+        """Something may still write to them."""
+        gate, threads = Gate(), AdvancingThreads()
+        host = Host(
+            FaultPlan(Fault("scatter", gate)),
+            {"timeout": {"shutdown": 0.2}},
+            threads=threads,
+        )
+        cache = Cache(*host.open_core())
+        staged = Staged(cache, 3)
+        keys = saved(cache, 2)
+        assert 0 == staged.stage(keys, 0.01)
+        gate.wait_reached()
+        while staged._loads:
+            threads.advance(100.0)  # its deadline, then that of its copy
+            staged.stage(keys, 0.01)
+        assert [2] == staged._free
+        assert staged.hold(keys) is None
+        cache.close()
+        gate.open()
+        host.join()

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Stored blocks in memory of the host's own, verified, before anybody asks for them.
+
+For hosts that must know that a load succeeds before they give memory to it, or that take
+memory back from a load that lasts. Such a host opens a cache over blocks that are for this
+alone, its *slots*: what is staged there can be copied on and cannot fail any more.
+
+Threading: one thread at a time.
+"""
+
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+from ucm.cache.sync import Cache, Load
+from ucm.errors import DeviceTimeoutError
+from ucm.threads import SYSTEM, Threads
+
+__all__ = ["Staged"]
+
+
+class Staged:
+    """
+    Which keys are in which slot; room is made of what was used longest ago.
+
+    Args:
+        cache: Over the slots.
+        num_slots: How many there are.
+        threads: Where the clock comes from.
+    """
+
+    def __init__(self, cache: Cache, num_slots: int, threads: Threads = SYSTEM) -> None:
+        self._cache = cache
+        self._clock = threads.monotonic
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._verified: OrderedDict[bytes, int] = OrderedDict()
+        self._held: Counter[bytes] = Counter()
+        self._loads: list[tuple[Load, list[bytes], list[int]]] = []
+
+    def stage(self, keys: Sequence[bytes], timeout: float) -> int:
+        """
+        Have stored blocks brought into slots.
+
+        Args:
+            keys: Of blocks that follow each other.
+            timeout: Seconds to wait; what is not there by then goes on, and is staged
+                for who asks later.
+
+        Returns:
+            How many, from the first on, are staged.
+        """
+        until = self._clock() + timeout
+        self._collect()
+        if self._leading(keys) < len(keys):
+            self._fetch(keys, until)
+        leading = self._leading(keys)
+        for key in reversed(keys[:leading]):  # the first is the last to go
+            self._verified.move_to_end(key)
+        return leading
+
+    def hold(self, keys: Sequence[bytes]) -> list[int] | None:
+        """Return the slots of keys, if all are staged; they stay so until ``release``."""
+        if self._leading(keys) < len(keys):
+            return None
+        self._held.update(keys)
+        return [self._verified[key] for key in keys]
+
+    def release(self, keys: Sequence[bytes]) -> None:
+        """End a hold."""
+        self._held -= Counter(keys)
+
+    def forget(self) -> None:
+        """Have nothing staged any more but what is held."""
+        self._collect()
+        self._reclaim(len(self._verified), frozenset())
+
+    def _leading(self, keys: Sequence[bytes]) -> int:
+        missing = (at for at, key in enumerate(keys) if key not in self._verified)
+        return next(missing, len(keys))
+
+    def _fetch(self, keys: Sequence[bytes], until: float) -> None:
+        """Have loaded what is stored and not on its way; wait for all that is wanted."""
+        left = max(until - self._clock(), 0)
+        asked = frozenset(keys[: self._cache.match(keys, timeout=left)])
+        coming = {key for _, loading, _ in self._loads for key in loading}
+        there = coming | self._verified.keys()
+        wanted = [key for key in keys if key in asked and key not in there]
+        self._reclaim(len(wanted) - len(self._free), asked)
+        wanted = wanted[: len(self._free)]
+        if wanted:
+            slots = [self._free.pop() for _ in wanted]
+            self._loads.append((self._cache.begin_load(wanted, slots), wanted, slots))
+        for load, loading, _ in self._loads:
+            if not asked.isdisjoint(loading):
+                load.wait_until_over(max(until - self._clock(), 0))
+        self._collect()
+
+    def _collect(self) -> None:
+        """Take note of loads that are over."""
+        over = [each for each in self._loads if each[0].is_over]
+        self._loads = [each for each in self._loads if each not in over]
+        for load, keys, slots in over:
+            # One that is stuck may still write: nobody gets its slots again.
+            with contextlib.suppress(DeviceTimeoutError):
+                leading = load.wait().leading
+                self._verified.update(zip(keys[:leading], slots[:leading], strict=True))
+                self._free += slots[leading:]
+
+    def _reclaim(self, count: int, kept: frozenset[bytes]) -> None:
+        """Take slots of what was used longest ago, *count* at most."""
+        for key in list(self._verified):
+            if count <= 0:
+                return
+            if key not in kept and not self._held[key]:
+                self._free.append(self._verified.pop(key))
+                count -= 1
