@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+As much of SGLang 0.5.23 as the doors touch, where SGLang is not installed.
+
+Modules of its names, with the classes that the doors derive from, and an engine that uses
+a linker and a storage as ``UnifiedCacheLinkerWrapper`` and ``HiCacheController`` do.
+``tests/sglang`` holds the signatures against SGLang's own.
+"""
+
+import enum
+import importlib
+import sys
+import types
+from abc import ABCMeta, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+TOKENS, HEADS, DIM, LAYERS = 4, 2, 8, 3
+PAGE_BYTES = 2 * LAYERS * TOKENS * HEADS * DIM * 4
+
+
+class PoolName(enum.StrEnum):
+    """SGLang's, in part."""
+
+    KV = "kv"
+    MAMBA = "mamba"
+
+
+LINKER = {
+    "cancel_queued_load": ("rid",),
+    "close": (),
+    "finish_layer_wise_loading": ("counter_index",),
+    "load": ("rid", "transfers"),
+    "lookup": ("rid", "transfers"),
+    "num_completed_offloads": (),
+    "offload": ("transfers", "session_id"),
+    "pop_completed_offload": (),
+    "reset": (),
+    "start_layer_wise_loading": (),
+}
+"""Abstract methods of SGLang's class, and their parameters."""
+STORAGE = {
+    "batch_get": ("keys", "target_locations", "target_sizes"),
+    "batch_set": ("keys", "values", "target_locations", "target_sizes"),
+    "exists": ("key",),
+    "get": ("key", "target_location", "target_sizes"),
+    "set": ("key", "value", "target_location", "target_sizes"),
+}
+"""Likewise."""
+OPTIONAL = {
+    "batch_exists": ("keys", "extra_info"),
+    "batch_get_v1": ("keys", "host_indices", "extra_info"),
+    "batch_set_v1": ("keys", "host_indices", "extra_info"),
+    "register_mem_host_pool_v2": ("host_pool", "host_pool_name"),
+    "register_mem_pool_host": ("mem_pool_host",),
+}
+"""Those of a storage that are not abstract, and that the door has."""
+
+
+def _register_mem_pool_host(storage: Any, mem_pool_host: Any) -> None:
+    storage.mem_pool_host = mem_pool_host
+
+
+def _abstract(name: str, methods: Iterable[str], **more: Any) -> type:
+    return ABCMeta(
+        name, (), {each: abstractmethod(lambda self: None) for each in methods} | more
+    )
+
+
+UnifiedCacheLinker = _abstract("UnifiedCacheLinker", LINKER)
+HiCacheStorage = _abstract(
+    "HiCacheStorage", STORAGE, register_mem_pool_host=_register_mem_pool_host
+)
+
+
+class SchedulerWeightUpdaterManager:
+    """What writes weights, after it has asked to which runners."""
+
+    def _select_runners(self, selector="all"):
+        return [("target", selector)]
+
+    def update_weights_from_disk(self):
+        """Write them."""
+        return self._select_runners()
+
+
+@attrs.define
+class PoolTransfer:
+    """SGLang's, in part."""
+
+    keys: list[str]
+    device_indices: torch.Tensor | None = None
+    name: PoolName = PoolName.KV
+
+
+class MHATokenToKVPool:
+    """SGLang's device pool: the first page is for padding."""
+
+    kv_cache_layout = "nhd"
+    start_layer = 0
+
+    def __init__(self, pages: int = 16) -> None:
+        shape = ((pages + 1) * TOKENS, HEADS, DIM)
+        self.k_buffer = [torch.zeros(shape) for _ in range(LAYERS)]
+        self.v_buffer = [torch.zeros(shape) for _ in range(LAYERS)]
+
+
+class MHATokenToKVPoolHost:
+    """SGLang's host pool."""
+
+    start_layer = 0
+    layer_num = LAYERS
+    page_size = TOKENS
+
+    def __init__(self, layout: str = "layer_first", pages: int = 16) -> None:
+        self.layout = layout
+        shape = (2, LAYERS, pages * TOKENS, HEADS, DIM)
+        if layout == "page_first_direct":
+            shape = (2, pages, LAYERS, TOKENS, HEADS, DIM)
+        self.kv_buffer = torch.zeros(shape)
+        self.k_buffer, self.v_buffer = self.kv_buffer
+
+    def page(self, page: int) -> torch.Tensor:
+        """Return a page, ``[2, layers, tokens, heads, dim]``."""
+        if self.layout == "page_first_direct":
+            return self.kv_buffer[:, page]
+        return self.kv_buffer[:, :, page * TOKENS : (page + 1) * TOKENS]
+
+
+def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
+    """Return settings as SGLang has them by default."""
+    return types.SimpleNamespace(
+        **{
+            "attention_backend": "torch_native",
+            "attn_cp_size": 1,
+            "context_length": None,
+            "dcp_size": 1,
+            "disaggregation_mode": "null",
+            "dllm_algorithm": None,
+            "dtype": "float32",
+            "enable_dp_attention": False,
+            "enable_lora": None,
+            "is_embedding": False,
+            "is_multimodal": False,
+            "json_model_override_args": "{}",
+            "kv_cache_dtype": "auto",
+            "load_format": "auto",
+            "model_impl": "auto",
+            "model_path": str(model),
+            "pp_size": 1,
+            "quantization": None,
+            "quantization_param_path": None,
+            "rl_on_policy_target": None,
+            "speculative_algorithm": None,
+        }
+        | changed
+    )
+
+
+def _modules(args: types.SimpleNamespace) -> dict[str, dict[str, Any]]:
+    mem_cache = "sglang.srt.mem_cache"
+    return {
+        f"{mem_cache}.hicache_storage": {
+            "HiCacheStorage": HiCacheStorage,
+            "PoolName": PoolName,
+        },
+        f"{mem_cache}.unified_cache.unified_cache_linker": {
+            "UnifiedCacheLinker": UnifiedCacheLinker
+        },
+        "sglang.srt.runtime_context": {"get_server_args": lambda: args},
+        "sglang.srt.arg_groups.model_override_base": {
+            "model_config_of": lambda args: types.SimpleNamespace(
+                is_multimodal=args.is_multimodal
+            )
+        },
+        "sglang.srt.managers.scheduler_components": {
+            "weight_updater": types.SimpleNamespace(
+                SchedulerWeightUpdaterManager=SchedulerWeightUpdaterManager
+            )
+        },
+    }
+
+
+@contextmanager
+def installed(
+    args: types.SimpleNamespace, site: Path, release: str = "0.5.23"
+) -> Iterator[types.SimpleNamespace]:
+    """Let SGLang be installed; yield the modules of its doors."""
+    info = site / f"sglang-{release}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: sglang\nVersion: {release}\n"
+    )
+    before = dict(sys.modules)
+    select = SchedulerWeightUpdaterManager._select_runners
+    sys.path.insert(0, str(site))
+    doors = "ucm.integration.sglang"
+    try:
+        for name in [name for name in sys.modules if name.startswith("sglang")]:
+            del sys.modules[name]
+        for name, content in _modules(args).items():
+            parts = name.split(".")
+            for stop in range(1, len(parts) + 1):
+                package = ".".join(parts[:stop])
+                sys.modules.setdefault(package, types.ModuleType(package))
+            vars(sys.modules[name]).update(content)
+        yield types.SimpleNamespace(
+            linker=importlib.import_module(f"{doors}.linker"),
+            hicache=importlib.import_module(f"{doors}.hicache"),
+        )
+    finally:
+        sys.path.remove(str(site))
+        SchedulerWeightUpdaterManager._select_runners = select
+        for name in set(sys.modules) - set(before):
+            if name.startswith(("sglang", f"{doors}.linker", f"{doors}.hicache")):
+                del sys.modules[name]
+
+
+class Engine:
+    """
+    One rank that computes pages, and asks a linker first.
+
+    What it computes for a page depends on the page's hash, so that a page that is loaded
+    wrongly is seen.
+    """
+
+    def __init__(self, linker: Any, pool: MHATokenToKVPool) -> None:
+        self.linker = linker
+        self.pool = pool
+        self._next = 1
+
+    def tokens_of(self, pages: list[int]) -> torch.Tensor:
+        """Return the slots of pages."""
+        first = torch.tensor(pages).repeat_interleave(TOKENS) * TOKENS
+        return first + torch.arange(TOKENS).repeat(len(pages))
+
+    def take(self, count: int) -> list[int]:
+        """Return pages that nobody has had."""
+        pages = list(range(self._next, self._next + count))
+        self._next += count
+        return pages
+
+    def compute(self, hashes: list[str], pages: list[int]) -> None:
+        """Write what belongs to hashes."""
+        for one, page in zip(hashes, pages, strict=True):
+            part = slice(page * TOKENS, (page + 1) * TOKENS)
+            for at, content in enumerate(content_of(one)):
+                self.buffers[at][part] = content
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """Keys and values, layer by layer."""
+        pairs = zip(self.pool.k_buffer, self.pool.v_buffer, strict=True)
+        return [buffer for pair in pairs for buffer in pair]
+
+    def offload(self, hashes: list[str], pages: list[int]) -> bool:
+        """Compute and offload; return what the linker says in the end."""
+        self.compute(hashes, pages)
+        if not self.linker.offload([PoolTransfer(hashes, self.tokens_of(pages))]):
+            return False
+        while not self.linker.num_completed_offloads():
+            pass
+        return bool(self.linker.pop_completed_offload())
+
+    def load(self, rid: str, hashes: list[str]) -> list[int]:
+        """Look up and queue a load; return where it goes."""
+        lengths = self.linker.lookup(rid, [PoolTransfer(hashes)])
+        found = hashes[: max(lengths, default=0)]
+        pages = self.take(len(found))
+        if found:
+            assert self.linker.load(rid, [PoolTransfer(found, self.tokens_of(pages))])
+        return pages
+
+    def forward(self) -> list[int]:
+        """Run a pass over all layers; return by layer how many values are not zero."""
+        index = self.linker.start_layer_wise_loading()
+        counter = self.linker.layer_done_counter
+        counter.set_consumer(index)
+        seen = []
+        for layer in range(LAYERS):
+            counter.wait_until(layer)
+            seen.append([int(each.count_nonzero()) for each in self.buffers])
+        self.is_whole = self.linker.finish_layer_wise_loading(index)
+        counter.set_consumer(-1)
+        return seen
+
+
+def content_of(one: str) -> torch.Tensor:
+    """Return what a page of that hash holds, ``[rows, tokens, heads, dim]``."""
+    made = torch.Generator().manual_seed(int(one[:12], 16))
+    return torch.rand((2 * LAYERS, TOKENS, HEADS, DIM), generator=made) + 0.1
+
+
+def hashes(count: int, seed: int = 0) -> list[str]:
+    """Return hashes as SGLang has them."""
+    return [f"{seed * 1000 + at + 1:012x}".ljust(64, "a") for at in range(count)]

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of SGLang is taken, and what its pages are called."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.sglang import fake
+from tests.integration.sglang.fake import PoolTransfer, hashes
+from tests.integration.sglang.kit import Kit
+from ucm.errors import ConfigError
+from ucm.integration.sglang.engine import device_rows, named
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attn_cp_size", 2),
+        ("dcp_size", 2),
+        ("disaggregation_mode", "prefill"),
+        ("dllm_algorithm", "LowConfidence"),
+        ("enable_dp_attention", True),
+        ("enable_lora", True),
+        ("is_embedding", True),
+        ("pp_size", 2),
+        ("quantization_param_path", "scales.json"),
+        ("speculative_algorithm", "EAGLE"),
+    ],
+)
+def test_setting_that_is_not_taken_is_refused_by_name(
+    kit: Kit, name: str, value: object
+) -> None:
+    """R-81: by both doors, before anything is opened."""
+    with pytest.raises(ConfigError, match=name):
+        kit.engine(args={name: value})
+    with pytest.raises(ConfigError, match=name):
+        kit.storage(args={name: value})
+
+
+def test_model_that_is_not_taken_is_refused_by_name(kit: Kit) -> None:
+    """R-81: images, blocks of several kinds, pools of other kinds."""
+    with pytest.raises(ConfigError, match="image"):
+        kit.engine(args={"is_multimodal": True})
+    with pytest.raises(ConfigError, match="SWA"):
+        kit.engine(components=["FULL", "SWA"])
+
+    class MLATokenToKVPool(fake.MHATokenToKVPool):
+        pass
+
+    with pytest.raises(ConfigError, match="MLATokenToKVPool"):
+        kit.engine(MLATokenToKVPool())
+    for change in ({"kv_cache_layout": "hnd"}, {"k_scale_buffer": []}):
+        pool = fake.MHATokenToKVPool()
+        vars(pool).update(change)
+        with pytest.raises(ConfigError, match=r"hnd|scaled"):
+            kit.engine(pool)
+
+
+def test_release_that_nobody_tried_is_refused(kit: Kit) -> None:
+    """R-81: with the one to install."""
+    with pytest.raises(ConfigError, match=r"sglang==0\.5\.23"):
+        kit.engine(args={"release": "0.5.24"})
+
+
+def test_settings_of_ours_are_checked(kit: Kit) -> None:
+    """R-81: by name, in the words of the settings' page."""
+    for wrong in (
+        {"patience": "long"},
+        {"patience": -1},
+        {"stage_bytes": 7},
+        {"stage_bytes": "much"},
+        {"stroe": {}},
+    ):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            kit.engine(**wrong)
+
+
+def test_weights_without_a_name_are_refused(kit: Kit, tmp_path: Path) -> None:
+    """R-81: a name of the hub, or a format that reads from elsewhere."""
+    for wrong in ({"model_path": "owner/model"}, {"load_format": "remote"}):
+        with pytest.raises(ConfigError, match="weights_revision"):
+            kit.engine(args=wrong)
+        kit.engine(args=wrong, weights_revision="r1")
+
+
+def test_whatever_decides_bytes_is_in_the_key(kit: Kit) -> None:
+    """R-81: another setting, model, rank count or shape of a page is another key space."""
+    rows = device_rows(fake.MHATokenToKVPool(), fake.TOKENS)
+
+    def digest(
+        weights: str = "", ranks: int = 1, pages: Any = None, **changed: Any
+    ) -> bytes:
+        args = fake.server_args(kit.model, **changed)
+        return named(args, pages or rows, weights, ranks)[1].digest
+
+    half = {name: row.half() for name, row in rows.items()}
+    flat = {name: row.flatten(2).unsqueeze(2) for name, row in rows.items()}
+    digests = [
+        digest(),
+        digest("r1"),
+        digest(ranks=2),
+        digest(pages=half),
+        digest(pages=flat),
+        digest("r1", model_path="another"),
+        digest(quantization="fp8"),
+        digest(context_length=64),
+        digest(dtype="float16"),
+        digest(json_model_override_args='{"rope_theta": 1}'),
+        digest(attention_backend="triton"),
+        digest(kv_cache_dtype="fp8"),
+        digest(model_impl="transformers"),
+        digest(rl_on_policy_target="fsdp"),
+    ]
+    assert len(digests) == len(set(digests))
+    assert digest() == digest()
+    (kit.model / "config.json").write_text('{"rope_theta": 2}')
+    assert digests[0] != digest()
+
+
+def test_blocks_of_other_weights_are_not_found(kit: Kit) -> None:
+    """R-81: one store, two models."""
+    first = kit.engine(weights_revision="r1")
+    assert first.offload(hashes(2), first.take(2))
+    second = kit.engine(weights_revision="r2")
+    assert [] == second.linker.lookup("a", [PoolTransfer(hashes(2))])

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What of SGLang is taken, what is refused, and what its pages are called.
+
+A page of SGLang is a block of ours. Its hashes carry tokens, cache salt and extra keys,
+and nothing else, so all that decides the bytes besides is part of the key space.
+
+Threading: the scheduler's thread; ``Doubt.is_set`` is read on any.
+"""
+
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeAlias
+
+import attrs
+import torch
+
+from ucm.blocks import KeySpace
+from ucm.errors import ConfigError
+from ucm.integration.vllm.weight_files import weights_digest
+from ucm.layout import KVLayout
+from ucm.prefixes import keyspace_of, paged_layout
+
+__all__ = ["Doubt", "Theirs", "check", "device_rows", "host_rows", "named", "refuse"]
+
+Theirs: TypeAlias = Any
+"""An object of SGLang, which is not typed."""
+_RELEASE: Final = "0.5.23"
+"""The one that the doors were run with."""
+_TAKEN: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+    "enable_lora": ((None, False), "an adapter's name may become another's"),
+    "speculative_algorithm": ((None,), "the draft has blocks of its own"),
+    "pp_size": ((1,), "a stage sees its own layers only"),
+    "enable_dp_attention": ((False,), "ranks of several groups have the same number"),
+    "attn_cp_size": ((1,), "a page is spread over ranks"),
+    "dcp_size": ((1,), "a page is spread over ranks"),
+    "disaggregation_mode": (("null",), "pages come and go without a look-up"),
+    "is_embedding": ((False,), "the result needs tokens that are not computed"),
+    "dllm_algorithm": ((None,), "tokens look at later ones"),
+    "quantization_param_path": ((None,), "scales of a file of their own are in no key"),
+}
+"""What a setting may be, and why nothing else."""
+# fmt: off
+_COUNTED: Final = (
+    "attention_backend", "context_length", "dtype", "json_model_override_args",
+    "kv_cache_dtype", "model_impl", "quantization", "rl_on_policy_target",
+)
+# fmt: on
+"""Settings that decide the bytes of pages, beside what the pool shows."""
+_FROM_DIRECTORY: Final = ("auto", "safetensors", "pt", "fastsafetensors")
+
+
+def refuse(
+    key: str, value: object, why: str, remedy: str = "Serve this without ucm."
+) -> NoReturn:
+    """Raise the ConfigError that says so; all that is refused here is one."""
+    raise ConfigError(key, value, why, remedy)
+
+
+def check(args: Theirs) -> None:
+    """Refuse an engine that nobody tried, or that has blocks of another kind."""
+    release = importlib.metadata.version("sglang")
+    if release != _RELEASE:
+        refuse("sglang", release, "nobody tried it", f"Install sglang=={_RELEASE}.")
+    for name, (taken, why) in _TAKEN.items():
+        if (value := getattr(args, name)) not in taken:
+            refuse(name, value, why)
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+
+    if model_config_of(args).is_multimodal:
+        refuse("model_path", args.model_path, "of an image a page's hash says a number")
+
+
+def device_rows(pool: Theirs, page_tokens: int) -> dict[str, torch.Tensor]:
+    """Return the memory of SGLang's pool, ``[pages, tokens, heads, head_dim]`` by row."""
+    kind, order = type(pool).__name__, getattr(pool, "kv_cache_layout", None)
+    is_scaled = getattr(pool, "k_scale_buffer", None) is not None
+    if (kind, order, is_scaled) != ("MHATokenToKVPool", "nhd", False):
+        told = f"{kind}, {order}{', scaled' * is_scaled}"
+        refuse("kv cache", told, "only plain attention over all tokens is known")
+    return {
+        f"{part}.{pool.start_layer + at}": layer.view(-1, page_tokens, *layer.shape[1:])
+        for at, pair in enumerate(zip(pool.k_buffer, pool.v_buffer, strict=True))
+        for part, layer in zip("kv", pair, strict=True)
+    }
+
+
+def host_rows(pool: Theirs) -> dict[str, torch.Tensor]:
+    """Return that of its host pool likewise: each finds what the other has saved."""
+    if (kind := type(pool).__name__) != "MHATokenToKVPoolHost":
+        refuse("host pool", kind, "only plain attention over all tokens is known")
+    if pool.layout not in ("layer_first", "page_first_direct"):
+        refuse(
+            "hicache_mem_layout",
+            pool.layout,
+            "the bytes of a layer's page do not lie together",
+            "Use layer_first, or page_first_direct, with --hicache-io-backend direct.",
+        )
+    rows: dict[str, torch.Tensor] = {}
+    for at in range(pool.layer_num):
+        for part, both in (("k", pool.k_buffer), ("v", pool.v_buffer)):
+            rows[f"{part}.{pool.start_layer + at}"] = (
+                both[at].view(-1, pool.page_size, *both.shape[2:])
+                if pool.layout == "layer_first"
+                else both[:, at]
+            )
+    return rows
+
+
+def named(
+    args: Theirs, rows: Mapping[str, torch.Tensor], weights: str, num_ranks: int
+) -> tuple[KVLayout, KeySpace]:
+    """Return layout and key space of pages that are cut over so many ranks."""
+    place = Path(args.model_path)
+    if not weights:
+        if args.load_format not in _FROM_DIRECTORY or not place.is_dir():
+            refuse(
+                "weights_revision",
+                "",
+                f"the weights of {place} cannot be told apart from other revisions",
+                "Serve a local directory, or give this revision a name of its own.",
+            )
+        weights = weights_digest(place)
+    first = next(iter(rows.values()))
+    layout = paged_layout(
+        {name: row[0].nbytes for name, row in rows.items()},
+        block_tokens=first.shape[1],
+        engine="sglang/nhd",
+    )
+    keyspace = keyspace_of(
+        layout,
+        model=args.model_path,
+        weights=weights,
+        kv_dtype=str(first.dtype),
+        engine=f"sglang {_RELEASE}",
+        parallel=f"tp={num_ranks}",
+        settings={name: str(getattr(args, name)) for name in _COUNTED}
+        | {"page": str(tuple(first.shape[1:]))},
+    )
+    return layout, attrs.evolve(keyspace, hash_algorithm="sglang.sha256")
+
+
+class Doubt:
+    """
+    Whether the engine's weights may be others than those that keys name.
+
+    All that writes weights in SGLang first asks which runners to write to, and that is
+    listened to. Nothing tells when all is as before, so it stays.
+    """
+
+    def __init__(self) -> None:
+        from sglang.srt.managers.scheduler_components import weight_updater
+
+        self.is_set = False
+        updater = weight_updater.SchedulerWeightUpdaterManager
+        asked: Callable[..., Theirs] = updater._select_runners  # noqa: SLF001 - no hook
+
+        def select_runners(*args: Theirs, **kwargs: Theirs) -> Theirs:
+            self.is_set = True
+            return asked(*args, **kwargs)
+
+        updater._select_runners = select_runners  # noqa: SLF001 - likewise

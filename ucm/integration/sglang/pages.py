@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+SGLang's pages on their way: saved from its pool, loaded into host memory of ours.
+
+SGLang aborts a request whose load fails, and gives the memory of a load that lasts to
+others. So loads end in memory that is ours (``ucm.cache.staged``): what is staged cannot
+fail any more, and a copy that is stuck overwrites nothing of the engine's.
+
+Threading: saves on any thread; all else by one thread at a time.
+"""
+
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+
+from ucm import blocking
+from ucm.cache.staged import Staged
+from ucm.cache.sync import Save
+from ucm.configuration.sources import load
+from ucm.errors import UCMError
+from ucm.integration.sglang.engine import Doubt, Theirs, named, refuse
+from ucm.settings import read_size
+
+__all__ = ["Pages", "keys_of"]
+
+_STAGE_BYTES: Final = "1GiB"
+
+
+class Pages:
+    """
+    Pages of one rank.
+
+    Args:
+        args: SGLang's ServerArgs.
+        extra: Settings of ours, and ``stage_bytes``.
+        rows: The engine's pool.
+        ranks: Which part of each page is held here, and of how many.
+    """
+
+    def __init__(
+        self,
+        args: Theirs,
+        extra: Mapping[str, object],
+        rows: Mapping[str, torch.Tensor],
+        ranks: tuple[int, int],
+    ) -> None:
+        extra = dict(extra)
+        nbytes = read_size("stage_bytes", extra.pop("stage_bytes", _STAGE_BYTES))
+        config = load(extra, name="the settings of SGLang's door").config
+        layout, keyspace = named(args, rows, config.weights_revision, ranks[1])
+        num_slots = nbytes // layout.max_block_bytes
+        if not num_slots:
+            refuse("stage_bytes", nbytes, "a page has more", "Have prompts fit in.")
+        memory = {
+            name: torch.empty(num_slots, *row.shape[1:], dtype=row.dtype)
+            for name, row in rows.items()
+        }
+        self.limit = config.timeout.load
+        """Seconds that a load may take."""
+        self.slots = list(memory.values())
+        """What is staged, row by row."""
+        self._doubt = Doubt()
+        open_over = functools.partial(
+            blocking.open, config, layout=layout, keyspace=keyspace, shard=ranks[0]
+        )
+        with contextlib.ExitStack() as opened:
+            self._pool = opened.enter_context(open_over(device=rows))
+            slots = opened.enter_context(open_over(device=memory))
+            self.staged = Staged(slots, num_slots)
+            self._opened = opened.pop_all()
+
+    def save(self, hashes: Sequence[str], pages: Sequence[int]) -> Save | None:
+        """Have pages of the engine saved; None if that is refused. Never blocks."""
+        with contextlib.suppress(UCMError):  # such as: it is closed
+            if not self._doubt.is_set:
+                return self._pool.save(keys_of(hashes), pages)
+        return None
+
+    def num_stored(self, hashes: Sequence[str]) -> int:
+        """Return how many pages, from the first on, are stored; any thread."""
+        with contextlib.suppress(UCMError):
+            if not self._doubt.is_set:
+                return self._pool.match(keys_of(hashes))
+        return 0
+
+    def stage(self, hashes: Sequence[str], timeout: float) -> int:
+        """Return how many pages, from the first on, are staged by then."""
+        with contextlib.suppress(UCMError):
+            if not self._doubt.is_set:
+                return self.staged.stage(keys_of(hashes), timeout)
+        return 0
+
+    def close(self) -> None:
+        """Drain for ``timeout.shutdown``, and let go of all. Idempotent."""
+        self._opened.close()
+
+
+def keys_of(hashes: Sequence[str]) -> list[bytes]:
+    """Return SGLang's hashes as keys."""
+    return [bytes.fromhex(each) for each in hashes]
