@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The process off which engines of SGLang fork; imports take it half a minute.
+
+It reads a line of JSON for each engine that is wanted, and forks. The engine's process
+connects to the socket that the line names, and answers line by line until that is closed.
+SGLang's own processes, which it would spawn, fork as well.
+"""
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+_FAILED = 1
+
+
+class ToldError(Exception):
+    """How a method of the scheduler returns something: by its text."""
+
+
+class Serving:
+    """
+    One engine, in the process that SGLang calls main.
+
+    Args:
+        args: Keywords of SGLang's Engine.
+    """
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        from sglang.srt.entrypoints.engine import Engine
+
+        self._engine = Engine(**args)
+        self._retractions = 0
+
+    def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        """Decode greedily."""
+        sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
+        said = self._engine.generate(input_ids=prompts, sampling_params=sampling)
+        self._retractions += sum(one["meta_info"]["num_retractions"] for one in said)
+        return [one["output_ids"] for one in said]
+
+    def abandon(self, prompts: list[list[int]]) -> None:
+        """Abort the first request at once, the next after a piece of output, and so on."""
+        self._engine.loop.run_until_complete(self._abandon(prompts))
+
+    async def _abandon(self, prompts: list[list[int]]) -> None:
+        async def one(at: int, tokens: list[int]) -> None:
+            sampling = {"temperature": 0, "max_new_tokens": 99, "ignore_eos": True}
+            rid = f"given-up-{at}-{id(tokens)}"
+            pieces = await self._engine.async_generate(
+                input_ids=tokens, sampling_params=sampling, stream=True, rid=rid
+            )
+            if at == 0:
+                asyncio.get_running_loop().call_soon(self._abort, rid)
+            with contextlib.suppress(ValueError):  # it says so of an abort
+                count = 0
+                async for _ in pieces:
+                    if (count := count + 1) == at:
+                        self._abort(rid)
+
+        await asyncio.gather(*(one(at, tokens) for at, tokens in enumerate(prompts)))
+
+    def _abort(self, rid: str) -> None:
+        self._engine.tokenizer_manager.abort_request(rid=rid)
+
+    def retractions(self) -> int:
+        """Return how often a request has been taken its pages."""
+        return self._retractions
+
+    def settle(self) -> None:
+        """Wait for all saves, in the scheduler."""
+        self._engine.collective_rpc("settle")
+
+    def flush(self) -> bool:
+        """Let the engine forget; False while it still ends a request."""
+        return self._engine.flush_cache().success
+
+    def look(self) -> dict[str, Any]:
+        """Return what the door has loaded, and what it keeps."""
+        try:
+            self._engine.collective_rpc("look")
+        except AssertionError as exc:
+            return json.loads(str(exc))
+        raise ToldError("it said nothing")
+
+    def update_weights(self, path: str) -> bool:
+        """Have the weights read anew."""
+        loop, manager = self._engine.loop, self._engine.tokenizer_manager
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+        given = UpdateWeightFromDiskReqInput(model_path=path)
+        return loop.run_until_complete(manager.update_weights_from_disk(given, None))[0]
+
+    def stop(self) -> None:
+        """End all processes, as SGLang does it."""
+        self._engine.shutdown()
+
+
+def _door(scheduler: Any) -> Any:
+    """Return our object within the scheduler."""
+    tree = scheduler.tree_cache
+    if tree.linker is not None:
+        return tree.linker.cache_linker
+    backend = tree.cache_controller.storage_backend
+    return getattr(backend, "_backend", backend)
+
+
+def _settle(scheduler: Any) -> None:
+    tree = scheduler.tree_cache
+    busy = True
+    while busy:
+        tree.check_hicache_events()
+        busy = bool(
+            tree.linker.pending_offloads
+            if tree.linker is not None
+            else tree.ongoing_write_through
+            or tree.ongoing_backup
+            or tree.ongoing_prefetch
+        )
+
+
+def _look(scheduler: Any) -> None:
+    door = _door(scheduler)
+    pages = door._pages
+    counters = pages.staged._cache.measure().counters
+    loaded = sum(
+        value
+        for key, value in counters.items()
+        if key.startswith("ucm_settled_parts_total|")
+        and {"load", "committed"} <= set(key.split("|"))
+    )
+    left = {"held": len(pages.staged._held), "loads": len(pages.staged._loads)}
+    if scheduler.tree_cache.linker is not None:
+        left |= {
+            "saves": len(door._saves),
+            "queued": len(door._queued),
+            "batches": len(door.layer_done_counter.batches),
+        }
+    raise ToldError(json.dumps({"loaded": int(loaded), "left": left}))
+
+
+def _prepare() -> None:
+    """Import all that engines need, and teach the scheduler what tests ask of it."""
+    os.environ |= {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        # Let in more requests than there will be room for.
+        "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "1",
+    }
+    from tests.sglang import stubs
+
+    stubs.install()
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.models.registry import ModelRegistry
+
+    from tests.sglang import host_copies
+
+    ModelRegistry.get_supported_archs()
+    host_copies.install()
+    Scheduler.settle, Scheduler.look = _settle, _look
+    set_start_method = multiprocessing.set_start_method
+    multiprocessing.set_start_method = lambda method, force: set_start_method(
+        "fork", force
+    )
+
+
+def _serve(wanted: dict[str, Any]) -> None:
+    """Be an engine's main process."""
+    os.setsid()
+    log = os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(wanted["environment"])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(wanted["socket"])
+        lines = connection.makefile("rw")
+        serving = Serving(wanted["args"])
+        print(json.dumps({"said": os.getpid()}), file=lines, flush=True)
+        for line in lines:
+            asked = json.loads(line)
+            try:
+                answer = {"said": getattr(serving, asked.pop("do"))(**asked)}
+            except (
+                AssertionError,
+                LookupError,
+                OSError,
+                RuntimeError,
+                ValueError,
+            ) as exc:
+                answer = {"error": repr(exc)}
+            print(json.dumps(answer), file=lines, flush=True)
+
+
+def main() -> None:
+    """Fork an engine for each line."""
+    _prepare()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        if os.fork() == 0:
+            status = _FAILED
+            try:
+                _serve(json.loads(line))
+                status = 0
+            finally:
+                os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
