@@ -6,6 +6,10 @@ from tests.mutations.mutant import Mutant
 __all__ = ["TIER"]
 
 _SYNC = "ucm/cache/sync.py"
+_TIER = "ucm/integration/vllm/tier.py"
+_LOOKUPS = "ucm/integration/vllm/tier_lookups.py"
+_SETUP = "ucm/integration/vllm/tier_setup.py"
+_TESTS = "tests/integration/vllm/test_tier"
 _BEGUN = "tests/cache/test_begun.py"
 _CANCELLED = "test_that_is_cancelled_is_told_of_when_its_blocks_are_free"
 
@@ -42,6 +46,152 @@ TIER = (
         replace='as ``Save.when_over``."""\n        self._transfer.over.subscribe(call)',
         killers=(
             f"{_BEGUN}::TestLoad::test_is_over_when_its_blocks_hold_what_was_saved",
+        ),
+    ),
+    Mutant(
+        name="failed_promotion_is_tried_for_ever",
+        why="The engine promotes the same damaged chunk in each step, and serves nobody.",
+        file=_LOOKUPS,
+        find="for key in keys if key in self._found)",
+        replace="for key in () if key in self._found)",
+        killers=(
+            f"{_TESTS}_lookups.py::TestRequests::test_missed_block_is_not_tried_again",
+        ),
+    ),
+    Mutant(
+        name="late_answer_revives_a_missed_block",
+        why="A chunk that could not be had is promoted again, and fails again.",
+        file=_LOOKUPS,
+        find="            if self._found.get(key, False) is None:\n",
+        replace="            if key in self._found:\n",
+        killers=(
+            (
+                f"{_TESTS}_lookups.py::TestRequests::"
+                "test_missed_block_stays_missed_when_its_answer_comes"
+            ),
+        ),
+    ),
+    Mutant(
+        name="questions_pile_up_behind_one_that_hangs",
+        why="Each step adds one, without bound, to a store that does not answer.",
+        file=_LOOKUPS,
+        find="        if self._asked is not None:\n            return\n        keys = [",
+        replace="        keys = [",
+        killers=(
+            f"{_TESTS}_lookups.py::TestQuestions::test_one_question_is_open_at_a_time",
+        ),
+    ),
+    Mutant(
+        name="ended_requests_leave_their_questions",
+        why="The scheduler's memory grows with every prompt that was ever asked.",
+        file=_TIER,
+        find="        self._lookups.release(req_context.req_id)\n",
+        replace="        del req_context\n",
+        killers=(f"{_TESTS}.py::TestManager::test_ended_requests_leave_nothing",),
+    ),
+    Mutant(
+        name="store_that_hangs_is_asked_by_everybody",
+        why="One request after the other waits for the deadline of its load.",
+        file=_TIER,
+        find="                    self._lookups.rest(self._timeout.load)\n",
+        replace="                    pass\n",
+        killers=(
+            (
+                f"{_TESTS}_trouble.py::TestHanging::"
+                "test_load_that_hangs_is_given_up_and_the_store_left_alone"
+            ),
+        ),
+    ),
+    Mutant(
+        name="chunk_reused_under_a_copy",
+        why="A reset gives away chunks to which a copy may still write: wrong tokens.",
+        file=_TIER,
+        find="            self._jobs[number] = job\n            _LOG.error(",
+        replace="            _LOG.error(",
+        killers=(
+            (
+                f"{_TESTS}_trouble.py::TestHanging::"
+                "test_copy_that_never_ends_keeps_its_chunks"
+            ),
+        ),
+    ),
+    Mutant(
+        name="damaged_chunks_told_as_loaded",
+        why="The engine reads chunks that never got their bytes: wrong tokens.",
+        file=_TIER,
+        find="successful_keys=tuple(job.keys[:leading]) or None",
+        replace="successful_keys=tuple(job.keys)",
+        killers=(
+            f"{_TESTS}_trouble.py::TestDamage::test_damaged_chunks_are_not_promoted",
+        ),
+    ),
+    Mutant(
+        name="heads_of_prompts_are_evicted_first",
+        why="What is left of a prompt is its end, which nobody can use.",
+        file=_TIER,
+        find="position(pair[0]) or 0)\n",
+        replace="-(position(pair[0]) or 0))\n",
+        killers=(
+            f"{_TESTS}.py::TestRoundTrip::test_room_is_made_from_the_ends_of_prompts",
+        ),
+    ),
+    Mutant(
+        name="keys_stay_when_weights_may_have_changed",
+        why="Blocks of former weights are loaded into the new ones: wrong tokens.",
+        file=_TIER,
+        find="        self._secret = secrets.token_bytes(16)\n",
+        replace="        secrets.token_bytes(16)\n",
+        killers=(
+            (
+                f"{_TESTS}_trouble.py::TestReset::"
+                "test_waits_for_jobs_and_parts_with_what_was_stored"
+            ),
+        ),
+    ),
+    Mutant(
+        name="answers_outlive_a_reset",
+        why="Chunks of former keys are promoted under the new ones, and fail.",
+        file=_TIER,
+        find="16)\n        self._lookups = self._new_lookups()\n",
+        replace="16)\n",
+        killers=(
+            f"{_TESTS}_trouble.py::TestReset::test_questions_from_before_are_no_answers",
+        ),
+    ),
+    Mutant(
+        name="chunks_of_other_layers",
+        why="A model with other pages finds these: wrong tokens.",
+        file=_SETUP,
+        find="                pages.fingerprint(),\n",
+        replace="",
+        killers=(f"{_TESTS}_setup.py::TestKeys::test_say_which_layers_there_are",),
+    ),
+    Mutant(
+        name="configuration_of_another_connector",
+        why="Chunks are stored under the name of a model that did not make them.",
+        file=_SETUP,
+        find="if given is spec.extra_config and",
+        replace="if given == spec.extra_config and",
+        killers=(
+            f"{_TESTS}_setup.py::TestRefused::test_tier_that_is_made_by_somebody_else",
+        ),
+    ),
+    Mutant(
+        name="adapters_by_their_names",
+        why="An adapter that was replaced finds blocks of the former one: wrong tokens.",
+        file=_SETUP,
+        find='    if getattr(vllm_config, "lora_config", None) is not None:\n',
+        replace="    if False:\n",
+        killers=(f"{_TESTS}_setup.py::TestRefused::test_refusal_leaves_nothing",),
+    ),
+    Mutant(
+        name="any_release_of_tiers",
+        why="An interface that its makers call experimental is trusted to be the same.",
+        file=_SETUP,
+        find="        if version() != _TRIED:\n",
+        replace="        if version() < _TRIED:\n",
+        killers=(
+            f"{_TESTS}_setup.py::TestRefused::test_release_whose_tiers_nobody_tried",
         ),
     ),
 )

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engines a tier of ours is taken by, and what its keys say of them."""
 
+import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import vllm
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from scripts.settings_table import ROOT
 from tests.integration.vllm.kit import (
     cache_config,
     engine_config,
@@ -23,8 +28,10 @@ from tests.integration.vllm.tier_kit import (
     offloading_config,
     slab,
 )
+from ucm.configuration.sources import load
 from ucm.errors import ConfigError, LayoutError
 from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.tier import UCMTier
 from ucm.integration.vllm.tier_setup import TierSetup
 
 
@@ -165,3 +172,17 @@ class TestKeys:
         ours = setup_of(vllm_config).keyspace
         other = cache_config((["a", "b", "c"], full()))
         assert ours.digest != setup_of(vllm_config, other).keyspace.digest
+
+
+def test_page_has_settings_that_are_taken() -> None:
+    """What a reader copies names our class, and vLLM and we know all of it."""
+    page = (ROOT / "docs" / "tiering.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    given = json.loads(text)
+    assert "OffloadingConnector" == given["kv_connector"]
+    extra = given["kv_connector_extra_config"]
+    assert TieringOffloadingSpec is OffloadingSpecFactory.get_spec_cls(extra)
+    (entry,) = extra["secondary_tiers"]
+    assert UCMTier is SecondaryTierFactory.get_tier_class(entry)
+    ours = {name: entry[name] for name in entry.keys() - {"type", "module_path"}}
+    assert 512 << 30 == load(ours).config.store.capacity
