@@ -229,7 +229,7 @@ class TestHanging:
                 one.manager.reset_cache()
             core = one.tier._cache._core
         gate.open()
-        core._thread.join(LIMIT_S)
+        core._serving.join(LIMIT_S)
         assert core._runtime._pipeline.join_threads(LIMIT_S)
 
 
