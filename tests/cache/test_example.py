@@ -39,6 +39,26 @@ def test_host_written_from_the_page_alone_finds_what_it_stored(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_host_with_threads_finds_what_conversations_had_before(tmp_path: Path) -> None:
+    """R-41: no loop, eight conversations that grow on any thread, each answer checked;
+    a second process finds them whole."""
+    example = EXAMPLE.with_name("threaded_host.py")
+    assert 60 >= len(example.read_text(encoding="utf-8").splitlines())
+    for turn in range(2):
+        done = subprocess.run(
+            [sys.executable, str(example)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        told = re.findall(r"user \d: (\d+) of (\d+) blocks loaded", done.stdout)
+        assert 8 * 3 == len(told)
+        if turn:
+            assert all(loaded == blocks for loaded, blocks in told)
+
+
+@pytest.mark.slow
 def test_host_with_stages_of_its_own_keeps_out_what_they_refuse() -> None:
     """R-44: the example runs; the save that a stage fails is not found."""
     done = subprocess.run(
