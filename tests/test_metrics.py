@@ -37,6 +37,7 @@ FROZEN = {
     "ucm_missed_lookups_total": ("counter", ("reason",)),
     "ucm_wanted_tokens_total": ("counter", ()),
     "ucm_fetch_wants_total": ("counter", ("reason",)),
+    "ucm_hit_tokens_total": ("counter", ("tier",)),
     "ucm_kv_event_blocks_total": ("counter", ("event",)),
     "ucm_failed_lookups_total": ("counter", ("reason",)),
     "ucm_bypassed_lookups_total": ("counter", ()),

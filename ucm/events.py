@@ -73,7 +73,7 @@ request.ended: info, scheduler, request
     A request has left the engine, and nothing of it is open any more.
     > request_id trace_id life began_s outcome prompt_tokens computed_tokens
     > matched_tokens loaded_tokens saved_blocks dropped_blocks unsettled_blocks
-    > preemptions load_s load_failure miss first_missing
+    > preemptions load_s hit_tokens load_failure miss first_missing
 prefix.matched: info, scheduler, request
     A part of a request's prompt was found, and its load ordered.
     > request_id trace_id computed_tokens external_tokens

@@ -128,6 +128,11 @@ _TABLE = (
         "Tokens of whole blocks, beyond the engine's own, that these looked for.",
     ),
     _counter(
+        "ucm_hit_tokens_total",
+        "Matched tokens by where they were: the slab, or a tier that brought them into it.",
+        "tier",
+    ),
+    _counter(
         "ucm_kv_event_blocks_total",
         "Blocks that KV events told of, in each medium once, by what: stored, removed.",
         "event",

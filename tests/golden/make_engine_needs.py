@@ -34,6 +34,8 @@ TARGET = DOOR / "needs.json"
 _CLASSES = (UCMConnector, ReportEnvelope, RankHandshake, UCMStats, UCMPromMetrics)
 """What the door derives from classes of the engine."""
 _UNSEEN = {
+    "CacheHitSource.DISK",
+    "CacheHitSource.EXTERNAL_UNSPECIFIED",
     "CacheHitSource.HOST",
     "DEFAULT_NONE_HASH_SEED",
     "ForwardContext.attn_metadata",

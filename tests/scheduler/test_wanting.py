@@ -52,6 +52,7 @@ class TestWantedBlocks:
         expected = [(hash_, shard) for hash_ in hashes_of(4)[1:] for shard in (0, 1)]
         assert expected == [(part.block_hash, part.shard_id) for part in parts]
         assert [10, 20] * 3 == wanted.sizes
+        assert [end * size for end in (2, 2, 3, 3, 4, 4)] == wanted.ends
 
     @pytest.mark.parametrize("layout", [ONE_FULL, HYBRID])
     def test_what_is_wanted_makes_the_longest_hit(self, layout) -> None:
@@ -86,7 +87,7 @@ class TestWantedBlocks:
         matcher = matcher_of(ONE_FULL)
         matcher.rekey(b"")
         wanted = wanted_blocks(matcher, hashes_of(4), range(64), {ShardId(0): [1]})
-        assert ([], []) == wanted
+        assert ([], [], []) == wanted
 
 
 class TestFallsShort:

@@ -10,7 +10,7 @@ nothing in between.
 Pure: time is told.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -52,6 +52,7 @@ class Record:
         prompt_tokens: Of its prompt.
         computed_tokens: What the engine's own cache had of them at first.
         matched_tokens: What was found beyond these, and ordered.
+        hit_tokens: The same by where it was: the slab, and tiers by their names.
         loaded_tokens: What it went on with of that.
         saved_blocks: Of it, that its saves have left in the store.
         dropped_blocks: Complete ones that none of them has.
@@ -74,6 +75,7 @@ class Record:
     prompt_tokens: int = 0
     computed_tokens: int = 0
     matched_tokens: int = 0
+    hit_tokens: dict[str, int] = attrs.Factory(dict)
     loaded_tokens: int = 0
     saved_blocks: int = 0
     dropped_blocks: int = 0
@@ -90,6 +92,11 @@ class Record:
         """Take note that it waits for so many tokens."""
         self.matched_tokens += tokens
         self._loads_since = now
+
+    def load_found(self, hit: Mapping[str, int]) -> None:
+        """Take note of where these tokens were."""
+        for name, tokens in hit.items():
+            self.hit_tokens[name] = self.hit_tokens.get(name, 0) + tokens
 
     def load_over(self, now: float, *, tokens: int = 0, failure: str = "") -> None:
         """Take note that it waits no more: it has the tokens, or why it has none."""

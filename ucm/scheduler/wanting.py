@@ -19,10 +19,12 @@ __all__ = ["WantedBlocks", "falls_short", "wanted_blocks"]
 
 
 class WantedBlocks(NamedTuple):
-    """Keys in the order in which they are of use, and the bytes of each."""
+    """Keys in the order in which they are of use, the bytes of each, and where it ends."""
 
     keys: list[PackedKey]
     sizes: list[int]
+    ends: list[int]
+    """In tokens of the request."""
 
 
 def falls_short(match: PrefixMatch, computed_tokens: int, longest: int) -> bool:
@@ -62,4 +64,8 @@ def wanted_blocks(
             block, part = divmod(number, len(of_parts))
             found.append(((start + block + 1) * size, key, of_parts[part]))
     found.sort(key=lambda each: each[0])
-    return WantedBlocks([key for _, key, _ in found], [size for _, _, size in found])
+    return WantedBlocks(
+        [key for _, key, _ in found],
+        [size for _, _, size in found],
+        [end for end, _, _ in found],
+    )

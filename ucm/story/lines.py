@@ -93,6 +93,7 @@ class Ended(Line, kw_only=True):
     unsettled_blocks: Count = 0
     preemptions: Count = 0
     load_s: Seconds | None = None
+    hit_tokens: dict[Word, Count] = {}
     load_failure: Word | None = None
     miss: Word | None = None
     first_missing: Count | None = None

@@ -18,6 +18,7 @@ class FakeClient:
     wanted: list = attrs.Factory(list)
     times: list = attrs.Factory(list)
     dropped: list = attrs.Factory(list)
+    media: tuple = ("disk", "redis")
 
     def want(self, request_id, keys, sizes, *, seconds, hold_s):
         """Take a want."""
@@ -34,10 +35,10 @@ class FakeClient:
         """Return what the test said."""
         return self.answers.get(request_id)
 
-    def say(self, request_id, found, reason=""):
+    def say(self, request_id, found, reason="", media=b""):
         """Answer."""
         self.pending.discard(request_id)
-        self.answers[request_id] = Answer(found, reason)
+        self.answers[request_id] = Answer(found, reason, media)
 
     def drop(self, request_id):
         """Take note."""

@@ -157,9 +157,10 @@ class TestNames:
     def test_hits_have_a_source_where_there_is_a_word(self, running):
         """Only the newest releases tell hits apart."""
         running("0.32.0")
-        assert "HOST" == compat.host_hits().name
+        names = ("host", "disk", "external_unspecified")
+        assert names == tuple(compat.hit_source(name).value for name in names)
         running("0.31.0")
-        assert compat.host_hits() is None
+        assert compat.hit_source("host") is None
 
     def test_flags_of_older_groups_are_the_safe_ones(self, running):
         """Groups without flags are saved, and spread wherever ranks share blocks."""

@@ -100,6 +100,7 @@ class TestRequest:
         line = lines(engine, tmp_path, "request.ended")[-1]
         assert line["load_s"] > 0
         loaded = {"matched_tokens": 48, "loaded_tokens": 48, "load_s": line["load_s"]}
+        loaded["hit_tokens"] = {"slab": 48}
         assert NOTHING | loaded | {"request_id": "s", "life": 1} == told(line)
 
     def test_line_says_why_a_load_came_to_nothing(self, engine, tmp_path):

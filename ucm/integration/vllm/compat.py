@@ -33,7 +33,7 @@ __all__ = [
     "engine_name",
     "has",
     "hash_block_tokens",
-    "host_hits",
+    "hit_source",
     "is_dcp_sharded",
     "is_transferable",
     "kind_of",
@@ -305,13 +305,13 @@ def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> An
     )
 
 
-def host_hits() -> Any:  # noqa: ANN401 - vLLM's CacheHitSource
-    """Return the engine's word for hits from this host; None where it has none."""
+def hit_source(name: str) -> Any:  # noqa: ANN401 - vLLM's CacheHitSource
+    """Return the engine's word for where hits come from; None where it has none."""
     if not has("hit_sources"):
         return None
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-    return CacheHitSource.HOST
+    return CacheHitSource(name)
 
 
 def overwritten_blocks(output: Any) -> frozenset[int]:  # noqa: ANN401 - vLLM's SchedulerOutput

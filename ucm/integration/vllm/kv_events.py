@@ -235,13 +235,13 @@ def _counted(news: Sequence[News]) -> Counter[str]:
 
 
 def open_teller(
-    setup: Setup, client: AgentClient | None, counters: Counters, *, is_memory: bool
+    setup: Setup, client: AgentClient | None, counters: Counters, slab: str
 ) -> NoTeller:
-    """Return what tells of blocks in a slab, which is memory or not, if that is wanted."""
+    """Return what tells of blocks in a slab, if that is wanted; ``memory`` or ``disk``."""
     wanted = setup.config.kv_events
     if client is None or wanted is KVEvents.OFF:
         return NoTeller()
-    words = EventWords(setup.group_words, is_memory=is_memory)
+    words = EventWords(setup.group_words, is_memory=slab == "memory")
     alone = wanted is KVEvents.NODE
     shards = setup.topology.shards
     return EventTeller(

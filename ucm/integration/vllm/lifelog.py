@@ -91,14 +91,15 @@ class LifeLog:
             **_traced(record),
         )
 
-    def matched(self, request: Any, computed_tokens: int, tokens: int) -> None:  # noqa: ANN401 - vLLM's Request
-        """Tell that a load was ordered."""
+    def matched(self, request: Any, computed_tokens: int, hit: dict[str, int]) -> None:  # noqa: ANN401 - vLLM's Request
+        """Tell that a load was ordered; *hit* has its tokens by where they were."""
+        self._records.of(request.request_id).load_found(hit)
         if self._tells_hits:
             self._log.info(
                 PREFIX_MATCHED,
                 request_id=id_in_log(request.request_id),
                 computed_tokens=computed_tokens,
-                external_tokens=tokens,
+                external_tokens=sum(hit.values()),
                 **_traced(self._records.of(request.request_id)),
             )
 
@@ -126,7 +127,11 @@ class LifeLog:
 
     def _write(self, record: Record) -> None:
         missing = record.first_missing
-        if_any = {"load_failure": record.load_failure, "miss": record.miss}
+        if_any: dict[str, object] = {
+            "hit_tokens": record.hit_tokens,
+            "load_failure": record.load_failure,
+            "miss": record.miss,
+        }
         self._log.info(
             REQUEST_ENDED,
             request_id=id_in_log(record.request_id),

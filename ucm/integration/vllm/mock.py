@@ -69,6 +69,10 @@ class MockSchedulerHalf:
     def agree(self, handshakes: Iterable[RankHandshake]) -> None:
         """Do nothing: nothing is stored under any key."""
 
+    def hit_sources(self, request_id: str, tokens: int) -> dict[Any, int]:
+        """Return nothing: hits that are made up come from nowhere."""
+        return {}
+
     def take_events(self) -> Sequence[Any]:
         """Return nothing: no block comes or goes."""
         return ()

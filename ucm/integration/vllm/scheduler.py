@@ -16,6 +16,7 @@ from ucm.blocks import KeySpace, whose
 from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.doubts import Doubts
+from ucm.integration.vllm.hits import Hits
 from ucm.integration.vllm.kv_events import open_teller
 from ucm.integration.vllm.lifelog import LifeLog
 from ucm.integration.vllm.lookups import Lookups
@@ -120,9 +121,11 @@ class SchedulerHalf:
             client if setup.config.tiers else None,
         )
         self._tiers = Tiers(matcher, of_tiers, setup.config, self._counters)
-        is_memory = store.capabilities.tier == "memory"
-        self._events = open_teller(setup, client, self._counters, is_memory=is_memory)
+        slab = store.capabilities.tier
+        self._events = open_teller(setup, client, self._counters, slab)
         self.take_events = self._events.take
+        self._hits = Hits(self._counters, slab)
+        self.hit_sources = self._hits.sources
         self._agreement = Agreement(setup.topology, setup.facts(0))
         self._keyspace: KeySpace | None = None
         self._doubts = Doubts(
@@ -222,7 +225,9 @@ class SchedulerHalf:
         )
         self._store.load_begun()
         self._counters.add("ucm_matched_tokens_total", external_tokens)
-        self._lifelog.matched(request, computed, external_tokens)
+        hit = self._tiers.hit(request_id, range(computed, computed + external_tokens))
+        self._hits.found(request_id, hit)
+        self._lifelog.matched(request, computed, hit)
 
     def plan(self, output: Any) -> PlanEnvelope:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return this step's orders; does not touch *output*."""

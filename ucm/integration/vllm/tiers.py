@@ -23,6 +23,7 @@ from ucm.errors import ConfigError
 from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.registry import registered
+from ucm.scheduler.hits import tokens_by_medium
 from ucm.scheduler.matches import PrefixMatch
 from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.wanting import falls_short, wanted_blocks
@@ -68,6 +69,8 @@ class Tiers:
         self._counters = counters
         self._part_bytes: dict[ShardId, list[int]] = {}
         self._wants: dict[str, _State] = {}
+        self._ends: dict[str, list[int]] = {}
+        """Behind which tokens the blocks end that were asked for."""
 
     def agree(self, part_bytes: dict[ShardId, list[int]]) -> None:
         """Take note of the bytes of each part of a block, by group."""
@@ -108,12 +111,15 @@ class Tiers:
         if not falls_short(match, computed_tokens, longest):
             return False
         tokens = range(computed_tokens, longest)
-        keys, sizes = wanted_blocks(self._matcher, hashes, tokens, self._part_bytes)
+        keys, sizes, ends = wanted_blocks(
+            self._matcher, hashes, tokens, self._part_bytes
+        )
         is_asked = client.want(
             request_id, keys, sizes, seconds=self._seconds, hold_s=self._hold_s
         )
         if is_asked:
             self._wants[request_id] = _State.ASKED
+            self._ends[request_id] = ends
         return is_asked
 
     def _may_ask(self, request: Any) -> bool:  # noqa: ANN401 - vLLM's Request
@@ -133,8 +139,19 @@ class Tiers:
         if not external_tokens:
             self.drop(request_id)
 
+    def hit(self, request_id: str, tokens: range) -> dict[str, int]:
+        """Return how many tokens of a hit were in the slab, and in tiers before, by name."""
+        ends, client = self._ends.get(request_id), self._client
+        answer = None if client is None else client.answer(request_id)
+        if ends is None or client is None or answer is None:
+            return {"slab": len(tokens)}
+        names = ("slab", *client.media)
+        found = tokens_by_medium(tokens, ends, answer.media)
+        return {names[medium]: count for medium, count in found.items()}
+
     def drop(self, request_id: str) -> None:
         """Let what was fetched for a request go: it is loaded, or over."""
+        self._ends.pop(request_id, None)
         if self._wants.pop(request_id, None) is not None and self._client is not None:
             self._client.drop(request_id)
 

@@ -27,7 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from vllm.logger import init_logger
 
 from ucm.configuration.sources import load
-from ucm.integration.vllm.compat import host_hits, transfer_results
+from ucm.integration.vllm.compat import transfer_results
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake
 from ucm.integration.vllm.mock import MockSchedulerHalf, MockWorkerHalf
 from ucm.integration.vllm.plugin import register
@@ -87,8 +87,6 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         LayoutError: The model's KV cache cannot be mapped.
         ValueError: There is no ``kv_transfer_config``.
     """
-
-    _cache_hit_source = host_hits()
 
     def __init__(
         self,
@@ -276,8 +274,11 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         request: Any,  # noqa: ANN401 - vLLM's Request
         num_external_tokens: int,
     ) -> dict[Any, int]:
-        """Say that hits come from this host."""
-        return super().get_external_cache_hit_sources(request, num_external_tokens)
+        """Return how many tokens of a hit were in which tier."""
+        half = self._scheduler
+        tokens = num_external_tokens
+        told = {} if half is None else half.hit_sources(request.request_id, tokens)
+        return told or super().get_external_cache_hit_sources(request, tokens)
 
     def update_state_after_alloc(
         self,
