@@ -119,11 +119,15 @@ class Counters:
 
     def reach(self, name: str, total: float, **labels: str) -> None:
         """Count what is missing to a total that is counted elsewhere."""
-        key = sample_key(name, labels)
+        self.reach_all({sample_key(name, labels): total})
+
+    def reach_all(self, totals: Mapping[str, float]) -> None:
+        """Do the same for several, by the texts that ``sample_key`` makes."""
         with self._lock:
-            if missing := total - self._totals.get(key, 0):
-                self._totals[key] = total
-                self._fresh[key] = self._fresh.get(key, 0) + missing
+            for key, total in totals.items():
+                if missing := total - self._totals.get(key, 0):
+                    self._totals[key] = total
+                    self._fresh[key] = self._fresh.get(key, 0) + missing
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""

@@ -27,7 +27,7 @@ MATCH = (
         name="one_look_per_shard",
         why="A look-up costs the engine's thread eight times as much on eight ranks.",
         file=_MATCHING,
-        find="end = min(start + max(1, num_keys // len(packers)), stop)",
+        find="end = min(start + max(1, num_keys // num_shards), stop)",
         replace="end = start + 1",
         killers=(f"{_MATCHER}::test_shards_are_asked_together",),
     ),

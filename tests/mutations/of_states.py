@@ -37,8 +37,8 @@ STATES = (
         name="state_never_asked_for",
         why="A request goes on from a state that nobody stored.",
         file=_MATCHING,
-        find="if group.kind is not GroupKind.FULL\n        ]",
-        replace="if group.kind is GroupKind.WINDOW\n        ]",
+        find="each for each in layout.groups if each not in self._full]",
+        replace="each for each in layout.groups if each.kind is GroupKind.WINDOW]",
         killers=(f"{_MATCHER}::test_computed_state_is_no_substitute_for_a_stored_one",),
     ),
     Mutant(

@@ -244,7 +244,7 @@ class SchedulerAdapter:
             for request in facts.scheduled
         ]
         for request, life in zip(facts.scheduled, lives, strict=True):
-            if request.is_new and not life.external:
+            if request.is_new and request.computed_tokens and not life.external:
                 tokens = request.computed_tokens
                 self._touches.add(life.stay.moment, request.hashes, tokens)
         self._touches.mark()

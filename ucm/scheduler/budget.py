@@ -57,11 +57,13 @@ _FIXED: Final = 192
 """Field names, and numbers that an order has once."""
 _OWNER: Final = 64
 """The same of an owner."""
+_BLOCK: Final = _FIXED + _OWNER + _NUMBER + _MAX_HASH
+"""An order of one block, without its owner's name."""
 
 
 def block_nbytes(request_id: str) -> int:
     """Return what a block costs at most: as an order of its own."""
-    return _FIXED + _OWNER + _UTF8 * len(request_id) + _NUMBER + _MAX_HASH
+    return _BLOCK + _UTF8 * len(request_id)
 
 
 def owner_nbytes(request_id: str) -> int:
@@ -128,7 +130,7 @@ class Draft:
 
     def room_of(self, stay: Stay) -> int:
         """Return how many blocks of a life fit, whatever tickets they go into."""
-        nbytes = self._nbytes // block_nbytes(stay.request_id)
+        nbytes = self._nbytes // (_BLOCK + _UTF8 * len(stay[0]))
         return max(0, min(self._room, nbytes))
 
     def put(self, stay: Stay, group_id: GroupId, run: Run, span_blocks: int) -> None:

@@ -63,6 +63,7 @@ class HoldLedger:
         "_holds",
         "_shadowed",
         "held_nbytes",
+        "num_holds",
         "quarantined",
     )
 
@@ -76,6 +77,8 @@ class HoldLedger:
         """How many tickets."""
         self.held_nbytes = 0
         """Bytes of all holds, for each rank once."""
+        self.num_holds = 0
+        """Holds that have not ended."""
         self.quarantined = 0
         """Holds that were given up on some rank, since the start."""
 
@@ -108,6 +111,7 @@ class HoldLedger:
         if not hold.block_ids or not hold.ranks_left:
             raise LedgerError(f"transfer {transfer_id} would hold nothing")
         self._holds[transfer_id] = hold
+        self.num_holds += 1
         self.held_nbytes += nbytes
         for life in hold.lives:
             self._by_life[life] = self._by_life.get(life, 0) + 1
@@ -192,11 +196,6 @@ class HoldLedger:
         holds = list(self._holds.values())  # at once, whatever the scheduler does
         return holds[0].began if holds else None
 
-    @property
-    def num_holds(self) -> int:
-        """Holds that have not ended."""
-        return len(self._holds)
-
     def validate(self) -> None:
         """
         Compare the indexes with the holds; for tests.
@@ -214,8 +213,9 @@ class HoldLedger:
             if any(transfer_id not in self.readers_of([i]) for i in hold.block_ids):
                 raise LedgerError("the indexes of the ledger do not fit its holds")
         nbytes = sum(hold.nbytes for hold in self._holds.values())
-        told = (held, by_life, nbytes)
-        if told != (set(self._by_block), self._by_life, self.held_nbytes):
+        told = (held, by_life, nbytes, len(self._holds))
+        known = (set(self._by_block), self._by_life, self.held_nbytes, self.num_holds)
+        if told != known:
             raise LedgerError("the indexes of the ledger do not fit its holds")
 
     def _leave(self, transfer_id: int, rank: int) -> _Hold | None:
@@ -230,6 +230,7 @@ class HoldLedger:
         if hold.ranks_left:
             return hold
         del self._holds[transfer_id]
+        self.num_holds -= 1
         self.held_nbytes -= hold.nbytes
         for life in hold.lives:
             self._by_life[life] -= 1

@@ -154,9 +154,9 @@ class Life:
         if self.cursors is None:
             self.cursors = [0] * len(layout.groups)
             self.pending = tuple([] for _ in layout.groups)
-            self.prompt_tokens = request.prompt_tokens
-            if decoded.saves_all(request.computed_tokens, request.prompt_tokens):
-                self.prompt_tokens = max(self.prompt_tokens, request.computed_tokens)
+            self.prompt_tokens, there = request.prompt_tokens, request.computed_tokens
+            if there and decoded.saves_all(there, request.prompt_tokens):
+                self.prompt_tokens = max(self.prompt_tokens, there)
         self.due = NEVER_DUE
         for at, group in enumerate(layout.groups):
             if group.kind is GroupKind.STATE:
@@ -192,11 +192,15 @@ class Life:
         for at, cursor in enumerate((self.cursors or ()) if end.tables else ()):
             group, table = layout.groups[at], end.tables[at]
             complete = self._complete_at_end(layout, at, end, decoded)
-            runs = [
-                range(each.start, min(each.stop, complete)) for each in self.pending[at]
-            ]
-            runs = [part for each in runs for part in _there(table, each)]
-            for run in joined((*runs, *self._own(at, table, cursor, complete))):
+            runs = self._own(at, table, cursor, complete)
+            if self.pending[at]:
+                left = [
+                    range(run.start, min(run.stop, complete))
+                    for run in self.pending[at]
+                ]
+                there = [part for run in left for part in _there(table, run)]
+                runs = joined((*there, *runs))
+            for run in runs:
                 yield group.group_id, run_of(layout, group, run, table, end.hashes)
 
     def waiting_blocks(self, layout: KVLayout, tokens: int, decoded: Decoded) -> int:
@@ -319,21 +323,20 @@ class Lives:
         life.record.preemptions += 1
         return self.end(request_id)
 
-    def of_scheduled(self, request: ScheduledRequest) -> Life:
-        """Return the life in which a request runs, a new one where it needs one."""
-        life = self._lives.get(request.request_id)
-        if life is None or (request.is_new and life.was_scheduled):
-            life = self.begin(request.request_id, request.wishes)
-        return life
-
     def enter(
         self, request: ScheduledRequest, layout: KVLayout, transfers: OpenTransfers
     ) -> Life:
-        """Return the same, which runs from now on, with the loads that it waits for."""
-        life = self.of_scheduled(request)
+        """
+        Return the life in which a request runs from now on, a new one where it needs one.
+
+        With the loads that it waits for.
+        """
+        life = self._lives.get(request.request_id)
+        if life is None or (request.is_new and life.was_scheduled):
+            life = self.begin(request.request_id, request.wishes)
         if not life.was_scheduled:
             life.was_scheduled = True
-            for at, group in enumerate(layout.groups if transfers.fills else ()):
+            for at, group in enumerate(layout.groups if transfers.filling else ()):
                 # Blocks of others that are not loaded yet: an engine that loads while
                 # it computes shares them at once.
                 life.loads |= transfers.loads_into(request.prefix_blocks(group, at))
@@ -341,7 +344,8 @@ class Lives:
 
     def looked_at(self, lives: Iterable[Life]) -> None:
         """Take note of when these are to be looked at again."""
-        self.due.update((life.request_id, life.due) for life in lives)
+        for life in lives:
+            self.due[life.stay.request_id] = life.due
 
     def stop_saving(self) -> None:
         """Save nothing more of the present lives."""

@@ -18,7 +18,7 @@ which a request waits.
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from ucm.blocks import KeyPacker, PackedKey, ShardId
 from ucm.errors import LayoutError, StoreBypassedError, StoreUnavailableError
@@ -81,10 +81,12 @@ class PrefixMatcher:
 
     __slots__ = (
         "_align",
+        "_full",
         "_full_hits",
         "_index",
-        "_packers",
+        "_prefixes",
         "_shards",
+        "_windows",
         "keyspace_digest",
         "layout",
     )
@@ -99,6 +101,8 @@ class PrefixMatcher:
         full_hits: bool,
     ) -> None:
         self.layout = layout
+        self._full = [each for each in layout.groups if each.kind is GroupKind.FULL]
+        self._windows = [each for each in layout.groups if each not in self._full]
         self._index = index
         self._shards = tuple(shards)
         self.rekey(keyspace_digest)
@@ -117,9 +121,9 @@ class PrefixMatcher:
     def rekey(self, keyspace_digest: bytes) -> None:
         """Look up under another key space from now on; without one, find nothing."""
         self.keyspace_digest = keyspace_digest
-        self._packers = {
+        self._prefixes = {
             group.group_id: tuple(
-                KeyPacker(keyspace_digest, group.group_id, shard)
+                KeyPacker(keyspace_digest, group.group_id, shard).prefix
                 for shard in self._shards
             )
             for group in self.layout.groups
@@ -152,7 +156,9 @@ class PrefixMatcher:
             return PrefixMatch(0, MatchReason.TOO_SHORT)
         try:
             top, missing = self._bound_full(top, hashes, computed_tokens, denied)
-            top, lower = self._walk_windows(top, hashes, computed_tokens, denied)
+            lower: _At = None
+            if self._windows:
+                top, lower = self._walk_windows(top, hashes, computed_tokens, denied)
         except StoreBypassedError:
             return PrefixMatch(0, MatchReason.PAUSED, wanted)
         except StoreUnavailableError:
@@ -206,7 +212,14 @@ class PrefixMatcher:
 
     def keys_of(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[PackedKey]:
         """Return the keys of all parts of blocks, side by side; none while unkeyed."""
-        return _packed(self._packers.get(group.group_id, ()), hashes)
+        prefixes = self._prefixes.get(group.group_id, ())
+        keys: list[Any]  # the first block's, then the second's; no call for each
+        if len(prefixes) == 1:
+            prefix = prefixes[0]
+            keys = [prefix + each for each in hashes]
+        else:
+            keys = [prefix + each for each in hashes for prefix in prefixes]
+        return keys
 
     def keys_of_prefix(self, hashes: Sequence[bytes], tokens: int) -> list[PackedKey]:
         """Return the keys of all parts of the whole blocks within so many tokens."""
@@ -225,9 +238,7 @@ class PrefixMatcher:
     ) -> tuple[int, _At]:
         """Return the longest length up to *top* that every full group allows, and why."""
         missing: _At = None
-        for group in self.layout.groups:
-            if group.kind is not GroupKind.FULL:
-                continue
+        for group in self._full:
             size = group.block_tokens
             stored = self._end_of_stored(
                 group, hashes, computed_tokens // size, top // size, denied
@@ -252,14 +263,13 @@ class PrefixMatcher:
 
         The first look is a short one: most prompts that are new differ at once.
         """
-        packers = self._packers[group.group_id]
-        num_keys = _FIRST_LOOK
+        num_shards, num_keys = len(self._shards), _FIRST_LOOK
         while start < stop:
-            end = min(start + max(1, num_keys // len(packers)), stop)
+            end = min(start + max(1, num_keys // num_shards), stop)
             wanted = self.layout.hashes_of(group, hashes, start, end)
             if denied:
                 wanted = _before_first(denied, group, wanted)
-            start += self._index.match(_packed(packers, wanted)) // len(packers)
+            start += self._index.match(self.keys_of(group, wanted)) // num_shards
             if start < end:
                 break
             num_keys = min(_GROWTH * num_keys, _LONGEST_LOOK)
@@ -282,11 +292,7 @@ class PrefixMatcher:
             size = group.block_tokens
             return _Missing(look_up, computed_tokens // size, top // size)
 
-        windows = [
-            (group, missing_of(group))
-            for group in self.layout.groups
-            if group.kind is not GroupKind.FULL
-        ]
+        windows = [(group, missing_of(group)) for group in self._windows]
         lacks: _At = None
         while top > computed_tokens:
             for group, missing in windows:
@@ -305,10 +311,9 @@ class PrefixMatcher:
         hashes: Sequence[bytes],
         denied: Collection[DeniedKey],
     ) -> list[bool]:
-        packers = self._packers[group.group_id]
-        present = self._index.contains(_packed(packers, hashes))
-        if len(packers) > 1:
-            of_block = itertools.repeat(iter(present), len(packers))
+        present = self._index.contains(self.keys_of(group, hashes))
+        if len(self._shards) > 1:
+            of_block = itertools.repeat(iter(present), len(self._shards))
             present = list(map(all, zip(*of_block, strict=True)))
         for at, block_hash in enumerate(hashes if denied else ()):
             present[at] &= (group.group_id, block_hash) not in denied
@@ -351,15 +356,6 @@ class _Missing:
         if at < len(self._missing) and self._missing[at] < blocks.stop:
             return self._missing[at]
         return None
-
-
-def _packed(packers: Sequence[KeyPacker], hashes: Sequence[bytes]) -> list[PackedKey]:
-    """Return the keys of all shards of the first block, of the second, and so on."""
-    if len(packers) == 1:
-        return packers[0].pack(hashes)
-    prefixes = [packer.prefix for packer in packers]
-    keys = [prefix + each for each in hashes for prefix in prefixes]
-    return cast("list[PackedKey]", keys)
 
 
 def _before_first(

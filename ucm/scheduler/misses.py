@@ -137,7 +137,8 @@ class Misses:
     def _told(self, keys: list[PackedKey]) -> Told:
         """Return what has become of the first part that is not there."""
         told = self._index.fates(keys)
-        return next((each for each in told if each.fate is not Fate.STORED), told[0])
+        gone = [each for each in told if each.fate is not Fate.STORED]
+        return gone[0] if gone else told[0]
 
     def _reason(
         self, block: MissingBlock, told: Told

@@ -183,7 +183,7 @@ class StepFacts:
         for request in self.scheduled:
             for at, group in enumerate(layout.groups if request.new_block_ids else ()):
                 new = set(request.new_block_ids[at])
-                if request.is_new and new:
+                if request.is_new and request.computed_tokens and new:
                     new.difference_update(request.prefix_blocks(group, at))
                 written |= new
         return written

@@ -195,7 +195,7 @@ class SaveSelector:
         if self._endings:
             self._drop(self._endings.drop_late(self._now))
             ended = self._endings.take(self._now, self._take_ending)
-            self._deferrals.due(ending.stay.life for ending in ended)
+            self._deferrals.due([ending.stay[:2] for ending in ended])
         for request, life in zip(facts.scheduled, lives, strict=True):
             before = self.dropped_blocks
             self._select(life, request)

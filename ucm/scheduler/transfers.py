@@ -64,13 +64,13 @@ class OpenTransfers:
     """
 
     __slots__ = (
-        "_filling",
         "_ids",
         "_keyed",
         "_num_ranks",
         "_open",
         "_saving",
         "denied",
+        "filling",
         "limits",
         "num_open",
         "saved_blocks",
@@ -86,7 +86,8 @@ class OpenTransfers:
         self._ids = itertools.count(1)
         self._open: dict[int, _Open] = {}
         self._saving: dict[int, set[bytes]] = {group: set() for group in span_blocks}
-        self._filling: dict[int, int] = {}
+        self.filling: dict[int, int] = {}
+        """By block of the engine, the last load that fills it."""
         self.denied = Denials()
         """Blocks that count as missing."""
         self.num_open = dict.fromkeys(TransferKind, 0)
@@ -194,7 +195,7 @@ class OpenTransfers:
         if kind is TransferKind.SAVE:
             entry.hashes = hashes
         else:
-            self._filling.update(dict.fromkeys(block_ids, order.transfer_id))
+            self.filling.update(dict.fromkeys(block_ids, order.transfer_id))
         return order
 
     def end(
@@ -291,9 +292,9 @@ class OpenTransfers:
 
     def claim(self, group_id: int, run: Run) -> list[Run]:
         """Have the next ``open_saves`` save what no ticket writes; return that."""
-        mine = self.unclaimed(group_id, run)
+        mine, saving = self.unclaimed(group_id, run), self._saving[group_id]
         for each in mine:
-            self._saving[group_id].update(each.hashes)
+            saving.update(each.hashes)
         return mine
 
     def unclaimed(self, group_id: int, run: Run) -> list[Run]:
@@ -309,14 +310,9 @@ class OpenTransfers:
         """Return whether a ticket writes the block, or is about to be opened for it."""
         return block_hash in self._saving[group_id]
 
-    @property
-    def fills(self) -> bool:
-        """Whether any block waits for a load."""
-        return bool(self._filling)
-
     def loads_into(self, block_ids: Iterable[int]) -> set[int]:
         """Return the open loads that fill one of the blocks."""
-        return {self._filling[each] for each in block_ids if each in self._filling}
+        return {self.filling[each] for each in block_ids if each in self.filling}
 
     def counts(self) -> dict[str, int]:
         """Return the size of each container."""
@@ -324,7 +320,7 @@ class OpenTransfers:
             "open_saves": self.num_open[TransferKind.SAVE],
             "open_loads": self.num_open[TransferKind.LOAD],
             "keys_being_saved": sum(map(len, self._saving.values())),
-            "blocks_being_filled": len(self._filling),
+            "blocks_being_filled": len(self.filling),
             "denied_keys": len(self.denied),
         }
 
@@ -346,7 +342,7 @@ class OpenTransfers:
         }
         if len(saving) != len(set(saving)) or set(saving) != known:
             raise LedgerError("two open saves write one block, or the index is off")
-        if not loads.issuperset(self._filling.values()):
+        if not loads.issuperset(self.filling.values()):
             raise LedgerError("a block waits for a load that is not open")
 
     def _close(self, entry: _Open) -> None:
@@ -362,7 +358,7 @@ class OpenTransfers:
             elif self.denied:
                 self.denied.forgive((group_id, each) for each in entry.hashes)
         else:
-            filling, number = self._filling, order.transfer_id
+            filling, number = self.filling, order.transfer_id
             for block_id in order.block_ids:
                 if filling.get(block_id) == number:
                     del filling[block_id]

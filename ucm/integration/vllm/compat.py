@@ -9,6 +9,7 @@ or calls otherwise is a line of ``FEATURES`` and one function here; nothing else
 a version. ``tests/golden/vllm_api.json`` holds what each release really offers.
 """
 
+import functools
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -146,7 +147,12 @@ FEATURES = {
 
 def version() -> _Version:
     """Return the running engine's release; zeros if it does not say."""
-    match = re.match(r"(\d+)\.(\d+)", vllm.__version__)
+    return _numbers(vllm.__version__)
+
+
+@functools.cache
+def _numbers(text: str) -> _Version:
+    match = re.match(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from ucm.blocks import id_in_log
 from ucm.integration.vllm.lookups import Lookup
 from ucm.scheduler.messages import StepPlan
+from ucm.scheduler.misses import Miss
 from ucm.scheduler.records import Record, Records
 from ucm.spans import trace_id_of, traceparent_in
 from ucm.tracing import (
@@ -52,23 +53,22 @@ class LifeLog:
         if not record.began_s:
             record.began_s = unix_before(0.0)
             record.prompt_tokens = request.num_prompt_tokens
-            record.trace = traceparent_in(getattr(request, "trace_headers", None))
-            self._has_traces |= bool(record.trace)
+            if headers := getattr(request, "trace_headers", None):
+                record.trace = traceparent_in(headers)
+                self._has_traces |= bool(record.trace)
         return record
 
-    def allocated(self, request: Any, computed_tokens: int) -> None:  # noqa: ANN401 - vLLM's Request
-        """Take note that it has got blocks, and what the engine's own cache had."""
+    def allocated(self, request: Any, lookup: Lookup) -> None:  # noqa: ANN401 - vLLM's Request
+        """Take note that it has got blocks, and of what its look-up found."""
         record = self.looked_up(request)
         if not record.lives:
-            record.computed_tokens = computed_tokens
+            record.computed_tokens = lookup.computed_tokens
+        if lookup.miss is not None:
+            self._missed(record, lookup, lookup.miss)
 
-    def missed(self, request: Any, lookup: Lookup) -> None:  # noqa: ANN401 - vLLM's Request
-        """Tell why a look-up fell short, if it did; a request's first one is kept."""
-        miss = lookup.miss
-        if miss is None:
-            return
+    def _missed(self, record: Record, lookup: Lookup, miss: Miss) -> None:
+        """Tell why a look-up fell short; a request's first one is kept."""
         block = miss.block
-        record = self._records.of(request.request_id)
         if not record.miss:
             record.miss = miss.reason
             record.first_missing = None if block is None else block.at
@@ -80,7 +80,7 @@ class LifeLog:
             first = {"block": block.at, "group": group_id, "key": miss.key.hex()}
         self._log.info(
             PREFIX_MISSED,
-            request_id=id_in_log(request.request_id),
+            request_id=id_in_log(record.request_id),
             life=lookup.life,
             computed_tokens=lookup.computed_tokens,
             found_tokens=lookup.found_tokens,

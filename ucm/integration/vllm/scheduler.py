@@ -209,8 +209,7 @@ class SchedulerHalf:
         is_late = self._tiers.is_late(request_id)
         lookup = self._lookups.decided(request_id, is_late=is_late)
         computed = lookup.computed_tokens
-        self._lifelog.allocated(request, computed)
-        self._lifelog.missed(request, lookup)
+        self._lifelog.allocated(request, lookup)
         self._events.begun(request, self._adapters.hashes_of(request))
         self._tiers.begun(request_id, external_tokens)
         if not external_tokens:

@@ -29,6 +29,7 @@ from ucm.metrics import (
     Counters,
     MetricKind,
     is_gauge,
+    sample_key,
     split_key,
 )
 from ucm.scheduler.totals import Totals
@@ -38,6 +39,7 @@ __all__ = ["UCMPromMetrics", "UCMStats", "stats_of", "tell_totals"]
 
 _PREFIX = "vllm:"
 _KEEP_OBSERVATIONS = 4096
+_CUT_PLANS = sample_key("ucm_cut_messages_total", {"message": "plan"})
 _PERIOD_S: Final = 5.0
 _LATE_S: Final = 30.0
 _HEALTHY: Final = "ucm_healthy"
@@ -252,13 +254,16 @@ def _look_often(ref: "weakref.ref[UCMPromMetrics]") -> None:
 
 def tell_totals(counters: Counters, totals: Totals) -> None:
     """Bring what the scheduler has counted into metrics."""
-    reach = counters.reach
-    reach("ucm_saved_blocks_total", totals.saved_blocks)
-    reach("ucm_dropped_blocks_total", totals.dropped_blocks)
-    reach("ucm_loaded_blocks_total", totals.loaded_blocks)
-    reach("ucm_loaded_tokens_total", totals.loaded_tokens)
-    reach("ucm_quarantined_holds_total", totals.quarantined_holds)
-    reach("ucm_cut_messages_total", totals.cut_plans, message="plan")
+    counters.reach_all(
+        {
+            "ucm_saved_blocks_total": totals.saved_blocks,
+            "ucm_dropped_blocks_total": totals.dropped_blocks,
+            "ucm_loaded_blocks_total": totals.loaded_blocks,
+            "ucm_loaded_tokens_total": totals.loaded_tokens,
+            "ucm_quarantined_holds_total": totals.quarantined_holds,
+            _CUT_PLANS: totals.cut_plans,
+        }
+    )
     for reason, count in totals.failed_loads.items():
-        reach("ucm_load_failures_total", count, reason=reason)
+        counters.reach("ucm_load_failures_total", count, reason=reason)
     counters.set("ucm_held_blocks", totals.held_blocks)

@@ -63,7 +63,7 @@ class WishReader:
         """Return what a request asks for."""
         salt = getattr(request, "cache_salt", None)
         given = getattr(request, "kv_transfer_params", None)
-        ours = given.get(_OURS, {}) if isinstance(given, Mapping) else {}
+        ours = given.get(_OURS, {}) if given and isinstance(given, Mapping) else {}
         if not (salt or ours):
             return NO_WISHES
         if not isinstance(ours, Mapping):
