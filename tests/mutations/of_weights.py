@@ -7,13 +7,13 @@ __all__ = ["WEIGHTS"]
 
 _PURE = "ucm/scheduler/weights.py"
 _DOUBTS = "ucm/integration/vllm/doubts.py"
-_DIGEST = "ucm/integration/vllm/digest.py"
+_DIGEST = "ucm/integration/digest.py"
 _KEEPER = "ucm/integration/vllm/weights.py"
 _SCHEDULER = "ucm/integration/vllm/scheduler.py"
 _WORKER = "ucm/integration/vllm/worker.py"
 _LEDGER_TESTS = "tests/scheduler/test_weights.py"
 _DOUBT_TESTS = "tests/integration/vllm/test_doubts.py"
-_DIGEST_TESTS = "tests/integration/vllm/test_digest.py"
+_DIGEST_TESTS = "tests/integration/test_digest.py"
 _KEEPER_TESTS = "tests/integration/vllm/test_weights.py"
 _QUIET_TESTS = "tests/test_runtime_quiesce.py::TestQuiesce"
 

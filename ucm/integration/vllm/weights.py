@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 import torch
 
-from ucm.integration.vllm.digest import Reading, read_weights
+from ucm.integration.digest import Reading, read_weights
 from ucm.scheduler.messages import WeightsNews
 from ucm.threads import Event, Threads
 from ucm.tracing import WEIGHTS_READ, Log

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests.integration.vllm.weights_kit import PackedModel, TinyModel
-from ucm.integration.vllm import digest as module
-from ucm.integration.vllm.digest import read_weights
+from ucm.integration import digest as module
+from ucm.integration.digest import read_weights
 
 
 def digest_of(*models: torch.nn.Module) -> bytes:
