@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models of transformers, what they are asked, and stores for their prompts."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+import transformers
+
+from tests.e2e.models import LLAMA, Recipe, make_model
+
+BLOCK = 16
+BF16 = attrs.evolve(LLAMA, name="llama-bf16", dtype="bfloat16")
+OTHER = attrs.evolve(LLAMA, name="llama-other", seed=8)
+"""The same shape with other weights."""
+
+
+def model_of(recipe: Recipe) -> Any:
+    """Return a model that is ready to generate; the same one each time."""
+    return _load(make_model(recipe))
+
+
+@functools.cache
+def _load(path: Path) -> Any:
+    transformers.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(path)
+
+
+def config_of(directory: Path, capacity: str = "64MiB") -> dict[str, object]:
+    """Return settings of a store of that test's own."""
+    log = {"level": "off"}
+    return {
+        "store": {"path": str(directory / "slab"), "capacity": capacity},
+        "log": log,
+    }
+
+
+def prompt(seed: int, num_tokens: int) -> torch.Tensor:
+    """Return ``[1, n]`` tokens that no other seed begins with."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 512, (1, num_tokens), generator=generator)
+
+
+def changed(ids: torch.Tensor, blocks: int) -> torch.Tensor:
+    """Return a prompt of which only so many blocks are the same."""
+    other = ids.clone()
+    other[:, blocks * BLOCK :] = (other[:, blocks * BLOCK :] + 7) % 509 + 3
+    return other
+
+
+def generate(
+    model: Any,
+    ids: torch.Tensor,
+    past: Any = None,
+    mask: torch.Tensor | None = None,
+    num_tokens: int = 8,
+) -> Any:
+    """Decode greedily exactly so many tokens."""
+    return model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids) if mask is None else mask,
+        past_key_values=past,
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+        do_sample=False,
+        return_dict_in_generate=True,
+    )
+
+
+def loaded_blocks(prompts: Any) -> int:
+    """Return how many blocks have come from the store, also if it is gone."""
+    counters = prompts.cache.measure().counters
+    return int(counters.get("ucm_settled_parts_total|load|committed|", 0))
+
+
+def padded(*prompts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and mask of prompts as one batch, padded at the left."""
+    length = max(each.shape[1] for each in prompts)
+    ids = torch.zeros((len(prompts), length), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, each in enumerate(prompts):
+        ids[row, length - each.shape[1] :] = each[0]
+        mask[row, length - each.shape[1] :] = 1
+    return ids, mask

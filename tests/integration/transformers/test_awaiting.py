@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The face with ``await``: the same, and no loop is held."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+
+from tests.cache.kit import both_loops, run
+from tests.e2e.models import LLAMA, MISTRAL
+from tests.integration.transformers.kit import config_of, generate, model_of, prompt
+from ucm.errors import ConfigError, PipelineClosedError
+from ucm.integration.transformers import PromptCache, dynamic
+
+IDS = prompt(1, 100)
+
+
+@pytest.mark.slow
+@both_loops
+class TestAwaiting:
+    def test_restored_cache_gives_the_same_tokens(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        """R-41, R-81: on either loop; closed, and opened again."""
+        model = model_of(LLAMA)
+        done = generate(model, IDS)
+
+        async def main() -> None:
+            async with PromptCache(
+                config_of(tmp_path), model, lane_tokens=32
+            ) as prompts:
+                assert (None, 0) == await prompts.restore(IDS)
+                assert 96 == await prompts.save(done.sequences, done.past_key_values)
+            async with PromptCache(config_of(tmp_path), model) as prompts:
+                past, num_tokens = await prompts.restore(IDS)
+                assert 96 == num_tokens
+                assert 6 == prompts.cache.statistics().loaded_blocks
+            assert torch.equal(done.sequences, generate(model, IDS, past).sequences)
+            with pytest.raises(PipelineClosedError):
+                await prompts.restore(IDS)
+
+        run(loop, main)
+
+    def test_more_than_there_are_lanes_wait_in_line(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        """R-41: forty at once, two at a time; each finds what is stored."""
+        model = model_of(LLAMA)
+        done, found = generate(model, IDS), []
+
+        async def main() -> None:
+            async with PromptCache(config_of(tmp_path), model, lanes=2) as prompts:
+                await prompts.save(done.sequences, done.past_key_values)
+
+                async def ask() -> None:
+                    found.append((await prompts.restore(IDS)).num_tokens)
+
+                async with anyio.create_task_group() as group:
+                    for _ in range(40):
+                        group.start_soon(ask)
+
+        run(loop, main)
+        assert [96] * 40 == found
+
+    def test_cancelled_verb_ends_first_and_leaves_all_lanes(
+        self, tmp_path: Path, loop: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-42: nobody writes to a lane that the next one is given, and none is lost."""
+        model = model_of(LLAMA)
+        done = generate(model, IDS)
+        reached, go_on = threading.Event(), threading.Event()
+        inner = dynamic.Staging.copy_in
+
+        def copy_in(*args: Any) -> None:
+            reached.set()
+            assert go_on.wait(60.0)
+            inner(*args)
+
+        monkeypatch.setattr(dynamic.Staging, "copy_in", copy_in)
+
+        async def main() -> None:
+            async with PromptCache(config_of(tmp_path), model, lanes=1) as prompts:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(prompts.save, done.sequences, done.past_key_values)
+                    await anyio.to_thread.run_sync(reached.wait)  # the loop goes on
+                    group.cancel_scope.cancel()
+                    go_on.set()
+                past, num_tokens = await prompts.restore(IDS)
+                assert 96 == num_tokens
+                assert torch.equal(done.sequences, generate(model, IDS, past).sequences)
+
+        run(loop, main)
+
+    def test_model_that_is_refused_opens_nothing(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        """R-43: by name, on entering."""
+
+        async def main() -> None:
+            with pytest.raises(ConfigError, match="DynamicSlidingWindowLayer"):
+                await PromptCache(config_of(tmp_path), model_of(MISTRAL)).__aenter__()
+
+        run(loop, main)
+        assert [] == [*tmp_path.iterdir()]

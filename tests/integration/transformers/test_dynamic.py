@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model says over a restored cache is what it says without one."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+from tests.e2e.models import LLAMA
+from tests.integration.transformers.kit import (
+    BF16,
+    BLOCK,
+    OTHER,
+    changed,
+    config_of,
+    generate,
+    loaded_blocks,
+    model_of,
+    padded,
+    prompt,
+)
+from ucm.errors import KeyFormatError, LayoutError, PipelineClosedError
+from ucm.integration.transformers import BlockingPromptCache
+from ucm.testing.slab_damage import Damage, damage
+
+BLOCKS = 12
+IDS = prompt(1, BLOCKS * BLOCK + 5)
+
+
+def open_prompts(tmp_path: Path, model: Any = None, **options: Any) -> Any:
+    """Return a cache over the test's store."""
+    model = model or model_of(LLAMA)
+    return BlockingPromptCache(config_of(tmp_path), model, **options)
+
+
+def fill(prompts: Any, model: Any, ids: torch.Tensor = IDS, **kwargs: Any) -> Any:
+    """Have a prompt computed and saved; return what was said."""
+    done = generate(model, ids, mask=kwargs.get("attention_mask"))
+    prompts.save(done.sequences, done.past_key_values, **kwargs)
+    return done.sequences
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Iterator[Any]:
+    """A cache of the small model with a store of its own."""
+    with open_prompts(tmp_path) as opened:
+        yield opened
+
+
+@pytest.mark.slow
+class TestExact:
+    @pytest.mark.parametrize("recipe", [LLAMA, BF16], ids=["fp32", "bf16"])
+    def test_every_number_of_restored_blocks_gives_the_same_tokens(
+        self, tmp_path: Path, recipe: Any
+    ) -> None:
+        """R-81: of 0 to 12 blocks, each prompt restores those that it shares, all of
+        them from the store, and the model says what it says without it."""
+        model = model_of(recipe)
+        with open_prompts(tmp_path, model) as first:
+            fill(first, model)
+        with open_prompts(tmp_path, model) as prompts:
+            for blocks in range(BLOCKS + 1):
+                ids, before = changed(IDS, blocks), loaded_blocks(prompts)
+                expected = generate(model, ids).sequences
+                past, num_tokens = prompts.restore(ids)
+                assert blocks * BLOCK == num_tokens
+                assert blocks == loaded_blocks(prompts) - before
+                assert torch.equal(expected, generate(model, ids, past).sequences)
+
+    def test_damaged_blocks_are_computed(self, tmp_path: Path) -> None:
+        """R-81: of a store whose bytes have changed nothing is restored, and a restored
+        cache of other bytes makes the model say something else."""
+        model = model_of(LLAMA)
+        with open_prompts(tmp_path, model) as prompts:
+            said = fill(prompts, model)
+            past, _ = prompts.restore(IDS)
+            for layer in past.layers:
+                layer.values[:, :, 3 * BLOCK : 4 * BLOCK] = 0
+            assert not torch.equal(said, generate(model, IDS, past).sequences)
+            before = loaded_blocks(prompts)
+            assert BLOCKS == damage(tmp_path / "slab", Damage.BITS)
+            assert (None, 0) == prompts.restore(IDS)
+            assert before == loaded_blocks(prompts)
+
+    def test_generated_tokens_are_restored_too(self, prompts: Any) -> None:
+        """What a model has said is the beginning of what it is asked next."""
+        model = model_of(LLAMA)
+        said = fill(prompts, model)
+        ids = torch.cat([said, prompt(2, 9)], dim=1)
+        past, num_tokens = prompts.restore(ids)
+        assert BLOCKS * BLOCK == num_tokens
+        done = generate(model, ids, past, num_tokens=20)
+        assert torch.equal(
+            generate(model, ids, num_tokens=20).sequences, done.sequences
+        )
+        assert BLOCK * 2 == prompts.save(done.sequences, done.past_key_values)
+
+    def test_batch_with_shared_beginnings_is_exact(self, tmp_path: Path) -> None:
+        """R-81: rows of several lengths, saved as a batch and one by one, restore the
+        columns that all of them have, padding included."""
+        model = model_of(LLAMA)
+        rows = [
+            prompt(1, 90),
+            prompt(1, 70),
+            torch.cat([prompt(1, 48), prompt(3, 9)], 1),
+        ]
+        ids, mask = padded(*rows)
+        expected = generate(model, ids, mask=mask).sequences
+        with open_prompts(tmp_path) as prompts:
+            fill(prompts, model, ids, attention_mask=mask)
+        with open_prompts(tmp_path) as prompts:
+            past, num_tokens = prompts.restore(ids, mask)
+            # Rows have 5, 4 and 4 blocks and 0, 20 and 33 columns of padding.
+            assert (80, 5 + 4 + 3) == (num_tokens, loaded_blocks(prompts))
+            done = generate(model, ids, past, mask)
+            assert torch.equal(expected, done.sequences)
+            for row in rows:  # each alone, without padding
+                past, _ = prompts.restore(row)
+                alone = generate(model, row, past).sequences
+                assert torch.equal(generate(model, row).sequences, alone)
+
+    def test_row_without_stored_blocks_keeps_the_batch_from_it(
+        self, prompts: Any
+    ) -> None:
+        """A column that one row has to compute is computed for all."""
+        model = model_of(LLAMA)
+        fill(prompts, model)
+        assert (None, 0) == prompts.restore(*padded(IDS, prompt(5, IDS.shape[1])))
+        ids, mask = padded(IDS, prompt(5, IDS.shape[1] - 50))
+        past, num_tokens = prompts.restore(ids, mask)
+        assert 50 == num_tokens  # of the other row that is all padding
+        expected = generate(model, ids, mask=mask).sequences
+        assert torch.equal(expected, generate(model, ids, past, mask).sequences)
+
+
+@pytest.mark.slow
+class TestFound:
+    def test_last_token_is_never_restored(self, prompts: Any) -> None:
+        """A prompt that is stored as a whole leaves one token to be computed."""
+        model, ids = model_of(LLAMA), IDS[:, : 2 * BLOCK]
+        said = fill(prompts, model, IDS[:, : 3 * BLOCK])
+        past, num_tokens = prompts.restore(ids)
+        assert 2 * BLOCK - 1 == num_tokens == past.get_seq_length()
+        expected = generate(model, ids).sequences
+        assert torch.equal(expected, generate(model, ids, past).sequences)
+        assert (None, 0) == prompts.restore(said[:, :1])
+
+    def test_stored_blocks_are_not_saved_again(self, prompts: Any) -> None:
+        """Only what is new is copied and stored."""
+        model = model_of(LLAMA)
+        done = generate(model, IDS)
+        assert BLOCKS * BLOCK == prompts.save(done.sequences, done.past_key_values)
+        assert 0 == prompts.save(done.sequences, done.past_key_values)
+        assert BLOCKS == prompts.cache.statistics().saved_blocks
+
+    def test_long_prompt_passes_in_parts(self, tmp_path: Path) -> None:
+        """Memory between cache and store is bounded, whatever a prompt's length."""
+        model = model_of(LLAMA)
+        with open_prompts(tmp_path, lanes=1, lane_tokens=5 * BLOCK) as prompts:
+            said = fill(prompts, model)
+            past, num_tokens = prompts.restore(IDS)
+            assert BLOCKS * BLOCK == num_tokens
+            assert torch.equal(said, generate(model, IDS, past).sequences)
+
+    def test_other_salt_weights_and_settings_find_nothing(self, tmp_path: Path) -> None:
+        """R-61: what decides the states, or whose they are, is part of every key."""
+        model = model_of(LLAMA)
+        with open_prompts(tmp_path) as prompts:
+            fill(prompts, model, salt=b"tenant")
+            assert (None, 0) == prompts.restore(IDS)
+            assert prompts.restore(IDS, salt=b"tenant").past_key_values is not None
+        trained, settled = copy.deepcopy(model), copy.deepcopy(model)
+        with torch.no_grad():
+            trained.model.layers[1].mlp.up_proj.weight[3, 5] += 1e-3
+        settled.config.rope_parameters["rope_theta"] = 10001.0
+        for other in (model_of(OTHER), trained, settled):
+            with open_prompts(tmp_path, other) as prompts:
+                assert (None, 0) == prompts.restore(IDS, salt=b"tenant")
+        with open_prompts(tmp_path, copy.deepcopy(model)) as prompts:
+            assert prompts.restore(IDS, salt=b"tenant").past_key_values is not None
+
+
+@pytest.mark.slow
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("ids", "mask"),
+        [
+            (torch.zeros(8, dtype=torch.long), None),
+            (torch.zeros((1, 8)), None),
+            (torch.zeros((1, 8), dtype=torch.long), torch.ones((2, 8))),
+            (torch.zeros((1, 8), dtype=torch.long), torch.ones((1, 9))),
+            (torch.zeros((1, 4), dtype=torch.long), torch.tensor([[1, 1, 1, 0]])),
+            (torch.zeros((1, 4), dtype=torch.long), torch.tensor([[0, 1, 0, 1]])),
+            (torch.full((1, 40), -1), None),
+        ],
+        ids=["flat", "floats", "rows", "longer", "right", "holes", "negative"],
+    )
+    def test_prompt_that_is_no_batch_is_refused(
+        self, prompts: Any, ids: torch.Tensor, mask: Any
+    ) -> None:
+        """R-43: before anything is asked."""
+        with pytest.raises(KeyFormatError):
+            prompts.restore(ids, mask)
+
+    @pytest.mark.parametrize(
+        "case", ["static", "short", "batch", "type", "layers", "empty"]
+    )
+    def test_cache_of_something_else_is_refused(self, prompts: Any, case: str) -> None:
+        """R-43: bytes that are not what their keys say are not stored."""
+        model = model_of(LLAMA)
+        ids, past = IDS, generate(model, IDS).past_key_values
+        if case == "static":
+            past = StaticCache(config=model.config, max_cache_len=32)
+        elif case == "short":
+            ids = IDS[:, :-1]
+        elif case == "batch":
+            ids = IDS.repeat(2, 1)
+        elif case == "type":
+            past = DynamicCache([(k.bfloat16(), v.bfloat16()) for k, v, _ in past])
+        elif case == "layers":
+            past = DynamicCache([(k, v) for k, v, _ in list(past)[1:]])
+        else:
+            past = DynamicCache(config=model.config)
+        with pytest.raises(LayoutError, match="past_key_values"):
+            prompts.save(ids, past)
+        assert 0 == prompts.cache.statistics().saved_blocks
+
+    def test_verbs_after_close_are_refused(self, tmp_path: Path) -> None:
+        """R-43: by name."""
+        prompts = open_prompts(tmp_path)
+        prompts.close()
+        prompts.close()
+        with pytest.raises(PipelineClosedError):
+            prompts.restore(IDS)

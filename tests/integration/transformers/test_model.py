@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model keeps is looked at, and what cannot be reused by prefix is refused."""
+
+import copy
+from typing import Any
+
+import attrs
+import pytest
+import torch
+import transformers
+
+from tests.e2e.models import DEEPSEEK, GEMMA3, LLAMA, LLAMA_LONGROPE, MISTRAL, Recipe
+from tests.integration.transformers.kit import OTHER, model_of
+from ucm.errors import ConfigError
+from ucm.integration.transformers.model import identify, observe
+
+DYNAMIC = attrs.evolve(
+    LLAMA,
+    name="llama-dynamic",
+    config=LLAMA.config
+    | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+)
+
+
+def identity_of(model: Any, weights: str = "") -> Any:
+    """Look at a model."""
+    return identify(model, block_tokens=16, weights=weights)
+
+
+@pytest.mark.slow
+class TestShape:
+    def test_layers_are_those_that_the_model_leaves_behind(self) -> None:
+        """Heads and dims come of what was computed, keys' and values' each."""
+        shape = observe(model_of(LLAMA))
+        assert ((2, 32, 32),) * 4 == shape.layers
+        assert torch.float32 == shape.dtype
+        assert 4 * 2 * 64 == shape.token_elements
+        assert 2 == len(set(observe(model_of(DEEPSEEK)).layers[0][1:]))
+
+    def test_block_is_one_piece_of_all_layers(self) -> None:
+        """One buffer, one row: a block is copied by one call."""
+        layout = identity_of(model_of(LLAMA), "w").layout
+        assert [16 * 512 * 4] == [row.page_bytes for row in layout.groups[0].rows]
+
+
+@pytest.mark.slow
+class TestKeySpace:
+    def test_same_model_from_elsewhere_has_the_same_key_space(self) -> None:
+        """R-61: its path, and names of classes that it has no use for, count nothing."""
+        moved = copy.deepcopy(model_of(LLAMA))
+        moved.config._name_or_path = "/another/place"
+        assert identity_of(model_of(LLAMA)).keyspace == identity_of(moved).keyspace
+
+    @pytest.mark.parametrize(
+        "change",
+        ["weight", "recipe", "config", "attention", "precision", "code"],
+    )
+    def test_whatever_decides_the_states_makes_another(
+        self, change: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-61: one field at a time."""
+        before = identity_of(model_of(LLAMA)).keyspace
+        model = copy.deepcopy(model_of(OTHER if change == "recipe" else LLAMA))
+        if change == "weight":
+            model.lm_head.weight.data[7, 7] *= 1.01
+        elif change == "config":
+            model.config.rms_norm_eps *= 2
+        elif change == "attention":
+            model.set_attn_implementation("eager")
+        elif change == "precision":
+            monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+        elif change == "code":
+
+            class LlamaForCausalLM(type(model)):  # type: ignore[misc] # it is
+                """Another model of the same name."""
+
+            LlamaForCausalLM.__qualname__ = "LlamaForCausalLM"
+            model.__class__ = LlamaForCausalLM
+        assert before.digest != identity_of(model).keyspace.digest
+
+    def test_named_weights_are_not_read(self) -> None:
+        """R-61: whoever names them says when they are others."""
+        one, other = model_of(LLAMA), model_of(OTHER)
+        assert identity_of(one, "v1").keyspace == identity_of(other, "v1").keyspace
+        assert identity_of(one, "v1").keyspace != identity_of(one, "v2").keyspace
+
+
+@pytest.mark.slow
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("recipe", "named"),
+        [
+            (GEMMA3, "DynamicSlidingWindowLayer"),
+            (MISTRAL, "DynamicSlidingWindowLayer"),
+            (LLAMA_LONGROPE, "rope_type='longrope'"),
+            (DYNAMIC, "rope_type='dynamic'"),
+        ],
+        ids=lambda each: getattr(each, "name", ""),
+    )
+    def test_model_whose_states_are_no_prefix_is_refused(
+        self, recipe: Recipe, named: str
+    ) -> None:
+        """R-43: by the name of what stands in the way."""
+        with pytest.raises(ConfigError, match=named):
+            identity_of(model_of(recipe))
+
+    def test_recurrent_state_is_refused(self) -> None:
+        """R-43: it is one for all tokens, and cannot be cut."""
+        config = transformers.MambaConfig(
+            vocab_size=16, hidden_size=16, state_size=4, num_hidden_layers=1
+        )
+        with pytest.raises(ConfigError, match="past_key_values"):
+            identity_of(transformers.MambaForCausalLM(config).eval())
+
+    def test_encoder_is_refused(self) -> None:
+        """R-43: what its decoder keeps depends on another input."""
+        config = transformers.T5Config(
+            vocab_size=16, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2
+        )
+        with pytest.raises(ConfigError, match="is_encoder_decoder"):
+            identity_of(transformers.T5ForConditionalGeneration(config).eval())
+
+    def test_model_that_also_sees_is_refused(self) -> None:
+        """R-43: token ids do not say what an image shows."""
+        model = copy.copy(model_of(LLAMA))
+        model.config = transformers.LlavaConfig(text_config=copy.deepcopy(model.config))
+        with pytest.raises(ConfigError, match="model_type='llava'"):
+            identity_of(model)
+
+    def test_model_that_looks_ahead_is_refused(self) -> None:
+        """R-43: states of a prefix depend on what follows it."""
+
+        class LooksAhead(type(model_of(LLAMA))):  # type: ignore[misc] # it is
+            """Adds to every state what is to come."""
+
+            def forward(self, *args: Any, **kwargs: Any) -> Any:
+                """Compute, and mix tokens of the last layer's values."""
+                out = super().forward(*args, **kwargs)
+                layer = out.past_key_values.layers[-1]
+                layer.values = layer.values.flip(2).cumsum(2)
+                return out
+
+        model = copy.copy(model_of(LLAMA))
+        model.__class__ = LooksAhead
+        with pytest.raises(ConfigError, match="not causal"):
+            identity_of(model)
+
+    def test_model_that_trains_or_has_adapters_is_refused(self) -> None:
+        """R-43: its states are not a function of tokens and weights alone."""
+        model = copy.copy(model_of(LLAMA))
+        model.peft_config = {"default": object()}
+        with pytest.raises(ConfigError, match="peft_config"):
+            identity_of(model)
+        model = copy.deepcopy(model_of(LLAMA)).train()
+        with pytest.raises(ConfigError, match="training"):
+            identity_of(model)
+
+    def test_model_on_several_types_is_refused(self) -> None:
+        """R-43: its states are not in one piece."""
+
+        class Mixed(type(model_of(LLAMA))):  # type: ignore[misc] # it is
+            """Keeps one layer in another type."""
+
+            def forward(self, *args: Any, **kwargs: Any) -> Any:
+                """Compute, and change the last layer's type."""
+                out = super().forward(*args, **kwargs)
+                layer = out.past_key_values.layers[-1]
+                layer.values = layer.values.bfloat16()
+                return out
+
+        model = copy.copy(model_of(LLAMA))
+        model.__class__ = Mixed
+        with pytest.raises(ConfigError, match="one type on one device"):
+            identity_of(model)
+
+    def test_weights_that_cannot_be_read_have_to_be_named(self) -> None:
+        """R-61: without a name for them nothing could be promised."""
+        model = copy.deepcopy(model_of(LLAMA))
+        model.register_buffer("elsewhere", torch.empty(3, device="meta"))
+        with pytest.raises(ConfigError, match="weights="):
+            identity_of(model)
+        assert "v1" == identity_of(model, "v1").keyspace.weights

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Prompts as ``generate`` takes them: ids and a mask, rows padded at their left.
+
+Pure. What is wrong with them is a ``KeyFormatError``.
+"""
+
+import attrs
+import torch
+
+from ucm.errors import KeyFormatError
+from ucm.prefixes import PrefixHasher
+
+__all__ = ["Row", "rows_of"]
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """
+    One prompt of a batch.
+
+    Args:
+        padding: Columns before its first token.
+        keys: Of its whole blocks.
+    """
+
+    padding: int
+    keys: list[bytes]
+
+
+def rows_of(
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    columns: int | None,
+    hasher: PrefixHasher,
+    salt: bytes,
+) -> list[Row]:
+    """
+    Return the rows of a batch.
+
+    Args:
+        input_ids: ``[batch, length]``.
+        attention_mask: Zeros for padding; what it does not reach is no padding. None:
+            there is none.
+        columns: Only the tokens of so many; None: of all.
+        hasher: Makes the keys.
+        salt: See ``PrefixHasher.keys``.
+
+    Raises:
+        KeyFormatError: It is no such batch.
+    """
+    if input_ids.dim() != 2 or input_ids.is_floating_point():
+        shape = f"{input_ids.dtype} {[*input_ids.shape]}"
+        raise KeyFormatError(f"input_ids are {shape}, not [batch, length] of integers")
+    paddings = [0] * len(input_ids)
+    if attention_mask is not None:
+        paddings = _paddings(input_ids, attention_mask)
+    return [
+        Row(padding=padding, keys=hasher.keys(tokens[padding:columns], salt=salt))
+        for padding, tokens in zip(paddings, input_ids.tolist(), strict=True)
+    ]
+
+
+def _paddings(input_ids: torch.Tensor, mask: torch.Tensor) -> list[int]:
+    """Return how many columns of padding each row has."""
+    (batch, length), shape = input_ids.shape, tuple(mask.shape)
+    if len(shape) != 2 or shape[0] != batch or shape[1] > length:
+        told = f"attention_mask is {[*shape]} and input_ids {[batch, length]}"
+        raise KeyFormatError(told)
+    tokens = mask.ne(0)
+    paddings = (~tokens).sum(dim=1)
+    if (~tokens).cumprod(dim=1).sum(dim=1).ne(paddings).any():
+        raise KeyFormatError("attention_mask has zeros behind a token: pad at the left")
+    return [int(each) for each in paddings.tolist()]
