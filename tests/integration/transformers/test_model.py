@@ -9,7 +9,16 @@ import pytest
 import torch
 import transformers
 
-from tests.e2e.models import DEEPSEEK, GEMMA3, LLAMA, LLAMA_LONGROPE, MISTRAL, Recipe
+from tests.e2e.models import (
+    DEEPSEEK,
+    GEMMA2,
+    GEMMA3,
+    LLAMA,
+    LLAMA4,
+    LLAMA_LONGROPE,
+    MISTRAL,
+    Recipe,
+)
 from tests.integration.transformers.kit import OTHER, model_of
 from ucm.errors import ConfigError
 from ucm.integration.transformers.model import identify, observe
@@ -92,6 +101,8 @@ class TestRefusals:
         [
             (GEMMA3, "DynamicSlidingWindowLayer"),
             (MISTRAL, "DynamicSlidingWindowLayer"),
+            (GEMMA2, "DynamicSlidingWindowLayer"),
+            (LLAMA4, "DynamicSlidingWindowLayer"),
             (LLAMA_LONGROPE, "rope_type='longrope'"),
             (DYNAMIC, "rope_type='dynamic'"),
         ],

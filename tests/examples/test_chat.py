@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the example server has only so much of, and what it says when that is used up."""
+
+import functools
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import transformers
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from examples.chat_server.app import make_app
+from examples.chat_server.chat import Chat, Limits, Piece, Refusal
+from examples.chat_server.tiny import make_tiny
+from tests.cache.kit import run
+from ucm.integration.transformers import PromptCache
+
+WORDS = [{"role": "user", "content": "There is only so much of everything."}]
+
+
+@functools.cache
+def tiny(directory: Path) -> tuple[Any, Any]:
+    """Return the model and its tokenizer."""
+    transformers.logging.disable_progress_bar()
+    path = make_tiny(directory)
+    return (
+        transformers.AutoModelForCausalLM.from_pretrained(path),
+        transformers.AutoTokenizer.from_pretrained(path),
+    )
+
+
+@pytest.fixture
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tiny model is, once for all tests."""
+    return tmp_path_factory.getbasetemp() / "tiny"
+
+
+def config_of(tmp_path: Path) -> dict[str, object]:
+    """Return settings of a store of the test's own."""
+    return {
+        "store": {"path": str(tmp_path / "slab"), "capacity": "16MiB"},
+        "log": {"level": "off"},
+    }
+
+
+class Asking:
+    """
+    A chat, and what it says.
+
+    Args:
+        chat: Asked.
+        registry: Where it counts.
+    """
+
+    def __init__(self, chat: Chat, registry: CollectorRegistry) -> None:
+        self.chat = chat
+        self.registry = registry
+
+    async def __call__(self, num_tokens: int = 4) -> Piece | Refusal:
+        """Ask, and return the last that is said."""
+        out, pieces = anyio.create_memory_object_stream[Any](num_tokens + 1)
+        with pieces:
+            ids = await self.chat.encode(WORDS)
+            await self.chat.answer(ids, num_tokens, b"", out)
+            said = [each async for each in pieces]
+        last: Piece | Refusal = said[-1]
+        return last
+
+    def counted(self, name: str, **labels: str) -> float:
+        """Return a sample."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+
+def chatting(
+    tmp_path: Path,
+    directory: Path,
+    limits: Limits,
+    main: Callable[[Asking], Awaitable[None]],
+) -> None:
+    """Have a chat while *main* runs."""
+    model, tokenizer = tiny(directory)
+
+    async def inner() -> None:
+        async with (
+            PromptCache(config_of(tmp_path), model) as prompts,
+            anyio.create_task_group() as saves,
+        ):
+            registry = CollectorRegistry()
+            chat = Chat(model, tokenizer, prompts, saves, limits, registry)
+            await main(Asking(chat, registry))
+
+    run("asyncio", inner)
+
+
+@pytest.mark.slow
+class TestLimits:
+    def test_line_that_is_full_refuses_at_once(
+        self, tmp_path: Path, directory: Path
+    ) -> None:
+        """Nobody waits for what will not be answered in time; the first one is."""
+
+        async def main(ask: Asking) -> None:
+            said = []
+
+            async def first() -> None:
+                said.append(await ask())
+
+            holder = object()
+            await ask.chat._turn.acquire_on_behalf_of(holder)
+            async with anyio.create_task_group() as group:
+                group.start_soon(first)
+                while not ask.chat.num_asked:
+                    await anyio.lowlevel.checkpoint()
+                second = await ask()
+                assert isinstance(second, Refusal)
+                assert 503 == second.status
+                ask.chat._turn.release_on_behalf_of(holder)
+            assert isinstance(said[0], Piece)
+            assert ("length", 4) == (said[0].finish, said[0].numbers.said)
+            assert 0 == ask.chat.num_asked
+            assert 1 == ask.counted("chat_answers_total", end="refused")
+
+        chatting(tmp_path, directory, Limits(line=1), main)
+
+    def test_request_that_waits_too_long_is_told(
+        self, tmp_path: Path, directory: Path
+    ) -> None:
+        """Its deadline counts from when it was asked, not from its turn."""
+
+        async def main(ask: Asking) -> None:
+            await ask.chat._turn.acquire_on_behalf_of(ask)
+            late = await ask()
+            assert isinstance(late, Refusal)
+            assert 504 == late.status
+            assert 0 == ask.chat.num_asked
+
+        chatting(tmp_path, directory, Limits(deadline=0.01), main)
+
+    def test_prompt_that_the_model_cannot_see_is_refused(
+        self, tmp_path: Path, directory: Path
+    ) -> None:
+        """Before its turn, with how much it is too long."""
+
+        async def main(ask: Asking) -> None:
+            long = await ask(4096)
+            assert isinstance(long, Refusal)
+            assert 400 == long.status
+            assert long.text.split()[0] == str((await ask.chat.encode(WORDS)).shape[1])
+
+        chatting(tmp_path, directory, Limits(), main)
+
+    def test_answer_without_room_to_save_is_right_and_counted(
+        self, tmp_path: Path, directory: Path
+    ) -> None:
+        """Saves that pile up are left out; nobody waits for them."""
+
+        async def main(ask: Asking) -> None:
+            ask.chat._save_room.acquire_on_behalf_of_nowait(ask)
+            first = await ask()
+            ask.chat._save_room.release_on_behalf_of(ask)
+            second = await ask()
+            assert isinstance(first, Piece)
+            assert isinstance(second, Piece)
+            assert 0 == second.numbers.loaded
+            assert 1 == ask.counted("chat_unsaved_total")
+
+        chatting(tmp_path, directory, Limits(saves=1), main)
+
+
+async def fetch(
+    app: Starlette, method: str, path: str, body: bytes = b""
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Ask an application without a socket."""
+    status, headers, said = 0, {}, b""
+    given = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        if given:
+            return given.pop()
+        await anyio.sleep_forever()
+        return None
+
+    async def send(message: Any) -> None:
+        nonlocal status, headers, said
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], dict(message["headers"])
+        else:
+            said += message["body"]
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "root_path": "",
+        "query_string": b"",
+        "headers": [],
+    }
+    await app(scope, receive, send)
+    return status, headers, said
+
+
+@pytest.mark.slow
+def test_requests_are_answered_or_refused_by_name(
+    tmp_path: Path, directory: Path
+) -> None:
+    """R-43: as a whole without streaming; what is not understood is said in words."""
+    model, tokenizer = tiny(directory)
+    app = make_app(model, tokenizer, config_of(tmp_path), Limits(tokens=8))
+    ask = functools.partial(fetch, app, "POST", "/v1/chat/completions")
+
+    async def main() -> None:
+        async with app.router.lifespan_context(app):
+            good = b'{"messages":[{"role":"user","content":"So"}],"max_tokens":3}'
+            status, _, said = await ask(good)
+            assert 200 == status
+            assert b'"completion_tokens":3' in said
+            assert b'"finish_reason":"length"' in said
+            for body, code, words in (
+                (b"{", 400, b"truncated"),
+                (b'{"messages":[]}', 400, b"length >= 1"),
+                (good.replace(b"3}", b"9}"), 400, b"above 8"),
+                (good.replace(b"3}", b'3,"temperature":1}'), 400, b"temperature"),
+                (b" " * (1 << 20) + good, 413, b"bytes"),
+            ):
+                status, _, said = await ask(body)
+                assert code == status
+                assert words in said
+            status, _, said = await fetch(app, "GET", "/health")
+            assert (200, b'{"ok":true,"store":true,"asked":0}') == (status, said)
+            status, _, said = await fetch(app, "GET", "/metrics")
+            assert b"ucm_healthy 1.0" in said
+            for path in ("/", "/page.css", "/page.js"):
+                status, headers, _ = await fetch(app, "GET", path)
+                assert 200 == status
+                assert b"default-src 'none'" in headers[b"content-security-policy"]
+
+    run("asyncio", main)
