@@ -7,6 +7,7 @@ from tests.mutations.mutant import Mutant, StaleError
 from tests.mutations.of_agent import AGENT
 from tests.mutations.of_arena import ARENA
 from tests.mutations.of_backends import BACKENDS
+from tests.mutations.of_chat import CHAT
 from tests.mutations.of_cost import COST
 from tests.mutations.of_decisions import DECISIONS
 from tests.mutations.of_devices import DEVICES
@@ -69,6 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TIERS,
     *ARENA,
     *BACKENDS,
+    *CHAT,
     *DECISIONS,
     *DOCTOR,
     *STATES,
