@@ -45,6 +45,14 @@ PROOFS = (
         ),
     ),
     Mutant(
+        name="bar_without_an_end",
+        why="Who waits for an hour of work sees nothing move.",
+        file="ucm/cli/telling.py",
+        find="shown.update(task, completed=so_far)",
+        replace="shown.update(task)",
+        killers=("tests/cli/test_telling.py::test_work_is_shown_on_a_terminal",),
+    ),
+    Mutant(
         name="legend_of_saves_alone",
         why="A colour that is drawn under loads is explained nowhere near them.",
         file="ucm/story/timeline.js",

@@ -8,13 +8,13 @@ missing, foreign, damaged or does not answer. Whatever the input, an error is on
 standard error and no traceback.
 """
 
-import importlib
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 import click
 
+from ucm.cli.lazy import Lazy
 from ucm.cli.output import printable
 from ucm.errors import ConfigError, ConfigFileError, UCMError
 
@@ -40,23 +40,11 @@ COMMANDS: Final[dict[str, str]] = {
 """Where each subcommand is: its name, and ``module:attribute`` of a click command."""
 
 
-class _Lazy(click.Group):
-    """Imports a subcommand when it is asked for; the others cost nothing."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of ``COMMANDS``."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a subcommand, or None if there is none of this name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, attribute = COMMANDS[cmd_name].split(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-
-@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=Lazy,
+    places=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="ucm")
 def cli() -> None:
     """See what the KV cache of an inference server does, and look after it."""

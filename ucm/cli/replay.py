@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ucm replay``: what a store would find of a recorded load, by capacity and policy."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import click
 
 from ucm.cli.output import console, json_option, say_json, table
-from ucm.cli.telling import SIZE, Progress, examples, plain
+from ucm.cli.telling import SIZE, examples, plain, progress
 from ucm.replay.policies import POLICIES
 from ucm.replay.replaying import replay as replay_trace
 from ucm.replay.replaying import usual_capacities
@@ -84,15 +85,9 @@ def replay(
     sizes = sorted({each // (block_bytes or 1) for each in capacity})
     sizes = sizes or usual_capacities(loaded)
     names = list(dict.fromkeys(policy))
-    progress = Progress("replayed", len(sizes) * len(names), is_bytes=False)
-    done = 0
-
-    def told(_: str) -> None:
-        nonlocal done
-        done += 1
-        progress.tell(done)
-
-    found = replay_trace(loaded, sizes, names, told)
+    done = itertools.count(1)
+    with progress("replayed", len(sizes) * len(names), is_bytes=False) as tell:
+        found = replay_trace(loaded, sizes, names, lambda _: tell(next(done)))
     if as_json:
         say_json(found)
     else:

@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What subcommands have in common when they read numbers, and tell them to people."""
 
+import contextlib
 import sys
-import time
+from collections.abc import Callable, Iterator
 
 import click
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
-from ucm.cli.output import printable
+from ucm.cli.output import console, printable
 from ucm.errors import ConfigError
-from ucm.settings import read_size, size_text
+from ucm.settings import read_size
 
-__all__ = ["SIZE", "Progress", "ago", "examples", "plain"]
+__all__ = ["SIZE", "ago", "examples", "plain", "progress"]
 
 _MOST_SHOWN = 120
 _STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -62,32 +71,27 @@ def plain(text: str) -> str:
     return printable(cut)
 
 
-class Progress:
+@contextlib.contextmanager
+def progress(
+    what: str, total: int, *, is_bytes: bool = True
+) -> Iterator[Callable[[int], None]]:
     """
-    Says on standard error how far long work is: after a second, and once a second.
+    Show on standard error how far long work is, where somebody looks at it there.
 
     Args:
         what: The work, in a word.
         total: Bytes, or things, that there are; 0 if nobody knows.
         is_bytes: Which of both.
+
+    Yields:
+        What is to be told how much is done by now.
     """
-
-    def __init__(self, what: str, total: int, *, is_bytes: bool = True) -> None:
-        self._what = what
-        self._total = total
-        self._is_bytes = is_bytes
-        self._tell_at = time.monotonic() + 1.0
-
-    def tell(self, done: int) -> None:
-        """Say that so much is done by now."""
-        now = time.monotonic()
-        if now < self._tell_at:
-            return
-        self._tell_at = now + 1.0
-        total = f" of {self._text(self._total)}" if self._total else ""
-        print(  # noqa: T201 - a command's own voice
-            f"{self._what}: {self._text(done)}{total}", file=sys.stderr, flush=True
-        )
-
-    def _text(self, number: int) -> str:
-        return size_text(number) if self._is_bytes else str(number)
+    done = DownloadColumn(binary_units=True) if is_bytes else MofNCompleteColumn()
+    with Progress(
+        *(TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn()),
+        console=console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as shown:
+        task = shown.add_task(what, total=total or None)
+        yield lambda so_far: shown.update(task, completed=so_far)

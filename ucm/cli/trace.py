@@ -7,16 +7,14 @@ while they run, and changes none of them.
 """
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import rich.progress
 
 from ucm.blocks import id_in_log
 from ucm.cli.output import clean, console, json_option, say_json, table
-from ucm.cli.telling import examples
+from ucm.cli.telling import examples, progress
 from ucm.cli.trace_answers import (
     change_text,
     life_dict,
@@ -230,13 +228,14 @@ def timeline(
 def _lines(path: Path, reading: Reading) -> Iterator[Line]:
     """Yield the lines of a log; shows progress where somebody looks."""
     files, before = find_logs(path), reading.lines
-    with rich.progress.Progress(
-        console=console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
-        task = progress.add_task("reading", total=sum(file.nbytes for file in files))
-        advance: Callable[[int], None] = lambda nbytes: progress.advance(task, nbytes)
+    done = 0
+    with progress("read", sum(file.nbytes for file in files)) as tell:
+
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            tell(done)
+
         yield from read_logs(files, reading, advance)
     if reading.lines == before:
         raise NoLogError(f"{path} has no line of a log of ucm")

@@ -10,7 +10,7 @@ import click
 from ucm.blocks import PackedKey
 from ucm.cli.output import console, json_option, say_json
 from ucm.cli.store.choose import Choice, Wanted, choosing
-from ucm.cli.telling import Progress, examples, plain
+from ucm.cli.telling import examples, plain, progress
 from ucm.settings import size_text
 from ucm.stores.slab import Blocks, ClassSurvey, SlabStore, SlabSurvey
 from ucm.stores.slab import compact as compact_slab
@@ -95,16 +95,16 @@ def _count(survey: SlabSurvey, choice: Choice) -> tuple[int, int]:
 
 def _forget(survey: SlabSurvey, choice: Choice, total: int) -> int:
     forgotten = 0
-    progress = Progress("forgotten", total, is_bytes=False)
-    for surveyed in survey.classes:
-        slot_bytes = surveyed.geometry.slot_bytes
-        with SlabStore.join(
-            survey.path, block_bytes=slot_bytes, index_only=True
-        ) as store:
-            for found in _chosen(surveyed, choice):
-                keys = [PackedKey(found.key(at)) for at in range(len(found))]
-                forgotten += store.forget(keys)
-                progress.tell(forgotten)
+    with progress("forgotten", total, is_bytes=False) as tell:
+        for surveyed in survey.classes:
+            slot_bytes = surveyed.geometry.slot_bytes
+            with SlabStore.join(
+                survey.path, block_bytes=slot_bytes, index_only=True
+            ) as store:
+                for found in _chosen(surveyed, choice):
+                    keys = [PackedKey(found.key(at)) for at in range(len(found))]
+                    forgotten += store.forget(keys)
+                    tell(forgotten)
     return forgotten
 
 

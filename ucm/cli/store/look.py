@@ -14,7 +14,7 @@ from ucm.blocks import BlockKey, KeySpace, PackedKey
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json, table
 from ucm.cli.store.choose import Choice, Wanted, choosing, hex_bytes
-from ucm.cli.telling import SIZE, Progress, ago, examples, plain
+from ucm.cli.telling import SIZE, ago, examples, plain, progress
 from ucm.errors import BlockCorruptError, KeyFormatError
 from ucm.fates import Fate
 from ucm.settings import size_text
@@ -330,11 +330,11 @@ def verify(path: Path, *, rate: int, forget: bool, as_json: bool) -> int:
     num_damaged = num_forgotten = 0
     with SlabSurvey(path) as survey, contextlib.ExitStack() as stack:
         total = sum(each.block_bytes for each in facts_of(survey).classes)
-        progress = Progress("verified", total)
+        tell = stack.enter_context(progress("verified", total))
         forgetting = _Forgetting(path, survey, stack) if forget else None
 
         def wait(seconds: float) -> None:
-            progress.tell(seen.nbytes)
+            tell(seen.nbytes)
             time.sleep(min(seconds, 0.1))
 
         for wrong in verify_blocks(survey, seen, rate, wait):

@@ -15,7 +15,7 @@ import click
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json
 from ucm.cli.store.choose import Wanted, choosing
-from ucm.cli.telling import SIZE, Progress, examples
+from ucm.cli.telling import SIZE, examples, progress
 from ucm.errors import ConfigError, StoreError, StoreUnavailableError
 from ucm.settings import size_text
 from ucm.stores.exports import ExportReader
@@ -52,8 +52,8 @@ def export(
     """
     with SlabSurvey(path) as survey, _written(file, force=force) as target:
         outgoing = Outgoing(survey, wanted.choose(survey).mask)
-        progress = Progress("exported", outgoing.nbytes)
-        moved = outgoing.write(target, lambda so_far: progress.tell(so_far.read_bytes))
+        with progress("exported", outgoing.nbytes) as tell:
+            moved = outgoing.write(target, lambda so_far: tell(so_far.read_bytes))
     _tell(moved, "written", as_json=as_json, err=_is_dash(file))
     return NOT_WELL if moved.damaged else 0
 
@@ -125,8 +125,8 @@ def _made(path: Path, capacity: int, reader: ExportReader) -> SlabStore:
 def _bring(
     incoming: Incoming, reader: ExportReader, *, as_json: bool, fills: bool = False
 ) -> int:
-    progress = Progress("stored", reader.start.nbytes)
-    moved = incoming.run(lambda so_far: progress.tell(so_far.read_bytes))
+    with progress("stored", reader.start.nbytes) as tell:
+        moved = incoming.run(lambda so_far: tell(so_far.read_bytes))
     _tell(moved, "stored", as_json=as_json)
     return NOT_WELL if moved.damaged or (moved.no_room and not fills) else 0
 
