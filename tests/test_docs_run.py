@@ -19,6 +19,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -259,6 +260,15 @@ async def run_blocks(texts: list[str], names: dict[str, Any]) -> None:
             await result
 
 
+def texts_of(page: str, **here: str) -> list[str]:
+    """Return the Python blocks of a page, with names of its machine as they are here."""
+    texts = [block.text for block in blocks("python") if block.page == DOCS / page]
+    for text in here:
+        assert any(text in each for each in texts), text
+    known = "|".join(map(re.escape, here)) or "(?!)"
+    return [re.sub(known, lambda found: here[found[0]], text) for text in texts]
+
+
 class TestPython:
     @pytest.mark.slow
     def test_host_of_the_page_on_embedding_loads_what_it_saved(
@@ -267,13 +277,9 @@ class TestPython:
         """The page from top to bottom, twice: computed, then loaded; and its metrics."""
         from prometheus_client import REGISTRY
 
-        texts = [
-            block.text.replace("/dev/shm/my-server", str(tmp_path / "slab"))
-            .replace("64GiB", "4MiB")
-            .replace("9100", "0")
-            for block in blocks("python")
-            if block.page == DOCS / "embedding.md"
-        ]
+        slab = str(tmp_path / "slab")
+        here = {"/dev/shm/my-server": slab, "64GiB": "4MiB", "9100": "0"}
+        texts = texts_of("embedding.md", **here)
         host = Computed()
         asyncio.run(run_blocks(texts[:2], dict(host.given)))
         host.given["array0"][:] = 0.0
@@ -295,8 +301,37 @@ class TestPython:
         assert 7.0 == host.given["array0"][1:5].min()
         assert re.search(r'ucm_hit_parts_total\{tier="\w+"\} 4\.0', told)
 
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+    def test_host_of_the_page_on_transformers_restores_what_it_saved(
+        self, tmp_path: Path
+    ) -> None:
+        """The page's program twice: nothing is found, then two blocks of the prompt, and
+        the answer is the same."""
+        from anyio import to_thread
+
+        import tests.engine_imports  # noqa: F401 - warnings of others end here
+        from tests.e2e.models import LLAMA
+        from tests.integration.transformers.kit import model_of, prompt
+
+        here = {"/dev/shm/prompts": str(tmp_path / "slab"), "64GiB": "64MiB"}
+        texts = texts_of("transformers.md", **here)
+        told = []
+        for _ in range(2):
+            names: dict[str, Any] = {
+                "model": model_of(LLAMA),
+                "tokenizer": lambda *_, **__: SimpleNamespace(input_ids=prompt(1, 40)),
+                "text": "",
+                "to_thread": to_thread,
+            }
+            asyncio.run(run_blocks(texts, names))
+            told.append((names["num_tokens"], names["done"].sequences.tolist()))
+        (first, said), (second, again) = told
+        assert (0, 32, said) == (first, second, again)
+
     def test_every_block_is_run(self) -> None:
-        """By the test above, or that of the quick start (``tests/test_docs.py``)."""
-        assert {"embedding.md", "quickstart.md"} == {
+        """By a test above, or that of the quick start (``tests/test_docs.py``). Who writes
+        Python on another page gives it a test here."""
+        assert {"embedding.md", "quickstart.md", "transformers.md"} == {
             block.page.name for block in blocks("python")
         }
