@@ -14,6 +14,7 @@ _LATE = "tests/cache/test_late_loop.py"
 _WRONG = (
     "tests/testing/test_door_contract.py::test_host_that_is_wrong_in_one_way_is_noticed"
 )
+_SURFACE = "tests/test_api_surface.py"
 _DAMAGED = "tests/testing/test_slab_damage.py"
 
 HOST = (
@@ -60,6 +61,22 @@ HOST = (
         killers=(
             "tests/cache/test_many.py::TestCost::test_nothing_of_a_ticket_is_made_on_the_hosts_thread",
         ),
+    ),
+    Mutant(
+        name="public_signature_changed_by_accident",
+        why="A host that calls it as before has another answer, or an error.",
+        file="ucm/cache/aio.py",
+        find="        wait_for_room: bool = False,\n",
+        replace="        wait_for_room: bool = True,\n",
+        killers=(f"{_SURFACE}::test_surface_is_the_one_that_is_written_down",),
+    ),
+    Mutant(
+        name="example_on_private_ground",
+        why="Whoever copies the example breaks with the next patch release.",
+        file="examples/third_party_store/ucm_example/metered.py",
+        find="from ucm.devices.abc import Fence\n",
+        replace="from ucm.devices._paged import Fence\n",
+        killers=(f"{_SURFACE}::test_examples_need_what_is_public_only",),
     ),
     Mutant(
         name="damage_that_damages_nothing",

@@ -38,7 +38,7 @@ from tests.mutations.mutants import MUTANTS, ROOT, Mutant, StaleError
 __all__ = ["BaselineError", "Outcome", "Result", "Trees", "main", "try_out"]
 
 _COPIED = (
-    *("ucm", "tests", "benchmarks", "scripts", "examples", "constraints"),
+    *("ucm", "tests", "benchmarks", "scripts", "examples", "docs", "constraints"),
     *("pyproject.toml", "README.md"),
 )
 _BASELINE_S = 300.0
