@@ -15,7 +15,7 @@ SAID = Said(hash_at(7), None, [1, 2, 3])
 TEXT = msgspec.msgpack.encode(SAID)
 STEP = st.tuples(
     st.sampled_from(["store", "store", "remove", "follow", "restart", "describe"]),
-    st.integers(0, 7),
+    st.integers(0, 2),
     st.integers(0, 1),
     st.integers(0, 1),
 )
@@ -84,6 +84,32 @@ class TestFollow:
         own = [(at, name[0] % 100) for at, _, name in world.follower.there]
         assert sorted((at, name[0]) for at, name in world.whole()) == sorted(own)
         assert len(own) == len(world.follower.mirror)
+
+    def test_who_was_too_slow_is_told_what_there_is(self) -> None:
+        """R-57: changes that the ring has no room for are seen by what they left behind."""
+        ledger, follower = Ledger(1, most_changes=4), Follower()
+        follower.join(ledger)
+        ledger.stored(0, key_of(1))
+        follower.follow()
+        ledger.removed(0, key_of(1))
+        for number in range(2, 7):
+            ledger.stored(0, key_of(number))
+        follower.follow()
+        assert {(0, 0, hash_at(number)) for number in range(2, 7)} == set(
+            follower.there
+        )
+
+    def test_what_went_while_no_agent_was_there_is_told(self) -> None:
+        """R-57: another ledger, which knows nothing of the one before, tells what there is."""
+        first, second, follower = Ledger(1), Ledger(1), Follower()
+        for number in (1, 2):
+            first.stored(0, key_of(number))
+        follower.join(first)
+        follower.follow()
+        second.stored(0, key_of(2))
+        follower.join(second)
+        follower.follow()
+        assert [(0, 0, hash_at(2))] == list(follower.there)
 
     def test_listing_comes_in_batches(self) -> None:
         """R-57: a reader that begins is told all, some of it at a time."""

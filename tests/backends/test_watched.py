@@ -71,10 +71,14 @@ class TestAnswers:
             assert () == tier.watch(heard)
             await tier.put(sealed(KEYS[:3]))
             assert KEYS[:3] == sorted(heard.there, key=KEYS.index)
-            del backend.shelf.values[KEYS[0]]
+            for key in KEYS[:2]:
+                del backend.shelf.values[key]
             await fetch(tier, KEYS[:1])
-            await tier.delete(KEYS[1:2])
+            assert KEYS[1:3] == sorted(heard.there, key=KEYS.index)
             await tier.exists(KEYS)
+            assert KEYS[2:3] == list(heard.there)
+            await tier.put(sealed(KEYS[:1]))
+            await tier.delete(KEYS[:1])
             backend.does.is_down = True
             await tier.put(sealed(KEYS[3:]))
             await tier.exists(KEYS)

@@ -22,6 +22,7 @@ from tests.mutations.of_hit import HIT
 from tests.mutations.of_host import HOST
 from tests.mutations.of_index import INDEX
 from tests.mutations.of_keys import KEYS
+from tests.mutations.of_kv_events import KV_EVENTS
 from tests.mutations.of_lanes import LANES
 from tests.mutations.of_lease import LEASE
 from tests.mutations.of_lib import LIB
@@ -100,6 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *NUMBERS,
     *WEIGHTS,
     *KEYS,
+    *KV_EVENTS,
     *RUNNER,
     *STUCK,
     *SCHED,

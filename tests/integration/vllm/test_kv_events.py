@@ -320,6 +320,15 @@ class TestWords:
             ("STORAGE", "redis", "REMOTE"),
         ] == [(e.medium, e.ownership, e.locality) for e in world.teller.take()]
 
+    def test_only_blocks_of_a_chain_share_an_event(self, world) -> None:
+        """R-57: an event names one parent, that of its first block."""
+        said = [Said(hash_at(number), None, [number] * SIZE) for number in (1, 2)]
+        lines = [
+            stored(at, msgspec.msgpack.encode(one)) for at, one in enumerate(said, 1)
+        ]
+        world.tell(*lines, begins=True, listed=True)
+        assert [None, None] == [each.parent_block_hash for each in world.teller.take()]
+
     def test_release_with_fewer_words_is_told_less(self) -> None:
         """R-57: fields that an engine's events do not have are left out."""
 

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what routers are told: the ledger, its feeds, the mirror, the engine's events."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["KV_EVENTS"]
+
+_LEDGER = "ucm/agent/ledger.py"
+_MIRROR = "ucm/agent/mirror.py"
+_FEED = "ucm/agent/feeding.py"
+_WATCHED = "ucm/backends/watched.py"
+_SLOTS = "ucm/backends/disk/_slots.py"
+_TELLER = "ucm/integration/vllm/kv_events.py"
+_WORDS = "ucm/integration/vllm/kv_words.py"
+_HITS = "ucm/scheduler/hits.py"
+_FOLLOWS = "tests/agent/test_ledger.py::TestFollow"
+_EXACT = f"{_FOLLOWS}::test_who_follows_has_what_is_whole"
+_DESCRIBES = "tests/agent/test_ledger.py::TestDescribe"
+_AGAIN = "tests/agent/test_ledger.py::TestAgain"
+_CONNECTION = "tests/agent/test_following.py"
+_FEEDS = "tests/agent/test_feeding.py"
+_TELLS = "tests/backends/test_watched.py"
+_DOOR = "tests/integration/vllm/test_kv_events.py"
+
+KV_EVENTS = (
+    Mutant(
+        name="ledger_overflow_unseen",
+        why="A router that was slow for a while is sent to blocks that are gone.",
+        file=_LEDGER,
+        find="        if start < 0:\n            return None\n",
+        replace="        start = max(0, start)\n",
+        killers=(f"{_FOLLOWS}::test_who_was_too_slow_is_told_what_there_is",),
+    ),
+    Mutant(
+        name="each_engine_tells",
+        why="Engines that share a slab each tell the same removal.",
+        file=_LEDGER,
+        find="return not reader.alone or self._queues.get(reader.prefix, [])[:1] == [reader]",
+        replace="return True",
+        killers=(f"{_FOLLOWS}::test_of_those_who_want_to_be_alone_one_is_told",),
+    ),
+    Mutant(
+        name="ledger_without_bound",
+        why="The agent's memory grows with a tier of any size.",
+        file=_LEDGER,
+        find="if not media and len(self._there) >= self._most_blocks:",
+        replace="if False:",
+        killers=(f"{_FOLLOWS}::test_more_than_it_can_know_is_counted",),
+    ),
+    Mutant(
+        name="descriptions_without_bound",
+        why="The agent's memory grows with all prompts ever.",
+        file=_LEDGER,
+        find="while self._said_bytes > self._most_said_bytes:",
+        replace="while False:",
+        killers=(f"{_DESCRIBES}::test_oldest_descriptions_go",),
+    ),
+    Mutant(
+        name="late_descriptions_lost",
+        why="Blocks that were saved before their tokens were told of stay unknown to routers.",
+        file=_LEDGER,
+        find="        media = self._there.get(key, 0)\n        for medium in range(self._num_media):\n            if media >> medium & 1:\n                self._tell(",
+        replace="        media = 0\n        for medium in range(self._num_media):\n            if media >> medium & 1:\n                self._tell(",
+        killers=(f"{_DESCRIBES}::test_late_description_tells_of_the_block_again",),
+    ),
+    Mutant(
+        name="engine_that_left_keeps_its_place",
+        why="When the engine that told is gone nobody tells.",
+        file="ucm/agent/connection.py",
+        find="        finally:\n            if self._reader is not None:\n                self._ledger().close(self._reader)\n",
+        replace="        finally:\n            pass\n",
+        killers=(f"{_CONNECTION}::TestFollow::test_engine_that_is_gone_makes_place",),
+    ),
+    Mutant(
+        name="listing_sweeps_nothing",
+        why="What went while no agent was there is told of for ever.",
+        file=_MIRROR,
+        find="            yield from self._sweep()\n",
+        replace="            pass\n",
+        killers=(f"{_FOLLOWS}::test_what_went_while_no_agent_was_there_is_told",),
+    ),
+    Mutant(
+        name="part_of_a_block_is_told_as_stored",
+        why="A router counts on a block of which another rank's part is gone.",
+        file=_MIRROR,
+        find="        if block.parts != self._all:\n            return\n",
+        replace="",
+        killers=(_EXACT,),
+    ),
+    Mutant(
+        name="cleared_cache_is_not_told_again",
+        why="After reset_prefix_cache a router knows nothing of what is below the engine.",
+        file=_MIRROR,
+        find="        is_due = block.told is None or (self._tells_again and not had_all)\n",
+        replace="        is_due = block.told is None\n",
+        killers=(f"{_AGAIN}::test_listing_tells_all_again_when_asked",),
+    ),
+    Mutant(
+        name="other_name_is_left_behind",
+        why="A block that was told of under our hash stays there under it for ever.",
+        file=_MIRROR,
+        find="            if block.told not in (None, content.block_hash):\n",
+        replace="            if False:\n",
+        killers=(f"{_DESCRIBES}::test_block_has_the_name_that_its_engine_has_for_it",),
+    ),
+    Mutant(
+        name="slab_listing_forgets_nothing",
+        why="What a process took along when it died is told of as stored for ever.",
+        file=_FEED,
+        find="            changes += [(key, False) for key in unlisted]\n",
+        replace="",
+        killers=(f"{_FEEDS}::TestSlab::test_what_a_listing_leaves_out_is_gone",),
+    ),
+    Mutant(
+        name="tier_is_not_listed",
+        why="After a restart of the agent a full disk counts as empty.",
+        file=_FEED,
+        find="            ledger.stored(medium, key)\n\n\ndef _tell",
+        replace="            pass\n\n\ndef _tell",
+        killers=(f"{_FEEDS}::TestTiers::test_tiers_are_numbered_behind_the_slab",),
+    ),
+    Mutant(
+        name="missing_blocks_of_a_tier_untold",
+        why="What a server evicted is told of as stored for ever.",
+        file=_WATCHED,
+        find="    Presence.ABSENT: False,\n",
+        replace="",
+        killers=(
+            f"{_TELLS}::TestAnswers::test_answers_tell_of_a_backend_that_does_not",
+        ),
+    ),
+    Mutant(
+        name="evictions_of_a_disk_untold",
+        why="A router is sent to blocks that a disk made room with.",
+        file=_SLOTS,
+        find="        slot.is_gone = True\n        self.tell(slot.key, False)\n",
+        replace="        slot.is_gone = True\n",
+        killers=(
+            f"{_TELLS}::TestDisk::test_disk_tells_what_it_has_and_what_it_lets_go",
+        ),
+    ),
+    Mutant(
+        name="batches_without_bound",
+        why="An engine that idles piles up what happens on its node.",
+        file=_TELLER,
+        find=" or len(self._ready) >= _MOST_READY:",
+        replace=":",
+        killers=(
+            f"{_DOOR}::TestTake::test_no_more_than_some_batches_wait_for_the_engine",
+        ),
+    ),
+    Mutant(
+        name="answers_of_a_former_key_space_count",
+        why="Blocks of former weights are told of as if they were of use.",
+        file=_TELLER,
+        find="        if told.number != self._number:\n            return  # of another key space\n",
+        replace="",
+        killers=(
+            f"{_DOOR}::TestTake::test_answers_of_a_former_key_space_are_passed_over",
+        ),
+    ),
+    Mutant(
+        name="described_on_the_engines_thread",
+        why="A long prompt holds the engine's step up while its blocks are described.",
+        file=_TELLER,
+        find="            self._client.call(self._describe_all)\n",
+        replace="            self._describe_all()\n",
+        killers=(f"{_DOOR}::TestDescribe::test_blocks_are_described_once",),
+    ),
+    Mutant(
+        name="silent_engine_is_not_refused",
+        why="Events are asked for, and nobody ever hears of one.",
+        file=_WORDS,
+        find="    if engines is None or not engines.enable_kv_cache_events:\n",
+        replace="    if False:\n",
+        killers=(f"{_DOOR}::TestCheck::test_events_that_nobody_publishes_are_refused",),
+    ),
+    Mutant(
+        name="parents_left_out_of_chains",
+        why="Blocks of two prompts are told of as one chain.",
+        file=_WORDS,
+        find="    is_next = one.said.parent == last.said.block_hash\n",
+        replace="    is_next = True\n",
+        killers=(f"{_DOOR}::TestWords::test_only_blocks_of_a_chain_share_an_event",),
+    ),
+    Mutant(
+        name="innermost_tier_counts",
+        why="What came from a disk counts as a hit of the slab.",
+        file=_HITS,
+        find="max(outermost.get(end, SLAB), medium)",
+        replace="min(outermost.get(end, medium), medium)",
+        killers=(
+            "tests/scheduler/test_hits.py::TestTokens::test_outermost_medium_of_a_token_counts",
+        ),
+    ),
+)
