@@ -12,14 +12,12 @@ from ucm.agent.feeding import feed_slab, feed_tiers
 from ucm.agent.ledger import Ledger
 from ucm.backends.disk import DiskBackend
 from ucm.backends.watched import WatchedBackend
-from ucm.blocks import keyspace_prefix
 from ucm.errors import StoreUnavailableError
 from ucm.stores.abc import Change, Changes, Cursor
 from ucm.testing.backend_contract import seal
-from ucm.testing.store_blocks import make_keys, make_keyspace, save
+from ucm.testing.store_blocks import make_keys, save
 
 KEYS = make_keys(40)
-PREFIX = keyspace_prefix(make_keyspace().digest)
 
 
 def sealed(keys):
@@ -29,9 +27,7 @@ def sealed(keys):
 
 def there(ledger: Ledger, medium: int) -> set[int]:
     """Return the numbers of the keys that a ledger knows to be somewhere."""
-    return {
-        KEYS.index(key) for key, media in ledger.there(PREFIX) if media >> medium & 1
-    }
+    return {at for at, key in enumerate(KEYS) if ledger.has(medium, key)}
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 """The node's ledger: who follows it has what is there, whatever happened meanwhile."""
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,9 @@ OTHER = bytes(16)
 SAID = Said(hash_at(7), None, [1, 2, 3])
 TEXT = msgspec.msgpack.encode(SAID)
 STEP = st.tuples(
-    st.sampled_from(["store", "store", "remove", "follow", "restart", "describe"]),
+    st.sampled_from(
+        ["store", "store", "remove", "follow", "look", "restart", "describe"]
+    ),
     st.integers(0, 2),
     st.integers(0, 1),
     st.integers(0, 1),
@@ -61,6 +64,11 @@ class World:
         """Read what is new."""
         self.follower.follow()
 
+    def look(self, *_: int) -> None:
+        """Read some of it."""
+        if (told := now(self.follower.reader)) is not None:
+            self.follower.hear(told)
+
     def whole(self) -> set[tuple[int, bytes]]:
         """Return the blocks of which all parts are there, by medium."""
         found = set()
@@ -78,9 +86,11 @@ class TestFollow:
         """R-57: whatever comes and goes, however late one reads, and though ledgers end, a
         block is told of where all its parts are, under one name, and nowhere else."""
         world = World()
-        for name, *step in steps:
-            getattr(world, name)(*step)
-        world.follow()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ucm.agent.ledger.AT_ONCE", 2)
+            for name, *step in steps:
+                getattr(world, name)(*step)
+            world.follow()
         own = [(at, name[0] % 100) for at, _, name in world.follower.there]
         assert sorted((at, name[0]) for at, name in world.whole()) == sorted(own)
         assert len(own) == len(world.follower.mirror)

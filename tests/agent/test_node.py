@@ -166,6 +166,19 @@ class TestMain:
         with open_slab(here.slab, 64) as slab:
             assert 0 == here.serve(engine)
 
+    def test_agent_without_tiers_keeps_a_ledger(self, here) -> None:
+        """R-57: where an engine is to tell of its slab alone, an agent serves it."""
+
+        def engine() -> None:
+            with here.client() as client:
+                ledger = Ledgers(client)
+                client.follow(ledger)
+                save(slab, KEYS[:2])
+                until(lambda: {(0, 0), (0, 1)} == ledger.there)
+
+        with open_slab(here.slab, 64) as slab:
+            assert 0 == here.serve(engine, tiers=[], kv_events="node")
+
     def test_wrong_settings_are_one_line(self, here, capsys) -> None:
         """X-09: without a tier there is nothing to serve."""
         assert 2 == here.serve(lambda: None, tiers=[])

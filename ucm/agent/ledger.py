@@ -15,7 +15,7 @@ Pure, and on the agent's loop. Nothing of it costs anything before the first rea
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import anyio
@@ -141,9 +141,8 @@ class Ledger:
         self._said_bytes += len(said)
         while self._said_bytes > self._most_said_bytes:
             self._said_bytes -= len(self._said.popitem(last=False)[1])
-        media = self._there.get(key, 0)
         for medium in range(self._num_media):
-            if media >> medium & 1:
+            if self.has(medium, key):
                 self._tell(_Change(medium, is_stored=True, key=key))
 
     def _tell(self, change: _Change) -> None:
@@ -190,10 +189,6 @@ class Ledger:
         """Wait for something new."""
         await self._changed.wait()
 
-    def there(self, prefix: bytes) -> list[tuple[PackedKey, int]]:
-        """Return what is there of a key space."""
-        return [each for each in self._there.items() if each[0].startswith(prefix)]
-
     def since(self, sequence: int) -> list[_Change] | None:
         """Return some changes from a number on; None: they are no longer known."""
         start = sequence - (self._num_changes - len(self._changes))
@@ -206,12 +201,25 @@ class Ledger:
         said = self._said.get(block_of(change.key), b"") if change.is_stored else b""
         return Entry(change.medium, change.is_stored, change.key, said)
 
-    def entries(self, there: Iterable[tuple[PackedKey, int]]) -> Iterator[Entry]:
-        """Yield what a listing tells of blocks and the media in which they are."""
-        for key, media in there:
-            for medium in range(self._num_media):
-                if media >> medium & 1:
-                    yield self.entry(_Change(medium, is_stored=True, key=key))
+    def listing(self, prefix: bytes) -> Iterator[Entry]:
+        """
+        Return what tells of all that is there of a key space now.
+
+        Each block is told of as it is when its turn comes: what happens meanwhile is
+        among the changes as well, which end where the listing does or behind it.
+        """
+        keys = list(self._there)  # in one go, and nothing else is
+        return (
+            self.entry(_Change(medium, is_stored=True, key=key))
+            for key in keys
+            if key.startswith(prefix)
+            for medium in range(self._num_media)
+            if self.has(medium, key)
+        )
+
+    def has(self, medium: int, key: PackedKey) -> bool:
+        """Return whether a medium has a block."""
+        return bool(self._there.get(key, 0) >> medium & 1)
 
 
 class Reader:
@@ -253,7 +261,7 @@ class Reader:
         if begins:
             self._has_begun = True
             self._sequence = ledger.num_changes
-            self._listing = ledger.entries(ledger.there(self.prefix))
+            self._listing = ledger.listing(self.prefix)
         if self._listing is not None:
             entries = list(itertools.islice(self._listing, AT_ONCE))
             if is_over := len(entries) < AT_ONCE:
