@@ -358,6 +358,7 @@ class TestDocumentation:
         rest = [
             "tiers",
             "kv_events",
+            "predict_loads",
             "weights_revision",
             "immutable_adapters",
             *EVENT_KEYS,

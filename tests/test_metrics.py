@@ -90,11 +90,12 @@ REASONS = {
     *("overload", "store_behind", "store_hung"),
     *("corrupt", "evicted", "absent", "unavailable", "slow", "device", "stuck"),
     *("row_failed", "unasked", "runtime_failed", "worker_died"),
+    *("admission", "slower"),
 }
 MISS_REASONS = {
     *("never_offered", "queue", "too_short", "admission", "failed", "evicted"),
     *("other_key_space", "corrupt", "not_committed", "denied", "bypassed"),
-    *("unavailable", "late", "unkeyed", "unknown"),
+    *("unavailable", "late", "slower", "unkeyed", "unknown"),
 }
 
 

@@ -336,6 +336,10 @@ class UCMConfig:
         "Tell of blocks in slab and tiers by the engine's KV events: `off`, `node` (one of "
         "the engines that share a slab) or `engine` (each).",
     )
+    predict_loads: bool = field(
+        True,
+        "Compute what a tier is predicted to bring later than computing it would take.",
+    )
     weights_revision: str = field(
         "",
         "Names the weights in every key; empty: derived from the model's own files.",

@@ -10,7 +10,7 @@ import attrs
 
 from tests.clocks import LeapingLoop
 from ucm.agent.core import AgentCore
-from ucm.agent.fetch import Want
+from ucm.agent.wants import Want
 from ucm.backends.abc import Fetched, Presence, Sealed, Verdict, block_checksum
 from ucm.backends.memory import MemoryBackend, Shelf
 from ucm.backends.wrap import BreakerBackend, DeadlineBackend
@@ -43,6 +43,7 @@ class Behaviour:
     is_stuck: bool = False
     """Hangs where it cannot be cancelled, until it is set free."""
     is_down: bool = False
+    fails_get: bool = False
     lies_present: bool = False
     flips: bool = False
     keeps: bool = True
@@ -52,8 +53,14 @@ class Behaviour:
 class Unruly(MemoryBackend):
     """The model of a backend, with a will of its own."""
 
-    def __init__(self, shelf: Shelf | None = None, in_flight: int = 2) -> None:
+    def __init__(
+        self,
+        shelf: Shelf | None = None,
+        in_flight: int = 2,
+        **can: object,
+    ) -> None:
         super().__init__(shelf or Shelf(1 << 20))
+        self._can = can
         self.does = Behaviour()
         self.asked: list[str] = []
         self.got: list[PackedKey] = []
@@ -64,7 +71,10 @@ class Unruly(MemoryBackend):
     def capabilities(self):
         """As of memory, in small batches."""
         return attrs.evolve(
-            super().capabilities, batch_blocks=4, in_flight=self._in_flight
+            super().capabilities,
+            batch_blocks=4,
+            in_flight=self._in_flight,
+            **self._can,
         )
 
     async def _come(self, verb: str) -> bool:
@@ -87,7 +97,7 @@ class Unruly(MemoryBackend):
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
     ) -> list[Fetched]:
         """Get, or spoil."""
-        if not await self._come("get"):
+        if not await self._come("get") or self.does.fails_get:
             return [Fetched(Verdict.UNAVAILABLE)] * len(keys)
         self.got += keys
         if self.does.is_stuck:
@@ -136,11 +146,14 @@ async def lay(backend: MemoryBackend, keys: Sequence[PackedKey]) -> None:
 
 
 def want_of(
-    keys: Sequence[PackedKey], seconds: float = 10.0, hold_s: float = 10.0
+    keys: Sequence[PackedKey],
+    seconds: float = 10.0,
+    hold_s: float = 10.0,
+    **terms: object,
 ) -> Want:
     """Return a want of blocks, from now on."""
     sizes = [BLOCK_BYTES] * len(keys)
-    return Want(keys, sizes, anyio.current_time() + seconds, hold_s)
+    return Want(keys, sizes, anyio.current_time() + seconds, hold_s, **terms)
 
 
 class OpenCore:

@@ -27,6 +27,7 @@ from tests.mutations.of_lanes import LANES
 from tests.mutations.of_lease import LEASE
 from tests.mutations.of_lib import LIB
 from tests.mutations.of_light import LIGHT
+from tests.mutations.of_limits import LIMITS
 from tests.mutations.of_load import LOAD
 from tests.mutations.of_match import MATCH
 from tests.mutations.of_metrics import METRICS
@@ -112,6 +113,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *PIPE,
     *WORKER,
     *LIGHT,
+    *LIMITS,
     *LIB,
     *HOST,
     *MATCH,

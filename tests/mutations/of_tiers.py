@@ -8,6 +8,8 @@ __all__ = ["TIERS"]
 _CHANGES = "ucm/stores/slab/_changes.py"
 _TABLES = "ucm/stores/slab/_tables.py"
 _FETCH = "ucm/agent/fetch.py"
+_FLIGHTS = "ucm/agent/flights.py"
+_WANTS = "ucm/agent/wants.py"
 _SPILL = "ucm/agent/spill.py"
 _RANDOM = "tests/agent/test_core_random.py::TestCore::test_whatever_a_tier_does_no_byte_is_wrong"
 _BUDGET = "tests/agent/test_fetch.py::TestBudget"
@@ -141,7 +143,7 @@ TIERS = (
     Mutant(
         name="fetched_bytes_believed",
         why="A damaged disk writes into answers.",
-        file=_FETCH,
+        file=_FLIGHTS,
         find="block_checksum(key, lease.slots.block(at).data) != answer.checksum",
         replace="False",
         killers=(f"{_TROUBLE}::test_damaged_bytes_are_never_seen", _RANDOM),
@@ -149,7 +151,7 @@ TIERS = (
     Mutant(
         name="unknown_taken_for_absent",
         why="A server that is down looks as if it had nothing.",
-        file=_FETCH,
+        file=_FLIGHTS,
         find="Reason.UNAVAILABLE if is_unknown else Reason.ABSENT",
         replace="Reason.ABSENT",
         killers=(f"{_TROUBLE}::test_could_not_ask_is_no_miss",),
@@ -158,14 +160,14 @@ TIERS = (
         name="each_want_its_own_flight",
         why="Requests that share a prefix fetch it as often as there are of them.",
         file=_FETCH,
-        find="flight = None if is_there else self._flights.get(key)",
+        find="flight = None if is_there else self._flights.by_key.get((key, tiers))",
         replace="flight = None",
         killers=(f"{_FETCHES}::test_block_that_several_want_is_fetched_once",),
     ),
     Mutant(
         name="fetch_behind_a_hole",
         why="Blocks of no use evict others.",
-        file=_FETCH,
+        file=_FLIGHTS,
         find="list(itertools.takewhile(tier_of.__contains__, flights))",
         replace="list(filter(tier_of.__contains__, flights))",
         killers=(f"{_FETCHES}::test_nothing_is_fetched_behind_a_hole",),
@@ -173,23 +175,23 @@ TIERS = (
     Mutant(
         name="fetched_blocks_unpinned",
         why="Under load what was fetched is evicted before it is loaded, again and again.",
-        file=_FETCH,
-        find="until = self._clock_ns() + int(hold_s * 1e9)",
-        replace="until = self._clock_ns()",
+        file=_WANTS,
+        find="until = self.clock_ns() + int(hold_s * 1e9)",
+        replace="until = self.clock_ns()",
         killers=(f"{_PINS}::test_fetched_blocks_outlive_newer_saves",),
     ),
     Mutant(
         name="found_blocks_unpinned",
         why="The head of a prefix is evicted for its tail.",
-        file=_FETCH,
-        find="        self._store.touch(keys, self._uses(len(keys), hold_s))\n",
+        file=_WANTS,
+        find="        self.store.touch(keys, self.uses(len(keys), hold_s))\n",
         replace="",
         killers=(f"{_PINS}::test_blocks_that_were_there_are_pinned_as_well",),
     ),
     Mutant(
         name="late_want_keeps_its_turn",
         why="Slots are taken for requests that have long gone on.",
-        file=_FETCH,
+        file=_FLIGHTS,
         find="            if want is None:\n                self._budget.release(count)\n                return\n",
         replace="            if want is None:\n                return\n",
         killers=(
@@ -200,9 +202,9 @@ TIERS = (
     Mutant(
         name="hanging_calls_give_slots_back",
         why="A drive that hangs takes the whole slab, want by want, and saves get no slot.",
-        file=_FETCH,
-        find="            try:\n                await self._get_all(of_tier, want)\n",
-        replace="            want.num_slots, count = want.num_slots + count, 0\n            try:\n                await self._get_all(of_tier, want)\n",
+        file=_FLIGHTS,
+        find="            try:\n                while any(of_tier):\n",
+        replace="            want.num_slots, count = want.num_slots + count, 0\n            try:\n                while any(of_tier):\n",
         killers=(f"{_BUDGET}::test_calls_that_hang_keep_their_slots",),
     ),
     Mutant(

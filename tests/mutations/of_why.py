@@ -148,7 +148,7 @@ WHY = (
         name="prompts_were_not_to_be_saved",
         why="R-71: with save_decoded: never each evicted prompt was not admitted.",
         file=_UNSAVED,
-        find="start = end.prompt_tokens // size if end.wishes.saves else 0",
+        find="start = min(wish, setting) // size",
         replace="start = 0",
         killers=(
             f"{_REMEMBERED}::test_what_is_not_to_be_saved_is_put_down_when_its_request_ends",

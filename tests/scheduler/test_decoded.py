@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Sequence
 
+import attrs
 import pytest
 
 from tests.scheduler.model import (
@@ -27,6 +28,7 @@ from ucm.scheduler.requests import (
     ScheduledRequest,
     StateOffer,
     StepFacts,
+    Wishes,
 )
 
 TABLE = list(range(1, 17))
@@ -363,3 +365,21 @@ class TestOtherWays:
         adapter.rekey(DIGEST)
         assert {} == dict(adapter.due)
         assert [1] == all_saved([adapter.plan_step(facts(go_on("r", 4, prompt=4)))])
+
+
+class TestLimit:
+    def test_limited_request_is_saved_so_far_and_not_looked_at_again(
+        self, make: Make
+    ) -> None:
+        """R-58, R-18: of a prompt and its answer what is within the request's limit is saved,
+        at once or at its end, and behind it nobody looks."""
+        for most, at_once, at_end in ((7, [1], []), (13, [1, 2], [3])):
+            adapter = make()
+            one = attrs.evolve(start("r", 8, prompt=8), wishes=Wishes(most_saved=most))
+            assert {0: at_once} == saved_blocks(adapter.plan_step(facts(one)))
+            assert adapter.due["r"] > 20
+            last = attrs.evolve(end(20, prompt=8), wishes=one.wishes)
+            adapter.request_finished("r", last)
+            plan = adapter.plan_step(StepFacts())
+            assert at_end == saved_blocks(plan).get(0, [])
+            assert 0 == adapter.totals.dropped_blocks

@@ -233,7 +233,7 @@ class TestSaves:
     def test_request_that_wishes_no_save_is_not_admitted(self, index: SetIndex) -> None:
         """R-71: its prompt is not found again, because it was not to be."""
         adapter = make_adapter(ONE_FULL, index)
-        wishes = Wishes(saves=False)
+        wishes = Wishes(most_saved=0)
         assert () == start(adapter, wishes)
         adapter.request_finished("r", end(wishes))
         assert ("admission", 0, "wish") == told(why(adapter))
@@ -352,7 +352,7 @@ class TestDeclined:
         """Under another key space nothing was refused yet; under the same, proven anew
         after a doubt, it still was."""
         adapter = make_adapter(ONE_FULL, index)
-        wishes = Wishes(saves=False)
+        wishes = Wishes(most_saved=0)
         adapter.rekey(DIGEST)
         start(adapter, wishes)
         adapter.request_finished("r", end(wishes))

@@ -67,9 +67,11 @@ class TestUnsaved:
             (30, 18, NO_WISHES, True, range(0)),
             (30, 18, NO_WISHES, False, range(4, 7)),
             (18, 18, NO_WISHES, False, range(0)),
-            (30, 18, Wishes(saves=False), True, range(7)),
-            (30, 18, Wishes(saves=False, forgets=True), False, range(7)),
-            (9000, 18, Wishes(saves=False), True, range(40)),
+            (30, 18, Wishes(most_saved=10), True, range(2, 7)),
+            (30, 18, Wishes(most_saved=99), True, ()),
+            (30, 18, Wishes(most_saved=0), True, range(7)),
+            (30, 18, Wishes(most_saved=0, forgets=True), False, range(7)),
+            (9000, 18, Wishes(most_saved=0), True, range(40)),
         ],
     )
     def test_what_is_not_to_be_saved_is_put_down_when_its_request_ends(
@@ -88,7 +90,7 @@ class TestUnsaved:
         assert [*blocks] == known(unsaved)
         for at in blocks:
             why, _ = unsaved.of(0, HASHES[at], 0.0) or (None, 0)
-            text = "save_decoded" if wishes.saves else "wish"
+            text = "save_decoded" if wishes.most_saved > prompt else "wish"
             assert (MissReason.ADMISSION, text) == why
 
     @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ class TestUnsaved:
     def test_groups_are_told_apart(self, layout: KVLayout, group_1: list[int]) -> None:
         """Each group has its own blocks; of states nothing is known beforehand."""
         unsaved = Unsaved()
-        end = end_of(32, 32, Wishes(saves=False))
+        end = end_of(32, 32, Wishes(most_saved=0))
         unsaved.passed_over(layout, end, 0.0, saves_decoded=True)
         assert [*range(8)] == known(unsaved)
         assert group_1 == known(unsaved, group=1, step=2)
@@ -112,7 +114,7 @@ class TestUnsaved:
             prompt_tokens=20000,
             hashes=hashes,
             tables=(),
-            wishes=Wishes(saves=False),
+            wishes=Wishes(most_saved=0),
         )
         unsaved = Unsaved()
         unsaved.passed_over(ONE_FULL, end, 0.0, saves_decoded=True)

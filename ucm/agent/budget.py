@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many of the slab's slots wants may have: granted whole, one after the other."""
 
-from collections import deque
+import heapq
+import itertools
 
 import anyio
 
@@ -10,7 +11,7 @@ __all__ = ["Budget"]
 
 class Budget:
     """
-    Slots that fetched blocks may take, in order of arrival.
+    Slots that fetched blocks may take, by priority and then in order of arrival.
 
     Args:
         total: Slots.
@@ -19,23 +20,26 @@ class Budget:
     def __init__(self, total: int) -> None:
         self.total = total
         self.left = total
-        self._queue: deque[tuple[int, anyio.Event]] = deque()
+        self._arrivals = itertools.count()
+        self._queue: list[tuple[int, int, int, anyio.Event]] = []
+        """Priority, arrival and slots of those who wait; a heap."""
 
-    async def acquire(self, count: int) -> None:
-        """Wait for *count* slots, ``total`` at most; whoever came first has them first."""
+    async def acquire(self, count: int, priority: int = 0) -> None:
+        """Wait for *count* slots, ``total`` at most; the lowest priority has them first."""
         if not self._queue and count <= self.left:
             self.left -= count
             return
-        turn = count, anyio.Event()
-        self._queue.append(turn)
+        turn = priority, next(self._arrivals), count, anyio.Event()
+        heapq.heappush(self._queue, turn)
         is_ours = False
         try:
-            await turn[1].wait()
+            await turn[-1].wait()
             is_ours = True
         finally:
             if not is_ours:  # cancelled, maybe just as our turn came
                 if turn in self._queue:
                     self._queue.remove(turn)
+                    heapq.heapify(self._queue)
                 else:
                     self.left += count
                 self._serve()
@@ -46,7 +50,7 @@ class Budget:
         self._serve()
 
     def _serve(self) -> None:
-        while self._queue and self._queue[0][0] <= self.left:
-            count, event = self._queue.popleft()
+        while self._queue and self._queue[0][2] <= self.left:
+            _, _, count, event = heapq.heappop(self._queue)
             self.left -= count
             event.set()

@@ -152,6 +152,9 @@ class AgentClient:
         *,
         seconds: float,
         hold_s: float,
+        compute_s: float = 0.0,
+        only: Sequence[tuple[str, str]] | None = None,
+        priority: int = 0,
     ) -> bool:
         """
         Ask for a request's blocks, once.
@@ -162,6 +165,9 @@ class AgentClient:
             sizes: The bytes of each.
             seconds: After which the answer is of no use.
             hold_s: For how long what was found has to stay then.
+            compute_s: How long computing them all would take; 0: not known.
+            only: Of which tiers; see ``Ask``.
+            priority: The lowest is served first.
 
         Returns:
             Whether it was asked; False: there is no agent, and nothing is pending.
@@ -180,6 +186,9 @@ class AgentClient:
             list(sizes[:MOST_KEYS]),
             deadline_s=_AHEAD * seconds,
             hold_s=hold_s + (1 - _AHEAD) * seconds,
+            compute_s=compute_s,
+            only=None if only is None else list(only),
+            priority=priority,
         )
         self.call(lambda: self.send(ask))
         return True

@@ -9,7 +9,6 @@ import msgspec
 from anyio.abc import ByteStream, TaskGroup
 
 from ucm.agent.core import AgentCore
-from ucm.agent.fetch import Want
 from ucm.agent.ledger import Ledger, Reader
 from ucm.agent.protocol import (
     FRAME_HEADER,
@@ -33,6 +32,7 @@ from ucm.agent.protocol import (
     encode_frame,
     frame_bytes,
 )
+from ucm.agent.wants import Want
 from ucm.blocks import PackedKey
 from ucm.errors import ConfigError, MessageError, StoreError
 from ucm.reasons import Reason
@@ -261,4 +261,12 @@ def _want_of(ask: Ask, max_block_bytes: int) -> Want:
         _check_key(nbytes)
     keys = [PackedKey(key) for key in ask.keys]
     deadline = anyio.current_time() + ask.deadline_s
-    return Want(keys, ask.sizes, deadline, ask.hold_s)
+    return Want(
+        keys,
+        ask.sizes,
+        deadline,
+        ask.hold_s,
+        compute_s=max(0.0, ask.compute_s),
+        only=ask.only,
+        priority=ask.priority,
+    )

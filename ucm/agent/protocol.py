@@ -49,7 +49,7 @@ __all__ = [
     "within",
 ]
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 8 << 20
 MOST_KEYS: Final = 1 << 16
 """Of one want: they fit into a frame however long they are."""
@@ -85,6 +85,10 @@ class Ask(msgspec.Struct, tag="want", frozen=True):
         sizes: The bytes of each.
         deadline_s: From now on; what has come by then is what there is.
         hold_s: For how long behind that it is kept.
+        compute_s: How long computing all of them would take; 0: not known.
+        only: Medium and locality of the tiers that may be used, each empty for any; None:
+            all of them.
+        priority: The lowest has its slots first.
     """
 
     number: int
@@ -92,6 +96,9 @@ class Ask(msgspec.Struct, tag="want", frozen=True):
     sizes: list[int]
     deadline_s: float
     hold_s: float
+    compute_s: float = 0.0
+    only: list[tuple[str, str]] | None = None
+    priority: int = 0
 
 
 class Drop(msgspec.Struct, tag="drop", frozen=True):

@@ -99,7 +99,7 @@ class SchedulerAdapter:
         self._deferrals = Deferrals()
         self._transfers = OpenTransfers(num_ranks, span_blocks)
         self.misses = Misses(self._matcher, index, self._transfers)
-        self._lives = Lives()
+        self._lives = self.lives = Lives()
         self.records = self._lives.records
         self._selector = SaveSelector(
             layout,
@@ -168,6 +168,7 @@ class SchedulerAdapter:
         num_tokens: int,
         hashes: Sequence[bytes],
         computed_tokens: int,
+        wishes: Wishes = NO_WISHES,
     ) -> PrefixMatch:
         """
         Return how many tokens beyond *computed_tokens* can be loaded.
@@ -179,17 +180,21 @@ class SchedulerAdapter:
             num_tokens: Tokens of the request.
             hashes: The engine's block hashes.
             computed_tokens: Tokens that the engine has in its own cache.
+            wishes: What the request asks of the store.
         """
         match, asked = self._matcher, (num_tokens, hashes, computed_tokens)
         why = MatchReason.BYPASS if self._bypass else self._lives.declines(request_id)
         if why is not None:
             return match.declined(why, *asked)
         room = self._queued_loads.room_tokens(request_id)
-        most = min(num_tokens, computed_tokens + room + 1)  # one is left to compute
+        limit = min(room, wishes.most_loaded)
+        most = match.within(num_tokens, computed_tokens, limit)
         found = match.match(most, hashes, computed_tokens, self._transfers.denied)
-        if found.reason is MatchReason.TOO_SHORT and most < num_tokens:
-            return match.declined(MatchReason.NO_ROOM, *asked)
-        return found
+        if most == num_tokens or not found.is_whole:
+            return found
+        why = MatchReason.NO_ROOM if limit == room else MatchReason.LIMITED
+        cut = match.declined(why, *asked, found.tokens)
+        return cut if cut.tokens < cut.wanted else found
 
     def blocks_allocated(
         self,

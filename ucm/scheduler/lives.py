@@ -39,6 +39,7 @@ from ucm.scheduler.matches import MatchReason
 from ucm.scheduler.messages import Failure, SpanOrder
 from ucm.scheduler.records import Record, Records
 from ucm.scheduler.requests import (
+    NO_LIMIT,
     NULL_BLOCK,
     RequestEnd,
     ScheduledRequest,
@@ -65,6 +66,7 @@ class Life:
         was_scheduled: It has run; its blocks are its own.
         may_load: False after a load failed and named no block.
         may_save: False after the store was reset: its blocks are of the time before.
+        most_saved: Blocks are saved within so many tokens only.
         loads: Open loads on which the content of its blocks depends.
         loading: Tokens and blocks of its own that are on their way; none once they
             have arrived or failed.
@@ -83,6 +85,7 @@ class Life:
     was_scheduled: bool = False
     may_load: bool = True
     may_save: bool = True
+    most_saved: int = NO_LIMIT
     loads: set[int] = attrs.Factory(set)
     loading: tuple[int, int] = (0, 0)
     external: tuple[range, ...] = ()
@@ -162,9 +165,10 @@ class Life:
             if group.kind is GroupKind.STATE:
                 continue
             start = self.cursors[at]
-            complete = max(start, _complete_blocks(layout, group, request))
+            complete = max(start, self._complete(layout, group.block_tokens, request))
             stop, due = decoded.cut(group, self.prompt_tokens, start, complete)
-            self.due = min(self.due, due)
+            if due <= self.most_saved:
+                self.due = min(self.due, due)
             if stop <= start:
                 continue
             self.cursors[at] = stop
@@ -221,10 +225,15 @@ class Life:
         if group.kind is GroupKind.STATE:
             return 0
         hashed = len(end.hashes) * layout.hash_block_tokens
-        tokens = min(end.accepted_tokens, hashed)
+        tokens = min(end.accepted_tokens, hashed, self.most_saved)
         if not decoded.saves_all(tokens, self.prompt_tokens):
             tokens = self.prompt_tokens
         return min(tokens // group.block_tokens, len(end.tables[at]))
+
+    def _complete(self, layout: KVLayout, size: int, request: ScheduledRequest) -> int:
+        """Return how many blocks are full after the step, have a hash and may be saved."""
+        hashed = len(request.hashes) * layout.hash_block_tokens
+        return min(request.end_tokens, hashed, self.most_saved) // size
 
     def _own(self, at: int, table: Sequence[int], start: int, stop: int) -> list[range]:
         """Return blocks of the *at*-th group that there are and that were not loaded."""
@@ -246,7 +255,7 @@ class Life:
         """
         group = layout.groups[at]
         loaded = self.external[at] if self.external else range(0)
-        complete = _complete_blocks(layout, group, request)
+        complete = self._complete(layout, group.block_tokens, request)
         blocks = {}
         for offer in request.states:
             index, rest = divmod(offer.boundary_tokens, group.block_tokens)
@@ -300,7 +309,8 @@ class Lives:
         life = Life(
             stay=stay,
             record=self.records.begun(stay.life),
-            may_save=wishes.saves and len(request_id) <= MAX_ID_CHARS,
+            may_save=len(request_id) <= MAX_ID_CHARS,
+            most_saved=wishes.most_saved,
         )
         self._lives[request_id] = life
         return life
@@ -388,11 +398,3 @@ def _there(table: Sequence[int], run: range) -> list[range]:
     if NULL_BLOCK not in table[run.start : run.stop]:
         return [run]
     return joined(range(i, i + 1) for i in run if table[i] != NULL_BLOCK)
-
-
-def _complete_blocks(
-    layout: KVLayout, group: GroupLayout, request: ScheduledRequest
-) -> int:
-    """Return how many blocks are full after the step and have a hash."""
-    hashed_tokens = len(request.hashes) * layout.hash_block_tokens
-    return min(request.end_tokens, hashed_tokens) // group.block_tokens

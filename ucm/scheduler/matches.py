@@ -27,6 +27,8 @@ class MatchReason(enum.Enum):
     """The request's id does not fit into a message."""
     NO_ROOM = "no_room"
     """The loads of others leave no room in the step's plan."""
+    LIMITED = "limited"
+    """The request says that no more of it is to be loaded."""
     UNAVAILABLE = "unavailable"
     """The store did not answer."""
     PAUSED = "paused"
@@ -69,3 +71,9 @@ class PrefixMatch:
     reason: MatchReason
     wanted: int = attrs.field(default=0, eq=False)
     missing: tuple[GroupLayout, int, bytes] | None = attrs.field(default=None, eq=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was looked for is there, be it nothing."""
+        is_answered = self.reason in (MatchReason.HIT, MatchReason.TOO_SHORT)
+        return is_answered and self.missing is None

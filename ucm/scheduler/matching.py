@@ -176,10 +176,16 @@ class PrefixMatcher:
         num_tokens: int,
         hashes: Sequence[bytes],
         computed_tokens: int,
+        found_tokens: int = 0,
     ) -> PrefixMatch:
-        """Return that nothing was looked for, and how much might have been found."""
+        """Return that no more was looked for, and how much might have been found."""
         wanted = max(0, self.longest(num_tokens, hashes) - computed_tokens)
-        return PrefixMatch(0, reason, wanted)
+        return PrefixMatch(found_tokens, reason, wanted)
+
+    def within(self, num_tokens: int, computed_tokens: int, loaded: int) -> int:
+        """Return how many tokens of a request to look at, to load so many at most."""
+        left = 0 if self._full_hits else 1  # to compute
+        return min(num_tokens, computed_tokens + loaded + left)
 
     def longest(self, num_tokens: int, hashes: Sequence[bytes]) -> int:
         """Return how many tokens a hit may cover at most."""

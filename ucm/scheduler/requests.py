@@ -7,6 +7,7 @@ number of tokens from which ``Lives.due`` asks to look again, or offer a state.
 """
 
 import enum
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -16,6 +17,7 @@ from ucm.layout import GroupLayout, KVLayout
 from ucm.scheduler.messages import SpanOrder
 
 __all__ = [
+    "NO_LIMIT",
     "NO_WISHES",
     "NULL_BLOCK",
     "Disposition",
@@ -28,6 +30,8 @@ __all__ = [
 
 NULL_BLOCK: Final = 0
 """The block id that stands for no block in a table."""
+NO_LIMIT: Final = sys.maxsize
+"""More tokens than any request has."""
 
 
 class Disposition(enum.Enum):
@@ -47,13 +51,20 @@ class Wishes:
         tenant: Whose share of the store its blocks take; 0: nobody's.
         retain_seconds: By how much later than now its blocks count as used; below 0,
             by how much earlier.
-        saves: Whether anything of it is saved.
+        most_saved: Only blocks within so many of its tokens are saved; 0: nothing.
+        most_loaded: So many tokens are loaded at most, beyond those that are computed.
+        tiers: Media and localities of the tiers from which it may be fetched, each empty
+            for any; None: from all.
+        priority: Of its fetches: the lowest has its slots first.
         forgets: Whether its prompt is deleted from the store when it ends.
     """
 
     tenant: int = 0
     retain_seconds: float = 0.0
-    saves: bool = True
+    most_saved: int = NO_LIMIT
+    most_loaded: int = NO_LIMIT
+    tiers: tuple[tuple[str, str], ...] | None = None
+    priority: int = 0
     forgets: bool = False
 
 

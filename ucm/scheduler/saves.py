@@ -247,6 +247,7 @@ class SaveSelector:
         return self._transfers.denied.now
 
     def _lose(self, life: Life, tokens: int) -> None:
+        tokens = min(tokens, life.most_saved)
         waiting = life.waiting_blocks(self._layout, tokens, self._decoded)
         self._count_dropped(life.record, waiting)
 

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 from ucm.fates import Sketch
 from ucm.layout import GroupKind, KVLayout
 from ucm.reasons import MissReason, Reason
-from ucm.scheduler.requests import RequestEnd
+from ucm.scheduler.requests import NO_LIMIT, RequestEnd
 
 __all__ = ["NOT_TAKEN", "Unsaved", "Why"]
 
@@ -96,20 +96,22 @@ class Unsaved:
         self, layout: KVLayout, end: RequestEnd, now: float, *, saves_decoded: bool
     ) -> None:
         """Put down what of a request was not to be saved, by its wish or a setting."""
-        if end.wishes.saves and saves_decoded:
+        wish = end.wishes.most_saved
+        setting = NO_LIMIT if saves_decoded else end.prompt_tokens
+        if min(wish, setting) >= end.accepted_tokens:
             return
         hashed = len(end.hashes) * layout.hash_block_tokens
         for group in layout.groups:
             if group.kind is GroupKind.STATE:
                 continue
             size = group.block_tokens
-            start = end.prompt_tokens // size if end.wishes.saves else 0
+            start = min(wish, setting) // size
             stop = min(end.accepted_tokens, hashed) // size
             blocks = range(start, min(stop, start + _MOST_OF_ONE))
             self.put(
                 group.group_id,
                 layout.hashes_of(group, end.hashes, blocks.start, blocks.stop),
-                _DECODED if end.wishes.saves else _WISH,
+                _DECODED if setting < wish else _WISH,
                 now,
             )
 

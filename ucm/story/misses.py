@@ -84,6 +84,10 @@ MISSES: Final[Mapping[str, Explained]] = {
         "What there is of it was not known in time: by the tiers, or by its adapter's files.",
         "Raise timeout.fetch if tiers are slow; keep adapters on a fast disk.",
     ),
+    "slower": Explained(
+        "A tier had more of it, and was predicted to bring it later than computing takes.",
+        "Nothing, or a faster tier; predict_loads: false fetches whatever it takes.",
+    ),
     "unkeyed": Explained(
         "It is not known what its key depends on, such as the request's adapter.",
         "Leave adapters where they are; see immutable_adapters.",

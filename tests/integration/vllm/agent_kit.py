@@ -17,13 +17,15 @@ class FakeClient:
     answers: dict = attrs.Factory(dict)
     wanted: list = attrs.Factory(list)
     times: list = attrs.Factory(list)
+    terms: list = attrs.Factory(list)
     dropped: list = attrs.Factory(list)
     media: tuple = ("disk", "redis")
 
-    def want(self, request_id, keys, sizes, *, seconds, hold_s):
+    def want(self, request_id, keys, sizes, *, seconds, hold_s, **terms):
         """Take a want."""
         self.wanted.append((request_id, len(keys), tuple(sizes)))
         self.times.append((seconds, hold_s))
+        self.terms.append(terms)
         self.pending.add(request_id)
         return True
 

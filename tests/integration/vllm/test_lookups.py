@@ -21,6 +21,7 @@ from tests.traces import logs_closed
 from ucm.integration.vllm.lookups import Lookups
 from ucm.integration.vllm.messages import plan_in
 from ucm.integration.vllm.setup import Setup
+from ucm.integration.vllm.tiers import _SHORTFALLS
 from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.scheduler.matches import MatchReason, PrefixMatch
@@ -325,7 +326,8 @@ class TestReasons:
         """R-71: what the slab lacks a tier may have; one that did not say so in time is why
         it was not found, and what the slab knows is told beside it."""
         with logs_closed(), running(setup_of(tmp_path)) as engine:
-            engine.scheduler._tiers.is_late = lambda request_id: request_id == "r"
+            late = {"r": _SHORTFALLS[Reason.DEADLINE]}
+            engine.scheduler._tiers.shortfall = late.get
             for name in ("r", "s"):
                 assert 0 == ask(engine, request(name))
             assert {"late": 1, "never_offered": 1} == counted(engine)

@@ -32,6 +32,8 @@ class Watched:
             "lora_request": None,
             "cache_salt": None,
             "kv_transfer_params": None,
+            "kv_hints": None,
+            "priority": 0,
             "trace_headers": None,
         }
         self._touched = touched

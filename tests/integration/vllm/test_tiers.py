@@ -12,7 +12,9 @@ from ucm.config import UCMConfig
 from ucm.errors import ConfigError
 from ucm.integration.vllm.tiers import Tiers, check_tiers, open_client
 from ucm.metrics import Counters
+from ucm.reasons import Reason
 from ucm.scheduler.matching import MatchReason, PrefixMatch, PrefixMatcher
+from ucm.scheduler.requests import NO_WISHES, Wishes
 
 MISS = PrefixMatch(0, MatchReason.MISS)
 HASHES = [bytes([number]) * 32 for number in range(1, 5)]
@@ -31,12 +33,16 @@ class World:
         self.client, self.counters = FakeClient(), Counters()
         matcher = PrefixMatcher(ONE_FULL, None, bytes(16), [ShardId(0)], full_hits=True)
         config = UCMConfig.from_mapping(settings)
-        self.tiers = Tiers(matcher, self.client, config, self.counters)
+        self.now = 0.0
+        self.tiers = Tiers(
+            matcher, self.client, config, self.counters, lambda: self.now
+        )
         self.tiers.agree({ShardId(0): [96]})
 
-    def ask(self, asked=None, match=MISS, computed=0):
+    def ask(self, asked=None, match=MISS, computed=0, wishes=NO_WISHES, **more):
         """Ask for what a match lacks."""
-        return self.tiers.ask(asked or request(), HASHES, computed, match)
+        asked = asked or request()
+        return self.tiers.ask(asked, HASHES, computed, match, wishes, **more)
 
 
 @pytest.fixture
@@ -109,13 +115,119 @@ class TestAsk:
             world.client.pending.clear()
             world.client.is_up = is_up
             assert not world.tiers.is_pending(name)
-        assert [True, False] == [world.tiers.is_late(name) for name in ("a", "b")]
+        is_late = [world.tiers.shortfall(name) is not None for name in ("a", "b")]
+        assert [True, False] == is_late
         total = world.counters.total
         assert 1 == total("ucm_fetch_wants_total", reason="deadline")
         assert 1 == total("ucm_fetch_wants_total", reason="unavailable")
 
 
+class TestEarly:
+    def test_request_asks_when_it_arrives(self, world) -> None:
+        """R-54: what is on its way while a request waits for its turn is asked for once."""
+        assert world.tiers.may_ask_early(request())
+        assert world.ask(is_early=True)
+        assert not world.ask()
+        assert world.tiers.is_pending("a")
+        world.client.say("a", 4)
+        assert not world.tiers.is_pending("a")
+        assert not world.ask()
+        assert 1 == len(world.client.wanted)
+
+    @pytest.mark.parametrize("reason", ["deadline", "queue_tickets", "unavailable"])
+    def test_early_question_that_came_to_nothing_is_asked_once_more(
+        self, world, reason
+    ) -> None:
+        """R-54: who waited long for its turn goes on where its fetch was cut, once."""
+        world.ask(is_early=True)
+        world.client.say("a", 1, Reason(reason))
+        assert not world.tiers.is_pending("a")
+        assert world.ask()
+        world.client.say("a", 1, Reason(reason))
+        assert not world.tiers.is_pending("a")
+        assert not world.ask()
+
+    def test_what_is_no_longer_kept_is_asked_for_again(self, world) -> None:
+        """R-53: a request that waited longer than its blocks are kept asks anew."""
+        world.ask(is_early=True)
+        world.client.say("a", 4)
+        assert not world.tiers.is_pending("a")
+        world.now = 11.1
+        assert world.ask()
+
+    def test_early_questions_are_few(self, world) -> None:
+        """R-54: a burst of requests leaves the agent room for those whose turn it is."""
+        for number in range(64):
+            assert world.tiers.may_ask_early(request(str(number)))
+            world.ask(request(str(number)), is_early=True)
+        assert not world.tiers.may_ask_early(request("b"))
+        assert world.ask(request("b"))
+
+    def test_without_an_agent_nobody_looks(self, world) -> None:
+        """R-63: a request that arrives costs no look-up where nobody could be asked."""
+        world.client.is_up = False
+        assert not world.tiers.may_ask_early(request())
+        assert not World().tiers.may_ask_early(request(skip_reading_prefix_cache=True))
+
+
+class TestWishes:
+    def test_request_that_loads_less_asks_for_less(self, world) -> None:
+        """R-58: nothing is fetched beyond ``max_load_tokens``, and nothing for none."""
+        world.ask(wishes=Wishes(most_loaded=2 * SIZE))
+        assert [("a", 2, (96,) * 2)] == world.client.wanted
+        assert not world.ask(request("b"), wishes=Wishes(most_loaded=SIZE - 1))
+
+    def test_request_without_a_tier_asks_nobody(self, world) -> None:
+        """R-58: an empty ``kv_load_tiers`` is no tier."""
+        assert not world.ask(wishes=Wishes(tiers=()))
+
+    def test_tiers_and_priority_go_along(self, world) -> None:
+        """R-58: the agent hears from where a request may load, and how soon."""
+        only = (("disk", ""),)
+        world.ask(wishes=Wishes(tiers=only, priority=7))
+        assert [{"compute_s": 0.0, "only": only, "priority": 7}] == world.client.terms
+
+
+class TestPrediction:
+    @pytest.mark.parametrize(("predicts", "seconds"), [(True, True), (False, False)])
+    def test_agent_hears_how_long_computing_takes(self, predicts, seconds) -> None:
+        """R-59: as the engine's own steps show, once they do, unless it is not asked for."""
+        world = World(predict_loads=predicts)
+        for step in range(12):
+            tokens = 4096 if step % 3 == 0 else 1
+            world.now = step * 0.5
+            world.tiers.planned(
+                SimpleNamespace(
+                    total_num_scheduled_tokens=tokens, num_scheduled_tokens={"r": 1}
+                )
+            )
+        world.ask()
+        assert (4 * SIZE / 4095 if seconds else 0.0) == pytest.approx(
+            world.client.terms[0]["compute_s"]
+        )
+
+    def test_reason_is_told(self, world) -> None:
+        """R-59, R-56: the look-up that falls short says that its blocks were not fetched
+        because computing is faster, or not spilled because they were seen once."""
+        for name, why in (("slower", "slower"), ("admission", "admission")):
+            world.ask(request(name))
+            world.client.say(name, 0, Reason(why))
+            world.tiers.is_pending(name)
+            assert why == world.tiers.shortfall(name)[0]
+            assert 1 == world.counters.total("ucm_fetch_wants_total", reason=why)
+
+
 class TestDrop:
+    def test_request_whose_loads_are_over_drops_its_want(self, world) -> None:
+        """R-53: where the engine is not told of the end of loads, layer by layer, the slots
+        of a want are given back with it all the same."""
+        for name in ("a", "b", "c"):
+            world.ask(request(name))
+        for name in ("a", "b"):
+            world.tiers.begun(name, SIZE)
+        world.tiers.loaded({"b": SimpleNamespace(loads={7})}.get)
+        assert ["a"] == world.client.dropped
+
     def test_request_that_ends_drops_its_want(self, world) -> None:
         """R-53: an aborted or finished request leaves nothing pinned, here or there."""
         world.ask()
@@ -151,7 +263,7 @@ class TestConfiguration:
         """R-63: an engine without tiers starts no thread and no process."""
         check_tiers(UCMConfig())
         assert open_client(UCMConfig(), 4096, None) is None
-        tiers = Tiers(None, None, UCMConfig(), Counters())
+        tiers = Tiers(None, None, UCMConfig(), Counters(), lambda: 0.0)
         assert not tiers.is_pending("a")
         assert not tiers.ask(request(), HASHES, 0, MISS)
         tiers.drop("a")

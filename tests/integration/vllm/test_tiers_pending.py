@@ -49,3 +49,22 @@ class TestEngine:
             scheduler.finished("s")
             assert ["s"] == client.dropped
             assert engine.idle()
+
+    @pytest.mark.slow
+    def test_request_that_arrives_is_fetched_for(self, tmp_path) -> None:
+        """R-54, R-53: an arriving request has asked before the engine looks it up; one that
+        is aborted before its turn leaves nothing."""
+        with traced_engine(tmp_path) as engine:
+            scheduler, client = engine.scheduler, FakeClient()
+            scheduler.arrived(request("r"))
+            scheduler._tiers._client = client
+            for name in ("s", "t"):
+                scheduler.arrived(request(name))
+            assert [("s", 3), ("t", 3)] == [each[:2] for each in client.wanted]
+            assert (None, False) == scheduler.match(request("s"), 0)
+            client.say("s", 0, "absent")
+            assert (0, False) == scheduler.match(request("s"), 0)
+            for name in ("s", "t"):
+                scheduler.finished(name, is_aborted=True)
+            assert ["s", "t"] == client.dropped
+            assert engine.idle()

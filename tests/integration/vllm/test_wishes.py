@@ -24,15 +24,18 @@ class Reading:
         self.log = structlog.testing.CapturingLogger()
         self.reader = WishReader(most, counters=self.counters, log=self.log)
 
-    def of(self, params: object = None, salt: str | None = None) -> Wishes:
+    def of(
+        self, params: object = None, salt: str | None = None, **more: object
+    ) -> Wishes:
         """Return what a request asks for."""
         return self.reader.of(
-            SimpleNamespace(kv_transfer_params=params, cache_salt=salt)
+            SimpleNamespace(kv_transfer_params=params, cache_salt=salt, **more)
         )
 
     def ignored(self) -> dict[str, float]:
         """Return what was not understood, by key."""
-        keys = ("ucm", "retain_seconds", "store", "forget")
+        keys = "ucm", "retain_seconds", "store", "forget", "kv_hints"
+        keys += "max_load_tokens", "max_offload_tokens", "kv_load_tiers"
         name = "ucm_ignored_wishes_total"
         totals = {key: self.counters.total(name, key=key) for key in keys}
         return {key: total for key, total in totals.items() if total}
@@ -58,8 +61,8 @@ class TestReader:
             ({"retain_seconds": 10**400}, Wishes(retain_seconds=100.0)),
             ({"retain_seconds": -5}, Wishes(retain_seconds=-5.0)),
             ({"retain_seconds": -(10**400)}, Wishes(retain_seconds=-100.0)),
-            ({"store": False}, Wishes(saves=False)),
-            ({"forget": True}, Wishes(saves=False, forgets=True)),
+            ({"store": False}, Wishes(most_saved=0)),
+            ({"forget": True}, Wishes(most_saved=0, forgets=True)),
             ({"store": True, "forget": False}, Wishes()),
         ],
     )
@@ -99,6 +102,61 @@ class TestReader:
         assert ("warning", ("wish.ignored",)) == (call.method_name, call.args)
         assert (key, True) == (call.kwargs["key"], "Give" in call.kwargs["remedy"])
         assert {key: 2} == reading.ignored()
+
+    @pytest.mark.parametrize(
+        ("given", "wishes"),
+        [
+            ({"max_load_tokens": 0}, Wishes(most_loaded=0)),
+            ({"max_load_tokens": 10**30}, Wishes()),
+            ({"max_offload_tokens": 512}, Wishes(most_saved=512)),
+            ({"max_offload_tokens": 9, "ucm": {"store": False}}, Wishes(most_saved=0)),
+            ({"kv_load_tiers": []}, Wishes(tiers=())),
+            (
+                {"kv_load_tiers": [{"medium": "STORAGE"}, {"locality": "LOCAL"}]},
+                Wishes(tiers=(("storage", ""), ("", "local"))),
+            ),
+        ],
+    )
+    def test_words_of_the_engine_are_read(self, given, wishes):
+        """R-58: what the engine's own connector understands is understood here."""
+        reading = Reading()
+        assert wishes == reading.of(given)
+        assert [] == reading.log.calls
+
+    @pytest.mark.parametrize(
+        ("given", "key", "wishes"),
+        [
+            ({"max_load_tokens": True}, "max_load_tokens", Wishes()),
+            ({"max_load_tokens": -1}, "max_load_tokens", Wishes()),
+            ({"max_offload_tokens": "9"}, "max_offload_tokens", Wishes()),
+            ({"kv_load_tiers": "disk"}, "kv_load_tiers", Wishes()),
+            ({"kv_load_tiers": [7]}, "kv_load_tiers", Wishes()),
+            ({"kv_load_tiers": [{"medium": "x" * 99}]}, "kv_load_tiers", Wishes()),
+            (
+                {"kv_load_tiers": [{"locality": "moon"}, {"medium": "disk"}]},
+                "kv_load_tiers",
+                Wishes(tiers=(("disk", ""),)),
+            ),
+        ],
+    )
+    def test_words_of_the_engine_that_make_no_sense_are_counted(
+        self, given, key, wishes
+    ):
+        """R-58: they are as if they were not given, as in the engine, and counted by name."""
+        reading = Reading()
+        assert wishes == reading.of(given)
+        assert {key: 1} == reading.ignored()
+
+    def test_hints_are_counted_and_ignored(self):
+        """R-58: an orchestrator hears that nobody acts on what it says."""
+        reading = Reading()
+        assert [NO_WISHES] * 2 == [reading.of(kv_hints={"actions": []})] * 2
+        assert {"kv_hints": 1} == reading.ignored()
+
+    def test_priority_is_the_engines(self):
+        """R-58: what the engine runs first is fetched first."""
+        assert Wishes(priority=-3) == Reading().of(priority=-3)
+        assert 1 << 31 == Reading().of(priority=10**30).priority
 
     def test_tenant_is_the_salt(self):
         """Requests of one salt share a tenant, and one without a salt is nobody's."""
@@ -152,6 +210,46 @@ class TestHalves:
         assert not engine.scheduler.finished("r", [[1, 2, 3]])
         assert (0, False) == engine.scheduler.match(request("q"), 0)
         assert not engine.scheduler.finished("q")
+        assert engine.idle()
+
+    def test_request_is_saved_as_far_as_it_says(self, engine):
+        """R-58: of three blocks two are within ``max_offload_tokens``; the third is computed
+        by the next one, which hears that it was not to be saved."""
+        one = request("r")
+        one.kv_transfer_params = {"max_offload_tokens": 40}
+        (order,) = compute(engine, one).saves
+        assert 2 == len(order.block_ids)
+        assert not engine.scheduler.finished("r", [[1, 2, 3]])
+        assert (32, True) == engine.scheduler.match(request("q"), 0)
+        engine.scheduler.allocated(request("q"), [[5, 6, 7]], 0)
+        counted = engine.scheduler.counters.total
+        assert 1 == counted("ucm_missed_lookups_total", reason="admission")
+        engine.scheduler.finished("q")
+        assert engine.idle()
+
+    @pytest.mark.parametrize(("limit", "found"), [(0, 0), (15, 0), (33, 32), (48, 48)])
+    def test_request_is_loaded_as_far_as_it_says(self, engine, limit, found):
+        """R-58: whole blocks within ``max_load_tokens`` are loaded, and a limit that is the
+        reason is told as one."""
+        engine.save("r")
+        one = request("s")
+        one.kv_transfer_params = {"max_load_tokens": limit}
+        assert (found, found > 0) == engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[5, 6, 7]], 0)
+        counted = engine.scheduler.counters.total
+        is_short = counted("ucm_missed_lookups_total", reason="admission")
+        assert (found < 48) == is_short
+        engine.scheduler.finished("s")
+        assert engine.idle()
+
+    def test_wish_is_read_once_in_a_life(self, engine):
+        """R-58: what is ignored is counted once, however often the engine asks."""
+        one = asking("r", retain=1)
+        for _ in range(3):
+            engine.scheduler.match(one, 0)
+        counted = engine.scheduler.counters.total
+        assert 1 == counted("ucm_ignored_wishes_total", key="ucm")
+        engine.scheduler.finished("r")
         assert engine.idle()
 
     def test_forgotten_prompt_is_deleted_when_its_request_ends(self, engine):

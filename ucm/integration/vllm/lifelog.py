@@ -7,15 +7,19 @@ What becomes of a request is gathered in ``ucm.scheduler.records``.
 Threading: the engine's scheduler thread.
 """
 
+import logging
 from typing import Any, Final
 
-from ucm.blocks import id_in_log
+from ucm.blocks import id_in_log, whose
 from ucm.integration.vllm.lookups import Lookup
-from ucm.scheduler.messages import StepPlan
+from ucm.scheduler.messages import StepPlan, StepReport
 from ucm.scheduler.misses import Miss
 from ucm.scheduler.records import Record, Records
 from ucm.spans import trace_id_of, traceparent_in
 from ucm.tracing import (
+    HOLD_QUARANTINED,
+    HOLD_RELEASED,
+    HOLD_TAKEN,
     PREFIX_MATCHED,
     PREFIX_MISSED,
     REQUEST_ENDED,
@@ -113,6 +117,24 @@ class LifeLog:
             if len(traces) == _MOST_TRACES:
                 break
         return traces
+
+    def held(self, plan: StepPlan, num_ranks: int) -> None:
+        """Tell which blocks the saves of a plan hold, until every rank lets go of them."""
+        for order in plan.saves if self._log.is_enabled_for(logging.DEBUG) else ():
+            self._log.debug(
+                HOLD_TAKEN,
+                **whose(order.owners),
+                hold_id=order.transfer_id,
+                blocks=len(order.block_ids),
+                ranks_left=num_ranks,
+            )
+
+    def released(self, report: StepReport) -> None:
+        """Tell which blocks a rank has let go of, or given up."""
+        for hold_id in report.released:
+            self._log.debug(HOLD_RELEASED, hold_id=hold_id, rank=report.rank)
+        for hold_id in report.quarantined:
+            self._log.error(HOLD_QUARANTINED, hold_id=hold_id, rank=report.rank)
 
     def aborted(self, request_id: str) -> None:
         """Take note, before its end, that nobody wants it any more."""

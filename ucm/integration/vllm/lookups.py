@@ -86,13 +86,15 @@ class Lookups:
             lookup = self._lookups[request_id] = Lookup()
         lookup.match, lookup.computed_tokens = match, computed_tokens
 
-    def decided(self, request_id: str, *, is_late: bool = False) -> Lookup:
+    def decided(
+        self, request_id: str, shortfall: tuple[MissReason, str] | None = None
+    ) -> Lookup:
         """
         Take note that a request was given blocks, and find out why it found too little.
 
         Args:
             request_id: Which.
-            is_late: Tiers may have what the slab lacks; they did not say so in time.
+            shortfall: Why tiers did not bring what the slab lacks, if they say so.
 
         Returns:
             What the engine was told; nothing if nobody has looked since the last time.
@@ -104,12 +106,11 @@ class Lookups:
         lookup.life += 1
         lookup.found_tokens, lookup.wanted_tokens = match.tokens, match.wanted
         lookup.miss = self._explain(request_id, match, lookup.computed_tokens)
-        if is_late and lookup.miss is not None:
-            text = (
-                f"the tiers did not answer in time; of the slab: {lookup.miss.reason}"
-            )
+        if shortfall is not None and lookup.miss is not None:
+            reason, text = shortfall
+            text = f"{text}; of the slab: {lookup.miss.reason}"
             lookup.miss = attrs.evolve(
-                lookup.miss, reason=MissReason.LATE, detail={"text": text}
+                lookup.miss, reason=reason, detail={"text": text}
             )
         totals: dict[str, float] = {_LOOKUPS: 1}
         if match.wanted:

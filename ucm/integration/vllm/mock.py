@@ -77,6 +77,9 @@ class MockSchedulerHalf:
         """Return nothing: no block comes or goes."""
         return ()
 
+    def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
+        """Do nothing: nothing is fetched."""
+
     def match(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:  # noqa: ANN401 - vLLM's Request
         """Claim whole blocks up to the ratio, less what is computed and one token."""
         prompt: int = request.num_prompt_tokens

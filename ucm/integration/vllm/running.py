@@ -32,6 +32,8 @@ from ucm.scheduler.requests import (
 
 __all__ = ["Running"]
 
+_NOBODY = None, NO_WISHES
+
 
 class _Tables(Sequence[Sequence[int]]):
     """A request's block tables, resolved only if somebody looks at them."""
@@ -76,7 +78,8 @@ class Running:
         self._adapters = adapters
         self._adapter = adapter
         self._reader = reader
-        self._wishes: dict[str, Wishes] = {}
+        self._wishes: dict[str, tuple[Any, Wishes]] = {}
+        """By request that was looked at, and is not over; also of those that never run."""
         self._due = adapter.due
         self._requests: dict[str, Any] = {}
         self._tables = BlockTables()
@@ -89,14 +92,25 @@ class Running:
         """Requests whose block tables are kept."""
         return len(self._tables)
 
+    @property
+    def num_wishes(self) -> int:
+        """Requests whose wishes are kept."""
+        return len(self._wishes)
+
+    def wishes_of(self, request: Any) -> Wishes:  # noqa: ANN401 - vLLM's Request
+        """Return what a request asks for; it is read once."""
+        known = self._wishes.get(request.request_id)
+        if known is None or known[0] is not request:
+            known = self._wishes[request.request_id] = (
+                request,
+                self._reader.of(request),
+            )
+        return known[1]
+
     def begin(self, request: Any) -> Wishes:  # noqa: ANN401 - vLLM's Request
         """Take note of a request that was given blocks; return what it asks for."""
-        request_id = request.request_id
-        if self._requests.get(request_id) is not request:
-            self._requests[request_id] = request
-            if (wishes := self._reader.of(request)) is not NO_WISHES:
-                self._wishes[request_id] = wishes
-        return self._wishes.get(request_id, NO_WISHES)
+        self._requests[request.request_id] = request
+        return self.wishes_of(request)
 
     def step(self, output: Any) -> StepFacts:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return the facts of a step; does not touch *output*."""
@@ -116,7 +130,7 @@ class Running:
     ) -> RequestEnd | None:
         """Let go of a request, and return what there is of it if it had blocks."""
         self._tables.forget(request_id)
-        wishes = self._wishes.pop(request_id, NO_WISHES)
+        _, wishes = self._wishes.pop(request_id, _NOBODY)
         request = self._requests.pop(request_id, None)
         return None if request is None else self._ended(request, tables, wishes)
 
@@ -185,7 +199,7 @@ class Running:
             new_block_ids=blocks or (),
             is_new=blocks is not None,
             states=[StateOffer(*each) for each in offers.get(request_id, ())],
-            wishes=self._wishes.get(request_id, NO_WISHES),
+            wishes=self._wishes.get(request_id, _NOBODY)[1],
         )
 
     def _allocated(self, output: Any) -> list[int]:  # noqa: ANN401 - vLLM's SchedulerOutput

@@ -6,13 +6,12 @@ Threading: all of it runs on the engine's scheduler thread. Nothing here waits; 
 store is asked only through its index, and ``Adapters`` reads files on a thread of its own.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 
-from ucm.blocks import KeySpace, whose
+from ucm.blocks import KeySpace
 from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.doubts import Doubts
@@ -24,12 +23,13 @@ from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnv
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.running import Running
 from ucm.integration.vllm.setup import Setup
-from ucm.integration.vllm.stats import UCMStats, stats_of, tell_totals
+from ucm.integration.vllm.stats import UCMStats, stats_of, tell_open, tell_totals
 from ucm.integration.vllm.tiers import Tiers, open_client
 from ucm.integration.vllm.wishes import WishReader
 from ucm.metrics import Counters
 from ucm.ranks import Agreement
 from ucm.scheduler.adapter import SchedulerAdapter
+from ucm.scheduler.matches import PrefixMatch
 from ucm.scheduler.messages import StepReport, decode_report, encode
 from ucm.scheduler.requests import Disposition
 from ucm.scheduler.saves import SaveLimits
@@ -39,9 +39,6 @@ from ucm.stores.forgetter import Forgetter
 from ucm.stores.neighbours import Neighbours
 from ucm.stores.opening import tell_store
 from ucm.tracing import (
-    HOLD_QUARANTINED,
-    HOLD_RELEASED,
-    HOLD_TAKEN,
     RUNTIME_FAILED,
     SCHEDULER_CLOSED,
     SCHEDULER_STARTED,
@@ -116,11 +113,10 @@ class SchedulerHalf:
         self._running = Running(self._adapters, self._adapter, wishes)
         self._forgetter = Forgetter(store, setup.threads)
         client = open_client(setup.config, setup.facts(0).slot_bytes, self._log)
-        matcher, of_tiers = (
-            self._adapter.matcher,
-            client if setup.config.tiers else None,
+        of_tiers = client if setup.config.tiers else None
+        self._tiers = Tiers(
+            self._adapter.matcher, of_tiers, setup.config, self._counters, self._clock
         )
-        self._tiers = Tiers(matcher, of_tiers, setup.config, self._counters)
         slab = store.capabilities.tier
         self._events = open_teller(setup, client, self._counters, slab)
         self.take_events = self._events.take
@@ -187,14 +183,35 @@ class SchedulerHalf:
         if self._keyspace is not None and self._doubts.may_end_soon:
             return None, False
         self._adapter.tick(self._setup.threads.monotonic())
-        hashes = self._adapters.hashes_of(request)
-        match = self._adapter.match_prefix(
-            request_id, request.num_tokens, hashes, computed_tokens
-        )
-        if self._tiers.ask(request, hashes, computed_tokens, match):
+        if (match := self._look_up(request, computed_tokens)) is None:
             return None, False
         self._lookups.looked(request_id, match, computed_tokens)
         return match.tokens, self._parks and match.tokens > 0
+
+    def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
+        """Have what tiers have of a new request's prefix fetched while it waits."""
+        may_ask = self._setup.mode.loads is not Loads.NOTHING
+        may_ask = may_ask and self._tiers.may_ask_early(request)
+        if may_ask and self._adapters.may_match(request):
+            self._look_up(request, 0, is_early=True)
+
+    def _look_up(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        computed_tokens: int,
+        *,
+        is_early: bool = False,
+    ) -> PrefixMatch | None:
+        """Return what the slab has of a prefix; None: tiers are asked for more."""
+        hashes = self._adapters.hashes_of(request)
+        wishes = self._running.wishes_of(request)
+        match = self._adapter.match_prefix(
+            request.request_id, request.num_tokens, hashes, computed_tokens, wishes
+        )
+        is_asked = self._tiers.ask(
+            request, hashes, computed_tokens, match, wishes, is_early=is_early
+        )
+        return None if is_asked else match
 
     def allocated(
         self,
@@ -206,8 +223,8 @@ class SchedulerHalf:
         request_id = request.request_id
         wishes = self._running.begin(request)
         self._adapters.begun(request_id)
-        is_late = self._tiers.is_late(request_id)
-        lookup = self._lookups.decided(request_id, is_late=is_late)
+        shortfall = self._tiers.shortfall(request_id)
+        lookup = self._lookups.decided(request_id, shortfall)
         computed = lookup.computed_tokens
         self._lifelog.allocated(request, lookup)
         self._events.begun(request, self._adapters.hashes_of(request))
@@ -234,14 +251,8 @@ class SchedulerHalf:
         self._adapter.tick(self._setup.threads.monotonic())
         plan = self._adapter.plan_step(self._running.step(output))
         self._doubts.sent(in_use=bool(len(self._running)))
-        for order in plan.saves if self._log.is_enabled_for(logging.DEBUG) else ():
-            self._log.debug(
-                HOLD_TAKEN,
-                **whose(order.owners),
-                hold_id=order.transfer_id,
-                blocks=len(order.block_ids),
-                ranks_left=self._setup.topology.num_ranks,
-            )
+        self._tiers.planned(output)
+        self._lifelog.held(plan, self._setup.topology.num_ranks)
         if traces := self._lifelog.traces_of(plan):
             plan = attrs.evolve(plan, traces=traces)
         self._lifelog.tell()
@@ -280,12 +291,11 @@ class SchedulerHalf:
             return
         if report.weights is not None:
             self._doubts.told(report.rank, report.weights)
+        if report.loads_done:
+            self._tiers.loaded(self._adapter.lives.get)
         failures = {each.transfer_id: each.reason for each in report.failures}
         self._store.loads_ended(report.rank, failures, report.loads_done)
-        for hold_id in report.released:
-            self._log.debug(HOLD_RELEASED, hold_id=hold_id, rank=report.rank)
-        for hold_id in report.quarantined:
-            self._log.error(HOLD_QUARANTINED, hold_id=hold_id, rank=report.rank)
+        self._lifelog.released(report)
 
     def finished(
         self,
@@ -346,20 +356,13 @@ class SchedulerHalf:
 
         What is read here is read whole, whatever the scheduler's thread does meanwhile.
         """
-        counts, holds, now = self._adapter.counts(), self._adapter.holds, self._clock()
-        began = holds.oldest
-        tell = self._counters.set
-        tell("ucm_held_bytes", holds.held_nbytes)
-        tell("ucm_oldest_hold_seconds", 0 if began is None else max(0.0, now - began))
-        tell("ucm_open_tickets", counts["open_saves"], direction="save")
-        tell("ucm_open_tickets", counts["open_loads"], direction="load")
-        tell("ucm_ending_requests", counts["endings"])
+        tell_open(self._counters, self._adapter, self._clock())
         try:
             tell_store(self._counters, self._store.stats())
             self._answers = True
         except StoreError:
             self._answers = False
-        tell("ucm_healthy", int(self._is_serving))
+        self._counters.set("ucm_healthy", int(self._is_serving))
 
     @property
     def _is_serving(self) -> bool:
@@ -373,6 +376,7 @@ class SchedulerHalf:
             "requests": len(self._running),
             "lookups": len(self._lookups),
             "tables": self._running.num_tables,
+            "wishes": self._running.num_wishes,
             "adapters": len(self._adapters),
             "wants": len(self._tiers),
             "told_of": len(self._events),

@@ -32,10 +32,11 @@ from ucm.metrics import (
     sample_key,
     split_key,
 )
+from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.totals import Totals
 from ucm.status import Status, read_statuses
 
-__all__ = ["UCMPromMetrics", "UCMStats", "stats_of", "tell_totals"]
+__all__ = ["UCMPromMetrics", "UCMStats", "stats_of", "tell_open", "tell_totals"]
 
 _PREFIX = "vllm:"
 _KEEP_OBSERVATIONS = 4096
@@ -267,3 +268,14 @@ def tell_totals(counters: Counters, totals: Totals) -> None:
     for reason, count in totals.failed_loads.items():
         counters.reach("ucm_load_failures_total", count, reason=reason)
     counters.set("ucm_held_blocks", totals.held_blocks)
+
+
+def tell_open(counters: Counters, adapter: SchedulerAdapter, now: float) -> None:
+    """Take over how much is open in a scheduler; *now* is on its clock, in seconds."""
+    counts, holds, tell = adapter.counts(), adapter.holds, counters.set
+    began = holds.oldest
+    tell("ucm_held_bytes", holds.held_nbytes)
+    tell("ucm_oldest_hold_seconds", 0 if began is None else max(0.0, now - began))
+    tell("ucm_open_tickets", counts["open_saves"], direction="save")
+    tell("ucm_open_tickets", counts["open_loads"], direction="load")
+    tell("ucm_ending_requests", counts["endings"])

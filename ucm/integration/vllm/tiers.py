@@ -2,17 +2,21 @@
 """
 What the scheduler's half asks of the node's agent: the rest of a prefix, once in each life.
 
-While an answer is to come the engine is told that nothing is known yet, and asks again in
-each step: that costs one look-up. Behind the answer, or the deadline that runs from the first
-question, the slab says what there is, as ever.
+A request asks when it arrives, so that its blocks are on their way while it waits for its
+turn, and otherwise when the engine asks for it first. While an answer is to come the engine is
+told that nothing is known yet, and asks again in each step: that costs one look-up. Behind the
+answer, or the deadline that runs from the question, the slab says what there is, as ever. What
+was asked at arrival and came to nothing, or is no longer kept, is asked once more.
 
 Threading: the engine's scheduler thread; the client has one of its own.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import attrs
 
 from ucm.agent.client import AgentClient
 from ucm.agent.launch import Launcher
@@ -21,15 +25,29 @@ from ucm.blocks import ShardId
 from ucm.config import KVEvents, UCMConfig
 from ucm.errors import ConfigError
 from ucm.metrics import Counters
-from ucm.reasons import Reason
+from ucm.reasons import MissReason, Reason
 from ucm.registry import registered
 from ucm.scheduler.hits import tokens_by_medium
+from ucm.scheduler.lives import Life
 from ucm.scheduler.matches import PrefixMatch
 from ucm.scheduler.matching import PrefixMatcher
+from ucm.scheduler.prompts import PromptSpeed
+from ucm.scheduler.requests import NO_WISHES, Wishes
 from ucm.scheduler.wanting import falls_short, wanted_blocks
 from ucm.tracing import Log
 
 __all__ = ["Tiers", "check_tiers", "open_client"]
+
+_MOST_EARLY: Final = 64
+"""Requests that have asked, beyond which nobody asks before its turn."""
+_AGAIN: Final = (Reason.DEADLINE, Reason.QUEUE_TICKETS, Reason.UNAVAILABLE)
+"""Answers to an early question behind which it is asked again."""
+_SHORTFALLS: Final = {
+    Reason.DEADLINE: (MissReason.LATE, "the tiers did not answer in time"),
+    Reason.SLOWER: (MissReason.SLOWER, "fetching was predicted to be slower"),
+    Reason.ADMISSION: (MissReason.ADMISSION, "no tier takes what was seen once"),
+}
+"""What an answer says of the blocks that the slab lacks."""
 
 
 class _State(enum.Enum):
@@ -38,10 +56,28 @@ class _State(enum.Enum):
     ASKED = "asked"
     ANSWERED = "answered"
     """Well or not; it does not ask again in this life."""
-    LATE = "late"
-    """No answer came in time: what the tiers have is not known."""
     BEGUN = "begun"
     """Its life has begun, and may load what was fetched; the next one may ask."""
+
+
+@attrs.define
+class _Question:
+    """
+    What a request has asked.
+
+    Args:
+        ends: Behind which tokens the blocks end that were asked for.
+        kept_until: When nothing that was fetched is kept any more, at the latest.
+        is_early: It was asked when the request arrived.
+        state: Where it stands.
+        reason: Of the answer.
+    """
+
+    ends: Sequence[int]
+    kept_until: float
+    is_early: bool
+    state: _State = _State.ASKED
+    reason: Reason = Reason.NONE
 
 
 class Tiers:
@@ -53,6 +89,7 @@ class Tiers:
         client: Of the node's agent, closed with this; None: there are no tiers.
         config: How long a request waits, and what is found has to stay.
         counters: Count how wants ended.
+        clock: In seconds.
     """
 
     def __init__(
@@ -61,40 +98,58 @@ class Tiers:
         client: AgentClient | None,
         config: UCMConfig,
         counters: Counters,
+        clock: Callable[[], float],
     ) -> None:
         self._matcher = matcher
         self._client = client
         self._seconds = min(config.timeout.fetch, LONGEST_S)
         self._hold_s = min(config.timeout.load, LONGEST_S - self._seconds)
+        self._predicts = config.predict_loads
         self._counters = counters
+        self._clock = clock
         self._part_bytes: dict[ShardId, list[int]] = {}
-        self._wants: dict[str, _State] = {}
-        self._ends: dict[str, list[int]] = {}
-        """Behind which tokens the blocks end that were asked for."""
+        self._questions: dict[str, _Question] = {}
+        self._prompts = PromptSpeed()
 
     def agree(self, part_bytes: dict[ShardId, list[int]]) -> None:
         """Take note of the bytes of each part of a block, by group."""
         self._part_bytes = part_bytes
 
+    def planned(self, output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Take note of a step, from which it is learnt how fast prompts are computed."""
+        if self._client is not None:
+            tokens = getattr(output, "total_num_scheduled_tokens", 0)
+            of_prompts = tokens - len(output.num_scheduled_tokens)
+            self._prompts.planned(of_prompts, self._clock())
+
     def is_pending(self, request_id: str) -> bool:
         """Return whether a request's answer is still to come."""
-        if self._wants.get(request_id) is not _State.ASKED or self._client is None:
+        question = self._questions.get(request_id)
+        if question is None or question.state is not _State.ASKED:
             return False
+        assert self._client is not None
         if self._client.is_pending(request_id):
             return True
         answer = self._client.answer(request_id)
         if answer is not None:
-            reason = answer.reason
+            question.reason = answer.reason
         else:
-            reason = Reason.DEADLINE if self._client.is_up else Reason.UNAVAILABLE
-        is_late = reason is Reason.DEADLINE
-        self._wants[request_id] = _State.LATE if is_late else _State.ANSWERED
-        self._counters.add("ucm_fetch_wants_total", 1, reason=reason)
+            is_up = self._client.is_up
+            question.reason = Reason.DEADLINE if is_up else Reason.UNAVAILABLE
+        question.state = _State.ANSWERED
+        self._counters.add("ucm_fetch_wants_total", 1, reason=question.reason)
         return False
 
-    def is_late(self, request_id: str) -> bool:
-        """Return whether a request goes on without knowing all that the tiers have."""
-        return self._wants.get(request_id) is _State.LATE
+    def shortfall(self, request_id: str) -> tuple[MissReason, str] | None:
+        """Return why the tiers did not bring what the slab lacks, if they say so."""
+        question = self._questions.get(request_id)
+        return None if question is None else _SHORTFALLS.get(question.reason)
+
+    def may_ask_early(self, request: Any) -> bool:  # noqa: ANN401 - vLLM's Request
+        """Return whether a request that arrives is worth a look."""
+        if self._client is None or not self._client.is_up:
+            return False
+        return len(self._questions) < _MOST_EARLY and self._may_ask(request)
 
     def ask(
         self,
@@ -102,61 +157,97 @@ class Tiers:
         hashes: Sequence[bytes],
         computed_tokens: int,
         match: PrefixMatch,
+        wishes: Wishes = NO_WISHES,
+        *,
+        is_early: bool = False,
     ) -> bool:
         """Ask for what a match lacks, if it is worth a question; return whether it was."""
         request_id, client = request.request_id, self._client
         if client is None or not client.is_up or not self._may_ask(request):
             return False
-        longest = self._matcher.longest(request.num_tokens, hashes)
-        if not falls_short(match, computed_tokens, longest):
+        most = self._matcher.within(
+            request.num_tokens, computed_tokens, wishes.most_loaded
+        )
+        longest = self._matcher.longest(most, hashes)
+        if wishes.tiers == () or not falls_short(match, computed_tokens, longest):
             return False
         tokens = range(computed_tokens, longest)
         keys, sizes, ends = wanted_blocks(
             self._matcher, hashes, tokens, self._part_bytes
         )
+        compute_s = self._prompts.seconds_of(len(tokens)) if self._predicts else 0.0
         is_asked = client.want(
-            request_id, keys, sizes, seconds=self._seconds, hold_s=self._hold_s
+            request_id,
+            keys,
+            sizes,
+            seconds=self._seconds,
+            hold_s=self._hold_s,
+            compute_s=compute_s,
+            only=wishes.tiers,
+            priority=wishes.priority,
         )
         if is_asked:
-            self._wants[request_id] = _State.ASKED
-            self._ends[request_id] = ends
+            kept_until = self._clock() + self._seconds + self._hold_s
+            self._questions[request_id] = _Question(ends, kept_until, is_early)
         return is_asked
 
     def _may_ask(self, request: Any) -> bool:  # noqa: ANN401 - vLLM's Request
         """Return whether a request has not asked, and would load what is fetched."""
-        if self._wants.get(request.request_id, _State.BEGUN) is not _State.BEGUN:
+        question = self._questions.get(request.request_id)
+        if question is not None and not self._may_ask_again(question):
             return False
         if getattr(request, "skip_reading_prefix_cache", False):
             return False
         params = getattr(request, "kv_transfer_params", None)
         return not (isinstance(params, Mapping) and params.get("do_remote_prefill"))
 
+    def _may_ask_again(self, question: _Question) -> bool:
+        if question.state is _State.BEGUN:
+            return True
+        if not question.is_early or question.state is not _State.ANSWERED:
+            return False
+        return question.reason in _AGAIN or self._clock() > question.kept_until
+
     def begun(self, request_id: str, external_tokens: int) -> None:
         """Take note that a life begins: the next one, after a preemption, asks anew."""
-        if request_id not in self._wants:
+        if (question := self._questions.get(request_id)) is None:
             return
-        self._wants[request_id] = _State.BEGUN
+        question.state = _State.BEGUN
         if not external_tokens:
             self.drop(request_id)
 
     def hit(self, request_id: str, tokens: range) -> dict[str, int]:
         """Return how many tokens of a hit were in the slab, and in tiers before, by name."""
-        ends, client = self._ends.get(request_id), self._client
+        question, client = self._questions.get(request_id), self._client
         answer = None if client is None else client.answer(request_id)
-        if ends is None or client is None or answer is None:
+        if question is None or client is None or answer is None:
             return {"slab": len(tokens)}
         names = ("slab", *client.media)
-        found = tokens_by_medium(tokens, ends, answer.media)
+        found = tokens_by_medium(tokens, question.ends, answer.media)
         return {names[medium]: count for medium, count in found.items()}
+
+    def loaded(self, life_of: Callable[[str], Life | None]) -> None:
+        """Drop what was fetched for requests whose lives wait for no load."""
+
+        def is_loading(request_id: str) -> bool:
+            return (life := life_of(request_id)) is not None and bool(life.loads)
+
+        over = [
+            request_id
+            for request_id, question in self._questions.items()
+            if question.state is _State.BEGUN and not is_loading(request_id)
+        ]
+        for request_id in over:
+            self.drop(request_id)
 
     def drop(self, request_id: str) -> None:
         """Let what was fetched for a request go: it is loaded, or over."""
-        self._ends.pop(request_id, None)
-        if self._wants.pop(request_id, None) is not None and self._client is not None:
+        if self._questions.pop(request_id, None) is not None:
+            assert self._client is not None
             self._client.drop(request_id)
 
     def __len__(self) -> int:
-        return len(self._wants)
+        return len(self._questions)
 
     def close(self) -> None:
         """Leave the agent. Idempotent."""

@@ -45,6 +45,7 @@ logger = init_logger("vllm.ucm")
 
 INHERITED_ON_PURPOSE = {
     "role": "the base keeps it",
+    "has_connector_metadata": "the base keeps the plan",
     "get_loaded_kv_cache_group_ids": "the default names the groups found by hash: ours",
     "supports_divergent_local_hybrid_hits": "recurrent groups are refused at start-up",
     "bind_kv_cache_manager": "the base binds it; we ask the step's own block state",
@@ -111,8 +112,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             rank = vllm_config.parallel_config.rank
             device = vllm_config.device_config.device_type
-            make = MockWorkerHalf if is_mock else WorkerHalf
-            self._worker = make(setup, rank, device)
+            self._worker = (MockWorkerHalf if is_mock else WorkerHalf)(
+                setup, rank, device
+            )
             if setup.config.patch_vllm_ascend:
                 _patch_vllm_ascend()
         self._vitals = begin_vitals(vllm_config, self._scheduler or self._worker)
@@ -175,10 +177,6 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         super().clear_connector_metadata()
         if self._worker is not None:
             self._worker.clear()
-
-    def has_connector_metadata(self) -> bool:
-        """Return whether a plan is bound."""
-        return super().has_connector_metadata()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Submit this step's loads; returns at once."""
@@ -257,7 +255,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler.
 
     def on_new_request(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
-        """Do nothing: a request is known once it has blocks."""
+        """Have its blocks fetched from tiers while it waits."""
+        if self._scheduler is not None:
+            self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(
         self,

@@ -1,17 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What a request asks of the store: ``kv_transfer_params`` and the cache salt.
+What a request asks of the store: ``kv_transfer_params``, its priority and the cache salt.
 
 Ours are the keys below ``ucm``, so that they are nobody else's::
 
     {"ucm": {"retain_seconds": 3600, "store": false, "forget": true}}
 
 ``retain_seconds``: its blocks count as used so much later, up to a maximum that the
-operator sets, or, below 0, so much earlier: they give way first, as those of a batch job
-may. ``store``: false, nothing of it is saved. ``forget``: nothing of it is
+operator sets, or, below 0, so much earlier: they give way first, as those of a batch
+job may. ``store``: false, nothing of it is saved. ``forget``: nothing of it is
 saved, and its prompt's blocks are deleted when it ends, whoever stored them; of those
-that others have in common, they compute the next one anew. What is not understood is as
-if it was not given: counted, and told once of each key.
+that others have in common, they compute the next one anew.
+
+Beside it stand the engine's own, in the words of its offloading connector::
+
+    {"max_load_tokens": 4096, "max_offload_tokens": 0, "kv_load_tiers": [{"medium": "disk"}]}
+
+Of the tiers a request may name the ``medium``, as a tier calls its own or as the engine
+sorts them (``CPU``, ``STORAGE``), the ``locality`` (``LOCAL``, ``REMOTE``), or both; an
+empty list is no tier. The slab is not meant by it, as the engine does not mean its own first
+tier.
+
+What is not understood is as if it was not given: counted, and told once of each key. So are
+the ``kv_hints`` of an orchestrator: no action of theirs is known here.
 """
 
 import math
@@ -21,21 +32,31 @@ from typing import Any, Final, cast
 from xxhash import xxh32_intdigest
 
 from ucm.metrics import Counters
-from ucm.scheduler.requests import NO_WISHES, Wishes
+from ucm.scheduler.requests import NO_LIMIT, NO_WISHES, Wishes
 from ucm.tracing import WISH_IGNORED, Log
 
 __all__ = ["WishReader"]
 
 _LONGEST_S: Final = 1e9
 """However much an operator allows: moments are nanoseconds in 64 bits."""
+_MOST_PRIORITY: Final = 1 << 31
+_MOST_FILTERS: Final = 32
+_MOST_WORD: Final = 64
 
 _OURS: Final = "ucm"
 _RETAIN, _STORE, _FORGET = "retain_seconds", "store", "forget"
+_LOAD, _OFFLOAD, _TIERS = "max_load_tokens", "max_offload_tokens", "kv_load_tiers"
+_HINTS: Final = "kv_hints"
+_LOCALITIES: Final = ("", "local", "remote")
 _REMEDIES: Final = {
     _RETAIN: "Give seconds; below 0, its blocks give way first.",
     _STORE: "Give true or false.",
     _FORGET: "Give true or false.",
     _OURS: f"Give a mapping with some of {_RETAIN}, {_STORE} and {_FORGET}.",
+    _LOAD: "Give a number of tokens, 0 for none.",
+    _OFFLOAD: "Give a number of tokens, 0 for none.",
+    _TIERS: "Give a list of mappings with a medium, a locality (LOCAL, REMOTE), or both.",
+    _HINTS: f"No action is known here; ask by {_OURS} in kv_transfer_params.",
 }
 
 
@@ -63,21 +84,35 @@ class WishReader:
         """Return what a request asks for."""
         salt = getattr(request, "cache_salt", None)
         given = getattr(request, "kv_transfer_params", None)
-        ours = given.get(_OURS, {}) if given and isinstance(given, Mapping) else {}
-        if not (salt or ours):
+        priority = getattr(request, "priority", 0)
+        if (hints := getattr(request, _HINTS, None)) is not None:
+            self._ignore(_HINTS, hints)
+        if not (salt or given or priority):
             return NO_WISHES
-        if not isinstance(ours, Mapping):
-            self._ignore(_OURS, ours)
-            ours = {}
-        for key in ours.keys() - {_RETAIN, _STORE, _FORGET}:
-            self._ignore(_OURS, key)
+        given = given if isinstance(given, Mapping) else {}
+        ours = self._read_ours(given)
         forgets = self._read_switch(ours, _FORGET, default=False)
-        return Wishes(
+        saves = self._read_switch(ours, _STORE, default=True) and not forgets
+        most_saved = self._read_tokens(given, _OFFLOAD)
+        wishes = Wishes(
             tenant=_tenant(str(salt)) if salt else 0,
             retain_seconds=self._read_seconds(ours),
-            saves=self._read_switch(ours, _STORE, default=True) and not forgets,
+            most_saved=most_saved if saves else 0,
+            most_loaded=self._read_tokens(given, _LOAD),
+            tiers=self._read_tiers(given),
+            priority=_priority(priority),
             forgets=forgets,
         )
+        return NO_WISHES if wishes == NO_WISHES else wishes
+
+    def _read_ours(self, given: Mapping[str, Any]) -> Mapping[str, object]:
+        ours = given.get(_OURS, {})
+        if not isinstance(ours, Mapping):
+            self._ignore(_OURS, ours)
+            return {}
+        for key in ours.keys() - {_RETAIN, _STORE, _FORGET}:
+            self._ignore(_OURS, key)
+        return ours
 
     def _read_seconds(self, ours: Mapping[str, object]) -> float:
         value = ours.get(_RETAIN, 0)
@@ -98,12 +133,51 @@ class WishReader:
         self._ignore(key, value)
         return default
 
+    def _read_tokens(self, given: Mapping[str, object], key: str) -> int:
+        value = given.get(key)
+        if type(value) is int and value >= 0:  # no boolean, as in the engine
+            return min(value, NO_LIMIT)
+        if value is not None:
+            self._ignore(key, value)
+        return NO_LIMIT
+
+    def _read_tiers(
+        self, given: Mapping[str, object]
+    ) -> tuple[tuple[str, str], ...] | None:
+        """Return which tiers are meant; all where no entry makes sense, as in the engine."""
+        value = given.get(_TIERS)
+        if value is None:
+            return None
+        entries = value if isinstance(value, (list, tuple)) else [value]
+        filters = tuple(map(_filter, entries[:_MOST_FILTERS]))
+        known = tuple(each for each in filters if each is not None)
+        if len(known) < len(entries):
+            self._ignore(_TIERS, value)
+        return known if known or not entries else None
+
     def _ignore(self, key: str, value: object) -> None:
         self._counters.add("ucm_ignored_wishes_total", 1, key=key)
         if key not in self._told:
             self._told.add(key)
             remedy = _REMEDIES[key]
             self._log.warning(WISH_IGNORED, key=key, value=_shown(value), remedy=remedy)
+
+
+def _filter(entry: object) -> tuple[str, str] | None:
+    """Return medium and locality of one entry, each empty for any; None: no sense."""
+    if not isinstance(entry, Mapping):
+        return None
+    medium, locality = entry.get("medium") or "", entry.get("locality") or ""
+    if not (isinstance(medium, str) and isinstance(locality, str)):
+        return None
+    if len(medium) > _MOST_WORD or locality.lower() not in _LOCALITIES:
+        return None
+    return medium.lower(), locality.lower()
+
+
+def _priority(value: object) -> int:
+    number = value if isinstance(value, int) else 0
+    return max(-_MOST_PRIORITY, min(number, _MOST_PRIORITY))
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Flights: how one block comes from a tier into the slab.
+
+Those of one want fly together. All tiers that the want may use are asked which of them has
+which; behind the first block that is nowhere nothing is fetched, nor behind the first whose
+tier is predicted to take longer than computing (``ucm.worth``), and the rest waits for its
+slots. The budget is apart from what saves take, and a want has what it needs of it whole
+before the next one has any.
+
+A block is seen only after its checksum, which travelled with it, was compared with the bytes
+that came. What one tier does not deliver the next one is asked for. A flight that nobody
+wants any more lands nowhere. Each has one end::
+
+    begun = fetched + stored by others + failed (by reason) + open
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+import attrs
+
+from ucm.agent.budget import Budget
+from ucm.agent.calls import blocks_per_call
+from ucm.agent.wants import FetchCounts, Slab, Want
+from ucm.backends.abc import (
+    BackendCapabilities,
+    Fetched,
+    Presence,
+    Verdict,
+    block_checksum,
+)
+from ucm.backends.wrap import BreakerBackend
+from ucm.blocks import PackedKey
+from ucm.errors import LeaseExpiredError, StoreFullError, StoreUnavailableError
+from ucm.reasons import Reason
+from ucm.stores.abc import WriteLease
+from ucm.worth import Choice
+
+__all__ = ["Flight", "Flights"]
+
+_VERDICTS: Final = {
+    Verdict.ABSENT: Reason.ABSENT,
+    Verdict.GARBAGE: Reason.CORRUPT,
+    Verdict.UNAVAILABLE: Reason.UNAVAILABLE,
+}
+_OF_TIERS: Final = frozenset((*_VERDICTS.values(), Reason.ERROR))
+"""Reasons that say nothing of what the next tier has."""
+
+
+@attrs.define(eq=False)
+class Flight:
+    """
+    One block on its way.
+
+    Args:
+        key: Its packed key.
+        nbytes: Its bytes.
+        tiers: Numbers of those that may bring it and were not tried yet.
+        allowed: All that may.
+    """
+
+    key: PackedKey
+    nbytes: int
+    allowed: tuple[int, ...]
+    tiers: tuple[int, ...]
+    wants: "set[Want]" = attrs.Factory(set)
+    done: anyio.Event = attrs.Factory(anyio.Event)
+    reason: Reason = Reason.NONE
+    """Why it failed, or a tier did; none: the slab has the block, or nothing is known."""
+    medium: int = 0
+    """Where it was: 0 the slab, tiers behind it."""
+
+
+class Flights:
+    """
+    All that are on their way; each group flies in a task of its own.
+
+    Args:
+        slab: Where they land.
+        tiers: In the order in which they are asked.
+        budget: Slots.
+        counts: Of how they end.
+    """
+
+    def __init__(
+        self,
+        slab: Slab,
+        tiers: Sequence[BreakerBackend],
+        budget: Budget,
+        counts: FetchCounts,
+    ) -> None:
+        self.by_key: dict[tuple[PackedKey, tuple[int, ...]], Flight] = {}
+        """By key and the tiers that may bring it."""
+        self._slab = slab
+        self._tiers = tiers
+        self._budget = budget
+        self._counts = counts
+        self._choices = [Choice() for _ in tiers]
+
+    def begin(self, key: PackedKey, nbytes: int, tiers: tuple[int, ...]) -> Flight:
+        """Begin one; ``fly`` ends it."""
+        flight = self.by_key[key, tiers] = Flight(key, nbytes, tiers, tiers)
+        return flight
+
+    async def fly(self, flights: Sequence[Flight], compute_s: float = 0.0) -> None:
+        """
+        Bring each of *flights* to its end, at the cost of one who wants them.
+
+        Args:
+            flights: In the order in which they are of use.
+            compute_s: How long computing these blocks would take; 0: not known.
+        """
+        try:
+            of_tier = await self._locate(flights)
+            of_tier = self._worthwhile(flights, of_tier, compute_s)
+            count = sum(map(len, of_tier))
+            if not count:
+                return
+            priority = min(
+                (want.priority for each in flights for want in each.wants), default=0
+            )
+            await self._budget.acquire(count, priority)
+            want = next((want for each in flights for want in each.wants), None)
+            if want is None:
+                self._budget.release(count)
+                return
+            try:
+                while any(of_tier):
+                    await self._get_all(of_tier, want)
+                    of_tier = await self._locate(list(filter(_tries_on, flights)))
+            finally:  # not before: a call that hangs has its slots, whoever gave up
+                if want.is_over:
+                    self._budget.release(count)
+                else:
+                    want.num_slots += count
+        finally:
+            for flight in flights:
+                if not flight.done.is_set():
+                    self._end(flight, flight.reason or Reason.DEADLINE)
+
+    async def _locate(self, flights: Sequence[Flight]) -> list[list[Flight]]:
+        """Return by tier the flights whose blocks it has, up to the first that none has."""
+        tier_of: dict[Flight, int] = {}
+        unknown: set[Flight] = set()
+        for number, tier in enumerate(self._tiers):
+            asked = [
+                each for each in flights if number in each.tiers and each not in tier_of
+            ]
+            if not asked:
+                continue
+            answers = await tier.exists([flight.key for flight in asked])
+            for flight, answer in zip(asked, answers, strict=True):
+                if answer is Presence.PRESENT:
+                    tier_of[flight] = number
+                elif answer is Presence.UNKNOWN:
+                    unknown.add(flight)
+        wanted = list(itertools.takewhile(tier_of.__contains__, flights))
+        kept = wanted[: self._budget.total]
+        for at, flight in enumerate(flights[len(kept) :], len(kept)):
+            if at < len(wanted):
+                self._end(flight, Reason.STORE_FULL)
+            else:
+                is_unknown = flight in unknown
+                why = Reason.UNAVAILABLE if is_unknown else Reason.ABSENT
+                self._end(flight, flight.reason or why)
+        of_tier: list[list[Flight]] = [[] for _ in self._tiers]
+        for flight in kept:
+            flight.medium = 1 + tier_of[flight]
+            of_tier[tier_of[flight]].append(flight)
+        return of_tier
+
+    def _worthwhile(
+        self, flights: Sequence[Flight], of_tier: list[list[Flight]], compute_s: float
+    ) -> list[list[Flight]]:
+        """End the first that computing is faster than and those behind; return the others."""
+        each_s, now = compute_s / len(flights), anyio.current_time()
+        kept = sum(map(len, of_tier))
+        at = {flight: number for number, flight in enumerate(flights)}
+        used = [number for number, found in enumerate(of_tier) if found]
+        for number in sorted(used, key=lambda number: -at[of_tier[number][0]]):
+            found = [each for each in of_tier[number] if at[each] < kept]
+            nbytes = sum(flight.nbytes for flight in found)
+            if self._choices[number].declines(nbytes, each_s * kept, now):
+                kept = at[found[0]]
+        for flight in flights[kept:]:
+            if not flight.done.is_set():
+                self._end(flight, Reason.SLOWER)
+        return [[each for each in found if at[each] < kept] for found in of_tier]
+
+    async def _get_all(self, of_tier: Sequence[Sequence[Flight]], want: Want) -> None:
+        async with anyio.create_task_group() as tasks:
+            for number, found in enumerate(of_tier):
+                if found:
+                    tasks.start_soon(self._get_of, number, found, want)
+
+    async def _get_of(self, number: int, found: Sequence[Flight], want: Want) -> None:
+        """Get what one tier has, and take note of how long it took."""
+        tier, began = self._tiers[number], anyio.current_time()
+        for flight in found:
+            flight.tiers = flight.tiers[flight.tiers.index(number) + 1 :]
+        limiter = anyio.CapacityLimiter(tier.capabilities.in_flight)
+        async with anyio.create_task_group() as tasks:
+            for batch in _batches(found, tier.capabilities):
+                tasks.start_soon(self._get, tier, batch, want, limiter)
+        landed = [each for each in found if each.done.is_set() and not each.reason]
+        if nbytes := sum(each.nbytes for each in landed):
+            now = anyio.current_time()
+            self._choices[number].saw(nbytes, now - began, now)
+
+    async def _get(
+        self,
+        tier: BreakerBackend,
+        batch: Sequence[Flight],
+        want: Want,
+        limiter: anyio.CapacityLimiter,
+    ) -> None:
+        async with limiter:
+            flights = {flight.key: flight for flight in batch if flight.wants}
+            if not flights:
+                return  # they ended for want of time
+            slab = self._slab
+            uses = slab.uses(len(flights), want.stay_s)
+            try:
+                lease = await slab.call(
+                    lambda: slab.store.reserve(list(flights), batch[0].nbytes, uses)
+                )
+            except StoreFullError:
+                self._end_all(flights, Reason.STORE_FULL)
+                return
+            except StoreUnavailableError:
+                self._end_all(flights, Reason.UNAVAILABLE)
+                return
+            try:
+                await self._fill(tier, lease, flights)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await slab.call(lease.discard)
+
+    async def _fill(
+        self, tier: BreakerBackend, lease: WriteLease, flights: dict[PackedKey, Flight]
+    ) -> None:
+        slab = self._slab
+        targets = [lease.slots.block(at).data for at in range(len(lease.keys))]
+        answers = await tier.get(lease.keys, targets) if targets else []
+        left = [key for key in flights if key not in lease.keys]
+        try:
+            reasons = await slab.call(lambda: _publish(lease, answers))
+            there = await slab.call(lambda: slab.store.contains(left))
+        except (LeaseExpiredError, StoreUnavailableError):
+            self._end_all(flights, Reason.UNAVAILABLE)
+            return
+        for key, reason in zip(lease.keys, reasons, strict=True):
+            flights[key].reason = reason
+            if reason not in _OF_TIERS or not flights[key].tiers:
+                self._end(flights[key], reason)
+        for key, is_there in zip(left, there, strict=True):
+            self._end(flights[key], Reason.STORED if is_there else Reason.STORE_FULL)
+        wrong = [
+            key
+            for key, reason in zip(lease.keys, reasons, strict=True)
+            if reason is Reason.CORRUPT
+        ]
+        if wrong:  # or it would be got again for each request
+            await tier.delete(wrong)
+
+    def _end_all(self, flights: dict[PackedKey, Flight], reason: Reason) -> None:
+        for flight in flights.values():
+            self._end(flight, reason)
+
+    def _end(self, flight: Flight, reason: Reason) -> None:
+        is_stored = reason is Reason.STORED
+        flight.medium = 0 if is_stored else flight.medium
+        flight.reason = Reason.NONE if is_stored else reason
+        del self.by_key[flight.key, flight.allowed]
+        flight.done.set()
+        if is_stored:
+            self._counts.stored += 1
+        elif reason:
+            self._counts.failed[reason] += 1
+        else:
+            self._counts.fetched += 1
+            self._counts.nbytes += flight.nbytes
+
+
+def _tries_on(flight: Flight) -> bool:
+    """Return whether a tier failed, and the next one is to be asked."""
+    return bool(flight.reason and flight.wants) and not flight.done.is_set()
+
+
+def _batches(flights: Sequence[Flight], can: BackendCapabilities) -> list[list[Flight]]:
+    """Cut flights into batches of blocks of one size."""
+    cut = []
+    for nbytes, alike in itertools.groupby(flights, lambda flight: flight.nbytes):
+        rest, most = list(alike), blocks_per_call(can, nbytes)
+        cut += [rest[at : at + most] for at in range(0, len(rest), most)]
+    return cut
+
+
+def _publish(lease: WriteLease, answers: Sequence[Fetched]) -> list[Reason]:
+    """Make visible what came whole; return why the others did not, on a thread."""
+    reasons = []
+    for at, (key, answer) in enumerate(zip(lease.keys, answers, strict=True)):
+        reason = Reason.NONE
+        if answer.verdict is not Verdict.DONE:
+            reason = _VERDICTS.get(answer.verdict, Reason.ERROR)
+        elif block_checksum(key, lease.slots.block(at).data) != answer.checksum:
+            reason = Reason.CORRUPT
+        else:
+            lease.seal(at, at + 1)
+        reasons.append(reason)
+    lease.commit(without=[at for at, reason in enumerate(reasons) if reason])
+    return reasons

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What engines want of a slab that has tiers, and the slab as fetches use it."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import anyio
+import attrs
+import numpy as np
+
+from ucm.agent.calls import Blocking
+from ucm.backends.abc import BackendCapabilities
+from ucm.backends.wrap import BreakerBackend
+from ucm.blocks import PackedKey
+from ucm.reasons import Reason
+from ucm.stores.abc import Store
+from ucm.uses import Uses
+
+__all__ = ["FetchCounts", "Slab", "Want"]
+
+_MEMORY: Final = "none"
+"""How durable a tier is that the engine would call memory, not storage."""
+
+
+@attrs.define
+class FetchCounts:
+    """What became of wants and flights; see the module's text."""
+
+    wants: int = 0
+    begun: int = 0
+    joined: int = 0
+    """Keys of wants for which a flight was on its way."""
+    fetched: int = 0
+    stored: int = 0
+    """Blocks that a save brought meanwhile."""
+    failed: Counter[Reason] = attrs.Factory(Counter)
+    nbytes: int = 0
+    """Of what was fetched."""
+
+    def told(self) -> dict[str, object]:
+        """Return the counts as plain values."""
+        failed = {str(reason): n for reason, n in self.failed.items()}
+        return attrs.asdict(self) | {"failed": failed}
+
+
+@attrs.define(eq=False)
+class Want:
+    """
+    Blocks that a request would load.
+
+    Args:
+        keys: In the order in which they are of use: a later one needs those before.
+        sizes: The bytes of each.
+        deadline: On the loop's clock; what has come by then is what there is.
+        hold_s: For how long behind that what was found is kept in the slab.
+        compute_s: How long computing them all would take; 0: not known.
+        only: Medium and locality of tiers that it may use, empty for any; None: all.
+        priority: Of its slots; the lowest comes first.
+    """
+
+    keys: Sequence[PackedKey]
+    sizes: Sequence[int]
+    deadline: float
+    hold_s: float
+    compute_s: float = 0.0
+    only: Sequence[tuple[str, str]] | None = None
+    priority: int = 0
+    found: int = 0
+    """Keys from the start that the slab has, once it is fetched."""
+    media: list[int] = attrs.Factory(list)
+    """Where each of these was: 0 the slab, tiers behind it."""
+    reason: Reason = Reason.NONE
+    """Why it is not more."""
+    num_slots: int = 0
+    """Of the budget, once its flights have ended."""
+    is_over: bool = False
+    """Dropped."""
+
+    @property
+    def stay_s(self) -> float:
+        """For how many seconds from now on what is found is to be kept."""
+        return max(0.0, self.deadline - anyio.current_time()) + self.hold_s
+
+    def tiers_of(self, tiers: Sequence[BreakerBackend]) -> tuple[int, ...]:
+        """Return the numbers of the tiers that it may use."""
+        return tuple(
+            number
+            for number, tier in enumerate(tiers)
+            if self.only is None or _is_one_of(tier.capabilities, self.only)
+        )
+
+
+@attrs.frozen
+class Slab:
+    """
+    The slab, as fetches use it.
+
+    Args:
+        store: Where blocks go.
+        call: For its verbs.
+        clock_ns: The machine's monotonic clock, on which uses are told.
+    """
+
+    store: Store
+    call: Blocking
+    clock_ns: Callable[[], int]
+
+    async def pin(self, keys: Sequence[PackedKey], hold_s: float) -> list[bool]:
+        """Keep what there is of *keys* for a while, and return which are there."""
+        return await self.call(partial(self._pin, keys, hold_s))
+
+    def _pin(self, keys: Sequence[PackedKey], hold_s: float) -> list[bool]:
+        self.store.touch(keys, self.uses(len(keys), hold_s))
+        return self.store.contains(keys)
+
+    def uses(self, count: int, hold_s: float) -> Uses:
+        """Return when so many blocks of a prefix count as used that are to stay so long."""
+        until = self.clock_ns() + int(hold_s * 1e9)
+        return Uses(until - np.arange(count), np.zeros(count, dtype=np.uint32))
+
+
+def _is_one_of(can: BackendCapabilities, only: Sequence[tuple[str, str]]) -> bool:
+    """Return whether a tier is meant by one of these media and localities."""
+    media = "", can.medium.lower(), "cpu" if can.durable == _MEMORY else "storage"
+    places = "", "remote" if can.shared else "local"
+    return any(medium in media and place in places for medium, place in only)
