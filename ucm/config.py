@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 _PREFIX = "UCM_"
+_ADMISSION = {"enum": ["all", "again"]}
 
 
 class Durability(enum.Enum):
@@ -327,7 +328,7 @@ class UCMConfig:
             "items": {
                 "type": "object",
                 "required": ["type"],
-                "properties": {"type": {"type": "string"}},
+                "properties": {"type": {"type": "string"}, "admission": _ADMISSION},
             },
         },
     )

@@ -9,6 +9,7 @@ import anyio
 import attrs
 
 from tests.clocks import LeapingLoop
+from ucm.agent.admission import Admission
 from ucm.agent.core import AgentCore
 from ucm.agent.wants import Want
 from ucm.backends.abc import Fetched, Presence, Sealed, Verdict, block_checksum
@@ -160,11 +161,17 @@ class OpenCore:
     """A core at work; use ``open_core``."""
 
     def __init__(
-        self, store: SlabStore, backends: Sequence[Unruly], most_waiting: int
+        self,
+        store: SlabStore,
+        backends: Sequence[Unruly],
+        most_waiting: int,
+        rules: Sequence[Admission] = (),
     ) -> None:
         self.store = store
         self.tiers = [guarded(backend) for backend in backends]
-        self.core = AgentCore(store, self.tiers, inline, most_waiting=most_waiting)
+        self.core = AgentCore(
+            store, self.tiers, inline, most_waiting=most_waiting, rules=rules
+        )
         self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> AgentCore:
@@ -180,7 +187,10 @@ class OpenCore:
 
 
 def open_core(
-    store: SlabStore, *backends: Unruly, most_waiting: int = 1 << 10
+    store: SlabStore,
+    *backends: Unruly,
+    most_waiting: int = 1 << 10,
+    rules: Sequence[Admission] = (),
 ) -> OpenCore:
     """Return a core over these tiers, as an asynchronous context manager."""
-    return OpenCore(store, backends, most_waiting)
+    return OpenCore(store, backends, most_waiting, rules)

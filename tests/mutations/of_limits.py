@@ -5,7 +5,14 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["LIMITS"]
 
+_ADMISSION = "tests/agent/test_admission.py::TestCore"
+_ADMITTER = "tests/agent/test_admission.py::TestAdmitter"
+_ASKS = "tests/integration/vllm/test_tiers.py"
 _FLIGHTS = "ucm/agent/flights.py"
+_HALVES = "tests/integration/vllm/test_wishes.py::TestHalves"
+_LIMIT = "tests/scheduler/test_decoded.py::TestLimit"
+_PENDING = "tests/integration/vllm/test_tiers_pending.py::TestEngine"
+_TIERS = "ucm/integration/vllm/tiers.py"
 _TERMS = "tests/agent/test_terms.py"
 _WORTH = "ucm/worth.py"
 _CHOICE = "tests/test_worth.py::TestChoice"
@@ -102,5 +109,130 @@ LIMITS = (
         find="return self.num_seen >= _LEAST_SEEN and self._amounts > 0",
         replace="return self._amounts > 0",
         killers=(f"{_SPEED}::test_few_observations_say_nothing",),
+    ),
+    # What a tier takes.
+    Mutant(
+        name="seen_once_spilled",
+        why="R-56: a drive wears for what never comes back, against its setting.",
+        file="ucm/agent/spill.py",
+        find="        elif not self._admitter.admits(key):\n",
+        replace="        elif False:\n",
+        killers=(f"{_ADMISSION}::test_seen_once_is_kept_from_one_tier_and_said_so",),
+    ),
+    Mutant(
+        name="listed_twice_is_seen_twice",
+        why="R-56: a reader that was left behind spills all that the slab has.",
+        file="ucm/agent/admission.py",
+        find="        if self._is_gone.get(key, False):\n",
+        replace="        if key in self._is_gone:\n",
+        killers=(f"{_ADMITTER}::test_block_is_taken_when_it_comes_again",),
+    ),
+    Mutant(
+        name="admission_remembers_all",
+        why="R-56: an agent grows with every block that is ever stored.",
+        file="ucm/agent/admission.py",
+        find="        if len(self._is_gone) > self._most_keys:\n",
+        replace="        if False:\n",
+        killers=(f"{_ADMITTER}::test_memory_is_bounded",),
+    ),
+    Mutant(
+        name="admission_untold",
+        why="R-56: a miss for want of admission looks like any other.",
+        file="ucm/agent/core.py",
+        find="Reason.ADMISSION if is_refused else Reason.ABSENT",
+        replace="Reason.ABSENT",
+        killers=(f"{_ADMISSION}::test_seen_once_is_kept_from_one_tier_and_said_so",),
+    ),
+    # What a request says, and when it asks.
+    Mutant(
+        name="load_limit_ignored",
+        why="R-58: a request that limits its loads is loaded whole.",
+        file="ucm/scheduler/adapter.py",
+        find="        limit = min(room, wishes.most_loaded)\n",
+        replace="        limit = room\n",
+        killers=(f"{_HALVES}::test_request_is_loaded_as_far_as_it_says",),
+    ),
+    Mutant(
+        name="limited_request_looked_at_for_ever",
+        why="R-18: a request beyond its limit costs time in each step.",
+        file="ucm/scheduler/lives.py",
+        find="            if due <= self.most_saved:\n",
+        replace="            if True:\n",
+        killers=(
+            f"{_LIMIT}::test_limited_request_is_saved_so_far_and_not_looked_at_again",
+        ),
+    ),
+    Mutant(
+        name="limit_ends_with_the_request",
+        why="R-58: what was not to be saved is saved when the request ends.",
+        file="ucm/scheduler/lives.py",
+        find="        tokens = min(end.accepted_tokens, hashed, self.most_saved)\n",
+        replace="        tokens = min(end.accepted_tokens, hashed)\n",
+        killers=(
+            f"{_LIMIT}::test_limited_request_is_saved_so_far_and_not_looked_at_again",
+        ),
+    ),
+    Mutant(
+        name="wishes_read_in_each_step",
+        why="R-58: one request that is not understood counts as often as it is asked about.",
+        file="ucm/integration/vllm/running.py",
+        find="        if known is None or known[0] is not request:\n",
+        replace="        if True:\n",
+        killers=(f"{_HALVES}::test_wish_is_read_once_in_a_life",),
+    ),
+    Mutant(
+        name="wanted_beyond_the_limit",
+        why="R-58: blocks are fetched that the request will not load.",
+        file=_TIERS,
+        find="            request.num_tokens, computed_tokens, wishes.most_loaded\n",
+        replace="            request.num_tokens, computed_tokens, request.num_tokens\n",
+        killers=(f"{_ASKS}::TestWishes::test_request_that_loads_less_asks_for_less",),
+    ),
+    Mutant(
+        name="early_question_is_the_last",
+        why="R-54: a request that waits long for its turn has its fetch cut, and computes.",
+        file=_TIERS,
+        find="        return question.reason in _AGAIN or self._clock() > question.kept_until\n",
+        replace="        return False\n",
+        killers=(
+            f"{_ASKS}::TestEarly::test_early_question_that_came_to_nothing_is_asked_once_more",
+            f"{_ASKS}::TestEarly::test_what_is_no_longer_kept_is_asked_for_again",
+        ),
+    ),
+    Mutant(
+        name="burst_asks_early",
+        why="R-54: a thousand arriving requests take the agent from those whose turn it is.",
+        file=_TIERS,
+        find="len(self._questions) < _MOST_EARLY and ",
+        replace="",
+        killers=(f"{_ASKS}::TestEarly::test_early_questions_are_few",),
+    ),
+    Mutant(
+        name="arrival_unheard",
+        why="R-54: fetching begins when a request is scheduled, not when it arrives.",
+        file="ucm/integration/vllm/scheduler.py",
+        find="            self._look_up(request, 0, is_early=True)\n",
+        replace="            pass\n",
+        killers=(f"{_PENDING}::test_request_that_arrives_is_fetched_for",),
+    ),
+    Mutant(
+        name="layerwise_wants_kept",
+        why="R-53: layer by layer, a long answer keeps the slots of its prompt's fetch.",
+        file=_TIERS,
+        find="if question.state is _State.BEGUN and not is_loading(request_id)",
+        replace="if False",
+        killers=(
+            f"{_ASKS}::TestDrop::test_request_whose_loads_are_over_drops_its_want",
+        ),
+    ),
+    Mutant(
+        name="plan_ahead_taken_for_speed",
+        why="R-59: an engine that plans two steps at once seems to compute in no time.",
+        file="ucm/scheduler/prompts.py",
+        find="            if self._behind == 2:\n",
+        replace="            if self._behind == 1:\n",
+        killers=(
+            "tests/scheduler/test_prompts.py::TestPromptSpeed::test_run_of_prompts_is_measured_to_the_second_plan_behind_it",
+        ),
     ),
 )

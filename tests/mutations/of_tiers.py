@@ -152,8 +152,8 @@ TIERS = (
         name="unknown_taken_for_absent",
         why="A server that is down looks as if it had nothing.",
         file=_FLIGHTS,
-        find="Reason.UNAVAILABLE if is_unknown else Reason.ABSENT",
-        replace="Reason.ABSENT",
+        find="Reason.UNAVAILABLE if is_unknown else self._why_absent(flight.key)",
+        replace="self._why_absent(flight.key)",
         killers=(f"{_TROUBLE}::test_could_not_ask_is_no_miss",),
     ),
     Mutant(

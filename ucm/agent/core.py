@@ -10,12 +10,15 @@ from typing import Final
 
 import anyio
 
+from ucm.agent.admission import Admission
 from ucm.agent.budget import Budget
 from ucm.agent.calls import Blocking
 from ucm.agent.fetch import Fetcher, Want
 from ucm.agent.spill import Spiller
 from ucm.backends.wrap import BreakerBackend
+from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
+from ucm.reasons import Reason
 from ucm.stores.abc import Cursor, Store
 
 __all__ = ["AgentCore"]
@@ -36,6 +39,7 @@ class AgentCore:
         tiers: The first is asked first; each gets all that is spilled.
         call: For the slab's verbs.
         most_waiting: Blocks of each tier's backlog.
+        rules: What each tier takes; all of them everything, if left out.
     """
 
     def __init__(
@@ -45,10 +49,18 @@ class AgentCore:
         call: Blocking,
         *,
         most_waiting: int = 1 << 16,
+        rules: Sequence[Admission] = (),
     ) -> None:
         slots = max(1, store.stats().capacity_blocks // _BUDGET_SHARE)
-        self.spillers = [Spiller(store, tier, call, most_waiting) for tier in tiers]
-        self.fetcher = Fetcher(store, tiers, call, Budget(slots))
+        self.spillers = [
+            Spiller(store, tier, call, most_waiting, rule)
+            for tier, rule in zip(
+                tiers, rules or [Admission.ALL] * len(tiers), strict=True
+            )
+        ]
+        self.fetcher = Fetcher(
+            store, tiers, call, Budget(slots), why_absent=self._why_absent
+        )
         self.max_block_bytes = store.capabilities.max_block_bytes
         self._store = store
         self._call = call
@@ -85,6 +97,11 @@ class AgentCore:
             "spilled": [spiller.told() for spiller in self.spillers],
             "fetched": self.fetcher.told(),
         }
+
+    def _why_absent(self, key: PackedKey) -> Reason:
+        """Return why no tier has a block."""
+        is_refused = any(spiller.refused(key) for spiller in self.spillers)
+        return Reason.ADMISSION if is_refused else Reason.ABSENT
 
     async def drain(self) -> None:
         """Take in what was committed by now, and wait until it is spilled."""

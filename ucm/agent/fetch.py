@@ -21,6 +21,7 @@ from ucm.agent.calls import Blocking
 from ucm.agent.flights import Flight, Flights
 from ucm.agent.wants import FetchCounts, Slab, Want
 from ucm.backends.wrap import BreakerBackend
+from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
 from ucm.reasons import Reason
 from ucm.stores.abc import Store
@@ -38,6 +39,7 @@ class Fetcher:
         call: For the slab's verbs.
         budget: Slots.
         clock_ns: The machine's monotonic clock, on which uses are told.
+        why_absent: Says why no tier has a block.
     """
 
     def __init__(
@@ -47,12 +49,13 @@ class Fetcher:
         call: Blocking,
         budget: Budget,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        why_absent: Callable[[PackedKey], Reason] = lambda _: Reason.ABSENT,
     ) -> None:
         self.counts = FetchCounts()
         self._slab = Slab(store, call, clock_ns)
         self._tiers = tiers
         self._budget = budget
-        self._flights = Flights(self._slab, tiers, budget, self.counts)
+        self._flights = Flights(self._slab, tiers, budget, self.counts, why_absent)
         self._tasks: TaskGroup | None = None
 
     @property

@@ -16,7 +16,7 @@ wants any more lands nowhere. Each has one end::
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import anyio
@@ -83,6 +83,7 @@ class Flights:
         tiers: In the order in which they are asked.
         budget: Slots.
         counts: Of how they end.
+        why_absent: Says why no tier has a block.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Flights:
         tiers: Sequence[BreakerBackend],
         budget: Budget,
         counts: FetchCounts,
+        why_absent: Callable[[PackedKey], Reason],
     ) -> None:
         self.by_key: dict[tuple[PackedKey, tuple[int, ...]], Flight] = {}
         """By key and the tiers that may bring it."""
@@ -98,6 +100,7 @@ class Flights:
         self._tiers = tiers
         self._budget = budget
         self._counts = counts
+        self._why_absent = why_absent
         self._choices = [Choice() for _ in tiers]
 
     def begin(self, key: PackedKey, nbytes: int, tiers: tuple[int, ...]) -> Flight:
@@ -164,7 +167,7 @@ class Flights:
                 self._end(flight, Reason.STORE_FULL)
             else:
                 is_unknown = flight in unknown
-                why = Reason.UNAVAILABLE if is_unknown else Reason.ABSENT
+                why = Reason.UNAVAILABLE if is_unknown else self._why_absent(flight.key)
                 self._end(flight, flight.reason or why)
         of_tier: list[list[Flight]] = [[] for _ in self._tiers]
         for flight in kept:

@@ -22,6 +22,7 @@ import anyio
 import msgspec
 from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
 
+from ucm.agent.admission import admission_of
 from ucm.agent.calls import ThreadCalls
 from ucm.agent.connection import Connection
 from ucm.agent.core import AgentCore
@@ -202,7 +203,11 @@ class Node:
     async def _start(self, slot_bytes: int, store: Store) -> None:
         for tier in self._tiers:
             await tier.register([memory.data for memory in store.buffers])
-        core = AgentCore(store, self._tiers, self._call)
+        rules = [
+            admission_of(settings, f"tiers.{number}")
+            for number, settings in enumerate(self._config.tiers)
+        ]
+        core = AgentCore(store, self._tiers, self._call, rules=rules)
         assert self._tasks is not None
         self._slabs.append(store)
         if self._ledger is not None:

@@ -6,6 +6,8 @@ The backlog is bounded, and each block that was offered has one end::
 
     offered = spilled + skipped + dropped (by reason) + waiting + moving
 
+What the tier does not take by its setting is dropped as well (``ucm.agent.admission``).
+
 The slab does not hold a block while it is read. So what is put was read, verified and sealed
 while the slot was the block's, which is looked at behind the seal; and it is looked at again
 behind the put, because the bytes are read then once more: what was recycled under it is
@@ -21,6 +23,7 @@ from typing import Final
 import anyio
 import attrs
 
+from ucm.agent.admission import Admission, Admitter
 from ucm.agent.calls import Blocking, blocks_per_call
 from ucm.backends.abc import Presence, Sealed, Verdict, block_checksum
 from ucm.backends.wrap import BreakerBackend
@@ -67,10 +70,16 @@ class Spiller:
         backend: The tier.
         call: For the slab's verbs.
         most_waiting: Blocks of the backlog; more are dropped.
+        rule: What the tier takes.
     """
 
     def __init__(
-        self, store: Store, backend: BreakerBackend, call: Blocking, most_waiting: int
+        self,
+        store: Store,
+        backend: BreakerBackend,
+        call: Blocking,
+        most_waiting: int,
+        rule: Admission = Admission.ALL,
     ) -> None:
         self.counts = SpillCounts()
         self.num_moving = 0
@@ -78,6 +87,7 @@ class Spiller:
         self._backend = backend
         self._call = call
         self._most_waiting = most_waiting
+        self._admitter = Admitter(rule)
         self._waiting: dict[PackedKey, int] = {}
         self._offered = anyio.Event()
         self._ended = anyio.Event()
@@ -112,6 +122,8 @@ class Spiller:
         self.counts.offered += 1
         if nbytes > self._backend.capabilities.max_block_bytes:
             self.counts.dropped[Reason.STORE_FULL] += 1
+        elif not self._admitter.admits(key):
+            self.counts.dropped[Reason.ADMISSION] += 1
         elif len(self._waiting) >= self._most_waiting:
             self.counts.dropped[Reason.QUEUE_BYTES] += 1
         else:
@@ -121,9 +133,14 @@ class Spiller:
 
     def withdraw(self, key: PackedKey) -> None:
         """Drop a block that the slab no longer has."""
+        self._admitter.removed(key)
         if self._waiting.pop(key, None) is not None:
             self.counts.dropped[Reason.EVICTED] += 1
             self._tell_end()
+
+    def refused(self, key: PackedKey) -> bool:
+        """Return whether the tier did not take a block, as far as is remembered."""
+        return self._admitter.refused(key)
 
     async def drained(self) -> None:
         """Wait until nothing waits or moves."""

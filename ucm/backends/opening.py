@@ -24,6 +24,7 @@ async def open_backend(settings: Mapping[str, object], key: str) -> Backend:
     """
     rest = dict(settings)
     name = rest.pop("type", None)
+    rest.pop("admission", None)  # what it takes is the agent's business
     if not isinstance(name, str):
         raise ConfigError(f"{key}.type", name, "no backend", "Give one such as disk.")
     backend_class = load_class("ucm.backends", name, f"{key}.type")

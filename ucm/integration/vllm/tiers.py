@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import attrs
 
+from ucm.agent.admission import admission_of
 from ucm.agent.client import AgentClient
 from ucm.agent.launch import Launcher
 from ucm.agent.protocol import LONGEST_S, digest_of
@@ -260,7 +261,8 @@ def check_tiers(config: UCMConfig) -> None:
     Refuse tiers that cannot be.
 
     Raises:
-        ConfigError: There is no slab above them, or nobody knows their type.
+        ConfigError: There is no slab above them, or nobody knows their type, or what
+            they are to take.
     """
     if not config.tiers:
         return
@@ -277,6 +279,7 @@ def check_tiers(config: UCMConfig) -> None:
             raise ConfigError(
                 f"tiers.{number}.type", tier["type"], "unknown", f"Registered: {known}."
             )
+        admission_of(tier, f"tiers.{number}")
 
 
 def open_client(config: UCMConfig, slot_bytes: int, log: Log) -> AgentClient | None:
