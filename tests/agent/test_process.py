@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's process: when it is there, what it leaves, and when it ends."""
 
+import asyncio
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import CapturingLogger
 
 from tests.kit.file_tier import registration
 from tests.stores.slab_kit import open_slab
@@ -28,6 +30,7 @@ from ucm.agent.protocol import (
     Status,
     encode_frame,
 )
+from ucm.backends.disk import DiskBackend
 from ucm.config import UCMConfig
 from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
 from ucm.tracing import close_log, open_log
@@ -268,6 +271,42 @@ class TestAgent:
                 until(lambda: is_served(place, launch._process.pid))
             launch._process.terminate()
             assert 0 == launch._process.wait(LIMIT_S)
+
+
+class TestRefused:
+    def test_engine_hears_why_its_agent_cannot_be_used(
+        self, place, monkeypatch, tmp_path
+    ) -> None:
+        """R-63, X-09: of two slabs with one disk the second one's agent cannot be used; the
+        engine tells why, once and by name, and starts the next one after a minute."""
+        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
+        monkeypatch.chdir(ROOT)
+        tier = {"path": str(tmp_path / "drive"), "capacity": "64MiB"}
+        now = [0.0]
+        settings = place.settings | {"tiers": [{"type": "disk", **tier}]}
+        launch = Launcher(UCMConfig.from_mapping(settings), lambda: now[0])
+        log = CapturingLogger()
+        with asyncio.Runner() as runner, open_slab(place.slab, 64):
+            other = runner.run(DiskBackend.open_configured(tier, "tiers.0"))
+            client = AgentClient(place.slab, 4096, log, launch)
+            try:
+                until(lambda: log.calls)
+            finally:
+                client.close()
+                runner.run(other.aclose())
+            (call,) = log.calls
+            refused, problem = launch._process, call.kwargs["error"]
+            assert ("agent.lost", 2) == (call.args[0], refused.returncode)
+            assert "tiers.0.path" in problem
+            assert ([problem] * 3, refused) == (
+                [launch() for _ in range(3)],
+                launch._process,
+            )
+            now[0] = 61.0
+            launch()
+            assert refused is not launch._process
+            launch._process.kill()
+            launch._process.wait()
 
 
 def is_served(place: Place, pid: int) -> bool:

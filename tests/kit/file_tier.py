@@ -28,11 +28,16 @@ from ucm.blocks import PackedKey
 __all__ = ["FileTier", "registration"]
 
 _METADATA = "Metadata-Version: 2.1\nName: ucm-file-tier\nVersion: 0\n"
-_POINTS = "[ucm.backends]\nfile-tier = tests.kit.file_tier:FileTier\n"
+_POINTS = (
+    "[ucm.backends]\n"
+    "file-tier = tests.kit.file_tier:FileTier\n"
+    "disk = ucm.backends.disk:DiskBackend\n"
+)
+"""The disk also where this tree is on the path and not installed."""
 
 
 def registration(directory: Path) -> Path:
-    """Make a path entry by which the type ``file-tier`` is known; return it."""
+    """Make a path entry by which ``file-tier`` and ``disk`` are known; return it."""
     info = directory / "ucm_file_tier-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(_METADATA)

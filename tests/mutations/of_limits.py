@@ -13,6 +13,7 @@ _HALVES = "tests/integration/vllm/test_wishes.py::TestHalves"
 _LIMIT = "tests/scheduler/test_decoded.py::TestLimit"
 _PENDING = "tests/integration/vllm/test_tiers_pending.py::TestEngine"
 _TIERS = "ucm/integration/vllm/tiers.py"
+_REFUSED = "tests/agent/test_process.py::TestRefused::test_engine_hears_why_its_agent_cannot_be_used"
 _TERMS = "tests/agent/test_terms.py"
 _WORTH = "ucm/worth.py"
 _CHOICE = "tests/test_worth.py::TestChoice"
@@ -234,5 +235,22 @@ LIMITS = (
         killers=(
             "tests/scheduler/test_prompts.py::TestPromptSpeed::test_run_of_prompts_is_measured_to_the_second_plan_behind_it",
         ),
+    ),
+    # Who cannot be used.
+    Mutant(
+        name="refused_agent_started_for_ever",
+        why="R-63: of two slabs with one disk the second starts a process every ten seconds.",
+        file="ucm/agent/launch.py",
+        find="        if not self._problem or self._clock() >= self._not_before:\n",
+        replace="        if True:\n",
+        killers=(_REFUSED,),
+    ),
+    Mutant(
+        name="refusal_of_an_agent_untold",
+        why="X-09: an engine without its tiers does not say why.",
+        file="ucm/agent/client.py",
+        find="                    self._tell_refusal(self._launch())\n",
+        replace="                    self._launch()\n",
+        killers=(_REFUSED,),
     ),
 )

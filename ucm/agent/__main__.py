@@ -8,6 +8,7 @@ already; 1 it failed, which the log tells; 2 a setting cannot be used, in one li
 """
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,12 +16,14 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from ucm.agent.launch import REFUSED
 from ucm.agent.node import AgentLock, Node
 from ucm.config import KVEvents, UCMConfig
 from ucm.errors import ConfigError
 from ucm.tracing import RUNTIME_FAILED, close_log, open_log
 
 _MOST_TEXT = 1 << 20
+_MOST_PROBLEM = 2048
 _LINGER_S = 10.0
 _LOOK_S = 0.25
 
@@ -37,6 +40,7 @@ def main() -> int:
         default=_LINGER_S,
         help="seconds to stay without engines; below 0: until SIGTERM",
     )
+    parser.add_argument("--problem-fd", type=int, help="told what cannot be used")
     arguments = parser.parse_args()
     try:
         config = _read(arguments.config)
@@ -47,15 +51,13 @@ def main() -> int:
     except BlockingIOError:
         return 0
     except (ConfigError, OSError, msgspec.DecodeError) as exc:
-        sys.stderr.write(f"ucm agent: {exc}\n")
-        return 2
+        return _refuse(exc, arguments.problem_fd)
     log = open_log(config.log, "agent")
     linger_s = arguments.linger if arguments.linger >= 0 else None
     try:
         anyio.run(Node(config, log, linger_s).run)
     except ConfigError as exc:
-        sys.stderr.write(f"ucm agent: {exc}\n")
-        return 2
+        return _refuse(exc, arguments.problem_fd)
     except Exception as exc:  # noqa: BLE001 - a bug, of a backend maybe
         log.error(RUNTIME_FAILED, error=repr(exc))  # noqa: TRY400 - a line, no traceback
         return 1
@@ -63,6 +65,14 @@ def main() -> int:
         close_log(log)
         lock.close()
     return 0
+
+
+def _refuse(problem: Exception, problem_fd: int | None) -> int:
+    """Say why this agent cannot be used, also to the engine that started it."""
+    sys.stderr.write(f"ucm agent: {problem}\n")
+    if problem_fd is not None:
+        os.write(problem_fd, str(problem).encode()[:_MOST_PROBLEM])
+    return REFUSED
 
 
 def _await_slab(directory: Path, seconds: float) -> bool:

@@ -96,7 +96,8 @@ class AgentClient:
         directory: The slab's.
         slot_bytes: Of the slots that this engine's blocks lie in.
         log: Told when the agent is there and when it is gone.
-        launch: Starts an agent if there is none; called on our thread, best effort.
+        launch: Starts an agent if there is none, and returns why the one before could
+            not be used; called on our thread, best effort.
         tiers: That it is to have, as ``digest_of`` tells; whichever, if left out.
         threads: Where clock and thread come from.
     """
@@ -106,7 +107,7 @@ class AgentClient:
         directory: Path,
         slot_bytes: int,
         log: Log,
-        launch: Callable[[], None] = lambda: None,
+        launch: Callable[[], str] = lambda: "",
         tiers: str = "",
         threads: Threads = SYSTEM,
     ) -> None:
@@ -249,7 +250,7 @@ class AgentClient:
             except (ConnectionError, FileNotFoundError, EOFError) as exc:
                 self._lost(exc)
                 if not self._is_closing.is_set():
-                    self._launch()
+                    self._tell_refusal(self._launch())
             except (OSError, MessageError) as exc:  # it is there, and does not serve us
                 self._lost(exc)
             # One that dies soon, again and again, is started less and less often.
@@ -272,9 +273,7 @@ class AgentClient:
         self._writer.write(encode_frame(self._hello))
         answer = await self._receive(reader)
         if isinstance(answer, Refused):
-            if answer.problem != self._refusal:  # it is asked again and again
-                self._refusal = answer.problem
-                self._log.warning(AGENT_LOST, error=answer.problem)
+            self._tell_refusal(answer.problem)
             raise MessageError(answer.problem)
         if not isinstance(answer, Welcome) or answer.version != PROTOCOL_VERSION:
             raise MessageError("the agent's first message is no welcome")
@@ -304,6 +303,12 @@ class AgentClient:
         header = await reader.readexactly(FRAME_HEADER.size)
         payload = await reader.readexactly(frame_bytes(header))
         return decode_frame(payload, _DECODER)
+
+    def _tell_refusal(self, problem: str) -> None:
+        """Tell why no agent serves us, once; it is asked and started again and again."""
+        if problem and problem != self._refusal:
+            self._refusal = problem
+            self._log.warning(AGENT_LOST, error=problem)
 
     def send(self, message: ToAgent) -> None:
         """Send if an agent is there; on the client's thread."""

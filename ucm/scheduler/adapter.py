@@ -115,8 +115,7 @@ class SchedulerAdapter:
         self._loads = LoadSelector(layout, self._matcher, self._transfers)
         self._touches = Touches(layout, self._matcher, index)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
-        self._bypass = False
-        self._saves_at_all = saves
+        self._bypass, self._saves_at_all = False, saves
         self._epoch = self._cut_plans = 0
 
     @property

@@ -112,9 +112,8 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             rank = vllm_config.parallel_config.rank
             device = vllm_config.device_config.device_type
-            self._worker = (MockWorkerHalf if is_mock else WorkerHalf)(
-                setup, rank, device
-            )
+            make = MockWorkerHalf if is_mock else WorkerHalf
+            self._worker = make(setup, rank, device)
             if setup.config.patch_vllm_ascend:
                 _patch_vllm_ascend()
         self._vitals = begin_vitals(vllm_config, self._scheduler or self._worker)
