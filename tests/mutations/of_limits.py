@@ -15,6 +15,7 @@ _PENDING = "tests/integration/vllm/test_tiers_pending.py::TestEngine"
 _TIERS = "ucm/integration/vllm/tiers.py"
 _REFUSED = "tests/agent/test_process.py::TestRefused::test_engine_hears_why_its_agent_cannot_be_used"
 _TERMS = "tests/agent/test_terms.py"
+_WORLD = "tests/simulation/test_tiers_world.py::TestTiersWorld::test_nothing_that_must_hold_is_broken_whatever_tiers_do"
 _WORTH = "ucm/worth.py"
 _CHOICE = "tests/test_worth.py::TestChoice"
 _SPEED = "tests/test_worth.py::TestSpeed"
@@ -252,5 +253,30 @@ LIMITS = (
         find="                    self._tell_refusal(self._launch())\n",
         replace="                    self._launch()\n",
         killers=(_REFUSED,),
+    ),
+    # In the simulated world.
+    Mutant(
+        name="native_write_behind_its_lease",
+        why="A client that cannot be cancelled writes into the slots of another block.",
+        file=_FLIGHTS,
+        find="                with anyio.CancelScope(shield=True):\n                    await slab.call(lease.discard)\n",
+        replace="                pass\n",
+        killers=(_WORLD,),
+    ),
+    Mutant(
+        name="retried_flight_behind_a_deadline",
+        why="R-53: a flight that nobody wants any more is tried at every tier.",
+        file=_FLIGHTS,
+        find="    return bool(flight.reason and flight.wants) and not flight.done.is_set()\n",
+        replace="    return bool(flight.reason)\n",
+        killers=(_WORLD,),
+    ),
+    Mutant(
+        name="checksum_of_a_lie",
+        why="The right bytes of another block, with their checksum, are served as this one's.",
+        file="ucm/backends/abc.py",
+        find="    return xxh3_64_intdigest(data, xxh3_64_intdigest(key))\n",
+        replace="    return xxh3_64_intdigest(data)\n",
+        killers=(_WORLD,),
     ),
 )

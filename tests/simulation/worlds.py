@@ -9,6 +9,7 @@ WORLDS = {
     "accelerator": "AcceleratorWorld",
     "connector": "ConnectorWorld",
     "pipeline": "PipelineWorld",
+    "tiers": "TiersWorld",
 }
 """Name to class; its module is ``<name>_world``."""
 

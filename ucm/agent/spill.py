@@ -38,6 +38,8 @@ _VERDICTS: Final = {
     Verdict.FULL: Reason.STORE_FULL,
     Verdict.UNAVAILABLE: Reason.UNAVAILABLE,
 }
+_SHORTEST_S: Final = 0.001
+"""Less than a loop's clock can tell apart would be no wait at all."""
 
 
 @attrs.define
@@ -158,7 +160,7 @@ class Spiller:
             while not self._waiting:
                 await self._offered.wait()
             if (wait_s := self._backend.wait_s) > 0:
-                await anyio.sleep(wait_s)
+                await anyio.sleep(max(wait_s, _SHORTEST_S))
             elif keys := self._take():
                 self.num_moving += len(keys)
                 try:

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent in the simulated world: a few seeds, and that they meet what can happen."""
+
+from collections import Counter
+
+import pytest
+
+from tests.simulation.tiers_world import TiersWorld
+
+_MET = (
+    *("answer all", "answer absent", "answer unavailable", "answer deadline"),
+    *("answer corrupt", "answer withdrawn", "answer admission", "answer slower"),
+    *("spilled", "skipped", "dropped admission", "dropped evicted"),
+    *("dropped queue_bytes", "dropped unavailable", "dropped shutdown"),
+    *("fetched", "joined", "failed corrupt", "failed deadline", "failed slower"),
+    *("fails", "hangs", "sticks", "lies", "spoils", "loses", "rots"),
+    *("hang_up", "restart", "forget", "settled"),
+)
+
+
+class TestTiersWorld:
+    @pytest.mark.slow
+    def test_nothing_that_must_hold_is_broken_whatever_tiers_do(self) -> None:
+        """R-53, R-54, R-55, R-58, R-59, X-05: whatever fails, hangs, comes out of order, lies
+        or rots, and whoever goes in the middle, no byte is wrong, no answer is late, and each
+        block and slot is accounted for; and the seeds meet all of that."""
+        seen: Counter[str] = Counter()
+        for seed in range(30):
+            world = TiersWorld(seed, 150)
+            world.run()
+            seen.update(world.seen)
+        assert [] == [what for what in _MET if not seen[what]]
+
+    def test_seed_repeats_a_run(self) -> None:
+        """A number is enough to see a run again, to the last act."""
+        runs = [TiersWorld(7, 60) for _ in range(2)]
+        for run in runs:
+            run.run()
+        assert runs[0].seen == runs[1].seen
