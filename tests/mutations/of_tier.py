@@ -194,4 +194,14 @@ TIER = (
             f"{_TESTS}_setup.py::TestRefused::test_release_whose_tiers_nobody_tried",
         ),
     ),
+    Mutant(
+        name="mistake_of_a_store_ends_the_engine",
+        why="What a store raises by mistake is raised in the scheduler's step.",
+        file=_LOOKUPS,
+        find="        failed = answer.error is not None  # whatever",
+        replace="        failed = not answer.is_over  # whatever",
+        killers=(
+            f"{_TESTS}_trouble.py::TestFailing::test_chunks_that_cannot_be_had_are_misses",
+        ),
+    ),
 )

@@ -24,13 +24,13 @@ class Pending(Generic[T]):
         lock: Shared by many: it is held for a few instructions.
     """
 
-    __slots__ = ("_error", "_lock", "_value", "_waiters", "is_done")
+    __slots__ = ("_lock", "_value", "_waiters", "error", "is_done")
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._waiters: list[Callable[[], None]] = []
         self._value: T | None = None
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self.is_done = False
 
     @property
@@ -43,7 +43,7 @@ class Pending(Generic[T]):
         with self._lock:
             if self.is_done:
                 return
-            self._value, self._error = value, error
+            self._value, self.error = value, error
             self.is_done = True
             waiters, self._waiters = self._waiters, []
         for wake in waiters:
@@ -64,6 +64,6 @@ class Pending(Generic[T]):
 
     def result(self) -> T:
         """Return the value, or raise the error; once it is done."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._value  # type: ignore[return-value] # an end without error has one

@@ -154,6 +154,11 @@ class Answer:
             self._pending.end(None, _late())
         return self._pending.is_done
 
+    @property
+    def error(self) -> Exception | None:
+        """What ``result`` would raise, once it is over; a mistake of the store's, too."""
+        return self._pending.error
+
     def result(self) -> list[bool]:
         """
         Return for each key whether it is stored; once it is over.

@@ -3,6 +3,7 @@
 
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,11 +121,17 @@ class TestFailing:
             assert 4 == served(one, keys_of(4, "b"))
 
     @pytest.mark.parametrize("verb", ["contains", "read", "verify", "recheck"])
+    @pytest.mark.parametrize("act", [GONE, raising(LookupError("a mistake"))])
     def test_chunks_that_cannot_be_had_are_misses(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        verb: str,
+        act: Callable[[], None],
     ) -> None:
-        """Whichever call fails; afterwards they are found."""
-        plant(monkeypatch, FaultPlan(Fault(verb, GONE, nth=1)))
+        """Whichever call fails, and also of a store that is wrong itself; afterwards
+        they are found."""
+        plant(monkeypatch, FaultPlan(Fault(verb, act, nth=1)))
         keys = keys_of(4)
         with engine(slab(tmp_path / "slab"), timeout={"load": 0.05}) as one:
             one.store(keys)

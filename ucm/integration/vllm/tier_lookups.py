@@ -94,11 +94,8 @@ class Lookups:
         if not answer.is_over:
             return
         self._asked = None
-        try:
-            found = answer.result()
-        except UCMError:
-            found = [False] * len(keys)
-        self._note(keys, found)
+        failed = answer.error is not None  # whatever a store may raise
+        self._note(keys, [False] * len(keys) if failed else answer.result())
 
     def _note(self, keys: list[bytes], found: list[bool]) -> None:
         for key, is_there in zip(keys, found, strict=True):
