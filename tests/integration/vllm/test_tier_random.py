@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many requests at once over a small CPU tier, a small store and one that fails."""
+"""Many requests at once over a small CPU tier, and a small store that fails and rots."""
 
 import random
 from pathlib import Path
@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from tests.e2e.connector import corrupt
 from tests.integration.vllm.tier_kit import (
     CHUNK,
     Engine,
@@ -97,8 +98,8 @@ class World:
 def test_no_chunk_is_wrong_and_nothing_is_left(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-81: whatever fails and whoever gives up, a hit has its own bytes, and in the end
-    each chunk of the CPU tier is free to be evicted."""
+    """R-81: whatever fails or rots and whoever gives up, a hit has its own bytes, and in
+    the end each chunk of the CPU tier is free to be evicted."""
     rng = random.Random(seed)
 
     def fail() -> None:
@@ -114,6 +115,9 @@ def test_no_chunk_is_wrong_and_nothing_is_left(
         world = World(one, rng)
         for _ in range(STEPS):
             world.step()
+            if rng.random() < 0.03:
+                one.settle()  # what is not sealed yet has no checksum
+                corrupt(tmp_path / "slab")
         world.end()
         assert 0 < world.hits
         assert {} == one.tier._jobs
