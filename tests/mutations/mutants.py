@@ -45,6 +45,7 @@ from tests.mutations.of_rows import ROWS
 from tests.mutations.of_runner import RUNNER
 from tests.mutations.of_sched import SCHED
 from tests.mutations.of_selection import SELECTION
+from tests.mutations.of_sglang import SGLANG
 from tests.mutations.of_shelf import SHELF
 from tests.mutations.of_signs import SIGNS
 from tests.mutations.of_slab import SLAB
@@ -78,6 +79,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STATES,
     *STORES,
     *STORY,
+    *SGLANG,
     *SHELF,
     *PROOFS,
     *SIGNS,

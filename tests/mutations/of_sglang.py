@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of the door to SGLang, and of what it stages."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["SGLANG"]
+
+_STAGED = "ucm/cache/staged.py"
+_ENGINE = "ucm/integration/sglang/engine.py"
+_PAGES = "ucm/integration/sglang/pages.py"
+_LINKER = "ucm/integration/sglang/linker.py"
+_HICACHE = "ucm/integration/sglang/hicache.py"
+_OF_STAGED = "tests/cache/test_staged.py::TestStaged"
+_OF_ENGINE = "tests/integration/sglang/test_engine.py"
+_OF_LINKER = "tests/integration/sglang/test_linker.py"
+_OF_HICACHE = "tests/integration/sglang/test_hicache.py"
+
+SGLANG = (
+    Mutant(
+        name="slots_of_a_stuck_load_are_given_on",
+        why="A copy that ends late writes over blocks that are another's and verified.",
+        file=_STAGED,
+        find="            with contextlib.suppress(DeviceTimeoutError):\n",
+        replace="            self._free += slots\n"
+        "            with contextlib.suppress(DeviceTimeoutError):\n",
+        killers=(f"{_OF_STAGED}::test_slots_of_a_stuck_load_are_nobodys",),
+    ),
+    Mutant(
+        name="whole_load_counts_as_staged",
+        why="Slots that were never written count as a request's blocks.",
+        file=_STAGED,
+        find="                leading = load.wait().leading\n",
+        replace="                leading = load.wait().num_blocks\n",
+        killers=(
+            f"{_OF_STAGED}::test_slots_of_a_failed_load_are_free",
+            f"{_OF_LINKER}::test_lookup_reports_nothing_that_is_not_staged",
+        ),
+    ),
+    Mutant(
+        name="held_slots_are_given_on",
+        why="A request is given the blocks of another one.",
+        file=_STAGED,
+        find="            if key not in kept and not self._held[key]:",
+        replace="            if key not in kept:",
+        killers=(f"{_OF_STAGED}::test_room_is_made_of_what_was_used_longest_ago",),
+    ),
+    Mutant(
+        name="what_is_coming_is_loaded_again",
+        why="Each look-up of a slow store takes slots anew.",
+        file=_STAGED,
+        find="        there = coming | self._verified.keys()",
+        replace="        there = set(self._verified)",
+        killers=(
+            f"{_OF_STAGED}::test_load_that_takes_longer_is_staged_for_who_asks_later",
+        ),
+    ),
+    Mutant(
+        name="lookup_reports_what_is_stored",
+        why="SGLang aborts the request when its load fails.",
+        file=_LINKER,
+        find="self._pages.stage(transfer.keys, self._patience) + 1",
+        replace="self._pages.num_stored(transfer.keys) + 1",
+        killers=(f"{_OF_LINKER}::test_lookup_reports_nothing_that_is_not_staged",),
+    ),
+    Mutant(
+        name="layer_is_late_by_one",
+        why="Attention reads a layer before its values are there.",
+        file=_LINKER,
+        find="            self._copy(batch, 2 * layer + 2)",
+        replace="            self._copy(batch, 2 * layer + 1)",
+        killers=(f"{_OF_LINKER}::test_layers_are_copied_when_they_are_asked_for",),
+    ),
+    Mutant(
+        name="failed_copy_counts_as_whole",
+        why="A request goes on with pages that hold something else.",
+        file=_LINKER,
+        find="            batch.is_failed = True",
+        replace="            pass",
+        killers=(f"{_OF_LINKER}::test_failed_copy_is_told_at_the_end",),
+    ),
+    Mutant(
+        name="cancelled_load_holds_its_slots",
+        why="After some aborted requests nothing can be staged any more.",
+        file=_LINKER,
+        find="        self._release([copy] if copy is not None else [])\n",
+        replace="",
+        killers=(
+            f"{_OF_LINKER}::test_cancelled_load_writes_nothing_and_holds_nothing",
+        ),
+    ),
+    Mutant(
+        name="reset_leaves_loads_queued",
+        why="Pages that are another request's by then are written to.",
+        file=_LINKER,
+        find="        self._queued.clear()\n        for index",
+        replace="        for index",
+        killers=(f"{_OF_LINKER}::test_reset_leaves_nothing_but_what_is_stored",),
+    ),
+    Mutant(
+        name="new_weights_are_not_noticed",
+        why="Pages of other weights are loaded, and saved under their name.",
+        file=_ENGINE,
+        find="            self.is_set = True\n",
+        replace="",
+        killers=(
+            f"{_OF_LINKER}::test_weights_that_may_have_changed_end_all_reuse",
+            f"{_OF_HICACHE}::test_weights_that_may_have_changed_end_all_reuse",
+        ),
+    ),
+    Mutant(
+        name="weights_are_in_no_key",
+        why="A model that was trained further is given the pages of the one before.",
+        file=_ENGINE,
+        find="        weights=weights,\n",
+        replace='        weights="any",\n',
+        killers=(
+            f"{_OF_ENGINE}::test_whatever_decides_bytes_is_in_the_key",
+            f"{_OF_ENGINE}::test_blocks_of_other_weights_are_not_found",
+        ),
+    ),
+    Mutant(
+        name="scaled_pools_are_taken",
+        why="Pages come without the scales that say what their bytes mean.",
+        file=_ENGINE,
+        find='    if (kind, order, is_scaled) != ("MHATokenToKVPool", "nhd", False):',
+        replace='    if (kind, order) != ("MHATokenToKVPool", "nhd"):',
+        killers=(f"{_OF_ENGINE}::test_model_that_is_not_taken_is_refused_by_name",),
+    ),
+    Mutant(
+        name="any_release_is_taken",
+        why="What a release that nobody tried does with a linker is not known.",
+        file=_ENGINE,
+        find="    if release != _RELEASE:",
+        replace="    if not release:",
+        killers=(f"{_OF_ENGINE}::test_release_that_nobody_tried_is_refused",),
+    ),
+    Mutant(
+        name="pages_behind_a_missing_one_are_reported",
+        why="SGLang reads host pages that nothing was written to.",
+        file=_HICACHE,
+        find="        return [at < len(found) for at in range(len(keys))]",
+        replace="        return [True for at in range(len(keys))]",
+        killers=(
+            f"{_OF_HICACHE}::test_page_that_is_not_as_it_was_saved_is_not_there",
+            f"{_OF_HICACHE}::test_call_that_carries_more_than_is_staged_is_cut",
+        ),
+    ),
+    Mutant(
+        name="side_pools_are_taken",
+        why="A request is restored with one kind of its pages, and without the other.",
+        file=_HICACHE,
+        find="        if host_pool_name != PoolName.KV:",
+        replace="        if not host_pool_name:",
+        killers=(f"{_OF_HICACHE}::test_what_is_not_taken_is_refused_by_name",),
+    ),
+    Mutant(
+        name="door_in_doubt_saves",
+        why="Pages of new weights are stored under the name of the old ones.",
+        file=_PAGES,
+        find="            if not self._doubt.is_set:\n                return self._pool.save",
+        replace="            if True:\n                return self._pool.save",
+        killers=(
+            f"{_OF_LINKER}::test_weights_that_may_have_changed_end_all_reuse",
+            f"{_OF_HICACHE}::test_weights_that_may_have_changed_end_all_reuse",
+        ),
+    ),
+)

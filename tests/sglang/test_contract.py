@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What our fakes and our door take SGLang for, held against SGLang itself."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.integration.sglang import fake
+from tests.sglang.environment import environment
+from ucm.integration.sglang.engine import _COUNTED, _TAKEN
+
+pytestmark = pytest.mark.slow
+MEM_CACHE = "sglang/srt/mem_cache"
+
+
+def class_of(name: str, path: str) -> ast.ClassDef:
+    """Return a class of SGLang, as it is written; SGLang is not imported."""
+    tree = ast.parse((environment() / path).read_text(encoding="utf-8"))
+    return next(
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+
+
+def methods(node: ast.ClassDef, *, are_abstract: bool) -> dict[str, tuple[str, ...]]:
+    """Return methods by name, with their parameters."""
+    return {
+        each.name: tuple(arg.arg for arg in each.args.args[1:])
+        for each in node.body
+        if isinstance(each, ast.FunctionDef)
+        and are_abstract
+        == ("abstractmethod" in [getattr(one, "id", "") for one in each.decorator_list])
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "known"),
+    [
+        (
+            "UnifiedCacheLinker",
+            f"{MEM_CACHE}/unified_cache/unified_cache_linker.py",
+            fake.LINKER,
+        ),
+        ("HiCacheStorage", f"{MEM_CACHE}/hicache_storage.py", fake.STORAGE),
+    ],
+)
+def test_fakes_have_the_abstract_methods_of_sglang(
+    name: str, path: str, known: dict[str, tuple[str, ...]]
+) -> None:
+    """R-81: all of them, and with the same parameters."""
+    assert known == methods(class_of(name, path), are_abstract=True)
+
+
+def test_other_methods_of_the_storage_have_the_parameters_of_sglang() -> None:
+    """R-81: those that the door overrides."""
+    storage = class_of("HiCacheStorage", f"{MEM_CACHE}/hicache_storage.py")
+    found = methods(storage, are_abstract=False)
+    assert fake.OPTIONAL == {name: found[name] for name in fake.OPTIONAL}
+
+
+def test_everything_that_writes_weights_asks_for_its_runners_first() -> None:
+    """R-81: what the door listens to is there, wherever weights change."""
+    updater = class_of(
+        "SchedulerWeightUpdaterManager",
+        "sglang/srt/managers/scheduler_components/weight_updater.py",
+    )
+    writers = [
+        each
+        for each in updater.body
+        if isinstance(each, ast.FunctionDef)
+        and each.name.startswith(("update_weights", "begin_weight", "end_weight"))
+    ]
+    assert 6 == len(writers)
+    for each in writers:
+        assert "self._select_runners(" in ast.unparse(each), each.name
+
+
+def test_settings_that_count_are_settings_of_sglang() -> None:
+    """R-81: none of another name is taken for not set."""
+    fields: set[str] = set()
+    for path in Path(environment() / "sglang/srt/arg_groups/fields").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        fields |= {
+            node.target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+    assert set() == {*_COUNTED, *_TAKEN} - fields
