@@ -263,8 +263,8 @@ class Engine:
         self.compute(hashes, pages)
         if not self.linker.offload([PoolTransfer(hashes, self.tokens_of(pages))]):
             return False
-        while not self.linker.num_completed_offloads():
-            pass
+        self.linker._saves[-1].wait_committed()
+        assert self.linker.num_completed_offloads() == len(self.linker._saves)
         return bool(self.linker.pop_completed_offload())
 
     def load(self, rid: str, hashes: list[str]) -> list[int]:
