@@ -157,6 +157,7 @@ def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
             "quantization_param_path": None,
             "rl_on_policy_target": None,
             "speculative_algorithm": None,
+            "tp_size": 1,
         }
         | changed
     )
@@ -196,12 +197,12 @@ def installed(
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: sglang\nVersion: {release}\n"
     )
-    before = dict(sys.modules)
     select = SchedulerWeightUpdaterManager._select_runners
     sys.path.insert(0, str(site))
     doors = "ucm.integration.sglang"
+    fresh = ("sglang", f"{doors}.linker", f"{doors}.hicache")
     try:
-        for name in [name for name in sys.modules if name.startswith("sglang")]:
+        for name in [name for name in sys.modules if name.startswith(fresh)]:
             del sys.modules[name]
         for name, content in _modules(args).items():
             parts = name.split(".")
@@ -216,9 +217,8 @@ def installed(
     finally:
         sys.path.remove(str(site))
         SchedulerWeightUpdaterManager._select_runners = select
-        for name in set(sys.modules) - set(before):
-            if name.startswith(("sglang", f"{doors}.linker", f"{doors}.hicache")):
-                del sys.modules[name]
+        for name in [name for name in sys.modules if name.startswith(fresh)]:
+            del sys.modules[name]
 
 
 class Engine:

@@ -47,10 +47,8 @@ class Kit:
         modules = self.installed(**more.pop("args", {}))
         pool = pool or fake.MHATokenToKVPool()
         params = types.SimpleNamespace(
-            attn_tp_cache_group=None,
             page_size=fake.TOKENS,
             token_to_kv_pool_allocator=types.SimpleNamespace(get_kvcache=lambda: pool),
-            tp_cache_group=None,
         )
         names = more.pop("components", ["FULL"])
         linker = modules.linker.Linker(

@@ -45,6 +45,10 @@ def test_model_that_is_not_taken_is_refused_by_name(kit: Kit) -> None:
     with pytest.raises(ConfigError, match="SWA"):
         kit.engine(components=["FULL", "SWA"])
 
+    with pytest.raises(ConfigError, match="tp_size"):
+        kit.engine(args={"tp_size": 2})
+    kit.storage(args={"tp_size": 2})
+
     class MLATokenToKVPool(fake.MHATokenToKVPool):
         pass
 

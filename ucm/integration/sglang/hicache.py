@@ -70,10 +70,12 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         if slots := pages.staged.hold(found):
             source = torch.tensor(slots)
             target = self._page_ids(host_indices)[: len(slots)]
-            for staged, row in zip(pages.slots, self._rows, strict=True):
-                row.index_copy_(0, target, staged.index_select(0, source))
-            pages.staged.release(found)
-            pages.staged.forget()  # the host pool has them now
+            try:
+                for staged, row in zip(pages.slots, self._rows, strict=True):
+                    row.index_copy_(0, target, staged.index_select(0, source))
+            finally:
+                pages.staged.release(found)
+                pages.staged.forget()  # the host pool has them now
         return [at < len(found) for at in range(len(keys))]
 
     def batch_set_v1(

@@ -88,7 +88,7 @@ class _Layers:
 
 class Linker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang is not typed
     """
-    Made by SGLang, once in each rank.
+    Made by SGLang in its scheduler.
 
     In *extra_config* are settings of ucm, ``stage_bytes``, and ``patience``: for how many
     seconds a look-up waits for the store at most. What is not taken is a ConfigError.
@@ -104,6 +104,9 @@ class Linker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang is not typed
         forward_stream: Theirs = None,
     ) -> None:
         check(server_args)
+        if (ranks := server_args.tp_size) > 1:
+            why = "a rank may have staged what another has not"
+            refuse("tp_size", ranks, why, "Use the door to HiCache.")
         kinds = [component.name for component in components]
         if kinds != ["FULL"]:
             refuse("model", ", ".join(kinds), "it has blocks of several kinds")
@@ -113,20 +116,12 @@ class Linker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang is not typed
             refuse("patience", patience, "no seconds", "Give 0 or more.")
         pool = params.token_to_kv_pool_allocator.get_kvcache()
         rows = device_rows(pool, params.page_size)
-        group = params.attn_tp_cache_group or params.tp_cache_group
         self._patience = patience
         self._page_tokens = params.page_size
         self._device = next(iter(rows.values())).device
         self._saves: deque[Save] = deque()
         self._queued: dict[str, _Copy] = {}
-        self._pages = Pages(
-            server_args,
-            settings,
-            rows,
-            (torch.distributed.get_rank(group), torch.distributed.get_world_size(group))
-            if group
-            else (0, 1),
-        )
+        self._pages = Pages(server_args, settings, rows, (0, 1))
         self.forward_stream = forward_stream
         self.layer_done_counter = _Layers(self._pages.slots, rows.values())
         self.pools = {PoolName.KV: rows}
