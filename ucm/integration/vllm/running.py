@@ -10,6 +10,8 @@ Threading: all of it runs on the engine's scheduler thread, and nothing waits.
 """
 
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
@@ -162,17 +164,14 @@ class Running:
                 new.block_ids,
             )
         cached = output.scheduled_cached_reqs
-        resumed, due_at = cached.resumed_req_ids, self._due.get
-        always = {*resumed, *offers}
-        looked_at = [
-            (request_id, computed)
-            for request_id, computed in zip(
-                cached.req_ids, cached.num_computed_tokens, strict=True
-            )
-            if computed + counts[request_id] >= due_at(request_id, 0)
-            or request_id in always
-        ]
-        for request_id, computed in looked_at:
+        ids, resumed = cached.req_ids, cached.resumed_req_ids
+        # No line of Python for each: this is the one thing that grows with who runs.
+        ends = map(operator.add, cached.num_computed_tokens, map(counts.get, ids))
+        is_due = map(operator.ge, ends, map(self._due.get, ids, itertools.repeat(0)))
+        if always := {*resumed, *offers}:
+            is_due = map(operator.or_, is_due, map(always.__contains__, ids))
+        running = zip(ids, cached.num_computed_tokens, strict=True)
+        for request_id, computed in list(itertools.compress(running, is_due)):
             blocks = resolve(request_id) if request_id in resumed else None
             yield self._facts(
                 request_id, (computed, counts[request_id]), resolve, offers, blocks
@@ -213,10 +212,11 @@ class Running:
         cached = output.scheduled_cached_reqs
         return [
             block_id
-            for request_id, tables in zip(
-                cached.req_ids, cached.new_block_ids, strict=True
+            for request_id, tables in itertools.compress(
+                zip(cached.req_ids, cached.new_block_ids, strict=True),
+                cached.new_block_ids,
             )
-            if tables and request_id not in cached.resumed_req_ids
+            if request_id not in cached.resumed_req_ids
             for table in tables
             for block_id in table
         ]
