@@ -22,6 +22,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from transformers import DynamicCache
 
+from ucm.errors import UCMError
 from ucm.integration.transformers import PromptCache
 
 __all__ = ["Chat", "Limits", "Numbers", "Piece", "Refusal"]
@@ -114,7 +115,7 @@ class Chat:
         self._first = Histogram(
             "chat_first_token_seconds", "Until an answer begins.", **told
         )
-        self._unsaved = Counter("chat_unsaved", "Answers without room to save.", **told)
+        self._unsaved = Counter("chat_unsaved", "Answers that were not saved.", **told)
 
     @property
     def num_asked(self) -> int:
@@ -243,5 +244,7 @@ class Chat:
         try:
             if past.get_seq_length():
                 await self._prompts.save(tokens, past, salt=salt)
+        except UCMError:
+            self._unsaved.inc()  # the others are answered and saved all the same
         finally:
             self._save_room.release_on_behalf_of(past)

@@ -16,6 +16,7 @@ from examples.chat_server.app import make_app
 from examples.chat_server.chat import Chat, Limits, Piece, Refusal
 from examples.chat_server.tiny import make_tiny
 from tests.cache.kit import run
+from ucm.errors import PipelineClosedError
 from ucm.integration.transformers import PromptCache
 
 WORDS = [{"role": "user", "content": "There is only so much of everything."}]
@@ -168,6 +169,26 @@ class TestLimits:
             assert 1 == ask.counted("chat_unsaved_total")
 
         chatting(tmp_path, directory, Limits(saves=1), main)
+
+    def test_save_that_is_refused_ends_no_other(
+        self, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Saves go on beside each other; one that fails is counted."""
+
+        async def refuse(*_: Any, **__: Any) -> int:
+            raise PipelineClosedError("the cache is closed")
+
+        async def main(ask: Asking) -> None:
+            with monkeypatch.context() as patched:
+                patched.setattr(PromptCache, "save", refuse)
+                await ask()
+                while not ask.counted("chat_unsaved_total"):
+                    await anyio.lowlevel.checkpoint()
+            last = None
+            while not (isinstance(last, Piece) and last.numbers.loaded):
+                last = await ask()
+
+        chatting(tmp_path, directory, Limits(), main)
 
 
 async def fetch(
