@@ -85,7 +85,7 @@ CHAT = (
         ),
     ),
     Mutant(
-        name="salt_of_a_prompt_forgotten",
+        name="restored_for_any_salt",
         why="A tenant finds the prompts of another one.",
         file=_PROMPTS,
         find="hasher.keys(tokens[padding:columns], salt=salt)",
