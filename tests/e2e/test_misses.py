@@ -126,7 +126,8 @@ class Command:
         assert expected == {reason: row["count"] for reason, row in told.items()}
         for line in {line["reason"]: line for line in seen}.values():
             row = self._why(line["request_id"])[line["reason"]]
-            assert told[line["reason"]]["remedy"] == row["remedy"]
+            assert told[line["reason"]]["meaning"] == row["meaning"]
+            assert row["remedy"]
 
 
 class Faults:
