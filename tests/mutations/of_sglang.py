@@ -102,10 +102,7 @@ SGLANG = (
         file=_ENGINE,
         find="            self.is_set = True\n",
         replace="",
-        killers=(
-            f"{_OF_LINKER}::test_weights_that_may_have_changed_end_all_reuse",
-            f"{_OF_HICACHE}::test_weights_that_may_have_changed_end_all_reuse",
-        ),
+        killers=(f"{_OF_LINKER}::test_weights_that_may_have_changed_end_all_reuse",),
     ),
     Mutant(
         name="weights_are_in_no_key",

@@ -74,6 +74,8 @@ def test_cancelled_load_writes_nothing_and_holds_nothing(kit: Kit) -> None:
     names = hashes(2)
     assert engine.offload(names, engine.take(2))
     pages = engine.load("a", names)
+    again = PoolTransfer(names, engine.tokens_of(engine.take(2)))
+    assert not engine.linker.load("a", [again])
     assert engine.linker.cancel_queued_load("a")
     assert not engine.linker.cancel_queued_load("a")
     engine.forward()
@@ -93,6 +95,7 @@ def test_reset_leaves_nothing_but_what_is_stored(kit: Kit) -> None:
     others = engine.take(2)
     assert engine.linker.offload([PoolTransfer(hashes(2, 5), engine.tokens_of(others))])
     engine.linker.reset()
+    assert -1 == engine.linker.start_layer_wise_loading()
     assert 0 == engine.linker.num_completed_offloads()
     assert engine.linker.finish_layer_wise_loading(index)
     staged = engine.linker._pages.staged

@@ -135,7 +135,7 @@ class Linker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang is not typed
         """Queue a load of staged pages; False, and they are computed, if one is not."""
         (transfer,) = transfers
         keys = keys_of(transfer.keys)
-        if (slots := self._pages.staged.hold(keys)) is None:
+        if rid in self._queued or (slots := self._pages.staged.hold(keys)) is None:
             return False
         pages = torch.tensor(self._page_ids(transfer), device=self._device)
         self._queued[rid] = _Copy(keys, torch.tensor(slots), pages)
