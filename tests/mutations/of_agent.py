@@ -123,8 +123,8 @@ AGENT = (
         name="life_asks_in_each_step",
         why="A miss is fetched for ever.",
         file=_DOOR,
-        find="_State.LATE if is_late else _State.ANSWERED",
-        replace="_State.LATE if is_late else _State.BEGUN",
+        find="        question.state = _State.ANSWERED\n",
+        replace="        question.state = _State.BEGUN\n",
         killers=(f"{_LIVES}::TestAsk::test_life_asks_once",),
     ),
     Mutant(

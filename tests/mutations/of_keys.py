@@ -307,8 +307,8 @@ KEYS = (
         name="adapter_found_by_name",
         why="A request finds what another content of its adapter computed.",
         file=_SCHEDULER,
-        find="        hashes = self._adapters.hashes_of(request)\n        match",
-        replace="        hashes = request.block_hashes\n        match",
+        find="        hashes = self._adapters.hashes_of(request)\n        wishes",
+        replace="        hashes = request.block_hashes\n        wishes",
         killers=(f"{_REUSE}::test_adapter_hits_its_own_content_only",),
     ),
     Mutant(

@@ -61,8 +61,8 @@ NUMBERS = (
         file=_SCHEDULER,
         find="""\
         self._adapter.tick(self._setup.threads.monotonic())
-        hashes =""",
-        replace="        hashes =",
+        if (match :=""",
+        replace="        if (match :=",
         killers=(f"{_HALVES}::TestTogether::test_failed_block_is_found_again",),
     ),
     # Quarantine.
@@ -173,8 +173,14 @@ NUMBERS = (
         name="always_healthy",
         why="R-19: an engine that is served nothing looks well.",
         file=_SCHEDULER,
-        find='self._counters.set("ucm_healthy", int(self._is_serving))',
-        replace='self._counters.set("ucm_healthy", 1)',
+        find="""\
+            tell_totals(self._counters, totals)
+        self._counters.set("ucm_healthy", int(self._is_serving))
+""",
+        replace="""\
+            tell_totals(self._counters, totals)
+        self._counters.set("ucm_healthy", 1)
+""",
         killers=(
             f"{_HEALTH}::TestHealth::test_failed_rank_is_not_outvoted",
             f"{_HEALTH}::TestHealth::test_store_that_does_not_answer_is_told",

@@ -180,8 +180,8 @@ USES = (
         name="wishes_of_others_read",
         why="What another connector is told is warned of as if it was ours.",
         file=_WISHES,
-        find="given.get(_OURS, {}) if given and isinstance(given, Mapping) else {}",
-        replace="given or {}",
+        find="        ours = given.get(_OURS, {})\n",
+        replace="        ours = given\n",
         killers=(f"{_READER}::test_request_that_says_nothing_to_us_wishes_nothing",),
     ),
     Mutant(
