@@ -5,6 +5,7 @@ import atexit
 import functools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -80,6 +81,7 @@ class Forks:
         finally:
             self._process.kill()
             self._log.close()
+            shutil.rmtree(self.root, ignore_errors=True)
 
 
 @functools.cache
