@@ -144,7 +144,10 @@ class TestCode:
         assert bench[bench.index("--result-filename") + 1].endswith(".json")
         options = {word for word in bench if word.startswith("--")}
         assert {"--save-result", "--percentile-metrics"} <= options
-        source = importlib.util.find_spec("vllm").submodule_search_locations[0]
+        engine = importlib.util.find_spec("vllm")
+        if engine is None:
+            pytest.skip("reads the engine's source, and there is none here")
+        source = engine.submodule_search_locations[0]
         texts = Path(source, "benchmarks").rglob("*.py")
         known = "".join(text.read_text(encoding="utf-8") for text in texts)
         assert [] == [option for option in options if f'"{option}"' not in known]
