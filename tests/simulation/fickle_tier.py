@@ -49,7 +49,7 @@ class Mood:
         return cls(
             fails=dice.choice([0.0, 0.0, 0.0, rare, often, 1.0]),
             hangs=dice.choice([0.0, 0.0, rare]),
-            sticks=dice.choice([0.0, 0.1]),
+            sticks=dice.choice([0.0, 0.3]),
             lies=dice.choice([0.0, rare, often]),
             spoils=dice.choice([0.0, rare, often]),
             loses=dice.choice([0.0, rare, often]),

@@ -9,7 +9,7 @@ from tests.simulation.tiers_world import TiersWorld
 
 _MET = (
     *("answer all", "answer absent", "answer unavailable", "answer deadline"),
-    *("answer corrupt", "answer withdrawn", "answer admission", "answer slower"),
+    *("answer corrupt", "answer withdrawn", "answer admission"),
     *("spilled", "skipped", "dropped admission", "dropped evicted"),
     *("dropped queue_bytes", "dropped unavailable", "dropped shutdown"),
     *("fetched", "joined", "failed corrupt", "failed deadline", "failed slower"),
