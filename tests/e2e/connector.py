@@ -43,6 +43,8 @@ def ucm_config(
     )
     extra = config["kv_connector_extra_config"]
     extra["log"] = {"level": "debug", "directory": str(traces_of(store))}
+    if "tiers" in settings:  # a tiny model computes faster than any tier brings
+        extra["predict_loads"] = False
     extra.update(settings)
     return config
 
