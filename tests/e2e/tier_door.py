@@ -33,6 +33,7 @@ def tiering_config(
         "module_path": "ucm.integration.vllm.tier",
         "store": {"type": "slab", "path": str(slab), "capacity": capacity},
         "log": {"level": "debug", "directory": str(traces_of(slab))},
+        "timeout": {"fetch": 60.0, "load": 60.0, "save": 60.0},  # of a busy machine
     }
     return {
         "kv_connector": "OffloadingConnector",

@@ -110,7 +110,10 @@ def test_no_chunk_is_wrong_and_nothing_is_left(
 
     plant(monkeypatch, FaultPlan(*(Fault(verb, fail, nth=0) for verb in VERBS)))
     store = slab(tmp_path / "slab", str(20 * CHUNK))
-    settings = {"timeout": {"load": 0.01}, "queue": {"span_bytes": 2 * CHUNK}}
+    settings = {
+        "timeout": {"load": 0.01, "fetch": 60.0},
+        "queue": {"span_bytes": 2 * CHUNK},
+    }
     with engine(store, chunks=12, **settings) as one:
         world = World(one, rng)
         for _ in range(STEPS):

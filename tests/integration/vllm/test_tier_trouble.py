@@ -133,7 +133,9 @@ class TestFailing:
         they are found."""
         plant(monkeypatch, FaultPlan(Fault(verb, act, nth=1)))
         keys = keys_of(4)
-        with engine(slab(tmp_path / "slab"), timeout={"load": 0.05}) as one:
+        with engine(
+            slab(tmp_path / "slab"), timeout={"load": 0.05, "fetch": 60.0}
+        ) as one:
             one.store(keys)
             assert 0 == served(one, keys)
             one.until(lambda: served(one, keys, "later") == 4)
@@ -198,18 +200,19 @@ class TestHanging:
         """One request waits for its deadline; those after it do not, for a while."""
         gate, keys, others = Gate(), keys_of(2), keys_of(2, "b")
         plant(monkeypatch, FaultPlan(Fault("read", gate)))
-        with engine(slab(tmp_path / "slab")) as one:
+        limits = {"load": 50.0, "fetch": 50.0}
+        with engine(slab(tmp_path / "slab"), timeout=limits) as one:
             one.store(keys)
             one.store(others, "other")
             one.request("r", keys)
             one.until(lambda: one.find("r", keys) is not None or gate.reached.is_set())
-            clock.advance(11.0)
+            clock.advance(51.0)
             assert 0 == one.found("r", keys)
             gate.open()
             asked = one.tier._cache._core._questions._asked
             assert 0 == served(one, others)
             assert {} == asked
-            clock.advance(11.0)
+            clock.advance(51.0)
             assert 2 == served(one, others, "later")
 
     def test_copy_that_never_ends_keeps_its_chunks(
@@ -222,7 +225,9 @@ class TestHanging:
         gate, keys = Gate(), keys_of(2)
         device = FaultDevice(CPUDevice(), FaultPlan(Fault("scatter", gate)))
         monkeypatch.setattr(opening, "load_class", lambda *_: lambda: device)
-        with engine(slab(tmp_path / "slab"), timeout={"shutdown": 0.05}) as one:
+        with engine(
+            slab(tmp_path / "slab"), timeout={"shutdown": 0.05, "fetch": 60.0}
+        ) as one:
             one.store(keys)
             one.request("r", keys)
             one.until(lambda: one.find("r", keys) is not None or gate.reached.is_set())

@@ -192,6 +192,7 @@ def extra_of(store: dict[str, object], chunks: int, **ours: Any) -> dict[str, An
         "module_path": "ucm.integration.vllm.tier",
         "store": store,
         "weights_revision": "r1",
+        "timeout": {"fetch": 60.0},  # of a busy machine
     }
     return {
         "spec_name": "TieringOffloadingSpec",
