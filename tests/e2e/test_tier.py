@@ -129,8 +129,8 @@ def test_other_kinds_of_attention_are_exact(
         cold = generate(llm, prompts, TOKENS)
         settle(llm)
         forget(llm)
+        before = loaded_blocks(llm)
         warm = generate(llm, prompts, TOKENS)
         assert expected == cold.token_ids == warm.token_ids
-        assert 0 == cold.external_tokens
         assert 1000 < warm.external_tokens
-        assert 0 < loaded_blocks(llm)
+        assert before < loaded_blocks(llm)
