@@ -49,6 +49,7 @@ BENCHMARKS = (
     Benchmark("stores", "Slab store", 2),
     Benchmark("lookup", "Prefix match", 1),
     Benchmark("engine_thread", "Cost on the engine's threads", 5),
+    Benchmark("lives", "What a request's life costs", 1, "vllm"),
     Benchmark("pipeline", "Pipeline, end to end", 10),
     Benchmark("engine", "The real engine", 60, "vllm"),
     Benchmark("decode", "An engine full of decoding requests", 10, "vllm"),
