@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +14,9 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 
 from scripts import dashboard
+from ucm.config import UCMConfig
 from ucm.metrics import METRICS, MetricKind
+from ucm.settings import read_size
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"
@@ -161,3 +164,88 @@ class TestPromtool:
         path = tmp_path / "rules.yml"
         path.write_text(yaml.safe_dump({"groups": [{"name": "a", "rules": rules}]}))
         self.promtool("check", "rules", str(path))
+
+
+class TestCluster:
+    """``deploy/kubernetes/cluster.yaml``; its schema was looked at by kubernetes-validate."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def objects(cls) -> dict[tuple[str, str], Any]:
+        """Return the manifest's objects by kind and name."""
+        text = (DEPLOY / "kubernetes" / "cluster.yaml").read_text()
+        return {
+            (each["kind"], each["metadata"]["name"]): each
+            for each in yaml.safe_load_all(text)
+        }
+
+    @staticmethod
+    def pods(objects: dict[tuple[str, str], Any]) -> dict[str, Any]:
+        """Return the containers by their names, with the labels of their pods."""
+        found = {}
+        for each in objects.values():
+            template = each["spec"].get("template")
+            if template:
+                (container,) = template["spec"]["containers"]
+                found[container["name"]] = container, template["metadata"]["labels"]
+        return found
+
+    def test_every_container_is_bounded_and_looked_at(self, objects: Any) -> None:
+        """Memory has a limit; what listens for others says when it is ready."""
+        for name, (container, _) in self.pods(objects).items():
+            assert "memory" in container["resources"]["limits"], name
+            assert {"ALL"} == set(container["securityContext"]["capabilities"]["drop"])
+            listens = "ports" in container
+            assert listens == ("readinessProbe" in container), name
+            assert listens == ("livenessProbe" in container), name
+
+    def test_every_service_has_its_pods_and_their_ports(self, objects: Any) -> None:
+        """A name that the engines or the router use leads to somebody."""
+        pods = self.pods(objects)
+        for (kind, name), each in objects.items():
+            if kind != "Service":
+                continue
+            selected = each["spec"]["selector"].items()
+            (container,) = (
+                c for c, labels in pods.values() if selected <= labels.items()
+            )
+            ports = container.get("ports", [])
+            known = {port[what] for port in ports for what in ("name", "containerPort")}
+            for port in each["spec"]["ports"]:
+                wanted = port.get("targetPort", port["port"])
+                assert wanted in known or name == "mooncake-node"
+
+    def test_engine_is_given_what_it_takes(self, objects: Any) -> None:
+        """Settings are read as the engine would; the slab fits into its memory."""
+        container, _ = self.pods(objects)["engine"]
+        given = dict(arg.removeprefix("--").split("=", 1) for arg in container["args"])
+        transfer = json.loads(given["kv-transfer-config"])
+        config = UCMConfig.from_mapping(transfer["kv_connector_extra_config"])
+        assert "node" == config.kv_events.value
+        ((tier_type, master),) = ((t["type"], t["master"]) for t in config.tiers)
+        host, _, port = master.partition(":")
+        service = objects["Service", host]["spec"]["ports"]
+        assert ("mooncake", [int(port)]) == (tier_type, [p["port"] for p in service])
+        (shm,) = (
+            volume["emptyDir"]["sizeLimit"]
+            for volume in objects["StatefulSet", "engine"]["spec"]["template"]["spec"][
+                "volumes"
+            ]
+            if volume["name"] == "shm"
+        )
+        limit = container["resources"]["limits"]["memory"]
+        sizes = [read_size("", text + "B") for text in (shm, limit)]
+        assert config.store.capacity < sizes[0] < sizes[1]
+
+    def test_router_follows_every_engine(self, objects: Any) -> None:
+        """It is told of as many as there are, at the ports of their service."""
+        container, _ = self.pods(objects)["router"]
+        args = container["args"]
+        starts = [at for at, arg in enumerate(args) if arg == "--engine"]
+        assert objects["StatefulSet", "engine"]["spec"]["replicas"] == len(starts)
+        ports = [p["port"] for p in objects["Service", "engine"]["spec"]["ports"]]
+        for at in starts:
+            name, *urls = args[at + 1 : at + 5]
+            assert [f"{name}.engine:{port}" for port in ports] == [
+                url.rpartition("/")[2] for url in urls
+            ]

@@ -21,16 +21,6 @@ __all__ = ["Cluster", "cluster", "run_inside", "why_not"]
 
 _PACKAGES = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
 _LIMIT_S = 540
-_NODE = """
-import signal, sys
-from mooncake.store import MooncakeDistributedStore
-
-node = MooncakeDistributedStore()
-code = node.setup("127.0.0.1", "P2PHANDSHAKE", int(sys.argv[2]), 16 << 20, "tcp", "", sys.argv[1])
-assert code == 0, code
-print("ready", flush=True)
-signal.sigwait({signal.SIGTERM})
-"""
 
 
 class Cluster:
@@ -59,7 +49,8 @@ class Cluster:
         self.nodes = []
         for at, nbytes in enumerate(segments):
             log = folder / f"node-{at}.log"
-            command = [sys.executable, "-c", _NODE, self.master_address, str(nbytes)]
+            command = [sys.executable, "-m", "examples.cluster.node"]
+            command += ["--master", self.master_address, "--bytes", str(nbytes)]
             node = Server(command, log)
             node.await_ready(lambda log=log: "ready" in log.read_text())
             self.nodes.append(node)

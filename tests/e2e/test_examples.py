@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from examples.prefill_decode import judge
+from tests.backends.mooncake_kit import why_not
 from tests.e2e.engine import ROOT
 
 BLOCKS = 4
@@ -87,3 +88,29 @@ class TestPrefillDecode:
         assert [] == judge(rows, BLOCKS)
         rows[name] |= change
         assert [problem] == judge(rows, BLOCKS)
+
+
+class TestCluster:
+    def test_prompt_of_a_killed_engine_comes_from_what_engines_share(
+        self, tmp_path: Path
+    ) -> None:
+        """A router follows KV events to the engine that holds a prompt; once that one is
+        killed, another gets it from a Mooncake Store, and says the same."""
+        reason, environment = why_not(tmp_path)
+        share = ["--share", str(tmp_path / "share")] if reason else []
+        result = tmp_path / "result.json"
+        command = ["-m", "examples.cluster", "--json", str(result), *share]
+        if not reason:
+            command[:1] = ["-m", "tests.own_network"]
+        done = subprocess.run(
+            [*([] if reason else ["unshare", "-rn"]), sys.executable, *command],
+            cwd=ROOT,
+            env=(environment or os.environ) | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+        assert 0 == done.returncode, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+        told = json.loads(result.read_text())
+        assert [0, 512, 512, 512, 0] == [row["cached"] for row in told["rows"]]
