@@ -130,6 +130,13 @@ ENDS: Final[Mapping[str, Explained]] = {
     "store_hung": Explained(
         "A call of the store did not return.", "Look at its medium, then restart."
     ),
+    "admission": Explained(
+        "A tier takes only what is stored a second time.", "Set its admission to all."
+    ),
+    "slower": Explained(
+        "A tier would have brought it later than computing takes.",
+        "Nothing, or a faster tier; predict_loads: false fetches whatever it takes.",
+    ),
     "device": Explained("The device refused or failed.", _LOOK),
     "stuck": Explained(
         "A device copy never ended.", "Look at the device; restart the engine."

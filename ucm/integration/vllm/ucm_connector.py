@@ -45,7 +45,6 @@ logger = init_logger("vllm.ucm")
 
 INHERITED_ON_PURPOSE = {
     "role": "the base keeps it",
-    "has_connector_metadata": "the base keeps the plan",
     "get_loaded_kv_cache_group_ids": "the default names the groups found by hash: ours",
     "supports_divergent_local_hybrid_hits": "recurrent groups are refused at start-up",
     "bind_kv_cache_manager": "the base binds it; we ask the step's own block state",
@@ -66,11 +65,8 @@ def _patch_vllm_ascend() -> None:
 
     for outcome in apply():
         if outcome.reason:
-            logger.warning(
-                "UCMConnector leaves the patch %r of vllm-ascend out: %s",
-                outcome.name,
-                outcome.reason,
-            )
+            text = "UCMConnector leaves the patch %r of vllm-ascend out: %s"
+            logger.warning(text, outcome.name, outcome.reason)
 
 
 class UCMConnector(KVConnectorBase_V1, SupportsHMA):
@@ -177,6 +173,10 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.clear()
 
+    def has_connector_metadata(self) -> bool:
+        """Return whether a plan is bound."""
+        return super().has_connector_metadata()
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Submit this step's loads; returns at once."""
         if self._worker is not None:
@@ -274,8 +274,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         num_external_tokens: int,
     ) -> dict[Any, int]:
         """Return how many tokens of a hit were in which tier."""
-        half = self._scheduler
-        tokens = num_external_tokens
+        half, tokens = self._scheduler, num_external_tokens
         told = {} if half is None else half.hit_sources(request.request_id, tokens)
         return told or super().get_external_cache_hit_sources(request, tokens)
 
