@@ -91,6 +91,29 @@ class TestSlab:
 
         assert ({2, 5}, 6) == run_virtual(run)
 
+    def test_nobody_is_told_before_all_was_listed(self) -> None:
+        """R-57: who begins to follow an agent that has just begun is not told that nothing
+        is there, however long the slab's first listing takes."""
+        answers = [
+            StoreUnavailableError("busy"),
+            Changes((Change(KEYS[0], 9),), Cursor(1, 0, 1), True, False),
+            Changes((Change(KEYS[1], 9),), Cursor(1, 0, 2), False, True),
+        ]
+
+        class Store:
+            def changes(self, cursor):
+                answer = answers.pop(0) if answers else Changes((), cursor, False, True)
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+
+        async def run():
+            async with fed(Store()) as ledger:
+                batch = await ledger.read(KEYS[0][:17], alone=False).next()
+                return [entry.key for entry in batch.entries], batch.listed
+
+        assert (KEYS[:2], True) == run_virtual(run)
+
 
 class TestTiers:
     def test_tiers_are_numbered_behind_the_slab(self, tmp_path) -> None:

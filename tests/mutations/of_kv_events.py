@@ -107,9 +107,17 @@ KV_EVENTS = (
         name="slab_listing_forgets_nothing",
         why="What a process took along when it died is told of as stored for ever.",
         file=_FEED,
-        find="            changes += [(key, False) for key in unlisted]\n",
+        find="                changes += [(key, False) for key in unlisted]\n",
         replace="",
         killers=(f"{_FEEDS}::TestSlab::test_what_a_listing_leaves_out_is_gone",),
+    ),
+    Mutant(
+        name="told_before_it_is_listed",
+        why="When an agent is started again, routers hear that all blocks of its slab are gone.",
+        file=_LEDGER,
+        find="        if begins and not ledger.is_whole:\n            return None\n",
+        replace="",
+        killers=(f"{_FEEDS}::TestSlab::test_nobody_is_told_before_all_was_listed",),
     ),
     Mutant(
         name="tier_is_not_listed",

@@ -2,6 +2,7 @@
 """Who writes the node's ledger: one that follows the slab's changes, and tiers that tell."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
@@ -41,22 +42,25 @@ async def feed_slab(ledger: Ledger, store: Store, call: Blocking) -> None:
     told: set[PackedKey] = set()
     unlisted: set[PackedKey] = set()
     """Of these, while it is listed anew, what was not seen again."""
-    while True:
-        try:
-            found = await call(partial(store.changes, cursor))
-        except StoreUnavailableError:  # who serves the slab knows when it is lost
-            await anyio.sleep(_POLL_S)
-            continue
-        cursor = found.cursor
-        if found.begins:
-            unlisted = told.copy()
-        changes = [(change.key, bool(change.nbytes)) for change in found.told]
-        unlisted.difference_update(key for key, _ in changes)
-        if found.is_all:
-            changes += [(key, False) for key in unlisted]
-            unlisted.clear()
-        for key, is_there in changes:
-            (told.add if is_there else told.discard)(key)
-            _tell(ledger, SLAB, key, is_there)
-        if found.is_all:
-            await anyio.sleep(_POLL_S)
+    with ExitStack() as listing:
+        listing.enter_context(ledger.lists())
+        while True:
+            try:
+                found = await call(partial(store.changes, cursor))
+            except StoreUnavailableError:  # who serves the slab knows when it is lost
+                await anyio.sleep(_POLL_S)
+                continue
+            cursor = found.cursor
+            if found.begins:
+                unlisted = told.copy()
+            changes = [(change.key, bool(change.nbytes)) for change in found.told]
+            unlisted.difference_update(key for key, _ in changes)
+            if found.is_all:
+                changes += [(key, False) for key in unlisted]
+                unlisted.clear()
+            for key, is_there in changes:
+                (told.add if is_there else told.discard)(key)
+                _tell(ledger, SLAB, key, is_there)
+            if found.is_all:
+                listing.close()
+                await anyio.sleep(_POLL_S)

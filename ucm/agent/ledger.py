@@ -5,6 +5,7 @@ The node's ledger: which blocks are in which medium, in one order for all who fo
 It is written by whoever sees a block come or go: what follows the slab's changes, and tiers.
 A *reader* begins with a listing of all that is there, and is then told of each change once,
 in the order of the ledger. Changes are kept in a ring; who was too slow for it begins anew.
+Nobody begins while somebody who writes has yet to say what was there before.
 
 Engines *describe* blocks: whose tokens they hold, which no store knows. A description is bytes
 that only engines read. It is kept as long as there is room, and travels with each entry that
@@ -16,6 +17,7 @@ Pure, and on the agent's loop. Nothing of it costs anything before the first rea
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import anyio
@@ -91,6 +93,8 @@ class Ledger:
         """By key space the readers that want to be the only one, the one that is first."""
         self.num_untold = 0
         """Blocks that came when there was no room for more."""
+        self._num_listing = 0
+        """Of those who write, how many have not said what was there before."""
 
     def told(self) -> dict[str, int]:
         """Return the counts as plain values."""
@@ -102,6 +106,16 @@ class Ledger:
         }
 
     # Whoever sees blocks come and go.
+
+    @contextmanager
+    def lists(self) -> Iterator[None]:
+        """Keep readers from beginning, while what was there before is told."""
+        self._num_listing += 1
+        try:
+            yield
+        finally:
+            self._num_listing -= 1
+            self._wake()
 
     def stored(self, medium: int, key: PackedKey) -> None:
         """Take note that a medium has a block."""
@@ -148,6 +162,9 @@ class Ledger:
     def _tell(self, change: _Change) -> None:
         self._changes.append(change)
         self._num_changes += 1
+        self._wake()
+
+    def _wake(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -171,14 +188,18 @@ class Ledger:
         queue = self._queues.get(reader.prefix, [])
         if reader in queue:
             queue.remove(reader)
-            self._changed.set()
-            self._changed = anyio.Event()
+            self._wake()
         if not queue:
             self._queues.pop(reader.prefix, None)
 
     def is_first(self, reader: "Reader") -> bool:
         """Return whether a reader is told."""
         return not reader.alone or self._queues.get(reader.prefix, [])[:1] == [reader]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all that was there before."""
+        return not self._num_listing
 
     @property
     def num_changes(self) -> int:
@@ -258,6 +279,8 @@ class Reader:
             return Batch([], begins=True, listed=True)
         found = ledger.since(self._sequence) if self._has_begun else None
         begins = found is None
+        if begins and not ledger.is_whole:
+            return None
         if begins:
             self._has_begun = True
             self._sequence = ledger.num_changes
