@@ -43,3 +43,21 @@ def test_cancelled_turn_is_the_next_ones(is_granted: bool) -> None:
         return budget.left
 
     assert 2 == run_virtual(run)
+
+
+def test_who_comes_first_does_not_wait_behind_a_large_one() -> None:
+    """R-53: what is left goes to whoever comes before all that wait, not to the next who
+    gives something back."""
+
+    async def run() -> int:
+        budget = Budget(4)
+        await budget.acquire(3)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(budget.acquire, 4)
+            await anyio.sleep(1.0)
+            with anyio.fail_after(1.0):
+                await budget.acquire(1, priority=-1)
+            tasks.cancel_scope.cancel()
+        return budget.left
+
+    assert 0 == run_virtual(run)

@@ -66,6 +66,16 @@ LIMITS = (
         killers=(f"{_TERMS}::TestPriority::test_lowest_priority_has_its_slots_first",),
     ),
     Mutant(
+        name="first_in_turn_waits_for_the_last",
+        why="R-53: an urgent want of one block waits behind a large one, though slots are free.",
+        file="ucm/agent/budget.py",
+        find="        self._serve()  # also where others wait: it may come before them all\n",
+        replace="        if len(self._queue) == 1:\n            self._serve()\n",
+        killers=(
+            "tests/agent/test_budget.py::test_who_comes_first_does_not_wait_behind_a_large_one",
+        ),
+    ),
+    Mutant(
         name="slow_fetch_taken",
         why="R-59: a request waits a second for what it computes in half of one.",
         file=_FLIGHTS,

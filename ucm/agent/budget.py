@@ -26,11 +26,9 @@ class Budget:
 
     async def acquire(self, count: int, priority: int = 0) -> None:
         """Wait for *count* slots, ``total`` at most; the lowest priority has them first."""
-        if not self._queue and count <= self.left:
-            self.left -= count
-            return
         turn = priority, next(self._arrivals), count, anyio.Event()
         heapq.heappush(self._queue, turn)
+        self._serve()  # also where others wait: it may come before them all
         is_ours = False
         try:
             await turn[-1].wait()
