@@ -155,7 +155,7 @@ AGENT = (
         name="pending_answer_looks_up",
         why="Each request that waits costs the engine a look-up in each step.",
         file="ucm/integration/vllm/scheduler.py",
-        find="        if self._tiers.is_pending(request_id):\n            return None, False\n",
+        find="        if self._tiers.is_pending(request_id, computed_tokens):\n            return None, False\n",
         replace="",
         killers=(_PENDING,),
     ),

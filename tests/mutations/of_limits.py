@@ -76,6 +76,27 @@ LIMITS = (
         ),
     ),
     Mutant(
+        name="waits_for_what_the_engine_has",
+        why="A prompt in the engine's own cache waits for a tier that is slow or hangs.",
+        file=_TIERS,
+        find="            return computed_tokens <= question.computed\n",
+        replace="            return True\n",
+        killers=(
+            f"{_PENDING}::test_what_the_engine_has_itself_holds_nobody",
+            f"{_ASKS}::TestEarly::test_what_the_engine_has_itself_is_not_waited_for",
+        ),
+    ),
+    Mutant(
+        name="waits_for_less_than_the_engine_has",
+        why="A request with a limit waits for blocks that it has, and not for those it lacks.",
+        file=_TIERS,
+        find="if is_worth and computed_tokens < question.ends[-1]:",
+        replace="if is_worth:",
+        killers=(
+            f"{_ASKS}::TestEarly::test_what_is_behind_an_early_question_is_asked_for",
+        ),
+    ),
+    Mutant(
         name="slow_fetch_taken",
         why="R-59: a request waits a second for what it computes in half of one.",
         file=_FLIGHTS,

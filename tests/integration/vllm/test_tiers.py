@@ -127,7 +127,7 @@ class TestEarly:
         """R-54: what is on its way while a request waits for its turn is asked for once."""
         assert world.tiers.may_ask_early(request())
         assert world.ask(is_early=True)
-        assert not world.ask()
+        assert world.ask()
         assert world.tiers.is_pending("a")
         world.client.say("a", 4)
         assert not world.tiers.is_pending("a")
@@ -154,6 +154,26 @@ class TestEarly:
         assert not world.tiers.is_pending("a")
         world.now = 11.1
         assert world.ask()
+
+    def test_what_the_engine_has_itself_is_not_waited_for(self, world) -> None:
+        """R-54: the engine's own cache is not looked at when a request arrives. One that
+        finds there, or with it in the slab, all that it may load waits for nobody."""
+        for name in ("a", "b"):
+            world.ask(request(name), is_early=True)
+            assert not world.tiers.is_pending(name, 2 * SIZE)
+        assert world.ask(computed=2 * SIZE)
+        assert world.tiers.is_pending("a", 2 * SIZE)
+        whole = PrefixMatch(2 * SIZE, MatchReason.HIT)
+        assert not world.ask(request("b"), computed=2 * SIZE, match=whole)
+        assert (["b"], 2) == (world.client.dropped, len(world.client.wanted))
+
+    def test_what_is_behind_an_early_question_is_asked_for(self, world) -> None:
+        """R-58: a request with a limit, of which the engine has what it asked for itself,
+        does not wait for that, but asks for what it may load beyond."""
+        limit = Wishes(most_loaded=2 * SIZE)
+        world.ask(wishes=limit, is_early=True)
+        assert world.ask(wishes=limit, computed=2 * SIZE)
+        assert (["a"], 2) == (world.client.dropped, len(world.client.wanted))
 
     def test_early_questions_are_few(self, world) -> None:
         """R-54: a burst of requests leaves the agent room for those whose turn it is."""

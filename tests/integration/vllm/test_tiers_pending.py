@@ -68,3 +68,18 @@ class TestEngine:
                 scheduler.finished(name, is_aborted=True)
             assert ["s", "t"] == client.dropped
             assert engine.idle()
+
+    @pytest.mark.slow
+    def test_what_the_engine_has_itself_holds_nobody(self, tmp_path) -> None:
+        """R-54: a request whose prefix is in the engine's cache begins at once, though the
+        tiers that it asked when it arrived have not answered."""
+        with traced_engine(tmp_path) as engine:
+            scheduler, client = engine.scheduler, FakeClient()
+            scheduler._tiers._client = client
+            one = request("s")
+            scheduler.arrived(one)
+            assert (None, False) == scheduler.match(one, 0)
+            assert (0, False) == scheduler.match(one, 48)
+            assert ["s"] == client.dropped
+            scheduler.finished("s")
+            assert engine.idle()

@@ -173,7 +173,7 @@ class SchedulerHalf:
         """
         self._lifelog.looked_up(request)
         request_id = request.request_id
-        if self._tiers.is_pending(request_id):
+        if self._tiers.is_pending(request_id, computed_tokens):
             return None, False
         if not self._adapters.may_match(request):
             return None, False

@@ -6,7 +6,8 @@ A request asks when it arrives, so that its blocks are on their way while it wai
 turn, and otherwise when the engine asks for it first. While an answer is to come the engine is
 told that nothing is known yet, and asks again in each step: that costs one look-up. Behind the
 answer, or the deadline that runs from the question, the slab says what there is, as ever. What
-was asked at arrival and came to nothing, or is no longer kept, is asked once more.
+was asked at arrival and came to nothing, or is no longer kept, is asked once more. Where the
+engine has come to have more itself, it is looked whether there is still something to wait for.
 
 Threading: the engine's scheduler thread; the client has one of its own.
 """
@@ -70,6 +71,7 @@ class _Question:
         ends: Behind which tokens the blocks end that were asked for.
         kept_until: When nothing that was fetched is kept any more, at the latest.
         is_early: It was asked when the request arrived.
+        computed: Tokens that the engine had itself when it was last looked at.
         state: Where it stands.
         reason: Of the answer.
     """
@@ -77,6 +79,7 @@ class _Question:
     ends: Sequence[int]
     kept_until: float
     is_early: bool
+    computed: int
     state: _State = _State.ASKED
     reason: Reason = Reason.NONE
 
@@ -123,14 +126,14 @@ class Tiers:
             of_prompts = tokens - len(output.num_scheduled_tokens)
             self._prompts.planned(of_prompts, self._clock())
 
-    def is_pending(self, request_id: str) -> bool:
-        """Return whether a request's answer is still to come."""
+    def is_pending(self, request_id: str, computed_tokens: int = 0) -> bool:
+        """Return whether an answer is still to come, and the engine has no more by itself."""
         question = self._questions.get(request_id)
         if question is None or question.state is not _State.ASKED:
             return False
         assert self._client is not None
         if self._client.is_pending(request_id):
-            return True
+            return computed_tokens <= question.computed
         answer = self._client.answer(request_id)
         if answer is not None:
             question.reason = answer.reason
@@ -162,7 +165,7 @@ class Tiers:
         *,
         is_early: bool = False,
     ) -> bool:
-        """Ask for what a match lacks, if it is worth a question; return whether it was."""
+        """Ask for what a match lacks, if it is worth a question; return whether to wait."""
         request_id, client = request.request_id, self._client
         if client is None or not client.is_up or not self._may_ask(request):
             return False
@@ -170,7 +173,14 @@ class Tiers:
             request.num_tokens, computed_tokens, wishes.most_loaded
         )
         longest = self._matcher.longest(most, hashes)
-        if wishes.tiers == () or not falls_short(match, computed_tokens, longest):
+        is_worth = wishes.tiers != () and falls_short(match, computed_tokens, longest)
+        if self._is_asked(request_id):
+            question = self._questions[request_id]
+            question.computed = computed_tokens
+            if is_worth and computed_tokens < question.ends[-1]:
+                return True
+            self.drop(request_id)
+        if not is_worth:
             return False
         tokens = range(computed_tokens, longest)
         keys, sizes, ends = wanted_blocks(
@@ -189,7 +199,9 @@ class Tiers:
         )
         if is_asked:
             kept_until = self._clock() + self._seconds + self._hold_s
-            self._questions[request_id] = _Question(ends, kept_until, is_early)
+            self._questions[request_id] = _Question(
+                ends, kept_until, is_early, computed_tokens
+            )
         return is_asked
 
     def _may_ask(self, request: Any) -> bool:  # noqa: ANN401 - vLLM's Request
@@ -202,10 +214,14 @@ class Tiers:
         params = getattr(request, "kv_transfer_params", None)
         return not (isinstance(params, Mapping) and params.get("do_remote_prefill"))
 
+    def _is_asked(self, request_id: str) -> bool:
+        question = self._questions.get(request_id)
+        return question is not None and question.state is _State.ASKED
+
     def _may_ask_again(self, question: _Question) -> bool:
-        if question.state is _State.BEGUN:
+        if question.state is not _State.ANSWERED:
             return True
-        if not question.is_early or question.state is not _State.ANSWERED:
+        if not question.is_early:
             return False
         return question.reason in _AGAIN or self._clock() > question.kept_until
 
