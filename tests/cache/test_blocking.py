@@ -3,6 +3,7 @@
 
 import threading
 from concurrent import futures
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,7 +17,7 @@ from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.pipeline.tickets import OutcomeKind
-from ucm.testing.faults import Fault, FaultPlan, Gate
+from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 
 class TestVerbs:
@@ -127,6 +128,43 @@ class TestMistakes:
             with pytest.raises(StoreUnavailableError):
                 cache.statistics()
             gate.open()
+
+    @pytest.mark.parametrize("error", [OSError("disk"), RuntimeError("bug")])
+    def test_store_that_raises_anything_has_nothing(self, error: Exception) -> None:
+        """R-81: no host knows what a store of somebody else's may raise."""
+        host = Host(
+            FaultPlan(*(Fault(verb, raising(error)) for verb in ("match", "contains")))
+        )
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            answer = cache.begin_contains(keys_of(1))
+            assert 0 == cache.match(keys_of(1))
+            with pytest.raises(StoreUnavailableError, match=str(error)) as told:
+                answer.result()
+            assert error is told.value.__cause__
+
+    def test_load_that_is_interrupted_leaves_nothing_that_writes(self) -> None:
+        """Whatever a signal's handler raises: its blocks are the host's again then."""
+        gate, waits = Gate(), list[threading.Event]()
+        host = Host(FaultPlan(Fault("scatter", gate)))
+
+        class Interrupted(threading.Event):
+            def wait(self, timeout: float | None = None) -> NoReturn:
+                gate.wait_reached()
+                raise KeyboardInterrupt
+
+        def new_event() -> threading.Event:
+            if waits:
+                gate.open()  # somebody waits for what goes on
+            waits.append(threading.Event() if waits else Interrupted())
+            return waits[-1]
+
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            cache.save(keys_of(2), [0, 1]).wait_committed()
+            core: Any = cache._core
+            core.new_event = new_event
+            with pytest.raises(KeyboardInterrupt):
+                cache.load(keys_of(2), [4, 5])
+            assert 0 == len(core._users)
 
     def test_load_that_never_ends_is_an_error_with_a_name(self) -> None:
         """Its blocks are still written to: the host must not believe they are free."""

@@ -21,6 +21,7 @@ from tests.mutations.of_fast import FAST
 from tests.mutations.of_hit import HIT
 from tests.mutations.of_host import HOST
 from tests.mutations.of_index import INDEX
+from tests.mutations.of_interrupts import INTERRUPTS
 from tests.mutations.of_keys import KEYS
 from tests.mutations.of_kv_events import KV_EVENTS
 from tests.mutations.of_lanes import LANES
@@ -118,6 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *LIMITS,
     *LIB,
     *HOST,
+    *INTERRUPTS,
     *MATCH,
     *LOAD,
     *TICKET,

@@ -9,7 +9,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ucm.cache.pending import Pending
-from ucm.errors import PipelineClosedError, WorkerDiedError
+from ucm.errors import (
+    PipelineClosedError,
+    StoreUnavailableError,
+    UCMError,
+    WorkerDiedError,
+)
 from ucm.pipeline.workers import CopyThread
 from ucm.stores.wrap import WrapperStore
 from ucm.threads import Lock, Threads
@@ -49,7 +54,12 @@ class Questions:
         self._thread.start()
 
     def ask(self, question: Callable[[], _T]) -> Pending[_T]:
-        """Have something asked; what it raises is the error of the answer."""
+        """
+        Have something asked; what it raises is the error of the answer.
+
+        An error that is none of ours is a store's that did not answer: no host can know
+        what a store of somebody else's may raise.
+        """
         answer: Pending[_T] = Pending(self._lock)
         self._asked[answer] = None  # type: ignore[index] # of whatever type
 
@@ -57,8 +67,10 @@ class Questions:
             try:
                 if not answer.is_done:
                     answer.end(question())
-            except Exception as exc:  # noqa: BLE001 - raised where the answer is awaited
+            except UCMError as exc:
                 answer.end(None, exc)
+            except Exception as exc:  # noqa: BLE001 - told where the answer is awaited
+                answer.end(None, _unavailable(exc))
             finally:
                 self._asked.pop(answer, None)  # type: ignore[arg-type] # whatever type
 
@@ -81,3 +93,9 @@ class Questions:
         for answer in list(self._asked):
             answer.end(None, PipelineClosedError("the cache was closed meanwhile"))
         return is_over
+
+
+def _unavailable(error: Exception) -> StoreUnavailableError:
+    told = StoreUnavailableError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told

@@ -218,8 +218,21 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         group: int = 0,
         place: Place = _ANYWHERE,
     ) -> Result:
-        """Load stored blocks into the host's; block until that is over."""
-        return self.begin_load(keys, blocks, group=group, place=place).wait()
+        """
+        Load stored blocks into the host's; block until that is over.
+
+        Interrupted, as by Ctrl-C, it returns once nothing writes to the blocks any more.
+        """
+        transfer = self._core.load(keys, blocks, group=group, place=place)
+        is_interrupted = True
+        try:
+            _wait_until(self._core, transfer.over, self._load_limit)
+            is_interrupted = False
+        finally:
+            if is_interrupted:
+                self._core.cancel(transfer)
+                _wait_until(self._core, transfer.over, self._load_limit)
+        return _result(transfer.over, self._load_limit)
 
     def begin_load(
         self,
@@ -308,10 +321,20 @@ def _wait(
     core: Core, pending: Pending[_T], limit: float, late: Exception | None = None
 ) -> _T:
     """Block until something has ended, for *limit* seconds at most."""
+    _wait_until(core, pending, limit)
+    return _result(pending, limit, late)
+
+
+def _wait_until(core: Core, pending: Pending[_T], limit: float) -> None:
     over = core.new_event()
     if pending.subscribe(over.set):
-        over.wait(limit)
-        pending.unsubscribe(over.set)
+        try:
+            over.wait(limit)
+        finally:
+            pending.unsubscribe(over.set)
+
+
+def _result(pending: Pending[_T], limit: float, late: Exception | None = None) -> _T:
     if not pending.is_done:
         raise late or DeviceTimeoutError(f"no end after {limit} seconds")
     return pending.result()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory between caches and blocks: who has it, and who never has it again."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -9,6 +10,7 @@ import torch
 
 from tests.e2e.models import LLAMA
 from tests.integration.transformers.kit import config_of, generate, model_of, prompt
+from ucm.cache.sync import Save
 from ucm.errors import DeviceTimeoutError
 from ucm.integration.transformers import BlockingPromptCache, dynamic
 from ucm.integration.transformers.model import Shape
@@ -92,6 +94,31 @@ class TestLanes:
         with staging.lane(0) as lane, staging.lane(0) as none:
             assert lost.blocks != lane.blocks
             assert range(0) == none.blocks
+
+
+@pytest.mark.slow
+def test_lane_of_an_interrupted_save_waits_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-81: who has it next would have other bytes stored under that save's keys."""
+    ends: list[Callable[[], None]] = []
+
+    def interrupted(_: Save) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dynamic, "_TURN_S", 0.01)
+    model = model_of(LLAMA)
+    done, other = generate(model, IDS), generate(model, IDS.flip(1))
+    with BlockingPromptCache(config_of(tmp_path), model, lanes=1) as prompts:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Save, "wait_released", interrupted)
+            meanwhile.setattr(Save, "when_over", lambda _, call: ends.append(call))
+            with pytest.raises(KeyboardInterrupt):
+                prompts.save(done.sequences, done.past_key_values)
+        assert 0 == prompts.save(other.sequences, other.past_key_values)
+        (end,) = ends
+        end()
+        assert 96 == prompts.save(other.sequences, other.past_key_values)
 
 
 @pytest.mark.slow

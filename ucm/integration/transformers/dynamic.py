@@ -228,11 +228,13 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
             )
             place = Place(first=first, began_ns=began_ns)
             save = self.cache.save(keys, blocks, place=place, wait_for_room=True)
+            lane.read_by = save
             saves.append(save)
             try:
                 save.wait_released()
             except DeviceTimeoutError:
                 lane.is_lost = True
+            lane.read_by = None
 
     def _rows(
         self,

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 import torch
 
+from ucm.cache.sync import Save
 from ucm.integration.transformers.model import Shape
 
 __all__ = ["Lane", "Staging", "States"]
@@ -33,10 +34,13 @@ class Lane:
     Args:
         blocks: Their indexes, which are neighbours.
         is_lost: Whether a copy may use them for ever; then nobody may again.
+        read_by: A save that reads them. Who is interrupted while waiting for it, as by
+            Ctrl-C, leaves it behind: until it is over they are nobody's.
     """
 
     blocks: range
     is_lost: bool = False
+    read_by: Save | None = None
 
 
 class Staging:
@@ -74,9 +78,15 @@ class Staging:
         try:
             yield lane
         finally:
-            if not lane.is_lost:
-                self._free.append(lane)
-                self._turns.release()
+            if lane.read_by is not None and not lane.is_lost:
+                lane.read_by.when_over(lambda: self._give_back(lane))
+            elif not lane.is_lost:
+                self._give_back(lane)
+
+    def _give_back(self, lane: Lane) -> None:
+        lane.read_by = None
+        self._free.append(lane)
+        self._turns.release()
 
     def new_states(self, batch: int, tokens: int) -> States:
         """Return states of no tokens: zeros, which are masked."""

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of the library and of doors, where somebody goes away or fails in a way of its own."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["INTERRUPTS"]
+
+_SYNC = "ucm/cache/sync.py"
+_STAGING = "tests/integration/transformers/test_staging.py::"
+_BLOCKING = "tests/cache/test_blocking.py::TestMistakes::"
+
+INTERRUPTS = (
+    Mutant(
+        name="error_of_a_store_goes_to_the_host",
+        why="An engine's step ends with an exception that only the store's author knows.",
+        file="ucm/cache/questions.py",
+        find="answer.end(None, _unavailable(exc))",
+        replace="answer.end(None, exc)",
+        killers=(f"{_BLOCKING}test_store_that_raises_anything_has_nothing",),
+    ),
+    Mutant(
+        name="interrupted_load_goes_on",
+        why="It writes to blocks that the host has given to somebody else.",
+        file=_SYNC,
+        find="            if is_interrupted:\n                self._core.cancel(transfer)",
+        replace="            if not is_interrupted:\n                self._core.cancel(transfer)",
+        killers=(
+            f"{_BLOCKING}test_load_that_is_interrupted_leaves_nothing_that_writes",
+        ),
+    ),
+    Mutant(
+        name="lane_of_an_interrupted_save_is_free",
+        why="The next prompt's bytes are stored under keys of the one before.",
+        file="ucm/integration/transformers/dynamic.py",
+        find="            lane.read_by = save\n",
+        replace="",
+        killers=(f"{_STAGING}test_lane_of_an_interrupted_save_waits_for_its_end",),
+    ),
+)
