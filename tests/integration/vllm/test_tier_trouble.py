@@ -23,6 +23,7 @@ from tests.integration.vllm.tier_kit import (
 from ucm.cache import opening
 from ucm.devices.cpu import CPUDevice
 from ucm.errors import DeviceTimeoutError, StoreUnavailableError
+from ucm.integration.vllm import tier as tier_module
 from ucm.testing.faults import Fault, FaultDevice, FaultPlan, Gate, raising
 from ucm.threads import SYSTEM
 
@@ -269,6 +270,25 @@ class TestReset:
             with engine(slab(tmp_path / "slab")) as other:
                 assert 0 == served(other, later)
                 assert 3 == served(other, keys, "of the start")
+
+    def test_that_fails_parts_with_what_was_stored_as_well(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who goes on and writes other weights has none of the former ones' chunks."""
+        keys, gate = keys_of(3), Gate()
+        plant(monkeypatch, FaultPlan(Fault("commit", gate, nth=2)))
+        with engine(slab(tmp_path / "slab")) as one:
+            one.store(keys)
+            one.request("r", keys_of(1, "b"))
+            assert one.compute("r", keys_of(1, "b"))
+            gate.wait_reached()
+            with monkeypatch.context() as stuck:
+                error = raising(DeviceTimeoutError("no end"))
+                stuck.setattr(tier_module._Job, "wait", lambda _: error())
+                with pytest.raises(DeviceTimeoutError):
+                    one.manager.reset_cache()
+            gate.open()
+            assert 0 == served(one, keys)
 
     def test_questions_from_before_are_no_answers(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

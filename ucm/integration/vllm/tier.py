@@ -239,12 +239,12 @@ class UCMTier(SecondaryTierManager):
         Raises:
             DeviceTimeoutError: A copy does not end.
         """
+        self._secret = secrets.token_bytes(16)
+        self._lookups = self._new_lookups()
         for job in list(self._jobs.values()):
             job.wait()
         now = SYSTEM.monotonic()
         self._over.extend((number, now) for number in self._jobs)
-        self._secret = secrets.token_bytes(16)
-        self._lookups = self._new_lookups()
 
     def shutdown(self) -> None:
         """Drain for ``timeout.shutdown``, end the rest and close the store. Idempotent."""
