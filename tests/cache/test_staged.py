@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks in slots of the host's own, verified before anybody asks for them."""
 
+import pytest
+
 from tests.cache.kit import Host, keys_of, leaving_nothing, span_of
 from tests.clocks import AdvancingThreads
 from ucm.cache.staged import Staged
@@ -81,6 +83,31 @@ class TestStaged:
             assert 1 == staged.stage(others, LONG)
             assert 2 == staged.stage(keys, LONG)
             assert 3 == cache.statistics().loaded_blocks
+
+    def test_store_that_hangs_is_waited_for_once(self) -> None:
+        """R-81: not by each of many prompts in a row; and again after a while."""
+        host, threads, waits = Host(), AdvancingThreads(), list[float]()
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            staged = Staged(cache, 8, threads)
+            keys = saved(cache, 2)
+
+            def hang(_: object, *, timeout: float) -> int:
+                waits.append(timeout)
+                threads.advance(timeout + 1e-6)
+                return 0
+
+            with pytest.MonkeyPatch.context() as meanwhile:
+                meanwhile.setattr(cache, "match", hang)
+                assert {0} == {staged.stage(keys, 16.0) for _ in range(50)}
+            assert [16] + 49 * [1] == [round(each) for each in waits]
+            assert 2 == staged.stage(keys, LONG)
+            assert 0 == staged.stage(keys_of(1, 1), LONG)
+            threads.advance(100.0)
+            waits.clear()
+            with pytest.MonkeyPatch.context() as meanwhile:
+                meanwhile.setattr(cache, "match", hang)
+                staged.stage(keys_of(1, 1), 16.0)
+            assert [16] == [round(each) for each in waits]
 
     def test_slots_of_a_failed_load_are_free(self) -> None:
         """Nothing is staged, and the next one has room."""

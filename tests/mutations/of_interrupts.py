@@ -8,6 +8,7 @@ __all__ = ["INTERRUPTS"]
 _SYNC = "ucm/cache/sync.py"
 _STAGING = "tests/integration/transformers/test_staging.py::"
 _RESET = "tests/integration/vllm/test_tier_trouble.py::TestReset::"
+_STAGED = "tests/cache/test_staged.py::TestStaged::"
 _BLOCKING = "tests/cache/test_blocking.py::TestMistakes::"
 
 INTERRUPTS = (
@@ -48,5 +49,21 @@ INTERRUPTS = (
         "        self._secret = secrets.token_bytes(16)\n"
         "        self._lookups = self._new_lookups()\n",
         killers=(f"{_RESET}test_that_fails_parts_with_what_was_stored_as_well",),
+    ),
+    Mutant(
+        name="each_prompt_waits_for_a_store_that_hangs",
+        why="The engine's scheduler stands still for as many waits as requests come.",
+        file="ucm/cache/staged.py",
+        find="            self._rests_until = until + _REST * timeout",
+        replace="            self._rests_until = until",
+        killers=(f"{_STAGED}test_store_that_hangs_is_waited_for_once",),
+    ),
+    Mutant(
+        name="store_that_hung_is_hardly_waited_for_ever",
+        why="Behind one slow answer nothing that takes a moment is restored.",
+        file="ucm/cache/staged.py",
+        find="if now < self._rests_until else 1)",
+        replace="if self._rests_until else 1)",
+        killers=(f"{_STAGED}test_store_that_hangs_is_waited_for_once",),
     ),
 )

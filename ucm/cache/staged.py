@@ -12,12 +12,18 @@ Threading: one thread at a time.
 import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from typing import Final
 
 from ucm.cache.sync import Cache, Load
 from ucm.errors import DeviceTimeoutError
 from ucm.threads import SYSTEM, Threads
 
 __all__ = ["Staged"]
+
+_REST: Final = 4
+"""For how many times as long as a store was waited for in vain it is hardly waited for."""
+_BRIEFLY: Final = 1 / 16
+"""Part of a timeout that is waited meanwhile: enough for a store that answers again."""
 
 
 class Staged:
@@ -37,10 +43,14 @@ class Staged:
         self._verified: OrderedDict[bytes, int] = OrderedDict()
         self._held: Counter[bytes] = Counter()
         self._loads: list[tuple[Load, list[bytes], list[int]]] = []
+        self._rests_until = 0.0
 
     def stage(self, keys: Sequence[bytes], timeout: float) -> int:
         """
         Have stored blocks brought into slots.
+
+        Behind a wait that was in vain others wait briefly for a while: a host asks for
+        many prompts in a row, and each would wait for a store that hangs.
 
         Args:
             keys: Of blocks that follow each other.
@@ -50,11 +60,14 @@ class Staged:
         Returns:
             How many, from the first on, are staged.
         """
-        until = self._clock() + timeout
+        now = self._clock()
+        until = now + timeout * (_BRIEFLY if now < self._rests_until else 1)
         self._collect()
         if self._leading(keys) < len(keys):
             self._fetch(keys, until)
         leading = self._leading(keys)
+        if leading < len(keys) and self._rests_until <= now < until <= self._clock():
+            self._rests_until = until + _REST * timeout
         for key in reversed(keys[:leading]):  # the first is the last to go
             self._verified.move_to_end(key)
         return leading
