@@ -29,6 +29,7 @@ _LENGTH_FREE: Final = frozenset({"default", "linear", "llama3", "proportional", 
 """Kinds of rotary embedding that rotate a key the same however long its prompt becomes."""
 _NOT_DECIDING: Final = frozenset({"_name_or_path", "id2label", "label2id"})
 """Fields of a configuration that change no byte."""
+_FORM: Final = "block: layers, keys before values, [heads, tokens, dim]"
 _SAME: Final = 1e-2
 """Part of the largest number by which equal states may differ, for all that kernels do."""
 _REMEDY: Final = "Generate with this model without ucm."
@@ -71,7 +72,9 @@ class Identity:
     keyspace: ucm.KeySpace
 
 
-def identify(model: PreTrainedModel, *, block_tokens: int, weights: str) -> Identity:
+def identify(
+    model: PreTrainedModel, *, block_tokens: int, weights: str, form: str = _FORM
+) -> Identity:
     """
     Look at a model; reads all its weights unless they have a name. Blocks.
 
@@ -79,6 +82,7 @@ def identify(model: PreTrainedModel, *, block_tokens: int, weights: str) -> Iden
         model: Ready to generate.
         block_tokens: Tokens of a block.
         weights: A name that is another one whenever the weights are; empty: their digest.
+        form: Of a block's bytes, and who computes them.
 
     Raises:
         ConfigError: Its cache cannot be reused by prefix; names what of it.
@@ -95,7 +99,7 @@ def identify(model: PreTrainedModel, *, block_tokens: int, weights: str) -> Iden
         weights=weights or _weights_of(model),
         kv_dtype=str(shape.dtype),
         engine=f"transformers {transformers.__version__}, torch {torch.__version__}, "
-        f"{shape.device.type}; block: layers, keys before values, [heads, tokens, dim]",
+        f"{shape.device.type}; {form}",
         settings={
             "config": kept,
             "layers": shape.layers,

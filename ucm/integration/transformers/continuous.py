@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Continuous batching of transformers: what its paged cache has no block of is loaded.
+
+    manager = model.init_continuous_batching(generation_config, batching_config)
+    with ContinuousPrompts(config, manager):
+        manager.start()
+        ...
+        manager.stop()
+
+Its cache shares blocks between requests that begin alike. Two of its methods are wrapped,
+which no release promises to keep: so only the one that this was run with is taken. Before
+the cache is searched, blocks that the store has are put into it; once a forward pass has
+completed blocks, they are saved. Bytes pass through memory of ours, the *slots*: no copy
+of ours goes on in blocks that the engine may give to another request.
+
+Threading: opened and closed by the host; all else on the thread that generates.
+"""
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+import torch
+import transformers
+
+from ucm import blocking
+from ucm.cache.staged import Staged
+from ucm.cache.sync import Cache
+from ucm.config import UCMConfig
+from ucm.errors import ConfigError, UCMError
+from ucm.integration.transformers.model import identify
+from ucm.prefixes import Place, PrefixHasher
+from ucm.threads import SYSTEM, Threads
+
+__all__ = ["ContinuousPrompts"]
+
+Theirs: TypeAlias = Any
+"""An object of transformers that is not typed."""
+_RELEASE: Final = "5.19.0"
+"""The one whose methods are wrapped."""
+_FORM: Final = (
+    "continuous batching; block: layers, keys before values, [tokens, heads, dim]"
+)
+_RESTS: Final = 9
+"""How many times its patience a store is left alone that was too slow for it."""
+
+
+class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
+    """
+    The store below one manager's paged cache; serves until it is closed.
+
+    The model's weights must not change meanwhile.
+
+    Args:
+        config: Settings, as of ``ucm.blocking.open``.
+        manager: Not started yet. When it has been stopped, close this.
+        weights: A name that is another one whenever the weights are. Without one they
+            are read, all of them, as they are in memory.
+        salt: What else decides the states, or whose they are; of all its requests.
+        slot_tokens: Tokens for which there is memory on the model's device, once for
+            loads and once for saves. A longer prompt is loaded in parts; what a pass
+            completes beyond it is not saved.
+        patience: Seconds that a request waits for the store at most, and all others
+            with it. A store that is late is not asked for some time: it costs a tenth of
+            the engine's time at most.
+        threads: Where the clock comes from.
+
+    Raises:
+        ConfigError: It is another release, the manager runs, its cache cannot be reused
+            by prefix, or a setting cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: UCMConfig | Mapping[str, object],
+        manager: Theirs,
+        *,
+        weights: str = "",
+        salt: bytes = b"",
+        slot_tokens: int = 8192,
+        patience: float = 0.2,
+        threads: Threads = SYSTEM,
+    ) -> None:
+        _check(manager)
+        tokens = manager.continuous_batching_config.page_size
+        identity = identify(
+            manager.model, block_tokens=tokens, weights=weights, form=_FORM
+        )
+        paged, allocator = _cache_of(manager, identity.layout.max_block_bytes)
+        count = -(-slot_tokens // tokens)
+        blocks: torch.Tensor = allocator._copy_view  # noqa: SLF001 - no other name
+        self._tokens, self._salt = tokens, salt
+        self._patience, self._clock = patience, threads.monotonic
+        self._paged, self._allocator, self._blocks = paged, allocator, blocks
+        self._slots = torch.zeros(
+            (2 * count, blocks.shape[1]), dtype=blocks.dtype, device=blocks.device
+        )
+        self._load_slots = count
+        self._free = deque(range(count, 2 * count))
+        self._hasher = PrefixHasher(identity.keyspace, tokens)
+        self._names: dict[int, tuple[bytes, bytes]] = {}
+        """Of each hashed block the key of the one that it was computed behind, and its."""
+        self._rests_until = self._clock()
+        self.dropped_blocks = 0
+        """How many have not been saved for want of slots."""
+        self.cache: Cache = blocking.open(
+            config,
+            layout=identity.layout,
+            device={"kv": self._slots},
+            keyspace=identity.keyspace,
+        )
+        """What it stands on: for ``measure``, ``statistics``, ``flush`` and others."""
+        self.staged = Staged(self.cache, count, threads)
+        """What was loaded; the thread's that generates, and the host's while it pauses."""
+        self._search, paged.search_prefix_match = paged.search_prefix_match, self.search
+        self._mark, paged.mark_complete_blocks = paged.mark_complete_blocks, self.mark
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the cache be as it was, and end what is under way. Idempotent."""
+        self._paged.search_prefix_match = self._search
+        self._paged.mark_complete_blocks = self._mark
+        self.cache.close()
+
+    def search(self, request_id: str, prompt_ids: list[int]) -> int:
+        """Stand for ``search_prefix_match``; waits for ``patience`` at most."""
+        with contextlib.suppress(UCMError):  # such as: it is closed
+            if self._clock() >= self._rests_until:
+                self._restore(prompt_ids)
+        found: int = self._search(request_id, prompt_ids)
+        return found
+
+    def mark(self, state: Theirs, complete_blocks: Mapping[str, int]) -> None:
+        """Stand for ``mark_complete_blocks``; never waits."""
+        count = sum(complete_blocks.values())  # there is one kind of blocks
+        table = self._allocator.block_table.get(state.request_id, [])
+        hashed = self._allocator.ledger.block_to_hash
+        start = len(table) if count else 0
+        while start and table[start - 1] not in hashed:
+            start -= 1
+        completed = table[start : start + count]
+        for block in completed:
+            self._names.pop(block, None)
+        self._mark(state, complete_blocks)
+        with contextlib.suppress(UCMError):
+            if completed:
+                ids = state.initial_tokens + state.generated_tokens
+                self._save(table, start, completed, ids)
+
+    # -- before a search -------------------------------------------------------------
+
+    def _restore(self, ids: Sequence[int]) -> None:
+        """Put into the cache what it misses of a prompt, as far as the store has it."""
+        known, hashes = self._allocator.ledger.hash_to_block, self._hashes_of(ids)
+        missing = [at for at, each in enumerate(hashes) if each not in known]
+        # One block is for tokens that are computed. Without room for all, the request
+        # is not begun now: it is searched for again.
+        if not missing or len(missing) >= self._num_free():
+            return
+        keys = self._hasher.keys(ids[: len(hashes) * self._tokens], salt=self._salt)
+        there = [(known[each], at) for at, each in enumerate(hashes) if each in known]
+        if len(set(hashes)) < len(hashes) or any(
+            self._names.get(block, (b"", b""))[1] != keys[at] for block, at in there
+        ):
+            return  # 64 bits: a block of other tokens has the same hash
+        until = self._clock() + self._patience
+        for start in range(missing[0], len(keys), self._load_slots):
+            part = keys[start : start + self._load_slots]
+            count = self.staged.stage(part, max(until - self._clock(), 0))
+            self._publish(
+                [at for at in missing if start <= at < start + count], keys, hashes
+            )
+            if count < len(part):
+                break
+        if (now := self._clock()) >= until:
+            self._rests_until = now + _RESTS * self._patience
+
+    def _publish(
+        self, places: Sequence[int], keys: Sequence[bytes], hashes: Sequence[int]
+    ) -> None:
+        """Have blocks of a prompt found that are staged, as if they had been computed."""
+        held = [keys[at] for at in places]
+        slots = self.staged.hold(held)
+        if not slots:
+            return
+        ledger, blocks = self._allocator.ledger, self._take(len(slots))
+        self._copy(self._blocks, blocks, self._slots, slots)
+        self.staged.release(held)
+        for at, block in zip(places, blocks, strict=True):
+            ledger.register_new_hash(block, hashes[at])
+            ledger.cached_blocks[block] = None
+            self._names[block] = (keys[at - 1] if at else b"", keys[at])
+
+    def _hashes_of(self, ids: Sequence[int]) -> list[int]:
+        """Return their hashes of all blocks but that of the last token."""
+        from transformers.generation.continuous_batching.cache_allocators import (
+            cache_allocator,
+        )
+
+        hashes: list[int] = []
+        size = self._tokens
+        for start in range(0, (len(ids) - 1) // size * size, size):
+            before = hashes[-1] if hashes else None
+            part = ids[start : start + size]
+            hashes.append(cache_allocator.compute_block_hash(before, part))
+        return hashes
+
+    def _num_free(self) -> int:
+        """Return how many blocks nobody has to give up."""
+        pool, each = self._allocator.pool, self._allocator.blocks_per_sector
+        count: int = pool.count_free_blocks(self._allocator.index)
+        return count + int(pool.num_free_sectors * each)
+
+    def _take(self, count: int) -> list[int]:
+        """Take so many blocks, which are free."""
+        pool, index = self._allocator.pool, self._allocator.index
+        while pool.count_free_blocks(index) < count:
+            pool.allocate_sector(index)
+        blocks: list[int] = pool.get_free_blocks(index, count)
+        return blocks
+
+    # -- behind a forward pass -------------------------------------------------------
+
+    def _save(
+        self, table: Sequence[int], start: int, completed: list[int], ids: Sequence[int]
+    ) -> None:
+        """Have blocks saved that a forward pass completed, and remember what they are."""
+        before = self._key_before(table, start)
+        if before is None:
+            return
+        stop = start + len(completed)
+        part = ids[start * self._tokens : stop * self._tokens]
+        salt = b"" if before else self._salt
+        keys = self._hasher.keys(part, salt=salt, after=before)
+        for at, (parent, key) in enumerate(itertools.pairwise([before, *keys])):
+            if completed[at] in self._allocator.ledger.block_to_hash:
+                self._names[completed[at]] = (parent, key)
+        # Another request's block may stand for one now that was computed twice.
+        own = [at for at in range(len(keys)) if table[start + at] == completed[at]]
+        slots = [self._free.popleft() for _ in own[: len(self._free)]]
+        self.dropped_blocks += len(own) - len(slots)
+        if not slots:
+            return
+        own = own[: len(slots)]
+        self._copy(self._slots, slots, self._blocks, [completed[at] for at in own])
+        try:
+            place = Place(first=start + own[0])
+            save = self.cache.save([keys[at] for at in own], slots, place=place)
+        except UCMError:
+            self._free.extend(slots)
+            raise
+        save.when_over(partial(self._free.extend, slots))  # never, if a copy is stuck
+
+    def _key_before(self, table: Sequence[int], stop: int) -> bytes | None:
+        """Return the key of a block that is behind others; None if they do not fit."""
+        before = b""
+        for block in table[:stop]:
+            parent, key = self._names.get(block, (None, b""))
+            if parent != before:  # of other tokens: see ``_restore``
+                return None
+            before = key
+        return before
+
+    def _copy(
+        self,
+        target: torch.Tensor,
+        to: Sequence[int],
+        source: torch.Tensor,
+        at: Sequence[int],
+    ) -> None:
+        """Copy blocks on the model's device; done when this returns."""
+        where = self._blocks.device
+        if where.type != "cpu":  # the forward pass may be on another stream
+            torch.accelerator.synchronize(where)
+        content = source.index_select(0, torch.tensor(at, device=where))
+        target.index_copy_(0, torch.tensor(to, device=where), content)
+        if where.type != "cpu":
+            torch.accelerator.synchronize(where)
+
+
+def _check(manager: Theirs) -> None:
+    """Refuse what nobody tried."""
+    if transformers.__version__ != _RELEASE:
+        remedy = f"Install transformers=={_RELEASE}."
+        raise _refused("transformers", transformers.__version__, "untried", remedy)
+    if manager.is_running():
+        remedy = "Open this before you start it."
+        raise _refused("manager", "running", "it has searched its cache", remedy)
+    if (attention := manager.model.config._attn_implementation).startswith("paged|"):  # noqa: SLF001 - no other name
+        problem = "it cannot be run alone, to look at what it keeps"
+        remedy = "Load it with attn_implementation='sdpa'."
+        raise _refused("attn_implementation", attention, problem, remedy)
+    if (ranks := manager.distributed_helper.tp_size) > 1:
+        raise _refused("tp_size", ranks, "a rank may load what another has not")
+    if manager.continuous_batching_config.use_async_batching:
+        problem = "blocks are given back while a batch is under way"
+        remedy = "Set it to False."
+        raise _refused("use_async_batching", True, problem, remedy)
+
+
+def _cache_of(manager: Theirs, block_bytes: int) -> tuple[Theirs, Theirs]:
+    """Make a manager's cache, as its start would; return that and its only allocator."""
+    if manager.batch_processor is None:
+        manager.batch_processor = manager._create_batch_processor()  # noqa: SLF001 - as ``warmup`` does
+    paged = manager.batch_processor.cache
+    kinds = sorted(paged.cache_allocators)
+    if kinds != ["full_attention"]:
+        raise _refused("layers", ", ".join(kinds), "only all tokens' blocks are stored")
+    if not paged.use_prefix_sharing:
+        remedy = "Set it to True."
+        raise _refused("allow_block_sharing", False, "nothing is shared", remedy)
+    (allocator,) = paged.cache_allocators.values()
+    if allocator.bytes_per_block != block_bytes:
+        told = f"{allocator.bytes_per_block} bytes, not {block_bytes}"
+        raise _refused("page_size", told, "its blocks are not what the model keeps")
+    return paged, allocator
+
+
+def _refused(
+    key: str, value: object, problem: str, remedy: str = "Generate without ucm."
+) -> ConfigError:
+    return ConfigError(key, value, problem, remedy, source="the manager")
