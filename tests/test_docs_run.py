@@ -306,13 +306,13 @@ class TestPython:
     def test_host_of_the_page_on_transformers_restores_what_it_saved(
         self, tmp_path: Path
     ) -> None:
-        """The page's program twice: nothing is found, then two blocks of the prompt, and
-        the answer is the same."""
+        """The page's programs twice: nothing is found, then two blocks of the prompt, and
+        the answers are the same."""
         from anyio import to_thread
 
         import tests.engine_imports  # noqa: F401 - warnings of others end here
         from tests.e2e.models import LLAMA
-        from tests.integration.transformers.kit import model_of, prompt
+        from tests.integration.transformers.kit import loaded_blocks, model_of, prompt
 
         here = {"/dev/shm/prompts": str(tmp_path / "slab"), "64GiB": "64MiB"}
         texts = texts_of("transformers.md", **here)
@@ -325,9 +325,9 @@ class TestPython:
                 "to_thread": to_thread,
             }
             asyncio.run(run_blocks(texts, names))
-            told.append((names["num_tokens"], names["done"].sequences.tolist()))
-        (first, said), (second, again) = told
-        assert (0, 32, said) == (first, second, again)
+            said = names["done"].sequences.tolist(), names["result"].generated_tokens
+            told.append((names["num_tokens"], loaded_blocks(names["below"]), said))
+        assert [(0, 0, said), (32, 2, said)] == told
 
     def test_every_block_is_run(self) -> None:
         """By a test above, or that of the quick start (``tests/test_docs.py``). Who writes

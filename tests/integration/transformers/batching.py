@@ -78,6 +78,7 @@ class Engine:
             options = {"patience": PATIENCE_S, **options}
             self.prompts = ContinuousPrompts(config, self.manager, **options)
             self.paged = self.manager.batch_processor.cache
+            (self.allocator,) = self.paged.cache_allocators.values()
         self.manager.start()
 
     def __enter__(self) -> Self:
@@ -112,8 +113,7 @@ class Engine:
 
     def lost_blocks(self) -> int:
         """Return how many blocks of its pool an idle engine will never use again."""
-        (allocator,) = self.paged.cache_allocators.values()
-        pool = allocator.pool
+        allocator, pool = self.allocator, self.allocator.pool
         with self.manager.pause():
             free = pool.num_free_sectors * allocator.blocks_per_sector
             free += pool.count_free_blocks(allocator.index)

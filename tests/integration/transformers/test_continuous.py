@@ -29,6 +29,8 @@ from ucm.integration.transformers.continuous import ContinuousPrompts
 BLOCKS = 12
 IDS = prompt(1, BLOCKS * BLOCK + 5)
 TOKENS = IDS[0].tolist()
+TWIN = [TOKENS[0] + 1, *TOKENS[1:]]
+LONGER = TWIN + prompt(2, 50)[0].tolist()
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,18 @@ def filled(directory: Path, *prompts: list[int], **options: Any) -> None:
         for each in prompts:
             engine.ask(each)
         engine.prompts.cache.flush()
+
+
+def make_blind(patched: pytest.MonkeyPatch, at: int) -> None:
+    """Let a block have the same hash whatever its first token, and is before it."""
+    part = TOKENS[at * BLOCK + 1 : (at + 1) * BLOCK]
+    inner = cache_allocator.compute_block_hash
+
+    def blind(before: int | None, tokens: list[int]) -> int:
+        is_blind = tokens[1:] == part
+        return int(inner(None, part) if is_blind else inner(before, tokens))
+
+    patched.setattr(cache_allocator, "compute_block_hash", blind)
 
 
 @pytest.mark.slow
@@ -62,8 +76,6 @@ class TestExact:
             engine.forget()
             for blocks, each in enumerate(prompts):
                 before = engine.loaded()
-                # Of what the one before has computed nothing is stored.
-                engine.prompts.cache.flush()
                 assert expected[blocks] == engine.ask(each)
                 assert blocks == engine.loaded() - before
                 engine.forget()
@@ -191,29 +203,38 @@ class TestKeys:
     ) -> None:
         """R-61: the engine's 64 bits take a block for another's, from the first or the
         second on. What it computes behind that is stored as what it is, or not at all."""
-        twin = [TOKENS[0] + 1, *TOKENS[1:]]
-        longer = twin + prompt(2, 50)[0].tolist()
-        part = TOKENS[blind_at * BLOCK + 1 : (blind_at + 1) * BLOCK]
-        inner = cache_allocator.compute_block_hash
-
-        def blind(before: int | None, tokens: list[int]) -> int:
-            is_blind = tokens[1:] == part
-            return int(inner(None, part) if is_blind else inner(before, tokens))
-
-        filled(tmp_path, twin)
+        filled(tmp_path, TWIN)
         with monkeypatch.context() as patched:
-            patched.setattr(cache_allocator, "compute_block_hash", blind)
+            make_blind(patched, blind_at)
             with Engine(model_of(LLAMA), tmp_path) as engine:
                 engine.ask(TOKENS[:100])
-                engine.ask(twin[:100])
-                engine.ask(longer)  # wrong, by the engine's own fault
+                engine.ask(TWIN[:100])
+                engine.ask(LONGER)  # wrong, by the engine's own fault
                 assert 0 == engine.loaded()
                 engine.prompts.cache.flush()
         with Engine(model_of(LLAMA), tmp_path) as engine:
-            assert alone(longer) == engine.ask(longer)
+            assert alone(LONGER) == engine.ask(LONGER)
             assert BLOCKS == engine.loaded()
             assert alone(TOKENS) == engine.ask(TOKENS)
             assert BLOCKS + stored == engine.loaded()
+
+    def test_name_of_a_block_ends_with_what_it_was(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-61: one that is given to tokens of which it is not known what they follow
+        is not known as the tokens that it had before."""
+        make_blind(monkeypatch, 1)
+        with Engine(model_of(LLAMA), tmp_path) as engine:
+            engine.ask(TOKENS[:100])
+            engine.ask(TWIN[:100])
+            names, ledger = engine.prompts._names, engine.allocator.ledger
+            with engine.manager.pause():
+                unused = {*range(engine.allocator.num_blocks)} - {*ledger.block_to_hash}
+                names.update(dict.fromkeys(unused, (b"", b"former")))
+            engine.ask(LONGER)
+            named = {names.get(block) for block in ledger.block_to_hash}
+            assert None in named
+            assert (b"", b"former") not in named
 
 
 @pytest.mark.slow

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of the door to transformers' continuous batching."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["CB"]
+
+_FILE = "ucm/integration/transformers/continuous.py"
+_TESTS = "tests/integration/transformers/test_continuous.py"
+_DOOR = "tests/integration/transformers/test_continuous_contract.py::TestContinuousDoor"
+_EXACT = f"{_TESTS}::TestExact"
+_SHARED = f"{_EXACT}::test_every_number_of_loaded_blocks_gives_the_same_tokens[fp32]"
+_KEYS = f"{_TESTS}::TestKeys"
+_TWINS = f"{_KEYS}::test_equal_hashes_of_other_tokens_load_and_store_nothing_wrong"
+_OTHERS = f"{_KEYS}::test_other_salt_and_other_ways_to_compute_find_nothing"
+_REFUSED = f"{_TESTS}::TestRefusals"
+_LATE = f"{_TESTS}::TestPatience::test_store_that_is_late_is_left_alone_for_a_time"
+_SLOTS = f"{_TESTS}::TestSlots"
+_DROPPED = f"{_SLOTS}::test_blocks_without_slots_are_counted_and_slots_come_back"
+
+CB = (
+    Mutant(
+        name="any_release_wrapped",
+        why="Methods that no release promises are taken for those that are known.",
+        file=_FILE,
+        find="if transformers.__version__ != _RELEASE:",
+        replace="if not transformers.__version__:",
+        killers=(f"{_REFUSED}::test_other_release_is_refused",),
+    ),
+    Mutant(
+        name="batches_under_way_taken",
+        why="A block is copied while a batch that is under way may write to it.",
+        file=_FILE,
+        find="if manager.continuous_batching_config.use_async_batching:",
+        replace="if False:",
+        killers=(f"{_REFUSED}::test_setting_of_the_manager_is_refused[settings0]",),
+    ),
+    Mutant(
+        name="loaded_by_the_engines_hash",
+        why="Behind a block of other tokens with the same hash, blocks are loaded.",
+        file=_FILE,
+        find='self._names.get(block, (b"", b""))[1] != keys[at] for block, at in there',
+        replace="not keys[at] for block, at in there",
+        killers=(f"{_TWINS}[0-12]", f"{_TWINS}[1-6]"),
+    ),
+    Mutant(
+        name="saved_behind_blocks_of_others",
+        why="What was computed behind another prompt's block has this prompt's key.",
+        file=_FILE,
+        find="            if parent != before:  # of other tokens: see ``_restore``\n",
+        replace="            if parent is None:\n",
+        killers=(f"{_TWINS}[1-6]",),
+    ),
+    Mutant(
+        name="salt_of_a_manager_forgotten",
+        why="A tenant finds the blocks of another one.",
+        file=_FILE,
+        find='salt = b"" if before else self._salt',
+        replace='salt = b""',
+        killers=(_OTHERS,),
+    ),
+    Mutant(
+        name="blocks_named_as_those_of_generate",
+        why="Bytes in another order, by other kernels, are taken for a prompt's states.",
+        file=_FILE,
+        find="manager.model, block_tokens=tokens, weights=weights, form=_FORM",
+        replace="manager.model, block_tokens=tokens, weights=weights",
+        killers=(_OTHERS,),
+    ),
+    Mutant(
+        name="more_loaded_than_there_is_room_for",
+        why="The engine's thread ends: there is no sector to take.",
+        file=_FILE,
+        find="if not missing or len(missing) >= self._num_free():",
+        replace="if not missing:",
+        killers=(
+            f"{_EXACT}::test_request_that_waits_for_room_is_loaded_when_it_has_it",
+        ),
+    ),
+    Mutant(
+        name="published_without_its_bytes",
+        why="A loaded block has what was in the engine's pool before.",
+        file=_FILE,
+        find="        self._copy(self._blocks, blocks, self._slots, slots)\n",
+        replace="",
+        killers=(_SHARED, f"{_DOOR}::test_cold_and_warm_answers_are_exact"),
+    ),
+    Mutant(
+        name="published_blocks_kept_for_ever",
+        why="Blocks that no request has are never given back.",
+        file=_FILE,
+        find="            ledger.cached_blocks[block] = None\n",
+        replace="",
+        killers=(f"{_DOOR}::test_cold_and_warm_answers_are_exact",),
+    ),
+    Mutant(
+        name="staged_blocks_held_for_ever",
+        why="Slots fill up with blocks that cannot be replaced.",
+        file=_FILE,
+        find="        self.staged.release(held)\n",
+        replace="",
+        killers=(f"{_SLOTS}::test_long_prompt_is_loaded_in_parts",),
+    ),
+    Mutant(
+        name="late_store_asked_by_everyone",
+        why="A store that hangs costs each request all patience, one after another.",
+        file=_FILE,
+        find="if self._clock() >= self._rests_until:",
+        replace="if self._patience >= 0:",
+        killers=(_LATE,),
+    ),
+    Mutant(
+        name="late_store_given_up",
+        why="One slow load, and nothing is loaded any more.",
+        file=_FILE,
+        find="self._rests_until = now + _RESTS * self._patience",
+        replace="self._rests_until = now + 1e9 * self._patience",
+        killers=(_LATE,),
+    ),
+    Mutant(
+        name="slots_of_saves_used_up",
+        why="After some prompts nothing is saved any more.",
+        file=_FILE,
+        find="        save.when_over(partial(self._free.extend, slots))",
+        replace="        save.when_over(partial(len, slots))",
+        killers=(_DROPPED,),
+    ),
+    Mutant(
+        name="dropped_blocks_uncounted",
+        why="Nobody learns why a prompt is computed again and again.",
+        file=_FILE,
+        find="self.dropped_blocks += len(own) - len(slots)",
+        replace="self.dropped_blocks += 0",
+        killers=(_DROPPED,),
+    ),
+    Mutant(
+        name="name_of_a_former_block_kept",
+        why="A block that was given to other tokens is still known as what it was.",
+        file=_FILE,
+        find="            self._names.pop(block, None)\n",
+        replace="            assert block >= 0\n",
+        killers=(f"{_KEYS}::test_name_of_a_block_ends_with_what_it_was",),
+    ),
+    Mutant(
+        name="closed_and_still_wrapped",
+        why="An engine goes on asking a cache that is closed.",
+        file=_FILE,
+        find="        self._paged.search_prefix_match = self._search\n",
+        replace="",
+        killers=(f"{_TESTS}::TestEnds::test_engine_goes_on_behind_a_close",),
+    ),
+)
