@@ -97,6 +97,16 @@ LIMITS = (
         ),
     ),
     Mutant(
+        name="priority_of_anybody",
+        why="Where requests run in order of arrival, one that says so is fetched before all.",
+        file="ucm/integration/vllm/wishes.py",
+        find='getattr(request, "priority", 0) if self._is_ranked else 0',
+        replace='getattr(request, "priority", 0)',
+        killers=(
+            "tests/integration/vllm/test_wishes.py::TestReader::test_priority_is_the_engines",
+        ),
+    ),
+    Mutant(
         name="slow_fetch_taken",
         why="R-59: a request waits a second for what it computes in half of one.",
         file=_FLIGHTS,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is found wrong before the engine serves its first request."""
 
+from types import SimpleNamespace
+
 import pytest
 import structlog
 import vllm
@@ -115,6 +117,19 @@ class TestSetup:
         for nbytes, blocks in ((1, 1), (3 * block, 3), (4 * block - 1, 3)):
             made = setup(tmp_path, queue={"span_bytes": nbytes})
             assert {0: blocks} == made.span_blocks([block])
+
+    @pytest.mark.parametrize(
+        ("policy", "is_ranked"), [("priority", True), ("fcfs", False)]
+    )
+    def test_priority_counts_where_the_engine_goes_by_it(
+        self, tmp_path, policy, is_ranked
+    ):
+        """R-58: an engine that serves in order of arrival takes any priority from anybody."""
+
+        def choose(config):
+            config.scheduler_config = SimpleNamespace(policy=policy)
+
+        assert is_ranked is setup(tmp_path, choose).is_ranked
 
 
 class TestStore:

@@ -108,8 +108,10 @@ class SchedulerHalf:
             problem_of=self._adapters.problem_of,
             counters=self._counters,
         )
-        longest = setup.config.max_retain_seconds
-        wishes = WishReader(longest, counters=self._counters, log=self._log)
+        longest, is_ranked = setup.config.max_retain_seconds, setup.is_ranked
+        wishes = WishReader(
+            longest, counters=self._counters, log=self._log, is_ranked=is_ranked
+        )
         self._running = Running(self._adapters, self._adapter, wishes)
         self._forgetter = Forgetter(store, setup.threads)
         client = open_client(setup.config, setup.facts(0).slot_bytes, self._log)
@@ -223,8 +225,7 @@ class SchedulerHalf:
         request_id = request.request_id
         wishes = self._running.begin(request)
         self._adapters.begun(request_id)
-        shortfall = self._tiers.shortfall(request_id)
-        lookup = self._lookups.decided(request_id, shortfall)
+        lookup = self._lookups.decided(request_id, self._tiers.shortfall(request_id))
         computed = lookup.computed_tokens
         self._lifelog.allocated(request, lookup)
         self._events.begun(request, self._adapters.hashes_of(request))

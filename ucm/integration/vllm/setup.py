@@ -62,6 +62,12 @@ _OF_ONE_PROCESS = ("UCM_LOG__", "UCM_THREADS__")
 _SLOT_STEP = 4096  # of a store; smaller differences between stages are none
 
 
+def _is_ranked(vllm_config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
+    """Return whether requests run by priority; who comes first runs first otherwise."""
+    scheduling = getattr(vllm_config, "scheduler_config", None)
+    return getattr(scheduling, "policy", "") == "priority"
+
+
 def _facts(
     vllm_config: Any,  # noqa: ANN401 - vLLM's VllmConfig
     config: UCMConfig,
@@ -106,6 +112,8 @@ class Setup:
         threads: Where clocks, threads and locks come from.
         translation: What was set under the keys of unified-cache-manager.
         group_words: What KV events say of each group.
+        is_ranked: The engine runs requests by their priority; otherwise what they say of it
+            is nobody's business.
     """
 
     config: UCMConfig
@@ -123,6 +131,7 @@ class Setup:
     threads: Threads = SYSTEM
     translation: Translation = attrs.Factory(Translation)
     group_words: tuple[GroupWords, ...] = ()
+    is_ranked: bool = False
 
     @slot_bytes.default
     def _own_slot_bytes(self) -> int:
@@ -172,6 +181,7 @@ class Setup:
             confirms=first and overwrites_blocks(kv_cache_config),
             translation=read.translation,
             group_words=group_words(kv_cache_config, layout),
+            is_ranked=_is_ranked(vllm_config),
         )
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:

@@ -70,21 +70,29 @@ class WishReader:
         max_retain_seconds: More is cut to it, in both directions.
         counters: Counts what is not understood.
         log: Told once of each key.
+        is_ranked: The engine runs requests by their priority. One that does not takes any
+            from anybody, and fetches are in order of arrival as well.
     """
 
     def __init__(
-        self, max_retain_seconds: float, *, counters: Counters, log: Log
+        self,
+        max_retain_seconds: float,
+        *,
+        counters: Counters,
+        log: Log,
+        is_ranked: bool = False,
     ) -> None:
         self._max_retain_seconds = min(max_retain_seconds, _LONGEST_S)
         self._counters = counters
         self._log = log
+        self._is_ranked = is_ranked
         self._told: set[str] = set()
 
     def of(self, request: Any) -> Wishes:  # noqa: ANN401 - vLLM's Request
         """Return what a request asks for."""
         salt = getattr(request, "cache_salt", None)
         given = getattr(request, "kv_transfer_params", None)
-        priority = getattr(request, "priority", 0)
+        priority = getattr(request, "priority", 0) if self._is_ranked else 0
         if (hints := getattr(request, _HINTS, None)) is not None:
             self._ignore(_HINTS, hints)
         if not (salt or given or priority):
