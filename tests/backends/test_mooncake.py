@@ -3,9 +3,11 @@
 
 import ctypes
 import sys
+import threading
 from types import SimpleNamespace
 from typing import ClassVar
 
+import anyio
 import pytest
 
 from tests.backends.mooncake_kit import run_inside, why_not
@@ -156,6 +158,21 @@ class TestCodes:
             FakeClient.codes = {}
         await backend.aclose()
 
+    async def test_object_that_goes_while_it_is_read_is_absent(self):
+        """R-51: its bytes did not come, and when it is asked how long it is it is gone."""
+        objects = {}
+
+        class Going(FakeClient):
+            def batch_get_into_multi_buffers(self, names, *_):
+                objects.clear()
+                return [-800] * len(names)
+
+        backend = MooncakeBackend(fake_native(objects, Going), settings())
+        await backend.put([seal(key) for key in KEYS])
+        told = [one.verdict for one, _ in await fetch(backend, KEYS)]
+        assert [Verdict.ABSENT] * 3 == told
+        await backend.aclose()
+
     async def test_no_room_is_told(self):
         """A store that is full is no store that is away."""
 
@@ -185,6 +202,28 @@ class TestJoining:
         Later.joins = 0
         assert [Presence.ABSENT] * 3 == await backend.exists(KEYS)
         await backend.aclose()
+
+    async def test_join_that_outlasts_who_asked_counts(self):
+        """A store that takes longer to join than any verb may is joined once, served by, and
+        left at the end."""
+        made, may_join = [], threading.Event()
+
+        class Slow(FakeClient):
+            def setup(self, *_):
+                made.append(self)
+                assert may_join.wait(60)
+                return 0
+
+        backend = MooncakeBackend(fake_native({}, Slow), settings())
+        with anyio.move_on_after(0.01) as asking:
+            await backend.exists(KEYS)
+        assert asking.cancelled_caught
+        may_join.set()
+        await backend._joining.wait()
+        assert [Presence.ABSENT] * 3 == await backend.exists(KEYS)
+        assert 1 == len(made)
+        await backend.aclose()
+        assert made[0].is_closed
 
     @pytest.mark.parametrize("protocol", ["tcp", "rdma"])
     async def test_network_cards_know_the_memory(self, protocol):

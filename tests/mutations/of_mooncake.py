@@ -53,6 +53,14 @@ MOONCAKE = (
         killers=(f"{_TESTS}::TestJoining::test_master_that_comes_later_is_found",),
     ),
     Mutant(
+        name="mooncake_joins_for_nobody",
+        why="A store that takes longer to join than a verb may is joined again for ever.",
+        file=_FILE,
+        find="        if self._client is None and self._is_open:\n",
+        replace="        if (self._joining is None or self._joining.is_over) and self._is_open:\n",
+        killers=(f"{_TESTS}::TestJoining::test_join_that_outlasts_who_asked_counts",),
+    ),
+    Mutant(
         name="mooncake_asks_behind_its_end",
         why="A verb behind the end crashes the agent.",
         file=_FILE,

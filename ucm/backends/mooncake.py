@@ -147,7 +147,6 @@ class MooncakeBackend(Backend):
             headers = _Headers()
             self._headers.put(headers)
             self._know(headers.memory)
-        self._client: Any = None
         self._joining: Job[Any] | None = None
         self._is_open = True
 
@@ -255,14 +254,17 @@ class MooncakeBackend(Backend):
         if self._settings.protocol is not _Protocol.TCP:
             self._memory.append(memory)
 
+    @property
+    def _client(self) -> Any:  # noqa: ANN401
+        """The client that joined, also where nobody waited for it so long."""
+        return None if self._joining is None else self._joining.result
+
     async def _connected(self) -> Any:  # noqa: ANN401
         """Return the client; None while the master does not answer."""
         if self._client is None and self._is_open:
             if self._joining is None or self._joining.is_over:
                 self._joining = self._crew.start(self._join)
-            joining = self._joining
-            await joining.wait()
-            self._client = joining.result
+            await self._joining.wait()
         return self._client if self._is_open else None
 
     def _join(self) -> Any:  # noqa: ANN401
@@ -368,11 +370,11 @@ def _address(memory: memoryview) -> int:
 
 def _failed(client: Any, name: str, code: int, nbytes: int) -> Fetched:  # noqa: ANN401
     """Return what became of a block of which not all came."""
-    if code == _NOT_THERE:
-        return Fetched(Verdict.ABSENT)
     if code == _TRANSFER_FAILED:  # of a node that is away, or because it is shorter
         code = client.get_size(name)
         if code == HEADER_BYTES + nbytes:
             return _UNAVAILABLE
+    if code == _NOT_THERE:
+        return Fetched(Verdict.ABSENT)
     is_other = code >= 0 or code == _TOO_LONG
     return GARBAGE if is_other else _UNAVAILABLE
