@@ -9,6 +9,7 @@ at the next token; what was computed for them is saved all the same.
 Threading: the loop; ``_step`` and ``encode`` on a thread of anyio's.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -143,7 +144,7 @@ class Chat:
     ) -> None:
         """Answer a prompt into a stream that has room for it, and close that."""
         end = "lost"
-        with out:
+        with out, contextlib.suppress(anyio.BrokenResourceError):  # nobody listens
             try:
                 with anyio.fail_after(self.limits.deadline):
                     await self._in_line(ids, max_tokens, salt, out)
@@ -244,7 +245,7 @@ class Chat:
         try:
             if past.get_seq_length():
                 await self._prompts.save(tokens, past, salt=salt)
-        except UCMError:
+        except (UCMError, RuntimeError):  # torch's, such as: there is no memory
             self._unsaved.inc()  # the others are answered and saved all the same
         finally:
             self._save_room.release_on_behalf_of(past)

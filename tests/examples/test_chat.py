@@ -2,11 +2,14 @@
 """What the example server has only so much of, and what it says when that is used up."""
 
 import functools
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 import transformers
 from prometheus_client import CollectorRegistry
@@ -15,7 +18,7 @@ from starlette.applications import Starlette
 from examples.chat_server.app import make_app
 from examples.chat_server.chat import Chat, Limits, Piece, Refusal
 from examples.chat_server.tiny import make_tiny
-from tests.cache.kit import run
+from tests.cache.kit import LIMIT_S, run
 from ucm.errors import PipelineClosedError
 from ucm.integration.transformers import PromptCache
 
@@ -170,13 +173,20 @@ class TestLimits:
 
         chatting(tmp_path, directory, Limits(saves=1), main)
 
+    @pytest.mark.parametrize(
+        "error", [PipelineClosedError("the cache is closed"), RuntimeError("no memory")]
+    )
     def test_save_that_is_refused_ends_no_other(
-        self, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        tmp_path: Path,
+        directory: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        error: Exception,
     ) -> None:
         """Saves go on beside each other; one that fails is counted."""
 
         async def refuse(*_: Any, **__: Any) -> int:
-            raise PipelineClosedError("the cache is closed")
+            raise error
 
         async def main(ask: Asking) -> None:
             with monkeypatch.context() as patched:
@@ -191,18 +201,27 @@ class TestLimits:
         chatting(tmp_path, directory, Limits(), main)
 
 
+async def stay() -> None:
+    """Stay connected."""
+    await anyio.sleep_forever()
+
+
 async def fetch(
-    app: Starlette, method: str, path: str, body: bytes = b""
+    app: Starlette,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    until: Callable[[], Awaitable[object]] = stay,
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Ask an application without a socket."""
+    """Ask an application without a socket, and go away at some time."""
     status, headers, said = 0, {}, b""
     given = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:
         if given:
             return given.pop()
-        await anyio.sleep_forever()
-        return None
+        await until()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         nonlocal status, headers, said
@@ -258,4 +277,44 @@ def test_requests_are_answered_or_refused_by_name(
                 assert 200 == status
                 assert b"default-src 'none'" in headers[b"content-security-policy"]
 
+    run("asyncio", main)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_who_goes_away_amid_a_token_leaves_no_error(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    """R-43: the token is computed to its end, and then it is nobody's."""
+    model, tokenizer = tiny(directory)
+    app = make_app(model, tokenizer, config_of(tmp_path), Limits(tokens=8))
+    computing, goes_on, step = threading.Event(), threading.Event(), Chat._step
+
+    def stepped(chat: Chat, tokens: Any, past: Any, num_prompt: int) -> Any:
+        if past.get_seq_length():
+            computing.set()
+            assert goes_on.wait(LIMIT_S)
+        return step(chat, tokens, past, num_prompt)
+
+    async def begun() -> None:
+        await anyio.to_thread.run_sync(computing.wait)
+
+    body = f'{{"messages":[{{"role":"user","content":"So"}}],"max_tokens":8,"stream":{stream}}}'
+    ask = functools.partial(fetch, until=begun)
+
+    async def main() -> None:
+        async with app.router.lifespan_context(app):
+            async with anyio.create_task_group() as group:
+                group.start_soon(
+                    ask, app, "POST", "/v1/chat/completions", body.encode()
+                )
+                await begun()
+                for _ in range(50):  # until it is known that nobody listens
+                    await anyio.lowlevel.checkpoint()
+                goes_on.set()
+            assert 0 == app.state.chat.num_asked
+            ended = app.state.registry.get_sample_value
+            assert 1 == ended("chat_answers_total", {"end": "lost"})
+
+    monkeypatch.setattr(Chat, "_step", stepped)
     run("asyncio", main)

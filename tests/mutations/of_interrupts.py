@@ -9,6 +9,7 @@ _SYNC = "ucm/cache/sync.py"
 _STAGING = "tests/integration/transformers/test_staging.py::"
 _RESET = "tests/integration/vllm/test_tier_trouble.py::TestReset::"
 _STAGED = "tests/cache/test_staged.py::TestStaged::"
+_CHAT = "tests/examples/test_chat.py::"
 _BLOCKING = "tests/cache/test_blocking.py::TestMistakes::"
 
 INTERRUPTS = (
@@ -65,5 +66,21 @@ INTERRUPTS = (
         find="if now < self._rests_until else 1)",
         replace="if self._rests_until else 1)",
         killers=(f"{_STAGED}test_store_that_hangs_is_waited_for_once",),
+    ),
+    Mutant(
+        name="who_goes_away_leaves_an_error",
+        why="A log full of traces for what is every day's use.",
+        file="examples/chat_server/chat.py",
+        find="with out, contextlib.suppress(anyio.BrokenResourceError):",
+        replace="with out:",
+        killers=(f"{_CHAT}test_who_goes_away_amid_a_token_leaves_no_error",),
+    ),
+    Mutant(
+        name="save_without_memory_ends_the_server",
+        why="One prompt that does not fit ends all the others.",
+        file="examples/chat_server/chat.py",
+        find="except (UCMError, RuntimeError):",
+        replace="except UCMError:",
+        killers=(f"{_CHAT}TestLimits::test_save_that_is_refused_ends_no_other",),
     ),
 )
