@@ -78,13 +78,15 @@ class Staging:
         try:
             yield lane
         finally:
-            if lane.read_by is not None and not lane.is_lost:
-                lane.read_by.when_over(lambda: self._give_back(lane))
-            elif not lane.is_lost:
+            if not lane.is_lost:
                 self._give_back(lane)
 
     def _give_back(self, lane: Lane) -> None:
-        lane.read_by = None
+        """Let others have a lane, as soon as nothing reads it."""
+        save, lane.read_by = lane.read_by, None
+        if save is not None:
+            save.when_over(lambda: self._give_back(lane))
+            return
         self._free.append(lane)
         self._turns.release()
 
