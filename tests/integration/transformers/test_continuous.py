@@ -130,7 +130,7 @@ class TestSlots:
     def test_blocks_without_slots_are_counted_and_slots_come_back(
         self, tmp_path: Path, alone: Callable[..., list[list[int]]]
     ) -> None:
-        """R-22: a save that has no room is dropped; each next one has its turn."""
+        """R-11: a save that has no room is dropped; each next one has its turn."""
         with Engine(model_of(LLAMA), tmp_path, slot_tokens=5 * BLOCK) as engine:
             for at, saved in enumerate((5, 10, 12)):
                 assert alone(TOKENS) == engine.ask(TOKENS)
@@ -144,7 +144,7 @@ class TestPatience:
     def test_store_that_is_late_is_left_alone_for_a_time(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """R-18: once it has taken all patience, requests go on without it, ten times
+        """R-14: once it has taken all patience, requests go on without it, ten times
         as long."""
         others = [prompt(seed, 100)[0].tolist() for seed in (3, 4, 5)]
         filled(tmp_path, *others)
@@ -180,7 +180,7 @@ class TestKeys:
     def test_other_salt_and_other_ways_to_compute_find_nothing(
         self, tmp_path: Path
     ) -> None:
-        """R-61: a tenant's blocks are its own, and those of ``generate`` lie otherwise."""
+        """R-05: a tenant's blocks are its own, and those of ``generate`` lie otherwise."""
         filled(tmp_path, TOKENS, salt=b"tenant")
         with Engine(model_of(LLAMA), tmp_path) as engine:
             engine.ask(TOKENS)
@@ -201,7 +201,7 @@ class TestKeys:
         blind_at: int,
         stored: int,
     ) -> None:
-        """R-61: the engine's 64 bits take a block for another's, from the first or the
+        """R-05: the engine's 64 bits take a block for another's, from the first or the
         second on. What it computes behind that is stored as what it is, or not at all."""
         filled(tmp_path, TWIN)
         with monkeypatch.context() as patched:
@@ -221,7 +221,7 @@ class TestKeys:
     def test_name_of_a_block_ends_with_what_it_was(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """R-61: one that is given to tokens of which it is not known what they follow
+        """R-05: one that is given to tokens of which it is not known what they follow
         is not known as the tokens that it had before."""
         make_blind(monkeypatch, 1)
         with Engine(model_of(LLAMA), tmp_path) as engine:
@@ -242,7 +242,7 @@ class TestEnds:
     def test_engine_goes_on_behind_a_close(
         self, tmp_path: Path, alone: Callable[..., list[list[int]]]
     ) -> None:
-        """R-43: its cache is as it was, and what it says as well."""
+        """Its cache is as it was, and what it says as well."""
         with Engine(model_of(LLAMA), tmp_path) as engine:
             engine.ask(TOKENS)
             engine.prompts.cache.close()  # between two steps, say
@@ -272,7 +272,7 @@ class TestRefusals:
     def test_setting_of_the_manager_is_refused(
         self, tmp_path: Path, settings: dict[str, bool]
     ) -> None:
-        """R-43: by its name."""
+        """By its name."""
         (name,) = settings
         manager = manager_of(model_of(LLAMA), **settings)
         assert name in refusal(tmp_path, manager)
@@ -280,24 +280,24 @@ class TestRefusals:
     def test_other_release_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """R-43: its methods may be others."""
+        """Its methods may be others."""
         monkeypatch.setattr(transformers, "__version__", "5.20.0")
         assert "transformers==5.19.0" in refusal(tmp_path, manager_of(model_of(LLAMA)))
 
     def test_manager_that_runs_is_refused(self, tmp_path: Path) -> None:
-        """R-43: its thread is in what would be wrapped."""
+        """Its thread is in what would be wrapped."""
         with Engine(model_of(LLAMA)) as engine:
             assert "running" in refusal(tmp_path, engine.manager)
 
     def test_several_ranks_are_refused(self, tmp_path: Path) -> None:
-        """R-43: each would load for itself."""
+        """Each would load for itself."""
         manager = manager_of(model_of(LLAMA))
         manager.distributed_helper.tp_size = 2
         assert "tp_size" in refusal(tmp_path, manager)
 
     @pytest.mark.parametrize("recipe", [MISTRAL, GEMMA3], ids=lambda each: each.name)
     def test_model_with_windows_is_refused(self, tmp_path: Path, recipe: Any) -> None:
-        """R-43: its blocks do not have all tokens."""
+        """Its blocks do not have all tokens."""
         manager = manager_of(model_of(recipe))
         assert "DynamicSlidingWindowLayer" in refusal(tmp_path, manager)
 

@@ -92,7 +92,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
             manager.model, block_tokens=tokens, weights=weights, form=_FORM
         )
         paged, allocator = _cache_of(manager, identity.layout.max_block_bytes)
-        count = -(-slot_tokens // tokens)
+        count = max(1, -(-slot_tokens // tokens))
         blocks: torch.Tensor = allocator._copy_view  # noqa: SLF001 - no other name
         self._tokens, self._salt = tokens, salt
         self._patience, self._clock = patience, threads.monotonic
@@ -144,10 +144,12 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
 
     def mark(self, state: Theirs, complete_blocks: Mapping[str, int]) -> None:
         """Stand for ``mark_complete_blocks``; never waits."""
-        count = sum(complete_blocks.values())  # there is one kind of blocks
+        if not complete_blocks:
+            return  # as it does; most of a running request's steps are such
+        (count,) = complete_blocks.values()  # there is one kind of blocks
         table = self._allocator.block_table.get(state.request_id, [])
         hashed = self._allocator.ledger.block_to_hash
-        start = len(table) if count else 0
+        start = len(table)
         while start and table[start - 1] not in hashed:
             start -= 1
         completed = table[start : start + count]
