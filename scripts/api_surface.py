@@ -49,6 +49,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "ucm.devices.cpu": ("CPUDevice",),
     "ucm.registry": (),
     "ucm.integration.transformers.awaiting": (),
+    "ucm.integration.transformers.continuous": (),
     "ucm.integration.transformers.dynamic": (),
     "ucm.testing.store_contract": (),
     "ucm.testing.lease_contract": (),

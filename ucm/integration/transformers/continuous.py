@@ -39,7 +39,7 @@ from ucm.threads import SYSTEM, Threads
 
 __all__ = ["ContinuousPrompts"]
 
-Theirs: TypeAlias = Any
+_Theirs: TypeAlias = Any
 """An object of transformers that is not typed."""
 _RELEASE: Final = "5.19.0"
 """The one whose methods are wrapped."""
@@ -78,7 +78,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
     def __init__(
         self,
         config: UCMConfig | Mapping[str, object],
-        manager: Theirs,
+        manager: _Theirs,
         *,
         weights: str = "",
         salt: bytes = b"",
@@ -142,7 +142,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         found: int = self._search(request_id, prompt_ids)
         return found
 
-    def mark(self, state: Theirs, complete_blocks: Mapping[str, int]) -> None:
+    def mark(self, state: _Theirs, complete_blocks: Mapping[str, int]) -> None:
         """Stand for ``mark_complete_blocks``; never waits."""
         if not complete_blocks:
             return  # as it does; most of a running request's steps are such
@@ -292,7 +292,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
             torch.accelerator.synchronize(where)
 
 
-def _check(manager: Theirs) -> None:
+def _check(manager: _Theirs) -> None:
     """Refuse what nobody tried."""
     if transformers.__version__ != _RELEASE:
         remedy = f"Install transformers=={_RELEASE}."
@@ -312,7 +312,7 @@ def _check(manager: Theirs) -> None:
         raise _refused("use_async_batching", True, problem, remedy)
 
 
-def _cache_of(manager: Theirs, block_bytes: int) -> tuple[Theirs, Theirs]:
+def _cache_of(manager: _Theirs, block_bytes: int) -> tuple[_Theirs, _Theirs]:
     """Make a manager's cache, as its start would; return that and its only allocator."""
     if manager.batch_processor is None:
         manager.batch_processor = manager._create_batch_processor()  # noqa: SLF001 - as ``warmup`` does
