@@ -19,6 +19,7 @@ from ucm.agent.protocol import (
     Ask,
     Done,
     Drop,
+    Entry,
     Follow,
     Hello,
     Refused,
@@ -315,6 +316,9 @@ class TestNobody:
             FRAME_HEADER.pack(2) + b"\xc1\xc1",
             encode_frame(Drop(1)),
             encode_frame(Done(1, 0, "a word of another release")),
+            encode_frame(Done(1, 1, "", b"\2")),
+            encode_frame(LedgerTold(1, [Entry(2, True, KEYS[0])], True, True)),
+            encode_frame(LedgerTold(1, [Entry(-1, True, KEYS[0])], True, True)),
         ],
     )
     def test_garbage_from_an_agent_ends_the_connection(self, world, said) -> None:
@@ -381,6 +385,6 @@ class TestFollow:
         world.agent.say(LedgerTold(1, [], begins=True, listed=True))
         want(client)
         world.agent.hear()
-        world.agent.say(Done(1, 4, "", b"\1\1\0\2"))
+        world.agent.say(Done(1, 4, "", b"\1\1\0\1"))
         wait_for_end(client)
-        assert Answer(4, "", b"\1\1\0\2") == client.answer("a")
+        assert Answer(4, "", b"\1\1\0\1") == client.answer("a")

@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -288,6 +288,7 @@ class AgentClient:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:
             message = await self._receive(reader)
+            _check_media(message, len(self.media))
             self._silent_until = 0.0
             # Of a want that was dropped or is over, nobody asks any more.
             if isinstance(message, Done) and message.number in self._pending:
@@ -334,3 +335,19 @@ class AgentClient:
             each.clear()
         if was_up:
             self._log.warning(AGENT_LOST, error=str(problem))
+
+
+def _check_media(message: FromAgent, num_tiers: int) -> None:
+    """
+    See that what is told is of tiers that there are: who hears it counts on that.
+
+    Raises:
+        MessageError: It is not.
+    """
+    media: Iterable[int] = ()
+    if isinstance(message, Done):
+        media = message.media
+    elif isinstance(message, Told):
+        media = (entry.medium for entry in message.entries)
+    if not all(0 <= medium <= num_tiers for medium in media):
+        raise MessageError(f"it tells of a tier behind the last of {num_tiers}")
