@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes of a host have names, and trouble with the store is no error of its own."""
 
+from typing import Any
+
 import anyio
 import anyio.to_thread
 import pytest
@@ -70,11 +72,13 @@ class TestMistakes:
         """Each mistake has its name, and the store hears of none."""
         host = Host()
         one, two = keys_of(2)
+        text: Any = "0" * 32
 
         async def main() -> None:
             async with host.cache() as cache:
                 for keys, blocks in (
                     ([one], [1, 2]),
+                    ([text], [1]),
                     ([one, one], [1, 2]),
                     ([one, two[:16]], [1, 2]),
                     ([b"short"], [1]),

@@ -10,6 +10,7 @@ _STAGING = "tests/integration/transformers/test_staging.py::"
 _RESET = "tests/integration/vllm/test_tier_trouble.py::TestReset::"
 _STAGED = "tests/cache/test_staged.py::TestStaged::"
 _CHAT = "tests/examples/test_chat.py::"
+_MISTAKES = "tests/cache/test_mistakes.py::TestMistakes::"
 _BLOCKING = "tests/cache/test_blocking.py::TestMistakes::"
 
 INTERRUPTS = (
@@ -82,5 +83,15 @@ INTERRUPTS = (
         find="except (UCMError, RuntimeError):",
         replace="except UCMError:",
         killers=(f"{_CHAT}TestLimits::test_save_that_is_refused_ends_no_other",),
+    ),
+    Mutant(
+        name="text_for_a_key_is_taken",
+        why="The loop finds out: nobody hears of that save, and its blocks stay in use.",
+        file="ucm/cache/orders.py",
+        find='        b"".join(keys)\n',
+        replace="        set(keys)\n",
+        killers=(
+            f"{_MISTAKES}test_keys_that_are_none_are_refused_before_anything_is_done",
+        ),
     ),
 )

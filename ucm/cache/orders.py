@@ -152,7 +152,11 @@ class Orders:
 
 
 def _check(keys: Sequence[bytes]) -> None:
-    """Refuse what is no list of keys."""
+    """Refuse what is no list of keys; what is asked for is looked at by others."""
+    try:
+        b"".join(keys)
+    except TypeError as exc:
+        raise KeyFormatError(f"a key is no bytes: {exc}") from None
     sizes = set(map(len, keys))
     if len(sizes) > 1 or not sizes <= _KEY_SIZES:
         raise KeyFormatError(
