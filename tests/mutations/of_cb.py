@@ -14,7 +14,6 @@ _KEYS = f"{_TESTS}::TestKeys"
 _TWINS = f"{_KEYS}::test_equal_hashes_of_other_tokens_load_and_store_nothing_wrong"
 _OTHERS = f"{_KEYS}::test_other_salt_and_other_ways_to_compute_find_nothing"
 _REFUSED = f"{_TESTS}::TestRefusals"
-_LATE = f"{_TESTS}::TestPatience::test_store_that_is_late_is_left_alone_for_a_time"
 _SLOTS = f"{_TESTS}::TestSlots"
 _DROPPED = f"{_SLOTS}::test_blocks_without_slots_are_counted_and_slots_come_back"
 
@@ -97,25 +96,19 @@ CB = (
         name="staged_blocks_held_for_ever",
         why="Slots fill up with blocks that cannot be replaced.",
         file=_FILE,
-        find="        self.staged.release(held)\n",
+        find="        self._staged.release(held)\n",
         replace="",
         killers=(f"{_SLOTS}::test_long_prompt_is_loaded_in_parts",),
     ),
     Mutant(
-        name="late_store_asked_by_everyone",
-        why="A store that hangs costs each request all patience, one after another.",
+        name="patience_without_end",
+        why="One request that waits for a store holds up all of them.",
         file=_FILE,
-        find="if self._clock() >= self._rests_until:",
-        replace="if self._patience >= 0:",
-        killers=(_LATE,),
-    ),
-    Mutant(
-        name="late_store_given_up",
-        why="One slow load, and nothing is loaded any more.",
-        file=_FILE,
-        find="self._rests_until = now + _RESTS * self._patience",
-        replace="self._rests_until = now + 1e9 * self._patience",
-        killers=(_LATE,),
+        find="max(until - time.monotonic(), 0)",
+        replace="60.0",
+        killers=(
+            f"{_TESTS}::TestPatience::test_store_that_is_given_no_time_costs_none",
+        ),
     ),
     Mutant(
         name="slots_of_saves_used_up",

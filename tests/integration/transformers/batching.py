@@ -109,7 +109,7 @@ class Engine:
         with self.manager.pause():
             self.paged.evict_cached_blocks()
             self.paged.pool.try_to_free_sectors()
-            self.prompts.staged.forget()
+            self.prompts._staged.forget()
 
     def lost_blocks(self) -> int:
         """Return how many blocks of its pool an idle engine will never use again."""

@@ -10,9 +10,8 @@ import torch
 import transformers
 from transformers.generation.continuous_batching.cache_allocators import cache_allocator
 
-from tests.clocks import AdvancingThreads
 from tests.e2e.models import GEMMA3, LLAMA, MISTRAL
-from tests.integration.transformers.batching import PATIENCE_S, Engine, manager_of
+from tests.integration.transformers.batching import Engine, manager_of
 from tests.integration.transformers.kit import (
     BF16,
     BLOCK,
@@ -141,30 +140,6 @@ class TestSlots:
 
 @pytest.mark.slow
 class TestPatience:
-    def test_store_that_is_late_is_left_alone_for_a_time(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """R-14: once it has taken all patience, requests go on without it, ten times
-        as long."""
-        others = [prompt(seed, 100)[0].tolist() for seed in (3, 4, 5)]
-        filled(tmp_path, *others)
-        threads = AdvancingThreads()
-        with Engine(model_of(LLAMA), tmp_path, threads=threads) as engine:
-            inner = engine.prompts.staged.stage
-
-            def stage(keys: list[bytes], timeout: float) -> int:
-                found = int(inner(keys, timeout))
-                threads.advance(PATIENCE_S)
-                return found
-
-            monkeypatch.setattr(engine.prompts.staged, "stage", stage)
-            for other, ahead, loaded in zip(
-                others, (0, 8 * PATIENCE_S, 3 * PATIENCE_S), (6, 6, 12), strict=True
-            ):
-                threads.advance(ahead)
-                engine.ask(other)
-                assert loaded == engine.loaded()
-
     def test_store_that_is_given_no_time_costs_none(
         self, tmp_path: Path, alone: Callable[..., list[list[int]]]
     ) -> None:

@@ -19,6 +19,7 @@ Threading: opened and closed by the host; all else on the thread that generates.
 
 import contextlib
 import itertools
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 import transformers
+from transformers import ContinuousBatchingManager
 
 from ucm import blocking
 from ucm.cache.staged import Staged
@@ -35,7 +37,6 @@ from ucm.config import UCMConfig
 from ucm.errors import ConfigError, UCMError
 from ucm.integration.transformers.model import identify
 from ucm.prefixes import Place, PrefixHasher
-from ucm.threads import SYSTEM, Threads
 
 __all__ = ["ContinuousPrompts"]
 
@@ -46,8 +47,6 @@ _RELEASE: Final = "5.19.0"
 _FORM: Final = (
     "continuous batching; block: layers, keys before values, [tokens, heads, dim]"
 )
-_RESTS: Final = 9
-"""How many times its patience a store is left alone that was too slow for it."""
 
 
 class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
@@ -66,9 +65,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
             loads and once for saves. A longer prompt is loaded in parts; what a pass
             completes beyond it is not saved.
         patience: Seconds that a request waits for the store at most, and all others
-            with it. A store that is late is not asked for some time: it costs a tenth of
-            the engine's time at most.
-        threads: Where the clock comes from.
+            with it; a sixteenth of that for some time after a store was late.
 
     Raises:
         ConfigError: It is another release, the manager runs, its cache cannot be reused
@@ -78,13 +75,12 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
     def __init__(
         self,
         config: UCMConfig | Mapping[str, object],
-        manager: _Theirs,
+        manager: ContinuousBatchingManager,
         *,
         weights: str = "",
         salt: bytes = b"",
         slot_tokens: int = 8192,
         patience: float = 0.2,
-        threads: Threads = SYSTEM,
     ) -> None:
         _check(manager)
         tokens = manager.continuous_batching_config.page_size
@@ -95,7 +91,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         count = max(1, -(-slot_tokens // tokens))
         blocks: torch.Tensor = allocator._copy_view  # noqa: SLF001 - no other name
         self._tokens, self._salt = tokens, salt
-        self._patience, self._clock = patience, threads.monotonic
+        self._patience = patience
         self._paged, self._allocator, self._blocks = paged, allocator, blocks
         self._slots = torch.zeros(
             (2 * count, blocks.shape[1]), dtype=blocks.dtype, device=blocks.device
@@ -105,7 +101,6 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         self._hasher = PrefixHasher(identity.keyspace, tokens)
         self._names: dict[int, tuple[bytes, bytes]] = {}
         """Of each hashed block the key of the one that it was computed behind, and its."""
-        self._rests_until = self._clock()
         self.dropped_blocks = 0
         """How many have not been saved for want of slots."""
         self.cache: Cache = blocking.open(
@@ -115,10 +110,12 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
             keyspace=identity.keyspace,
         )
         """What it stands on: for ``measure``, ``statistics``, ``flush`` and others."""
-        self.staged = Staged(self.cache, count, threads)
-        """What was loaded; the thread's that generates, and the host's while it pauses."""
-        self._search, paged.search_prefix_match = paged.search_prefix_match, self.search
-        self._mark, paged.mark_complete_blocks = paged.mark_complete_blocks, self.mark
+        self._staged = Staged(self.cache, count)
+        self._search, paged.search_prefix_match = paged.search_prefix_match, self._match
+        self._mark, paged.mark_complete_blocks = (
+            paged.mark_complete_blocks,
+            self._complete,
+        )
 
     def __exit__(
         self,
@@ -134,15 +131,14 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         self._paged.mark_complete_blocks = self._mark
         self.cache.close()
 
-    def search(self, request_id: str, prompt_ids: list[int]) -> int:
+    def _match(self, request_id: str, prompt_ids: list[int]) -> int:
         """Stand for ``search_prefix_match``; waits for ``patience`` at most."""
         with contextlib.suppress(UCMError):  # such as: it is closed
-            if self._clock() >= self._rests_until:
-                self._restore(prompt_ids)
+            self._restore(prompt_ids)
         found: int = self._search(request_id, prompt_ids)
         return found
 
-    def mark(self, state: _Theirs, complete_blocks: Mapping[str, int]) -> None:
+    def _complete(self, state: _Theirs, complete_blocks: Mapping[str, int]) -> None:
         """Stand for ``mark_complete_blocks``; never waits."""
         if not complete_blocks:
             return  # as it does; most of a running request's steps are such
@@ -177,29 +173,27 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
             self._names.get(block, (b"", b""))[1] != keys[at] for block, at in there
         ):
             return  # 64 bits: a block of other tokens has the same hash
-        until = self._clock() + self._patience
+        until = time.monotonic() + self._patience
         for start in range(missing[0], len(keys), self._load_slots):
             part = keys[start : start + self._load_slots]
-            count = self.staged.stage(part, max(until - self._clock(), 0))
+            count = self._staged.stage(part, max(until - time.monotonic(), 0))
             self._publish(
                 [at for at in missing if start <= at < start + count], keys, hashes
             )
             if count < len(part):
                 break
-        if (now := self._clock()) >= until:
-            self._rests_until = now + _RESTS * self._patience
 
     def _publish(
         self, places: Sequence[int], keys: Sequence[bytes], hashes: Sequence[int]
     ) -> None:
         """Have blocks of a prompt found that are staged, as if they had been computed."""
         held = [keys[at] for at in places]
-        slots = self.staged.hold(held)
+        slots = self._staged.hold(held)
         if not slots:
             return
         ledger, blocks = self._allocator.ledger, self._take(len(slots))
         self._copy(self._blocks, blocks, self._slots, slots)
-        self.staged.release(held)
+        self._staged.release(held)
         for at, block in zip(places, blocks, strict=True):
             ledger.register_new_hash(block, hashes[at])
             ledger.cached_blocks[block] = None
