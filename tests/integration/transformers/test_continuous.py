@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a batched model says with a store below its cache is what it says without one."""
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,15 @@ class TestRefusals:
         """Its thread is in what would be wrapped."""
         with Engine(model_of(LLAMA)) as engine:
             assert "running" in refusal(tmp_path, engine.manager)
+
+    def test_attention_that_runs_in_batches_only_is_refused(
+        self, tmp_path: Path
+    ) -> None:
+        """By its name: a manager makes it of eager attention."""
+        model = copy.deepcopy(model_of(LLAMA))
+        model.set_attn_implementation("eager")
+        told = refusal(tmp_path, manager_of(model))
+        assert "attn_implementation='paged|eager'" in told
 
     def test_several_ranks_are_refused(self, tmp_path: Path) -> None:
         """Each would load for itself."""
