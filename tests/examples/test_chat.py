@@ -246,7 +246,7 @@ async def fetch(
 def test_requests_are_answered_or_refused_by_name(
     tmp_path: Path, directory: Path
 ) -> None:
-    """R-43: as a whole without streaming; what is not understood is said in words."""
+    """As a whole without streaming; what is not understood is said in words."""
     model, tokenizer = tiny(directory)
     app = make_app(model, tokenizer, config_of(tmp_path), Limits(tokens=8))
     ask = functools.partial(fetch, app, "POST", "/v1/chat/completions")
@@ -285,7 +285,7 @@ def test_requests_are_answered_or_refused_by_name(
 def test_who_goes_away_amid_a_token_leaves_no_error(
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, stream: str
 ) -> None:
-    """R-43: the token is computed to its end, and then it is nobody's."""
+    """The token is computed to its end, and then it is nobody's."""
     model, tokenizer = tiny(directory)
     app = make_app(model, tokenizer, config_of(tmp_path), Limits(tokens=8))
     computing, goes_on, step = threading.Event(), threading.Event(), Chat._step

@@ -97,7 +97,7 @@ class TestAwaiting:
     def test_model_that_is_refused_opens_nothing(
         self, tmp_path: Path, loop: str
     ) -> None:
-        """R-43: by name, on entering."""
+        """By name, on entering."""
 
         async def main() -> None:
             with pytest.raises(ConfigError, match="DynamicSlidingWindowLayer"):

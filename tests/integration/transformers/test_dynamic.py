@@ -167,7 +167,7 @@ class TestFound:
             assert torch.equal(said, generate(model, IDS, past).sequences)
 
     def test_other_salt_weights_and_settings_find_nothing(self, tmp_path: Path) -> None:
-        """R-61: what decides the states, or whose they are, is part of every key."""
+        """R-05: what decides the states, or whose they are, is part of every key."""
         model = model_of(LLAMA)
         with open_prompts(tmp_path) as prompts:
             fill(prompts, model, salt=b"tenant")
@@ -202,7 +202,7 @@ class TestMistakes:
     def test_prompt_that_is_no_batch_is_refused(
         self, prompts: Any, ids: torch.Tensor, mask: Any
     ) -> None:
-        """R-43: before anything is asked."""
+        """Before anything is asked."""
         with pytest.raises(KeyFormatError):
             prompts.restore(ids, mask)
 
@@ -210,7 +210,7 @@ class TestMistakes:
         "case", ["static", "short", "batch", "type", "layers", "empty"]
     )
     def test_cache_of_something_else_is_refused(self, prompts: Any, case: str) -> None:
-        """R-43: bytes that are not what their keys say are not stored."""
+        """Bytes that are not what their keys say are not stored."""
         model = model_of(LLAMA)
         done = generate(model, IDS)
         ids, past = done.sequences, done.past_key_values
@@ -231,7 +231,7 @@ class TestMistakes:
         assert 0 == prompts.cache.statistics().saved_blocks
 
     def test_verbs_after_close_are_refused(self, tmp_path: Path) -> None:
-        """R-43: by name."""
+        """By name."""
         prompts = open_prompts(tmp_path)
         prompts.close()
         prompts.close()

@@ -55,7 +55,7 @@ class TestShape:
 @pytest.mark.slow
 class TestKeySpace:
     def test_same_model_from_elsewhere_has_the_same_key_space(self) -> None:
-        """R-61: its path, and names of classes that it has no use for, count nothing."""
+        """R-05: its path, and names of classes that it has no use for, count nothing."""
         moved = copy.deepcopy(model_of(LLAMA))
         moved.config._name_or_path = "/another/place"
         assert identity_of(model_of(LLAMA)).keyspace == identity_of(moved).keyspace
@@ -67,7 +67,7 @@ class TestKeySpace:
     def test_whatever_decides_the_states_makes_another(
         self, change: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """R-61: one field at a time."""
+        """R-05: one field at a time."""
         before = identity_of(model_of(LLAMA)).keyspace
         model = copy.deepcopy(model_of(OTHER if change == "recipe" else LLAMA))
         if change == "weight":
@@ -88,7 +88,7 @@ class TestKeySpace:
         assert before.digest != identity_of(model).keyspace.digest
 
     def test_named_weights_are_not_read(self) -> None:
-        """R-61: whoever names them says when they are others."""
+        """R-05: whoever names them says when they are others."""
         one, other = model_of(LLAMA), model_of(OTHER)
         assert identity_of(one, "v1").keyspace == identity_of(other, "v1").keyspace
         assert identity_of(one, "v1").keyspace != identity_of(one, "v2").keyspace
@@ -111,12 +111,12 @@ class TestRefusals:
     def test_model_whose_states_are_no_prefix_is_refused(
         self, recipe: Recipe, named: str
     ) -> None:
-        """R-43: by the name of what stands in the way."""
+        """By the name of what stands in the way."""
         with pytest.raises(ConfigError, match=named):
             identity_of(model_of(recipe))
 
     def test_recurrent_state_is_refused(self) -> None:
-        """R-43: it is one for all tokens, and cannot be cut."""
+        """It is one for all tokens, and cannot be cut."""
         config = transformers.MambaConfig(
             vocab_size=16, hidden_size=16, state_size=4, num_hidden_layers=1
         )
@@ -124,7 +124,7 @@ class TestRefusals:
             identity_of(transformers.MambaForCausalLM(config).eval())
 
     def test_encoder_is_refused(self) -> None:
-        """R-43: what its decoder keeps depends on another input."""
+        """What its decoder keeps depends on another input."""
         config = transformers.T5Config(
             vocab_size=16, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2
         )
@@ -132,14 +132,14 @@ class TestRefusals:
             identity_of(transformers.T5ForConditionalGeneration(config).eval())
 
     def test_model_that_also_sees_is_refused(self) -> None:
-        """R-43: token ids do not say what an image shows."""
+        """Token ids do not say what an image shows."""
         model = copy.copy(model_of(LLAMA))
         model.config = transformers.LlavaConfig(text_config=copy.deepcopy(model.config))
         with pytest.raises(ConfigError, match="model_type='llava'"):
             identity_of(model)
 
     def test_model_that_looks_ahead_is_refused(self) -> None:
-        """R-43: states of a prefix depend on what follows it."""
+        """States of a prefix depend on what follows it."""
 
         class LooksAhead(type(model_of(LLAMA))):  # type: ignore[misc] # it is
             """Adds to every state what is to come."""
@@ -157,7 +157,7 @@ class TestRefusals:
             identity_of(model)
 
     def test_model_that_trains_or_has_adapters_is_refused(self) -> None:
-        """R-43: its states are not a function of tokens and weights alone."""
+        """Its states are not a function of tokens and weights alone."""
         model = copy.copy(model_of(LLAMA))
         model.peft_config = {"default": object()}
         with pytest.raises(ConfigError, match="peft_config"):
@@ -167,7 +167,7 @@ class TestRefusals:
             identity_of(model)
 
     def test_model_on_several_types_is_refused(self) -> None:
-        """R-43: its states are not in one piece."""
+        """Its states are not in one piece."""
 
         class Mixed(type(model_of(LLAMA))):  # type: ignore[misc] # it is
             """Keeps one layer in another type."""
@@ -185,7 +185,7 @@ class TestRefusals:
             identity_of(model)
 
     def test_weights_that_cannot_be_read_have_to_be_named(self) -> None:
-        """R-61: without a name for them nothing could be promised."""
+        """R-05: without a name for them nothing could be promised."""
         model = copy.deepcopy(model_of(LLAMA))
         model.register_buffer("elsewhere", torch.empty(3, device="meta"))
         with pytest.raises(ConfigError, match="weights="):
