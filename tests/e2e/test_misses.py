@@ -48,6 +48,8 @@ OF_ONE_ENGINE = {
 }
 OF_OTHER_SLABS = {"other_key_space", "evicted"}
 OF_OTHER_SETTINGS = {"queue", "unknown"}
+OF_TIERS = {"slower"}
+"""See test_tiers.py."""
 
 
 def missed(llm: Any) -> Counter[str]:
@@ -285,7 +287,7 @@ class _Told:
 class TestOthers:
     def test_every_reason_is_provoked(self) -> None:
         """R-71: the tests of this module leave none out."""
-        provoked = OF_ONE_ENGINE | OF_OTHER_SLABS | OF_OTHER_SETTINGS
+        provoked = OF_ONE_ENGINE | OF_OTHER_SLABS | OF_OTHER_SETTINGS | OF_TIERS
         assert set(MissReason) == provoked
 
     def test_what_went_and_what_lies_under_other_keys_is_told(

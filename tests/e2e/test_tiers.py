@@ -15,8 +15,10 @@ from tests.e2e.engine import ROOT, generate, in_process_engine, reset_prefix_cac
 from tests.e2e.test_store_trouble import labelled
 from tests.kit.file_tier import registration
 from ucm.integration.vllm.tiers import Tiers
+from ucm.scheduler.prompts import PromptSpeed
 
 WANTS = "vllm:ucm_fetch_wants"
+MISSED = "vllm:ucm_missed_lookups"
 TOKENS = 8
 PROMPTS = [prompt(7000 + n, 300) for n in range(4)]
 """Two whole blocks of 128 tokens each."""
@@ -96,6 +98,14 @@ def stored(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "tier").iterdir() if not path.suffix]
 
 
+class _AtOnce(PromptSpeed):
+    """Knows an engine that computes anything in no time."""
+
+    def seconds_of(self, tokens: int) -> float:
+        """Return next to nothing."""
+        return 1e-6
+
+
 class TestTiers:
     def test_prompt_of_one_machine_is_warm_on_another(
         self, machine: Callable[..., Any], tmp_path: Path
@@ -141,3 +151,15 @@ class TestTiers:
             b.until(lambda: len(stored(tmp_path)) >= 2)
         with machine("c") as c:
             assert HIT == c.ask(0)
+            self._slower(c)
+
+    def _slower(self, c: Machine) -> None:
+        """R-59: once the tier is known, a prompt that is computed sooner is not fetched."""
+        store = halves(c.llm)[1]._worker._store
+        for _ in range(4):
+            store.clear(b"")
+            assert HIT == c.ask(0)
+        c.tiers._predicts, c.tiers._prompts = True, _AtOnce()
+        store.clear(b"")
+        assert 0 == c.ask(0)
+        assert (1, 1) == (c.wants("slower"), labelled(c.llm, MISSED, reason="slower"))

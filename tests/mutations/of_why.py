@@ -244,4 +244,12 @@ WHY = (
             f"{_LOOK_UPS}::test_hit_that_falls_short_names_its_first_missing_block",
         ),
     ),
+    Mutant(
+        name="keys_that_go_end_the_step",
+        why="Weights that come into doubt behind a look-up end the engine.",
+        file=_MISSES,
+        find="        if not keys:  # the weights came into doubt behind the look-up\n",
+        replace="        if keys == [b'']:\n",
+        killers=(f"{_DECLINED}::test_keys_that_go_behind_the_look_up_leave_no_reason",),
+    ),
 )

@@ -26,8 +26,11 @@ class TestServing:
         """S2-13: what goes wrong between two stages ends the loop, and nobody waits for
         it any more."""
         with running() as rig:
+            ordered = threading.Event()
+            rig.runtime._loop._loop.call_soon_threadsafe(ordered.wait, 60.0)
             rig.runtime._pipeline._deadlines.look_at_hung = raising(ZeroDivisionError())
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
+            ordered.set()  # had the loop gone on, it might have ended before the order
             rig.runtime._loop.join(60.0)
             rig.poll()
             assert "loop" in rig.runtime.failure

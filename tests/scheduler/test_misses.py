@@ -348,6 +348,17 @@ class TestDeclined:
         adapter.doubt(1)
         assert "unkeyed" == told(why(adapter))[0]
 
+    def test_keys_that_go_behind_the_look_up_leave_no_reason(
+        self, index: SetIndex
+    ) -> None:
+        """R-71: weights in doubt before the answer is used: nobody is asked, nothing raised."""
+        adapter = make_adapter(ONE_FULL, index)
+        match = adapter.match_prefix("asks", TOKENS, HASHES, 0)
+        adapter.rekey(b"")
+        miss = adapter.misses.explain(match, 0, nowhere)
+        assert ("unkeyed", 0) == told(miss)[:2]
+        assert 0 == index.told_calls
+
     def test_what_is_known_is_forgotten_with_the_keys(self, index: SetIndex) -> None:
         """Under another key space nothing was refused yet; under the same, proven anew
         after a doubt, it still was."""

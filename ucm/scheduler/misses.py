@@ -124,6 +124,9 @@ class Misses:
         self, block: MissingBlock, match: PrefixMatch, elsewhere: Elsewhere
     ) -> Miss:
         keys = self._matcher.keys_of(block.group, [block.block_hash])
+        if not keys:  # the weights came into doubt behind the look-up
+            reason, text = _DECLINED[MatchReason.UNKEYED]
+            return Miss(reason, {"text": text}, block)
         try:
             told = self._told(keys)
             reason, detail = self._reason(block, told)
