@@ -109,7 +109,12 @@ def _show(place: Path, tier: dict[str, object]) -> list[Row]:
         rows = [_ask(url, "cold", prompt), _ask(url, "again", prompt)]
         rows.append(_ask(url, "another ending", [*prompt, 9, 8, 7]))
         holder = next(one for one in machines if one.engine.name == rows[0]["engine"])
-        _until(lambda: holder.engine.shares() >= PREFIX // BLOCK)
+
+        def is_shared() -> bool:  # an engine publishes when it steps
+            _ask(url, "again", prompt)
+            return holder.engine.shares() >= PREFIX // BLOCK
+
+        _until(is_shared)
         holder.kill()
         rows.append(_ask(url, "engine killed", prompt))
         rows.append(_ask(url, "never seen", prompt[::-1]))
