@@ -23,6 +23,16 @@ INTERRUPTS = (
         killers=(f"{_BLOCKING}test_store_that_raises_anything_has_nothing",),
     ),
     Mutant(
+        name="questions_without_a_bound",
+        why="A store that hangs keeps the keys of all that was ever asked.",
+        file="ucm/cache/questions.py",
+        find="if len(self._asked) >= _MOST:",
+        replace="if False:",
+        killers=(
+            "tests/cache/test_questions.py::test_questions_that_wait_are_bounded",
+        ),
+    ),
+    Mutant(
         name="interrupted_load_goes_on",
         why="It writes to blocks that the host has given to somebody else.",
         file=_SYNC,

@@ -22,6 +22,8 @@ from ucm.threads import Lock, Threads
 __all__ = ["KeptStore", "Questions"]
 
 _T = TypeVar("_T")
+_MOST = 1 << 15
+"""Questions that wait: a store that hangs would keep their keys without end."""
 
 
 class KeptStore(WrapperStore):
@@ -58,9 +60,13 @@ class Questions:
         Have something asked; what it raises is the error of the answer.
 
         An error that is none of ours is a store's that did not answer: no host can know
-        what a store of somebody else's may raise.
+        what a store of somebody else's may raise. Nor does one answer before which too
+        many wait.
         """
         answer: Pending[_T] = Pending(self._lock)
+        if len(self._asked) >= _MOST:
+            answer.end(None, StoreUnavailableError(f"{_MOST} questions wait for it"))
+            return answer
         self._asked[answer] = None  # type: ignore[index] # of whatever type
 
         def run(answer: Pending[_T]) -> None:
