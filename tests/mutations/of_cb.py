@@ -96,8 +96,8 @@ CB = (
         name="staged_blocks_held_for_ever",
         why="Slots fill up with blocks that cannot be replaced.",
         file=_FILE,
-        find="        self._staged.release(held)\n",
-        replace="",
+        find="            self._staged.release(held)\n",
+        replace="            pass\n",
         killers=(f"{_SLOTS}::test_long_prompt_is_loaded_in_parts",),
     ),
     Mutant(
@@ -141,5 +141,25 @@ CB = (
         find="        self._paged.search_prefix_match = self._search\n",
         replace="",
         killers=(f"{_TESTS}::TestEnds::test_engine_goes_on_behind_a_close",),
+    ),
+    Mutant(
+        name="copy_without_memory_ends_the_engine",
+        why="A device that is full ends all requests, for a hit.",
+        file=_FILE,
+        find="_OURS: Final = (UCMError, RuntimeError)",
+        replace="_OURS: Final = (UCMError,)",
+        killers=(
+            f"{_TESTS}::TestSlots::test_device_without_memory_for_a_copy_costs_hits_only",
+        ),
+    ),
+    Mutant(
+        name="blocks_of_a_copy_that_failed_stay_taken",
+        why="The engine's pool loses blocks for good.",
+        file=_FILE,
+        find="            self._allocator.pool.free_blocks(self._allocator.index, blocks)\n",
+        replace="",
+        killers=(
+            f"{_TESTS}::TestSlots::test_device_without_memory_for_a_copy_costs_hits_only",
+        ),
     ),
 )

@@ -138,6 +138,26 @@ class TestSlots:
                 assert saved == engine.prompts.cache.statistics().saved_blocks, at
             assert 7 + 2 == engine.prompts.dropped_blocks
 
+    def test_device_without_memory_for_a_copy_costs_hits_only(
+        self, tmp_path: Path, alone: Callable[..., list[list[int]]]
+    ) -> None:
+        """Neither an answer nor the engine, and no slot and no block of anybody's."""
+        filled(tmp_path, TOKENS)
+
+        def fail(*_: object) -> None:
+            raise torch.OutOfMemoryError("planned")
+
+        with Engine(model_of(LLAMA), tmp_path) as engine:
+            prompts, slots = engine.prompts, len(engine.prompts._free)
+            real, prompts._copy = prompts._copy, fail
+            assert alone(TOKENS) == engine.ask(TOKENS)
+            assert (slots, 0) == (len(prompts._free), engine.lost_blocks())
+            assert prompts.dropped_blocks > 0
+            prompts._copy, before = real, engine.loaded()
+            engine.forget()
+            assert alone(TOKENS) == engine.ask(TOKENS)
+            assert BLOCKS == engine.loaded() - before
+
 
 @pytest.mark.slow
 class TestPatience:

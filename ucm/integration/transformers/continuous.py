@@ -44,6 +44,8 @@ _Theirs: TypeAlias = Any
 """An object of transformers that is not typed."""
 _RELEASE: Final = "5.19.0"
 """The one whose methods are wrapped."""
+_OURS: Final = (UCMError, RuntimeError)
+"""What ends no engine: a store that is closed, a device without memory for a copy."""
 _FORM: Final = (
     "continuous batching; block: layers, keys before values, [tokens, heads, dim]"
 )
@@ -133,7 +135,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
 
     def _match(self, request_id: str, prompt_ids: list[int]) -> int:
         """Stand for ``search_prefix_match``; waits for ``patience`` at most."""
-        with contextlib.suppress(UCMError):  # such as: it is closed
+        with contextlib.suppress(*_OURS):
             self._restore(prompt_ids)
         found: int = self._search(request_id, prompt_ids)
         return found
@@ -152,7 +154,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         for block in completed:
             self._names.pop(block, None)
         self._mark(state, complete_blocks)
-        with contextlib.suppress(UCMError):
+        with contextlib.suppress(*_OURS):
             if completed:
                 ids = state.initial_tokens + state.generated_tokens
                 self._save(table, start, completed, ids)
@@ -192,8 +194,13 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         if not slots:
             return
         ledger, blocks = self._allocator.ledger, self._take(len(slots))
-        self._copy(self._blocks, blocks, self._slots, slots)
-        self._staged.release(held)
+        try:
+            self._copy(self._blocks, blocks, self._slots, slots)
+        except RuntimeError:
+            self._allocator.pool.free_blocks(self._allocator.index, blocks)
+            raise
+        finally:
+            self._staged.release(held)
         for at, block in zip(places, blocks, strict=True):
             ledger.register_new_hash(block, hashes[at])
             ledger.cached_blocks[block] = None
@@ -250,12 +257,13 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         if not slots:
             return
         own = own[: len(slots)]
-        self._copy(self._slots, slots, self._blocks, [completed[at] for at in own])
         try:
+            self._copy(self._slots, slots, self._blocks, [completed[at] for at in own])
             place = Place(first=start + own[0])
             save = self.cache.save([keys[at] for at in own], slots, place=place)
-        except UCMError:
+        except _OURS:
             self._free.extend(slots)
+            self.dropped_blocks += len(own)
             raise
         save.when_over(partial(self._free.extend, slots))  # never, if a copy is stuck
 
