@@ -82,6 +82,19 @@ TIER = (
         ),
     ),
     Mutant(
+        name="answer_comes_amid_look_ups",
+        why="Chunks are fetched that lie behind one that turns out to be missing.",
+        file=_LOOKUPS,
+        find="            self._has_looked = True\n",
+        replace="            self._has_looked = False\n",
+        killers=(
+            (
+                f"{_TESTS}_lookups.py::TestQuestions::"
+                "test_all_of_a_step_sees_the_same_answers"
+            ),
+        ),
+    ),
+    Mutant(
         name="ended_requests_leave_their_questions",
         why="The scheduler's memory grows with every prompt that was ever asked.",
         file=_TIER,

@@ -84,15 +84,29 @@ class TestQuestions:
     def test_answer_is_taken_when_it_is_there(
         self, lookups: Lookups, desk: Desk
     ) -> None:
-        """By the next look-up, for all who ask, and nobody asks again."""
+        """By the first look-up of a step, for all who ask, and nobody asks again."""
         found(lookups, [A, B], "r")
         lookups.end_step()
         assert [None, None] == found(lookups, [A, B], "r")
+        lookups.end_step()
         desk.asked[0].say([A])
         assert [True, False] == found(lookups, [A, B], "r")
         assert [True, False] == found(lookups, [A, B], "s")
         lookups.end_step()
         assert 1 == len(desk.asked)
+
+    def test_all_of_a_step_sees_the_same_answers(
+        self, lookups: Lookups, desk: Desk
+    ) -> None:
+        """An answer that comes amid a request's look-ups waits for the next step: the
+        engine would fetch what lies behind a block of which it knows nothing yet."""
+        found(lookups, [A, B], "r")
+        lookups.end_step()
+        assert lookups.find(A, "r") is None
+        desk.asked[0].say([B])
+        assert lookups.find(B, "r") is None
+        lookups.end_step()
+        assert [False, True] == found(lookups, [A, B], "r")
 
     def test_one_question_is_open_at_a_time(self, lookups: Lookups, desk: Desk) -> None:
         """What comes meanwhile is asked together behind it."""
@@ -178,8 +192,8 @@ class TestRequests:
         lookups.release("r")
         found(lookups, [A], "s")
         desk.asked[0].say([A])
-        assert [True] == found(lookups, [A], "s")
         lookups.end_step()
+        assert [True] == found(lookups, [A], "s")
         desk.asked[-1].say([])
         lookups.end_step()
         assert [True] == found(lookups, [A], "s")

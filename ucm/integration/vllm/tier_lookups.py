@@ -3,8 +3,10 @@
 What a store has of the keys that requests ask for, without waiting for it.
 
 The engine asks key by key, and again in each step until it has an answer. What is new in a
-step is asked together at its end, one question at a time. An answer stays as long as a
-request that asked for the key: a block whose load failed is *missed* by all of them, or
+step is asked together at its end, one question at a time. All of a step sees the same
+answers: the engine fetches what lies behind a block that is not known yet, in vain if
+that one turns out to be missing. An answer stays as long as a request that asked for
+the key: a block whose load failed is *missed* by all of them, or
 the engine would try it for ever.
 
 Threading: the engine's scheduler thread alone.
@@ -38,6 +40,7 @@ class Lookups:
         self._keys: dict[str, set[bytes]] = {}  # by request
         self._new: dict[bytes, None] = {}
         self._asked: tuple[list[bytes], Answer] | None = None
+        self._has_looked = False  # for an answer, in this step
         self._quiet_until = 0.0
 
     def __len__(self) -> int:
@@ -53,12 +56,14 @@ class Lookups:
             if key not in self._found:
                 self._found[key] = None
                 self._new[key] = None
-        if self._found[key] is None:
+        if self._found[key] is None and not self._has_looked:
+            self._has_looked = True
             self._take_answer()
         return self._found[key]
 
     def end_step(self) -> None:
         """Ask what is new, unless a question is open."""
+        self._has_looked = False
         self._take_answer()
         if self._asked is not None:
             return
