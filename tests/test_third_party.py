@@ -37,6 +37,7 @@ def test_package_outside_of_the_tree_passes_the_contracts(tmp_path: Path) -> Non
     shutil.rmtree(source / "ucm_example")  # what runs is what was installed
     said = run(
         *("pytest", str(source / "tests"), "-q", "-p", "no:cacheprovider"),
+        *("--basetemp", str(tmp_path / "t")),  # which no other run clears away
         *("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(source)),
         PYTHONPATH=os.pathsep.join([str(target), str(ROOT)]),
     )

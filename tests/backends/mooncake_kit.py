@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.backends.servers import Server, free_ports
@@ -114,16 +115,23 @@ def why_not(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def run_inside(environment: dict[str, str], *arguments: str) -> str:
-    """Run tests within a network of their own; return what pytest said."""
+    """
+    Run tests within a network and a directory of their own; return what pytest said.
+
+    In a directory that they share, two runs that end at once stumble over what either of
+    them clears away, and report it as an error.
+    """
     command = ["unshare", "-rn", sys.executable, "-m", "tests.own_network", "pytest"]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-n", "2", "-q", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
+    command += ["-p", "no:cacheprovider", "-n", "2", "-q"]
+    with tempfile.TemporaryDirectory(prefix="ucm-") as folder:
+        done = subprocess.run(
+            [*command, "--basetemp", f"{folder}/t", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
     return (
         f"{done.stdout[-20_000:]}\n{done.stderr[-2000:]}\nends with {done.returncode}"
     )
