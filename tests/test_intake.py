@@ -124,3 +124,23 @@ class TestTime:
         intake.take_in()
         limits = (8.0 + timeout.save, 8.0 + timeout.load)
         assert limits == tuple(ticket.deadline for ticket in intake.open.values())
+
+
+class TestTurns:
+    def test_many_orders_of_a_step_are_taken_in_with_pauses(self):
+        """R-18: tickets are made and offered a few at a time, and other threads may have
+        the interpreter lock in between; without a word of them nobody is let in."""
+        orders = [order(n, Direction.LOAD, [n], [n]) for n in range(1, 101)]
+        intake, made = make_intake(SYSTEM), [0]
+        make = intake._ticket
+
+        def counted(*arguments):
+            made[-1] += 1
+            return make(*arguments)
+
+        intake._ticket = counted
+        intake.submit(KEYSPACE_DIGEST, orders, DoneFence(), None)
+        intake.take_in(lambda: made.append(0))
+        assert 100 == sum(made) == len(intake.open)
+        assert 16 >= max(made)
+        assert 2 * (100 // 16) == len(made) - 1

@@ -105,7 +105,9 @@ class Runtime:
             timeout=config.timeout,
             recorder=self._recorder,
             on_failure=self._fail,
-            take_in=lambda: self._take_in(),  # which needs the pipeline's queue
+            take_in=lambda: self._take_in(
+                threads.give_way
+            ),  # which needs the pipeline's queue
             confirms=confirms,
             before_commit=before_commit,
             threads=threads,

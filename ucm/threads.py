@@ -12,14 +12,26 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from ucm.waker import EventfdWaker, LoopWaker, Waker
 
-__all__ = ["SYSTEM", "Condition", "Event", "Lock", "Queue", "Thread", "Threads"]
+__all__ = [
+    "SYSTEM",
+    "Condition",
+    "Event",
+    "Lock",
+    "Queue",
+    "Thread",
+    "Threads",
+    "slowly",
+]
+
+_T = TypeVar("_T")
+_TURN_S: Final = 2e-5
 
 
 class Lock(Protocol):
@@ -96,6 +108,15 @@ class Threads:
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
     """Seconds on a clock that never goes back."""
 
+    def give_way(self) -> None:
+        """
+        Let whoever waits for the interpreter lock have it, amid what takes long.
+
+        A wait of no time is not enough: the lock would be taken back before the other
+        thread has woken up.
+        """
+        time.sleep(_TURN_S)
+
     def lock(self) -> Lock:
         """Return a new lock."""
         return threading.Lock()
@@ -135,3 +156,13 @@ class Threads:
 
 SYSTEM = Threads()
 """The process's own."""
+
+
+def slowly(
+    items: Iterable[_T], at_once: int, give_way: Callable[[], None]
+) -> Iterator[_T]:
+    """Yield items, and give way behind each so many."""
+    for at, each in enumerate(items):
+        if at and not at % at_once:
+            give_way()
+        yield each

@@ -77,6 +77,10 @@ class SimThreads(Threads):
         self._simulation = simulation
         self.monotonic = lambda: simulation.now
 
+    def give_way(self) -> None:
+        """Let the hub choose who goes on."""
+        self._simulation.pause()
+
     def lock(self) -> Lock:
         """Return a simulated lock."""
         return _SimLock(self._simulation)

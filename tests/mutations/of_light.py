@@ -9,6 +9,10 @@ _CHAINS = "ucm/stores/slab/_chains.py"
 _STORE = "ucm/stores/slab/_store.py"
 _SHARING = "tests/stores/test_slab.py::TestSharing"
 _FEW = "tests/stores/test_slab_look_up.py::TestFewKeys"
+_DEADLINES = "ucm/pipeline/deadlines.py"
+_SERVING = "tests/pipeline/test_serving.py::TestServing"
+_THROUGH = "tests/pipeline/test_deadlines.py::TestLookThrough::test_whoever_has_something_to_end_is_found_among_those_who_wait"
+_TURNS = "tests/test_intake.py::TestTurns::test_many_orders_of_a_step_are_taken_in_with_pauses"
 _ALONE = f"{_FEW}::test_few_keys_are_looked_up_one_by_one_until_one_misses"
 
 LIGHT = (
@@ -59,5 +63,63 @@ LIGHT = (
         find="index.touch(slots[slots != NO_SLOT], moments[slots != NO_SLOT])",
         replace="index.touch(slots[slots == NO_SLOT], moments[slots == NO_SLOT])",
         killers=(f"{_FEW}::test_few_keys_are_touched_without_a_batch",),
+    ),
+    Mutant(
+        name="step_of_hundreds_taken_in_at_once",
+        why="The engine's thread waits for the lock until all its tickets are made.",
+        file="ucm/intake.py",
+        find="        orders = slowly(batch.orders, _IN_ONE_GO, give_way)\n",
+        replace="        orders = iter(batch.orders)\n",
+        killers=(_TURNS,),
+    ),
+    Mutant(
+        name="hundreds_offered_at_once",
+        why="The engine's thread waits for the lock until all its tickets are offered.",
+        file="ucm/intake.py",
+        find="in slowly(tickets, _IN_ONE_GO, give_way):",
+        replace="in tickets:",
+        killers=(_TURNS,),
+    ),
+    Mutant(
+        name="all_that_waits_looked_through_at_once",
+        why="Under a thousand tickets the engine's thread waits for the lock meanwhile.",
+        file="ucm/pipeline/pipeline.py",
+        find="self._deadlines.look_through(looked_at, now)",
+        replace="self._deadlines.look_through(tickets, now)",
+        killers=(f"{_SERVING}::test_look_at_all_that_waits_has_pauses",),
+    ),
+    Mutant(
+        name="nobody_given_way",
+        why="Pauses in which the lock is kept are none.",
+        file="ucm/threads.py",
+        find="            give_way()\n",
+        replace="            pass\n",
+        killers=(
+            "tests/test_threads.py::TestSlowly::test_items_come_as_they_are_with_a_pause_behind_each_so_many",
+        ),
+    ),
+    Mutant(
+        name="blocks_taken_back_passed_over",
+        why="A save of blocks that were taken back keeps its place until its deadline.",
+        file=_DEADLINES,
+        find="guard.torn or guard.revoked or ",
+        replace="",
+        killers=(_THROUGH,),
+    ),
+    Mutant(
+        name="behind_a_hung_thread_passed_over",
+        why="Saves behind a store that hangs wait for their own deadlines.",
+        file=_DEADLINES,
+        find=" or self._hung[ticket.direction]\n",
+        replace="\n",
+        killers=(_THROUGH,),
+    ),
+    Mutant(
+        name="late_rows_passed_over",
+        why="A copy that was late once, and got more time, is given up at the next delay.",
+        file=_DEADLINES,
+        find="ticket.outcome or ticket.is_late or now",
+        replace="ticket.outcome or now",
+        killers=(_THROUGH,),
     ),
 )

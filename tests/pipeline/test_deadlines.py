@@ -79,6 +79,26 @@ class TestLook:
         assert ticket.is_given_up
 
 
+class TestLookThrough:
+    def test_whoever_has_something_to_end_is_found_among_those_who_wait(
+        self, deadlines
+    ):
+        """What is passed over quickly has nothing to end: late, taken back, torn and
+        behind a thread that hangs are each looked at, and so are rows that came."""
+        waiting, late, back, torn = map(make_ticket, range(1, 5))
+        late.deadline, torn.is_late = 0.0, True
+        back.guard.revoke(Reason.RECYCLED)
+        assert torn.guard.begin()
+        deadlines.look_through([waiting, late, back, torn], 1.0)
+        ended = [each.outcome and each.outcome.reason for each in (late, back)]
+        assert [Reason.DEADLINE, Reason.RECYCLED] == ended
+        assert (None, False) == (waiting.outcome, torn.is_late)
+        deadlines._hung[Direction.SAVE].add(make_ticket(9))
+        deadlines.look_through([waiting], 1.0)
+        assert waiting.outcome is not None
+        assert Reason.STORE_HUNG is waiting.outcome.reason
+
+
 class TestWatched:
     def test_idle_loop_looks_again_while_something_may_come_to_an_end(self, deadlines):
         """Open tickets count, and ended ones that a copy or a job uses; not those that

@@ -5,9 +5,11 @@ import threading
 
 import pytest
 
+from tests.pipeline.kit import make_ticket
 from tests.rig import KEYSPACE_DIGEST, order, running
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
+from ucm.threads import SYSTEM, Threads
 
 SAVE = Direction.SAVE
 
@@ -99,3 +101,31 @@ class TestServing:
             # Submitted, copied and stored: at most once for each of the two, and once
             # more where a place in the window was free behind it.
             assert 8 >= calls["_serve"] - calls["_ring"]
+
+    def test_look_at_all_that_waits_has_pauses(self):
+        """R-18: however many tickets are open, the engine's thread may have the lock
+        amid the look through them."""
+        with running() as rig:
+            pipeline, ways = rig.runtime._pipeline, []
+            tickets = [make_ticket(n) for n in range(300)]
+
+            def sweep():
+                pipeline.queue.open.update({each.transfer_id: each for each in tickets})
+                pipeline._threads = Counted(ways)
+                pipeline._sweep(0.0)
+                pipeline._threads = SYSTEM
+                pipeline.queue.open.clear()
+
+            on_loop(rig, sweep)
+            assert 300 // 128 == len(ways)
+
+
+class Counted(Threads):
+    """Threads that count how often others were given way."""
+
+    def __init__(self, ways):
+        self._ways = ways
+
+    def give_way(self):
+        """Count it."""
+        self._ways.append(1)

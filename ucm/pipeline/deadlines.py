@@ -61,9 +61,16 @@ class Deadlines:
         """Look at all tickets; *now* is on their clock."""
         self.num_watched = 0
         for ticket in tickets:
+            guard = ticket.guard
+            is_over = ticket.outcome or ticket.is_late or now > ticket.deadline
+            if not (
+                is_over or guard.torn or guard.revoked or self._hung[ticket.direction]
+            ):
+                self.num_watched += 1  # as nearly all are: no call for each of them
+                continue
             self.look(ticket, now)
             is_open = ticket.outcome is None or ticket.is_worked_on
-            is_touched = ticket.guard.is_touched and not ticket.is_given_up
+            is_touched = guard.is_touched and not ticket.is_given_up
             self.num_watched += is_open or is_touched
         for ticket in [each for each in self._clearing if not each.guard.is_clearing]:
             del self._clearing[ticket]
