@@ -13,6 +13,10 @@ _DEADLINES = "ucm/pipeline/deadlines.py"
 _SERVING = "tests/pipeline/test_serving.py::TestServing"
 _THROUGH = "tests/pipeline/test_deadlines.py::TestLookThrough::test_whoever_has_something_to_end_is_found_among_those_who_wait"
 _TURNS = "tests/test_intake.py::TestTurns::test_many_orders_of_a_step_are_taken_in_with_pauses"
+_DUE = "tests/integration/vllm/test_due.py"
+_QUIET = (
+    f"{_DUE}::TestQuiet::test_steps_in_which_nobody_can_be_due_pass_by_all_that_run"
+)
 _ALONE = f"{_FEW}::test_few_keys_are_looked_up_one_by_one_until_one_misses"
 
 LIGHT = (
@@ -121,5 +125,81 @@ LIGHT = (
         find="ticket.outcome or ticket.is_late or now",
         replace="ticket.outcome or now",
         killers=(_THROUGH,),
+    ),
+    Mutant(
+        name="all_that_run_gone_through_in_each_step",
+        why="R-18: a thousand requests that complete nothing cost a look at each.",
+        file="ucm/scheduler/due.py",
+        find="        return self._quiet > 0\n",
+        replace="        return False\n",
+        killers=(_QUIET,),
+    ),
+    Mutant(
+        name="quiet_steps_uncounted",
+        why="After one quiet step nobody is looked at any more before the end.",
+        file="ucm/scheduler/due.py",
+        find="        self._quiet -= most\n",
+        replace="",
+        killers=(
+            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
+        ),
+    ),
+    Mutant(
+        name="who_sits_out_is_short_as_well",
+        why="A request that was not scheduled when all were looked through is looked at late.",
+        file="ucm/scheduler/due.py",
+        find="tokens if num_known == len(self) else 0",
+        replace="tokens",
+        killers=(
+            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
+        ),
+    ),
+    Mutant(
+        name="newcomers_do_not_end_the_quiet",
+        why="A request that begins while others are quiet is looked at when they are.",
+        file="ucm/scheduler/due.py",
+        find="        self._quiet = min(self._quiet, due - tokens)\n",
+        replace="",
+        killers=(
+            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
+        ),
+    ),
+    Mutant(
+        name="failed_load_waits_for_the_quiet_to_end",
+        why="What is computed anew after a failed load is saved late, or never.",
+        file="ucm/scheduler/due.py",
+        find="        self.put(request_id, 0, 0)\n",
+        replace="        self[request_id] = 0\n",
+        killers=(
+            f"{_DUE}::TestQuiet::test_request_that_is_forgotten_is_due_in_the_next_step[at_once]",
+        ),
+    ),
+    Mutant(
+        name="long_prompt_ends_the_quiet",
+        why="Beside each new prompt all that run are gone through.",
+        file="ucm/integration/vllm/running.py",
+        find="sum(counts.values()) - new - len(ids) + 1",
+        replace="sum(counts.values()) - len(ids) + 1",
+        killers=(_QUIET,),
+    ),
+    Mutant(
+        name="guesses_advance_by_one",
+        why="Requests that advance by several tokens are looked at late.",
+        file="ucm/integration/vllm/running.py",
+        find="sum(counts.values()) - new - len(ids) + 1",
+        replace="1",
+        killers=(
+            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
+        ),
+    ),
+    Mutant(
+        name="forgotten_request_sits_out_unseen",
+        why="A failed load's request that sits out a step is looked at late.",
+        file="ucm/scheduler/due.py",
+        find="        self.put(request_id, 0, 0)\n",
+        replace="        self.pop(request_id, None)\n        self._quiet = 0\n",
+        killers=(
+            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
+        ),
     ),
 )

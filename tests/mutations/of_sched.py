@@ -26,8 +26,8 @@ SCHED = (
         name="everybody_is_looked_at",
         why="R-18: each running request costs several objects in every step.",
         file=_RUNNING,
-        find="map(self._due.get, ids, itertools.repeat(0))",
-        replace="itertools.repeat(0)",
+        find="list(map(self._due.get, ids, itertools.repeat(0)))",
+        replace="[0] * len(ids)",
         killers=(f"{_STEPS}::test_step_that_completes_no_block_looks_at_no_request",),
     ),
     Mutant(

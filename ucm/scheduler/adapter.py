@@ -36,6 +36,7 @@ from ucm.blocks import GroupId, ShardId
 from ucm.errors import LayoutError, LedgerError
 from ucm.layout import KVLayout
 from ucm.scheduler.budget import LoadQueue, cut_lost
+from ucm.scheduler.due import Due
 from ucm.scheduler.endings import Deferrals
 from ucm.scheduler.holds import HoldLedger, Readers
 from ucm.scheduler.lives import Lives
@@ -129,8 +130,8 @@ class SchedulerAdapter:
         return not any(n for name, n in self.counts().items() if name != "denied_keys")
 
     @property
-    def due(self) -> Mapping[str, int]:
-        """By request, from how many tokens on a step must tell of it; of others, always."""
+    def due(self) -> Due:
+        """When a step must tell of each request."""
         return self._lives.due
 
     @property
@@ -261,7 +262,7 @@ class SchedulerAdapter:
         select = self._selector.orders if self._saves_now else self._selector.nothing
         saves = select(facts, lives, step)
         self.records.ordered(saves)
-        self._lives.looked_at(lives)
+        self._lives.looked_at(facts.scheduled, lives)
         deferred = self._deferrals.take()
         self._cut_plans += bool(unfinished or self._deferrals.num_new)
         return StepPlan(

@@ -35,6 +35,7 @@ from ucm.blocks import GroupId
 from ucm.layout import GroupKind, GroupLayout, KVLayout
 from ucm.scheduler.budget import MAX_ID_CHARS
 from ucm.scheduler.decoded import NEVER_DUE, Decoded
+from ucm.scheduler.due import Due
 from ucm.scheduler.matches import MatchReason
 from ucm.scheduler.messages import Failure, SpanOrder
 from ucm.scheduler.records import Record, Records
@@ -282,8 +283,7 @@ class Lives:
         """What becomes of the requests."""
         self._lives: dict[str, Life] = {}
         self._generations = itertools.count(1)
-        self.due: dict[str, int] = {}
-        """By request, from how many tokens on to look at it; of others, at once."""
+        self.due = Due()
         self.loaded = LoadTotals()
         self.now = 0.0
         """The time, in seconds on the machine's monotonic clock."""
@@ -352,10 +352,12 @@ class Lives:
                 life.loads |= transfers.loads_into(request.prefix_blocks(group, at))
         return life
 
-    def looked_at(self, lives: Iterable[Life]) -> None:
-        """Take note of when these are to be looked at again."""
-        for life in lives:
-            self.due[life.stay.request_id] = life.due
+    def looked_at(
+        self, requests: Iterable[ScheduledRequest], lives: Iterable[Life]
+    ) -> None:
+        """Take note of when the lives of these are to be looked at again."""
+        for request, life in zip(requests, lives, strict=True):
+            self.due.put(request.request_id, life.due, request.end_tokens)
 
     def stop_saving(self) -> None:
         """Save nothing more of the present lives."""
@@ -384,7 +386,7 @@ class Lives:
                     self.loaded.failed[failure.reason] += 1
                     life.record.load_over(self.now, failure=failure.reason)
                 life.load_failed(names_block=bool(failure.bad_hash))
-                self.due.pop(life.request_id, None)
+                self.due.at_once(life.request_id)
 
     def loading(self) -> list[Life]:
         """Return the lives that wait for loads."""

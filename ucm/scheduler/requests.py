@@ -3,7 +3,7 @@
 What the engine tells of its requests.
 
 Of a step only those are told at which somebody looks: requests that are new, reach the
-number of tokens from which ``Lives.due`` asks to look again, or offer a state.
+number of tokens from which ``Due`` asks to look again, or offer a state.
 """
 
 import enum

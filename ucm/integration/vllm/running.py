@@ -2,9 +2,9 @@
 """
 The engine's requests, and what is told of them, in the words of ``ucm.scheduler``.
 
-Every step has one loop over all requests that run, and it looks up two numbers. Whatever
-else is asked of a request is asked when the request is new or resumed, is due, offers a
-state, or ends.
+Whatever is asked of a request is asked when the request is new or resumed, is due, offers
+a state, or ends. Who is due shows in two numbers of each that runs, and these are looked
+up only in steps in which anybody can be (``Due``).
 
 Threading: all of it runs on the engine's scheduler thread, and nothing waits.
 """
@@ -12,7 +12,7 @@ Threading: all of it runs on the engine's scheduler thread, and nothing waits.
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from ucm.integration.vllm.adapters import Adapters
@@ -163,19 +163,37 @@ class Running:
                 offers,
                 new.block_ids,
             )
-        cached = output.scheduled_cached_reqs
-        ids, resumed = cached.req_ids, cached.resumed_req_ids
-        # No line of Python for each: this is the one thing that grows with who runs.
-        ends = map(operator.add, cached.num_computed_tokens, map(counts.get, ids))
-        is_due = map(operator.ge, ends, map(self._due.get, ids, itertools.repeat(0)))
-        if always := {*resumed, *offers}:
-            is_due = map(operator.or_, is_due, map(always.__contains__, ids))
-        running = zip(ids, cached.num_computed_tokens, strict=True)
-        for request_id, computed in list(itertools.compress(running, is_due)):
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        for request_id, computed in self._due_ones(output, {*resumed, *offers}):
             blocks = resolve(request_id) if request_id in resumed else None
             yield self._facts(
                 request_id, (computed, counts[request_id]), resolve, offers, blocks
             )
+
+    def _due_ones(
+        self,
+        output: Any,  # noqa: ANN401 - vLLM's SchedulerOutput
+        always: Collection[str],
+    ) -> Sequence[tuple[str, int]]:
+        """Return who of those that go on is to be looked at, and its computed tokens."""
+        cached, counts = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        ids, computed = cached.req_ids, cached.num_computed_tokens
+        # Whoever is scheduled advances by a token at least, which none of the others does.
+        new = sum(counts[each.req_id] for each in output.scheduled_new_reqs)
+        most = sum(counts.values()) - new - len(ids) + 1
+        if self._due.is_nobody(most) and not always:
+            return ()
+        # No line of Python for each: this is the one thing that grows with who runs.
+        ends = list(map(operator.add, computed, map(counts.get, ids)))
+        dues = list(map(self._due.get, ids, itertools.repeat(0)))
+        is_due = map(operator.ge, ends, dues)
+        if always:
+            is_due = map(operator.or_, is_due, map(always.__contains__, ids))
+        running = zip(ids, computed, strict=True)
+        looked_at = list(itertools.compress(running, is_due))
+        if ids and not looked_at:
+            self._due.all_short_by(min(map(operator.sub, dues, ends)), len(ids))
+        return looked_at
 
     def _facts(
         self,
