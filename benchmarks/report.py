@@ -50,6 +50,7 @@ BENCHMARKS = (
     Benchmark("lookup", "Prefix match", 1),
     Benchmark("engine_thread", "Cost on the engine's threads", 5),
     Benchmark("lives", "What a request's life costs", 1, "vllm"),
+    Benchmark("tiers", "Below the slab", 20),
     Benchmark("pipeline", "Pipeline, end to end", 10),
     Benchmark("engine", "The real engine", 60, "vllm"),
     Benchmark("decode", "An engine full of decoding requests", 10, "vllm"),

@@ -25,6 +25,7 @@ from benchmarks import (
     report,
     slab_report,
     stores,
+    tiers,
     trace_cost,
 )
 
@@ -40,6 +41,7 @@ CASES = {
         lookup,
         pipeline,
         stores,
+        tiers,
         trace_cost,
     )
 }
@@ -49,6 +51,7 @@ SMALLEST = {
     "lookup": "small",
     "engine_thread": "submit idle",
     "pipeline": "memory",
+    "tiers": "disk",
     "trace_cost": "span",
 }
 """One case of each benchmark that starts no engine."""

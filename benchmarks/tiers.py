@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What lies below the slab, beside what it stands on.
+
+*Spill* is what an agent's core takes from blocks that are committed in a slab in memory until
+all of them are in the tier; *fetch* is what one request's want takes until all of them are in
+the slab, compared with their checksums. *Bare* is the client's own library, or plain direct
+I/O, with as many requests in flight, from and to memory that begins at a page; it computes no
+checksums. All run in one process, in turns, forwards and backwards; servers have processes of
+their own on the same cores. What the process computed meanwhile is told apart: it does not
+depend on who else computes. Mooncake runs in a network of its own.
+
+Run ``python -m benchmarks.tiers``.
+"""
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from benchmarks import tiers_bare
+from benchmarks.harness import Figure, Note, Scale, Told, main
+from benchmarks.tiers_moves import Blocks, Medium, measure
+from tests.backends.mooncake_kit import why_not
+
+__all__ = ["CASES"]
+
+_Opener = Callable[[Path, Blocks], AbstractContextManager[Medium]]
+KB = 1024
+SIZES = {"64 KB": 64 * KB, "256 KB": 256 * KB, "1 MB": KB * KB, "4 MB": 4 * KB * KB}
+DEPTHS = (1, 4, 16, 64)
+_INSIDE = "inside"
+
+
+def move(name: str, opener: _Opener, total: int, scale: Scale) -> Told:
+    """Measure one kind of tier with blocks of several sizes."""
+    sizes = {"256 KB": SIZES["256 KB"]} if scale.is_quick else SIZES
+    for text, nbytes in sizes.items():
+        yield from move_size(name, opener, total, nbytes, f"{name}, {text}", scale)
+
+
+def move_size(
+    name: str, opener: _Opener, total: int, nbytes: int, case: str, scale: Scale
+) -> Told:
+    """Measure one kind of tier with blocks of one size."""
+    total //= 8 if scale.is_quick else 1
+    blocks = Blocks(max(8, total // nbytes), nbytes)
+    with (
+        tempfile.TemporaryDirectory(prefix=f"ucm-{name}-", dir=scale.directory) as home,
+        opener(Path(home), blocks) as medium,
+    ):
+        yield from measure(medium, blocks, case, scale)
+
+
+def depths(scale: Scale) -> Told:
+    """Measure a disk with more and fewer requests in flight."""
+    for depth in DEPTHS[1:2] if scale.is_quick else DEPTHS:
+        opener = functools.partial(tiers_bare.disk, depth=depth)
+        for text in ("64 KB", "1 MB")[: 1 if scale.is_quick else 2]:
+            case = f"disk, {text}, depth {depth}"
+            yield from move_size("disk", opener, 128 << 20, SIZES[text], case, scale)
+
+
+def mooncake(scale: Scale) -> Told:
+    """Measure Mooncake in a network of its own, if it runs here."""
+    with tempfile.TemporaryDirectory(prefix="ucm-mooncake-") as home:
+        problem, environment = why_not(Path(home))
+        if problem:
+            yield Note("mooncake", f"absent, {problem}; no figure.")
+            return
+        told = Path(home) / "told.json"
+        command = ["unshare", "-rn", sys.executable, "-m", "tests.own_network"]
+        command += ["benchmarks.tiers", _INSIDE, "--json", str(told)]
+        command += ["--directory", str(scale.directory)]
+        command += ["--quick"] if scale.is_quick else []
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            yield Note("mooncake", f"failed: {done.stderr.strip()[-300:]}")
+            return
+        yield from figures_of(told)
+
+
+def figures_of(path: Path) -> Iterator[Figure]:
+    """Yield the figures of a results file."""
+    for each in json.loads(path.read_text(encoding="utf-8"))["figures"]:
+        del each["verdict"]
+        yield Figure(**each)
+
+
+CASES: dict[str, Callable[[Scale], Told]] = {
+    "disk": functools.partial(move, "disk", tiers_bare.disk, 128 << 20),
+    "depth": depths,
+    "files": functools.partial(move, "files", tiers_bare.files, 64 << 20),
+    "object": functools.partial(move, "object", tiers_bare.objects, 32 << 20),
+    "redis": functools.partial(move, "redis", tiers_bare.redis, 64 << 20),
+    "mooncake": mooncake,
+}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [_INSIDE]:
+        inside = functools.partial(move, "mooncake", tiers_bare.mooncake, 64 << 20)
+        main("tiers", {"mooncake": inside}, sys.argv[2:])
+    else:
+        main("tiers", CASES)

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What moves blocks in ``benchmarks.tiers``: an agent over a slab, beside a bare client."""
+
+import asyncio
+import mmap
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+import attrs
+import numpy as np
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from benchmarks.harness import (
+    Figure,
+    Scale,
+    Side,
+    Told,
+    compare,
+    make_keys,
+    ratio,
+    speed,
+)
+from benchmarks.stores import MEMORY
+from ucm.agent.calls import ThreadCalls
+from ucm.agent.core import AgentCore
+from ucm.agent.fetch import Want
+from ucm.backends.abc import Backend, Presence
+from ucm.backends.opening import open_backend
+from ucm.backends.watched import WatchedBackend
+from ucm.backends.wrap import BreakerBackend, DeadlineBackend
+from ucm.blocks import PackedKey
+from ucm.stores.slab import SlabStore
+
+__all__ = ["AGENT", "BARE", "Bare", "Blocks", "Medium", "in_pieces", "measure"]
+
+AGENT = "agent"
+PAGE = 4096
+_LIMIT_S = 600.0
+_BUDGET = 9
+"""Slots for each block: a fetch may take an eighth of them."""
+TARGETS = {"disk": ">= 0.8"}
+"""Of the agent, as a share of the bare client; any other: 0.85."""
+BARE = {
+    "disk": "O_DIRECT",
+    "files": "plain files",
+    "object": "obstore",
+    "redis": "redis-py",
+    "mooncake": "mooncake client",
+}
+
+
+class Blocks:
+    """
+    Keys, and page-aligned memory for each block: to be written, and to be read into.
+
+    Args:
+        count: How many.
+        nbytes: Of each.
+    """
+
+    def __init__(self, count: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.keys: list[PackedKey] = make_keys(0, count)
+        pages = PAGE * -(-nbytes // PAGE)
+        self.memory = memoryview(mmap.mmap(-1, 2 * count * pages))
+        self.memory[:] = np.random.default_rng(7).bytes(len(self.memory))
+        views = [
+            self.memory[at * pages : at * pages + nbytes] for at in range(2 * count)
+        ]
+        self.data, self.targets = views[:count], views[count:]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def pieces(self, size: int) -> Iterator[range]:
+        """Yield numbers of blocks, so many at a time."""
+        for start in range(0, len(self), size):
+            yield range(start, min(start + size, len(self)))
+
+
+class Bare(Protocol):
+    """The same bytes without us."""
+
+    async def put(self) -> None:
+        """Write all blocks."""
+
+    async def get(self) -> None:
+        """Read all blocks."""
+
+    async def clear(self) -> None:
+        """Remove what would be in the way of writing them anew."""
+
+
+@attrs.frozen
+class Medium:
+    """
+    Where blocks go.
+
+    Args:
+        name: As the tier's type.
+        settings: Of the tier.
+        bare: Makes what it is held against.
+        others: Further sides by name, which are held against the agent.
+    """
+
+    name: str
+    settings: dict[str, object]
+    bare: Callable[[Blocks], Bare]
+    others: dict[str, Callable[[Blocks], Bare]] = attrs.Factory(dict)
+
+
+async def in_pieces(
+    pieces: Iterator[Any], depth: int, ask: Callable[[Any], Awaitable[None]]
+) -> None:
+    """Ask for all pieces, so many at a time."""
+
+    async def work() -> None:
+        for piece in pieces:
+            await ask(piece)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(depth):
+            group.create_task(work())
+
+
+class Agent:
+    """
+    An agent's core over a slab in memory and one tier; another core for each call.
+
+    Args:
+        blocks: What moves.
+        settings: Of the tier.
+        home: Where the slab lies.
+    """
+
+    def __init__(self, blocks: Blocks, settings: dict[str, object], home: Path) -> None:
+        self._blocks = blocks
+        self._settings = settings
+        self._call = ThreadCalls(4)
+        self._slab = SlabStore(
+            path=str(home / "slab"),
+            capacity_bytes=_BUDGET * len(blocks) * blocks.nbytes + (64 << 20),
+            block_bytes=blocks.nbytes,
+        )
+        self._tier: BreakerBackend
+        self._backend: Backend
+
+    async def open(self) -> None:
+        """Open the tier, as a node does."""
+        self._backend = await open_backend(self._settings, "tiers.0")
+        guarded = DeadlineBackend(WatchedBackend(self._backend), _LIMIT_S)
+        self._tier = BreakerBackend(guarded, clock=time.monotonic)
+        await self._tier.register([memory.data for memory in self._slab.buffers])
+
+    async def close(self) -> None:
+        """Close tier and slab."""
+        await self._tier.aclose()
+        self._slab.close()
+
+    async def prepare_put(self) -> None:
+        """Have all blocks in the slab, and none in the tier."""
+        await self.clear()
+        blocks = self._blocks
+        with self._slab.reserve(blocks.keys, blocks.nbytes) as lease:
+            for at, data in enumerate(blocks.data):
+                lease.slots.block(at).data[:] = data
+            lease.seal(0, len(blocks))
+            if lease.commit() != len(blocks):
+                raise AssertionError("the slab has no room")
+
+    async def clear(self) -> None:
+        """Have no block anywhere."""
+        await self._backend.delete(self._blocks.keys)
+        await self.prepare_get()
+
+    async def prepare_get(self) -> None:
+        """Have no block in the slab."""
+        self._slab.clear(b"")
+
+    async def put(self) -> None:
+        """Spill."""
+        core = await self._with_core(lambda core: core.drain())
+        if core.spillers[0].counts.spilled != len(self._blocks):
+            raise AssertionError(core.totals())
+
+    async def get(self) -> None:
+        """Fetch, as one request's want."""
+        keys = self._blocks.keys
+
+        async def fetch(core: AgentCore) -> None:
+            until = anyio.current_time() + _LIMIT_S
+            want = Want(keys, [self._blocks.nbytes] * len(keys), until, 0.0)
+            await core.fetch(want)
+            core.drop(want)
+            if want.found != len(keys):
+                raise AssertionError((want.found, want.reason))
+
+        await self._with_core(fetch)
+
+    async def _with_core(
+        self, use: Callable[[AgentCore], Awaitable[None]]
+    ) -> AgentCore:
+        core = AgentCore(self._slab, [self._tier], self._call)
+        ready = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(core.run, ready.set)
+            await ready.wait()
+            await use(core)
+            tasks.cancel_scope.cancel()
+        return core
+
+    async def are_there(self) -> None:
+        """See that the tier has all blocks."""
+        told = await self._backend.exists(self._blocks.keys)
+        if set(told) != {Presence.PRESENT}:
+            raise AssertionError(set(told))
+
+
+def _side(portal: BlockingPortal, prepare: Any, put: Any) -> Side:  # noqa: ANN401
+    def side(_: int) -> Callable[[], object]:
+        portal.call(prepare)
+        return lambda: portal.call(put)
+
+    return side
+
+
+def measure(medium: Medium, blocks: Blocks, case: str, scale: Scale) -> Told:
+    """Measure spill and fetch beside the bare client, in turn; and what they compute."""
+    few = scale._replace(repeats=1, samples=min(scale.samples, 5))
+    with (
+        tempfile.TemporaryDirectory(prefix="ucm-tiers-", dir=MEMORY) as home,
+        start_blocking_portal() as portal,
+    ):
+        agent = Agent(blocks, medium.settings, Path(home))
+        portal.call(agent.open)
+        bare = BARE[medium.name]
+        others = {bare: medium.bare(blocks)}
+        others |= {name: make(blocks) for name, make in medium.others.items()}
+        puts = {AGENT: _side(portal, agent.prepare_put, agent.put)}
+        gets = {AGENT: _side(portal, agent.prepare_get, agent.get)}
+        for name, one in others.items():
+            puts[name] = _side(portal, one.clear, one.put)
+            gets[name] = _side(portal, _nothing, one.get)
+        for verb, sides in (("spill", puts), ("fetch", gets)):
+            if verb == "fetch":
+                portal.call(agent.are_there)
+            named = f"{case}, {verb}"
+            times = compare(sides, few)
+            target = TARGETS.get(medium.name, ">= 0.85")
+            yield ratio(times, AGENT, bare, named, target)
+            for name in medium.others:
+                yield ratio(times, AGENT, name, named, ">= 1")
+            nbytes = len(blocks) * blocks.nbytes
+            for side in times:
+                yield speed(times, side, named, nbytes)
+            two = {side: sides[side] for side in (AGENT, bare)}
+            spent = compare(two, few._replace(samples=2), time.process_time)
+            for side, seconds in spent.items():
+                values = [1e3 * each / (nbytes / 1e6) for each in seconds]
+                yield Figure.over(named, f"{side}, CPU here", "ms/MB", values)
+        for one in others.values():
+            portal.call(one.clear)
+        portal.call(agent.clear)
+        portal.call(agent.close)
+
+
+async def _nothing() -> None:
+    """Prepare nothing."""
