@@ -25,6 +25,7 @@ from pathlib import Path
 from benchmarks import tiers_bare
 from benchmarks.harness import Figure, Note, Scale, Told, main
 from benchmarks.tiers_moves import Blocks, Medium, measure
+from benchmarks.tiers_start import start
 from tests.backends.mooncake_kit import why_not
 
 __all__ = ["CASES"]
@@ -96,6 +97,7 @@ def figures_of(path: Path) -> Iterator[Figure]:
 CASES: dict[str, Callable[[Scale], Told]] = {
     "disk": functools.partial(move, "disk", tiers_bare.disk, 128 << 20),
     "depth": depths,
+    "start": start,
     "files": functools.partial(move, "files", tiers_bare.files, 64 << 20),
     "object": functools.partial(move, "object", tiers_bare.objects, 32 << 20),
     "redis": functools.partial(move, "redis", tiers_bare.redis, 64 << 20),

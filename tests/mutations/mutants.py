@@ -7,6 +7,7 @@ from tests.mutations.mutant import Mutant, StaleError
 from tests.mutations.of_agent import AGENT
 from tests.mutations.of_arena import ARENA
 from tests.mutations.of_backends import BACKENDS
+from tests.mutations.of_bench import BENCH
 from tests.mutations.of_cb import CB
 from tests.mutations.of_chat import CHAT
 from tests.mutations.of_cost import COST
@@ -75,6 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TIERS,
     *ARENA,
     *BACKENDS,
+    *BENCH,
     *CB,
     *CHAT,
     *DECISIONS,

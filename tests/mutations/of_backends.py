@@ -131,8 +131,8 @@ BACKENDS = (
         name="torn_block_found",
         why="Behind a death a disk offers blocks of which half was written over.",
         file=_DRIVE,
-        find="                if stamp.first == first:",
-        replace="                if stamp.first or first:",
+        find="            if stamp.first == first:",
+        replace="            if stamp.first or first:",
         killers=(f"{_TORN}::test_write_that_was_cut_short_leaves_no_block",),
     ),
     Mutant(

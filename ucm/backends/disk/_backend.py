@@ -29,10 +29,11 @@ from ucm.backends.abc import (
     Sealed,
     Verdict,
 )
-from ucm.backends.disk._drive import Drive, Scanned
+from ucm.backends.disk._drive import Drive
+from ucm.backends.disk._keeping import Keeper
 from ucm.backends.disk._runs import cut_runs, tell_each
-from ucm.backends.disk._slots import Extent, Slot, Slots
-from ucm.backends.disk._stamp import PAGE, Geometry, Stamp
+from ucm.backends.disk._slots import Slot, Slots
+from ucm.backends.disk._stamp import PAGE, Geometry
 from ucm.backends.envelope import GARBAGE
 from ucm.blocks import PackedKey
 from ucm.config import Durability
@@ -99,6 +100,7 @@ class DiskBackend(Backend):
         self._drives = drives
         self._slots = slots
         self._crew = crew
+        self._keeper = Keeper(drives, slots, crew)
         self._settings = settings
         self._is_open = True
         self._writing: dict[PackedKey, anyio.Event] = {}
@@ -128,51 +130,9 @@ class DiskBackend(Backend):
             await crew.run(drives, lambda drive: drive.allocate(geometry), allocated)
             slots = Slots(geometry, len(drives), lambda: secrets.randbits(64))
             backend = cls(drives, slots, crew, read)
-            await backend._load()
+            backend._num_swept = await backend._keeper.load()
             stack.pop_all()
         return backend
-
-    async def _load(self) -> None:
-        """Make the index of what is in the files."""
-        drives, slots, geometry = self._drives, self._slots, self._slots.geometry
-
-        def scan(extent: Extent) -> Scanned | None:
-            return drives[extent.drive].scan(geometry, extent.number)
-
-        scanned: list[Scanned | None] = [None] * len(slots.extents)
-        await self._crew.run(slots.extents, scan, scanned)
-        blocks: list[tuple[Stamp, Slot]] = []
-        for extent, found in zip(slots.extents, scanned, strict=True):
-            if found is not None:
-                slots.adopt(extent, found.mark)
-                by_place = {slot.place: slot for slot in extent.slots}
-                blocks += [(stamp, by_place[stamp.place]) for stamp in found.stamps]
-                self._num_swept += found.num_swept
-        await self._find_all(blocks)
-        for extent, found in zip(slots.extents, scanned, strict=True):
-            if found is not None:
-                slots.settle(extent)
-
-    async def _find_all(self, blocks: list[tuple[Stamp, Slot]]) -> None:
-        """Have the blocks of a scan found; of several with one key the last that was put."""
-        slots = self._slots
-        blocks.sort(key=lambda pair: pair[0].sequence)
-        newest = {stamp.envelope.key: slot for stamp, slot in blocks}
-        older = [
-            slot for stamp, slot in blocks if newest[stamp.envelope.key] is not slot
-        ]
-        wiped = [False] * len(older)
-        await self._crew.run(older, self._wipe, wiped)
-        self._num_swept += len(older)
-        if blocks:
-            slots.num_uses = blocks[-1][0].sequence
-        for stamp, slot in blocks:
-            slot.key, slot.nbytes = stamp.envelope.key, stamp.envelope.nbytes
-            if newest[slot.key] is slot:
-                slots.add(slot)
-        for slot, is_wiped in zip(older, wiped, strict=True):
-            if is_wiped:
-                slot.key = PackedKey(b"")
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -236,6 +196,8 @@ class DiskBackend(Backend):
         """Write to slots that are free, or of the oldest blocks; a key at a time once."""
         verdicts: dict[PackedKey, Verdict] = {}
         waiting = list(blocks)
+        if self._is_open:
+            await self._keeper.before_put()
         while waiting and self._is_open:
             mine: list[tuple[Slot, Sealed]] = []
             others: list[Sealed] = []
@@ -334,9 +296,7 @@ class DiskBackend(Backend):
         if not self._is_open:
             return
         self._is_open = False
-        is_idle = await self._crew.aclose()
-        for drive in self._drives:
-            drive.close(is_used=not is_idle)
+        await self._keeper.aclose()
 
     # On threads of the crew.
 
@@ -354,7 +314,7 @@ class DiskBackend(Backend):
         return [_End.WIPED if self._wipe(run[0][0]) else _End.UNCLEAR]
 
     def _wipe(self, slot: Slot) -> bool:
-        return self._drives[slot.extent.drive].wipe(slot.place, slot.extent.mark.pages)
+        return self._drives[slot.extent.drive].wipe(slot)
 
 
 def _common_geometry(

@@ -7,6 +7,7 @@ Contents of the directory::
     ucm-disk.json   what it is
     lock            held by the one process that uses it
     blocks          the file
+    index           what is in it, see ``_index``; there may be none
 
 The file is opened with ``O_DIRECT`` where a probe says that it works. Direct I/O wants memory,
 places and lengths in whole pages: whole pages of a caller's memory that begins at one, as slots
@@ -21,6 +22,7 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -30,6 +32,7 @@ from xxhash import xxh3_64_intdigest
 
 from ucm.backends._places import claim, lock, path_error
 from ucm.backends.abc import Fetched, Sealed, Verdict
+from ucm.backends.disk._index import INDEX, Entry, Index, Record
 from ucm.backends.disk._slots import Extent, Slot
 from ucm.backends.disk._stamp import PAGE, Geometry, Mark, Stamp
 from ucm.backends.envelope import GARBAGE, Envelope
@@ -58,11 +61,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @attrs.frozen
 class Scanned:
-    """What a scan has found in an extent."""
+    """What an extent has."""
 
     mark: Mark
-    stamps: list[Stamp]
-    num_swept: int
+    entries: Sequence[Entry]
+    change: int | None = None
+    """Behind which that was written down; None: it was looked for."""
+    num_swept: int = 0
     """Stamps that were removed, as their block is no longer there."""
 
 
@@ -96,6 +101,7 @@ class Drive:
         self._key = key
         self._pages = _Pages()
         self._fd = -1
+        self._index: Index | None = None
         self.is_direct = False
         try:
             told = claim(path, MANIFEST, Manifest.of(extent_bytes), key)
@@ -115,7 +121,9 @@ class Drive:
         path = self._path / BLOCKS
         try:
             self._fd = os.open(path, flags, 0o600)
-            os.ftruncate(self._fd, min(os.fstat(self._fd).st_size, geometry.nbytes))
+            before = os.fstat(self._fd)
+            if before.st_size > geometry.nbytes:
+                os.ftruncate(self._fd, geometry.nbytes)
             os.posix_fallocate(self._fd, 0, geometry.nbytes)
             direct = self._open_direct(path, flags)
         except OSError as exc:
@@ -130,6 +138,8 @@ class Drive:
         if direct >= 0:
             os.close(self._fd)
             self._fd, self.is_direct = direct, True
+        with suppress(OSError):  # every start looks through the drive, then
+            self._index = Index.open(self._path / INDEX, geometry, before)
 
     def _open_direct(self, path: Path, flags: int) -> int:
         """Return the file opened for direct I/O; -1 if a probe says that it cannot be."""
@@ -144,11 +154,25 @@ class Drive:
             return -1
         return fd
 
+    @property
+    def last_change(self) -> int:
+        """The highest number that a change of an extent has had here."""
+        return 0 if self._index is None else self._index.last_change
+
+    def settle(self) -> None:
+        """Say that what was written down stays true, once nobody writes any more."""
+        if self._index is not None:
+            with suppress(OSError):
+                self._index.settle(self._fd)
+
     def close(self, *, is_used: bool) -> None:
-        """Let go of the file, unless threads still use it: their I/O stays where it was."""
+        """Let go of the files, unless threads still use them: their I/O stays where it was."""
         for fd in (self._fd, self._lock_fd):
             if fd >= 0 and not is_used:
                 os.close(fd)
+        if self._index is not None and not is_used:
+            self._index.close()
+        self._index = None
         self._fd = self._lock_fd = -1
 
     # Blocks. On any thread.
@@ -164,6 +188,7 @@ class Drive:
         wholes = [self._whole_pages(block.data) for _, block in run]
         slot_bytes = (extent.mark.pages + 1) * PAGE
         try:
+            self._touch(extent)
             self._mark(extent)
             left = self._pages.get(len(run) * slot_bytes - sum(wholes))
             parts = []
@@ -185,8 +210,20 @@ class Drive:
             raise OSError(errno.EIO, "an extent's mark was cut short")
         extent.is_marked = True
 
-    def wipe(self, place: int, pages: int) -> bool:
+    def _touch(self, extent: Extent) -> None:
+        """Say beforehand that an extent is written to."""
+        if self._index is not None:
+            self._index.touch(extent.number, extent.change)
+
+    def wipe(self, slot: Slot) -> bool:
         """Remove the stamp of a slot; False if the drive refused."""
+        try:
+            self._touch(slot.extent)
+        except OSError:
+            return False
+        return self._wipe(slot.place, slot.extent.mark.pages)
+
+    def _wipe(self, place: int, pages: int) -> bool:
         try:
             return os.pwritev(self._fd, [_EMPTY_PAGE], place + pages * PAGE) == PAGE
         except OSError:
@@ -226,6 +263,13 @@ class Drive:
             return False
         return True
 
+    def write_down(self, extent: Extent, entries: Sequence[Entry]) -> None:
+        """Write down what an extent has, to which nobody writes."""
+        record = Record(extent.mark, extent.change, entries)
+        if self._index is not None:
+            with suppress(OSError):  # it is looked through, then
+                self._index.store(extent.number, record)
+
     def scan(self, geometry: Geometry, extent: int) -> "Scanned | None":
         """Return what is in an extent; None where nothing is, or it cannot be read."""
         view = self._pages.get(2 * PAGE)
@@ -234,23 +278,34 @@ class Drive:
             mark = Mark.decode(view[:PAGE], geometry)
             if mark is None:
                 return None
-            stamps, num_swept = [], 0
-            for at in range(geometry.num_slots(mark.pages)):
-                first = xxh3_64_intdigest(view[PAGE:])
-                place = geometry.place(extent, mark.pages, at)
-                os.preadv(self._fd, [view], place + mark.pages * PAGE)
-                stamp = Stamp.decode(view[:PAGE])
-                if stamp is None or not stamp.belongs(mark, place):
-                    continue
-                if stamp.first == first:
-                    stamps.append(stamp)
-                elif self.wipe(place, mark.pages):
-                    num_swept += 1
-                else:
-                    return None
+            record = None if self._index is None else self._index.load(extent)
+            if record is not None and record.mark == mark:
+                return Scanned(mark, record.entries, record.change)
+            return self._look_through(geometry, extent, mark, view)
         except OSError:
             return None
-        return Scanned(mark, stamps, num_swept)
+
+    def _look_through(
+        self, geometry: Geometry, extent: int, mark: Mark, view: memoryview
+    ) -> "Scanned | None":
+        """Look at each slot of an extent, of which the first two pages were read."""
+        entries: list[Entry] = []
+        num_swept = 0
+        for at in range(geometry.num_slots(mark.pages)):
+            first = xxh3_64_intdigest(view[PAGE:])
+            place = geometry.place(extent, mark.pages, at)
+            os.preadv(self._fd, [view], place + mark.pages * PAGE)
+            stamp = Stamp.decode(view[:PAGE])
+            if stamp is None or not stamp.belongs(mark, place):
+                continue
+            if stamp.first == first:
+                envelope = stamp.envelope
+                entries.append((stamp.sequence, at, envelope.nbytes, envelope.key))
+            elif self._wipe(place, mark.pages):
+                num_swept += 1
+            else:
+                return None
+        return Scanned(mark, entries, num_swept=num_swept)
 
     def _whole_pages(self, data: memoryview) -> int:
         """Return how many bytes of *data* can be moved from or to where they are."""

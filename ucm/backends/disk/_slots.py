@@ -12,9 +12,11 @@ is written; where nothing was written, the block is back.
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from operator import attrgetter
 
 import attrs
 
+from ucm.backends.disk._index import Entry
 from ucm.backends.disk._stamp import Geometry, Mark, pages_of
 from ucm.blocks import PackedKey
 
@@ -36,6 +38,8 @@ class Extent:
         is_marked: That mark is on the drive.
         used: When one of its blocks was used last, as a number of uses.
         num_held: Slots that are held.
+        change: Number of its last change; written down before the drive is.
+        is_doubtful: A slot of it holds who knows what.
         slots: All of them.
     """
 
@@ -45,6 +49,8 @@ class Extent:
     is_marked: bool = False
     used: int = 0
     num_held: int = 0
+    change: int = 0
+    is_doubtful: bool = False
     slots: "list[Slot]" = attrs.field(factory=list, repr=False)
 
 
@@ -99,6 +105,10 @@ class Slots:
         self._draw = draw
         self.num_uses = 0
         """So far; the number of the next one, less one."""
+        self.num_changes = 0
+        """Of extents, so far; likewise."""
+        self._changed: dict[Extent, None] = {}
+        """Since they were told to be written down, the one that was changed first first."""
         self._blocks: dict[PackedKey, Slot] = {}
         self._classes: dict[int, _Class] = {}
         self._extents: OrderedDict[int, Extent] = OrderedDict()
@@ -160,6 +170,7 @@ class Slots:
             self.num_uses += 1
             slot.used = self.num_uses
             self.hold(slot)
+            self.change(slot.extent)
         return slot
 
     def commit(self, slot: Slot) -> None:
@@ -180,6 +191,7 @@ class Slots:
     def withdraw(self, slot: Slot) -> None:
         """Let nobody use a slot again while it is of this extent: it holds who knows what."""
         slot.key, slot.is_gone = _NO_KEY, False
+        slot.extent.is_doubtful = True
         self.let_go(slot)
 
     # Blocks that are there.
@@ -189,6 +201,7 @@ class Slots:
         self._blocks[slot.key] = slot
         self._classes[slot.extent.mark.pages].blocks[slot.key] = slot
         self.use(slot)
+        self.change(slot.extent)
         self.tell(slot.key, True)
 
     def remove(self, slot: Slot) -> None:
@@ -196,6 +209,7 @@ class Slots:
         del self._blocks[slot.key]
         del self._classes[slot.extent.mark.pages].blocks[slot.key]
         slot.is_gone = True
+        self.change(slot.extent)
         self.tell(slot.key, False)
 
     def restore(self, slot: Slot) -> None:
@@ -204,19 +218,85 @@ class Slots:
             slot.is_gone = False
             self.add(slot)
 
-    # A scan.
+    # What is on a drive already.
 
-    def adopt(self, extent: Extent, mark: Mark) -> None:
-        """Take an extent as it is on the drive; its slots are neither free nor used."""
+    def adopt(self, extent: Extent, mark: Mark, *, change: int | None) -> None:
+        """
+        Take an extent as it is on the drive; its slots are neither free nor used.
+
+        Args:
+            extent: Which.
+            mark: That it has there.
+            change: Behind which it was written down; None: it is to be.
+        """
         del self._nobodys[id(extent)]
         self._give(extent, mark)
         extent.is_marked = True
+        if change is not None:
+            extent.change = change
+            del self._changed[extent]
+
+    def load(self, blocks: list[Slot]) -> list[Slot]:
+        """
+        Have the blocks found that are in slots, used when these say; nobody is told.
+
+        Returns:
+            Those of whose block there is a later copy, not found.
+        """
+        blocks.sort(key=attrgetter("used"))
+        self._blocks = {slot.key: slot for slot in blocks}
+        older = []
+        for slot in blocks:
+            if self._blocks[slot.key] is slot:
+                self._classes[slot.extent.mark.pages].blocks[slot.key] = slot
+                slot.extent.used = slot.used
+            else:
+                older.append(slot)
+        if blocks:
+            self.num_uses = max(self.num_uses, blocks[-1].used)
+        for extent in sorted(self._extents.values(), key=attrgetter("used")):
+            self._extents.move_to_end(id(extent))
+        return older
+
+    def drop_older(self, slot: Slot, *, is_wiped: bool) -> None:
+        """Let a slot be written to that ``load`` has returned, if its stamp is gone."""
+        slot.extent.is_doubtful |= not is_wiped
+        slot.key = _NO_KEY if is_wiped else slot.key
 
     def settle(self, extent: Extent) -> None:
         """Let those slots of an adopted extent be written to that have no block."""
         for slot in extent.slots:
             if not slot.key:
                 self._free(slot)
+
+    # What is written down of it.
+
+    def next_changed(self, spare: int) -> Extent | None:
+        """Return the extent that was not changed for longest, if there are more than *spare*."""
+        if len(self._changed) <= spare:
+            return None
+        free = (each for each in self._changed if not each.num_held)
+        extent = next(free, None)
+        if extent is not None:
+            del self._changed[extent]
+        return extent
+
+    def entries(self, extent: Extent) -> list[Entry] | None:
+        """Return the blocks of an extent; None where they are not all that is on the drive."""
+        if extent.is_doubtful or not extent.is_marked:
+            return None
+        return [
+            (slot.used, number, slot.nbytes, slot.key)
+            for number, slot in enumerate(extent.slots)
+            if self._blocks.get(slot.key) is slot
+        ]
+
+    def change(self, extent: Extent) -> None:
+        """Give a change that is about to be made its number."""
+        self.num_changes += 1
+        extent.change = self.num_changes
+        self._changed.pop(extent, None)
+        self._changed[extent] = None
 
     # Making room.
 
@@ -260,7 +340,7 @@ class Slots:
     def _give(self, extent: Extent, mark: Mark) -> None:
         geometry, pages = self.geometry, mark.pages
         self._classes.setdefault(pages, _Class())
-        extent.mark, extent.is_marked = mark, False
+        extent.mark, extent.is_marked, extent.is_doubtful = mark, False, False
         extent.slots = [
             Slot(extent, geometry.place(extent.number, pages, at))
             for at in range(geometry.num_slots(pages))
@@ -268,6 +348,7 @@ class Slots:
         self.num_uses += 1
         extent.used = self.num_uses
         self._extents[id(extent)] = extent
+        self.change(extent)
 
     def _free(self, slot: Slot) -> None:
         slot.is_gone, slot.key = False, _NO_KEY

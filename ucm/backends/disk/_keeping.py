@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+How the index of drives is made at the start, and written down for the next one.
+
+An extent is written down when it was not changed for longest of more than a few that were, so
+that a start behind a death looks through those few only; and all of them at the end.
+"""
+
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
+
+import anyio
+import anyio.to_thread
+
+from ucm.backends._crew import Crew
+from ucm.backends.disk._drive import Drive, Scanned
+from ucm.backends.disk._index import Entry
+from ucm.backends.disk._slots import Extent, Slot, Slots
+
+__all__ = ["Keeper"]
+
+_SPARE, _PUTS, _PIECE = 32, 8, 16
+"""So many changed extents stay as they are; one is written down with each eighth put; at start
+and end so many at a time."""
+_CLOSING_S = 2.0
+_MANY = 100_000
+"""Blocks for which the collector would stop the loop, later on as well."""
+
+
+class Keeper:
+    """
+    Makes and keeps the index of some drives.
+
+    Args:
+        drives: Allocated.
+        slots: Their index.
+        crew: Threads that talk to them.
+    """
+
+    def __init__(self, drives: Sequence[Drive], slots: Slots, crew: Crew) -> None:
+        self._drives = drives
+        self._slots = slots
+        self._crew = crew
+        self._num_puts = 0
+
+    async def load(self) -> int:
+        """Make the index of what is on the drives; return how many remains were removed."""
+        drives, slots, geometry = self._drives, self._slots, self._slots.geometry
+
+        def scan(extent: Extent) -> Scanned | None:
+            return drives[extent.drive].scan(geometry, extent.number)
+
+        slots.num_changes = max(drive.last_change for drive in drives)
+        scanned: list[Scanned | None] = [None] * len(slots.extents)
+        with _no_collector():
+            await self._crew.run(slots.extents, scan, scanned)
+            pairs = zip(slots.extents, scanned, strict=True)
+            there = [(extent, found) for extent, found in pairs if found is not None]
+            blocks: list[Slot] = []
+            for extent, found in there:
+                slots.adopt(extent, found.mark, change=found.change)
+                for used, number, nbytes, key in found.entries:
+                    slot = extent.slots[number]
+                    slot.used, slot.nbytes, slot.key = used, nbytes, key
+                    blocks.append(slot)
+            older = slots.load(blocks)
+            if len(blocks) >= _MANY:
+                gc.freeze()
+        num_swept = sum(found.num_swept for _, found in there)
+        num_swept += await self._drop(older)
+        for extent, _ in there:
+            slots.settle(extent)
+        await self._write_all_down(leave=False)
+        return num_swept
+
+    async def _drop(self, older: list[Slot]) -> int:
+        """Remove blocks of which there are later copies; return how many."""
+
+        def wipe(slot: Slot) -> bool:
+            return self._drives[slot.extent.drive].wipe(slot)
+
+        wiped = [False] * len(older)
+        for slot in older:
+            self._slots.change(slot.extent)
+        await self._crew.run(older, wipe, wiped)
+        for slot, is_wiped in zip(older, wiped, strict=True):
+            self._slots.drop_older(slot, is_wiped=is_wiped)
+        return len(older)
+
+    async def before_put(self) -> None:
+        """Write down what was not changed for longest, now and then."""
+        self._num_puts += 1
+        if not self._num_puts % _PUTS:
+            await self._write_down(1, spare=_SPARE)
+
+    async def aclose(self) -> None:
+        """Write down all, as far as it comes to it in time, and end the threads."""
+        with anyio.move_on_after(_CLOSING_S, shield=True):
+            await self._write_all_down(leave=True)
+        is_idle = await self._crew.aclose()
+        with anyio.move_on_after(_CLOSING_S, shield=True) as settling:
+            for drive in self._drives if is_idle else ():
+                await anyio.to_thread.run_sync(drive.settle, abandon_on_cancel=True)
+        for drive in self._drives:
+            drive.close(is_used=not is_idle or settling.cancelled_caught)
+
+    async def _write_all_down(self, *, leave: bool) -> None:
+        while await self._write_down(_PIECE, spare=0, leave=leave):
+            pass
+
+    async def _write_down(self, most: int, *, spare: int, leave: bool = False) -> bool:
+        """
+        Write down what is in some extents that have changed.
+
+        Args:
+            most: So many.
+            spare: So many may stay changed.
+            leave: End at once when cancelled.
+
+        Returns:
+            Whether there may be more.
+        """
+        pieces: list[tuple[Extent, list[Entry]]] = []
+        while len(pieces) < most:
+            extent = self._slots.next_changed(spare)
+            if extent is None:
+                break
+            entries = self._slots.entries(extent)
+            if entries is not None:
+                pieces.append((extent, entries))
+
+        def write(piece: tuple[Extent, list[Entry]]) -> None:
+            extent, entries = piece
+            self._drives[extent.drive].write_down(extent, entries)
+
+        await self._crew.run(pieces, write, [None] * len(pieces), leave=leave)
+        return len(pieces) == most
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Keep the collector from looking at millions of objects again and again: half of a start."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
