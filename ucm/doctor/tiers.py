@@ -177,7 +177,8 @@ def _look_at(path: Path) -> tuple[float, str]:
 def _allocated(path: Path) -> int:
     """Return what the tier's own files have already."""
     try:
-        return sum(512 * entry.stat().st_blocks for entry in os.scandir(path))
+        with os.scandir(path) as entries:
+            return sum(512 * entry.stat().st_blocks for entry in entries)
     except OSError:
         return 0
 

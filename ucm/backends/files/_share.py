@@ -255,7 +255,7 @@ class Share:
         probe.touch(mode=0o600)
         now_s = probe.stat().st_mtime
         probe.unlink()
-        for entry in os.scandir(writing):
+        for entry in _entries(writing):
             if (ours := _WRITER.fullmatch(entry.name)) is None:
                 continue
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
@@ -268,7 +268,7 @@ class Share:
     def _files(self) -> Iterator[_File]:
         for first in _directories(self._root / _BLOCKS):
             for second in _directories(first):
-                for entry in os.scandir(second):
+                for entry in _entries(second):
                     if _KEY.fullmatch(entry.name) is None:
                         continue
                     with contextlib.suppress(FileNotFoundError):
@@ -310,9 +310,14 @@ def _write_whole(fd: int, header: bytes, data: memoryview) -> None:
             done -= min(done, len(part))
 
 
+def _entries(path: str | Path) -> list[os.DirEntry[str]]:
+    with os.scandir(path) as entries:  # whatever is raised, nothing is left open
+        return list(entries)
+
+
 def _directories(path: str | Path) -> list[str]:
     return [
-        entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)
+        entry.path for entry in _entries(path) if entry.is_dir(follow_symlinks=False)
     ]
 
 
