@@ -16,7 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.backends.servers import Server, free_ports
+from tests.backends.servers import Server
+from tests.ports import free_ports
 
 __all__ = ["Cluster", "cluster", "run_inside", "why_not"]
 

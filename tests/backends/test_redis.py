@@ -6,7 +6,7 @@ import hashlib
 import pytest
 import redis
 
-from tests.backends.servers import redis_server
+from tests.backends.servers import LIMIT_S, redis_server
 from ucm.backends.abc import Fetched, Presence, Verdict
 from ucm.backends.redis import RedisBackend
 from ucm.backends.wrap import DeadlineBackend
@@ -41,6 +41,7 @@ def prefix_of(place):
 async def open_redis(port, place, /, **settings):
     """Open a server with a prefix of the test's own."""
     given = {"url": f"redis://127.0.0.1:{port}/0", "prefix": prefix_of(place)}
+    given |= {"timeout": LIMIT_S}
     return await RedisBackend.open_configured(given | settings, "tiers.0")
 
 

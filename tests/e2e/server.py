@@ -2,7 +2,6 @@
 """The real engine as a server: ``vllm serve`` on a loopback port."""
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import attrs
 
 from tests.e2e.engine import process_group
+from tests.ports import free_ports
 
 __all__ = ["Server", "serve"]
 
@@ -97,7 +97,7 @@ def serve(
         AssertionError: The server ended early; carries the end of its log.
         TimeoutError: It did not get ready in time; likewise.
     """
-    port = _free_port()
+    (port,) = free_ports(1)
     command = [
         *(str(Path(sys.executable).with_name("vllm")), "serve", str(model)),
         *("--host", "127.0.0.1", "--port", str(port)),
@@ -153,10 +153,3 @@ def _await_ready(
                 raise TimeoutError(f"not ready after {timeout} s:\n{tail}") from None
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
-
-
-def _free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
