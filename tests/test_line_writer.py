@@ -13,7 +13,7 @@ import pytest
 from ucm import line_writer
 from ucm.line_writer import DescriptorSink, LineWriter, TextSink
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 class GatedSink:

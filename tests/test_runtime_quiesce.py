@@ -61,7 +61,7 @@ class TestQuiesce:
             fence.open()
             if direction is LOAD:
                 device.next_fence().open()  # behind zeros
-            thread.join(10)
+            thread.join(60.0)
             assert [True] == quiet
             outcome = rig.settle()[ticket.transfer_id]
             assert outcome.kind is not OutcomeKind.COMMITTED

@@ -15,7 +15,7 @@ from ucm.config import LogConfig
 from ucm.events import unknown_keys
 from ucm.tracing import close_log, open_log, summarize
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 ONCE = ["scheduler.started", "runtime.started", "runtime.closed", "scheduler.closed"]
 QUIET = [*ONCE, "thread.bound", "store.grown", "weights.read", "store.answers"]
 

@@ -25,7 +25,7 @@ def logs_closed() -> Iterator[None]:
     for buffer in set(line_writer._BUFFERS) - before:
         thread = buffer.end()
         if thread is not None:
-            thread.join(10.0)
+            thread.join(60.0)
 
 
 class Drain:
@@ -48,7 +48,7 @@ class Drain:
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events behind what filled the pipe, once its last writer is gone."""
-        self._thread.join(10.0)
+        self._thread.join(60.0)
         lines = self._text.decode().lstrip("x").splitlines()
         return [json.loads(line) for line in lines]
 

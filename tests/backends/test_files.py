@@ -179,7 +179,7 @@ class TestShared:
         both, real = threading.Barrier(2), _share._write_whole
 
         def write(*args):
-            both.wait(20)
+            both.wait(60.0)
             real(*args)
 
         monkeypatch.setattr(_share, "_write_whole", write)

@@ -44,7 +44,7 @@ class WeighedEngine(Engine):
         """Run the steps in which a doubt is asked and answered."""
         for _ in range(2):
             self.work(self.plan())
-            self.worker._weights.wait(10)
+            self.worker._weights.wait(60.0)
         self.work(self.plan())
 
     def look_up(self):

@@ -245,5 +245,5 @@ class TestFront:
             threading.Event().wait(0.001)
         del front
         gc.collect()
-        timer.join(20.0)
+        timer.join(60.0)
         assert not timer.is_alive()

@@ -34,7 +34,7 @@ def make(parts, calls=None):
 def asked(keeper, epoch):
     """Return what a keeper answers to a plan's number."""
     keeper.begin_step(epoch)
-    keeper.wait(10)
+    keeper.wait(60.0)
     return keeper.news()
 
 
@@ -180,14 +180,14 @@ class TestReading:
 
         def held(models, is_given_up):
             began.set()
-            assert goes_on.wait(10)
+            assert goes_on.wait(60.0)
             return real(models, is_given_up)
 
         keeper = make(parts_of(TinyModel()))
         base = keeper.news().base
         monkeypatch.setattr(module, "read_weights", held)
         keeper.begin_step(1)
-        assert began.wait(10)
+        assert began.wait(60.0)
         assert not keeper.pause(0)
         keeper.begin_step(1)
         assert not keeper.pause(0)
@@ -202,7 +202,7 @@ class TestReading:
         real = module.read_weights
 
         def held(models, is_given_up):
-            assert goes_on.wait(10)
+            assert goes_on.wait(60.0)
             return real(models, lambda: False)
 
         model = TinyModel()
@@ -212,7 +212,7 @@ class TestReading:
         job = keeper._job
         model.load_weights(1.0)
         goes_on.set()
-        assert job.over.wait(10)
+        assert job.over.wait(60.0)
         news = keeper.news()
         assert (True, None) == (news.is_written, news.digest)
 
