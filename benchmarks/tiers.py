@@ -10,6 +10,12 @@ checksums. All run in one process, in turns, forwards and backwards; servers hav
 their own on the same cores. What the process computed meanwhile is told apart: it does not
 depend on who else computes. Mooncake runs in a network of its own.
 
+*start*: how long a disk takes to open, by how it was left. *TTFT*: the real engine's time to the
+first token of one prompt, computed, from the slab, and from each tier with an empty slab; a
+process each for engine, scheduler and agent. *dead*: steps of an engine full of decoding
+requests, whose only tier is a server that was stopped, beside engines without tiers and without
+us.
+
 Run ``python -m benchmarks.tiers``.
 """
 
@@ -24,6 +30,7 @@ from pathlib import Path
 
 from benchmarks import tiers_bare
 from benchmarks.harness import Figure, Note, Scale, Told, main
+from benchmarks.tiers_engine import TTFT, dead, first_tokens
 from benchmarks.tiers_moves import Blocks, Medium, measure
 from benchmarks.tiers_start import start
 from tests.backends.mooncake_kit import why_not
@@ -102,12 +109,17 @@ CASES: dict[str, Callable[[Scale], Told]] = {
     "object": functools.partial(move, "object", tiers_bare.objects, 32 << 20),
     "redis": functools.partial(move, "redis", tiers_bare.redis, 64 << 20),
     "mooncake": mooncake,
+    **TTFT,
+    "dead": dead,
+}
+INSIDE: dict[str, Callable[[Scale], Told]] = {
+    "mooncake": functools.partial(move, "mooncake", tiers_bare.mooncake, 64 << 20),
+    "ttft": functools.partial(first_tokens, "mooncake", tiers_bare.mooncake),
 }
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [_INSIDE]:
-        inside = functools.partial(move, "mooncake", tiers_bare.mooncake, 64 << 20)
-        main("tiers", {"mooncake": inside}, sys.argv[2:])
+        main("tiers", INSIDE, sys.argv[2:])
     else:
         main("tiers", CASES)

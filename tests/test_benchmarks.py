@@ -51,7 +51,7 @@ SMALLEST = {
     "lookup": "small",
     "engine_thread": "submit idle",
     "pipeline": "memory",
-    "tiers": "disk",
+    "tiers": "depth",
     "trace_cost": "span",
 }
 """One case of each benchmark that starts no engine."""
