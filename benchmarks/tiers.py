@@ -101,6 +101,11 @@ def figures_of(path: Path) -> Iterator[Figure]:
         yield Figure(**each)
 
 
+def others(_: Scale) -> Told:
+    """Say who is not here."""
+    yield Note("others", "tiers of LMCache, vLLM and FlexKV: not measured; no figure.")
+
+
 CASES: dict[str, Callable[[Scale], Told]] = {
     "disk": functools.partial(move, "disk", tiers_bare.disk, 128 << 20),
     "depth": depths,
@@ -111,6 +116,7 @@ CASES: dict[str, Callable[[Scale], Told]] = {
     "mooncake": mooncake,
     **TTFT,
     "dead": dead,
+    "others": others,
 }
 INSIDE: dict[str, Callable[[Scale], Told]] = {
     "mooncake": functools.partial(move, "mooncake", tiers_bare.mooncake, 64 << 20),

@@ -171,7 +171,7 @@ def first_tokens(
             kv_transfer_config=config,
             recipe=recipe,
             tokens=tokens,
-            repeats=1 if scale.is_quick else 4,
+            repeats=1 if scale.is_quick else 3,
         )
     for where, values in told.items():
         yield Figure.over(case, where, "ms", [1e3 * each for each in values])
@@ -201,7 +201,7 @@ def dead(scale: Scale) -> Told:
             _HUNG: Side(MEMORY, ours("1GiB", tiers=[tier])),
         }
         order = list(sides) if scale.is_quick else [*sides, *reversed(sides)]
-        for name in order * (scale.rounds or (1 if scale.is_quick else 2)):
+        for name in order * (scale.rounds or 1):
             with sides[name].ready() as config:
                 runs[name].append(
                     run_function(

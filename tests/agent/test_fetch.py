@@ -267,6 +267,7 @@ class TestBudget:
                     await anyio.sleep(2.0)
                     core.drop(early)
                     core.drop(first)
+                await anyio.sleep(1.0)  # its flights' slots are told behind their end
                 return early.found, late.found, late.num_slots
 
         assert (0, 6, 6) == run_virtual(fetch)

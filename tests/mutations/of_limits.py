@@ -308,7 +308,7 @@ LIMITS = (
         name="retried_flight_behind_a_deadline",
         why="R-53: a flight that nobody wants any more is tried at every tier.",
         file=_FLIGHTS,
-        find="    return bool(flight.reason and flight.wants) and not flight.done.is_set()\n",
+        find="    return bool(flight.reason and flight.wants) and not flight.is_done\n",
         replace="    return bool(flight.reason)\n",
         killers=(_WORLD,),
     ),

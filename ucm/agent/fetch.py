@@ -116,7 +116,7 @@ class Fetcher:
                 self._tasks.start_soon(fly, own)
             for at, flight in enumerate(flights):
                 if flight is not None:
-                    await flight.done.wait()
+                    await flight.wait()
                     if flight.reason:
                         return flight.reason
                 want.found = at + 1

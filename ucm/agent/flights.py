@@ -67,11 +67,26 @@ class Flight:
     allowed: tuple[int, ...]
     tiers: tuple[int, ...]
     wants: "set[Want]" = attrs.Factory(set)
-    done: anyio.Event = attrs.Factory(anyio.Event)
+    is_done: bool = False
     reason: Reason = Reason.NONE
     """Why it failed, or a tier did; none: the slab has the block, or nothing is known."""
     medium: int = 0
     """Where it was: 0 the slab, tiers behind it."""
+    _done: anyio.Event | None = attrs.field(default=None, init=False)
+    """Made for who waits: most end before they are waited for, and a turn of the loop each
+    costs more than all else of a small block."""
+
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+        if not self.is_done:
+            self._done = self._done or anyio.Event()
+            await self._done.wait()
+
+    def end(self) -> None:
+        """Let all know that it has ended."""
+        self.is_done = True
+        if self._done is not None:
+            self._done.set()
 
 
 class Flights:
@@ -141,7 +156,7 @@ class Flights:
                     want.num_slots += count
         finally:
             for flight in flights:
-                if not flight.done.is_set():
+                if not flight.is_done:
                     self._end(flight, flight.reason or Reason.DEADLINE)
 
     async def _locate(self, flights: Sequence[Flight]) -> list[list[Flight]]:
@@ -189,7 +204,7 @@ class Flights:
             if self._choices[number].declines(nbytes, each_s * kept, now):
                 kept = at[found[0]]
         for flight in flights[kept:]:
-            if not flight.done.is_set():
+            if not flight.is_done:
                 self._end(flight, Reason.SLOWER)
         return [[each for each in found if at[each] < kept] for found in of_tier]
 
@@ -208,7 +223,7 @@ class Flights:
         async with anyio.create_task_group() as tasks:
             for batch in _batches(found, tier.capabilities):
                 tasks.start_soon(self._get, tier, batch, want, limiter)
-        landed = [each for each in found if each.done.is_set() and not each.reason]
+        landed = [each for each in found if each.is_done and not each.reason]
         if nbytes := sum(each.nbytes for each in landed):
             now = anyio.current_time()
             self._choices[number].saw(nbytes, now - began, now)
@@ -278,7 +293,7 @@ class Flights:
         flight.medium = 0 if is_stored else flight.medium
         flight.reason = Reason.NONE if is_stored else reason
         del self.by_key[flight.key, flight.allowed]
-        flight.done.set()
+        flight.end()
         if is_stored:
             self._counts.stored += 1
         elif reason:
@@ -290,7 +305,7 @@ class Flights:
 
 def _tries_on(flight: Flight) -> bool:
     """Return whether a tier failed, and the next one is to be asked."""
-    return bool(flight.reason and flight.wants) and not flight.done.is_set()
+    return bool(flight.reason and flight.wants) and not flight.is_done
 
 
 def _batches(flights: Sequence[Flight], can: BackendCapabilities) -> list[list[Flight]]:

@@ -87,6 +87,7 @@ class Spiller:
         self.num_moving = 0
         self._store = store
         self._backend = backend
+        self._can = backend.capabilities
         self._call = call
         self._most_waiting = most_waiting
         self._admitter = Admitter(rule)
@@ -122,16 +123,17 @@ class Spiller:
         if key in self._waiting:
             return
         self.counts.offered += 1
-        if nbytes > self._backend.capabilities.max_block_bytes:
+        if nbytes > self._can.max_block_bytes:
             self.counts.dropped[Reason.STORE_FULL] += 1
         elif not self._admitter.admits(key):
             self.counts.dropped[Reason.ADMISSION] += 1
         elif len(self._waiting) >= self._most_waiting:
             self.counts.dropped[Reason.QUEUE_BYTES] += 1
         else:
+            if not self._waiting:  # else nobody waits for it
+                self._offered.set()
+                self._offered = anyio.Event()
             self._waiting[key] = nbytes
-            self._offered.set()
-            self._offered = anyio.Event()
 
     def withdraw(self, key: PackedKey) -> None:
         """Drop a block that the slab no longer has."""
@@ -152,7 +154,7 @@ class Spiller:
     async def run(self) -> None:
         """Spill until cancelled; as many calls at a time as serve the tier best."""
         async with anyio.create_task_group() as tasks:
-            for _ in range(self._backend.capabilities.in_flight):
+            for _ in range(self._can.in_flight):
                 tasks.start_soon(self._work)
 
     async def _work(self) -> None:
@@ -175,7 +177,7 @@ class Spiller:
             self._ended = anyio.Event()
 
     def _take(self) -> list[PackedKey]:
-        can = self._backend.capabilities
+        can = self._can
         largest = max(itertools.islice(self._waiting.values(), can.batch_blocks))
         keys = list(itertools.islice(self._waiting, blocks_per_call(can, largest)))
         for key in keys:
