@@ -7,6 +7,7 @@ import pytest
 from tests.agent.unruly import TIMEOUT_S, Unruly, lay, open_core, run_virtual, want_of
 from tests.stores.slab_kit import open_slab
 from ucm.agent import calls
+from ucm.agent.flights import Flight
 from ucm.errors import StoreFullError, StoreUnavailableError
 from ucm.reasons import Reason
 from ucm.stores.wrap import WrapperStore
@@ -52,6 +53,20 @@ class TestFetch:
         (want,), _ = fetch_all(slab, backend, wants=[KEYS[:6]])
         assert (6, [0, 0, 0, 1, 1, 1]) == (want.found, want.media)
         assert KEYS[3:6] == backend.got
+
+    def test_blocks_that_come_together_are_waited_for_once(
+        self, slab, monkeypatch
+    ) -> None:
+        """R-53: what one call has brought costs one wait, however many blocks it is."""
+        waited, end = [], Flight.end
+
+        def counted(flight):
+            waited.append(flight._done is not None)
+            end(flight)
+
+        monkeypatch.setattr(Flight, "end", counted)
+        (want,), _ = fetch_all(slab, Unruly(), wants=[KEYS[:6]])
+        assert (6, 6, 1) == (want.found, len(waited), sum(waited))
 
     def test_block_that_several_want_is_fetched_once(self, slab) -> None:
         """R-53: wants that share keys share their flights."""

@@ -65,6 +65,21 @@ class TestSpill:
         expected = {key: payload(key) for key in KEYS[:12]}
         assert [expected] * 2 == [shown(backend) for backend in backends]
 
+    def test_block_that_is_offered_costs_no_question(self, slab, monkeypatch) -> None:
+        """R-55: what a tier can do is asked for once, not for each block."""
+        asked, real = [], Unruly.capabilities
+
+        def capabilities(backend):
+            asked.append(backend)
+            return real.fget(backend)
+
+        monkeypatch.setattr(Unruly, "capabilities", property(capabilities))
+        spiller = Spiller(slab, guarded(Unruly()), inline, 30)
+        before = len(asked)
+        for key in KEYS:
+            spiller.offer(key, BLOCK_BYTES)
+        assert (30, before) == (spiller.num_waiting, len(asked))
+
     def test_every_lease_is_ended(self, tmp_path) -> None:
         """R-55: what was read is given back, whether it was put, or did not verify."""
         leases = []

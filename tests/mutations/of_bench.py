@@ -9,6 +9,8 @@ _DRIVE = "ucm/backends/disk/_drive.py"
 _INDEX = "ucm/backends/disk/_index.py"
 _KEEPING = "ucm/backends/disk/_keeping.py"
 _SLOTS = "ucm/backends/disk/_slots.py"
+_FETCHES = "tests/agent/test_fetch.py::TestFetch"
+_SPILLS = "tests/agent/test_spill.py::TestSpill"
 _HARM = "tests/backends/test_disk_index.py::TestHarm"
 _RECORD = "tests/backends/test_disk_index.py::TestRecord"
 _START = "tests/backends/test_disk_index.py::TestStart"
@@ -137,5 +139,21 @@ BENCH = (
         find='        blocks.sort(key=attrgetter("used"))',
         replace="        blocks.reverse()",
         killers=(f"{_START}::test_last_use_outlasts_a_restart",),
+    ),
+    Mutant(
+        name="each_flight_waited_for",
+        why="Fetching small blocks costs a turn of the agent's loop for each of them.",
+        file="ucm/agent/flights.py",
+        find="    _done: anyio.Event | None = attrs.field(default=None, init=False)",
+        replace="    _done: anyio.Event | None = attrs.field(factory=anyio.Event, init=False)",
+        killers=(f"{_FETCHES}::test_blocks_that_come_together_are_waited_for_once",),
+    ),
+    Mutant(
+        name="tier_asked_for_each_block",
+        why="Each block that is saved costs the agent three wrappers' answers.",
+        file="ucm/agent/spill.py",
+        find="        if nbytes > self._can.max_block_bytes:",
+        replace="        if nbytes > self._backend.capabilities.max_block_bytes:",
+        killers=(f"{_SPILLS}::test_block_that_is_offered_costs_no_question",),
     ),
 )
