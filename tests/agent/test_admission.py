@@ -51,9 +51,10 @@ class TestAdmitter:
 class TestCore:
     def test_seen_once_is_kept_from_one_tier_and_said_so(self, tmp_path) -> None:
         """R-56: the tier that takes what comes again has nothing of a first time, the other
-        all; it is counted, a want hears the reason where nobody else has the block, and the
-        second time it is spilled."""
-        spares, takes = Unruly(), Unruly()
+        all; it is counted, a want that may use that tier alone hears the reason, one that may
+        use the other too, which took the block and lost it, does not; and the second time it
+        is spilled."""
+        spares, takes = Unruly(), Unruly(medium="other")
 
         async def run(slab):
             async with open_core(
@@ -67,13 +68,16 @@ class TestCore:
                 slab.forget(KEYS[:4])
                 await core.drain()
                 takes.shelf.values.clear()
-                want = want_of(KEYS[:4])
-                await core.fetch(want)
-                core.drop(want)
+                wants = want_of(KEYS[:4]), want_of(KEYS[:4])
+                wants[0].only = [(spares.capabilities.medium, "")]
+                for want in wants:
+                    await core.fetch(want)
+                    core.drop(want)
                 save(slab, KEYS[:4])
                 await core.drain()
-                return first, told, want.reason, len(spares.shelf.values)
+                reasons = [want.reason for want in wants]
+                return first, told, reasons, len(spares.shelf.values)
 
         with open_slab(tmp_path / "slab", 32) as slab:
-            expected = (0, 4), (4, 4), Reason.ADMISSION, 4
+            expected = (0, 4), (4, 4), [Reason.ADMISSION, Reason.ABSENT], 4
             assert expected == run_virtual(lambda: run(slab))

@@ -246,6 +246,69 @@ class TestBudget:
         assert (0, 6, 2) == run_virtual(fetch)
         assert not set(KEYS[8:14]) & set(backend.got)
 
+    def test_flights_that_nobody_wants_any_more_give_up_their_turn(self, slab) -> None:
+        """R-53, R-63: a want whose time is over stands before nobody, and nothing of it
+        is left."""
+        backend = Unruly()
+
+        async def fetch():
+            await lay(backend, KEYS[:24])
+            async with open_core(slab, backend) as core:
+                first, late = want_of(KEYS[:6]), want_of(KEYS[6:12], seconds=1.0)
+                small = want_of(KEYS[12:14])
+                await core.fetch(first)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(core.fetch, late)
+                    await anyio.sleep(0.5)
+                    tasks.start_soon(core.fetch, small)
+                    await anyio.sleep(0.25)
+                    before = small.found
+                    await anyio.sleep(1.0)
+                    after, num_open = small.found, core.fetcher.num_open
+                return late.found, before, after, num_open, core.fetcher._budget.left
+
+        assert (0, 0, 2, 0, 0) == run_virtual(fetch)
+
+    def test_slots_granted_as_the_last_want_goes_are_given_back(self, slab) -> None:
+        """R-53: whose turn came when nobody wanted it any more has nothing of it."""
+        backend = Unruly()
+
+        async def fetch():
+            await lay(backend, KEYS[:12])
+            async with open_core(slab, backend) as core:
+                first, late = want_of(KEYS[:6]), want_of(KEYS[6:12])
+                await core.fetch(first)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(core.fetch, late)
+                    await anyio.sleep(1.0)
+                    core.drop(first)
+                    flights = core.fetcher._flights
+                    flights.leave(late, list(flights.by_key.values()))
+                return late.reason, core.fetcher._budget.left
+
+        assert (Reason.DEADLINE, 8) == run_virtual(fetch)
+
+    def test_want_that_comes_as_another_gives_up_has_flights_of_its_own(
+        self, slab
+    ) -> None:
+        """R-53: what nobody waited for is not joined, but begun anew."""
+        backend = Unruly()
+
+        async def fetch():
+            await lay(backend, KEYS[:12])
+            async with open_core(slab, backend) as core:
+                first, early = want_of(KEYS[:6]), want_of(KEYS[6:12], seconds=1.0)
+                late = want_of(KEYS[6:12])
+                await core.fetch(first)
+                await core.fetch(early)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(core.fetch, late)
+                    await anyio.sleep(1.0)
+                    core.drop(first)
+                return early.found, late.found, core.fetcher.counts.joined
+
+        assert (0, 6, 0) == run_virtual(fetch)
+
     def test_calls_that_hang_keep_their_slots(self, slab) -> None:
         """R-53, R-63: a drive that hangs in the kernel holds no more of the slab than fetches
         may have, however many requests come and go meanwhile."""

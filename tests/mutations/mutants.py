@@ -25,6 +25,7 @@ from tests.mutations.of_host import HOST
 from tests.mutations.of_index import INDEX
 from tests.mutations.of_interrupts import INTERRUPTS
 from tests.mutations.of_keys import KEYS
+from tests.mutations.of_kills import KILLS
 from tests.mutations.of_kv_events import KV_EVENTS
 from tests.mutations.of_lanes import LANES
 from tests.mutations.of_lease import LEASE
@@ -133,4 +134,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *OWN,
     *METRICS,
     *COST,
+    *KILLS,
 )

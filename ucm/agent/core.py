@@ -98,10 +98,10 @@ class AgentCore:
             "fetched": self.fetcher.told(),
         }
 
-    def _why_absent(self, key: PackedKey) -> Reason:
-        """Return why no tier has a block."""
-        is_refused = any(spiller.refused(key) for spiller in self.spillers)
-        return Reason.ADMISSION if is_refused else Reason.ABSENT
+    def _why_absent(self, key: PackedKey, tiers: Sequence[int]) -> Reason:
+        """Return why none of these tiers has a block: one that took it may have lost it."""
+        refused = [self.spillers[number].refused(key) for number in tiers]
+        return Reason.ADMISSION if refused and all(refused) else Reason.ABSENT
 
     async def drain(self) -> None:
         """Take in what was committed by now, and wait until it is spilled."""

@@ -39,7 +39,7 @@ class Fetcher:
         call: For the slab's verbs.
         budget: Slots.
         clock_ns: The machine's monotonic clock, on which uses are told.
-        why_absent: Says why no tier has a block.
+        why_absent: Says why none of these tiers has a block.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class Fetcher:
         call: Blocking,
         budget: Budget,
         clock_ns: Callable[[], int] = time.monotonic_ns,
-        why_absent: Callable[[PackedKey], Reason] = lambda _: Reason.ABSENT,
+        why_absent: Callable[[PackedKey, Sequence[int]], Reason] = lambda *_: (
+            Reason.ABSENT
+        ),
     ) -> None:
         self.counts = FetchCounts()
         self._slab = Slab(store, call, clock_ns)
@@ -123,5 +125,4 @@ class Fetcher:
                 want.media.append(0 if flight is None else flight.medium)
             return Reason.NONE
         finally:
-            for flight in filter(None, flights):
-                flight.wants.discard(want)
+            self._flights.leave(want, [flight for flight in flights if flight])

@@ -10,7 +10,8 @@ before the next one has any.
 
 A block is seen only after its checksum, which travelled with it, was compared with the bytes
 that came. What one tier does not deliver the next one is asked for. A flight that nobody
-wants any more lands nowhere. Each has one end::
+wants any more lands nowhere, and flights that wait for their slots end with their last want.
+Each has one end::
 
     begun = fetched + stored by others + failed (by reason) + open
 """
@@ -72,6 +73,8 @@ class Flight:
     """Why it failed, or a tier did; none: the slab has the block, or nothing is known."""
     medium: int = 0
     """Where it was: 0 the slab, tiers behind it."""
+    turn: "_Turn | None" = None
+    """While it waits for slots."""
     _done: anyio.Event | None = attrs.field(default=None, init=False)
     """Made for who waits: most end before they are waited for, and a turn of the loop each
     costs more than all else of a small block."""
@@ -89,6 +92,19 @@ class Flight:
             self._done.set()
 
 
+@attrs.define(eq=False)
+class _Turn:
+    """Flights that wait for their slots together, and what ends the wait."""
+
+    flights: Sequence[Flight]
+    scope: anyio.CancelScope = attrs.Factory(anyio.CancelScope)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any of them is."""
+        return any(flight.wants for flight in self.flights)
+
+
 class Flights:
     """
     All that are on their way; each group flies in a task of its own.
@@ -98,7 +114,7 @@ class Flights:
         tiers: In the order in which they are asked.
         budget: Slots.
         counts: Of how they end.
-        why_absent: Says why no tier has a block.
+        why_absent: Says why none of these tiers has a block.
     """
 
     def __init__(
@@ -107,7 +123,7 @@ class Flights:
         tiers: Sequence[BreakerBackend],
         budget: Budget,
         counts: FetchCounts,
-        why_absent: Callable[[PackedKey], Reason],
+        why_absent: Callable[[PackedKey, Sequence[int]], Reason],
     ) -> None:
         self.by_key: dict[tuple[PackedKey, tuple[int, ...]], Flight] = {}
         """By key and the tiers that may bring it."""
@@ -123,6 +139,15 @@ class Flights:
         flight = self.by_key[key, tiers] = Flight(key, nbytes, tiers, tiers)
         return flight
 
+    def leave(self, want: Want, flights: Sequence[Flight]) -> None:
+        """Have *want* wait no more; slots that nobody waits for are the next one's turn."""
+        for flight in flights:
+            flight.wants.discard(want)
+        for turn in {flight.turn for flight in flights if flight.turn}:
+            if not turn.is_wanted:
+                turn.scope.cancel()
+                self._end_open(turn.flights)  # now: nobody may join what has given up
+
     async def fly(self, flights: Sequence[Flight], compute_s: float = 0.0) -> None:
         """
         Bring each of *flights* to its end, at the cost of one who wants them.
@@ -137,13 +162,8 @@ class Flights:
             count = sum(map(len, of_tier))
             if not count:
                 return
-            priority = min(
-                (want.priority for each in flights for want in each.wants), default=0
-            )
-            await self._budget.acquire(count, priority)
-            want = next((want for each in flights for want in each.wants), None)
+            want = await self._take_turn(flights, count)
             if want is None:
-                self._budget.release(count)
                 return
             try:
                 while any(of_tier):
@@ -155,9 +175,28 @@ class Flights:
                 else:
                     want.num_slots += count
         finally:
+            self._end_open(flights)
+
+    async def _take_turn(self, flights: Sequence[Flight], count: int) -> Want | None:
+        """Wait for *count* slots; return whose they are, or None if nobody waited on."""
+        wants = [want for each in flights for want in each.wants]
+        if not wants:
+            return None
+        turn = _Turn(flights)
+        for flight in flights:
+            flight.turn = turn
+        try:
+            with turn.scope:
+                await self._budget.acquire(count, min(want.priority for want in wants))
+        finally:
             for flight in flights:
-                if not flight.is_done:
-                    self._end(flight, flight.reason or Reason.DEADLINE)
+                flight.turn = None
+        if turn.scope.cancelled_caught:
+            return None
+        want = next((want for each in flights for want in each.wants), None)
+        if want is None:  # gone as the slots were granted
+            self._budget.release(count)
+        return want
 
     async def _locate(self, flights: Sequence[Flight]) -> list[list[Flight]]:
         """Return by tier the flights whose blocks it has, up to the first that none has."""
@@ -181,8 +220,9 @@ class Flights:
             if at < len(wanted):
                 self._end(flight, Reason.STORE_FULL)
             else:
-                is_unknown = flight in unknown
-                why = Reason.UNAVAILABLE if is_unknown else self._why_absent(flight.key)
+                why = Reason.UNAVAILABLE
+                if flight not in unknown:
+                    why = self._why_absent(flight.key, flight.allowed)
                 self._end(flight, flight.reason or why)
         of_tier: list[list[Flight]] = [[] for _ in self._tiers]
         for flight in kept:
@@ -283,6 +323,12 @@ class Flights:
         ]
         if wrong:  # or it would be got again for each request
             await tier.delete(wrong)
+
+    def _end_open(self, flights: Sequence[Flight]) -> None:
+        """End those that have not ended: nobody waited until they did."""
+        for flight in flights:
+            if not flight.is_done:
+                self._end(flight, flight.reason or Reason.DEADLINE)
 
     def _end_all(self, flights: dict[PackedKey, Flight], reason: Reason) -> None:
         for flight in flights.values():

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what is left behind by who gives up, and what is said of it."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["KILLS"]
+
+_CORE = "ucm/agent/core.py"
+_FLIGHTS = "ucm/agent/flights.py"
+_ADMISSION = "tests/agent/test_admission.py::TestCore"
+_SAID = f"{_ADMISSION}::test_seen_once_is_kept_from_one_tier_and_said_so"
+_BUDGET = "tests/agent/test_fetch.py::TestBudget"
+
+KILLS = (
+    Mutant(
+        name="one_tiers_rule_explains_all",
+        why="A block that one tier took and lost is blamed on the rule of another.",
+        file=_CORE,
+        find="refused and all(refused)",
+        replace="any(refused)",
+        killers=(_SAID,),
+    ),
+    Mutant(
+        name="rule_of_a_tier_that_may_not_be_used",
+        why="A request that may use one tier only hears of what the others have lost.",
+        file=_CORE,
+        find="for number in tiers]",
+        replace="for number in range(len(self.spillers))]",
+        killers=(_SAID,),
+    ),
+    Mutant(
+        name="turn_of_who_gave_up_is_kept",
+        why="Requests wait for slots behind a large one that has long been answered.",
+        file=_FLIGHTS,
+        find="                turn.scope.cancel()\n",
+        replace="",
+        killers=(
+            f"{_BUDGET}::test_flights_that_nobody_wants_any_more_give_up_their_turn",
+        ),
+    ),
+    Mutant(
+        name="given_up_flights_are_joined",
+        why="A request that comes just then gets nothing of what it could have had.",
+        file=_FLIGHTS,
+        find="                turn.scope.cancel()\n                self._end_open(turn.flights)",
+        replace="                pass",
+        killers=(
+            f"{_BUDGET}::test_want_that_comes_as_another_gives_up_has_flights_of_its_own",
+        ),
+    ),
+)
