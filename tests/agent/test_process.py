@@ -153,7 +153,7 @@ class TestAgent:
 
     def test_told_to_end_it_spills_what_waits(self, place) -> None:
         """R-55: SIGTERM ends an agent within its time, and what was on its way by then is
-        in the tier."""
+        in the tier; it leaves no socket."""
         tier = {"type": "file-tier", "path": str(place.tier), "delay": 1.0}
         with (
             open_slab(place.slab, 64) as slab,
@@ -164,6 +164,7 @@ class TestAgent:
             until(lambda: place.status()["slots"]["4096"]["spilled"][0]["moving"])
             agent.send_signal(signal.SIGTERM)
             assert 0 == agent.wait(LIMIT_S)
+            assert not (place.slab / SOCKET_NAME).exists()
         assert 6 == len(list(place.tier.iterdir()))
         (log,) = place.log.iterdir()
         assert "agent.ended" == json.loads(log.read_text().splitlines()[-1])["event"]

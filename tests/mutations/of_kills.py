@@ -9,6 +9,8 @@ _CORE = "ucm/agent/core.py"
 _FLIGHTS = "ucm/agent/flights.py"
 _ADMISSION = "tests/agent/test_admission.py::TestCore"
 _SAID = f"{_ADMISSION}::test_seen_once_is_kept_from_one_tier_and_said_so"
+_NODE = "ucm/agent/node.py"
+_PROCESS = "tests/agent/test_process.py::TestAgent"
 _BUDGET = "tests/agent/test_fetch.py::TestBudget"
 
 KILLS = (
@@ -47,5 +49,13 @@ KILLS = (
         killers=(
             f"{_BUDGET}::test_want_that_comes_as_another_gives_up_has_flights_of_its_own",
         ),
+    ),
+    Mutant(
+        name="agent_leaves_its_socket",
+        why="Who looks at a slab finds the socket of an agent that ended long ago.",
+        file=_NODE,
+        find="        os.unlink(SOCKET_NAME, dir_fd=directory)",
+        replace="        pass",
+        killers=(f"{_PROCESS}::test_told_to_end_it_spills_what_waits",),
     ),
 )

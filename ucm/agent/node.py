@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -152,6 +152,7 @@ class Node:
     async def _listen(self) -> "Listener[SocketStream]":
         fd = os.open(self._config.store.path, os.O_PATH | os.O_DIRECTORY)
         self._stack.callback(os.close, fd)
+        self._stack.callback(_remove_socket, fd)  # before the lock is another agent's
         listener = await anyio.create_unix_listener(within(fd, SOCKET_NAME), mode=0o600)
         self._stack.push_async_callback(listener.aclose)
         return listener
@@ -301,6 +302,11 @@ class Node:
             seconds = time.monotonic() - self._told_at
             self._told, self._told_at = totals, self._told_at + seconds
             self._log.info(SUMMARY, seconds=round(seconds, 3), totals=dict(more))
+
+
+def _remove_socket(directory: int) -> None:
+    with suppress(FileNotFoundError):  # the slab is gone, and it with it
+        os.unlink(SOCKET_NAME, dir_fd=directory)
 
 
 def _flat(name: str, told: object) -> dict[str, int]:
