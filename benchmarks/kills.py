@@ -335,14 +335,14 @@ def main() -> int:
     given = parser.parse_args()
     chance = random.Random(given.seed)
     kills = chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=given.kills)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
     console, began = Console(stderr=True), time.monotonic()
     told = run(
         kills,
         given.seed,
         each=lambda all_of: iter(track(all_of, "kills", console=console)),
-    )
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     result = {
         "command": f"python -m benchmarks.kills {' '.join(sys.argv[1:])}",
