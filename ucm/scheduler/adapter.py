@@ -262,7 +262,7 @@ class SchedulerAdapter:
         select = self._selector.orders if self._saves_now else self._selector.nothing
         saves = select(facts, lives, step)
         self.records.ordered(saves)
-        self._lives.looked_at(facts.scheduled, lives)
+        self._lives.looked_at(zip(facts.scheduled, lives, strict=True))
         deferred = self._deferrals.take()
         self._cut_plans += bool(unfinished or self._deferrals.num_new)
         return StepPlan(

@@ -352,11 +352,9 @@ class Lives:
                 life.loads |= transfers.loads_into(request.prefix_blocks(group, at))
         return life
 
-    def looked_at(
-        self, requests: Iterable[ScheduledRequest], lives: Iterable[Life]
-    ) -> None:
-        """Take note of when the lives of these are to be looked at again."""
-        for request, life in zip(requests, lives, strict=True):
+    def looked_at(self, looks: Iterable[tuple[ScheduledRequest, Life]]) -> None:
+        """Take note of when these are to be looked at again."""
+        for request, life in looks:
             self.due.put(request.request_id, life.due, request.end_tokens)
 
     def stop_saving(self) -> None:
