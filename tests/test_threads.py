@@ -1,19 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the machinery is given to wait with."""
 
+import itertools
 import threading
 
-from ucm.threads import SYSTEM, slowly
+import pytest
+
+from ucm.threads import SYSTEM, Threads
+
+
+class Ticking(Threads):
+    """Threads whose clock goes on by so much at each look."""
+
+    def __init__(self, seconds):
+        self._seconds, self._looks = seconds, itertools.count()
+        self.ways = 0
+
+    def monotonic(self):
+        """Return the next time."""
+        return next(self._looks) * self._seconds
+
+    def give_way(self):
+        """Count it."""
+        self.ways += 1
 
 
 class TestSlowly:
-    def test_items_come_as_they_are_with_a_pause_behind_each_so_many(self):
-        """The last ones have none behind them: whoever asked goes on by itself."""
-        for num_items, num_pauses in ((0, 0), (3, 0), (4, 1), (6, 1), (7, 2)):
-            pauses = []
-            seen = list(slowly(range(num_items), 3, lambda: pauses.append(1)))  # noqa: B023
-            assert list(range(num_items)) == seen
-            assert num_pauses == len(pauses)
+    @pytest.mark.parametrize(("seconds", "ways"), [(1e-6, 0), (1.01e-4, 4), (1.0, 9)])
+    def test_items_come_as_they_are_with_pauses_where_they_take_long(
+        self, seconds, ways
+    ):
+        """R-18: quick ones have none; the slower they are, the more there are."""
+        threads = Ticking(seconds)
+        assert list(range(9)) == list(threads.slowly(range(9)))
+        assert ways == threads.ways
 
 
 class TestGiveWay:

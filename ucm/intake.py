@@ -10,8 +10,8 @@ and removed by the runtime when it tells.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from ucm.pipeline.tickets import (
 from ucm.pipeline.waiting import Changes
 from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder, TransferKind
-from ucm.threads import Threads, slowly
+from ucm.threads import Threads
 from ucm.tracing import Log
 from ucm.uses import Uses
 
@@ -56,9 +56,6 @@ UNFINISHED: Final = Reason.UNFINISHED
 
 UNSUBMITTED: Final = Reason.UNSUBMITTED
 """Why an order came to nothing: its step ended before it was carried out."""
-
-_IN_ONE_GO: Final = 16
-"""Tickets: a step may bring hundreds, and the engine's thread needs the lock."""
 
 _DIRECTIONS: Final = {
     TransferKind.SAVE: Direction.SAVE,
@@ -141,6 +138,7 @@ class Intake:
         self._listener = listener
         self._timeout = timeout
         self._log = log
+        self._threads = threads
         self._clock = threads.monotonic
         self.changed = Changes(threads)
         self._taking = threads.lock()
@@ -171,19 +169,20 @@ class Intake:
         more = _MoreRows(transfer_ids, row_ids, fence, self._clock())
         self._batches.append(more)
 
-    def take_in(self, give_way: Callable[[], None] = lambda: None) -> None:
+    def take_in(self, *, gives_way: bool = False) -> None:
         """
         Make tickets and items of what was submitted, and offer them.
 
         Args:
-            give_way: Called again and again meanwhile, so that other threads get on.
+            gives_way: Whether others may have the interpreter lock meanwhile: not where
+                the engine's thread waits for it itself.
         """
         with self._taking:
             while self._batches:
                 batch, whole = self._batches[0], False
                 try:
                     if isinstance(batch, _Batch):
-                        self._offer(batch, give_way)
+                        self._offer(batch, self._threads.slowly if gives_way else iter)
                     else:
                         self._offer_rows(batch)
                     whole = True
@@ -192,15 +191,14 @@ class Intake:
                     if not whole:
                         self._on_failure("a batch of orders could not be taken in")
 
-    def _offer(self, batch: _Batch, give_way: Callable[[], None]) -> None:
+    def _offer(self, batch: _Batch, each_of: Callable[[Any], Iterator[Any]]) -> None:
         if batch.digest != self._digest:
             self._digest, self._parts = batch.digest, self._parts_under(batch.digest)
         # All of them before any is offered: should one be none, none was.
-        orders = slowly(batch.orders, _IN_ONE_GO, give_way)
-        tickets = [self._ticket(order, batch) for order in orders]
+        tickets = [self._ticket(order, batch) for order in each_of(batch.orders)]
         self._recorder.offered(tickets)  # before any of them can end
         late = self._overdue(batch, tickets)
-        for ticket in slowly(tickets, _IN_ONE_GO, give_way):
+        for ticket in each_of(tickets):
             # First the log, so that nothing is told of the ticket before; then the
             # list of what a failure ends; then the queue, which a failure closes first.
             admission = self._queue.admits(ticket)

@@ -105,9 +105,8 @@ class Runtime:
             timeout=config.timeout,
             recorder=self._recorder,
             on_failure=self._fail,
-            take_in=lambda: self._take_in(
-                threads.give_way
-            ),  # which needs the pipeline's queue
+            # The intake needs the pipeline's queue.
+            take_in=lambda: self._take_in(gives_way=True),
             confirms=confirms,
             before_commit=before_commit,
             threads=threads,

@@ -27,10 +27,10 @@ __all__ = [
     "Queue",
     "Thread",
     "Threads",
-    "slowly",
 ]
 
 _T = TypeVar("_T")
+_ONE_GO_S: Final = 2e-4
 _TURN_S: Final = 2e-5
 
 
@@ -117,6 +117,15 @@ class Threads:
         """
         time.sleep(_TURN_S)
 
+    def slowly(self, items: Iterable[_T]) -> Iterator[_T]:
+        """Yield items, and give way before one as soon as those before it took long."""
+        until = self.monotonic() + _ONE_GO_S
+        for each in items:
+            if self.monotonic() >= until:
+                self.give_way()
+                until = self.monotonic() + _ONE_GO_S
+            yield each
+
     def lock(self) -> Lock:
         """Return a new lock."""
         return threading.Lock()
@@ -156,13 +165,3 @@ class Threads:
 
 SYSTEM = Threads()
 """The process's own."""
-
-
-def slowly(
-    items: Iterable[_T], at_once: int, give_way: Callable[[], None]
-) -> Iterator[_T]:
-    """Yield items, and give way behind each so many."""
-    for at, each in enumerate(items):
-        if at and not at % at_once:
-            give_way()
-        yield each

@@ -223,7 +223,7 @@ LANES = (
         name="lanes_not_swept",
         why="A save whose event never passes keeps its blocks for ever.",
         file=_PIPELINE,
-        find="        self._deadlines.look_through(looked_at, now)\n",
+        find="        self._deadlines.look_through(self._threads.slowly(tickets), now)\n",
         replace="",
         killers=(f"{_LATE}::test_engine_work_that_never_ends_costs_the_save_only",),
     ),

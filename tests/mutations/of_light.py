@@ -12,7 +12,7 @@ _FEW = "tests/stores/test_slab_look_up.py::TestFewKeys"
 _DEADLINES = "ucm/pipeline/deadlines.py"
 _SERVING = "tests/pipeline/test_serving.py::TestServing"
 _THROUGH = "tests/pipeline/test_deadlines.py::TestLookThrough::test_whoever_has_something_to_end_is_found_among_those_who_wait"
-_TURNS = "tests/test_intake.py::TestTurns::test_many_orders_of_a_step_are_taken_in_with_pauses"
+_TURNS = "tests/test_intake.py::TestTurns::test_many_orders_of_a_step_are_taken_in_with_pauses[True]"
 _DUE = "tests/integration/vllm/test_due.py"
 _QUIET = (
     f"{_DUE}::TestQuiet::test_steps_in_which_nobody_can_be_due_pass_by_all_that_run"
@@ -72,15 +72,15 @@ LIGHT = (
         name="step_of_hundreds_taken_in_at_once",
         why="The engine's thread waits for the lock until all its tickets are made.",
         file="ucm/intake.py",
-        find="        orders = slowly(batch.orders, _IN_ONE_GO, give_way)\n",
-        replace="        orders = iter(batch.orders)\n",
+        find="for order in each_of(batch.orders)]",
+        replace="for order in batch.orders]",
         killers=(_TURNS,),
     ),
     Mutant(
         name="hundreds_offered_at_once",
         why="The engine's thread waits for the lock until all its tickets are offered.",
         file="ucm/intake.py",
-        find="in slowly(tickets, _IN_ONE_GO, give_way):",
+        find="in each_of(tickets):",
         replace="in tickets:",
         killers=(_TURNS,),
     ),
@@ -88,18 +88,18 @@ LIGHT = (
         name="all_that_waits_looked_through_at_once",
         why="Under a thousand tickets the engine's thread waits for the lock meanwhile.",
         file="ucm/pipeline/pipeline.py",
-        find="self._deadlines.look_through(looked_at, now)",
-        replace="self._deadlines.look_through(tickets, now)",
+        find="look_through(self._threads.slowly(tickets), now)",
+        replace="look_through(tickets, now)",
         killers=(f"{_SERVING}::test_look_at_all_that_waits_has_pauses",),
     ),
     Mutant(
         name="nobody_given_way",
         why="Pauses in which the lock is kept are none.",
         file="ucm/threads.py",
-        find="            give_way()\n",
-        replace="            pass\n",
+        find="                self.give_way()\n",
+        replace="                pass\n",
         killers=(
-            "tests/test_threads.py::TestSlowly::test_items_come_as_they_are_with_a_pause_behind_each_so_many",
+            "tests/test_threads.py::TestSlowly::test_items_come_as_they_are_with_pauses_where_they_take_long[1.0-9]",
         ),
     ),
     Mutant(
@@ -201,5 +201,13 @@ LIGHT = (
         killers=(
             f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
         ),
+    ),
+    Mutant(
+        name="engine_gives_way_to_us",
+        why="The engine's thread sleeps in between where it takes orders in itself.",
+        file="ucm/intake.py",
+        find="self._threads.slowly if gives_way else iter",
+        replace="self._threads.slowly",
+        killers=(f"{_TURNS[:-6]}[False]",),
     ),
 )

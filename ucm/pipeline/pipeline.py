@@ -37,13 +37,11 @@ from ucm.pipeline.tickets import (
 from ucm.pipeline.workers import CopyThread
 from ucm.reasons import Reason
 from ucm.stores.abc import Store
-from ucm.threads import SYSTEM, Threads, slowly
+from ucm.threads import SYSTEM, Threads
 
 __all__ = ["Pipeline"]
 
 _SWEEP_S = 0.05
-_IN_ONE_GO = 128
-"""Tickets that are looked at before the engine's thread may have the lock."""
 
 
 class Pipeline(Listener):
@@ -257,8 +255,7 @@ class Pipeline(Listener):
         """End what is over by now, and let it go."""
         self.queue.tick()
         tickets = list(self.queue.open.values())
-        looked_at = slowly(tickets, _IN_ONE_GO, self._threads.give_way)
-        self._deadlines.look_through(looked_at, now)
+        self._deadlines.look_through(self._threads.slowly(tickets), now)
         for lane in list(self._lanes.values()):
             lane.drop_ended()
         self.queue.drop_ended()
