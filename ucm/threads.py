@@ -21,6 +21,7 @@ from ucm.waker import EventfdWaker, LoopWaker, Waker
 
 __all__ = [
     "SYSTEM",
+    "Aside",
     "Condition",
     "Event",
     "Lock",
@@ -165,3 +166,45 @@ class Threads:
 
 SYSTEM = Threads()
 """The process's own."""
+
+
+class Aside:
+    """
+    Does for a thread what that must not wait for, on one of its own.
+
+    Which starts with the first job. All methods belong to the thread that it works for.
+
+    Args:
+        name: The thread's name.
+        do: Called there with one job after the other; must raise nothing.
+        threads: Where thread and queue come from.
+    """
+
+    def __init__(
+        self, name: str, do: Callable[[Any], object], threads: Threads
+    ) -> None:
+        self._name = name
+        self._do = do
+        self._threads = threads
+        self._jobs: Queue = threads.queue()
+        self._thread: Thread | None = None
+
+    def put(self, job: object) -> None:
+        """Have a job done. Never blocks."""
+        if self._thread is None:
+            self._thread = self._threads.thread(self._run, self._name)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def close(self, timeout: float) -> bool:
+        """End the thread once it is through; False if it hangs. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return True
+        self._jobs.put(None)
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._do(job)

@@ -288,7 +288,7 @@ KEYS = (
         name="adapter_thread_left",
         why="An engine that is gone leaves a thread that reads adapters.",
         file=_ADAPTERS,
-        find="            self._queue.put(None)\n",
+        find="        self._aside.close(_CLOSE_TIMEOUT_S)\n",
         replace="",
         killers=(f"{_WAITING}::test_thread_of_its_own_reads_and_ends",),
     ),

@@ -237,7 +237,7 @@ USES = (
     Mutant(
         name="closed_under_a_deletion",
         why="A store is unmapped under a thread that is in it, and the process dies.",
-        file=_FORGETTER,
+        file="ucm/threads.py",
         find="return not thread.is_alive()",
         replace="return True",
         killers=(f"{_FORGETS}::test_thread_that_hangs_is_told_of",),

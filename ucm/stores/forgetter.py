@@ -2,8 +2,7 @@
 """
 Deletes blocks for a thread that must not wait for the store.
 
-Threading: ``put`` and ``close`` are called on one thread, the engine's; ``_run`` is the
-thread of its own, which starts with the first keys.
+Threading: ``put`` and ``close`` are called on one thread, the engine's.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ from typing import Final
 from ucm.blocks import PackedKey
 from ucm.errors import StoreError
 from ucm.stores.abc import Store
-from ucm.threads import Queue, Thread, Threads
+from ucm.threads import Aside, Threads
 
 __all__ = ["MAX_WAITING_KEYS", "Forgetter"]
 
@@ -34,11 +33,9 @@ class Forgetter:
 
     def __init__(self, store: Store, threads: Threads) -> None:
         self._store = store
-        self._threads = threads
-        self._queue: Queue = threads.queue()
+        self._aside = Aside("ucm-forgetter", self._forget, threads)
         self._lock = threads.lock()
         self._num_waiting = 0
-        self._thread: Thread | None = None
 
     def put(self, keys: Sequence[PackedKey]) -> bool:
         """Have keys deleted soon; False if too many wait already. Never blocks."""
@@ -46,25 +43,16 @@ class Forgetter:
             if self._num_waiting + len(keys) > MAX_WAITING_KEYS:
                 return False
             self._num_waiting += len(keys)
-        if self._thread is None:
-            self._thread = self._threads.thread(self._run, "ucm-forgetter")
-            self._thread.start()
-        self._queue.put(keys)
+        self._aside.put(keys)
         return True
 
     def close(self) -> bool:
         """End the thread once it is through; False if it hangs in the store. Idempotent."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return True
-        self._queue.put(None)
-        thread.join(_CLOSE_TIMEOUT_S)
-        return not thread.is_alive()
+        return self._aside.close(_CLOSE_TIMEOUT_S)
 
-    def _run(self) -> None:
-        while (keys := self._queue.get()) is not None:
-            for start in range(0, len(keys), _KEYS_AT_ONCE):
-                with contextlib.suppress(StoreError):
-                    self._store.forget(keys[start : start + _KEYS_AT_ONCE])
-            with self._lock:
-                self._num_waiting -= len(keys)
+    def _forget(self, keys: Sequence[PackedKey]) -> None:
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            with contextlib.suppress(StoreError):
+                self._store.forget(keys[start : start + _KEYS_AT_ONCE])
+        with self._lock:
+            self._num_waiting -= len(keys)

@@ -6,7 +6,7 @@ A prompt of which nothing is found may be stored by an engine whose settings dif
 Their descriptions are read on a thread of its own, at most once a second and when
 somebody asks; who asks gets what was read last.
 
-Threading: all but ``_run`` is called on one thread, the engine's.
+Threading: all but ``_read`` is called on one thread, the engine's.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Final
 from ucm.blocks import KeySpace, PackedKey, digest_of, under
 from ucm.errors import StoreError
 from ucm.stores.abc import Store
-from ucm.threads import Queue, Thread, Threads
+from ucm.threads import Aside, Threads
 
 __all__ = ["MAX_NEIGHBOURS", "Neighbours"]
 
@@ -39,8 +39,7 @@ class Neighbours:
     def __init__(self, store: Store, threads: Threads) -> None:
         self._store = store
         self._threads = threads
-        self._queue: Queue = threads.queue()
-        self._thread: Thread | None = None
+        self._aside = Aside("ucm-neighbours", lambda _: self._read(), threads)
         self._is_closed = False
         self._read_at = -_READ_EVERY_S
         self._own: KeySpace | None = None
@@ -73,12 +72,7 @@ class Neighbours:
     def close(self) -> bool:
         """End the thread; False if it hangs in the store. Idempotent."""
         self._is_closed = True
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return True
-        self._queue.put(None)
-        thread.join(_CLOSE_TIMEOUT_S)
-        return not thread.is_alive()
+        return self._aside.close(_CLOSE_TIMEOUT_S)
 
     def _ask(self) -> None:
         """Have descriptions read anew, unless they were a short time ago."""
@@ -86,14 +80,7 @@ class Neighbours:
         if self._is_closed or now < self._read_at + _READ_EVERY_S:
             return
         self._read_at = now
-        if self._thread is None:
-            self._thread = self._threads.thread(self._run, "ucm-neighbours")
-            self._thread.start()
-        self._queue.put(True)
-
-    def _run(self) -> None:
-        while self._queue.get() is not None:
-            self._read()
+        self._aside.put(True)
 
     def _read(self) -> None:
         own = self._own

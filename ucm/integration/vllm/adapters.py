@@ -18,7 +18,7 @@ What is not seen: files that change
 between this look and the engine's, within one step; a file system whose clock is behind
 this machine's by more than the margin, or that keeps no time of change.
 
-Threading: all but ``_run`` and what it calls runs on the engine's scheduler thread, and
+Threading: all but ``_read`` and what it calls runs on the engine's scheduler thread, and
 waits for nothing: files are read on a thread of their own, which starts with the first
 request that has an adapter. A look-up is put off for a short time until they are.
 """
@@ -34,7 +34,7 @@ from typing import Any, Final, overload
 import attrs
 
 from ucm.metrics import Counters
-from ucm.threads import Queue, Thread, Threads
+from ucm.threads import Aside, Threads
 from ucm.tracing import ADAPTER_PASSED, Log
 
 __all__ = ["LATE", "Adapters", "SaltedHashes", "adapter_settings"]
@@ -182,8 +182,7 @@ class Adapters:
         self._told: set[str] = set()
         self._paths: dict[int, str] = {}
         self._open: list[_Look] = []
-        self._queue: Queue = threads.queue()
-        self._thread: Thread | None = None
+        self._aside = Aside("ucm-adapters", self._read, threads)
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -243,10 +242,7 @@ class Adapters:
     def close(self) -> None:
         """End the thread; one that hangs in a file system is left behind. Idempotent."""
         self._is_closed = True
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(_CLOSE_TIMEOUT_S)
-            self._thread = None
+        self._aside.close(_CLOSE_TIMEOUT_S)
 
     def _look(self, adapter: Any) -> _Look:  # noqa: ANN401 - vLLM's LoRARequest
         look = _Look(adapter)
@@ -257,11 +253,8 @@ class Adapters:
         if self._is_closed or len(self._open) >= _MAX_OPEN:
             look.problem, look.is_over = _CROWDED, True
             return look
-        if self._thread is None:
-            self._thread = self._threads.thread(self._run, "ucm-adapters")
-            self._thread.start()
         self._open.append(look)
-        self._queue.put(look)
+        self._aside.put(look)
         return look
 
     def _is_shared(self, adapter: Any) -> bool:  # noqa: ANN401 - vLLM's LoRARequest
@@ -286,15 +279,14 @@ class Adapters:
 
     # On the thread.
 
-    def _run(self) -> None:
-        while (look := self._queue.get()) is not None:
-            try:
-                look.salt = self._files.salt_of(look.request)
-            except _PassedOverError as exc:
-                look.problem = str(exc)
-            except (OSError, RuntimeError, ValueError):
-                look.problem = _UNREADABLE  # RuntimeError: a home of nobody
-            look.is_over = True
+    def _read(self, look: _Look) -> None:
+        try:
+            look.salt = self._files.salt_of(look.request)
+        except _PassedOverError as exc:
+            look.problem = str(exc)
+        except (OSError, RuntimeError, ValueError):
+            look.problem = _UNREADABLE  # RuntimeError: a home of nobody
+        look.is_over = True
 
 
 class _PassedOverError(Exception):
