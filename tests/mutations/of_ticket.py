@@ -108,8 +108,8 @@ TICKET = (
         name="stuck_copy_watched_for_ever",
         why="A service that has ended wakes twenty times a second for good.",
         file=_DEADLINES,
-        find="            is_touched = ticket.guard.is_touched and not ticket.is_given_up\n",
-        replace="            is_touched = ticket.guard.is_touched\n",
+        find="            is_touched = guard.is_touched and not ticket.is_given_up\n",
+        replace="            is_touched = guard.is_touched\n",
         killers=(
             f"{_LOOKS}::TestWatched::test_idle_loop_looks_again_while_something_may_come_to_an_end",
         ),
