@@ -72,7 +72,7 @@ def _combinations() -> Iterable[str]:
     mock = choose_mode(Facts(is_mock=True))
     yield f"| set{' | any' * 7} | {_outcome(mock)} |"
     for facts in all_facts():
-        if facts.is_mock or facts.kv_role != "kv_both":
+        if facts.is_mock or facts.kv_role != "kv_both" or facts.writes_back:
             continue
         yield (
             f"| unset | {_yes(facts.context_parallel)} | {_yes(facts.use_layerwise)} "
@@ -91,6 +91,9 @@ def _roles() -> Iterable[str]:
     yield "|---|---|---|"
     for role, (saves, loads) in ROLES.items():
         yield f"| `{role}` | {_kept(saves)} | {_kept(loads)} |"
+        if not saves:
+            told = f"`{role}` with `consumer_saves_decoded`"
+            yield f"| {told} | as above, but no prompts | {_kept(loads)} |"
 
 
 def _kept(is_kept: bool) -> str:  # noqa: FBT001

@@ -27,6 +27,7 @@ from ucm.errors import ConfigError
 EVENT_KEYS = ("enable_event_sync", "enable_reshape_cache_event_sync")
 MODE_KEYS = (
     "save_decoded",
+    "consumer_saves_decoded",
     "max_retain_seconds",
     "use_layerwise",
     "load_ahead_rows",
@@ -269,14 +270,14 @@ class TestModes:
         model, no hit is made up, one row is loaded ahead (S4-03), and decoded blocks are
         saved when their request ends."""
         config = UCMConfig.from_mapping({})
-        assert (SaveDecoded.AT_END, 3600.0, False, 1, Switch.AUTO, None) == tuple(
-            getattr(config, key) for key in MODE_KEYS
-        )
+        expected = (SaveDecoded.AT_END, False, 3600.0, False, 1, Switch.AUTO, None)
+        assert expected == tuple(getattr(config, key) for key in MODE_KEYS)
 
     def test_given_values_are_kept(self):
         """S4-33: each key takes what it is documented to take."""
         given = {
             "save_decoded": "each_block",
+            "consumer_saves_decoded": True,
             "max_retain_seconds": 0,
             "use_layerwise": True,
             "load_ahead_rows": 0,
@@ -284,9 +285,8 @@ class TestModes:
             "hit_ratio": 0.25,
         }
         config = UCMConfig.from_mapping(given)
-        assert (SaveDecoded.EACH_BLOCK, 0.0, True, 0, Switch.FALSE, 0.25) == tuple(
-            getattr(config, key) for key in MODE_KEYS
-        )
+        expected = (SaveDecoded.EACH_BLOCK, True, 0.0, True, 0, Switch.FALSE, 0.25)
+        assert expected == tuple(getattr(config, key) for key in MODE_KEYS)
 
     def test_rows_ahead_are_counted_from_none(self):
         """S4-03: a load may do without rows ahead of the one waited for, not with less."""

@@ -138,6 +138,16 @@ def _switch(key: str, value: object) -> Switch:
     return typing.cast(Switch, read_enum(key, value, Switch))
 
 
+def _check_list(key: str, value: str, if_empty: str, remedy: str) -> None:
+    """Refuse what is no list of CPUs or nodes, or an empty one."""
+    try:
+        problem = "" if parse_cpulist(value) else if_empty
+    except ValueError as exc:
+        problem = str(exc)
+    if problem:
+        raise ConfigError(key, value, problem, remedy)
+
+
 @attrs.frozen(kw_only=True)
 class StoreConfig:
     """Where blocks are kept."""
@@ -180,26 +190,15 @@ class StoreConfig:
         "Where the slab's memory lies: `off` (near whoever fills it), `interleave`, or "
         "nodes such as `0,2`.",
     )
-
     verify: Verify = field(
         Verify.ALWAYS,
         "Compare checksums `always`, or `once` per block and process: trusts the memory.",
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.numa in (OFF, "interleave"):
-            return
-        try:
-            problem = "" if parse_cpulist(self.numa) else "names no node"
-        except ValueError as exc:
-            problem = str(exc)
-        if problem:
-            raise ConfigError(
-                "store.numa",
-                self.numa,
-                problem,
-                "Give `off`, `interleave`, or a list of nodes such as `0,2`.",
-            )
+        if self.numa not in (OFF, "interleave"):
+            remedy = "Give `off`, `interleave`, or a list of nodes such as `0,2`."
+            _check_list("store.numa", self.numa, "names no node", remedy)
 
 
 @attrs.frozen(kw_only=True)
@@ -293,20 +292,9 @@ class ThreadConfig:
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.affinity in (OFF, NUMA):
-            return
-        try:
-            if parse_cpulist(self.affinity):
-                return
-            problem = "no CPU is listed"
-        except ValueError as exc:
-            problem = str(exc)
-        raise ConfigError(
-            "threads.affinity",
-            self.affinity,
-            problem,
-            "Use 'off', 'numa' or CPUs such as '8-15,24'.",
-        )
+        if self.affinity not in (OFF, NUMA):
+            remedy = "Use 'off', 'numa' or CPUs such as '8-15,24'."
+            _check_list("threads.affinity", self.affinity, "no CPU is listed", remedy)
 
 
 @attrs.frozen(kw_only=True)
@@ -361,6 +349,10 @@ class UCMConfig:
         SaveDecoded.AT_END,
         "Save decoded blocks `at_end` (or when a span is full), `each_block` or `never`.",
     )
+    consumer_saves_decoded: bool = field(
+        False,
+        "With `kv_role: kv_consumer`: save the blocks that it decodes, none of prompts.",
+    )
     max_retain_seconds: float = field(
         3600.0,
         "Longest time by which a request may shift the use of its blocks (`retain_seconds`).",
@@ -388,6 +380,11 @@ class UCMConfig:
         False,
         "On Ascend: pass on what vllm-ascend leaves out; see `docs/npu.md`.",
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.consumer_saves_decoded and self.save_decoded is SaveDecoded.NEVER:
+            key, why = "consumer_saves_decoded", "save_decoded is 'never'"
+            raise ConfigError(key, True, why, "Leave one of them out.")
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, object]) -> "UCMConfig":

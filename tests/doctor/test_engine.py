@@ -81,9 +81,23 @@ def test_engine_that_nobody_named_is_said_to_be_unseen():
 
 
 @pytest.mark.parametrize(
-    ("role", "told"), [("kv_producer", "never loads"), ("kv_consumer", "never saves")]
+    ("role", "writes_back", "told"),
+    [
+        ("kv_producer", False, "never loads"),
+        ("kv_consumer", False, "never saves"),
+        ("kv_consumer", True, "saves what it decodes"),
+    ],
 )
-def test_half_an_engine_is_warned_of(role, told):
+def test_half_an_engine_is_warned_of(role, writes_back, told):
     """Who forgets the role wonders why nothing is found."""
-    (text,) = found(Severity.WARNING, transfer={**GOOD, "kv_role": role})
+    transfer = {**GOOD, "kv_role": role}
+    (text,) = found(Severity.WARNING, transfer=transfer, writes_back=writes_back)
     assert told in text
+
+
+@pytest.mark.parametrize("role", ["kv_both", "kv_producer", "kv_consumer"])
+def test_write_back_is_noted_where_it_says_nothing(role):
+    """An engine that saves whatever it computes needs no leave to save a part of it."""
+    texts = found(Severity.NOTE, transfer={**GOOD, "kv_role": role}, writes_back=True)
+    told = any("consumer_saves_decoded" in text for text in texts)
+    assert (role != "kv_consumer") is told

@@ -68,3 +68,34 @@ def test_second_turn_hits_as_far_as_blocks_are_saved(
         assert blocks * BLOCK == second.external_tokens
         assert 0 == counter(llm, "vllm:ucm_dropped_blocks")
     assert expected == (first.token_ids, second.token_ids)
+
+
+def test_prefill_engine_hits_what_the_decode_engine_wrote_back(
+    llama: Path, expected: tuple[Tokens, Tokens], tmp_path: Path
+) -> None:
+    """A producer saves prompts, and a consumer over the same slab, which loads them, saves
+    what it decodes and nothing else; an engine that prefills the next turn hits prompt and
+    answer, and computes the same tokens as without a connector."""
+    prompts = sum(whole(len(one)) for one in PROMPTS)
+    both = sum(whole(len(one) + ANSWER - 1) for one in PROMPTS)
+    config = ucm_config(tmp_path / "slab", consumer_saves_decoded=True)
+    asked: list[Tokens] = []
+    for role, saves, hits in (
+        ("kv_producer", prompts, 0),
+        ("kv_consumer", both - prompts, prompts),
+        ("kv_both", 0, both),
+    ):
+        config["kv_role"] = role
+        turns = second_turns(expected[0]) if role == "kv_both" else PROMPTS
+        length = {"kv_producer": 1, "kv_consumer": ANSWER, "kv_both": 8}[role]
+        with in_process_engine(
+            llama, kv_transfer_config=config, block_size=BLOCK
+        ) as llm:
+            found = generate(llm, turns, length)
+            assert hits * BLOCK == found.external_tokens
+            if saves:
+                assert saves == await_counter(llm, SAVED, saves)
+            assert 0 == counter(llm, "vllm:ucm_dropped_blocks")
+            asked.append(found.token_ids)
+    assert [one[:1] for one in expected[0]] == asked[0]
+    assert expected == (asked[1], asked[2])

@@ -64,6 +64,7 @@ from tests.mutations.of_topology import TOPOLOGY
 from tests.mutations.of_trace import TRACE
 from tests.mutations.of_transport import TRANSPORT
 from tests.mutations.of_uses import USES
+from tests.mutations.of_ways import WAYS
 from tests.mutations.of_weights import WEIGHTS
 from tests.mutations.of_why import WHY
 from tests.mutations.of_worker import WORKER
@@ -116,6 +117,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SCHED,
     *USES,
     *WHY,
+    *WAYS,
     *ENG,
     *PINNING,
     *PIPE,

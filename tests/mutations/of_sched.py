@@ -191,8 +191,8 @@ SCHED = (
         name="never_saves_states",
         why="With prompts only, the states of answers are saved all the same.",
         file=_SAVES,
-        find="            and self._decoded.saves_all(",
-        replace="            or self._decoded.saves_all(",
+        find="            and self._decoded.saves_up_to(",
+        replace="            or self._decoded.saves_up_to(",
         killers=(f"{_OTHERS}::test_never_saves_prompts_only",),
     ),
 )

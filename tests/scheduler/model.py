@@ -124,6 +124,7 @@ def make_adapter(
     full_hits: bool = True,
     parks: bool = True,
     decoded: SaveDecoded = SaveDecoded.EACH_BLOCK,
+    prompts: bool = True,
     tickets: int = 1024,
     nbytes: int = 1 << 30,
 ) -> SchedulerAdapter:
@@ -138,7 +139,9 @@ def make_adapter(
         max_step_blocks=max_step_blocks,
         full_hits=full_hits,
         parks=parks,
-        limits=SaveLimits(decoded=decoded, tickets=tickets, nbytes=nbytes),
+        limits=SaveLimits(
+            decoded=decoded, prompts=prompts, tickets=tickets, nbytes=nbytes
+        ),
     )
 
 

@@ -130,6 +130,7 @@ class _Engine:
             version=versions.get("vllm", ""),
             hash_algorithm=str(said.get("prefix_caching_hash_algo", "sha256")),
             hash_seed=python_hash_seed(),
+            writes_back=given.configuration.config.consumer_saves_decoded,
         )
         return cls(facts, str(said.get("model", "")), how, "block_size" in said)
 

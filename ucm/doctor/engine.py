@@ -25,17 +25,22 @@ class EngineFacts:
         version: Of vLLM; empty if it is not installed.
         hash_algorithm: Its ``prefix_caching_hash_algo``.
         hash_seed: ``PYTHONHASHSEED``, empty when unset.
+        writes_back: A consumer is to save what it decodes.
     """
 
     transfer: Mapping[str, object] | None = None
     version: str = ""
     hash_algorithm: str = "sha256"
     hash_seed: str = ""
+    writes_back: bool = False
 
 
 def check_engine(facts: EngineFacts) -> Iterator[Finding]:
     """Say what the engine would make of it."""
     yield from _check_transfer(facts.transfer)
+    if facts.transfer is not None:
+        role = str(facts.transfer.get("kv_role", "kv_both"))
+        yield from _check_role(role, writes_back=facts.writes_back)
     release = _release(facts.version)
     yield _check_version(facts.version, release)
     try:
@@ -70,16 +75,30 @@ def _check_transfer(transfer: Mapping[str, object] | None) -> Iterator[Finding]:
         )
     else:
         yield fine("engine", f"{_POLICY} is recompute")
-    role = transfer.get("kv_role", "kv_both")
+
+
+def _check_role(role: str, *, writes_back: bool) -> Iterator[Finding]:
     if role != "kv_both":
+        kind = _WRITING_BACK if writes_back and role == _CONSUMER else role
         yield warning(
             "engine",
-            f"kv_role is {role!r}: this engine {_HALVES.get(str(role), 'is unknown')}",
+            f"kv_role is {role!r}: this engine {_HALVES.get(kind, 'is unknown')}",
             "Use kv_both, unless another engine does the other half.",
+        )
+    if writes_back and role != _CONSUMER:
+        yield note(
+            "engine",
+            f"consumer_saves_decoded says nothing here: kv_role is {role!r}",
+            f"Leave it out, or use {_CONSUMER}.",
         )
 
 
-_HALVES = {"kv_producer": "saves and never loads", "kv_consumer": "loads, never saves"}
+_CONSUMER, _WRITING_BACK = "kv_consumer", "kv_consumer that writes back"
+_HALVES = {
+    "kv_producer": "saves and never loads",
+    _CONSUMER: "loads, never saves",
+    _WRITING_BACK: "loads, and saves what it decodes, but no prompts",
+}
 
 
 def _release(version: str) -> tuple[int, int] | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When blocks behind a prompt are saved. Pure."""
+"""Which blocks are saved by where the prompt ends, and when those behind it are. Pure."""
 
 import sys
 from collections.abc import Mapping
@@ -20,18 +20,24 @@ NEVER_DUE: Final = sys.maxsize
 @attrs.define
 class Decoded:
     """
-    When blocks are saved that are not wholly within the prompt.
+    Whether blocks within the prompt are saved, and when the others are.
 
     Args:
         when: As the operator says. Only blocks of ``FULL`` groups can wait: a window
             gives its blocks back, and a state is gone after its step.
         span_blocks: By group, how many are together a full span.
-        hurries: Whether they are saved at once nevertheless.
+        prompts: Whether blocks that are wholly within the prompt are saved.
+        hurries: Whether the others are saved at once nevertheless.
     """
 
     when: SaveDecoded
     span_blocks: Mapping[GroupId, int]
+    prompts: bool = True
     hurries: bool = False
+
+    def first(self, group: GroupLayout, prompt_tokens: int) -> int:
+        """Return the first block that is ever saved."""
+        return 0 if self.prompts else prompt_tokens // group.block_tokens
 
     def cut(
         self, group: GroupLayout, prompt_tokens: int, start: int, complete: int
@@ -54,6 +60,16 @@ class Decoded:
         span, first = self.span_blocks[group.group_id], max(start, prompt)
         stop = first + (complete - first) // span * span
         return stop, (stop + span) * group.block_tokens
+
+    def there(self, prompt_tokens: int, computed_tokens: int) -> int:
+        """Return how many tokens do not wait at the first look: computed ones neither."""
+        saves_all = self.saves_all(computed_tokens, prompt_tokens)
+        return max(prompt_tokens, computed_tokens) if saves_all else prompt_tokens
+
+    def saves_up_to(self, tokens: int, prompt_tokens: int) -> bool:
+        """Return whether the block that ends with so many tokens is ever saved."""
+        is_within = tokens <= prompt_tokens
+        return self.prompts if is_within else self.when is not SaveDecoded.NEVER
 
     def saves_all(self, tokens: int, prompt_tokens: int) -> bool:
         """Return whether so many tokens of a request are saved sooner or later."""

@@ -142,11 +142,10 @@ class Life:
         stored: Callable[[GroupLayout, Sequence[bytes]], list[bool]],
     ) -> None:
         """
-        Queue the blocks that became complete, are worth saving and need not wait.
+        Queue the blocks that became complete, are to be saved and need not wait.
 
-        Each block is looked at once per life. At the first look the prefix that was
-        there already is compared with the store, because the engine's own cache and
-        the store evict on their own. Of ``STATE`` groups nothing is queued.
+        Each is looked at once per life. At the first look the prefix that was there is
+        compared with the store, which evicts on its own. Not so those of ``STATE`` groups.
 
         Args:
             layout: Groups, in the order of the request's tables.
@@ -156,11 +155,10 @@ class Life:
         """
         first_look = self.cursors is None
         if self.cursors is None:
-            self.cursors = [0] * len(layout.groups)
+            prompt = request.prompt_tokens
+            self.cursors = [decoded.first(group, prompt) for group in layout.groups]
             self.pending = tuple([] for _ in layout.groups)
-            self.prompt_tokens, there = request.prompt_tokens, request.computed_tokens
-            if there and decoded.saves_all(there, request.prompt_tokens):
-                self.prompt_tokens = max(self.prompt_tokens, there)
+            self.prompt_tokens = decoded.there(prompt, request.computed_tokens)
         self.due = NEVER_DUE
         for at, group in enumerate(layout.groups):
             if group.kind is GroupKind.STATE:

@@ -42,12 +42,14 @@ class SaveLimits:
 
     Args:
         decoded: When blocks behind the prompt are saved.
+        prompts: Whether those within it are.
         tickets: Saves that a worker lets wait for their copy.
         nbytes: Bytes of these.
         seconds: How long a save may wait.
     """
 
     decoded: SaveDecoded = SaveDecoded.AT_END
+    prompts: bool = True
     tickets: int = 1024
     nbytes: int = 1 << 30
     seconds: float = 30.0
@@ -108,7 +110,9 @@ class SaveSelector:
         self._max_blocks = max_blocks
         self._nbytes = {each.group_id: each.block_bytes for each in layout.groups}
         self._limits = limits
-        self._decoded = Decoded(limits.decoded, transfers.limits)
+        self._decoded = Decoded(
+            limits.decoded, transfers.limits, prompts=limits.prompts
+        )
         self._hurries_until = 0
         self._endings = Endings(limits.seconds)
         self._draft = Draft(0)
@@ -358,7 +362,7 @@ class SaveSelector:
             run
             for run in life.offered(self._layout, at, request)
             if self._transfers.unclaimed(group_id, run)
-            and self._decoded.saves_all(
+            and self._decoded.saves_up_to(
                 (run.start + 1) * group.block_tokens, request.prompt_tokens
             )
         ]

@@ -105,17 +105,13 @@ def expected() -> dict[Facts, tuple[str, Saves, Loads]]:
                 micro_batches=parts,
                 speculation=drafts,
             )
-            table[one] = (name, saves, loads)
-            table[attrs.evolve(one, kv_role="kv_producer")] = (
-                name,
-                saves,
-                Loads.NOTHING,
-            )
-            table[attrs.evolve(one, kv_role="kv_consumer")] = (
-                name,
-                Saves.NOTHING,
-                loads,
-            )
+            for back in (False, True):
+                one = attrs.evolve(one, kv_role="kv_both", writes_back=back)
+                table[one] = (name, saves, loads)
+                one = attrs.evolve(one, kv_role="kv_producer")
+                table[one] = (name, saves, Loads.NOTHING)
+                one = attrs.evolve(one, kv_role="kv_consumer")
+                table[one] = (name, saves if back else Saves.NOTHING, loads)
     return table
 
 
@@ -124,7 +120,7 @@ class TestTable:
         """S4-32: for each combination of flags and facts the mode is that of the table
         in this file, which changes only together with the changelog."""
         table = expected()
-        assert 2 * 2 * 2 * 3 * 2 * 2 * 2 * 2 * 3 == len(table)
+        assert 2 * 2 * 2 * 3 * 2 * 2 * 2 * 2 * 3 * 2 == len(table)
         assert set(table) == set(all_facts())
         found = {}
         for facts in all_facts():
@@ -159,6 +155,13 @@ class TestTable:
         assert {} == RULES[-1].when
         assert DIRECT == choose_mode(Facts())
 
+    def test_prompts_are_saved_by_those_whose_role_is_to_save(self):
+        """A consumer that writes back saves in the way of the table, but no block
+        within a prompt; nothing of this changes for other roles."""
+        for facts in all_facts():
+            is_consumer = facts.kv_role == "kv_consumer"
+            assert is_consumer is not choose_mode(facts).saves_prompts
+
     def test_nothing_of_a_mock_is_saved(self):
         """Whatever else is set, a mock moves nothing and no other mode is a mock."""
         for facts in all_facts():
@@ -180,7 +183,7 @@ class TestTable:
             assert (mode.saves is Saves.LAYERWISE) == (
                 facts.use_layerwise
                 and not facts.micro_batches
-                and facts.kv_role != "kv_consumer"
+                and (facts.kv_role != "kv_consumer" or facts.writes_back)
             )
             possible = (
                 facts.use_layerwise

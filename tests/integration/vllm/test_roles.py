@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 
 from tests.integration.vllm.kit import engine_config, plain_cache
 from tests.integration.vllm.test_halves import Engine, request
+from ucm.errors import ConfigError
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.ucm_connector import UCMConnector
@@ -22,18 +23,18 @@ from ucm.integration.vllm.ucm_connector import UCMConnector
 MODULE = "ucm.integration.vllm.ucm_connector"
 
 
-def make_setup(path: Path, role: str) -> Setup:
+def make_setup(path: Path, role: str, **settings: object) -> Setup:
     """Return a setup of an engine in this role, over a slab that all share."""
     store = {"path": str(path / "slab"), "capacity": "1MiB"}
-    config = engine_config(str(path), weights_revision="r", store=store)
+    config = engine_config(str(path), weights_revision="r", store=store, **settings)
     config.kv_transfer_config.kv_role = role
     return Setup.of(config, plain_cache())
 
 
 @contextlib.contextmanager
-def serving(path: Path, role: str) -> Iterator[Engine]:
+def serving(path: Path, role: str, **settings: object) -> Iterator[Engine]:
     """Run both halves in this role."""
-    engine = Engine(make_setup(path, role))
+    engine = Engine(make_setup(path, role, **settings))
     with contextlib.closing(engine.scheduler), contextlib.closing(engine.worker):
         engine.register()
         yield engine
@@ -64,6 +65,32 @@ class TestRoles:
             assert (set(), {"s"}, set()) == consumer.load()
             assert (consumer.memory[:, 5:8] == 7).all()
             assert "ucm_saved_blocks_total" not in consumer.scheduler.stats().reduce()
+
+    @pytest.mark.parametrize(("may", "decoded"), [(False, 0), (True, 2)])
+    def test_consumer_saves_what_it_decodes_if_it_may(
+        self, tmp_path: Path, may: bool, decoded: int
+    ) -> None:
+        """Of a prompt that a consumer computes itself it saves nothing; of a request whose
+        prompt ends within its second block, that one and the third, if it is set so."""
+        settings = {"consumer_saves_decoded": may, "save_decoded": "each_block"}
+        with serving(tmp_path, "kv_consumer", **settings) as engine:
+            for name, prompt, saved in (("r", 48, 0), ("t", 20, decoded)):
+                one = request(name)
+                one.num_prompt_tokens = prompt
+                engine.scheduler.match(one, 0)
+                engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+                engine.work(engine.plan([one], (1, 2, 3)))
+                engine.scheduler.finished(name)
+                stats = engine.scheduler.stats().reduce()
+                assert saved == stats.get("ucm_saved_blocks_total", 0)
+            assert 0 == stats.get("ucm_dropped_blocks_total", 0)
+
+    def test_write_back_of_what_is_never_saved_is_refused(self, tmp_path: Path) -> None:
+        """An operator who forbids what another setting asks for hears of it at the start."""
+        settings = {"consumer_saves_decoded": True, "save_decoded": "never"}
+        with pytest.raises(ConfigError, match="save_decoded") as raised:
+            make_setup(tmp_path, "kv_consumer", **settings)
+        assert "consumer_saves_decoded" == raised.value.key
 
     def test_both_does_both(self, tmp_path: Path) -> None:
         """The usual role saves, and loads what it has saved."""

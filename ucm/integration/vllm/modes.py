@@ -99,6 +99,7 @@ class Facts:
             the hooks of every layer.
         speculation: A drafter may run behind the forward pass, with layers of its own.
         kv_role: One of ``ROLES``.
+        writes_back: An engine that only loads saves nevertheless what it decodes.
     """
 
     is_mock: bool = False
@@ -110,6 +111,7 @@ class Facts:
     micro_batches: bool = False
     speculation: bool = False
     kv_role: str = attrs.field(default="kv_both", validator=attrs.validators.in_(ROLES))
+    writes_back: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -123,6 +125,7 @@ class Mode:
         loads: When bytes reach it.
         reason: Why, for log and documentation.
         is_mock: Nothing moves and the output is garbage.
+        saves_prompts: Blocks within prompts are saved as well, if any are.
     """
 
     name: str
@@ -130,6 +133,7 @@ class Mode:
     loads: Loads
     reason: str
     is_mock: bool = False
+    saves_prompts: bool = True
 
 
 @attrs.frozen
@@ -270,7 +274,8 @@ def choose_mode(facts: Facts) -> Mode:
     saves, loads = ROLES[facts.kv_role]
     return attrs.evolve(
         mode,
-        saves=mode.saves if saves else Saves.NOTHING,
+        saves=mode.saves if saves or facts.writes_back else Saves.NOTHING,
+        saves_prompts=saves,
         loads=mode.loads if loads else Loads.NOTHING,
     )
 
@@ -301,6 +306,7 @@ def all_facts() -> Iterator[Facts]:
         "micro_batches": (False, True),
         "speculation": (False, True),
         "kv_role": tuple(ROLES),
+        "writes_back": (False, True),
     }
     for values in itertools.product(*choices.values()):
         yield Facts(**dict(zip(choices, values, strict=True)))  # type: ignore[arg-type]

@@ -32,7 +32,6 @@ from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.matches import PrefixMatch
 from ucm.scheduler.messages import StepReport, decode_report, encode
 from ucm.scheduler.requests import Disposition
-from ucm.scheduler.saves import SaveLimits
 from ucm.scheduler.totals import Totals
 from ucm.stores.bypass import BypassStore
 from ucm.stores.forgetter import Forgetter
@@ -86,12 +85,7 @@ class SchedulerHalf:
             full_hits=self._parks,
             saves=setup.mode.saves is not Saves.NOTHING,
             parks=self._parks,
-            limits=SaveLimits(
-                decoded=setup.config.save_decoded,
-                tickets=setup.config.queue.tickets,
-                nbytes=setup.config.queue.nbytes,
-                seconds=setup.config.timeout.save,
-            ),
+            limits=setup.save_limits(),
         )
         self._lifelog = LifeLog(self._adapter.records, self._log)
         self._adapters = Adapters(

@@ -44,6 +44,7 @@ from ucm.integration.vllm.topology import largest_stage, topology_of
 from ucm.layout import KVLayout
 from ucm.ranks import RankFacts, Topology, facts_of
 from ucm.registry import load_class
+from ucm.scheduler.saves import SaveLimits
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
 from ucm.threads import SYSTEM, Threads
@@ -86,6 +87,7 @@ def _facts(
         micro_batches=has_micro_batches(vllm_config),
         speculation=speculates(vllm_config),
         kv_role=vllm_config.kv_transfer_config.kv_role,
+        writes_back=config.consumer_saves_decoded,
     )
 
 
@@ -187,6 +189,17 @@ class Setup:
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
         """Return the most blocks of one ticket, by group; see ``KVLayout.span_blocks``."""
         return self.layout.span_blocks(self.config.queue.span_bytes, block_bytes)
+
+    def save_limits(self) -> SaveLimits:
+        """Return what is saved, how much of it at a time, and when."""
+        config = self.config
+        return SaveLimits(
+            decoded=config.save_decoded,
+            prompts=self.mode.saves_prompts,
+            tickets=config.queue.tickets,
+            nbytes=config.queue.nbytes,
+            seconds=config.timeout.save,
+        )
 
     def facts(self, rank: int) -> RankFacts:
         """Return what a rank tells the scheduler, or the scheduler holds against it."""
