@@ -9,6 +9,8 @@ or fetched last. Three ways to spill::
     again    what is stored in the slab and was stored there before, as far as is remembered
     used     the same, and what is hit in the slab, which an agent cannot see
 
+Beside these, ``all`` where nothing of a prompt below a number of tokens is stored at all.
+
 Run ``python -m benchmarks.admission TRACE.jsonl ...``; shares of a trace's distinct blocks
 are the sizes.
 """
@@ -18,12 +20,16 @@ import json
 from collections import OrderedDict
 from pathlib import Path
 
+import attrs
+
 from ucm.replay.policies import Ours
 from ucm.replay.traces import Request, Trace, read
 
 __all__ = ["WAYS", "Tiered", "main", "measure"]
 
 WAYS = ("all", "again", "used")
+_SHORTEST = (2048, 8192, 32768)
+"""Tokens of a prompt from which on it is stored."""
 _SIZES = ((0.01, 0.1), (0.01, 0.5), (0.02, 0.2), (0.05, 0.2), (0.05, 1.0))
 """Of the slab and of the tier, as shares of the distinct blocks."""
 _NAMES = 1 << 20
@@ -32,12 +38,15 @@ _NAMES = 1 << 20
 class Tiered:
     """A slab over a tier."""
 
-    def __init__(self, slab: int, tier: int, block_tokens: int, way: str) -> None:
+    def __init__(
+        self, slab: int, tier: int, block_tokens: int, way: str, shortest: int = 0
+    ) -> None:
         self.slab = Ours(slab, block_tokens)
         self.kept: OrderedDict[int, None] = OrderedDict()
         self.num_written = 0
         self._most = tier
         self._way = way
+        self._shortest = shortest
         self._names: OrderedDict[int, None] = OrderedDict()
 
     def ask(self, request: Request) -> int:
@@ -48,6 +57,9 @@ class Tiered:
             blocks[found] in self.slab or blocks[found] in self.kept
         ):
             found += 1
+        if request.num_tokens < self._shortest:
+            blocks = blocks[:found]
+            request = attrs.evolve(request, blocks=blocks)
         lacking = [block for block in blocks if block not in self.slab]
         for block in blocks[in_slab:found]:
             if block in self.kept:
@@ -82,10 +94,12 @@ def measure(trace: Trace) -> list[dict[str, object]]:
     distinct = trace.distinct_blocks()
     rows: list[dict[str, object]] = []
     for slab, tier in _SIZES:
-        for way in WAYS:
-            model = Tiered(
-                int(slab * distinct), int(tier * distinct), trace.block_tokens, way
-            )
+        for way, shortest in (
+            *((way, 0) for way in WAYS),
+            *(("all", n) for n in _SHORTEST),
+        ):
+            sizes = int(slab * distinct), int(tier * distinct)
+            model = Tiered(*sizes, trace.block_tokens, way, shortest)
             asked = hit = 0
             for request in trace.requests:
                 found = model.ask(request) * trace.block_tokens
@@ -96,7 +110,7 @@ def measure(trace: Trace) -> list[dict[str, object]]:
                     "trace": trace.name,
                     "slab": slab,
                     "tier": tier,
-                    "way": way,
+                    "way": f"{way} from {shortest}" if shortest else way,
                     "ratio": round(hit / asked, 4),
                     "written_blocks": model.num_written,
                 }

@@ -27,10 +27,10 @@ from ucm.errors import ConfigError
 EVENT_KEYS = ("enable_event_sync", "enable_reshape_cache_event_sync")
 MODE_KEYS = (
     "save_decoded",
+    "shortest_saved_tokens",
     "consumer_saves_decoded",
     "max_retain_seconds",
-    "use_layerwise",
-    "load_ahead_rows",
+    *("use_layerwise", "load_ahead_rows"),
     "use_hybrid_linear_attention",
     "hit_ratio",
 )
@@ -270,13 +270,14 @@ class TestModes:
         model, no hit is made up, one row is loaded ahead (S4-03), and decoded blocks are
         saved when their request ends."""
         config = UCMConfig.from_mapping({})
-        expected = (SaveDecoded.AT_END, False, 3600.0, False, 1, Switch.AUTO, None)
+        expected = (SaveDecoded.AT_END, 0, False, 3600.0, False, 1, Switch.AUTO, None)
         assert expected == tuple(getattr(config, key) for key in MODE_KEYS)
 
     def test_given_values_are_kept(self):
         """S4-33: each key takes what it is documented to take."""
         given = {
             "save_decoded": "each_block",
+            "shortest_saved_tokens": 64,
             "consumer_saves_decoded": True,
             "max_retain_seconds": 0,
             "use_layerwise": True,
@@ -285,7 +286,7 @@ class TestModes:
             "hit_ratio": 0.25,
         }
         config = UCMConfig.from_mapping(given)
-        expected = (SaveDecoded.EACH_BLOCK, True, 0.0, True, 0, Switch.FALSE, 0.25)
+        expected = (SaveDecoded.EACH_BLOCK, 64, True, 0.0, True, 0, Switch.FALSE, 0.25)
         assert expected == tuple(getattr(config, key) for key in MODE_KEYS)
 
     def test_rows_ahead_are_counted_from_none(self):
@@ -361,8 +362,7 @@ class TestDocumentation:
             "predict_loads",
             "weights_revision",
             "immutable_adapters",
-            *EVENT_KEYS,
-            *MODE_KEYS,
+            *(*EVENT_KEYS, *MODE_KEYS),
             "patch_vllm_ascend",
         ]
         assert rest == list(lines)

@@ -349,6 +349,9 @@ class UCMConfig:
         SaveDecoded.AT_END,
         "Save decoded blocks `at_end` (or when a span is full), `each_block` or `never`.",
     )
+    shortest_saved_tokens: int = field(
+        0, "Save nothing of a request with fewer tokens, prompt and answer.", least=0
+    )
     consumer_saves_decoded: bool = field(
         False,
         "With `kv_role: kv_consumer`: save the blocks that it decodes, none of prompts.",

@@ -7,6 +7,8 @@ __all__ = ["WAYS"]
 
 _DECODED = "ucm/scheduler/decoded.py"
 _BACK = "tests/scheduler/test_write_back.py::TestDecoded"
+_SHORTEST = "tests/scheduler/test_shortest.py::TestShortest"
+_UNSAVED = "tests/scheduler/test_unsaved.py::TestUnsaved"
 _KINDS = "tests/scheduler/test_write_back.py::TestKinds"
 _TABLE = "tests/integration/vllm/test_modes.py::TestTable"
 _ROLES = "tests/integration/vllm/test_roles.py::TestRoles"
@@ -71,5 +73,43 @@ WAYS = (
         find="if self.consumer_saves_decoded and self.save_decoded is SaveDecoded.NEVER:",
         replace="if False:",
         killers=(f"{_ROLES}::test_write_back_of_what_is_never_saved_is_refused",),
+    ),
+    Mutant(
+        name="short_requests_saved",
+        why="R-56: what the operator keeps from the slab pushes out what is of use.",
+        file=_DECODED,
+        find="return max(tokens, prompt_tokens) < self.shortest",
+        replace="return False",
+        killers=(
+            f"{_SHORTEST}::test_short_request_is_not_saved_and_nobody_looks",
+            f"{_SHORTEST}::test_states_of_short_requests_are_not_saved",
+            f"{_UNSAVED}::test_request_that_was_too_short_is_put_down_whole",
+        ),
+    ),
+    Mutant(
+        name="long_prompt_waits_for_its_end",
+        why="R-56: all of a long prompt is saved in one step, when it may be gone already.",
+        file=_DECODED,
+        find="return max(tokens, prompt_tokens) < self.shortest",
+        replace="return tokens < self.shortest",
+        killers=(f"{_SHORTEST}::test_long_prompt_is_saved_piece_by_piece",),
+    ),
+    Mutant(
+        name="short_request_forgotten",
+        why="R-56: a conversation that begins short is never saved.",
+        file="ucm/scheduler/saves.py",
+        find="            life.due = self._decoded.shortest\n",
+        replace="            life.due = NEVER_DUE\n",
+        killers=(
+            f"{_SHORTEST}::test_request_that_grows_is_saved_from_its_first_block_on",
+        ),
+    ),
+    Mutant(
+        name="setting_does_not_reach_the_scheduler",
+        why="R-56: the setting is taken and nothing comes of it.",
+        file="ucm/integration/vllm/setup.py",
+        find="            shortest=config.shortest_saved_tokens,\n",
+        replace="",
+        killers=(f"{_ROLES}::test_request_below_the_shortest_is_not_saved",),
     ),
 )

@@ -24,3 +24,10 @@ class TestTiered:
         ):
             model = Tiered(2, 100, 8, way)
             assert (found, written) == (asked(model, *prompts), model.num_written)
+
+    def test_short_prompt_is_found_and_not_stored(self) -> None:
+        """R-56: where nothing of a prompt below 24 tokens is stored, it finds what longer ones
+        have stored, and leaves nothing itself."""
+        model = Tiered(100, 100, 8, "all", 24)
+        prompts = ((1, 2), (1, 2, 3), (1, 2), (1, 4), (1, 4))
+        assert ([0, 0, 2, 1, 1], 3) == (asked(model, *prompts), model.num_written)

@@ -125,6 +125,7 @@ def make_adapter(
     parks: bool = True,
     decoded: SaveDecoded = SaveDecoded.EACH_BLOCK,
     prompts: bool = True,
+    shortest: int = 0,
     tickets: int = 1024,
     nbytes: int = 1 << 30,
 ) -> SchedulerAdapter:
@@ -140,7 +141,11 @@ def make_adapter(
         full_hits=full_hits,
         parks=parks,
         limits=SaveLimits(
-            decoded=decoded, prompts=prompts, tickets=tickets, nbytes=nbytes
+            decoded=decoded,
+            prompts=prompts,
+            shortest=shortest,
+            tickets=tickets,
+            nbytes=nbytes,
         ),
     )
 

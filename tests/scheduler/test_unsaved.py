@@ -4,12 +4,15 @@
 import pytest
 
 from tests.scheduler.model import HYBRID, ONE_FULL, STATE, hashes_of, make_layout
+from ucm.config import SaveDecoded
 from ucm.layout import KVLayout
 from ucm.reasons import MissReason, Reason
+from ucm.scheduler.decoded import Decoded
 from ucm.scheduler.requests import NO_WISHES, RequestEnd, Wishes
 from ucm.scheduler.unsaved import NOT_TAKEN, Unsaved
 
 HASHES = hashes_of("u", 40)
+ALL = Decoded(SaveDecoded.AT_END, {})
 QUEUE = {"queue_tickets", "queue_bytes", "store_behind", "overload"}
 
 
@@ -86,12 +89,33 @@ class TestUnsaved:
         answers are not saved, those behind its prompt."""
         unsaved = Unsaved()
         end = end_of(tokens, prompt, wishes)
-        unsaved.passed_over(ONE_FULL, end, 0.0, saves_decoded=saves_decoded)
+        when = SaveDecoded.AT_END if saves_decoded else SaveDecoded.NEVER
+        unsaved.passed_over(ONE_FULL, end, 0.0, Decoded(when, {}))
         assert [*blocks] == known(unsaved)
         for at in blocks:
             why, _ = unsaved.of(0, HASHES[at], 0.0) or (None, 0)
             text = "save_decoded" if wishes.most_saved > prompt else "wish"
             assert (MissReason.ADMISSION, text) == why
+
+    @pytest.mark.parametrize(
+        ("tokens", "wishes", "text"),
+        [
+            (19, NO_WISHES, "shortest_saved_tokens"),
+            (19, Wishes(most_saved=4), "shortest_saved_tokens"),
+            (19, Wishes(most_saved=0), "wish"),
+            (20, NO_WISHES, None),
+        ],
+    )
+    def test_request_that_was_too_short_is_put_down_whole(
+        self, tokens: int, wishes: Wishes, text: str | None
+    ) -> None:
+        """R-71: of a request below the shortest that is saved nothing is stored, and that is
+        why, unless it wished so itself."""
+        unsaved = Unsaved()
+        decoded = Decoded(SaveDecoded.AT_END, {}, shortest=20)
+        unsaved.passed_over(ONE_FULL, end_of(tokens, 8, wishes), 0.0, decoded)
+        found = unsaved.of(0, HASHES[0], 0.0)
+        assert text == (None if found is None else found[0].detail)
 
     @pytest.mark.parametrize(
         ("layout", "group_1"),
@@ -101,7 +125,7 @@ class TestUnsaved:
         """Each group has its own blocks; of states nothing is known beforehand."""
         unsaved = Unsaved()
         end = end_of(32, 32, Wishes(most_saved=0))
-        unsaved.passed_over(layout, end, 0.0, saves_decoded=True)
+        unsaved.passed_over(layout, end, 0.0, ALL)
         assert [*range(8)] == known(unsaved)
         assert group_1 == known(unsaved, group=1, step=2)
 
@@ -117,7 +141,7 @@ class TestUnsaved:
             wishes=Wishes(most_saved=0),
         )
         unsaved = Unsaved()
-        unsaved.passed_over(ONE_FULL, end, 0.0, saves_decoded=True)
+        unsaved.passed_over(ONE_FULL, end, 0.0, ALL)
         told = [unsaved.of(0, each, 0.0) is not None for each in hashes]
         assert 1000 < sum(told) <= 1024
         assert not any(told[1024:])

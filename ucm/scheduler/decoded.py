@@ -27,13 +27,20 @@ class Decoded:
             gives its blocks back, and a state is gone after its step.
         span_blocks: By group, how many are together a full span.
         prompts: Whether blocks that are wholly within the prompt are saved.
+        shortest: Tokens of a request from which on anything of it is saved; a prompt
+            counts whole before it is computed.
         hurries: Whether the others are saved at once nevertheless.
     """
 
     when: SaveDecoded
     span_blocks: Mapping[GroupId, int]
     prompts: bool = True
+    shortest: int = 0
     hurries: bool = False
+
+    def is_short(self, tokens: int, prompt_tokens: int) -> bool:
+        """Return whether a request of so many tokens is not worth saving yet."""
+        return max(tokens, prompt_tokens) < self.shortest
 
     def first(self, group: GroupLayout, prompt_tokens: int) -> int:
         """Return the first block that is ever saved."""

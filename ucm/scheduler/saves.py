@@ -43,6 +43,7 @@ class SaveLimits:
     Args:
         decoded: When blocks behind the prompt are saved.
         prompts: Whether those within it are.
+        shortest: Tokens of a request from which on anything of it is saved.
         tickets: Saves that a worker lets wait for their copy.
         nbytes: Bytes of these.
         seconds: How long a save may wait.
@@ -50,6 +51,7 @@ class SaveLimits:
 
     decoded: SaveDecoded = SaveDecoded.AT_END
     prompts: bool = True
+    shortest: int = 0
     tickets: int = 1024
     nbytes: int = 1 << 30
     seconds: float = 30.0
@@ -111,7 +113,7 @@ class SaveSelector:
         self._nbytes = {each.group_id: each.block_bytes for each in layout.groups}
         self._limits = limits
         self._decoded = Decoded(
-            limits.decoded, transfers.limits, prompts=limits.prompts
+            limits.decoded, transfers.limits, limits.prompts, limits.shortest
         )
         self._hurries_until = 0
         self._endings = Endings(limits.seconds)
@@ -159,9 +161,8 @@ class SaveSelector:
             Whether ``orders`` will tell when to defer it.
         """
         if end is not None and saves:
-            saves_decoded = self._limits.decoded is not SaveDecoded.NEVER
             self._transfers.unsaved.passed_over(
-                self._layout, end, self._now, saves_decoded=saves_decoded
+                self._layout, end, self._now, self._decoded
             )
         if end is None or not (saves and life.may_save):
             self._lose(life, 0 if end is None else end.accepted_tokens)
@@ -306,6 +307,9 @@ class SaveSelector:
             life.due = 0 if life.loads else NEVER_DUE
             for at in range(len(self._layout.groups)):
                 self._take_offered(life, request, at, 0)  # counted as dropped
+            return
+        if self._decoded.is_short(request.end_tokens, request.prompt_tokens):
+            life.due = self._decoded.shortest
             return
         life.advance(self._layout, request, self._decoded, self._stored)
         room = self._draft.room_of(life.stay)

@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 from ucm.fates import Sketch
 from ucm.layout import GroupKind, KVLayout
 from ucm.reasons import MissReason, Reason
+from ucm.scheduler.decoded import Decoded
 from ucm.scheduler.requests import NO_LIMIT, RequestEnd
 
 __all__ = ["NOT_TAKEN", "Unsaved", "Why"]
@@ -43,6 +44,7 @@ NOT_TAKEN: Final = Why(MissReason.QUEUE, "not_taken")
 """No plan had room for it in time."""
 _WISH: Final = Why(MissReason.ADMISSION, "wish")
 _DECODED: Final = Why(MissReason.ADMISSION, "save_decoded")
+_SHORT: Final = Why(MissReason.ADMISSION, "shortest_saved_tokens")
 _QUEUE: Final = frozenset(
     (
         *(Reason.QUEUE_TICKETS, Reason.QUEUE_BYTES),
@@ -61,7 +63,7 @@ def _why(reason: Reason) -> Why:
 
 
 _OF_ENDS: Final = {reason: _why(reason) for reason in Reason}
-_WHYS: Final = (NOT_TAKEN, _WISH, _DECODED, *_OF_ENDS.values())
+_WHYS: Final = (NOT_TAKEN, _WISH, _DECODED, _SHORT, *_OF_ENDS.values())
 _CODES: Final = {why: code for code, why in enumerate(_WHYS, start=1)}
 
 
@@ -93,11 +95,13 @@ class Unsaved:
         self.put(group_id, hashes, _OF_ENDS[reason], now)
 
     def passed_over(
-        self, layout: KVLayout, end: RequestEnd, now: float, *, saves_decoded: bool
+        self, layout: KVLayout, end: RequestEnd, now: float, decoded: Decoded
     ) -> None:
         """Put down what of a request was not to be saved, by its wish or a setting."""
-        wish = end.wishes.most_saved
-        setting = NO_LIMIT if saves_decoded else end.prompt_tokens
+        wish, prompt = end.wishes.most_saved, end.prompt_tokens
+        is_short = decoded.is_short(end.accepted_tokens, prompt)
+        saves_all = decoded.saves_all(end.accepted_tokens, prompt)
+        setting = 0 if is_short else NO_LIMIT if saves_all else prompt
         if min(wish, setting) >= end.accepted_tokens:
             return
         hashed = len(end.hashes) * layout.hash_block_tokens
@@ -111,7 +115,7 @@ class Unsaved:
             self.put(
                 group.group_id,
                 layout.hashes_of(group, end.hashes, blocks.start, blocks.stop),
-                _DECODED if setting < wish else _WISH,
+                _WISH if wish <= setting else _SHORT if is_short else _DECODED,
                 now,
             )
 

@@ -45,7 +45,7 @@ MISSES: Final[Mapping[str, Explained]] = {
     ),
     "admission": Explained(
         "A setting or a wish of the request keeps it from being saved or looked up.",
-        "Look at save_decoded, at kv_role, and at what the request asks of the store.",
+        "Look at the detail, at kv_role, and at what the request asks of the store.",
     ),
     "failed": Explained(
         "Its save failed, or the load that this request had before.",
@@ -172,6 +172,10 @@ DETAILS: Final[Mapping[str, Explained]] = {
     "wish": Explained(
         "The request that computed it asked for it not to be stored.",
         "Leave `store: false` out of its `kv_transfer_params`.",
+    ),
+    "shortest_saved_tokens": Explained(
+        "The request that computed it was too short to be saved.",
+        "Lower shortest_saved_tokens.",
     ),
     "save_decoded": Explained(
         "It was decoded, and the setting keeps what is decoded out.",

@@ -92,6 +92,17 @@ class TestRoles:
             make_setup(tmp_path, "kv_consumer", **settings)
         assert "consumer_saves_decoded" == raised.value.key
 
+    @pytest.mark.parametrize(("shortest", "saved"), [(49, None), (48, 3)])
+    def test_request_below_the_shortest_is_not_saved(
+        self, tmp_path: Path, shortest: int, saved: int | None
+    ) -> None:
+        """R-56: of 48 tokens nothing is saved if 49 are the least, and all if 48 are."""
+        settings = {"shortest_saved_tokens": shortest}
+        with serving(tmp_path, "kv_both", **settings) as engine:
+            assert not engine.save()
+            stats = engine.scheduler.stats().reduce()
+            assert saved == stats.get("ucm_saved_blocks_total")
+
     def test_both_does_both(self, tmp_path: Path) -> None:
         """The usual role saves, and loads what it has saved."""
         with serving(tmp_path, "kv_both") as engine:

@@ -196,6 +196,7 @@ class Setup:
         return SaveLimits(
             decoded=config.save_decoded,
             prompts=self.mode.saves_prompts,
+            shortest=config.shortest_saved_tokens,
             tickets=config.queue.tickets,
             nbytes=config.queue.nbytes,
             seconds=config.timeout.save,

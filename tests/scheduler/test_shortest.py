@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that are too short to be worth saving."""
+
+import attrs
+
+from tests.scheduler.model import (
+    HASHES,
+    ONE_FULL,
+    STATE,
+    SetIndex,
+    facts,
+    make_adapter,
+    make_layout,
+    saved_blocks,
+    scheduled,
+)
+from tests.scheduler.test_decoded import all_saved, decode, end, go_on, start
+from ucm.scheduler.adapter import SchedulerAdapter
+from ucm.scheduler.requests import Disposition, StateOffer, StepFacts
+
+
+def make(index: SetIndex, shortest: int) -> SchedulerAdapter:
+    """Return an adapter that saves nothing of shorter requests."""
+    return make_adapter(ONE_FULL, index, shortest=shortest)
+
+
+class TestShortest:
+    def test_short_request_is_not_saved_and_nobody_looks(self, index: SetIndex) -> None:
+        """R-56, R-18: a request that ends below the limit leaves nothing, counts nothing as
+        dropped, and is told of in no step but its first."""
+        adapter = make(index, 20)
+        plans = [adapter.plan_step(facts(start("r", 8, prompt=8)))]
+        assert 20 == adapter.due["r"]
+        plans += decode(adapter, "r", range(8, 18), prompt=8)
+        answer = adapter.request_finished("r", end(19, prompt=8))
+        assert Disposition.FREE_NOW is answer
+        plans.append(adapter.plan_step(StepFacts()))
+        assert ([], 0) == (all_saved(plans), adapter.totals.dropped_blocks)
+
+    def test_request_that_grows_is_saved_from_its_first_block_on(
+        self, index: SetIndex
+    ) -> None:
+        """R-56: with the step that reaches the limit all that there is is saved."""
+        adapter = make(index, 16)
+        plans = [adapter.plan_step(facts(start("r", 8, prompt=8)))]
+        plans += decode(adapter, "r", range(8, 15), prompt=8)
+        assert [] == all_saved(plans)
+        last = decode(adapter, "r", range(15, 16), prompt=8)
+        assert [1, 2, 3, 4] == all_saved(last)
+
+    def test_long_prompt_is_saved_piece_by_piece(self, index: SetIndex) -> None:
+        """R-56: what counts of a prompt is its length, not how far it is computed."""
+        adapter = make(index, 16)
+        one = attrs.evolve(start("r", 8, prompt=16), prompt_tokens=16)
+        plans = [adapter.plan_step(facts(one))]
+        plans.append(adapter.plan_step(facts(go_on("r", 11, prompt=16))))
+        assert [1, 2, 3] == all_saved(plans)
+
+    def test_states_of_short_requests_are_not_saved(self, index: SetIndex) -> None:
+        """R-56: nor are they dropped: nobody wanted them."""
+        layout = make_layout((4, None), (4, STATE))
+        adapter = make_adapter(layout, index, shortest=9)
+        one = scheduled(
+            *("r", HASHES[:2], [[1, 2], [0, 7]], 0, 8),
+            is_new=True,
+            states=[StateOffer(1, 7, 8)],
+            prompt=8,
+        )
+        assert {} == saved_blocks(adapter.plan_step(facts(one)))
+        assert 0 == adapter.totals.dropped_blocks
