@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector as a child of the engine's own MultiConnector."""
 
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from tests.e2e.connector import (
 )
 from tests.e2e.engine import (
     EXTERNAL_HITS,
+    ROOT,
     counter,
     drain,
     generate,
@@ -26,6 +30,7 @@ from tests.e2e.engine import (
 )
 from tests.e2e.test_harness import example_connector
 from tests.e2e.test_models import assert_failures_are_told_by_request
+from tests.kit.file_tier import registration
 from tests.kit.lockstep import check_trace, read_traces
 from tests.traces import traces_of
 from ucm.testing.faults import Fault, FaultPlan, Gate
@@ -175,6 +180,50 @@ def test_two_children_save_both_and_whoever_has_it_loads(
     assert 1 == len({str(output.token_ids) for output in outputs})
     for name in ("first", "second", "fresh"):
         check_trace(read_traces(traces_of(tmp_path / name / "slab")), is_whole=True)
+
+
+def test_child_that_asks_its_tier_hides_no_blocks_of_the_next(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-54, S1-20: while the first child's tier is asked, the engine waits for all of them;
+    what the tier has the first loads, and what it has lost meanwhile the second."""
+    registered = str(registration(tmp_path / "registration"))
+    monkeypatch.syspath_prepend(registered)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([registered, str(ROOT)]))
+    tier = {"type": "file-tier", "path": str(tmp_path / "tier")}
+    second = child(tmp_path, "second")
+    said = []
+    for name, loaded in (("first", [0, 0]), ("fresh", [2, 4])):
+        config = around(child(tmp_path, name, tiers=[tier]), second)
+        with in_process_engine(llama, kv_transfer_config=config) as llm:
+            tiers = ours(llm)[0][0]._scheduler._tiers
+            _until(llm, lambda tiers=tiers: tiers._client.is_up)
+            said += generate(llm, [PROMPT], 8).token_ids
+            settle(llm)
+            if name == "fresh":
+                for path in (tmp_path / "tier").iterdir():
+                    path.unlink(missing_ok=True)
+            said += generate(llm, OTHERS[1:], 8).token_ids
+            settle(llm)
+            if name == "first":
+                _until(llm, lambda: len(_spilled(tmp_path)) >= 6)
+            assert loaded == totals(llm, "ucm_loaded_blocks_total")
+            assert [2, 0] == totals(llm, "ucm_fetch_wants_total")
+            assert 0 == len(tiers)
+    assert said[:2] == said[2:]
+
+
+def _until(llm: Any, is_so: Callable[[], bool]) -> None:
+    """Let the engine run small steps until something is so."""
+    until = time.monotonic() + 120.0
+    while not is_so():
+        assert until > time.monotonic()
+        generate(llm, [[3]], 1)
+
+
+def _spilled(home: Path) -> list[Path]:
+    """Return the files of blocks in the tier."""
+    return [path for path in (home / "tier").iterdir() if not path.suffix]
 
 
 def test_failed_load_of_a_child_is_recomputed_or_loaded_by_the_next(
