@@ -23,6 +23,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "ucm.cache.aio": ("Cache", "Moment", "Save"),
     "ucm.cache.sync": ("Answer", "Cache", "Load", "Save"),
     "ucm.cache.staged": (),
+    "ucm.cache.fetches": ("Fetched",),
     "ucm.cache.transfers": ("Result", "Statistics"),
     "ucm.pipeline.outcomes": ("OutcomeKind",),
     "ucm.reasons": ("Reason",),

@@ -139,7 +139,7 @@ _TABLE = (
     ),
     _counter(
         "ucm_fetch_wants_total",
-        "Requests that waited for blocks from tiers, by why not all came; empty: all did.",
+        "Requests, and prefetches, that waited for blocks from tiers, by why not all came; empty: all did.",
         "reason",
     ),
     _counter(

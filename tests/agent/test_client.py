@@ -192,7 +192,7 @@ class TestAsk:
         client.drop("a")
         client.drop("a")
         assert not client.is_pending("a")
-        assert {"wants": 0, "answers": 0} == client.counts()
+        assert {"wants": 0, "answers": 0, "tellers": 0} == client.counts()
         want(client, "b")
         assert Drop(1) == world.agent.hear()
 
@@ -211,7 +211,7 @@ class TestAsk:
         world.agent.say(Done(world.agent.hear().number, 3, "absent"))
         world.agent.say(Done(world.agent.hear().number, 3, "absent"))
         wait_for_end(client, "b")
-        assert {"wants": 1, "answers": 1} == client.counts()
+        assert {"wants": 1, "answers": 1, "tellers": 0} == client.counts()
 
     def test_answer_to_an_earlier_want_is_not_taken(self, world) -> None:
         """R-54: a request that asks anew is answered by its own number only."""

@@ -14,6 +14,7 @@ import pytest
 import ucm
 from tests.kit.lockstep import Tracer
 from tests.rig import check_run
+from ucm.agent.client import AgentClient
 from ucm.blocks import ShardId
 from ucm.cache.aio import Cache, Opening
 from ucm.cache.core import Core
@@ -69,6 +70,7 @@ class Host:
         make_device: Over its memory.
         threads: Where the clock comes from.
         own: Stages of the host's own.
+        make_client: Of an agent.
     """
 
     plan: FaultPlan = attrs.Factory(FaultPlan)
@@ -77,6 +79,7 @@ class Host:
     make_device: Callable[[], Device] = CPUDevice
     threads: Threads = SYSTEM
     own: OwnStages | None = None
+    make_client: Callable[[], AgentClient | None] = lambda: None
     pool: dict[str, np.ndarray] = attrs.field(init=False)
     store: MemoryStore = attrs.field(init=False)
     tracer: Tracer = attrs.Factory(Tracer)
@@ -104,6 +107,7 @@ class Host:
             log=self.tracer.log,
             threads=self.threads,
             before_commit=self.own,
+            client=self.make_client(),
         )
         opened = contextlib.ExitStack()
         opened.callback(self.core.close)
@@ -139,6 +143,9 @@ class Host:
         assert (0, 0) == (core._room._items, core._room._nbytes)
         assert {} == core._open
         assert {} == core._questions._asked
+        if (client := core.fetches._client) is not None:
+            client._thread.join(LIMIT_S)
+            assert {0} == set(client.counts().values())
         assert set() == our_threads()
         config = UCMConfig.from_mapping(self.config)
         check_run(self.tracer, config, core._counters)

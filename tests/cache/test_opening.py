@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ucm.open`` and ``ucm.blocking.open`` as a host calls them, and what they refuse."""
 
-import json
 from pathlib import Path
 
 import attrs
@@ -28,9 +27,9 @@ from ucm.status import read_statuses
 from ucm.stores.memory import MemoryStore
 
 
-def pool_of(num_blocks: int = 16) -> dict[str, np.ndarray]:
+def pool_of(num_blocks: int = 16, seed: int = 0) -> dict[str, np.ndarray]:
     """Return the memory of a host."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     shape = (num_blocks, *PAGE_SHAPE)
     return {name: rng.integers(0, 256, shape, np.uint8) for name in LAYERS}
 
@@ -169,20 +168,22 @@ class TestRefusals:
             assert 0 == cache.match(keys)
 
 
-def test_tiers_of_a_host_are_warned_of(tmp_path: Path) -> None:
-    """R-63: a host that names tiers hears that nothing is fetched for it, and is served."""
-    config = settings(tmp_path / "slab")
-    config |= {"log": {"directory": str(tmp_path / "log")}, "tiers": [{"type": "disk"}]}
-
-    async def main() -> None:
-        async with ucm.open(
-            config, layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE
-        ) as cache:
-            assert 0 == await cache.match(keys_of(4))
-
-    run("asyncio", main)
-    (path,) = (tmp_path / "log").iterdir()
-    lines = map(json.loads, path.read_text().splitlines())
-    assert ["tiers"] == [
-        line["key"] for line in lines if line["event"] == "setting.unsafe"
-    ]
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"tiers": [{"type": "tape"}]}, "tiers.0.type"),
+        ({"store": {"type": "null"}}, "only a slab has tiers"),
+        ({}, "another one"),
+    ],
+)
+def test_tiers_that_cannot_be_are_refused(
+    change: dict, told: str, tmp_path: Path
+) -> None:
+    """X-09: a host hears of tiers that nobody knows, and of ones below another store."""
+    config = settings(tmp_path / "slab") | {"tiers": [{"type": "disk"}]} | change
+    store = MemoryStore(4, LAYOUT.max_block_bytes) if not change else None
+    with pytest.raises(ConfigError, match=told):
+        ucm.blocking.open(
+            config, layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE, store=store
+        )
+    assert set() == our_threads()

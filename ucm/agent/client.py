@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The engine's end of the socket: asks the node's agent, and never waits for it.
+The end of the socket at who wants blocks: asks the node's agent, and never waits for it.
 
-Threading: ``want``, ``is_pending`` and ``drop`` are called on the engine's scheduler thread;
-each costs a few look-ups, and ``is_pending``, which the engine asks in every step for every
-request that waits, one. All else, the socket too, is a loop's on a thread of its own. An agent
+Threading: ``want``, ``is_pending`` and ``drop`` are called on any thread, of one request on one
+at a time; each costs a few look-ups, and ``is_pending``, which an engine asks in every step for
+every request that waits, one. All else, the socket too, is a loop's on a thread of its own. An agent
 that is not there is "no" at once; one that does not answer a want in time is "no" from then on,
 until it says something.
 """
@@ -122,6 +122,8 @@ class AgentClient:
         self._open: dict[str, int] = {}
         """Numbers of wants that were not dropped."""
         self._answers: dict[int, Answer] = {}
+        self._tellers: dict[int, Callable[[], None]] = {}
+        """By number, who is to hear that no answer is to come any more."""
         self._silent_until = 0.0
         """If no word comes by then, the agent is taken for stopped; 0: none is due."""
         self._is_up = False
@@ -156,6 +158,7 @@ class AgentClient:
         compute_s: float = 0.0,
         only: Sequence[tuple[str, str]] | None = None,
         priority: int = 0,
+        tell: Callable[[], None] | None = None,
     ) -> bool:
         """
         Ask for a request's blocks, once.
@@ -169,6 +172,8 @@ class AgentClient:
             compute_s: How long computing them all would take; 0: not known.
             only: Of which tiers; see ``Ask``.
             priority: The lowest is served first.
+            tell: Called once on our thread, behind the answer or the loss of the agent, but
+                not at the deadline, nor of a want that was dropped; brief, raises nothing.
 
         Returns:
             Whether it was asked; False: there is no agent, and nothing is pending.
@@ -180,6 +185,8 @@ class AgentClient:
         number, until = next(self._numbers), self._clock() + seconds
         self._open[request_id] = number
         self._pending[number] = until
+        if tell is not None:
+            self._tellers[number] = tell
         self._silent_until = self._silent_until or until
         ask = Ask(
             number,
@@ -208,6 +215,7 @@ class AgentClient:
         if (number := self._open.pop(request_id, None)) is not None:
             self._pending.pop(number, None)
             self._answers.pop(number, None)
+            self._tellers.pop(number, None)
             self.call(lambda: self.send(Drop(number)))
 
     def follow(self, follower: Follower) -> None:
@@ -217,7 +225,11 @@ class AgentClient:
 
     def counts(self) -> dict[str, int]:
         """Return the size of each container."""
-        return {"wants": len(self._open), "answers": len(self._answers)}
+        return {
+            "wants": len(self._open),
+            "answers": len(self._answers),
+            "tellers": len(self._tellers),
+        }
 
     def close(self) -> None:
         """Leave the agent. Idempotent."""
@@ -297,6 +309,8 @@ class AgentClient:
                 )
                 if self._pending.pop(message.number, None) is None:  # dropped just now
                     self._answers.pop(message.number, None)
+                elif (tell := self._tellers.pop(message.number, None)) is not None:
+                    tell()
             elif isinstance(message, Told) and self._follower is not None:
                 self._follower.told(message)
 
@@ -331,8 +345,11 @@ class AgentClient:
             self._writer = None
         was_up, self._is_up = self._is_up, False
         self._silent_until = 0.0
-        for each in (self._pending, self._open, self._answers):
+        tellers = list(self._tellers.values())
+        for each in (self._pending, self._open, self._answers, self._tellers):
             each.clear()
+        for tell in tellers:
+            tell()
         if was_up:
             self._log.warning(AGENT_LOST, error=str(problem))
 

@@ -16,6 +16,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ucm.cache.core import Core
+from ucm.cache.fetches import Fetched
 from ucm.cache.host_loop import HostLoop
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
@@ -195,6 +196,21 @@ class Cache:
             return await self._answer(answer)
         except StoreUnavailableError:
             return 0
+
+    async def prefetch(
+        self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
+    ) -> Fetched:
+        """
+        Have what the store lacks of *keys* fetched from tiers, and say what there is then.
+
+        What was fetched stays until the load of its last block is over, or it is given up,
+        as it is where this is cancelled; for ``timeout.load`` at most. Waits for *timeout*
+        seconds, a minute at most; for ``timeout.fetch`` if that is not given.
+        """
+        self._check_here()
+        with self._core.fetches.begin(keys, group, timeout) as fetch:
+            await self._host.wait(fetch.over, fetch.left)
+            return fetch.result()
 
     async def load(
         self,

@@ -11,14 +11,16 @@ Threading: the verbs are called on any thread and never block; ``open`` and ``cl
 do. Notices are handed out on our loop, but not while ``close`` has the runtime.
 """
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import TypeVar
 
 import attrs
 
+from ucm.agent.client import AgentClient
 from ucm.blocks import KeySpace, PackedKey, ShardId
+from ucm.cache.fetches import Fetches
 from ucm.cache.measuring import measured, statistics_of
 from ucm.cache.orders import Asked, Orders
 from ucm.cache.pending import Pending
@@ -64,6 +66,7 @@ class Core:
         log: The process's log; the caller's.
         threads: Where the clock, threads and locks come from.
         before_commit: Stages of the host's own.
+        client: Of the agent that fetches from tiers; closed with this.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Core:
         log: Log,
         threads: Threads = SYSTEM,
         before_commit: OwnStages | None = None,
+        client: AgentClient | None = None,
     ) -> None:
         self.timeout = config.timeout
         self.new_event, self.now = threads.event, threads.monotonic  # for who waits
@@ -97,19 +101,20 @@ class Core:
             threads=threads,
             before_commit=before_commit,
         )
-        self._orders = Orders(
-            layout, shard, keyspace.digest, config.queue.span_bytes, itertools.count(1)
-        )
+        queue = config.queue
+        self._orders = Orders(layout, shard, self._digest, queue.span_bytes, count(1))
         self._lock, self._closing = threads.lock(), threads.lock()
         self._ends = threads.lock()  # of every ``Pending``: they end under the other
         self._questions = Questions(self._ends, threads)
+        self.fetches = Fetches(
+            *(client, self._store.match, self._questions, self._orders),
+            *(config.timeout, self._counters, threads),
+        )
         self._asked: deque[tuple[Transfer, Asked, Fence, bool]] = deque()
         self._taking = threads.lock()  # of who makes tickets of what was asked for
         self._open: dict[int, Transfer] = {}  # by the number of each ticket under way
         self._users = BlockUsers()
-        self._room: Room[tuple[SpanOrder, Fence]] = Room(
-            config.queue.tickets, config.queue.nbytes
-        )
+        self._room: Room[tuple[SpanOrder, Fence]] = Room(queue.tickets, queue.nbytes)
         self._serving = Serving(self._runtime, self._attend, threads)
         self._is_open = False
         self._is_polled = True
@@ -241,6 +246,7 @@ class Core:
                 in_line = self._room.drain()
             for order, _ in in_line:
                 self._end_here(order.transfer_id, OutcomeKind.CANCELLED, Reason.CLOSED)
+            self.fetches.close()
             self._store.is_asked = not self._questions.close(self.timeout.shutdown)
             self._runtime.close()
             self._serving.join(self.timeout.shutdown)
@@ -267,8 +273,8 @@ class Core:
     ) -> Pending[_T]:
         """Ask the store about keys, which are checked here and packed there."""
         self._check_open()
-        packer = self._orders.packer(keys, group)
-        return self._questions.ask(lambda: question(packer.pack(keys)))
+        packer, own = self._orders.packer(keys, group), tuple(keys)
+        return self._questions.ask(lambda: question(packer.pack(own)))
 
     def _begin(self, asked: Asked, after: EventRef | None, *, waits: bool) -> Transfer:
         """
@@ -292,6 +298,7 @@ class Core:
             is_alone = not self._asked
             self._asked.append((transfer, asked, fence, waits))
         if transfer.is_load:
+            self.fetches.loading(transfer, asked)
             self._take_in()  # somebody waits
         elif is_alone:
             self._serving.wake()

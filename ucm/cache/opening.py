@@ -3,7 +3,10 @@
 
 import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 
+from ucm.agent.client import AgentClient
+from ucm.agent.joining import check_tiers, open_client
 from ucm.blocks import KeySpace, ShardId
 from ucm.cache.core import Core
 from ucm.config import UCMConfig
@@ -17,7 +20,7 @@ from ucm.status import serve_status
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import SETTING_TRANSLATED, SETTING_UNSAFE, close_log, open_log
+from ucm.tracing import SETTING_TRANSLATED, Log, close_log, open_log
 
 __all__ = ["open_core"]
 
@@ -46,19 +49,12 @@ def open_core(
     )
     settings = read.config
     _check_keyspace(keyspace, layout)
+    check_tiers(settings)
     with contextlib.ExitStack() as opened:
         log = open_log(settings.log, f"cache-{shard}")
         opened.callback(close_log, log)
         if read.translation:
             log.warning(SETTING_TRANSLATED, **read.translation.told())
-        if settings.tiers:
-            log.warning(
-                SETTING_UNSAFE,
-                key="tiers",
-                value=len(settings.tiers),
-                remedy="Leave them out: nothing is fetched for a host of its own. What it "
-                "stores is spilled where an engine with tiers uses the same slab.",
-            )
         if not isinstance(device, Device):
             device = _register(layout, device)
         with contextlib.ExitStack() as unowned:  # until the core closes them
@@ -69,6 +65,9 @@ def open_core(
             unowned.callback(store.close)
             _check_slots(store, layout)
             store.describe(keyspace)
+            client = _client_of(settings, store, log)
+            if client is not None:
+                unowned.callback(client.close)
             core = Core(
                 settings,
                 layout,
@@ -79,6 +78,7 @@ def open_core(
                 log=log,
                 threads=threads,
                 before_commit=before_commit,
+                client=client,
             )
             unowned.pop_all()
         opened.callback(core.close)
@@ -89,6 +89,20 @@ def open_core(
         if server is not None:
             opened.callback(server.close)
         return core, opened.pop_all()
+
+
+def _client_of(settings: UCMConfig, store: Store, log: Log) -> AgentClient | None:
+    """Return what talks to the node's agent; it maps the slab that the settings name."""
+    if not settings.tiers:
+        return None
+    if store.directory != (path := Path(settings.store.path)):
+        raise ConfigError(
+            "store",
+            store.directory,
+            f"tiers are below the slab at store.path={path}, and this is another one",
+            "Leave out the store, or the tiers.",
+        )
+    return open_client(settings, store.capabilities.max_block_bytes, log)
 
 
 def _status_of(core: Core) -> dict[str, object]:

@@ -65,9 +65,13 @@ class Orders:
             for group in layout.groups
         }
 
+    def block_bytes(self, group: int) -> int:
+        """Return the bytes of each block of a group."""
+        return self._group(group).block_bytes
+
     def nbytes(self, order: SpanOrder) -> int:
         """Return the bytes of an order's blocks."""
-        return self._group(order.group_id).block_bytes * len(order.block_ids)
+        return self.block_bytes(order.group_id) * len(order.block_ids)
 
     def check(
         self,

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ucm.cache.core import Core
+from ucm.cache.fetches import Fetched
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.devices.abc import EventRef
@@ -209,6 +210,14 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
             return self._answer(answer, timeout)
         except StoreUnavailableError:
             return 0
+
+    def prefetch(
+        self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
+    ) -> Fetched:
+        """Have what the store lacks of *keys* fetched from tiers; say what there is."""
+        with self._core.fetches.begin(keys, group, timeout) as fetch:
+            _wait_until(self._core, fetch.over, fetch.left)
+            return fetch.result()
 
     def load(
         self,

@@ -9,8 +9,7 @@ from tests.integration.vllm.agent_kit import FakeClient
 from tests.testing.host_kit import ONE_FULL
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
-from ucm.errors import ConfigError
-from ucm.integration.vllm.tiers import Tiers, check_tiers, open_client
+from ucm.integration.vllm.tiers import Tiers
 from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.scheduler.matching import MatchReason, PrefixMatch, PrefixMatcher
@@ -263,28 +262,10 @@ class TestDrop:
         assert ["a"] == world.client.dropped
 
 
-class TestConfiguration:
-    def test_tiers_need_a_slab(self) -> None:
-        """X-09: tiers below a store that has none are refused at start-up, by name."""
-        config = UCMConfig.from_mapping(
-            {"store": {"type": "null"}, "tiers": [{"type": "memory"}]}
-        )
-        with pytest.raises(ConfigError, match=r"only a slab has tiers"):
-            check_tiers(config)
-
-    def test_unknown_tier_is_refused_with_those_that_are_known(self) -> None:
-        """X-09: a type that nobody has registered is refused at start-up."""
-        config = UCMConfig.from_mapping({"tiers": [{"type": "tape"}]})
-        with pytest.raises(ConfigError, match="Registered") as caught:
-            check_tiers(config)
-        assert "tiers.0.type" == caught.value.key
-
-    def test_without_tiers_there_is_no_client(self) -> None:
-        """R-63: an engine without tiers starts no thread and no process."""
-        check_tiers(UCMConfig())
-        assert open_client(UCMConfig(), 4096, None) is None
-        tiers = Tiers(None, None, UCMConfig(), Counters(), lambda: 0.0)
-        assert not tiers.is_pending("a")
-        assert not tiers.ask(request(), HASHES, 0, MISS)
-        tiers.drop("a")
-        tiers.close()
+def test_without_tiers_nothing_is_asked() -> None:
+    """R-63: an engine without tiers asks nobody."""
+    tiers = Tiers(None, None, UCMConfig(), Counters(), lambda: 0.0)
+    assert not tiers.is_pending("a")
+    assert not tiers.ask(request(), HASHES, 0, MISS)
+    tiers.drop("a")
+    tiers.close()

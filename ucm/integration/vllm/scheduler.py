@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from ucm.agent.joining import open_client
 from ucm.blocks import KeySpace
 from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
@@ -24,7 +25,7 @@ from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.running import Running
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of, tell_open, tell_totals
-from ucm.integration.vllm.tiers import Tiers, open_client
+from ucm.integration.vllm.tiers import Tiers
 from ucm.integration.vllm.wishes import WishReader
 from ucm.metrics import Counters
 from ucm.ranks import Agreement
@@ -113,10 +114,11 @@ class SchedulerHalf:
         self._tiers = Tiers(
             self._adapter.matcher, of_tiers, setup.config, self._counters, self._clock
         )
-        slab = store.capabilities.tier
-        self._events = open_teller(setup, client, self._counters, slab)
+        self._events = open_teller(
+            setup, client, self._counters, store.capabilities.tier
+        )
         self.take_events = self._events.take
-        self._hits = Hits(self._counters, slab)
+        self._hits = Hits(self._counters, store.capabilities.tier)
         self.hit_sources = self._hits.sources
         self._agreement = Agreement(setup.topology, setup.facts(0))
         self._keyspace: KeySpace | None = None

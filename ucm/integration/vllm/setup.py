@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
+from ucm.agent.joining import check_tiers
 from ucm.blocks import GroupId, KeySpace
 from ucm.config import UCMConfig, settings_in_environment
 from ucm.configuration.foreign import Translation
@@ -39,7 +40,6 @@ from ucm.integration.vllm.runners import (
     overwrites_first,
     speculates,
 )
-from ucm.integration.vllm.tiers import check_tiers
 from ucm.integration.vllm.topology import largest_stage, topology_of
 from ucm.layout import KVLayout
 from ucm.ranks import RankFacts, Topology, facts_of

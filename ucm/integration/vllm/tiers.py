@@ -14,21 +14,16 @@ Threading: the engine's scheduler thread; the client has one of its own.
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
-from ucm.agent.admission import admission_of
 from ucm.agent.client import AgentClient
-from ucm.agent.launch import Launcher
-from ucm.agent.protocol import LONGEST_S, digest_of
+from ucm.agent.protocol import LONGEST_S
 from ucm.blocks import ShardId
-from ucm.config import KVEvents, UCMConfig
-from ucm.errors import ConfigError
+from ucm.config import UCMConfig
 from ucm.metrics import Counters
 from ucm.reasons import MissReason, Reason
-from ucm.registry import registered
 from ucm.scheduler.hits import tokens_by_medium
 from ucm.scheduler.lives import Life
 from ucm.scheduler.matches import PrefixMatch
@@ -36,9 +31,8 @@ from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.prompts import PromptSpeed
 from ucm.scheduler.requests import NO_WISHES, Wishes
 from ucm.scheduler.wanting import falls_short, wanted_blocks
-from ucm.tracing import Log
 
-__all__ = ["Tiers", "check_tiers", "open_client"]
+__all__ = ["Tiers"]
 
 _MOST_EARLY: Final = 64
 """Requests that have asked, beyond which nobody asks before its turn."""
@@ -270,38 +264,3 @@ class Tiers:
         """Leave the agent. Idempotent."""
         if self._client is not None:
             self._client.close()
-
-
-def check_tiers(config: UCMConfig) -> None:
-    """
-    Refuse tiers that cannot be.
-
-    Raises:
-        ConfigError: There is no slab above them, or nobody knows their type, or what
-            they are to take.
-    """
-    if not config.tiers:
-        return
-    if config.store.type != "slab":
-        raise ConfigError(
-            "tiers",
-            list(config.tiers),
-            f"store.type is {config.store.type!r}, and only a slab has tiers",
-            "Leave store.type out, or the tiers.",
-        )
-    known = registered("ucm.backends")
-    for number, tier in enumerate(config.tiers):
-        if tier["type"] not in known:
-            raise ConfigError(
-                f"tiers.{number}.type", tier["type"], "unknown", f"Registered: {known}."
-            )
-        admission_of(tier, f"tiers.{number}")
-
-
-def open_client(config: UCMConfig, slot_bytes: int, log: Log) -> AgentClient | None:
-    """Return what talks to the agent, and starts it; None where nobody needs one."""
-    if not config.tiers and config.kv_events is KVEvents.OFF:
-        return None
-    path = Path(config.store.path)
-    tiers = digest_of(config.tiers) if config.tiers else ""
-    return AgentClient(path, slot_bytes, log, Launcher(config), tiers)

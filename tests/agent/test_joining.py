@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tiers there can be, and who needs an agent."""
+
+import pytest
+
+from ucm.agent.joining import check_tiers, open_client
+from ucm.config import UCMConfig
+from ucm.errors import ConfigError
+
+
+def test_tiers_need_a_slab() -> None:
+    """X-09: tiers below a store that has none are refused at start-up, by name."""
+    config = UCMConfig.from_mapping(
+        {"store": {"type": "null"}, "tiers": [{"type": "memory"}]}
+    )
+    with pytest.raises(ConfigError, match=r"only a slab has tiers"):
+        check_tiers(config)
+
+
+def test_unknown_tier_is_refused_with_those_that_are_known() -> None:
+    """X-09: a type that nobody has registered is refused at start-up."""
+    config = UCMConfig.from_mapping({"tiers": [{"type": "tape"}]})
+    with pytest.raises(ConfigError, match="Registered") as caught:
+        check_tiers(config)
+    assert "tiers.0.type" == caught.value.key
+
+
+def test_without_tiers_there_is_no_client() -> None:
+    """R-63: who has no tiers starts no thread and no process."""
+    check_tiers(UCMConfig())
+    assert open_client(UCMConfig(), 4096, None) is None
