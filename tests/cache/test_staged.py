@@ -5,9 +5,11 @@ import pytest
 
 from tests.cache.kit import Host, keys_of, leaving_nothing, span_of
 from tests.clocks import AdvancingThreads
+from ucm.cache.fetches import Fetched
 from ucm.cache.staged import Staged
 from ucm.cache.sync import Cache
 from ucm.errors import StoreUnavailableError
+from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 LONG = 60.0
@@ -91,13 +93,13 @@ class TestStaged:
             staged = Staged(cache, 8, threads)
             keys = saved(cache, 2)
 
-            def hang(_: object, *, timeout: float) -> int:
+            def hang(_: object, *, timeout: float) -> Fetched:
                 waits.append(timeout)
                 threads.advance(timeout + 1e-6)
-                return 0
+                return Fetched(0, Reason.DEADLINE, lambda: None)
 
             with pytest.MonkeyPatch.context() as meanwhile:
-                meanwhile.setattr(cache, "match", hang)
+                meanwhile.setattr(cache, "prefetch", hang)
                 assert {0} == {staged.stage(keys, 16.0) for _ in range(50)}
             assert [16] + 49 * [1] == [round(each) for each in waits]
             assert 2 == staged.stage(keys, LONG)

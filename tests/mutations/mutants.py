@@ -22,6 +22,7 @@ from tests.mutations.of_events import EVENTS
 from tests.mutations.of_fast import FAST
 from tests.mutations.of_hit import HIT
 from tests.mutations.of_host import HOST
+from tests.mutations.of_hosts import HOSTS
 from tests.mutations.of_index import INDEX
 from tests.mutations.of_interrupts import INTERRUPTS
 from tests.mutations.of_keys import KEYS
@@ -133,6 +134,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *LEASE,
     *REPLAY,
     *HIT,
+    *HOSTS,
     *OWN,
     *METRICS,
     *COST,

@@ -95,7 +95,7 @@ def _client_of(settings: UCMConfig, store: Store, log: Log) -> AgentClient | Non
     """Return what talks to the node's agent; it maps the slab that the settings name."""
     if not settings.tiers:
         return None
-    if store.directory != (path := Path(settings.store.path)):
+    if store.directory != (path := Path(settings.store.path).absolute()):
         raise ConfigError(
             "store",
             store.directory,

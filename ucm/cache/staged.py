@@ -93,9 +93,9 @@ class Staged:
         return next(missing, len(keys))
 
     def _fetch(self, keys: Sequence[bytes], until: float) -> None:
-        """Have loaded what is stored and not on its way; wait for all that is wanted."""
+        """Have loaded what slab or tiers have and is not on its way; wait for all of it."""
         left = max(until - self._clock(), 0)
-        asked = frozenset(keys[: self._cache.match(keys, timeout=left)])
+        asked = frozenset(keys[: self._cache.prefetch(keys, timeout=left).found])
         coming = {key for _, loading, _ in self._loads for key in loading}
         there = coming | self._verified.keys()
         wanted = [key for key in keys if key in asked and key not in there]

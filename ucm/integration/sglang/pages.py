@@ -80,10 +80,10 @@ class Pages:
         return None
 
     def num_stored(self, hashes: Sequence[str]) -> int:
-        """Return how many pages, from the first on, are stored; any thread."""
+        """Return how many pages, from the first on, are stored, tiers asked; any thread."""
         with contextlib.suppress(UCMError):
             if not self._doubt.is_set:
-                return self._pool.match(keys_of(hashes))
+                return self._pool.prefetch(keys_of(hashes)).found
         return 0
 
     def stage(self, hashes: Sequence[str], timeout: float) -> int:

@@ -124,6 +124,9 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         """
         Return a cache of the longest stored prefix, for ``generate`` over the prompt.
 
+        What tiers have of it is fetched first; ``timeout.fetch`` says for how long that may
+        take for each row.
+
         It is the caller's: generating over it changes nothing that is stored. Of a batch
         it has the columns that all rows have. The last is never in it.
 
@@ -140,7 +143,7 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         rows = self._rows(input_ids, attention_mask, None, salt)
         columns = input_ids.shape[1] - 1  # what is generated comes of the last one
         for row in rows:
-            found = self.cache.match(row.keys)
+            found = self.cache.prefetch(row.keys).found
             columns = min(columns, row.padding + found * self._tokens)
         least = min((row.padding for row in rows), default=columns)
         if columns <= least:

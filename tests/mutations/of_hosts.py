@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what hosts of their own have fetched from tiers."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["HOSTS"]
+
+_FETCHES = "ucm/cache/fetches.py"
+_TESTS = "tests/cache/test_fetches.py"
+
+HOSTS = (
+    Mutant(
+        name="vain_fetch_keeps_slots",
+        why="Questions that found nothing use up the slots that tiers may fetch into.",
+        file=_FETCHES,
+        find="        if not answer.found:\n            self.give_up()\n",
+        replace="",
+        killers=(f"{_TESTS}::test_nothing_is_kept_where_nothing_came",),
+    ),
+    Mutant(
+        name="first_part_ends_a_fetch",
+        why="A prompt that is loaded in parts loses the later ones to others' fetches.",
+        file=_FETCHES,
+        find="fetch.group == asked.group and fetch.last in keys",
+        replace="fetch.group == asked.group",
+        killers=(f"{_TESTS}::test_fetched_blocks_are_kept_until_the_last_is_loaded",),
+    ),
+    Mutant(
+        name="cancelled_fetch_kept",
+        why="Who goes away while tiers are asked leaves slots behind.",
+        file=_FETCHES,
+        find="        if exc_type is not None:\n            self.give_up()\n",
+        replace="        return\n",
+        killers=(f"{_TESTS}::test_prefetch_cancelled_at_each_point_leaves_nothing",),
+    ),
+)
