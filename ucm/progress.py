@@ -56,6 +56,7 @@ class Outbox:
     loads_done: list[int] = attrs.Factory(list)
     failures: list[Failure] = attrs.Factory(list)
     weights: WeightsNews | None = None
+    reached: dict[int, int] = attrs.Factory(dict)
     told_unhealthy: bool = False
     cut_reports: int = 0
 
@@ -85,8 +86,9 @@ class Outbox:
             failures=failures,
             healthy=healthy,
             weights=self.weights,
+            reached=self.reached,
         )
-        self.weights = None
+        self.weights, self.reached = None, {}
         self.told_unhealthy = not healthy
         self.cut_reports += self._has_more()
         return report
@@ -99,6 +101,7 @@ class Outbox:
             or self.unstored_saves
             or self.loads_done
             or self.failures
+            or self.reached
         )
 
     def _take_reasons(self, unstored: Iterable[int]) -> dict[int, Reason]:

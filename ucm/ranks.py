@@ -135,6 +135,7 @@ class RankFacts:
             several sizes those of another size are not looked at.
         settings: What its environment sets, by variable, as far as all must be
             configured alike: each process reads it itself.
+        place: Where its store is; ranks of one place share it.
     """
 
     rank: int
@@ -142,6 +143,7 @@ class RankFacts:
     groups: tuple[GroupFacts, ...]
     slot_bytes: int
     settings: dict[str, str] = attrs.Factory(dict)
+    place: str = ""
 
 
 def facts_of(
@@ -150,6 +152,7 @@ def facts_of(
     layout: KVLayout,
     slot_bytes: int,
     settings: dict[str, str] | None = None,
+    place: str = "",
 ) -> RankFacts:
     """Return what a rank, or the scheduler as if it were one, has to tell."""
     return RankFacts(
@@ -161,6 +164,7 @@ def facts_of(
         ),
         slot_bytes=slot_bytes,
         settings=settings or {},
+        place=place,
     )
 
 
@@ -235,11 +239,20 @@ class Agreement:
             for of_ranks in zip(*groups, strict=True)
         ]
 
+    def ranks_elsewhere(self) -> tuple[int, ...]:
+        """Return the ranks whose store is not the scheduler's."""
+        return tuple(
+            rank
+            for rank, facts in sorted(self._ranks.items())
+            if facts.place != self._own.place
+        )
+
     def part_bytes(self) -> dict[ShardId, list[int]]:
-        """Return the bytes of each part of a block, by group."""
+        """Return the bytes of each part of a block in the scheduler's store, by group."""
         return {
             self._topology.shard_of(rank): [group.block_bytes for group in facts.groups]
             for rank, facts in self._ranks.items()
+            if facts.place == self._own.place
         }
 
 

@@ -38,6 +38,7 @@ from tests.mutations.of_match import MATCH
 from tests.mutations.of_metrics import METRICS
 from tests.mutations.of_modes import MODES
 from tests.mutations.of_mooncake import MOONCAKE
+from tests.mutations.of_nodes import NODES
 from tests.mutations.of_numbers import NUMBERS
 from tests.mutations.of_own import OWN
 from tests.mutations.of_pinning import PINNING
@@ -109,6 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ENGINES,
     *RELEASES,
     *MOONCAKE,
+    *NODES,
     *NUMBERS,
     *WEIGHTS,
     *KEYS,

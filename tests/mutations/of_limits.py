@@ -235,7 +235,7 @@ LIMITS = (
         name="early_question_is_the_last",
         why="R-54: a request that waits long for its turn has its fetch cut, and computes.",
         file=_TIERS,
-        find="        return question.reason in _AGAIN or self._clock() > question.kept_until\n",
+        find="        return question.reason in _AGAIN or self._clock() > kept_until\n",
         replace="        return False\n",
         killers=(
             f"{_ASKS}::TestEarly::test_early_question_that_came_to_nothing_is_asked_once_more",

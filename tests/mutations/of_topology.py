@@ -142,7 +142,7 @@ TOPOLOGY = (
         name="late_disagreement_ends_the_engine",
         why="A rank of another release takes the engine with it while it serves.",
         file=_SCHEDULER,
-        find="        except (LayoutError, MessageError) as exc:\n",
+        find="        except (ConfigError, LayoutError, MessageError) as exc:\n",
         replace="        except MessageError as exc:\n",
         killers=(
             f"{_ROLES}::TestInsideOfAnother::test_ranks_that_disagree_while_serving_end_our_work_only",

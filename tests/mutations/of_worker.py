@@ -20,8 +20,7 @@ WORKER = (
         why="An engine that asks for results first gets blocks back that a save is to read.",
         file=_WORKER,
         find="""\
-        if saves:
-            self._progress.begin_saves(saves)
+        self._progress.begin_saves(saves)
 """,
         replace="",
         killers=(

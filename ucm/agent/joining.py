@@ -2,6 +2,7 @@
 """How who wants blocks of tiers, an engine or another host, comes to its node's agent."""
 
 from pathlib import Path
+from typing import Final
 
 from ucm.agent.admission import admission_of
 from ucm.agent.client import AgentClient
@@ -12,7 +13,10 @@ from ucm.errors import ConfigError
 from ucm.registry import registered
 from ucm.tracing import Log
 
-__all__ = ["check_tiers", "open_client"]
+__all__ = ["check_machines", "check_tiers", "open_client"]
+
+_OF_ONE_MACHINE: Final = ("disk", "memory")
+"""Types of tiers that no other machine sees."""
 
 
 def check_tiers(config: UCMConfig) -> None:
@@ -39,6 +43,30 @@ def check_tiers(config: UCMConfig) -> None:
                 f"tiers.{number}.type", tier["type"], "unknown", f"Registered: {known}."
             )
         admission_of(tier, f"tiers.{number}")
+
+
+def check_machines(config: UCMConfig) -> None:
+    """
+    Refuse ranks on several machines where nothing brings each its part.
+
+    Raises:
+        ConfigError: No tier is seen by other machines, or something works on one only.
+    """
+    if all(tier["type"] in _OF_ONE_MACHINE for tier in config.tiers):
+        raise ConfigError(
+            "tiers",
+            [str(tier["type"]) for tier in config.tiers],
+            "ranks are on several machines, of which each sees its own slab only",
+            "Add a tier that all machines see, such as type redis, files, object or "
+            "mooncake, or keep the ranks of one engine on one machine.",
+        )
+    if config.kv_events is not KVEvents.OFF:
+        raise ConfigError(
+            "kv_events",
+            config.kv_events.value,
+            "ranks are on several machines, and one machine's events are not whole",
+            "Set it to off.",
+        )
 
 
 def open_client(config: UCMConfig, slot_bytes: int, log: Log) -> AgentClient | None:

@@ -11,6 +11,7 @@ find out. Shares, with what must come at once or not:
 - Saves: what has no room waits as complete blocks do that exceed a step's number.
 - Fences: never put off. One names a hold, and there are at most ``MAX_HOLDS``. Which of
   a shared ticket's blocks are lost is told as far as there is room; of the rest all are.
+- Wants: what is beyond is not asked for, and so not found.
 - Deferrals: the engine keeps the blocks meanwhile.
 
 A request whose id alone is longer than ``MAX_ID_CHARS`` is neither matched nor saved.
@@ -29,6 +30,7 @@ __all__ = [
     "MAX_HOLDS",
     "MAX_ID_CHARS",
     "SAVE_NBYTES",
+    "WANT_NBYTES",
     "Draft",
     "LoadQueue",
     "block_nbytes",
@@ -42,7 +44,8 @@ __all__ = [
 
 _LOAD_NBYTES: Final = MAX_MESSAGE_BYTES // 2
 SAVE_NBYTES: Final = MAX_MESSAGE_BYTES // 4
-_DEFERRAL_NBYTES: Final = MAX_MESSAGE_BYTES // 8
+_DEFERRAL_NBYTES: Final = MAX_MESSAGE_BYTES // 16
+WANT_NBYTES: Final = MAX_MESSAGE_BYTES // 16
 _LOST_NBYTES: Final = MAX_MESSAGE_BYTES // 32
 MAX_HOLDS: Final = 65536
 MAX_ID_CHARS: Final = 65536

@@ -130,6 +130,11 @@ class PrefixMatcher:
             if keyspace_digest
         }
 
+    def reshard(self, shards: Sequence[ShardId]) -> None:
+        """Look for these parts of blocks only: others are known elsewhere."""
+        self._shards = tuple(shards)
+        self.rekey(self.keyspace_digest)
+
     def match(
         self,
         num_tokens: int,
@@ -215,6 +220,11 @@ class PrefixMatcher:
     def num_shards(self) -> int:
         """Parts of which each block consists."""
         return len(self._shards)
+
+    @property
+    def is_all_full(self) -> bool:
+        """Whether a part of a hit is a hit, as no group has windows or states."""
+        return not self._windows
 
     def keys_of(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[PackedKey]:
         """Return the keys of all parts of blocks, side by side; none while unkeyed."""

@@ -25,6 +25,7 @@ __all__ = [
     "MESSAGE_VERSION",
     "Deferral",
     "Failure",
+    "PrefixWant",
     "SpanOrder",
     "StepPlan",
     "StepReport",
@@ -35,7 +36,7 @@ __all__ = [
     "encode",
 ]
 
-MESSAGE_VERSION: Final = 5
+MESSAGE_VERSION: Final = 6
 MAX_MESSAGE_BYTES: Final = 8 << 20
 
 
@@ -109,6 +110,38 @@ class Deferral:
 
 
 @attrs.frozen(kw_only=True)
+class PrefixWant:
+    """
+    Blocks of a request that ranks on other machines are to have fetched and kept.
+
+    Args:
+        number: Its name; counts up.
+        keyspace_digest: Of its keys; a plan's own is nobody's while weights are in doubt.
+        ranks: Who is asked, each for its own part.
+        start: Token with which the first block begins.
+        stop: Token behind the last block.
+        hashes: The engine's block hashes of these tokens.
+        seconds: After which an answer is of no use.
+        hold_s: For how long what was found has to stay then.
+        compute_s: How long computing these tokens would take; 0: not known.
+        only: Of which tiers, each empty for any; None: all.
+        priority: The lowest is served first.
+    """
+
+    number: int
+    keyspace_digest: bytes
+    ranks: tuple[int, ...]
+    start: int
+    stop: int
+    hashes: tuple[bytes, ...]
+    seconds: float
+    hold_s: float
+    compute_s: float = 0.0
+    only: tuple[tuple[str, str], ...] | None = None
+    priority: int = 0
+
+
+@attrs.frozen(kw_only=True)
 class StepPlan:
     """
     The orders of one engine step.
@@ -132,6 +165,8 @@ class StepPlan:
         is_idle: The step computes nothing.
         traces: By ticket, the W3C ``traceparent`` of the request that it is for, where
             that brought one.
+        wants: What ranks on other machines are asked for.
+        dropped: Former wants whose blocks are of no use any more.
     """
 
     step: int
@@ -146,6 +181,8 @@ class StepPlan:
     deferred: tuple[Deferral, ...] = ()
     is_idle: bool = False
     traces: dict[int, str] = attrs.Factory(dict)
+    wants: tuple[PrefixWant, ...] = ()
+    dropped: tuple[int, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -216,6 +253,7 @@ class StepReport:
         healthy: False once the worker's runtime has failed; the scheduler then plans
             nothing any more.
         weights: What is new about its weights.
+        reached: By want, the token up to which its machine has its part.
     """
 
     rank: int
@@ -229,6 +267,7 @@ class StepReport:
     failures: tuple[Failure, ...] = ()
     healthy: bool = True
     weights: WeightsNews | None = None
+    reached: dict[int, int] = attrs.Factory(dict)
 
 
 _Message = TypeVar("_Message", StepPlan, StepReport)

@@ -2,6 +2,8 @@
 """The store that an operator has configured, for processes that share it."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 from ucm.config import StoreConfig
 from ucm.errors import ConfigError
@@ -10,7 +12,9 @@ from ucm.registry import load_class
 from ucm.stores.abc import Store, StoreGrowth, StoreStats
 from ucm.tracing import STORE_GROWN, STORE_SHORT, Log
 
-__all__ = ["growth_teller", "open_store", "tell_store"]
+__all__ = ["growth_teller", "open_store", "place_of", "tell_store"]
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def open_store(config: StoreConfig, *, block_bytes: int, index_only: bool) -> Store:
@@ -38,6 +42,16 @@ def open_store(config: StoreConfig, *, block_bytes: int, index_only: bool) -> St
     if not isinstance(store, Store):
         raise ConfigError("store.type", config.type, "is no store", "Use slab.")
     return store
+
+
+def place_of(config: StoreConfig) -> str:
+    """Return what is equal for processes that have one store open, and for no others."""
+    try:
+        found = Path(config.path).stat()
+        machine = _BOOT_ID.read_text().strip()
+    except OSError:  # in no directory: within this process
+        return ""
+    return f"{machine}/{found.st_dev}/{found.st_ino}"
 
 
 def tell_store(counters: Counters, stats: StoreStats) -> None:

@@ -13,6 +13,7 @@ from ucm.integration.vllm.tiers import Tiers
 from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.scheduler.matching import MatchReason, PrefixMatch, PrefixMatcher
+from ucm.scheduler.messages import StepPlan, StepReport
 from ucm.scheduler.requests import NO_WISHES, Wishes
 
 MISS = PrefixMatch(0, MatchReason.MISS)
@@ -28,7 +29,7 @@ def request(name="a", **more):
 class World:
     """Tiers over a fake client."""
 
-    def __init__(self, **settings):
+    def __init__(self, elsewhere=(), **settings):
         self.client, self.counters = FakeClient(), Counters()
         matcher = PrefixMatcher(ONE_FULL, None, bytes(16), [ShardId(0)], full_hits=True)
         config = UCMConfig.from_mapping(settings)
@@ -36,7 +37,10 @@ class World:
         self.tiers = Tiers(
             matcher, self.client, config, self.counters, lambda: self.now
         )
-        self.tiers.agree({ShardId(0): [96]})
+        agreement = SimpleNamespace(
+            part_bytes=lambda: {ShardId(0): [96]}, ranks_elsewhere=lambda: elsewhere
+        )
+        self.tiers.agree(agreement)
 
     def ask(self, asked=None, match=MISS, computed=0, wishes=NO_WISHES, **more):
         """Ask for what a match lacks."""
@@ -218,7 +222,8 @@ class TestPrediction:
             world.tiers.planned(
                 SimpleNamespace(
                     total_num_scheduled_tokens=tokens, num_scheduled_tokens={"r": 1}
-                )
+                ),
+                StepPlan(step=step),
             )
         world.ask()
         assert (4 * SIZE / 4095 if seconds else 0.0) == pytest.approx(
@@ -244,7 +249,8 @@ class TestDrop:
             world.ask(request(name))
         for name in ("a", "b"):
             world.tiers.begun(name, SIZE)
-        world.tiers.loaded({"b": SimpleNamespace(loads={7})}.get)
+        lives = {"b": SimpleNamespace(loads={7})}
+        world.tiers.reported(StepReport(rank=0, loads_done=(1,)), lives.get)
         assert ["a"] == world.client.dropped
 
     def test_request_that_ends_drops_its_want(self, world) -> None:

@@ -10,7 +10,7 @@ from ucm.errors import ConfigError, LayoutError, MessageError
 from ucm.integration.vllm.keyspace import keyspace_of
 from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.messages import RankHandshake
-from ucm.integration.vllm.topology import largest_stage, topology_of
+from ucm.integration.vllm.topology import is_spread, largest_stage, topology_of
 from ucm.layout import KVLayout
 from ucm.ranks import Agreement, RankFacts, Topology, facts_of
 
@@ -112,12 +112,11 @@ class TestShards:
         with pytest.raises(ConfigError, match="external_launcher"):
             topology_of(config, plain_cache())
 
-    def test_engine_on_several_machines_is_refused(self) -> None:
-        """What ranks elsewhere store would never be found, and all saves be in vain."""
-        config = parallel(tensor_parallel_size=2, nnodes=2, nnodes_within_dp=2)
-        with pytest.raises(ConfigError, match="nnodes=2"):
-            topology_of(config, plain_cache())
-        topology_of(parallel(nnodes=2), plain_cache())
+    def test_ranks_that_may_be_on_several_machines_are_known(self) -> None:
+        """R-60: of Ray nobody knows where it puts ranks; replicas of engines are apart."""
+        assert is_spread(parallel(nnodes=2, nnodes_within_dp=2))
+        assert is_spread(parallel(distributed_executor_backend="ray"))
+        assert not is_spread(parallel(nnodes=2))
 
 
 class TestParallel:

@@ -10,6 +10,8 @@ Threading: the engine's scheduler thread.
 import logging
 from typing import Any, Final
 
+import attrs
+
 from ucm.blocks import id_in_log, whose
 from ucm.integration.vllm.lookups import Lookup
 from ucm.scheduler.messages import StepPlan, StepReport
@@ -106,6 +108,11 @@ class LifeLog:
                 external_tokens=sum(hit.values()),
                 **_traced(self._records.of(request.request_id)),
             )
+
+    def traced(self, plan: StepPlan) -> StepPlan:
+        """Return a plan with the traces of its tickets."""
+        traces = self.traces_of(plan)
+        return attrs.evolve(plan, traces=traces) if traces else plan
 
     def traces_of(self, plan: StepPlan) -> dict[int, str]:
         """Return the traces of tickets that have one owner, which brought one."""

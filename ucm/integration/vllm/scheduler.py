@@ -13,7 +13,7 @@ import attrs
 
 from ucm.agent.joining import open_client
 from ucm.blocks import KeySpace
-from ucm.errors import LayoutError, LedgerError, MessageError, StoreError
+from ucm.errors import ConfigError, LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.doubts import Doubts
 from ucm.integration.vllm.hits import Hits
@@ -148,6 +148,7 @@ class SchedulerHalf:
         Take note of what ranks store; with the last of them, begin to look up and save.
 
         Raises:
+            ConfigError: Ranks are on other machines, and nothing brings their parts.
             LayoutError: Ranks disagree about what must be equal; names field and values.
             MessageError: A rank runs another release.
         """
@@ -155,8 +156,8 @@ class SchedulerHalf:
             self._agreement.add(handshake.facts())
         if self._keyspace is not None or not self._agreement.is_complete:
             return
+        self._tiers.agree(self._agreement)
         self._keyspace = self._agreement.keyspace()
-        self._tiers.agree(self._agreement.part_bytes())
         span_blocks = self._setup.span_blocks(self._agreement.block_bytes())
         self._adapter.agree(b"", span_blocks)
         if self._doubts.name is not None:
@@ -203,8 +204,9 @@ class SchedulerHalf:
         """Return what the slab has of a prefix; None: tiers are asked for more."""
         hashes = self._adapters.hashes_of(request)
         wishes = self._running.wishes_of(request)
+        most = self._tiers.within_reach(request.request_id, computed_tokens, wishes)
         match = self._adapter.match_prefix(
-            request.request_id, request.num_tokens, hashes, computed_tokens, wishes
+            request.request_id, request.num_tokens, hashes, computed_tokens, most
         )
         is_asked = self._tiers.ask(
             request, hashes, computed_tokens, match, wishes, is_early=is_early
@@ -248,10 +250,9 @@ class SchedulerHalf:
         self._adapter.tick(self._setup.threads.monotonic())
         plan = self._adapter.plan_step(self._running.step(output))
         self._doubts.sent(in_use=bool(len(self._running)))
-        self._tiers.planned(output)
+        plan = self._tiers.planned(output, plan)
         self._lifelog.held(plan, self._setup.topology.num_ranks)
-        if traces := self._lifelog.traces_of(plan):
-            plan = attrs.evolve(plan, traces=traces)
+        plan = self._lifelog.traced(plan)
         self._lifelog.tell()
         return PlanEnvelope(encode(plan))
 
@@ -273,7 +274,7 @@ class SchedulerHalf:
         """Agree in the middle of serving; ranks that disagree end our work only."""
         try:
             self.agree(handshakes)
-        except (LayoutError, MessageError) as exc:
+        except (ConfigError, LayoutError, MessageError) as exc:
             self._log.error(RUNTIME_FAILED, error=repr(exc))
             self._adapter.apply_report(StepReport(rank=0, healthy=False))
 
@@ -288,8 +289,7 @@ class SchedulerHalf:
             return
         if report.weights is not None:
             self._doubts.told(report.rank, report.weights)
-        if report.loads_done:
-            self._tiers.loaded(self._adapter.lives.get)
+        self._tiers.reported(report, self._adapter.lives.get)
         failures = {each.transfer_id: each.reason for each in report.failures}
         self._store.loads_ended(report.rank, failures, report.loads_done)
         self._lifelog.released(report)

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
-from ucm.agent.joining import check_tiers
+from ucm.agent.joining import check_machines, check_tiers
 from ucm.blocks import GroupId, KeySpace
 from ucm.config import UCMConfig, settings_in_environment
 from ucm.configuration.foreign import Translation
@@ -40,13 +40,13 @@ from ucm.integration.vllm.runners import (
     overwrites_first,
     speculates,
 )
-from ucm.integration.vllm.topology import largest_stage, topology_of
+from ucm.integration.vllm.topology import is_spread, largest_stage, topology_of
 from ucm.layout import KVLayout
 from ucm.ranks import RankFacts, Topology, facts_of
 from ucm.registry import load_class
 from ucm.scheduler.saves import SaveLimits
 from ucm.stores.abc import Store
-from ucm.stores.opening import open_store
+from ucm.stores.opening import open_store, place_of
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import (
     ENGINE_UNTRIED,
@@ -116,6 +116,7 @@ class Setup:
         group_words: What KV events say of each group.
         is_ranked: The engine runs requests by their priority; otherwise what they say of it
             is nobody's business.
+        is_spread: Ranks are on several machines, or may be.
     """
 
     config: UCMConfig
@@ -134,6 +135,7 @@ class Setup:
     translation: Translation = attrs.Factory(Translation)
     group_words: tuple[GroupWords, ...] = ()
     is_ranked: bool = False
+    is_spread: bool = False
 
     @slot_bytes.default
     def _own_slot_bytes(self) -> int:
@@ -156,6 +158,8 @@ class Setup:
         check_events(config, vllm_config)
         check_hash_algorithm(vllm_config.cache_config.prefix_caching_hash_algo)
         parallel = vllm_config.parallel_config
+        if parallel.nnodes_within_dp > 1:
+            check_machines(config)
         first = overwrites_first(vllm_config)
         topology = topology_of(parallel, kv_cache_config)
         layout = layout_of(
@@ -184,6 +188,7 @@ class Setup:
             translation=read.translation,
             group_words=group_words(kv_cache_config, layout),
             is_ranked=_is_ranked(vllm_config),
+            is_spread=is_spread(parallel),
         )
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
@@ -212,7 +217,8 @@ class Setup:
             for name, value in settings_in_environment().items()
             if not name.startswith(_OF_ONE_PROCESS)
         }
-        return facts_of(rank, self.keyspace, self.layout, slot_bytes, settings)
+        place = place_of(self.config.store)
+        return facts_of(rank, self.keyspace, self.layout, slot_bytes, settings, place)
 
     def open_log(self, role: str) -> Log:
         """Return the log of one process; the scheduler's warns of what may cost output."""

@@ -19,15 +19,19 @@ from typing import Any, Final
 import attrs
 
 from ucm.agent.client import AgentClient
+from ucm.agent.joining import check_machines
 from ucm.agent.protocol import LONGEST_S
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
 from ucm.metrics import Counters
+from ucm.ranks import Agreement
 from ucm.reasons import MissReason, Reason
+from ucm.scheduler.elsewhere import Elsewhere
 from ucm.scheduler.hits import tokens_by_medium
 from ucm.scheduler.lives import Life
-from ucm.scheduler.matches import PrefixMatch
+from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.matching import PrefixMatcher
+from ucm.scheduler.messages import StepPlan, StepReport
 from ucm.scheduler.prompts import PromptSpeed
 from ucm.scheduler.requests import NO_WISHES, Wishes
 from ucm.scheduler.wanting import falls_short, wanted_blocks
@@ -44,6 +48,7 @@ _SHORTFALLS: Final = {
     Reason.ADMISSION: (MissReason.ADMISSION, "no tier takes what was seen once"),
 }
 """What an answer says of the blocks that the slab lacks."""
+_ELSEWHERE: Final = MissReason.UNKNOWN, "a rank on another machine lacks its part"
 
 
 class _State(enum.Enum):
@@ -63,7 +68,7 @@ class _Question:
 
     Args:
         ends: Behind which tokens the blocks end that were asked for.
-        kept_until: When nothing that was fetched is kept any more, at the latest.
+        asked_at: When.
         is_early: It was asked when the request arrived.
         computed: Tokens that the engine had itself when it was last looked at.
         state: Where it stands.
@@ -71,7 +76,7 @@ class _Question:
     """
 
     ends: Sequence[int]
-    kept_until: float
+    asked_at: float
     is_early: bool
     computed: int
     state: _State = _State.ASKED
@@ -100,6 +105,7 @@ class Tiers:
     ) -> None:
         self._matcher = matcher
         self._client = client
+        self._config = config
         self._seconds = min(config.timeout.fetch, LONGEST_S)
         self._hold_s = min(config.timeout.load, LONGEST_S - self._seconds)
         self._predicts = config.predict_loads
@@ -108,17 +114,55 @@ class Tiers:
         self._part_bytes: dict[ShardId, list[int]] = {}
         self._questions: dict[str, _Question] = {}
         self._prompts = PromptSpeed()
+        self.elsewhere = Elsewhere()
 
-    def agree(self, part_bytes: dict[ShardId, list[int]]) -> None:
-        """Take note of the bytes of each part of a block, by group."""
-        self._part_bytes = part_bytes
+    def agree(self, agreement: Agreement) -> None:
+        """
+        Take note of the parts of blocks, and of which ranks are on other machines.
 
-    def planned(self, output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
-        """Take note of a step, from which it is learnt how fast prompts are computed."""
-        if self._client is not None:
-            tokens = getattr(output, "total_num_scheduled_tokens", 0)
-            of_prompts = tokens - len(output.num_scheduled_tokens)
-            self._prompts.planned(of_prompts, self._clock())
+        Raises:
+            ConfigError: There are such, and nothing brings their parts.
+        """
+        self._part_bytes = agreement.part_bytes()
+        self.elsewhere.ranks = agreement.ranks_elsewhere()
+        if self.elsewhere.ranks:
+            check_machines(self._config)
+            self._matcher.reshard(sorted(self._part_bytes))
+
+    def planned(self, output: Any, plan: StepPlan) -> StepPlan:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Learn from a step how fast prompts are computed; put into its plan what is asked."""
+        if self._client is None:
+            return plan
+        tokens = getattr(output, "total_num_scheduled_tokens", 0)
+        of_prompts = tokens - len(output.num_scheduled_tokens)
+        self._prompts.planned(of_prompts, self._clock())
+        wants, dropped = self.elsewhere.take()
+        if wants or dropped:
+            plan = attrs.evolve(plan, wants=wants, dropped=dropped)
+        return plan
+
+    def within_reach(
+        self, request_id: str, computed_tokens: int, wishes: Wishes
+    ) -> Wishes:
+        """Limit what is loaded to what ranks on other machines have, where there are any."""
+        if not self.elsewhere.ranks:
+            return wishes
+        reach = self._reach(request_id) - computed_tokens
+        if not self._matcher.is_all_full and not self._is_all_here(request_id):
+            reach = 0  # they have the windows of the longest hit, not of a shorter one
+        return attrs.evolve(wishes, most_loaded=max(0, min(wishes.most_loaded, reach)))
+
+    def _reach(self, request_id: str) -> int:
+        digest = self._matcher.keyspace_digest
+        return self.elsewhere.reach(request_id, digest)
+
+    def _is_all_here(self, request_id: str) -> bool:
+        """Return whether this machine has all that a request has asked for."""
+        question, client = self._questions.get(request_id), self._client
+        answer = None if client is None else client.answer(request_id)
+        if question is None or answer is None:
+            return False
+        return answer.found == len(question.ends)
 
     def is_pending(self, request_id: str, computed_tokens: int = 0) -> bool:
         """Return whether an answer is still to come, and the engine has no more by itself."""
@@ -126,7 +170,8 @@ class Tiers:
         if question is None or question.state is not _State.ASKED:
             return False
         assert self._client is not None
-        if self._client.is_pending(request_id):
+        is_pending = self._client.is_pending(request_id)
+        if is_pending or self._is_pending_elsewhere(request_id, question):
             return computed_tokens <= question.computed
         answer = self._client.answer(request_id)
         if answer is not None:
@@ -138,10 +183,19 @@ class Tiers:
         self._counters.add("ucm_fetch_wants_total", 1, reason=question.reason)
         return False
 
+    def _is_pending_elsewhere(self, request_id: str, question: _Question) -> bool:
+        is_in_time = self._clock() < question.asked_at + self._seconds
+        return self.elsewhere.is_pending(request_id) and is_in_time
+
     def shortfall(self, request_id: str) -> tuple[MissReason, str] | None:
         """Return why the tiers did not bring what the slab lacks, if they say so."""
         question = self._questions.get(request_id)
-        return None if question is None else _SHORTFALLS.get(question.reason)
+        reason = None if question is None else _SHORTFALLS.get(question.reason)
+        if reason is None and self.elsewhere.ranks:
+            stop = 1 if question is None else question.ends[-1]
+            if self._reach(request_id) < stop:
+                return _ELSEWHERE
+        return reason
 
     def may_ask_early(self, request: Any) -> bool:  # noqa: ANN401 - vLLM's Request
         """Return whether a request that arrives is worth a look."""
@@ -167,7 +221,9 @@ class Tiers:
             request.num_tokens, computed_tokens, wishes.most_loaded
         )
         longest = self._matcher.longest(most, hashes)
-        is_worth = wishes.tiers != () and falls_short(match, computed_tokens, longest)
+        is_worth = wishes.tiers != () and self._is_short(
+            match, computed_tokens, longest
+        )
         if self._is_asked(request_id):
             question = self._questions[request_id]
             question.computed = computed_tokens
@@ -181,6 +237,11 @@ class Tiers:
             self._matcher, hashes, tokens, self._part_bytes
         )
         compute_s = self._prompts.seconds_of(len(tokens)) if self._predicts else 0.0
+        times = self._seconds, self._hold_s, compute_s
+        if self.elsewhere.ranks and not self.elsewhere.ask(
+            request_id, self._matcher, hashes, tokens, times, wishes
+        ):
+            return False
         is_asked = client.want(
             request_id,
             keys,
@@ -192,11 +253,19 @@ class Tiers:
             priority=wishes.priority,
         )
         if is_asked:
-            kept_until = self._clock() + self._seconds + self._hold_s
             self._questions[request_id] = _Question(
-                ends, kept_until, is_early, computed_tokens
+                ends, self._clock(), is_early, computed_tokens
             )
+        else:
+            self.elsewhere.drop(request_id)
         return is_asked
+
+    def _is_short(self, match: PrefixMatch, computed_tokens: int, longest: int) -> bool:
+        """Return whether there may be more than was found, as far as is known here."""
+        if not self.elsewhere.ranks:
+            return falls_short(match, computed_tokens, longest)
+        is_looked_up = match.reason in (MatchReason.HIT, MatchReason.LIMITED)
+        return is_looked_up and computed_tokens < longest
 
     def _may_ask(self, request: Any) -> bool:  # noqa: ANN401 - vLLM's Request
         """Return whether a request has not asked, and would load what is fetched."""
@@ -217,7 +286,8 @@ class Tiers:
             return True
         if not question.is_early:
             return False
-        return question.reason in _AGAIN or self._clock() > question.kept_until
+        kept_until = question.asked_at + self._seconds + self._hold_s
+        return question.reason in _AGAIN or self._clock() > kept_until
 
     def begun(self, request_id: str, external_tokens: int) -> None:
         """Take note that a life begins: the next one, after a preemption, asks anew."""
@@ -237,8 +307,18 @@ class Tiers:
         found = tokens_by_medium(tokens, question.ends, answer.media)
         return {names[medium]: count for medium, count in found.items()}
 
-    def loaded(self, life_of: Callable[[str], Life | None]) -> None:
-        """Drop what was fetched for requests whose lives wait for no load."""
+    def reported(
+        self, report: StepReport, life_of: Callable[[str], Life | None]
+    ) -> None:
+        """
+        Take what a rank reports of its machine.
+
+        Drops what was fetched for requests whose lives wait for no load any more.
+        """
+        if report.reached:
+            self.elsewhere.told(report.rank, report.reached)
+        if not report.loads_done:
+            return
 
         def is_loading(request_id: str) -> bool:
             return (life := life_of(request_id)) is not None and bool(life.loads)
@@ -256,6 +336,7 @@ class Tiers:
         if self._questions.pop(request_id, None) is not None:
             assert self._client is not None
             self._client.drop(request_id)
+            self.elsewhere.drop(request_id)
 
     def __len__(self) -> int:
         return len(self._questions)

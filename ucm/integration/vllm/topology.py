@@ -15,7 +15,7 @@ from ucm.errors import ConfigError
 from ucm.integration.vllm.compat import tp_replicas
 from ucm.ranks import Topology
 
-__all__ = ["largest_stage", "topology_of"]
+__all__ = ["is_spread", "largest_stage", "topology_of"]
 
 
 def topology_of(parallel: Any, kv_cache_config: Any) -> Topology:  # noqa: ANN401 - vLLM's
@@ -33,15 +33,6 @@ def topology_of(parallel: Any, kv_cache_config: Any) -> Topology:  # noqa: ANN40
             "its schedulers hear of one rank only",
             "Use another back end, or serve without kv_connector=UCMConnector.",
         )
-    if parallel.nnodes_within_dp > 1:
-        raise ConfigError(
-            "nnodes",
-            parallel.nnodes,
-            "the scheduler sees what ranks of its own machine store, and a block is "
-            "found only with all its parts",
-            "Keep the ranks of one engine on one machine, or serve without "
-            "kv_connector=UCMConnector.",
-        )
     decode_context = parallel.decode_context_parallel_size
     return Topology(
         tensor=parallel.tensor_parallel_size,
@@ -51,6 +42,12 @@ def topology_of(parallel: Any, kv_cache_config: Any) -> Topology:  # noqa: ANN40
         decode_context=decode_context,
         interleave=(parallel.cp_kv_cache_interleave_size if decode_context > 1 else 1),
     )
+
+
+def is_spread(parallel: Any) -> bool:  # noqa: ANN401 - vLLM's ParallelConfig
+    """Return whether ranks are on several machines, or may be: Ray puts them anywhere."""
+    is_anywhere = parallel.distributed_executor_backend == "ray"
+    return bool(is_anywhere or parallel.nnodes_within_dp > 1)
 
 
 def largest_stage(

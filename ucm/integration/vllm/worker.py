@@ -14,6 +14,7 @@ from ucm.devices.events import FailedFence
 from ucm.devices.selection import EventSelector
 from ucm.errors import DeviceError
 from ucm.intake import UNSUBMITTED
+from ucm.integration.vllm.elsewhere import RankWants
 from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.setup import Setup
@@ -66,6 +67,7 @@ class WorkerHalf:
         self._row_saves: RowSaves | None = None
         self._row_loads: RowLoads | None = None
         self._progress = Progress()
+        self._wants = RankWants(setup, rank, self._store, self._log)
         self._untold: tuple[RankHandshake, ...] = (self.handshake(),)
         self._is_unregistered = False
         self._bad_blocks: set[int] = set()
@@ -259,6 +261,7 @@ class WorkerHalf:
         outbox = self._progress.outbox
         if self._weights is not None:
             outbox.weights = self._weights.news()
+        outbox.reached |= self._wants.take()
         report = outbox.take(self._rank, healthy=healthy)
         if cut := outbox.cut_reports:
             self._counters.reach("ucm_cut_messages_total", cut, message="report")
@@ -275,16 +278,15 @@ class WorkerHalf:
     def counts(self) -> dict[str, int]:
         """Return the size of every per-request container; all zero when idle."""
         num_open = 0 if self._runtime is None else self._runtime.num_open
-        return {**self._progress.counts(), "open": num_open}
+        counts = {"open": num_open, "wants": len(self._wants)}
+        return self._progress.counts() | counts
 
     def close(self) -> None:
         """Drain, then end all threads. Idempotent."""
+        self._wants.close()
         if self._weights is not None:
             self._weights.close(self._setup.config.timeout.shutdown)
-        if self._runtime is None:
-            self._store.close()
-        else:
-            self._runtime.close()
+        (self._runtime or self._store).close()
         close_log(self._log)
 
     def _begin(self, metadata: object) -> None:
@@ -296,18 +298,16 @@ class WorkerHalf:
         if plan.step == former.plan.step:
             return
         self._settle(former)
+        self._wants.begin(plan)
         saves = [order for order in plan.saves if self._is_our_turn(order)]
         self._step = Step(plan, metadata, saves)
         # First, and not when they are submitted: a request may be deferred with the plan
         # that saves its last blocks, and results may be asked for in between.
-        if saves:
-            self._progress.begin_saves(saves)
-        if plan.deferred:
-            self._progress.defer(plan.deferred)
+        self._progress.begin_saves(saves)
+        self._progress.defer(plan.deferred)
         if self._runtime is None:
             return
-        if plan.fences or plan.overwritten:
-            self._fence(self._runtime, plan)
+        self._fence(self._runtime, plan)
         self._runtime.begin_step(plan.step, plan.traces)
         self._selector.begin_step(plan.step)
 

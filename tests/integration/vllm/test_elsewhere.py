@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank on another machine asks its agent for, on the scheduler's word."""
+
+from types import SimpleNamespace
+
+from tests.integration.vllm.agent_kit import FakeClient
+from tests.testing.host_kit import HYBRID, ONE_FULL
+from ucm.blocks import KeyPacker, ShardId
+from ucm.integration.vllm.elsewhere import RankWants
+from ucm.ranks import Topology
+from ucm.scheduler.elsewhere import Elsewhere
+from ucm.scheduler.matching import PrefixMatcher
+from ucm.scheduler.messages import StepPlan, decode_plan, encode
+from ucm.scheduler.requests import NO_WISHES
+
+DIGEST = bytes(range(16))
+HASHES = [bytes([number]) * 32 for number in range(1, 5)]
+SIZE = ONE_FULL.groups[0].block_tokens
+WHOLE = range(4 * SIZE)
+TIMES = (5.0, 10.0, 0.25)
+
+
+class Keys(FakeClient):
+    """A client that shows which keys it was asked for."""
+
+    keys: list
+
+    def want(self, request_id, keys, sizes, **terms):
+        """Take a want."""
+        self.keys = keys
+        return self.is_up and super().want(request_id, keys, sizes, **terms)
+
+
+def rank_of(layout=ONE_FULL, rank=1):
+    """Return the wants of a rank whose client is a fake."""
+    setup = SimpleNamespace(is_spread=False, layout=layout, topology=Topology(tensor=2))
+    wants = RankWants(setup, rank, None, None)
+    wants._client = Keys()
+    return wants
+
+
+def plan_of(tokens, layout=ONE_FULL, hashes=HASHES):
+    """Return a plan that wants tokens of one request, as it arrives."""
+    elsewhere = Elsewhere()
+    elsewhere.ranks = (1,)
+    matcher = PrefixMatcher(layout, None, DIGEST, [ShardId(0)], full_hits=True)
+    assert elsewhere.ask("r", matcher, hashes, tokens, TIMES, NO_WISHES)
+    wants, _ = elsewhere.take()
+    plan = StepPlan(step=1, wants=wants)
+    return decode_plan(encode(plan))
+
+
+class TestAsk:
+    def test_rank_asks_for_its_own_part(self) -> None:
+        """R-60: of each block that is wanted, under the keys of the want, and of no other:
+        while weights are in doubt a plan has none."""
+        wants = rank_of()
+        wants.begin(plan_of(range(SIZE, 4 * SIZE)))
+        packer = KeyPacker(DIGEST, ONE_FULL.groups[0].group_id, ShardId(1))
+        assert [packer.prefix + each for each in HASHES[1:]] == wants._client.keys
+        assert [(0.9 * 5.0, 10.0)] == wants._client.times
+
+    def test_ranks_of_the_scheduler_s_machine_are_not_asked(self) -> None:
+        """R-60: what the scheduler sees itself nobody has to tell."""
+        wants = rank_of(rank=0)
+        wants.begin(plan_of(WHOLE))
+        assert ([], {}) == (wants._client.wanted, wants.take())
+
+
+class TestAnswer:
+    def test_part_of_a_prefix_reaches_so_far(self) -> None:
+        """R-60: a hit may end before the first block that is missing, never behind."""
+        wants = rank_of()
+        wants.begin(plan_of(WHOLE))
+        assert ({}, 1) == (wants.take(), len(wants))
+        wants._client.say("1", 2, "absent")
+        assert ({1: 3 * SIZE - 1}, {}, 0) == (wants.take(), wants.take(), len(wants))
+
+    def test_whole_prefix_reaches_its_end(self) -> None:
+        """R-60: nothing lacks."""
+        wants = rank_of()
+        wants.begin(plan_of(WHOLE))
+        wants._client.say("1", 4)
+        assert {1: 4 * SIZE} == wants.take()
+
+    def test_part_of_a_prefix_with_windows_is_none(self) -> None:
+        """R-60: a shorter hit needs other blocks of a window, which nobody asked for."""
+        wants = rank_of(HYBRID)
+        align = HYBRID.alignment_tokens
+        hashes = [bytes([n]) * 32 for n in range(2 * align // HYBRID.hash_block_tokens)]
+        wants.begin(plan_of(range(2 * align), HYBRID, hashes))
+        wants._client.say("1", 1, "absent")
+        assert {1: 0} == wants.take()
+
+    def test_agent_that_is_not_there_or_late_is_nothing(self) -> None:
+        """R-60, R-63: an answer comes at once where nobody can be asked."""
+        wants = rank_of()
+        wants._client.is_up = False
+        wants.begin(plan_of(WHOLE))
+        assert {1: 0} == wants.take()
+        wants._client.is_up = True
+        wants.begin(plan_of(WHOLE))
+        wants._client.pending.clear()
+        assert {1: SIZE - 1} == wants.take()
+
+    def test_want_that_is_dropped_is_dropped_at_the_agent(self) -> None:
+        """R-53, R-60: what is over pins nothing, and is not answered any more."""
+        wants = rank_of()
+        wants.begin(plan_of(WHOLE))
+        wants.begin(StepPlan(step=2, dropped=(1,)))
+        wants._client.say("1", 4)
+        assert (["1"], {}, 0) == (wants._client.dropped, wants.take(), len(wants))
+        wants.close()
+        assert not wants._client.is_up

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of ranks on several machines."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["NODES"]
+
+_ELSEWHERE = "ucm/scheduler/elsewhere.py"
+_RANK = "ucm/integration/vllm/elsewhere.py"
+_DOOR = "ucm/integration/vllm/tiers.py"
+_REACH = "tests/scheduler/test_elsewhere.py::TestReach"
+_PLAN = "tests/scheduler/test_elsewhere.py::TestPlan"
+_ANSWER = "tests/integration/vllm/test_elsewhere.py::TestAnswer"
+_ASK = "tests/integration/vllm/test_elsewhere.py::TestAsk"
+_MACHINES = "tests/integration/vllm/test_machines.py::TestMachines"
+
+NODES = (
+    Mutant(
+        name="first_machine_speaks_for_all",
+        why="R-60: a prefix counts that one machine has in part only.",
+        file=_ELSEWHERE,
+        find="asked.reach = min(asked.reach, token)",
+        replace="asked.reach = token",
+        killers=(f"{_REACH}::test_the_order_of_answers_does_not_count",),
+    ),
+    Mutant(
+        name="silent_machine_has_all",
+        why="R-60: a hit is promised that a machine has not confirmed.",
+        file=_ELSEWHERE,
+        find="if asked is None or asked.silent or asked.keyspace_digest != keyspace_digest:",
+        replace="if asked is None or asked.keyspace_digest != keyspace_digest:",
+        killers=(f"{_REACH}::test_least_of_all_counts",),
+    ),
+    Mutant(
+        name="answer_under_former_keys",
+        why="R-60: a hit is promised that other weights had.",
+        file=_ELSEWHERE,
+        find="if asked is None or asked.silent or asked.keyspace_digest != keyspace_digest:",
+        replace="if asked is None or asked.silent:",
+        killers=(f"{_REACH}::test_answer_under_other_keys_is_none",),
+    ),
+    Mutant(
+        name="wants_beyond_a_message",
+        why="A long prompt breaks the plan that asks for it, and all of ours ends.",
+        file=_ELSEWHERE,
+        find="        if nbytes > WANT_NBYTES or",
+        replace="        if",
+        killers=(f"{_PLAN}::test_want_that_no_plan_takes_is_not_asked_for",),
+    ),
+    Mutant(
+        name="every_rank_is_asked",
+        why="Ranks beside the scheduler ask an agent for what the scheduler sees.",
+        file=_RANK,
+        find="            if self._rank in want.ranks:\n                self._ask(want)\n",
+        replace="            self._ask(want)\n",
+        killers=(f"{_ASK}::test_ranks_of_the_scheduler_s_machine_are_not_asked",),
+    ),
+    Mutant(
+        name="reach_behind_the_gap",
+        why="R-60: the block that a machine lacks counts as there, and its load fails.",
+        file=_RANK,
+        find="return asked.ends[found] - 1",
+        replace="return asked.ends[found]",
+        killers=(f"{_ANSWER}::test_part_of_a_prefix_reaches_so_far",),
+    ),
+    Mutant(
+        name="windows_of_a_longer_hit",
+        why="R-60: a shorter hit is promised whose windows nobody has fetched.",
+        file=_RANK,
+        find="        if not asked.is_all_full:\n",
+        replace="        if False:\n",
+        killers=(f"{_ANSWER}::test_part_of_a_prefix_with_windows_is_none",),
+    ),
+    Mutant(
+        name="hit_of_one_machine_is_a_hit",
+        why="R-60: what the scheduler's own slab has is loaded where others lack it.",
+        file=_DOOR,
+        find="        reach = self._reach(request_id) - computed_tokens\n",
+        replace="        reach = wishes.most_loaded\n",
+        killers=(f"{_MACHINES}::test_part_that_one_machine_lacks_is_a_miss",),
+    ),
+    Mutant(
+        name="part_of_others_looked_for_here",
+        why="R-60: nothing is ever found: the scheduler's slab has no rank's part elsewhere.",
+        file=_DOOR,
+        find="            self._matcher.reshard(sorted(self._part_bytes))\n",
+        replace="",
+        killers=(f"{_MACHINES}::test_prompt_is_found_where_each_machine_has_its_part",),
+    ),
+    Mutant(
+        name="machines_without_a_common_tier",
+        why="R-60: an engine saves in vain, and nobody says so.",
+        file="ucm/agent/joining.py",
+        find='    if all(tier["type"] in _OF_ONE_MACHINE for tier in config.tiers):\n',
+        replace="    if False:\n",
+        killers=(
+            (
+                "tests/integration/vllm/test_machines.py::TestRefused::"
+                "test_ranks_elsewhere_need_a_tier_that_all_see"
+            ),
+        ),
+    ),
+)

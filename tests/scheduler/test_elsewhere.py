@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks on other machines have: asked with plans, told with reports."""
+
+import pytest
+
+from tests.testing.host_kit import ONE_FULL
+from ucm.blocks import ShardId
+from ucm.scheduler.budget import WANT_NBYTES
+from ucm.scheduler.elsewhere import Elsewhere
+from ucm.scheduler.matching import PrefixMatcher
+from ucm.scheduler.messages import MAX_MESSAGE_BYTES, StepPlan, encode
+from ucm.scheduler.requests import NO_WISHES
+
+SIZE = ONE_FULL.groups[0].block_tokens
+HASHES = [bytes([number]) * 32 for number in range(1, 5)]
+DIGEST = bytes(range(16))
+MATCHER = PrefixMatcher(ONE_FULL, None, DIGEST, [ShardId(0)], full_hits=True)
+WHOLE = range(4 * SIZE)
+TIMES = (5.0, 10.0, 0.0)
+
+
+@pytest.fixture
+def elsewhere():
+    """Return two ranks elsewhere."""
+    made = Elsewhere()
+    made.ranks = (2, 3)
+    return made
+
+
+def ask(elsewhere, name="r", hashes=HASHES, tokens=WHOLE):
+    """Ask for a request."""
+    return elsewhere.ask(name, MATCHER, hashes, tokens, TIMES, NO_WISHES)
+
+
+def number_of(elsewhere):
+    """Return the number of the one want of the next plan."""
+    ((want,), _) = elsewhere.take()
+    return want.number
+
+
+class TestReach:
+    def test_least_of_all_counts(self, elsewhere) -> None:
+        """R-60: a block is found exactly when each machine has its part; who has not
+        answered has nothing."""
+        assert ask(elsewhere)
+        number = number_of(elsewhere)
+        elsewhere.told(2, {number: 3 * SIZE})
+        assert (True, 0) == (elsewhere.is_pending("r"), elsewhere.reach("r", DIGEST))
+        elsewhere.told(3, {number: SIZE})
+        assert (False, SIZE) == (
+            elsewhere.is_pending("r"),
+            elsewhere.reach("r", DIGEST),
+        )
+
+    def test_the_order_of_answers_does_not_count(self, elsewhere) -> None:
+        """R-60: whoever answers last, the least counts."""
+        ask(elsewhere)
+        number = number_of(elsewhere)
+        elsewhere.told(3, {number: SIZE})
+        elsewhere.told(2, {number: 3 * SIZE})
+        assert SIZE == elsewhere.reach("r", DIGEST)
+
+    def test_a_rank_answers_once_and_for_itself(self, elsewhere) -> None:
+        """R-60: neither a rank that was not asked nor a second answer counts."""
+        ask(elsewhere)
+        number = number_of(elsewhere)
+        for rank in (0, 2, 2):
+            elsewhere.told(rank, {number: 4 * SIZE})
+        assert elsewhere.is_pending("r")
+
+    def test_answer_to_what_was_dropped_is_passed_over(self, elsewhere) -> None:
+        """R-60: an answer of a former life says nothing of this one."""
+        ask(elsewhere)
+        former = number_of(elsewhere)
+        elsewhere.drop("r")
+        ask(elsewhere)
+        for rank in (2, 3):
+            elsewhere.told(rank, {former: 4 * SIZE, 99: SIZE})
+        assert (True, 0) == (elsewhere.is_pending("r"), elsewhere.reach("r", DIGEST))
+
+    def test_answer_under_other_keys_is_none(self, elsewhere) -> None:
+        """R-60: what was found for other weights says nothing of these."""
+        ask(elsewhere)
+        number = number_of(elsewhere)
+        for rank in (2, 3):
+            elsewhere.told(rank, {number: 4 * SIZE})
+        assert 0 == elsewhere.reach("r", bytes(16))
+
+    def test_nobody_who_was_not_asked_has_anything(self, elsewhere) -> None:
+        """R-60: of a request that has not asked nothing is known."""
+        assert (False, 0) == (elsewhere.is_pending("r"), elsewhere.reach("r", DIGEST))
+
+
+class TestPlan:
+    def test_want_says_which_blocks_and_who(self, elsewhere) -> None:
+        """R-60: the hashes of the wanted tokens, for the ranks elsewhere only; once."""
+        ask(elsewhere, tokens=range(SIZE, 3 * SIZE))
+        ((want,), dropped) = elsewhere.take()
+        assert ((2, 3), SIZE, 3 * SIZE) == (want.ranks, want.start, want.stop)
+        assert (tuple(HASHES[1:3]), ()) == (want.hashes, dropped)
+        assert ((), ()) == elsewhere.take()
+
+    def test_drop_goes_out_once(self, elsewhere) -> None:
+        """R-53, R-60: what is over is let go of elsewhere as well."""
+        ask(elsewhere)
+        number = number_of(elsewhere)
+        elsewhere.drop("r")
+        elsewhere.drop("r")
+        assert ((), (number,)) == elsewhere.take()
+        assert ((), (), 0) == (*elsewhere.take(), len(elsewhere))
+
+    def test_what_has_no_room_is_not_asked_for(self, elsewhere) -> None:
+        """H-12, R-60: the wants of a plan are bounded; the next plan takes more."""
+        each = WANT_NBYTES // 3 // 32
+        hashes, tokens = [bytes(32)] * each, range(each * SIZE)
+        asked = [ask(elsewhere, name, hashes, tokens) for name in "abcd"]
+        assert [True, True, False, False] == asked
+        wants, _ = elsewhere.take()
+        assert WANT_NBYTES >= len(encode(StepPlan(step=1, wants=wants)))
+        assert ask(elsewhere, "c", hashes, tokens)
+
+    def test_want_that_no_plan_takes_is_not_asked_for(self, elsewhere) -> None:
+        """H-12, R-60: a prompt beyond any plan finds nothing, and breaks no message."""
+        hashes = [bytes(32)] * (WANT_NBYTES // 32)
+        assert not ask(elsewhere, hashes=hashes, tokens=range(len(hashes) * SIZE))
+        assert 0 == len(elsewhere)
+        assert WANT_NBYTES < MAX_MESSAGE_BYTES
