@@ -113,7 +113,7 @@ def test_message_of_other_version_is_refused() -> None:
     other = bytes([MESSAGE_VERSION + 1]) + encode(StepPlan(step=1))[1:]
     with pytest.raises(MessageError, match="message version 07 is not 6"):
         decode_plan(other)
-    with pytest.raises(MessageError, match="message version none is not 5"):
+    with pytest.raises(MessageError, match="message version none is not 6"):
         decode_report(b"")
 
 

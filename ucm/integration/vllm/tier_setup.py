@@ -171,6 +171,13 @@ def _check(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
             "a tier is not told when the engine's weights change",
             _CONNECTOR,
         )
+    if vllm_config.parallel_config.nnodes_within_dp > 1:
+        raise ConfigError(
+            "nnodes",
+            vllm_config.parallel_config.nnodes,
+            "the tier sees what ranks of its own machine store",
+            _CONNECTOR,
+        )
     stages = vllm_config.parallel_config.pipeline_parallel_size
     if stages > 1:
         raise ConfigError(
