@@ -6,6 +6,7 @@ The machines are directories of one host; the agents are processes, as engines s
 """
 
 import contextlib
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 
 from tests.integration.vllm.kit import engine_config, plain_cache
 from tests.integration.vllm.test_halves import NUM_BLOCKS, PAGE, request
+from tests.kit.file_tier import registration
 from ucm.agent.joining import check_machines
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
@@ -29,6 +31,7 @@ from ucm.scheduler.matching import PrefixMatcher
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 60.0
 WHOLE = 48
 
@@ -46,7 +49,7 @@ def setup_of(tmp_path, shm, name, *, tiers=None, **more):
     share = tmp_path / "share"
     share.mkdir(exist_ok=True)
     if tiers is None:
-        tiers = [{"type": "files", "path": str(share), "capacity": "1MiB"}]
+        tiers = [{"type": "file-tier", "path": str(share)}]
     extra = {
         "store": {"path": str(shm / name), "capacity": "1MiB"},
         "tiers": tiers,
@@ -164,8 +167,11 @@ class Cluster:
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, monkeypatch):
     """Return what starts an engine on two machines; ends it and their agents."""
+    path = registration(tmp_path / "registration")
+    monkeypatch.syspath_prepend(str(path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(path), str(ROOT)]))
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as shm,
         contextlib.ExitStack() as stack,
@@ -189,7 +195,7 @@ def agent_of(client):
 
 def parts(tmp_path) -> int:
     """Return how many parts of blocks are on the share."""
-    return sum(path.is_file() for path in (tmp_path / "share" / "blocks").rglob("*"))
+    return sum(not path.suffix for path in (tmp_path / "share").iterdir())
 
 
 class TestMachines:
@@ -224,9 +230,7 @@ class TestMachines:
         )
         keys = matcher.keys_of(matcher.layout.groups[0], request("r").block_hashes)
         one.workers[1].store.forget(keys[2:])
-        for path in (tmp_path / "share" / "blocks").rglob("*"):
-            if path.is_file() and keys[2] in path.read_bytes():
-                path.unlink()
+        (tmp_path / "share" / keys[2].hex()).unlink()
         assert 2 * WHOLE // 3 == one.ask()
         assert ("unknown", "a rank on another machine lacks its part") == (
             one.scheduler._tiers.shortfall("s")
