@@ -107,7 +107,7 @@ class TestStaged:
             threads.advance(100.0)
             waits.clear()
             with pytest.MonkeyPatch.context() as meanwhile:
-                meanwhile.setattr(cache, "match", hang)
+                meanwhile.setattr(cache, "prefetch", hang)
                 staged.stage(keys_of(1, 1), 16.0)
             assert [16] == [round(each) for each in waits]
 

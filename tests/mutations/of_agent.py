@@ -79,7 +79,7 @@ AGENT = (
         name="lost_agent_keeps_wants",
         why="Requests wait for an agent that was killed.",
         file=_CLIENT,
-        find="        for each in (self._pending, self._open, self._answers):\n            each.clear()\n",
+        find="        for each in (self._pending, self._open, self._answers, self._tellers):\n            each.clear()\n",
         replace="",
         killers=(f"{_NOBODY}::test_agent_that_dies_leaves_nothing_pending",),
     ),

@@ -56,8 +56,8 @@ HOST = (
         name="orders_made_on_the_hosts_loop",
         why="A host's loop stands still for twice as long with each save.",
         file=_CORE,
-        find="        if transfer.is_load:\n            self._take_in()",
-        replace="        if True:\n            self._take_in()",
+        find="        elif is_alone:\n            self._serving.wake()",
+        replace="        else:\n            self._take_in()",
         killers=(
             "tests/cache/test_many.py::TestCost::test_nothing_of_a_ticket_is_made_on_the_hosts_thread",
         ),

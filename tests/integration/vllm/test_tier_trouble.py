@@ -187,6 +187,7 @@ class TestHanging:
             gate.wait_reached()
             assert one.find("r", keys) is None
             clock.advance(61.0)
+            one.step()
             assert 0 == one.find("r", keys)
             gate.open()
             one.finish("r")
