@@ -81,7 +81,7 @@ NODES = (
     ),
     Mutant(
         name="part_of_others_looked_for_here",
-        why="R-60: nothing is ever found: the scheduler's slab has no rank's part elsewhere.",
+        why="R-60: the scheduler's machine fetches, keeps and looks for what others load.",
         file=_DOOR,
         find="            self._matcher.reshard(sorted(self._part_bytes))\n",
         replace="",

@@ -20,7 +20,7 @@ from tests.integration.vllm.kit import engine_config, plain_cache
 from tests.integration.vllm.test_halves import NUM_BLOCKS, PAGE, request
 from tests.kit.file_tier import registration
 from ucm.agent.joining import check_machines
-from ucm.blocks import ShardId
+from ucm.blocks import BlockKey, ShardId
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
 from ucm.integration.vllm.scheduler import SchedulerHalf
@@ -210,6 +210,9 @@ class TestMachines:
         two = start("three", "four")
         assert WHOLE == two.ask()
         assert set() == two.load()
+        for rank, worker in enumerate(two.workers):
+            there = [each.key for each in worker.store.changes(None).told]
+            assert [rank] * 3 == [BlockKey.unpack(key).shard_id for key in there]
         for was, now in zip(one.memory, two.memory, strict=True):
             assert torch.equal(was[:, 1:4], now[:, 5:8])
         two.scheduler.finished("s")
