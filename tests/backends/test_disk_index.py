@@ -2,7 +2,6 @@
 """What a start need not look through, and what it must, by how the drive was left."""
 
 import errno
-import itertools
 import os
 import random
 import shutil
@@ -12,8 +11,7 @@ import pytest
 from tests.backends.disk_kit import keys_on, open_disk, write
 from ucm.backends.abc import Presence, Verdict
 from ucm.backends.disk import _drive, _index, _keeping
-from ucm.backends.disk._index import INDEX, Index, Record
-from ucm.backends.disk._slots import Slots
+from ucm.backends.disk._index import INDEX, Index
 from ucm.backends.disk._stamp import PAGE, Geometry, Mark
 from ucm.testing.backend_contract import BLOCK, fetch, fetch_sound, seal
 from ucm.testing.store_blocks import make_keys
@@ -234,6 +232,35 @@ class TestHarm:
         assert [True] * 48 == await fetch_sound(backend, KEYS)
         await backend.aclose()
 
+    async def test_change_amid_writing_down_is_none_of_the_record(
+        self, tmp_path, monkeypatch
+    ):
+        """R-52: what is told of an extent is told of the change that it was taken behind: a
+        start behind a death looks it through, and finds what was put meanwhile."""
+        backend = await opened(tmp_path)
+        await backend.put([seal(KEYS[0])])
+        run, changed = backend._crew.run, []
+
+        async def run_later(pieces, *args, **kwargs):
+            for extent, _ in pieces:
+                backend._slots.change(extent)
+                changed.append(extent)
+            await run(pieces, *args, **kwargs)
+
+        monkeypatch.setattr(backend._crew, "run", run_later)
+        await backend._keeper._write_down(16, spare=0)
+        monkeypatch.undo()
+        (extent,) = changed
+        (drive,) = backend._drives
+        assert extent.change - 1 == drive._index.load(extent.number).change
+        drive._touch(extent)
+        await die(backend)
+        reads = Reads(monkeypatch)
+        backend = await opened(tmp_path)
+        assert ALL + LOOKED == reads.taken()
+        assert [True] == await fetch_sound(backend, KEYS[:1])
+        await backend.aclose()
+
     async def test_drive_without_an_index_serves(self, tmp_path, monkeypatch):
         """Where there can be none, a drive is looked through at each start."""
         await (await opened(tmp_path)).aclose()
@@ -368,30 +395,3 @@ class TestAnything:
             )
         await die(backend)
         return there
-
-
-class TestRecord:
-    def test_extent_that_is_written_to_is_not_written_down(self):
-        """Nor is one of which the drive has no mark yet: what is there is not what is known."""
-        slots = Slots(GEOMETRY, 1, itertools.count(1).__next__)
-        slot = slots.reserve(KEYS[0], PAGE)
-        assert slots.next_changed(0) is None
-        slots.commit(slot)
-        assert slots.next_changed(1) is None
-        assert slots.next_changed(0) is slot.extent
-        assert slots.entries(slot.extent) is None
-        slot.extent.is_marked = True
-        assert [(slot.used, 0, PAGE, KEYS[0])] == slots.entries(slot.extent)
-        slots.use(slot)
-        assert slots.next_changed(0) is None
-
-    def test_record_comes_back(self, tmp_path):
-        """Entries of keys of any length, and none at all."""
-        fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-        mark = Mark((1 << 64) - 1, 3)
-        for entries in ([], [(9, 0, 5, b"k"), ((1 << 63) + 1, 7, 1 << 33, b"x" * 96)]):
-            os.pwrite(fd, Record(mark, 77, entries).encode(4), 100)
-            assert Record(mark, 77, entries) == Record.read(fd, 100, 4, 77)
-            assert Record.read(fd, 100, 4, 78) is None
-            assert Record.read(fd, 100, 5, 77) is None
-        os.close(fd)

@@ -12,7 +12,7 @@ _SLOTS = "ucm/backends/disk/_slots.py"
 _FETCHES = "tests/agent/test_fetch.py::TestFetch"
 _SPILLS = "tests/agent/test_spill.py::TestSpill"
 _HARM = "tests/backends/test_disk_index.py::TestHarm"
-_RECORD = "tests/backends/test_disk_index.py::TestRecord"
+_RECORD = "tests/backends/test_disk_records.py::TestRecord"
 _START = "tests/backends/test_disk_index.py::TestStart"
 _DEATH = f"{_START}::test_behind_a_death_only_what_was_changed_is_looked_through"
 _WRONG = f"{_HARM}::test_index_that_may_be_wrong_counts_for_nothing"
@@ -22,7 +22,7 @@ BENCH = (
         name="disk_looked_through_at_each_start",
         why="A terabyte of small blocks serves after eight minutes.",
         file=_DRIVE,
-        find="            if record is not None and record.mark == mark:",
+        find="            if record is not None and record.is_of(mark, geometry):",
         replace="            if record is not None and record.mark is mark:",
         killers=(f"{_START}::test_drive_that_was_closed_is_not_looked_through",),
     ),
@@ -46,7 +46,7 @@ BENCH = (
         name="former_mark_believed",
         why="Blocks are offered of an extent that somebody else has filled since.",
         file=_DRIVE,
-        find="            if record is not None and record.mark == mark:",
+        find="            if record is not None and record.is_of(mark, geometry):",
         replace="            if record is not None:",
         killers=(f"{_HARM}::test_extent_that_somebody_took_since_is_looked_through",),
     ),
@@ -131,6 +131,27 @@ BENCH = (
         find="            await self._write_down(1, spare=_SPARE)",
         replace="            pass",
         killers=(f"{_START}::test_many_puts_are_written_down_on_the_way",),
+    ),
+    Mutant(
+        name="record_of_a_later_change",
+        why="A put that was acknowledged is gone behind a death, or the disk does not start.",
+        file=_KEEPING,
+        find="            extent, record = piece\n",
+        replace="            extent, record = piece[0], piece[1]._replace(change=piece[0].change)\n",
+        killers=(f"{_HARM}::test_change_amid_writing_down_is_none_of_the_record",),
+    ),
+    Mutant(
+        name="record_that_does_not_fit",
+        why="One wrong number in an index keeps a disk from starting at all.",
+        file="ucm/backends/disk/_index.py",
+        find="            and all(number in slots for number in numbers)\n",
+        replace="",
+        killers=(
+            (
+                "tests/backends/test_disk_records.py::TestRecord::"
+                "test_record_that_does_not_fit_its_extent_is_none"
+            ),
+        ),
     ),
     Mutant(
         name="order_of_use_forgotten",

@@ -138,8 +138,11 @@ class Drive:
         if direct >= 0:
             os.close(self._fd)
             self._fd, self.is_direct = direct, True
-        with suppress(OSError):  # every start looks through the drive, then
+        try:
             self._index = Index.open(self._path / INDEX, geometry, before)
+        except OSError:  # every start looks through the drive, then
+            with suppress(FileNotFoundError, IsADirectoryError):
+                os.unlink(self._path / INDEX)  # nobody keeps it true from now on
 
     def _open_direct(self, path: Path, flags: int) -> int:
         """Return the file opened for direct I/O; -1 if a probe says that it cannot be."""
@@ -263,12 +266,11 @@ class Drive:
             return False
         return True
 
-    def write_down(self, extent: Extent, entries: Sequence[Entry]) -> None:
-        """Write down what an extent has, to which nobody writes."""
-        record = Record(extent.mark, extent.change, entries)
+    def write_down(self, extent: int, record: Record) -> None:
+        """Write down what an extent had behind a change."""
         if self._index is not None:
             with suppress(OSError):  # it is looked through, then
-                self._index.store(extent.number, record)
+                self._index.store(extent, record)
 
     def scan(self, geometry: Geometry, extent: int) -> "Scanned | None":
         """Return what is in an extent; None where nothing is, or it cannot be read."""
@@ -279,7 +281,7 @@ class Drive:
             if mark is None:
                 return None
             record = None if self._index is None else self._index.load(extent)
-            if record is not None and record.mark == mark:
+            if record is not None and record.is_of(mark, geometry):
                 return Scanned(mark, record.entries, record.change)
             return self._look_through(geometry, extent, mark, view)
         except OSError:

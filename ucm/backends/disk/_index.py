@@ -67,6 +67,17 @@ class Record(NamedTuple):
     change: int
     entries: Sequence[Entry]
 
+    def is_of(self, mark: Mark, geometry: Geometry) -> bool:
+        """Return whether it is of an extent that is cut so, and fits it."""
+        slots, capacity = range(geometry.num_slots(mark.pages)), mark.pages * PAGE
+        numbers = [number for _, number, _, _ in self.entries]
+        return (
+            self.mark == mark
+            and len(numbers) == len(set(numbers))
+            and all(number in slots for number in numbers)
+            and all(0 < nbytes <= capacity for _, _, nbytes, _ in self.entries)
+        )
+
     def encode(self, extent: int) -> bytes:
         """Return its bytes, which are those of this extent only."""
         width = max((len(key) for *_, key in self.entries), default=0)

@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from ucm.backends._crew import Crew
 from ucm.backends.disk._drive import Drive, Scanned
-from ucm.backends.disk._index import Entry
+from ucm.backends.disk._index import Record
 from ucm.backends.disk._slots import Extent, Slot, Slots
 
 __all__ = ["Keeper"]
@@ -121,18 +121,20 @@ class Keeper:
         Returns:
             Whether there may be more.
         """
-        pieces: list[tuple[Extent, list[Entry]]] = []
+        pieces: list[tuple[Extent, Record]] = []
         while len(pieces) < most:
             extent = self._slots.next_changed(spare)
             if extent is None:
                 break
             entries = self._slots.entries(extent)
             if entries is not None:
-                pieces.append((extent, entries))
+                # Here, and not on the thread: the extent goes on changing meanwhile.
+                record = Record(extent.mark, extent.change, entries)
+                pieces.append((extent, record))
 
-        def write(piece: tuple[Extent, list[Entry]]) -> None:
-            extent, entries = piece
-            self._drives[extent.drive].write_down(extent, entries)
+        def write(piece: tuple[Extent, Record]) -> None:
+            extent, record = piece
+            self._drives[extent.drive].write_down(extent.number, record)
 
         await self._crew.run(pieces, write, [None] * len(pieces), leave=leave)
         return len(pieces) == most
