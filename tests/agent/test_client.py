@@ -228,6 +228,15 @@ class TestAsk:
         assert Answer(1, "absent") == client.answer("a")
 
 
+class TestHangUp:
+    def test_engine_that_hangs_up_still_pauses(self, world) -> None:
+        """R-63: whoever hung up once does not ask for an agent without a pause for ever."""
+        client = world.join()
+        client.call(client._hang_up)
+        assert AGENT_LOST == world.told.wait()
+        assert not client._waker.is_set()
+
+
 class TestNobody:
     def test_without_an_agent_the_answer_is_no_at_once(self, world) -> None:
         """R-63: an engine whose agent was never started goes on, and has one started."""

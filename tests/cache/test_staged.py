@@ -5,11 +5,9 @@ import pytest
 
 from tests.cache.kit import Host, keys_of, leaving_nothing, span_of
 from tests.clocks import AdvancingThreads
-from ucm.cache.fetches import Fetched
 from ucm.cache.staged import Staged
 from ucm.cache.sync import Cache
 from ucm.errors import StoreUnavailableError
-from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 LONG = 60.0
@@ -93,13 +91,13 @@ class TestStaged:
             staged = Staged(cache, 8, threads)
             keys = saved(cache, 2)
 
-            def hang(_: object, *, timeout: float) -> Fetched:
+            def hang(_: object, *, timeout: float) -> int:
                 waits.append(timeout)
                 threads.advance(timeout + 1e-6)
-                return Fetched(0, Reason.DEADLINE, lambda: None)
+                return 0
 
             with pytest.MonkeyPatch.context() as meanwhile:
-                meanwhile.setattr(cache, "prefetch", hang)
+                meanwhile.setattr(cache, "match", hang)
                 assert {0} == {staged.stage(keys, 16.0) for _ in range(50)}
             assert [16] + 49 * [1] == [round(each) for each in waits]
             assert 2 == staged.stage(keys, LONG)
@@ -107,9 +105,30 @@ class TestStaged:
             threads.advance(100.0)
             waits.clear()
             with pytest.MonkeyPatch.context() as meanwhile:
-                meanwhile.setattr(cache, "prefetch", hang)
+                meanwhile.setattr(cache, "match", hang)
                 staged.stage(keys_of(1, 1), 16.0)
             assert [16] == [round(each) for each in waits]
+
+    def test_slab_is_loaded_while_tiers_are_silent(self) -> None:
+        """R-54: a tier that takes longer than the prompt waits costs none of what is here."""
+
+        class Silent:
+            is_up = True
+
+            def want(self, *_: object, **__: object) -> bool:
+                return True
+
+            def answer(self, _: str) -> None: ...
+            def drop(self, _: str) -> None: ...
+            def close(self) -> None: ...
+
+        host = Host()
+        core, opened = host.open_core()
+        with leaving_nothing(host), Cache(core, opened) as cache:
+            staged, keys = Staged(cache, 8), saved(cache, 2)
+            with pytest.MonkeyPatch.context() as meanwhile:
+                meanwhile.setattr(core.fetches, "_client", Silent())
+                assert 2 == staged.stage([*keys, *keys_of(1, 9)], 2.0)
 
     def test_slots_of_a_failed_load_are_free(self) -> None:
         """Nothing is staged, and the next one has room."""

@@ -33,4 +33,27 @@ HOSTS = (
         replace="        return\n",
         killers=(f"{_TESTS}::test_prefetch_cancelled_at_each_point_leaves_nothing",),
     ),
+    Mutant(
+        name="hang_up_ends_all_pauses",
+        why="One core of the engine's is spent on asking for an agent that is gone.",
+        file="ucm/agent/client.py",
+        find="    def _hang_up(self) -> None:\n",
+        replace="    def _hang_up(self) -> None:\n        self._waker.set()\n",
+        killers=(
+            "tests/agent/test_client.py::TestHangUp::test_engine_that_hangs_up_still_pauses",
+        ),
+    ),
+    Mutant(
+        name="tiers_before_the_slab",
+        why="A slow tier has prompts computed that are stored here.",
+        file="ucm/cache/staged.py",
+        find="        self._begin(keys[:found])  # it comes",
+        replace="        found = 0  # it comes",
+        killers=(
+            (
+                "tests/cache/test_staged.py::TestStaged::"
+                "test_slab_is_loaded_while_tiers_are_silent"
+            ),
+        ),
+    ),
 )

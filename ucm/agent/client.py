@@ -234,7 +234,7 @@ class AgentClient:
     def close(self) -> None:
         """Leave the agent. Idempotent."""
         self._is_closing.set()
-        self.call(self._hang_up)
+        self.call(self._leave)
         self._thread.join(_CLOSE_S)
 
     def call(self, function: Callable[[], None]) -> None:
@@ -334,8 +334,11 @@ class AgentClient:
             return
         self._writer.write(encode_frame(message))
 
+    def _leave(self) -> None:
+        self._waker.set()  # for good: from now on nobody pauses
+        self._hang_up()
+
     def _hang_up(self) -> None:
-        self._waker.set()
         if self._writer is not None:
             self._writer.transport.abort()
 

@@ -199,6 +199,8 @@ class Fetches:
 
     def _look(self, fetch: Fetch, packed: list[PackedKey]) -> None:
         """Ask the slab and, where that falls short, the agent. On the thread of questions."""
+        if fetch.is_given_up:
+            return
         fetch.in_slab, client = self._match(packed), self._client
         if fetch.in_slab == len(packed):
             fetch.over.end(Answer(len(packed), Reason.NONE))
@@ -213,7 +215,6 @@ class Fetches:
             if until < now:  # the agent has let go of it by itself
                 self.drop(old)
         hold_s = min(self._timeout.load, LONGEST_S - seconds)
-        self._kept[fetch.name] = fetch, now + seconds + hold_s
 
         def tell() -> None:
             answer = client.answer(fetch.name) or _NO_AGENT
@@ -231,9 +232,11 @@ class Fetches:
         )
         if not is_asked:
             fetch.over.end(_NO_AGENT)
-        if not is_asked or fetch.is_given_up:  # that may have been a moment ago
-            self._kept.pop(fetch.name, None)
-            client.drop(fetch.name)
+            return
+        # Behind the question: who gives it up drops nothing amid it, and we do so here.
+        self._kept[fetch.name] = fetch, now + seconds + hold_s
+        if fetch.is_given_up:
+            self.drop(fetch)
 
     def drop(self, fetch: Fetch) -> None:
         """Have nothing kept for a fetch any more. Idempotent."""

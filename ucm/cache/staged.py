@@ -95,19 +95,31 @@ class Staged:
     def _fetch(self, keys: Sequence[bytes], until: float) -> None:
         """Have loaded what slab or tiers have and is not on its way; wait for all of it."""
         left = max(until - self._clock(), 0)
-        asked = frozenset(keys[: self._cache.prefetch(keys, timeout=left).found])
+        found = self._cache.match(keys, timeout=left)
+        self._begin(keys[:found])  # it comes while tiers are asked for the rest
+        left = until - self._clock()
+        if found < len(keys) and left > 0:
+            fetched = self._cache.prefetch(keys, timeout=left)
+            if fetched.found > found:
+                found = fetched.found
+                self._begin(keys[:found])
+        asked = frozenset(keys[:found])
+        for load, loading, _ in self._loads:
+            if not asked.isdisjoint(loading):
+                load.wait_until_over(max(until - self._clock(), 0))
+        self._collect()
+
+    def _begin(self, keys: Sequence[bytes]) -> None:
+        """Have loaded what is stored and neither staged nor on its way."""
+        asked = frozenset(keys)
         coming = {key for _, loading, _ in self._loads for key in loading}
         there = coming | self._verified.keys()
-        wanted = [key for key in keys if key in asked and key not in there]
+        wanted = [key for key in keys if key not in there]
         self._reclaim(len(wanted) - len(self._free), asked)
         wanted = wanted[: len(self._free)]
         if wanted:
             slots = [self._free.pop() for _ in wanted]
             self._loads.append((self._cache.begin_load(wanted, slots), wanted, slots))
-        for load, loading, _ in self._loads:
-            if not asked.isdisjoint(loading):
-                load.wait_until_over(max(until - self._clock(), 0))
-        self._collect()
 
     def _collect(self) -> None:
         """Take note of loads that are over."""

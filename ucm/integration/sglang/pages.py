@@ -83,7 +83,9 @@ class Pages:
         """Return how many pages, from the first on, are stored, tiers asked; any thread."""
         with contextlib.suppress(UCMError):
             if not self._doubt.is_set:
-                return self._pool.prefetch(keys_of(hashes)).found
+                fetched = self._pool.prefetch(keys_of(hashes))
+                fetched.give_up()  # another cache loads it; it was used just now
+                return fetched.found
         return 0
 
     def stage(self, hashes: Sequence[str], timeout: float) -> int:

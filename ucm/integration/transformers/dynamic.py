@@ -142,18 +142,20 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         """
         rows = self._rows(input_ids, attention_mask, None, salt)
         columns = input_ids.shape[1] - 1  # what is generated comes of the last one
-        for row in rows:
-            found = self.cache.prefetch(row.keys).found
-            columns = min(columns, row.padding + found * self._tokens)
         least = min((row.padding for row in rows), default=columns)
-        if columns <= least:
-            return Restored(None, 0)
-        # A row's last block may reach behind the columns that all have.
-        states = self._staging.new_states(len(rows), columns + self._tokens)
-        with self._staging.lane(_TURN_S) as lane:
-            for at, row in enumerate(rows):
-                loaded = self._load(states, at, row, columns, lane)
-                columns = min(columns, row.padding + loaded * self._tokens)
+        with contextlib.ExitStack() as kept:
+            for row in rows:
+                fetched = self.cache.prefetch(row.keys)
+                kept.callback(fetched.give_up)
+                columns = min(columns, row.padding + fetched.found * self._tokens)
+            if columns <= least:
+                return Restored(None, 0)
+            # A row's last block may reach behind the columns that all have.
+            states = self._staging.new_states(len(rows), columns + self._tokens)
+            with self._staging.lane(_TURN_S) as lane:
+                for at, row in enumerate(rows):
+                    loaded = self._load(states, at, row, columns, lane)
+                    columns = min(columns, row.padding + loaded * self._tokens)
         if columns <= least:
             return Restored(None, 0)
         return Restored(self._cache_of(states, columns), columns)
