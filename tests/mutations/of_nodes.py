@@ -75,7 +75,7 @@ NODES = (
         name="hit_of_one_machine_is_a_hit",
         why="R-60: what the scheduler's own slab has is loaded where others lack it.",
         file=_DOOR,
-        find="        reach = self._reach(request_id) - computed_tokens\n",
+        find="        reach = self._reach(request_id, computed_tokens) - computed_tokens\n",
         replace="        reach = wishes.most_loaded\n",
         killers=(f"{_MACHINES}::test_part_that_one_machine_lacks_is_a_miss",),
     ),
@@ -97,6 +97,48 @@ NODES = (
             (
                 "tests/integration/vllm/test_machines.py::TestRefused::"
                 "test_ranks_elsewhere_need_a_tier_that_all_see"
+            ),
+        ),
+    ),
+    Mutant(
+        name="former_question_stays",
+        why="R-60: its late answer ends the engine, and each such request leaves one.",
+        file=_ELSEWHERE,
+        find="        self.drop(request_id)\n",
+        replace="",
+        killers=(
+            (
+                f"{_REACH}::test_question_that_is_asked_anew_takes_the_place_of_"
+                "the_former"
+            ),
+        ),
+    ),
+    Mutant(
+        name="answer_for_tokens_nobody_asked_for",
+        why="R-60: a load is promised of blocks that other machines never looked for.",
+        file=_ELSEWHERE,
+        find="        return asked.reach if asked.start <= computed_tokens else 0\n",
+        replace="        return asked.reach\n",
+        killers=(f"{_REACH}::test_answer_holds_from_the_token_of_its_question_on",),
+    ),
+    Mutant(
+        name="wishes_beyond_a_message",
+        why="A client's list of tiers breaks the plan, and with it the engine.",
+        file=_ELSEWHERE,
+        find="        nbytes += sum(_NUMBER + len(word.encode()) for word in words)\n",
+        replace="",
+        killers=(f"{_PLAN}::test_tiers_that_a_request_names_count",),
+    ),
+    Mutant(
+        name="nobody_is_here",
+        why="The first prompt ends an engine whose ranks are all on other machines.",
+        file=_DOOR,
+        find="            if not self._part_bytes:\n",
+        replace="            if False:\n",
+        killers=(
+            (
+                "tests/integration/vllm/test_tiers.py::TestAgree::"
+                "test_engine_without_a_rank_here_is_refused"
             ),
         ),
     ),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks on other machines have: asked with plans, told with reports."""
 
+import attrs
 import pytest
 
 from tests.testing.host_kit import ONE_FULL
@@ -45,11 +46,11 @@ class TestReach:
         assert ask(elsewhere)
         number = number_of(elsewhere)
         elsewhere.told(2, {number: 3 * SIZE})
-        assert (True, 0) == (elsewhere.is_pending("r"), elsewhere.reach("r", DIGEST))
+        assert (True, 0) == (elsewhere.is_pending("r"), elsewhere.reach("r", DIGEST, 0))
         elsewhere.told(3, {number: SIZE})
         assert (False, SIZE) == (
             elsewhere.is_pending("r"),
-            elsewhere.reach("r", DIGEST),
+            elsewhere.reach("r", DIGEST, 0),
         )
 
     def test_the_order_of_answers_does_not_count(self, elsewhere) -> None:
@@ -58,7 +59,7 @@ class TestReach:
         number = number_of(elsewhere)
         elsewhere.told(3, {number: SIZE})
         elsewhere.told(2, {number: 3 * SIZE})
-        assert SIZE == elsewhere.reach("r", DIGEST)
+        assert SIZE == elsewhere.reach("r", DIGEST, 0)
 
     def test_a_rank_answers_once_and_for_itself(self, elsewhere) -> None:
         """R-60: neither a rank that was not asked nor a second answer counts."""
@@ -76,7 +77,7 @@ class TestReach:
         ask(elsewhere)
         for rank in (2, 3):
             elsewhere.told(rank, {former: 4 * SIZE, 99: SIZE})
-        assert (True, 0) == (elsewhere.is_pending("r"), elsewhere.reach("r", DIGEST))
+        assert (True, 0) == (elsewhere.is_pending("r"), elsewhere.reach("r", DIGEST, 0))
 
     def test_answer_under_other_keys_is_none(self, elsewhere) -> None:
         """R-60: what was found for other weights says nothing of these."""
@@ -84,11 +85,48 @@ class TestReach:
         number = number_of(elsewhere)
         for rank in (2, 3):
             elsewhere.told(rank, {number: 4 * SIZE})
-        assert 0 == elsewhere.reach("r", bytes(16))
+        assert 0 == elsewhere.reach("r", bytes(16), 0)
+
+    def test_question_that_is_asked_anew_takes_the_place_of_the_former(
+        self, elsewhere
+    ) -> None:
+        """R-60: a late answer to the former one is passed over, whether the request is
+        still there or not; ranks are told to let go of it, and nothing of it is left."""
+        ask(elsewhere)
+        former = number_of(elsewhere)
+        ask(elsewhere)
+        ((want,), dropped) = elsewhere.take()
+        assert (former,) == dropped
+        elsewhere.told(2, {former: 4 * SIZE})
+        elsewhere.told(3, {former: 4 * SIZE})
+        assert elsewhere.is_pending("r")
+        elsewhere.drop("r")
+        elsewhere.told(2, {former: SIZE, want.number: SIZE})
+        assert ({}, 0) == (elsewhere._request_of, len(elsewhere))
+
+    def test_question_that_no_plan_has_taken_is_taken_back(self, elsewhere) -> None:
+        """R-60: ranks hear neither of it nor of its end."""
+        ask(elsewhere)
+        elsewhere.drop("r")
+        assert ((), ()) == elsewhere.take()
+
+    def test_answer_holds_from_the_token_of_its_question_on(self, elsewhere) -> None:
+        """R-60: an engine that has lost what it had by itself promises nothing of it."""
+        ask(elsewhere, tokens=range(SIZE, 4 * SIZE))
+        number = number_of(elsewhere)
+        for rank in (2, 3):
+            elsewhere.told(rank, {number: 3 * SIZE})
+        assert (0, 3 * SIZE) == (
+            elsewhere.reach("r", DIGEST, 0),
+            elsewhere.reach("r", DIGEST, SIZE),
+        )
 
     def test_nobody_who_was_not_asked_has_anything(self, elsewhere) -> None:
         """R-60: of a request that has not asked nothing is known."""
-        assert (False, 0) == (elsewhere.is_pending("r"), elsewhere.reach("r", DIGEST))
+        assert (False, 0) == (
+            elsewhere.is_pending("r"),
+            elsewhere.reach("r", DIGEST, 0),
+        )
 
 
 class TestPlan:
@@ -118,6 +156,18 @@ class TestPlan:
         wants, _ = elsewhere.take()
         assert WANT_NBYTES >= len(encode(StepPlan(step=1, wants=wants)))
         assert ask(elsewhere, "c", hashes, tokens)
+
+    def test_tiers_that_a_request_names_count(self, elsewhere) -> None:
+        """H-12, R-60: what a client may write takes room in a plan like hashes do."""
+        words = tuple(
+            ("\N{GRINNING FACE}" * 64, "\N{GRINNING FACE}" * 64) for _ in range(32)
+        )
+        wishes = attrs.evolve(NO_WISHES, tiers=words)
+        names = iter(range(2000))
+        while elsewhere.ask(str(next(names)), MATCHER, HASHES, WHOLE, TIMES, wishes):
+            pass
+        wants, _ = elsewhere.take()
+        assert WANT_NBYTES >= len(encode(StepPlan(step=1, wants=wants)))
 
     def test_want_that_no_plan_takes_is_not_asked_for(self, elsewhere) -> None:
         """H-12, R-60: a prompt beyond any plan finds nothing, and breaks no message."""

@@ -35,12 +35,14 @@ class _Asked:
     Args:
         number: Of the want.
         keyspace_digest: Of its keys.
+        start: From which token on.
         silent: Ranks that have not answered.
         reach: The least of what was answered, in tokens.
     """
 
     number: int
     keyspace_digest: bytes
+    start: int
     silent: set[int]
     reach: int
 
@@ -71,7 +73,7 @@ class Elsewhere:
         Ask for some tokens of a request with the next plan.
 
         Args:
-            request_id: Whose; it has no other want.
+            request_id: Whose; another want that it had is dropped.
             matcher: Names keys.
             hashes: Its block hashes.
             tokens: From those that are computed to the longest hit.
@@ -81,17 +83,22 @@ class Elsewhere:
         Returns:
             Whether there was room; it is asked again otherwise, or finds nothing.
         """
+        self.drop(request_id)
         size, digest = matcher.layout.hash_block_tokens, matcher.keyspace_digest
         wanted = tuple(hashes[tokens.start // size : tokens.stop // size])
         nbytes = _WANT + _NUMBER * len(self.ranks)
         nbytes += sum(map(len, wanted)) + _NUMBER * len(wanted)
+        words = itertools.chain.from_iterable(wishes.tiers or ())
+        nbytes += sum(_NUMBER + len(word.encode()) for word in words)
         if self._nbytes and self._nbytes + nbytes > WANT_NBYTES:
             return False
         if nbytes > WANT_NBYTES or len(self._asked) >= _MOST_OPEN:
             return False
         self._nbytes += nbytes
         number = next(self._numbers)
-        self._asked[request_id] = _Asked(number, digest, set(self.ranks), tokens.stop)
+        self._asked[request_id] = _Asked(
+            number, digest, tokens.start, set(self.ranks), tokens.stop
+        )
         self._request_of[number] = request_id
         seconds, hold_s, compute_s = times
         self._wants.append(
@@ -116,18 +123,24 @@ class Elsewhere:
         asked = self._asked.get(request_id)
         return asked is not None and bool(asked.silent)
 
-    def reach(self, request_id: str, keyspace_digest: bytes) -> int:
-        """Return up to which token all have a prefix under these keys; 0: not known."""
+    def reach(
+        self, request_id: str, keyspace_digest: bytes, computed_tokens: int
+    ) -> int:
+        """
+        Return up to which token all have a prefix under these keys; 0: not known.
+
+        That holds from the token on from which it was asked for. An engine that waits
+        keeps nothing for its requests, and may have less by then.
+        """
         asked = self._asked.get(request_id)
         if asked is None or asked.silent or asked.keyspace_digest != keyspace_digest:
             return 0
-        return asked.reach
+        return asked.reach if asked.start <= computed_tokens else 0
 
     def told(self, rank: int, reached: Mapping[int, int]) -> None:
         """Take what a rank has answered; of what was dropped, nobody asks any more."""
         for number, token in reached.items():
-            request_id = self._request_of.get(number)
-            asked = None if request_id is None else self._asked[request_id]
+            asked = self._asked.get(self._request_of.get(number, ""))
             if asked is not None and rank in asked.silent:
                 asked.silent.discard(rank)
                 asked.reach = min(asked.reach, token)
@@ -136,7 +149,10 @@ class Elsewhere:
         """Let what was fetched for a request go. Idempotent."""
         if (asked := self._asked.pop(request_id, None)) is not None:
             del self._request_of[asked.number]
-            self._dropped.append(asked.number)
+            told = [want for want in self._wants if want.number != asked.number]
+            if len(told) == len(self._wants):
+                self._dropped.append(asked.number)
+            self._wants = told  # nobody has heard of one that is in no plan yet
 
     def take(self) -> tuple[tuple[PrefixWant, ...], tuple[int, ...]]:
         """Return the wants and drops for the next plan, and forget that they are to go."""

@@ -74,10 +74,14 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [("pipeline_parallel_size", 2), ("nnodes_within_dp", 2)],
+        [
+            ("pipeline_parallel_size", 2),
+            ("nnodes_within_dp", 2),
+            ("distributed_executor_backend", "ray"),
+        ],
     )
     def test_ranks_that_the_tier_is_not_told_of(
-        self, vllm_config: SimpleNamespace, name: str, value: int
+        self, vllm_config: SimpleNamespace, name: str, value: object
     ) -> None:
         """Their parts of a chunk could be others than they were."""
         setattr(vllm_config.parallel_config, name, value)

@@ -9,6 +9,7 @@ from tests.integration.vllm.agent_kit import FakeClient
 from tests.testing.host_kit import ONE_FULL
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
+from ucm.errors import ConfigError
 from ucm.integration.vllm.tiers import Tiers
 from ucm.metrics import Counters
 from ucm.reasons import Reason
@@ -52,6 +53,15 @@ class World:
 def world():
     """Return tiers whose agent is there."""
     return World()
+
+
+class TestAgree:
+    def test_engine_without_a_rank_here_is_refused(self) -> None:
+        """R-60: where all ranks use other slabs, its scheduler sees none of their blocks."""
+        tiers = World(tiers=[{"type": "redis"}]).tiers
+        nobody = SimpleNamespace(part_bytes=dict, ranks_elsewhere=lambda: (0, 1))
+        with pytest.raises(ConfigError, match=r"no rank uses.*same /dev/shm"):
+            tiers.agree(nobody)
 
 
 class TestAsk:

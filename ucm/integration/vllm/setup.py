@@ -217,7 +217,8 @@ class Setup:
             for name, value in settings_in_environment().items()
             if not name.startswith(_OF_ONE_PROCESS)
         }
-        place = place_of(self.config.store)
+        # Nor is where the other entry's store is said to be any news on one machine.
+        place = place_of(self.config.store) if self.is_spread else ""
         return facts_of(rank, self.keyspace, self.layout, slot_bytes, settings, place)
 
     def open_log(self, role: str) -> Log:

@@ -22,7 +22,7 @@ from ucm.integration.vllm.compat import as_text, hash_block_tokens, version
 from ucm.integration.vllm.identity import check_reusable
 from ucm.integration.vllm.keyspace import check_hash_algorithm, keyspace_of
 from ucm.integration.vllm.layout import layout_of
-from ucm.integration.vllm.topology import topology_of
+from ucm.integration.vllm.topology import is_spread, topology_of
 from ucm.layout import KVLayout
 from ucm.prefixes import paged_layout
 
@@ -171,10 +171,13 @@ def _check(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
             "a tier is not told when the engine's weights change",
             _CONNECTOR,
         )
-    if vllm_config.parallel_config.nnodes_within_dp > 1:
+    parallel = vllm_config.parallel_config
+    if is_spread(parallel):
         raise ConfigError(
-            "nnodes",
-            vllm_config.parallel_config.nnodes,
+            "nnodes"
+            if parallel.nnodes_within_dp > 1
+            else "distributed_executor_backend",
+            f"{parallel.nnodes}, {parallel.distributed_executor_backend}",
             "the tier sees what ranks of its own machine store",
             _CONNECTOR,
         )

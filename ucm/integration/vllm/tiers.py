@@ -23,6 +23,7 @@ from ucm.agent.joining import check_machines
 from ucm.agent.protocol import LONGEST_S
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
+from ucm.errors import ConfigError
 from ucm.metrics import Counters
 from ucm.ranks import Agreement
 from ucm.reasons import MissReason, Reason
@@ -121,12 +122,19 @@ class Tiers:
         Take note of the parts of blocks, and of which ranks are on other machines.
 
         Raises:
-            ConfigError: There are such, and nothing brings their parts.
+            ConfigError: There are such, and nothing brings their parts, or nobody is here.
         """
         self._part_bytes = agreement.part_bytes()
         self.elsewhere.ranks = agreement.ranks_elsewhere()
         if self.elsewhere.ranks:
             check_machines(self._config)
+            if not self._part_bytes:
+                raise ConfigError(
+                    "store.path",
+                    self._config.store.path,
+                    "no rank uses the slab that the scheduler sees",
+                    "Have a rank on the scheduler's machine, with the same /dev/shm.",
+                )
             self._matcher.reshard(sorted(self._part_bytes))
 
     def planned(self, output: Any, plan: StepPlan) -> StepPlan:  # noqa: ANN401 - vLLM's SchedulerOutput
@@ -147,14 +155,14 @@ class Tiers:
         """Limit what is loaded to what ranks on other machines have, where there are any."""
         if not self.elsewhere.ranks:
             return wishes
-        reach = self._reach(request_id) - computed_tokens
+        reach = self._reach(request_id, computed_tokens) - computed_tokens
         if not self._matcher.is_all_full and not self._is_all_here(request_id):
             reach = 0  # they have the windows of the longest hit, not of a shorter one
         return attrs.evolve(wishes, most_loaded=max(0, min(wishes.most_loaded, reach)))
 
-    def _reach(self, request_id: str) -> int:
+    def _reach(self, request_id: str, computed_tokens: int) -> int:
         digest = self._matcher.keyspace_digest
-        return self.elsewhere.reach(request_id, digest)
+        return self.elsewhere.reach(request_id, digest, computed_tokens)
 
     def _is_all_here(self, request_id: str) -> bool:
         """Return whether this machine has all that a request has asked for."""
@@ -192,8 +200,9 @@ class Tiers:
         question = self._questions.get(request_id)
         reason = None if question is None else _SHORTFALLS.get(question.reason)
         if reason is None and self.elsewhere.ranks:
-            stop = 1 if question is None else question.ends[-1]
-            if self._reach(request_id) < stop:
+            if question is None:
+                return _ELSEWHERE
+            if self._reach(request_id, question.computed) < question.ends[-1]:
                 return _ELSEWHERE
         return reason
 
