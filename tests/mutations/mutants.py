@@ -7,6 +7,7 @@ from tests.mutations.mutant import Mutant, StaleError
 from tests.mutations.of_agent import AGENT
 from tests.mutations.of_arena import ARENA
 from tests.mutations.of_backends import BACKENDS
+from tests.mutations.of_below import BELOW
 from tests.mutations.of_bench import BENCH
 from tests.mutations.of_cb import CB
 from tests.mutations.of_chat import CHAT
@@ -121,6 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *USES,
     *WHY,
     *WAYS,
+    *BELOW,
     *ENG,
     *PINNING,
     *PIPE,

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request that waits for its blocks costs the engine, over both halves."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 
 from tests.integration.vllm.agent_kit import FakeClient
+from tests.integration.vllm.kit import engine_config, plain_cache
 from tests.integration.vllm.test_halves import request, traced_engine
+from ucm.integration.vllm.messages import RankHandshake
+from ucm.integration.vllm.scheduler import SchedulerHalf
+from ucm.integration.vllm.setup import Setup
 
 
 class Counting:
@@ -83,3 +90,23 @@ class TestEngine:
             assert ["s"] == client.dropped
             scheduler.finished("s")
             assert engine.idle()
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("priority", -3), ("fcfs", 0)])
+def test_engine_s_policy_decides_whose_fetch_is_first(
+    tmp_path, policy, expected
+) -> None:
+    """R-58: the agent hears a request's priority from an engine that runs requests by it,
+    and from no other."""
+    store = {"path": str(tmp_path / "slab"), "capacity": "1MiB"}
+    config = engine_config(str(tmp_path), weights_revision="r", store=store)
+    config.scheduler_config = SimpleNamespace(policy=policy)
+    setup, client = Setup.of(config, plain_cache()), FakeClient()
+    one = request("s")
+    one.priority = -3
+    with contextlib.closing(SchedulerHalf(setup)) as scheduler:
+        scheduler.agree([RankHandshake.of(setup.facts(0))])
+        scheduler._tiers._client = client
+        assert (None, False) == scheduler.match(one, 0)
+        assert [expected] == [terms["priority"] for terms in client.terms]
+        scheduler.finished("s")
