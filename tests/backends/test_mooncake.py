@@ -2,6 +2,7 @@
 """Blocks as objects of a Mooncake Store: a real one, and each of its client's codes."""
 
 import ctypes
+import os
 import sys
 import threading
 from types import SimpleNamespace
@@ -242,7 +243,7 @@ class TestJoining:
         assert [Presence.ABSENT] * 3 == await backend.exists(KEYS)
         await backend.register(slots[1:])
         sizes = sorted(nbytes for _, nbytes in made[0].registered)
-        assert ([] if protocol == "tcp" else [1024] * 3 + [4096, 8192]) == sizes
+        assert ([] if protocol == "tcp" else [512] * 3 + [4096, 8192]) == sizes
         await backend.aclose()
 
 
@@ -261,6 +262,43 @@ class TestSettings:
         monkeypatch.setitem(sys.modules, "mooncake.store", None)
         with pytest.raises(ConfigError, match=r"ucm\[mooncake\].*libibverbs1"):
             await MooncakeBackend.open_configured({}, "tiers.0")
+
+
+@pytest.mark.asyncio
+class TestTimeouts:
+    async def test_client_is_told_when_to_give_up(self, monkeypatch):
+        """R-52: nodes that stop before, amid and behind a block; and that no transfer is to
+        wait for another one's connection. What the operator has set stays."""
+        told = {"MC_RPC_TIMEOUT_MS": "7"}
+        monkeypatch.setattr(os, "environ", told)
+        monkeypatch.setitem(sys.modules, "mooncake.store", fake_native({}))
+        backend = await MooncakeBackend.open_configured({"timeout": 2.5}, "tiers.0")
+        assert {
+            "MC_RPC_TIMEOUT_MS": "7",
+            "MC_RPC_CONNECT_TIMEOUT_MS": "2500",
+            "MC_TCP_STATUS_TIMEOUT_SEC": "3",
+            "MC_TCP_PROGRESS_TIMEOUT_SEC": "3",
+            "MC_TCP_LANES_PER_PEER": "16",
+            "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+        } == told
+        await backend.aclose()
+
+    async def test_calls_at_a_time_wait_two_time_outs(self):
+        """R-52: their transfers, two for each block, are twice the connections of a node, so
+        that one which has stopped is waited for twice."""
+        transfers = []
+
+        class Counting(FakeClient):
+            def batch_get_into_multi_buffers(self, names, addresses, sizes):
+                transfers.append(sum(map(len, addresses)))
+                return super().batch_get_into_multi_buffers(names, addresses, sizes)
+
+        given = settings()
+        backend = MooncakeBackend(fake_native({}, Counting), given)
+        await fetch(backend, make_keys(33))
+        assert 66 == sum(transfers)
+        assert 2 * 16 == given.threads * max(transfers)
+        await backend.aclose()
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ _POLICY = (
     "tests/integration/vllm/test_tiers_pending.py"
     "::test_engine_s_policy_decides_whose_fetch_is_first"
 )
+_MOONCAKE = "ucm/backends/mooncake.py"
+_TIMEOUTS = "tests/backends/test_mooncake.py::TestTimeouts"
 
 BELOW = (
     Mutant(
@@ -34,5 +36,29 @@ BELOW = (
         find='return getattr(scheduling, "policy", "") == "priority"',
         replace="return True",
         killers=(f"{_POLICY}[fcfs-0]",),
+    ),
+    Mutant(
+        name="mooncake_waits_amid_a_block",
+        why="R-52: a node that stops while bytes come from it holds a call for 30 seconds.",
+        file=_MOONCAKE,
+        find='            "MC_TCP_PROGRESS_TIMEOUT_SEC": seconds,',
+        replace="            ",
+        killers=(f"{_TIMEOUTS}::test_client_is_told_when_to_give_up",),
+    ),
+    Mutant(
+        name="mooncake_shares_few_connections",
+        why="R-52: transfers to a node that has stopped time out four by four.",
+        file=_MOONCAKE,
+        find='            "MC_TCP_LANES_PER_PEER": str(_LANES),\n',
+        replace="",
+        killers=(f"{_TIMEOUTS}::test_client_is_told_when_to_give_up",),
+    ),
+    Mutant(
+        name="mooncake_calls_are_long",
+        why="R-52: a call waits for one connection after the other, and nobody can end it.",
+        file=_MOONCAKE,
+        find="_CALL_BLOCKS = 4\n",
+        replace="_CALL_BLOCKS = 8\n",
+        killers=(f"{_TIMEOUTS}::test_calls_at_a_time_wait_two_time_outs",),
     ),
 )

@@ -44,9 +44,11 @@ from ucm.settings import field, read_enum, read_section, read_size
 
 __all__ = ["MooncakeBackend", "MooncakeSettings"]
 
-_CALL_BLOCKS = 8
-"""Of one call: the client waits for a node that has stopped block after block, 0.3 to 0.8
-seconds for each, and nobody can end a call."""
+_LANES = 16
+"""Connections to each node, as many as the client has; four, unless it is told."""
+_CALL_BLOCKS = 4
+"""Of one call, which nobody can end. A block is two transfers, of which each has a connection
+for itself: what waits for one of a node that has stopped waits for those before it as well."""
 _LARGEST_BLOCK = 1 << 30
 _BUFFER_BYTES = 16 << 20
 """Of the client's own, which calls that name their memory do not use."""
@@ -343,6 +345,8 @@ def _import_client(timeout: float, key: str) -> Any:  # noqa: ANN401
     tell_native_code(
         {
             "MC_TCP_STATUS_TIMEOUT_SEC": seconds,
+            "MC_TCP_PROGRESS_TIMEOUT_SEC": seconds,  # amid a block; 30 unless told
+            "MC_TCP_LANES_PER_PEER": str(_LANES),
             "MC_RPC_TIMEOUT_MS": milliseconds,
             "MC_RPC_CONNECT_TIMEOUT_MS": milliseconds,
             "MC_STORE_CLIENT_SETUP_RETRIES": "1",  # of twenty, which take 90 seconds
