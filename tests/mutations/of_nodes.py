@@ -142,4 +142,17 @@ NODES = (
             ),
         ),
     ),
+    Mutant(
+        name="neighbour_taken_for_a_machine",
+        why="Two entries inside of MultiConnector keep an engine from starting.",
+        file="ucm/integration/vllm/setup.py",
+        find='place_of(self.config.store) if self.is_spread else ""',
+        replace="place_of(self.config.store)",
+        killers=(
+            (
+                "tests/integration/vllm/test_setup.py::TestSetup::"
+                "test_place_is_told_where_ranks_may_be_on_other_machines[mp-False]"
+            ),
+        ),
+    ),
 )

@@ -105,6 +105,14 @@ WAYS = (
         ),
     ),
     Mutant(
+        name="failed_load_of_a_short_request",
+        why="A block whose load failed stays missing for good, and nothing counts it.",
+        file="ucm/scheduler/saves.py",
+        find="        is_new = not life.starts_at_computed\n",
+        replace="        is_new = True\n",
+        killers=(f"{_SHORTEST}::test_what_a_failed_load_did_not_bring_is_saved_again",),
+    ),
+    Mutant(
         name="setting_does_not_reach_the_scheduler",
         why="R-56: the setting is taken and nothing comes of it.",
         file="ucm/integration/vllm/setup.py",

@@ -15,7 +15,9 @@ from tests.scheduler.model import (
     scheduled,
 )
 from tests.scheduler.test_decoded import all_saved, decode, end, go_on, start
+from tests.scheduler.test_loads import failure_of, load
 from ucm.scheduler.adapter import SchedulerAdapter
+from ucm.scheduler.messages import StepReport
 from ucm.scheduler.requests import Disposition, StateOffer, StepFacts
 
 
@@ -55,6 +57,24 @@ class TestShortest:
         plans = [adapter.plan_step(facts(one))]
         plans.append(adapter.plan_step(facts(go_on("r", 11, prompt=16))))
         assert [1, 2, 3] == all_saved(plans)
+
+    def test_what_a_failed_load_did_not_bring_is_saved_again(
+        self, index: SetIndex
+    ) -> None:
+        """R-56: it was worth storing once, and a look from the limit on would come too late
+        to see from where on it was computed anew."""
+        adapter = make(index, 100)
+        index.put(0, HASHES[:2])
+        (order,) = load(adapter, "r", [1, 2])
+        adapter.apply_report(
+            StepReport(
+                rank=0,
+                loads_done=(order.transfer_id,),
+                failures=(failure_of(order, 1),),
+            )
+        )
+        again = scheduled("r", HASHES[:2], [[1, 2]], 4, 4, is_new=True)
+        assert {0: [2]} == saved_blocks(adapter.plan_step(facts(again)))
 
     def test_states_of_short_requests_are_not_saved(self, index: SetIndex) -> None:
         """R-56: nor are they dropped: nobody wanted them."""

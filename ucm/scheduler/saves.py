@@ -308,7 +308,9 @@ class SaveSelector:
             for at in range(len(self._layout.groups)):
                 self._take_offered(life, request, at, 0)  # counted as dropped
             return
-        if self._decoded.is_short(request.end_tokens, request.prompt_tokens):
+        # What was stored once was worth it.
+        is_new = not life.starts_at_computed
+        if is_new and self._decoded.is_short(request.end_tokens, request.prompt_tokens):
             life.due = self._decoded.shortest
             return
         life.advance(self._layout, request, self._decoded, self._stored)

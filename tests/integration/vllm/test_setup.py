@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is found wrong before the engine serves its first request."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -110,6 +111,20 @@ class TestSetup:
         monkeypatch.setenv("UCM_THREADS__AFFINITY", "off")
         told = setup(tmp_path, queue={"tickets": 9}).facts(0).settings
         assert {"UCM_QUEUE__WINDOW": "7"} == told
+
+    @pytest.mark.parametrize(("backend", "tells"), [("mp", False), ("ray", True)])
+    def test_place_is_told_where_ranks_may_be_on_other_machines(
+        self, tmp_path, backend, tells
+    ):
+        """R-60: and nowhere else: of two entries inside of MultiConnector each hears of the
+        other's ranks, whose store is another one on the same machine."""
+
+        def change(config):
+            config.parallel_config.distributed_executor_backend = backend
+
+        made = setup(tmp_path, change)
+        Path(made.config.store.path).mkdir(parents=True, exist_ok=True)
+        assert tells == bool(made.facts(0).place)
 
     def test_span_holds_at_least_one_block(self, tmp_path):
         """Spans are as large as set, and never smaller than a block."""
