@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks in slots of the host's own, verified before anybody asks for them."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.cache.kit import Host, keys_of, leaving_nothing, span_of
 from tests.clocks import AdvancingThreads
+from ucm.agent.client import Answer
 from ucm.cache.staged import Staged
 from ucm.cache.sync import Cache
 from ucm.errors import StoreUnavailableError
+from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 LONG = 60.0
@@ -129,6 +133,32 @@ class TestStaged:
             with pytest.MonkeyPatch.context() as meanwhile:
                 meanwhile.setattr(core.fetches, "_client", Silent())
                 assert 2 == staged.stage([*keys, *keys_of(1, 9)], 2.0)
+
+    def test_vain_question_to_tiers_keeps_nothing(self) -> None:
+        """R-53: an agent that has no more than the slab keeps nothing for a load to come."""
+        dropped = []
+
+        class Vain:
+            is_up = True
+
+            def want(self, *_: object, tell: Callable[[], None], **__: object) -> bool:
+                tell()
+                return True
+
+            def answer(self, _: str) -> Answer:
+                return Answer(2, Reason.ABSENT)
+
+            def drop(self, name: str) -> None:
+                dropped.append(name)
+
+        host = Host()
+        core, opened = host.open_core()
+        with leaving_nothing(host), Cache(core, opened) as cache:
+            staged, keys = Staged(cache, 8), saved(cache, 2)
+            with pytest.MonkeyPatch.context() as meanwhile:
+                meanwhile.setattr(core.fetches, "_client", Vain())
+                assert 2 == staged.stage([*keys, *keys_of(1, 9)], LONG)
+                assert (["0"], 0) == (dropped, len(core.fetches))
 
     def test_slots_of_a_failed_load_are_free(self) -> None:
         """Nothing is staged, and the next one has room."""

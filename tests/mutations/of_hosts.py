@@ -56,4 +56,17 @@ HOSTS = (
             ),
         ),
     ),
+    Mutant(
+        name="vain_question_of_staged_keeps_slots",
+        why="Nobody loads what an agent keeps, and others wait for their turn.",
+        file="ucm/cache/staged.py",
+        find="                fetched.give_up()  # what it was asked for",
+        replace="                pass  # what it was asked for",
+        killers=(
+            (
+                "tests/cache/test_staged.py::TestStaged::"
+                "test_vain_question_to_tiers_keeps_nothing"
+            ),
+        ),
+    ),
 )

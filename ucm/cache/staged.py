@@ -103,6 +103,8 @@ class Staged:
             if fetched.found > found:
                 found = fetched.found
                 self._begin(keys[:found])
+            else:
+                fetched.give_up()  # what it was asked for is on its way already
         asked = frozenset(keys[:found])
         for load, loading, _ in self._loads:
             if not asked.isdisjoint(loading):
