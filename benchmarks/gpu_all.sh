@@ -4,14 +4,15 @@
 #
 #   benchmarks/gpu_all.sh [RESULTS]     PYTHON and QUICK=1 are read from the environment
 #
-# Leaves RESULTS/gpu-tests.log and RESULTS/gpu.json. Wheels in .whl/ complete the
+# Leaves RESULTS/gpu-tests.log and RESULTS/gpu.json, and RESULTS/gpu_engine.json where
+# vLLM for CUDA is installed. Wheels in .whl/ complete the
 # python at hand, for machines without a package index.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 results="${1:-benchmarks/results}"
 python="${PYTHON:-python3}"
 mkdir -p "$results"
-export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD"
+export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 if compgen -G '.whl/*.whl' >/dev/null; then
     site="$(mktemp -d)"
@@ -26,4 +27,8 @@ fi
     --durations=10 2>&1 | tee "$results/gpu-tests.log"
 status=$?
 "$python" -m benchmarks.gpu --json "$results/gpu.json" ${QUICK:+--quick} || status=$?
+if "$python" -c 'import vllm' 2>/dev/null; then
+    "$python" -m benchmarks.gpu_engine --json "$results/gpu_engine.json" \
+        ${QUICK:+--quick} || status=$?
+fi
 exit "$status"

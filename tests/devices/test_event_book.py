@@ -3,6 +3,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,6 +37,12 @@ class Slotted:
     """No weak reference to it can be made."""
 
     __slots__ = ()
+
+
+class Referable:
+    """Weak references to it can be made, and nothing written on it."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Books:
@@ -160,6 +167,33 @@ class TestBorrow:
             books.book.borrow(event)
         assert {} == books.book.borrowed
         books.book.borrow(books.event()).release()
+
+    def test_engines_event_is_not_referred_to_weakly(self):
+        """S0-24: weak references outlive a dead torch.cuda.Event, and the next event at
+        its address would be taken for it; what was seen is written on the event, for
+        each book apart."""
+        books = Books(driver=ToldDriver)
+        books.driver.told, books.driver.device_index = 5, lambda event: None
+        event, other = SimpleNamespace(), EventBook(books.driver)
+        books.book.begin_step(1)
+        books.book.borrow(event).release()
+        assert 0 == weakref.getweakrefcount(event)
+        other.begin_step(2)
+        other.borrow(event).release()
+        books.book.begin_step(2)
+        with pytest.raises(EventStaleError, match="seen in step 1 and this is 2"):
+            books.book.borrow(event)
+
+    def test_event_that_takes_no_attributes_is_watched_too(self):
+        """S0-24: a plain torch.Event has no place to write on."""
+        books = Books(driver=ToldDriver)
+        books.driver.told, books.driver.device_index = 5, lambda event: None
+        event = Referable()
+        books.book.begin_step(1)
+        books.book.borrow(event).release()
+        books.book.begin_step(2)
+        with pytest.raises(EventStaleError, match="seen in step 1 and this is 2"):
+            books.book.borrow(event)
 
     def test_event_of_another_device_is_refused(self, books):
         """S0-26, C6 rule 7: the device is compared at the borrow; a runtime that cannot

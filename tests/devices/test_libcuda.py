@@ -47,12 +47,12 @@ class TestBatches:
     @BOTH_ABIS
     @pytest.mark.parametrize(
         ("count", "calls"),
-        [(0, []), (8192, [8192]), (8193, [8192, 1]), (20000, [8192, 8192, 3616])],
+        [(0, []), (128, [128]), (129, [128, 1]), (300, [128, 128, 44])],
     )
     def test_many_copies_are_few_calls(
         self, version: int, count: int, calls: list[int]
     ) -> None:
-        """A call takes 8192 copies, the last the rest, and no copies are no call."""
+        """A call takes 128 copies, the last the rest, and no copies are no call."""
         fake, copies = FakeCuda(version), Copies(count)
         make_driver(fake).copy(
             copies.batch, Direction.TO_HOST, stream(), is_pinned=True
@@ -76,16 +76,16 @@ class TestBatches:
     @pytest.mark.parametrize(
         ("version", "failing", "named"),
         [
-            (13000, 5, "copies 8192 to 8201 of 8202"),
-            (12080, 5, "copy 8197 of 8202"),
-            (12080, 2**64 - 1, "copies 8192 to 8201 of 8202"),
+            (13000, 5, "copies 128 to 137 of 138"),
+            (12080, 5, "copy 133 of 138"),
+            (12080, 2**64 - 1, "copies 128 to 137 of 138"),
         ],
     )
     def test_refused_batch_names_the_error_and_what_is_known_of_the_copy(
         self, version: int, failing: int, named: str
     ) -> None:
         """CUDA before 13.0 tells which copy failed, where it knows."""
-        fake, copies = FakeCuda(version), Copies(8202)
+        fake, copies = FakeCuda(version), Copies(138)
         fake.failing_copy = failing
         fake.refuse, fake.patience = INVALID_VALUE, 1
         driver = make_driver(fake)

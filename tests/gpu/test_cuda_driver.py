@@ -280,7 +280,7 @@ class TestGraphs:
                 numbers.add_(1)
                 graph.capture_end()
         graph.replay()
-        assert 3.0 == numbers.mean().item()
+        assert bool((3.0 == numbers).all())
 
 
 class TestDevice:

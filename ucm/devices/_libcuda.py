@@ -29,8 +29,12 @@ from ucm.plan import CopyBatch
 
 __all__ = ["CudaLibrary"]
 
-_MOST_COPIES = 8192
-"""Copies of one call. Drivers of 2026 crashed on batches of 50 000."""
+_MOST_COPIES = 128
+"""
+Copies of one call. More of them are slower: 16 KB pages to an H100 by calls of 128, 512 and
+2048 moved at 25, 21 and 16 GB/s, all of 16 MB in one at 15, and large pages alike
+(``docs/gpu.md``). Drivers of 2026 crashed on batches of 50 000.
+"""
 _PORTABLE = 1
 _RELAXED = 2
 _READ_IN_STREAM_ORDER = 1

@@ -36,6 +36,8 @@ __all__ = ["BorrowedEvent", "DoneFence", "EventBook", "FailedFence", "Loan", "an
 
 _MOST_FREE = 64
 """Events kept for the next record; more are destroyed when they have passed."""
+_SEEN = "_ucm_seen"
+"""Attribute of an engine's event: the step in which each book has first seen it."""
 _UNREADABLE = (AttributeError, TypeError, ValueError)
 _ABANDONED: list[Event] = []
 """Engines' events that a stream of a failed device may still wait for."""
@@ -290,7 +292,7 @@ class EventBook:
 
     def _check_fresh(self, event: Event, handle: int) -> None:
         try:
-            seen = self._seen.setdefault(event, self._step)
+            seen = self._first_seen(event)
         except TypeError as exc:
             kind = type(event).__qualname__
             raise EventUnreadableError(f"a {kind} cannot be watched: {exc}") from exc
@@ -298,6 +300,21 @@ class EventBook:
             raise EventStaleError(
                 f"event {handle:#x} was seen in step {seen} and this is {self._step}"
             )
+
+    def _first_seen(self, event: Event) -> int:
+        """
+        Return the step in which an event was first seen; now, if never before.
+
+        It is written on the event where it takes attributes. A weak reference would
+        outlive a ``torch.cuda.Event``, whose destructor does not end them (torch 2.11):
+        the next event may lie at the same address, and would be taken for the dead one.
+        A plain ``torch.Event`` takes no attributes, and does end them.
+        """
+        if hasattr(event, "__dict__"):
+            books = event.__dict__.setdefault(_SEEN, weakref.WeakKeyDictionary())
+            step: int = books.setdefault(self, self._step)
+            return step
+        return self._seen.setdefault(event, self._step)
 
     def _given_back(self, loan: BorrowedEvent) -> None:
         with self._lock:

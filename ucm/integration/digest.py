@@ -10,6 +10,9 @@ Some kernels keep a packed copy out of reach and leave an empty parameter behind
 layers on CPU). Of these only is seen whether the engine has packed anew: such weights
 are equal to themselves, and to no others.
 
+What lies on an accelerator is summed up there (``Sums``) and only the sums are copied:
+16 GB over the bus take seconds, and hold up whatever else uses it.
+
 Threading: any thread. Reading takes no lock of the engine; whoever writes meanwhile
 gets the bytes of neither time.
 """
@@ -18,16 +21,19 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 
-__all__ = ["Reading", "read_weights"]
+__all__ = ["Reading", "Sums", "read_weights"]
 
 _CHUNK_BYTES = 16 << 20
 """Hashed at a time: bounds how long a reading goes on that is given up."""
-_Bytes = npt.NDArray[np.uint8]
+_SUMMED_BYTES = 8 << 20
+"""Summed up at a time, with ten times as much memory of the device."""
+_AT_A_TIME = 32
+"""Pieces that may be under way: bounds how long a reading goes on that is given up."""
+_SEED = 0x75636D
+_streams: dict[torch.device, torch.Stream] = {}
 
 
 @attrs.frozen(eq=False)
@@ -68,25 +74,42 @@ def read_weights(
         for at, model in enumerate(models):
             hidden += _hidden(model)
             with _aside(model):
+                sums: dict[torch.device, Sums] = {}
                 for name, tensor in _named(model):
                     what = f"{at}.{name} {tensor.dtype} {[*tensor.shape]}"
                     digest.update(f"{what} {tensor.stride()}\n".encode())
-                    for chunk in _chunks(tensor):
+                    is_here = tensor.device.type == "cpu"
+                    for chunk in _chunks(
+                        tensor, _CHUNK_BYTES if is_here else _SUMMED_BYTES
+                    ):
                         if is_given_up():
                             return None
-                        digest.update(chunk.data)
+                        if is_here:
+                            digest.update(chunk.numpy().data)
+                        else:
+                            _of_device(sums, chunk.device).add(chunk)
+                for each in sums.values():
+                    digest.update(each.take())
     except (LookupError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return Reading(b"", tuple(hidden))
     return Reading(digest.digest() if models else b"", tuple(hidden))
 
 
 def _aside(model: torch.nn.Module) -> contextlib.ExitStack:
-    """Let what follows run on streams of its own, behind all there is."""
+    """
+    Let what follows run on streams of its own, behind all there is; and wait for it.
+
+    One stream for each device and process: torch reserves memory for each stream apart.
+    """
     stack = contextlib.ExitStack()
     for device in {each.device for each in model.parameters()}:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)  # what wrote them may not be over
-            stack.enter_context(torch.Stream(device=device))
+            if device not in _streams:
+                _streams[device] = torch.Stream(device=device)
+            stream = _streams[device]
+            stack.enter_context(stream)
+            stack.callback(stream.synchronize)  # nothing reads behind a reading's end
     return stack
 
 
@@ -134,8 +157,8 @@ def _hidden(model: torch.nn.Module) -> Iterator[object]:
         yield from held
 
 
-def _chunks(tensor: torch.Tensor) -> Iterator[_Bytes]:
-    """Yield all bytes, on the host."""
+def _chunks(tensor: torch.Tensor, nbytes: int) -> Iterator[torch.Tensor]:
+    """Yield all bytes in pieces of about so many, where they are."""
     tensor = tensor.detach()
     if not tensor.numel():
         return
@@ -145,15 +168,63 @@ def _chunks(tensor: torch.Tensor) -> Iterator[_Bytes]:
     tensor = tensor.permute(order)
     if tensor.is_contiguous():
         whole = tensor.reshape(-1).view(torch.uint8)
-        for start in range(0, len(whole), _CHUNK_BYTES):
-            yield _on_host(whole[start : start + _CHUNK_BYTES])
+        yield from _cut(whole, nbytes)
         return
-    rows = max(1, _CHUNK_BYTES // (tensor[0].numel() * tensor.element_size()))
+    rows = max(1, nbytes // (tensor[0].numel() * tensor.element_size()))
     for start in range(0, len(tensor), rows):
         piece = tensor[start : start + rows].contiguous()
-        yield _on_host(piece.reshape(-1).view(torch.uint8))
+        yield from _cut(piece.reshape(-1).view(torch.uint8), nbytes)
 
 
-def _on_host(chunk: torch.Tensor) -> _Bytes:
-    found: _Bytes = chunk.cpu().numpy()
-    return found
+def _cut(whole: torch.Tensor, nbytes: int) -> Iterator[torch.Tensor]:
+    for start in range(0, len(whole), nbytes):
+        yield whole[start : start + nbytes]
+
+
+class Sums:
+    """
+    Sums of bytes on their device that tell any change: 128 bits for each 8 MB.
+
+    Each word of 32 bits counts a factor of its own, modulo 2**64, twice over. For two
+    different pieces, and factors drawn at random, both sums are equal with a chance of
+    2**-66 at the most: multilinear hashing (Lemire and Kaser, "Strongly universal string
+    hashing is fast", 2014). The factors are no secret: it is for mistakes, not attacks.
+
+    Args:
+        device: Where the bytes are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        drawn = torch.Generator().manual_seed(_SEED)
+        ends = torch.iinfo(torch.int64)
+        shape = (2, _SUMMED_BYTES // 4)
+        factors = torch.randint(ends.min, ends.max, shape, generator=drawn)
+        self._factors = factors.to(device)
+        self._sums: list[torch.Tensor] = []
+
+    def add(self, piece: torch.Tensor) -> None:
+        """
+        Take further bytes; returns before the last ones are read.
+
+        Args:
+            piece: ``[n]`` uint8, of at most 8 MB.
+        """
+        missing = -len(piece) % 4
+        if missing or piece.storage_offset() % 4 or piece.data_ptr() % 4:
+            piece = torch.nn.functional.pad(piece, (0, missing)).clone()
+        words = piece.view(torch.int32).to(torch.int64)
+        self._sums.append((self._factors[:, : len(words)] * words).sum(1))
+        if len(self._sums) % _AT_A_TIME == 0:
+            self._sums[-1].cpu()  # waits
+
+    def take(self) -> bytes:
+        """Wait for the sums of all pieces, in order, and return them."""
+        sums, self._sums = self._sums, []
+        found: bytes = torch.stack(sums).cpu().numpy().tobytes()
+        return found
+
+
+def _of_device(sums: dict[torch.device, Sums], device: torch.device) -> Sums:
+    if device not in sums:
+        sums[device] = Sums(device)
+    return sums[device]

@@ -51,15 +51,14 @@ class OwnCache:
 
     def __init__(self, block_pool: object) -> None:
         self._pool = block_pool
-        self._seen = self._map()
+        self._seen: object = None
+        self.was_emptied()
 
     def was_emptied(self) -> bool:
         """Return whether it was emptied since the last call."""
-        before, self._seen = self._seen, self._map()
+        before = self._seen
+        self._seen = getattr(self._pool, "cached_block_hash_to_block", None)
         return self._seen is not before
-
-    def _map(self) -> object:
-        return getattr(self._pool, "cached_block_hash_to_block", None)
 
 
 class Doubts:
