@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Blocks as values of yuanrong's data system, by its own client in processes of its own.
+
+The client keeps the interpreter's lock while it waits for a worker, so that threads are of no
+use: what calls it is a few processes (``_yuanrong_client.py``), each beside a socket that the
+loop reads into where blocks belong. A call that is given up ends its process, which then can
+write nowhere; the next call starts another one. A value is the envelope and then the block's
+bytes.
+"""
+
+import asyncio
+import json
+import math
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import anyio
+import anyio.to_thread
+import attrs
+
+from ucm.backends import _yuanrong_client
+from ucm.backends._many import Many
+from ucm.backends.abc import (
+    Backend,
+    BackendCapabilities,
+    BackendStats,
+    Fetched,
+    Presence,
+    Sealed,
+    Verdict,
+)
+from ucm.backends.envelope import HEADER_BYTES, MAX_KEY_BYTES, Envelope
+from ucm.blocks import PackedKey
+from ucm.errors import ConfigError
+from ucm.settings import field, read_section
+
+__all__ = ["YuanrongBackend", "YuanrongSettings"]
+
+_CALL_BLOCKS = 8
+_CALL_NAMES = 1000
+_LARGEST_BLOCK = 256 << 20
+_LONGEST_NAME = 255
+_NAME = re.compile(r"[a-zA-Z0-9\-_!@#%^*()+=:;]*")
+_CLOSING_S = 5.0
+_UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+_PRESENCE = {"present": Presence.PRESENT, "absent": Presence.ABSENT}
+_LOST: Final = (OSError, ValueError, EOFError)
+"""What a process that has ended, or is about to, looks like."""
+_Item = TypeVar("_Item")
+_T = TypeVar("_T")
+
+
+def _read_address(key: str, value: object) -> str:
+    """Read the address of a worker, whose port is a number."""
+    text = value if isinstance(value, str) else ""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            key, value, "no address of a worker", "Give one such as 10.0.0.1:31501."
+        )
+    return text
+
+
+def _read_prefix(key: str, value: object) -> str:
+    """Read what is in front of a key, of which the client knows but some characters."""
+    longest = _LONGEST_NAME - 2 * MAX_KEY_BYTES
+    if isinstance(value, str) and len(value) <= longest and _NAME.fullmatch(value):
+        return value
+    raise ConfigError(
+        *(key, value, f"not up to {longest} characters that names may have"),
+        "Use letters, digits and - _ ! @ # % ^ * ( ) + = : ; alone.",
+    )
+
+
+@attrs.frozen(kw_only=True)
+class YuanrongSettings:
+    """Settings of a tier in yuanrong's data system."""
+
+    worker: str = field("127.0.0.1:31501", "This machine's worker.", read=_read_address)
+    prefix: str = field("ucm:", "What names of values begin with.", read=_read_prefix)
+    ttl: int = field(86400, "Seconds that a block lives; 0: without end.", least=0)
+    processes: int = field(2, "Calls at a time, each in a process.", least=1)
+    timeout: float = field(
+        1.0, "Seconds after which the worker is given up.", least=0.1
+    )
+
+
+class _Helper:
+    """A process that holds a client, and the socket to it."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.line, theirs = socket.socketpair()
+        self.line.setblocking(False)
+        script = str(Path(_yuanrong_client.__file__))
+        with theirs:  # -P: what lies beside the script is no module of its own
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", script, str(theirs.fileno()), *arguments],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    async def send(self, asked: list[Any], blocks: Sequence[Any] = ()) -> None:
+        """Ask, with what comes behind."""
+        text = json.dumps(asked).encode()
+        loop = asyncio.get_running_loop()
+        for piece in (len(text).to_bytes(4) + text, *blocks):
+            await loop.sock_sendall(self.line, piece)
+
+    async def told(self) -> list[str]:
+        """Wait for an answer, without what comes behind."""
+        length = await self._read(bytearray(4))
+        return list(json.loads(await self._read(bytearray(int.from_bytes(length)))))
+
+    async def read_into(self, target: memoryview) -> None:
+        """Fill *target*."""
+        loop, at = asyncio.get_running_loop(), 0
+        while at < len(target):
+            got = await loop.sock_recv_into(self.line, target[at:])
+            if not got:
+                raise EOFError
+            at += got
+
+    async def _read(self, room: bytearray) -> bytearray:
+        await self.read_into(memoryview(room))
+        return room
+
+
+class YuanrongBackend(Backend):
+    """
+    Blocks as values; made by ``open_configured``.
+
+    Args:
+        settings: As read.
+    """
+
+    def __init__(self, settings: YuanrongSettings) -> None:
+        self._prefix = settings.prefix
+        self._many = Many(settings.processes)
+        host, _, port = settings.worker.rpartition(":")
+        timeout_ms = math.ceil(settings.timeout * 1000)
+        self._arguments = [host, port, str(timeout_ms), str(settings.ttl)]
+        self._idle: list[_Helper] = []
+        self._busy: set[_Helper] = set()
+        self._ended: list[subprocess.Popen[bytes]] = []
+        self._is_open = True
+
+    @classmethod
+    async def open_configured(cls, settings: object, key: str) -> Self:
+        """
+        Start the first process; a worker that does not answer is unavailable until it does.
+
+        Raises:
+            ConfigError: A setting is wrong, or the client is not installed.
+        """
+        backend = cls(read_section(YuanrongSettings, settings, f"{key}."))
+        try:
+            problem = await backend._start()
+        except _LOST as exc:
+            problem = f"its process ends, {type(exc).__name__}"
+        if problem:
+            await backend.aclose()
+            raise ConfigError(
+                f"{key}.type",
+                "yuanrong",
+                f"its client cannot be imported ({problem})",
+                "Run: pip install 'ucm[yuanrong]'.",
+            )
+        return backend
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """Of the workers together."""
+        return BackendCapabilities(
+            medium="yuanrong",
+            shared=True,
+            durable="process",
+            max_block_bytes=_LARGEST_BLOCK,
+            batch_blocks=_CALL_BLOCKS * self._many.most,
+            in_flight=self._many.most,
+        )
+
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Ask the worker, which knows of what others hold."""
+
+        async def ask(helper: _Helper, some: Sequence[PackedKey]) -> list[Presence]:
+            await helper.send(["exists", self._names(some), []])
+            told = await helper.told()
+            return [_PRESENCE.get(word, Presence.UNKNOWN) for word in told]
+
+        return await self._in_calls(keys, _CALL_NAMES, ask, Presence.UNKNOWN)
+
+    async def get(
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
+    ) -> list[Fetched]:
+        """Read headers and bytes."""
+        pairs = list(zip(keys, targets, strict=True))
+        return await self._in_calls(pairs, _CALL_BLOCKS, self._get, _UNAVAILABLE)
+
+    async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
+        """Write what is not there; of two writers at once the first one's bytes stay."""
+        told = [Verdict.FULL] * len(blocks)
+        there = await self.exists([block.key for block in blocks])
+        missing = []
+        for at, (block, presence) in enumerate(zip(blocks, there, strict=True)):
+            if presence is Presence.PRESENT:
+                told[at] = Verdict.PRESENT
+            elif presence is Presence.UNKNOWN:
+                told[at] = Verdict.UNAVAILABLE
+            elif len(block.data) <= _LARGEST_BLOCK:
+                missing.append(at)
+        written = await self._in_calls(
+            *([blocks[at] for at in missing], _CALL_BLOCKS),
+            *(self._put, Verdict.UNAVAILABLE),
+        )
+        for at, verdict in zip(missing, written, strict=True):
+            told[at] = verdict
+        return told
+
+    async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
+        """Remove values."""
+
+        async def ask(helper: _Helper, some: Sequence[PackedKey]) -> list[Verdict]:
+            await helper.send(["delete", self._names(some), []])
+            return [Verdict(word) for word in await helper.told()]
+
+        return await self._in_calls(keys, _CALL_NAMES, ask, Verdict.UNAVAILABLE)
+
+    async def stats(self) -> BackendStats:
+        """Tell that the workers know, for all their users together."""
+        return BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
+
+    async def aclose(self) -> None:
+        """End the processes; calls under way have no answer then."""
+        self._is_open = False
+        for helper in self._busy:
+            helper.process.kill()  # whoever reads from it sees its end
+        while self._idle:
+            self._end(self._idle.pop())
+        with anyio.move_on_after(_CLOSING_S, shield=True):
+            while self._reap():  # noqa: ASYNC110 - a process's end is no event
+                await anyio.sleep(0.005)
+
+    def _names(self, keys: Sequence[PackedKey]) -> list[str]:
+        return [f"{self._prefix}{key.hex()}" for key in keys]
+
+    async def _get(
+        self, helper: _Helper, pairs: Sequence[tuple[PackedKey, memoryview]]
+    ) -> list[Fetched]:
+        sizes = [HEADER_BYTES + len(target) for _, target in pairs]
+        await helper.send(["get", self._names([key for key, _ in pairs]), sizes])
+        words = await helper.told()
+        header, told = memoryview(bytearray(HEADER_BYTES)), []
+        for (key, target), word in zip(pairs, words, strict=True):
+            if word == "done":
+                await helper.read_into(header)
+                await helper.read_into(target)
+                told.append(Envelope.judge(header, key, len(target)))
+            else:
+                told.append(Fetched(Verdict(word)))
+        return told
+
+    async def _put(self, helper: _Helper, blocks: Sequence[Sealed]) -> list[Verdict]:
+        sizes = [HEADER_BYTES + len(one.data) for one in blocks]
+        pieces: list[bytes | memoryview] = []
+        for one in blocks:
+            pieces += Envelope(one.key, len(one.data), one.checksum).encode(), one.data
+        names = self._names([one.key for one in blocks])
+        await helper.send(["put", names, sizes], pieces)
+        return [Verdict(word) for word in await helper.told()]
+
+    async def _in_calls(
+        self, items: Sequence[_Item], most: int, ask: Callable[..., Any], unknown: _T
+    ) -> list[_T]:
+        """Ask for as many items at a time as one call may carry; *unknown* if it fails."""
+        told = [unknown] * len(items)
+
+        async def one(call: slice) -> None:
+            try:
+                if not self._idle and self._is_open and await self._start():
+                    return
+                if not self._is_open:
+                    return
+                told[call] = await self._with_helper(ask, items[call])
+            except _LOST:
+                return
+
+        calls = [slice(at, at + most) for at in range(0, len(items), most)]
+        if self._is_open:
+            await self._many.run(calls, one, [None] * len(calls))
+        return told
+
+    async def _with_helper(self, ask: Callable[..., Any], some: Sequence[Any]) -> Any:  # noqa: ANN401
+        """Ask one of the processes, which is of no more use if that has no good end."""
+        helper = self._idle.pop()
+        self._busy.add(helper)
+        is_well = False
+        try:
+            told = await ask(helper, some)
+            is_well = self._is_open and len(told) == len(some)
+            return told
+        finally:
+            self._busy.discard(helper)
+            if is_well:
+                self._idle.append(helper)
+            else:
+                self._end(helper)
+
+    async def _start(self) -> str:
+        """Have one more process; return why it cannot serve, if so."""
+        self._reap()
+        helper = await anyio.to_thread.run_sync(_Helper, self._arguments)
+        problem = ["cancelled"]
+        self._busy.add(helper)
+        try:
+            problem = await helper.told()
+        finally:
+            self._busy.discard(helper)
+            if problem or not self._is_open:
+                self._end(helper)
+            else:
+                self._idle.append(helper)
+        return "".join(problem)
+
+    def _end(self, helper: _Helper) -> None:
+        helper.process.kill()
+        helper.line.close()
+        self._ended.append(helper.process)
+
+    def _reap(self) -> bool:
+        """Return whether processes are left that have been told to end."""
+        self._ended = [one for one in self._ended if one.poll() is None]
+        return bool(self._ended)
