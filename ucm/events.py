@@ -143,6 +143,9 @@ tier.silent: warning, agent, change
 tier.answers: info, agent, change
     It answers again.
     > tier medium
+tier.failed: warning, agent, change
+    It did not take blocks, or brought damaged ones; told once a minute for each reason.
+    > tier medium reason blocks
 log.dropped: warning, any, change
     Lines are missing here: they could not be written in time.
     > lines

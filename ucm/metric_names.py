@@ -142,6 +142,30 @@ _TABLE = (
         "Requests, and prefetches, that waited for blocks from tiers, by why not all came; empty: all did.",
         "reason",
     ),
+    _gauge(
+        "ucm_agent_up",
+        "1 while the node's agent is there and answers; only where there are tiers.",
+    ),
+    _gauge(
+        "ucm_tier_up",
+        "1 while the node's agent asks a tier, 0 while that does not answer.",
+        "tier",
+    ),
+    _counter(
+        "ucm_spilled_parts_total",
+        "Parts that the node's agent has brought into a tier, of any engine.",
+        "tier",
+    ),
+    _counter(
+        "ucm_unspilled_parts_total",
+        "Parts that it has not, by why.",
+        *("tier", "reason"),
+    ),
+    _counter(
+        "ucm_fetched_parts_total",
+        "Parts that prefetches of hosts found, and that a tier had brought into the slab.",
+        "tier",
+    ),
     _counter(
         "ucm_cut_messages_total",
         "Plans and reports that left something to the next one, for want of room.",

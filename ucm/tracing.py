@@ -73,6 +73,7 @@ __all__ = [
     "TICKET_REFUSED",
     "TICKET_SETTLED",
     "TIER_ANSWERS",
+    "TIER_FAILED",
     "TIER_SILENT",
     "TRACE_RING",
     "VERSION",
@@ -116,6 +117,7 @@ AGENT_ENDED: Final = "agent.ended"
 AGENT_JOINED: Final = "agent.joined"
 AGENT_LOST: Final = "agent.lost"
 AGENT_REFUSED: Final = "agent.refused"
+TIER_FAILED: Final = "tier.failed"
 TIER_SILENT: Final = "tier.silent"
 TIER_ANSWERS: Final = "tier.answers"
 WISH_IGNORED: Final = "wish.ignored"

@@ -11,6 +11,7 @@ from tests.agent.unruly import (
     lay,
     open_core,
     run_virtual,
+    want_of,
 )
 from tests.stores.slab_kit import RawSlab, open_slab
 from ucm.agent import calls
@@ -128,6 +129,47 @@ class TestSpill:
         counts = run_virtual(spill)
         assert (8, 8, 0) == (counts.offered, counts.skipped, counts.spilled)
         assert {"exists"} == set(backend.asked)
+
+    def test_fetched_block_is_not_offered_where_it_came_from(self, slab) -> None:
+        """R-55: the tier that has brought a block is not asked whether it has it; the others
+        get it."""
+        first, second = Unruly(), Unruly()
+
+        async def fetch():
+            await lay(second, KEYS[:4])
+            async with open_core(slab, first, second) as core:
+                await core.fetch(want_of(KEYS[:4]))
+                second.asked.clear()
+                await core.drain()
+                return [spiller.counts for spiller in core.spillers]
+
+        one, other = run_virtual(fetch)
+        assert (4, 4, 0) == (one.offered, one.spilled, one.skipped)
+        assert (4, 0, 4) == (other.offered, other.spilled, other.skipped)
+        assert [] == second.asked
+
+    def test_block_is_offered_before_it_is_known_to_have_come(self, slab) -> None:
+        """R-55: whichever is told first, the block has one end."""
+        spiller = Spiller(slab, guarded(Unruly()), inline, 3)
+        spiller.offer(KEYS[0], BLOCK_BYTES)
+        spiller.brought(KEYS[0])
+        for key in KEYS[1:3]:
+            spiller.brought(key)
+            spiller.offer(key, BLOCK_BYTES)
+        assert (3, 3) == (spiller.counts.offered, spiller.counts.skipped)
+        assert (0, 3) == (spiller.num_waiting, ends(spiller))
+
+    def test_what_came_and_has_gone_is_offered_again(self, slab) -> None:
+        """R-55: a tier's block that was evicted and computed anew is put again; no more of
+        them are remembered than the backlog may have."""
+        spiller = Spiller(slab, guarded(Unruly()), inline, 3)
+        spiller.brought(KEYS[0])
+        spiller.withdraw(KEYS[0])
+        spiller.offer(KEYS[0], BLOCK_BYTES)
+        for key in KEYS[1:5]:
+            spiller.brought(key)
+        spiller.offer(KEYS[1], BLOCK_BYTES)
+        assert (2, 0) == (spiller.num_waiting, spiller.counts.skipped)
 
     def test_backlog_is_bounded_and_conserved(self, slab) -> None:
         """R-55: what does not fit is dropped and counted; at no time is a block lost from

@@ -30,8 +30,9 @@ LIMIT_S = 120.0
 class Server:
     """A process that is ended by its id."""
 
-    def __init__(self, command, log: Path):
+    def __init__(self, command, log: Path, env=None):
         self.command = command
+        self._env = os.environ | (env or {})
         self._log = log
         self.process = None
         self.start()
@@ -42,7 +43,11 @@ class Server:
         guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                guard + self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                guard + self.command,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def await_ready(self, is_ready):
@@ -116,8 +121,8 @@ def object_server(folder: Path):
 
 
 @contextlib.contextmanager
-def redis_server(folder: Path, *options: str):
-    """Run Valkey's server; yields it and its port."""
+def redis_server(folder: Path, *options: str, env=None):
+    """Run Valkey's server, with variables if need be; yields it and its port."""
     (port,) = free_ports(1)
     server = Server(
         [
@@ -126,6 +131,7 @@ def redis_server(folder: Path, *options: str):
             *("--save", "", "--appendonly", "no", *options),
         ],
         folder / "log",
+        env,
     )
 
     def is_ready():

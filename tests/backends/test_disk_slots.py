@@ -27,12 +27,10 @@ def put(slots, key, pages=1):
     return slot
 
 
-def give_up_deleting(slots, slot, put_again):
-    """Remove a block and restore it, perhaps when it was put once more meanwhile."""
+def give_up_deleting(slots, slot):
+    """Remove a block and restore it."""
     slots.hold(slot)
     slots.remove(slot)
-    if put_again and (new := slots.reserve(slot.key, slot.nbytes)):
-        slots.commit(new)
     slots.restore(slot)
     slots.let_go(slot)
 
@@ -83,7 +81,8 @@ class TestAnything:
         for word, number, pages in steps:
             key = KEYS[number]
             slot = slots.find(key)
-            is_free = slot is None and all(one.key != key for one in writing)
+            busy = {k for one in writing for k in (one.key, one.previous[0])}
+            is_free = slot is None and key not in busy
             if word == "reserve" and is_free:
                 new = slots.reserve(key, pages * PAGE)
                 writing += [new] if new else []
@@ -96,7 +95,7 @@ class TestAnything:
                 slots.remove(slot)
                 slots.let_go(slot)
             elif word == "restore" and slot is not None:
-                give_up_deleting(slots, slot, put_again=bool(number % 2))
+                give_up_deleting(slots, slot)
             elif word == "let_go" and reading:
                 slots.let_go(reading.pop(0))
             elif writing and word == "commit":

@@ -32,6 +32,6 @@ class TestPage:
             "optional-dependencies"
         ]
         text = PAGE.read_text(encoding="utf-8")
-        clients = {"mooncake", "object", "redis"}
+        clients = {"mooncake", "object", "redis", "yuanrong"}
         assert clients <= set(extras)
         assert clients == set(re.findall(r"'ucm\[(\w+)\]'", text))

@@ -3,10 +3,12 @@
 
 import hashlib
 
+import anyio
 import pytest
 import redis
 
 from tests.backends.servers import LIMIT_S, redis_server
+from tests.backends.spoiling import NONSENSE, Way, spoiled
 from ucm.backends.abc import Fetched, Presence, Verdict
 from ucm.backends.redis import RedisBackend
 from ucm.backends.wrap import DeadlineBackend
@@ -199,6 +201,26 @@ class TestServer:
         assert 4 == late.num_late
         assert [Presence.ABSENT] == await backend.exists(KEYS[2:3])
         await backend.aclose()
+
+    async def test_words_of_no_server_are_no_answer(self, service, tmp_path):
+        """R-51, R-52: whatever is said in a server's place, nothing is raised, and no block
+        is found in it; and answers when the server says them again."""
+        with spoiled(tmp_path, service[1]) as spoiler:
+            backend = await open_redis(spoiler.port, tmp_path)
+            assert [Verdict.DONE] == await backend.put([seal(KEYS[0])])
+            spoiler.do(Way.GARBAGE)
+            late = DeadlineBackend(backend, 0.2)  # of a list some wait for the rest
+            for _ in range(3 * len(NONSENSE)):
+                assert Presence.ABSENT not in await late.exists(KEYS[1:2])
+                ((got, _),) = await fetch(late, KEYS[:1])
+                assert got.verdict in {Verdict.UNAVAILABLE, Verdict.GARBAGE}
+                (told,) = await late.delete(KEYS[1:2])
+                assert told in {Verdict.UNAVAILABLE, Verdict.DONE}
+            spoiler.do(Way.FORWARD)
+            with anyio.fail_after(LIMIT_S):
+                while await fetch_sound(backend, KEYS[:1]) != [True]:
+                    pass
+            await backend.aclose()
 
     async def test_killed_server_is_no_miss_and_joins_again(self, tmp_path):
         """R-51: nobody listens; when somebody does, it serves without being told."""

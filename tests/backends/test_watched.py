@@ -167,5 +167,5 @@ class TestDisk:
                 slots.remove(there)
                 slots.let_go(there)
             elif what == "give up" and there is not None:
-                give_up_deleting(slots, there, flag)
+                give_up_deleting(slots, there)
             assert set(slots.keys()) == heard.there

@@ -32,8 +32,9 @@ _POINTS = (
     "[ucm.backends]\n"
     "file-tier = tests.kit.file_tier:FileTier\n"
     "disk = ucm.backends.disk:DiskBackend\n"
+    "yuanrong = ucm.backends.yuanrong:YuanrongBackend\n"
 )
-"""The disk also where this tree is on the path and not installed."""
+"""Ours also where this tree is on the path and not installed."""
 
 
 def registration(directory: Path) -> Path:

@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -29,8 +29,10 @@ from ucm.agent.protocol import (
     Done,
     Drop,
     FromAgent,
+    GetStatus,
     Hello,
     Refused,
+    Status,
     ToAgent,
     Told,
     Welcome,
@@ -130,6 +132,9 @@ class AgentClient:
         self._follower: Follower | None = None
         self.media: Sequence[str] = ()
         """Those of the tiers of the agent that was there last."""
+        self.status: Mapping[str, object] = {}
+        """How the agent said last that it is; see ``look``."""
+        self._is_told_silent = False
         self._refusal = ""
         """Why an agent did not serve us, as it was told last."""
         self._is_closing = threads.event()
@@ -223,6 +228,10 @@ class AgentClient:
         self._follower = follower
         self.call(lambda: follower.joined(self.media) if self._is_up else None)
 
+    def look(self) -> None:
+        """Have the agent say how it is, for ``status``; log it if it does not answer."""
+        self.call(self._look)
+
     def counts(self) -> dict[str, int]:
         """Return the size of each container."""
         return {
@@ -301,7 +310,10 @@ class AgentClient:
         while True:
             message = await self._receive(reader)
             _check_media(message, len(self.media))
-            self._silent_until = 0.0
+            self._silent_until = self._next_word(message)
+            if self._is_told_silent:
+                self._is_told_silent = False
+                self._log.info(AGENT_JOINED, media=self.media)
             # Of a want that was dropped or is over, nobody asks any more.
             if isinstance(message, Done) and message.number in self._pending:
                 self._answers[message.number] = Answer(
@@ -313,6 +325,14 @@ class AgentClient:
                     tell()
             elif isinstance(message, Told) and self._follower is not None:
                 self._follower.told(message)
+            elif isinstance(message, Status):
+                self.status = message.told
+
+    def _next_word(self, message: FromAgent) -> float:
+        """Return by when the agent has to say something behind this; 0: nothing is due."""
+        number = message.number if isinstance(message, Done) else 0
+        now, due = self._clock(), self._pending.copy().items()
+        return min((at for one, at in due if at > now and one != number), default=0.0)
 
     async def _receive(self, reader: asyncio.StreamReader) -> FromAgent:
         header = await reader.readexactly(FRAME_HEADER.size)
@@ -324,6 +344,13 @@ class AgentClient:
         if problem and problem != self._refusal:
             self._refusal = problem
             self._log.warning(AGENT_LOST, error=problem)
+
+    def _look(self) -> None:
+        if self.is_up:
+            self.send(GetStatus())
+        elif self._is_up and not self._is_told_silent:
+            self._is_told_silent = True
+            self._log.warning(AGENT_LOST, error="it does not answer in time")
 
     def send(self, message: ToAgent) -> None:
         """Send if an agent is there; on the client's thread."""
@@ -347,7 +374,7 @@ class AgentClient:
             self._writer.close()
             self._writer = None
         was_up, self._is_up = self._is_up, False
-        self._silent_until = 0.0
+        self._silent_until, self._is_told_silent = 0.0, False
         tellers = list(self._tellers.values())
         for each in (self._pending, self._open, self._answers, self._tellers):
             each.clear()

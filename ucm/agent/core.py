@@ -5,6 +5,7 @@ What an agent does for one slab: follows its changes, spills, and fetches what i
 Threading: all of it runs on one loop; the slab's verbs are called on a few threads.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -28,6 +29,10 @@ _MOST_FAILED: Final = 10
 """Looks at the changes of a slab in a row; who cannot look so often has lost it."""
 _BUDGET_SHARE: Final = 8
 """Of this many slots one may be for fetches: half of what may be retained."""
+_TROUBLES: Final = (
+    *(Reason.STORE_FULL, Reason.UNAVAILABLE, Reason.ERROR, Reason.QUEUE_BYTES),
+)
+"""Reasons for which a block is not spilled that somebody can do something about."""
 
 
 class AgentCore:
@@ -59,7 +64,9 @@ class AgentCore:
             )
         ]
         self.fetcher = Fetcher(
-            store, tiers, call, Budget(slots), why_absent=self._why_absent
+            *(store, tiers, call, Budget(slots)),
+            why_absent=self._why_absent,
+            brought=lambda number, key: self.spillers[number].brought(key),
         )
         self.max_block_bytes = store.capabilities.max_block_bytes
         self._store = store
@@ -97,6 +104,16 @@ class AgentCore:
             "spilled": [spiller.told() for spiller in self.spillers],
             "fetched": self.fetcher.told(),
         }
+
+    def troubles(self) -> Counter[tuple[int, Reason]]:
+        """Return how many blocks each tier did not take, or damaged, by its number and why."""
+        found: Counter[tuple[int, Reason]] = Counter()
+        for number, spiller in enumerate(self.spillers):
+            for reason in _TROUBLES:
+                found[number, reason] += spiller.counts.dropped[reason]
+        for number, count in self.fetcher.counts.damaged.items():
+            found[number, Reason.CORRUPT] += count
+        return found
 
     def _why_absent(self, key: PackedKey, tiers: Sequence[int]) -> Reason:
         """Return why none of these tiers has a block: one that took it may have lost it."""

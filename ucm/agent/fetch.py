@@ -40,6 +40,7 @@ class Fetcher:
         budget: Slots.
         clock_ns: The machine's monotonic clock, on which uses are told.
         why_absent: Says why none of these tiers has a block.
+        brought: Called with the number of the tier from which a block came, and its key.
     """
 
     def __init__(
@@ -52,12 +53,15 @@ class Fetcher:
         why_absent: Callable[[PackedKey, Sequence[int]], Reason] = lambda *_: (
             Reason.ABSENT
         ),
+        brought: Callable[[int, PackedKey], None] = lambda *_: None,
     ) -> None:
         self.counts = FetchCounts()
         self._slab = Slab(store, call, clock_ns)
         self._tiers = tiers
         self._budget = budget
-        self._flights = Flights(self._slab, tiers, budget, self.counts, why_absent)
+        self._flights = Flights(
+            self._slab, tiers, budget, self.counts, why_absent, brought
+        )
         self._tasks: TaskGroup | None = None
 
     @property

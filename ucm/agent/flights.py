@@ -18,6 +18,7 @@ Each has one end::
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import anyio
@@ -25,14 +26,10 @@ import attrs
 
 from ucm.agent.budget import Budget
 from ucm.agent.calls import blocks_per_call
+from ucm.agent.landing import REASONS, land
+from ucm.agent.looking import look_along
 from ucm.agent.wants import FetchCounts, Slab, Want
-from ucm.backends.abc import (
-    BackendCapabilities,
-    Fetched,
-    Presence,
-    Verdict,
-    block_checksum,
-)
+from ucm.backends.abc import BackendCapabilities, Presence
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreFullError, StoreUnavailableError
@@ -42,12 +39,7 @@ from ucm.worth import Choice
 
 __all__ = ["Flight", "Flights"]
 
-_VERDICTS: Final = {
-    Verdict.ABSENT: Reason.ABSENT,
-    Verdict.GARBAGE: Reason.CORRUPT,
-    Verdict.UNAVAILABLE: Reason.UNAVAILABLE,
-}
-_OF_TIERS: Final = frozenset((*_VERDICTS.values(), Reason.ERROR))
+_OF_TIERS: Final = frozenset((*REASONS.values(), Reason.ERROR))
 """Reasons that say nothing of what the next tier has."""
 
 
@@ -115,6 +107,7 @@ class Flights:
         budget: Slots.
         counts: Of how they end.
         why_absent: Says why none of these tiers has a block.
+        brought: Called with the number of the tier from which a block came, and its key.
     """
 
     def __init__(
@@ -124,6 +117,7 @@ class Flights:
         budget: Budget,
         counts: FetchCounts,
         why_absent: Callable[[PackedKey, Sequence[int]], Reason],
+        brought: Callable[[int, PackedKey], None],
     ) -> None:
         self.by_key: dict[tuple[PackedKey, tuple[int, ...]], Flight] = {}
         """By key and the tiers that may bring it."""
@@ -132,6 +126,7 @@ class Flights:
         self._budget = budget
         self._counts = counts
         self._why_absent = why_absent
+        self._brought = brought
         self._choices = [Choice() for _ in tiers]
 
     def begin(self, key: PackedKey, nbytes: int, tiers: tuple[int, ...]) -> Flight:
@@ -208,7 +203,9 @@ class Flights:
             ]
             if not asked:
                 continue
-            answers = await tier.exists([flight.key for flight in asked])
+            is_last = number == len(self._tiers) - 1
+            look = look_along if is_last else BreakerBackend.exists
+            answers = await look(tier, [flight.key for flight in asked])
             for flight, answer in zip(asked, answers, strict=True):
                 if answer is Presence.PRESENT:
                     tier_of[flight] = number
@@ -291,29 +288,34 @@ class Flights:
             except StoreUnavailableError:
                 self._end_all(flights, Reason.UNAVAILABLE)
                 return
+            has_landed = False
             try:
-                await self._fill(tier, lease, flights)
+                has_landed = await self._fill(tier, lease, flights)
             finally:
-                with anyio.CancelScope(shield=True):
-                    await slab.call(lease.discard)
+                if not has_landed:
+                    with anyio.CancelScope(shield=True):
+                        await slab.call(lease.discard)
 
     async def _fill(
         self, tier: BreakerBackend, lease: WriteLease, flights: dict[PackedKey, Flight]
-    ) -> None:
-        slab = self._slab
+    ) -> bool:
+        """Fill slots, and bring each flight to its end; return whether the lease has ended."""
         targets = [lease.slots.block(at).data for at in range(len(lease.keys))]
         answers = await tier.get(lease.keys, targets) if targets else []
         left = [key for key in flights if key not in lease.keys]
+        landing = partial(land, self._slab.store, lease, answers, left)
         try:
-            reasons = await slab.call(lambda: _publish(lease, answers))
-            there = await slab.call(lambda: slab.store.contains(left))
+            reasons, there = await self._slab.call(landing)
         except (LeaseExpiredError, StoreUnavailableError):
             self._end_all(flights, Reason.UNAVAILABLE)
-            return
+            return False
         for key, reason in zip(lease.keys, reasons, strict=True):
-            flights[key].reason = reason
-            if reason not in _OF_TIERS or not flights[key].tiers:
-                self._end(flights[key], reason)
+            flight = flights[key]
+            flight.reason = reason
+            if reason is Reason.ABSENT and not flight.tiers:
+                self._end(flight, self._why_absent(key, flight.allowed))
+            elif reason not in _OF_TIERS or not flight.tiers:
+                self._end(flight, reason)
         for key, is_there in zip(left, there, strict=True):
             self._end(flights[key], Reason.STORED if is_there else Reason.STORE_FULL)
         wrong = [
@@ -322,7 +324,9 @@ class Flights:
             if reason is Reason.CORRUPT
         ]
         if wrong:  # or it would be got again for each request
+            self._counts.damaged[self._tiers.index(tier)] += len(wrong)
             await tier.delete(wrong)
+        return True
 
     def _end_open(self, flights: Sequence[Flight]) -> None:
         """End those that have not ended: nobody waited until they did."""
@@ -347,6 +351,7 @@ class Flights:
         else:
             self._counts.fetched += 1
             self._counts.nbytes += flight.nbytes
+            self._brought(flight.medium - 1, flight.key)
 
 
 def _tries_on(flight: Flight) -> bool:
@@ -361,19 +366,3 @@ def _batches(flights: Sequence[Flight], can: BackendCapabilities) -> list[list[F
         rest, most = list(alike), blocks_per_call(can, nbytes)
         cut += [rest[at : at + most] for at in range(0, len(rest), most)]
     return cut
-
-
-def _publish(lease: WriteLease, answers: Sequence[Fetched]) -> list[Reason]:
-    """Make visible what came whole; return why the others did not, on a thread."""
-    reasons = []
-    for at, (key, answer) in enumerate(zip(lease.keys, answers, strict=True)):
-        reason = Reason.NONE
-        if answer.verdict is not Verdict.DONE:
-            reason = _VERDICTS.get(answer.verdict, Reason.ERROR)
-        elif block_checksum(key, lease.slots.block(at).data) != answer.checksum:
-            reason = Reason.CORRUPT
-        else:
-            lease.seal(at, at + 1)
-        reasons.append(reason)
-    lease.commit(without=[at for at, reason in enumerate(reasons) if reason])
-    return reasons

@@ -29,10 +29,12 @@ from ucm.agent.core import AgentCore
 from ucm.agent.feeding import feed_slab, feed_tiers
 from ucm.agent.ledger import Ledger
 from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME, digest_of, peer_uid, within
+from ucm.agent.troubles import Troubles
 from ucm.backends.opening import open_backend
 from ucm.backends.watched import WatchedBackend
 from ucm.backends.wrap import BreakerBackend, DeadlineBackend
 from ucm.config import UCMConfig
+from ucm.reasons import Reason
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
 from ucm.tracing import (
@@ -105,6 +107,7 @@ class Node:
         self._stack = AsyncExitStack()
         self._num_engines = 0
         self._left_at = time.monotonic()
+        self._troubles = Troubles(log, time.monotonic)
         self._told: Counter[str] = Counter()
         self._told_at = time.monotonic()
         self._is_told_to_end = anyio.Event()
@@ -130,6 +133,7 @@ class Node:
                 with anyio.move_on_after(self._config.timeout.shutdown):
                     for core in self._cores.values():
                         await core.drain()
+                self._tell_troubles()
                 self._tell_totals()
                 self._tasks.cancel_scope.cancel()
         self._log.info(AGENT_ENDED, pid=os.getpid())
@@ -247,6 +251,7 @@ class Node:
         while not self._is_told_to_end.is_set():
             with anyio.move_on_after(_LOOK_S):
                 await self._is_told_to_end.wait()
+            self._tell_troubles()
             is_idle = all(core.is_idle for core in self._cores.values())
             if self._num_engines or not is_idle or self._linger_s is None:
                 continue
@@ -287,6 +292,12 @@ class Node:
             "tiers": tiers,
             "slots": slots,
         }
+
+    def _tell_troubles(self) -> None:
+        totals: Counter[tuple[int, Reason]] = Counter()
+        for core in self._cores.values():
+            totals.update(core.troubles())
+        self._troubles.look(self._media, totals)
 
     async def _summarize(self) -> None:
         while True:

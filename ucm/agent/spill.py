@@ -25,6 +25,7 @@ import attrs
 
 from ucm.agent.admission import Admission, Admitter
 from ucm.agent.calls import Blocking, blocks_per_call
+from ucm.agent.looking import look_before_put
 from ucm.backends.abc import Presence, Sealed, Verdict, block_checksum
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
@@ -92,6 +93,8 @@ class Spiller:
         self._most_waiting = most_waiting
         self._admitter = Admitter(rule)
         self._waiting: dict[PackedKey, int] = {}
+        self._brought: set[PackedKey] = set()
+        """What came from this tier, and was not offered since."""
         self._offered = anyio.Event()
         self._ended = anyio.Event()
 
@@ -123,7 +126,10 @@ class Spiller:
         if key in self._waiting:
             return
         self.counts.offered += 1
-        if nbytes > self._can.max_block_bytes:
+        if key in self._brought:
+            self._brought.discard(key)
+            self.counts.skipped += 1
+        elif nbytes > self._can.max_block_bytes:
             self.counts.dropped[Reason.STORE_FULL] += 1
         elif not self._admitter.admits(key):
             self.counts.dropped[Reason.ADMISSION] += 1
@@ -138,9 +144,20 @@ class Spiller:
     def withdraw(self, key: PackedKey) -> None:
         """Drop a block that the slab no longer has."""
         self._admitter.removed(key)
+        self._brought.discard(key)
         if self._waiting.pop(key, None) is not None:
             self.counts.dropped[Reason.EVICTED] += 1
             self._tell_end()
+
+    def brought(self, key: PackedKey) -> None:
+        """Know that a block came from this tier: it need not be asked whether it has it."""
+        if self._waiting.pop(key, None) is not None:
+            self.counts.skipped += 1
+            self._tell_end()
+            return
+        if len(self._brought) >= self._most_waiting:
+            self._brought.clear()  # it costs questions, no more
+        self._brought.add(key)
 
     def refused(self, key: PackedKey) -> bool:
         """Return whether the tier did not take a block, as far as is remembered."""
@@ -189,7 +206,8 @@ class Spiller:
         absent = []
         left = set(keys)
         try:
-            for key, there in zip(keys, await self._backend.exists(keys), strict=True):
+            told = await look_before_put(self._backend, keys)
+            for key, there in zip(keys, told, strict=True):
                 if there is Presence.ABSENT:
                     absent.append(key)
                     continue

@@ -36,13 +36,16 @@ class FetchCounts:
     stored: int = 0
     """Blocks that a save brought meanwhile."""
     failed: Counter[Reason] = attrs.Factory(Counter)
+    damaged: Counter[int] = attrs.Factory(Counter)
+    """Blocks by the number of the tier, whoever brought them then."""
     nbytes: int = 0
     """Of what was fetched."""
 
     def told(self) -> dict[str, object]:
         """Return the counts as plain values."""
         failed = {str(reason): n for reason, n in self.failed.items()}
-        return attrs.asdict(self) | {"failed": failed}
+        damaged = {str(tier): n for tier, n in self.damaged.items()}
+        return attrs.asdict(self) | {"failed": failed, "damaged": damaged}
 
 
 @attrs.define(eq=False)

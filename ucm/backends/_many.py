@@ -22,7 +22,8 @@ class Many:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._turns = anyio.Semaphore(most)
+        # Not fast, each item would wait for a turn of the loop, whoever else asks.
+        self._turns = anyio.Semaphore(most, fast_acquire=True)
 
     async def run(
         self,

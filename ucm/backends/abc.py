@@ -116,6 +116,8 @@ class BackendCapabilities:
     """Blocks per call that serve it best; more are allowed."""
     in_flight: int
     """Calls at a time that serve it best."""
+    creates: bool = False
+    """A put finds out by itself which blocks are there: who puts need not look at each."""
 
 
 @attrs.frozen(kw_only=True)

@@ -150,8 +150,9 @@ class ObjectBackend(Backend):
             shared=True,
             durable="node",
             max_block_bytes=_LARGEST_BLOCK,
-            batch_blocks=self._many.most,
+            batch_blocks=2 * self._many.most,
             in_flight=2,
+            creates=True,
         )
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:

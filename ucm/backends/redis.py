@@ -22,6 +22,7 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     OutOfMemoryError,
+    RedisClusterException,
     RedisError,
 )
 
@@ -50,7 +51,9 @@ _LONGER_S = 60
 """Parts live so much longer than their head."""
 _OPENING_S = 5.0
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
-_ERRORS = (RedisError, OSError)
+_NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
+"""What redis-py raises over words that no server says."""
+_ERRORS = (RedisError, RedisClusterException, OSError, *_NONSENSE)
 
 
 @attrs.frozen(kw_only=True)
@@ -99,7 +102,7 @@ class RedisBackend(Backend):
                 retry=Retry(NoBackoff(), 1),
                 max_connections=2 * read.connections,
             )
-        except (ValueError, *_ERRORS) as exc:
+        except _ERRORS as exc:
             raise ConfigError(
                 f"{key}.url",
                 "..." if "@" in read.url else read.url,
@@ -132,6 +135,7 @@ class RedisBackend(Backend):
             max_block_bytes=_LARGEST_BLOCK,
             batch_blocks=32,
             in_flight=self._many.most,
+            creates=True,
         )
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
@@ -317,6 +321,8 @@ def _open(values: list[Any], key: PackedKey, target: memoryview) -> Fetched:
         return GARBAGE
     if any(map(_is_error, values)):
         return _UNAVAILABLE
+    if not all(isinstance(value, bytes) for value in values):
+        return GARBAGE
     if not head:
         return Fetched(Verdict.ABSENT)
     judged = Envelope.judge(head, key, len(target))

@@ -103,7 +103,9 @@ class DiskBackend(Backend):
         self._keeper = Keeper(drives, slots, crew)
         self._settings = settings
         self._is_open = True
-        self._writing: dict[PackedKey, anyio.Event] = {}
+        self._changing: dict[PackedKey, anyio.Event] = {}
+        """Blocks that are being written, written over or deleted: it is not known yet whether
+        they are there, and who puts or deletes one waits. So none is ever in two slots."""
         self._num_swept = 0
 
     @classmethod
@@ -201,20 +203,22 @@ class DiskBackend(Backend):
         while waiting and self._is_open:
             mine: list[tuple[Slot, Sealed]] = []
             others: list[Sealed] = []
+            over = anyio.Event()
             for block in waiting:
-                if block.key in self._writing:
+                if block.key in self._changing:
                     others.append(block)
                 elif (there := self._slots.find(block.key)) is not None:
                     self._slots.use(there)
-                    verdicts[block.key] = Verdict.PRESENT
+                    verdicts.setdefault(block.key, Verdict.PRESENT)
                 elif (slot := self._reserve(block)) is not None:
                     mine.append((slot, block))
+                    self._changing |= dict.fromkeys(_changed(slot), over)
                 else:
                     verdicts[block.key] = Verdict.FULL
             if mine:
-                await self._write_all(mine, verdicts)
+                await self._write_all(mine, verdicts, over)
             elif others:
-                await self._writing[others[0].key].wait()
+                await self._changing[others[0].key].wait()
             waiting = others
         return [verdicts.get(block.key, Verdict.UNAVAILABLE) for block in blocks]
 
@@ -225,15 +229,15 @@ class DiskBackend(Backend):
         return self._slots.reserve(block.key, nbytes)
 
     async def _write_all(
-        self, pairs: list[tuple[Slot, Sealed]], verdicts: dict[PackedKey, Verdict]
+        self,
+        pairs: list[tuple[Slot, Sealed]],
+        verdicts: dict[PackedKey, Verdict],
+        over: anyio.Event,
     ) -> None:
         """Write blocks to their slots, and find or free each one, also when cancelled."""
-        over = anyio.Event()
         runs = cut_runs(pairs, self._settings.threads)
         told: list[list[_End] | None] = [None] * len(runs)
         lasting = [self._settings.durability is Durability.PROCESS] * len(self._drives)
-        for _, block in pairs:
-            self._writing[block.key] = over
         try:
             await self._crew.run(runs, self._write, told)
             if not all(lasting):
@@ -242,7 +246,8 @@ class DiskBackend(Backend):
             over.set()
             ends = tell_each(runs, told, _End.NOT_BEGUN)
             for (slot, block), end in zip(pairs, ends, strict=True):
-                del self._writing[block.key]
+                for key in _changed(slot):
+                    del self._changing[key]
                 if end is _End.WRITTEN:
                     self._slots.commit(slot)
                 elif end is _End.UNCLEAR:
@@ -254,31 +259,34 @@ class DiskBackend(Backend):
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove stamps, so that no scan finds the blocks again."""
+        while changing := [key for key in keys if key in self._changing]:
+            await self._changing[changing[0]].wait()
         if not self._is_open:
             return [Verdict.UNAVAILABLE] * len(keys)
-        found = [self._slots.find(key) for key in keys]
-        gone = [slot for slot in found if slot is not None]
-        for slot in gone:
+        found = {key: slot for key in keys if (slot := self._slots.find(key))}
+        over = anyio.Event()
+        for key, slot in found.items():
             self._slots.hold(slot)
             self._slots.remove(slot)
-        wiped: list[bool | None] = [None] * len(gone)
+            self._changing[key] = over
+        wiped: list[bool | None] = [None] * len(found)
         try:
-            await self._crew.run(gone, self._wipe, wiped)
+            await self._crew.run(list(found.values()), self._wipe, wiped)
         finally:
-            for slot, is_wiped in zip(gone, wiped, strict=True):
+            over.set()
+            for (key, slot), is_wiped in zip(found.items(), wiped, strict=True):
+                del self._changing[key]
                 if is_wiped is None:
                     self._slots.restore(slot)
                 if is_wiped is False:
                     self._slots.withdraw(slot)
                 else:
                     self._slots.let_go(slot)
-        ends = iter(wiped)
-        return [
-            Verdict.ABSENT
-            if slot is None
-            else (Verdict.DONE if next(ends) else Verdict.UNAVAILABLE)
-            for slot in found
-        ]
+        told = {
+            key: Verdict.DONE if is_wiped else Verdict.UNAVAILABLE
+            for key, is_wiped in zip(found, wiped, strict=True)
+        }
+        return [told.get(key, Verdict.ABSENT) for key in keys]
 
     async def stats(self) -> BackendStats:
         """Tell what the index knows."""
@@ -315,6 +323,11 @@ class DiskBackend(Backend):
 
     def _wipe(self, slot: Slot) -> bool:
         return self._drives[slot.extent.drive].wipe(slot)
+
+
+def _changed(slot: Slot) -> list[PackedKey]:
+    """Return the block that is to be written to a slot, and the one that is there."""
+    return [key for key in (slot.key, slot.previous[0]) if key]
 
 
 def _common_geometry(

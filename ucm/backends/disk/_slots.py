@@ -7,7 +7,8 @@ the class, the block whose use is oldest first; an extent of another class is ta
 newest use is older than that. A slot that somebody reads or writes is *held* and stays.
 
 A free slot has no stamp on its drive. One that is taken from a block has that block's until it
-is written; where nothing was written, the block is back.
+is written; where nothing was written, the block is back. Until then nobody may reserve a slot for
+that block, nor for one that is being deleted: else it would be in two.
 """
 
 from collections import OrderedDict, deque
@@ -181,7 +182,7 @@ class Slots:
     def abort(self, slot: Slot, *, is_wiped: bool) -> None:
         """Let go of a slot to which nothing was written, or of which the stamp is wiped."""
         slot.key, slot.nbytes = slot.previous
-        if slot.key and not is_wiped and slot.key not in self._blocks:
+        if slot.key and not is_wiped:
             self.num_evicted -= 1
             self.add(slot)
         else:
@@ -213,10 +214,9 @@ class Slots:
         self.tell(slot.key, False)
 
     def restore(self, slot: Slot) -> None:
-        """Have a block found again that was removed, unless it was put once more since."""
-        if slot.key not in self._blocks:
-            slot.is_gone = False
-            self.add(slot)
+        """Have a block found again that was removed."""
+        slot.is_gone = False
+        self.add(slot)
 
     # What is on a drive already.
 

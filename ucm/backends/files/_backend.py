@@ -142,8 +142,9 @@ class FilesBackend(Backend):
             shared=True,
             durable=self._settings.durability.value,
             max_block_bytes=min(_LARGEST_BLOCK, self._settings.capacity - HEADER_BYTES),
-            batch_blocks=self._settings.threads,
+            batch_blocks=4 * self._settings.threads,
             in_flight=2,
+            creates=True,
         )
 
     @property

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch: what small blocks cost beside their bytes, and what a guess may not cost."""
+
+import anyio
+
+from tests.agent.unruly import (
+    Unruly,
+    guarded,
+    inline,
+    lay,
+    open_core,
+    run_virtual,
+    want_of,
+)
+from tests.stores.slab_kit import open_slab
+from ucm.agent.core import AgentCore
+from ucm.reasons import Reason
+from ucm.testing.store_blocks import make_keys
+
+KEYS = make_keys(40)
+
+
+class TestFewRequests:
+    def test_batch_costs_two_calls_of_the_slab(self, tmp_path) -> None:
+        """R-53: slots are taken in one call on a thread, and published in another."""
+        called = []
+
+        async def counted(function):
+            called.append(function)
+            return await inline(function)
+
+        async def fetch(slab):
+            await lay(backend := Unruly(), KEYS[:8])
+            core = AgentCore(slab, [guarded(backend)], counted)
+            async with anyio.create_task_group() as tasks:
+                ready = anyio.Event()
+                tasks.start_soon(core.fetcher.run, ready.set)
+                await ready.wait()
+                await core.fetch(want_of(KEYS[:8]))
+                tasks.cancel_scope.cancel()
+
+        with open_slab(tmp_path / "slab", 80) as slab:
+            run_virtual(lambda: fetch(slab))
+        assert 2 + 2 * 2 == len(called)  # two batches; and two looks at what is there
+
+    def test_hole_that_a_look_passed_over_ends_the_want(self, tmp_path) -> None:
+        """R-53: a tier that is not asked for each block says with the bytes what it lacks."""
+        backend = Unruly(shared=True)
+
+        async def fetch(slab):
+            await lay(backend, [*KEYS[:20], *KEYS[21:]])
+            async with open_core(slab, backend) as core:
+                want = want_of(KEYS)
+                await core.fetch(want)
+                return want, core
+
+        with open_slab(tmp_path / "slab", 400) as slab:
+            want, core = run_virtual(lambda: fetch(slab))
+        assert (20, Reason.ABSENT) == (want.found, want.reason)
+        assert 1 == core.fetcher.counts.failed[Reason.ABSENT]
+
+    def test_tier_before_another_is_asked_for_each_block(self, tmp_path) -> None:
+        """R-53: what a tier lacks in the middle comes from the next one, and the rest from
+        the first."""
+        first, second = Unruly(shared=True), Unruly(shared=True)
+
+        async def fetch(store):
+            await lay(first, [*KEYS[:21], *KEYS[22:]])
+            await lay(second, KEYS[21:22])
+            async with open_core(store, first, second) as core:
+                want = want_of(KEYS)
+                await core.fetch(want)
+                return want
+
+        with open_slab(tmp_path / "large", 400) as store:
+            want = run_virtual(lambda: fetch(store))
+        assert (40, KEYS[21:22]) == (want.found, second.got)

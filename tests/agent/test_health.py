@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an agent and its tiers are, as the metrics of who is served by it say."""
+
+import pytest
+
+from tests.agent.test_client import World, want
+from tests.agent.test_process import until
+from tests.integration.vllm.agent_kit import FakeClient
+from ucm.agent.health import AgentHealth
+from ucm.agent.protocol import GetStatus, Status
+from ucm.metrics import Counters
+from ucm.tracing import AGENT_JOINED, AGENT_LOST
+
+
+def status(
+    pid: int = 7, spilled: int = 0, silent: tuple[bool, ...] = (False, False), **dropped
+) -> dict[str, object]:
+    """Return what an agent over a disk and a server says of itself, once for each size."""
+    of_tiers = [{"spilled": spilled, "dropped": dropped}, {"spilled": 1, "dropped": {}}]
+    tiers = [
+        {"medium": medium, "silent": is_silent}
+        for medium, is_silent in zip(("disk", "redis"), silent, strict=True)
+    ]
+    return {
+        "pid": pid,
+        "tiers": tiers,
+        "slots": {"4096": {"spilled": of_tiers}, "8192": {"spilled": of_tiers}},
+    }
+
+
+@pytest.fixture
+def node():
+    """Return a client, counters, and what brings one into the other."""
+    client, counters = FakeClient(), Counters()
+    return client, counters, AgentHealth(client, counters)
+
+
+class TestRefresh:
+    def test_tier_that_does_not_answer_is_named(self, node) -> None:
+        """R-52: it is a gauge of its own, and so is an agent that is gone."""
+        client, counters, health = node
+        client.status = status(silent=(False, True))
+        health.refresh()
+        expected = {"ucm_agent_up": 1, "ucm_tier_up|disk": 1, "ucm_tier_up|redis": 0}
+        assert expected == counters.snapshot().gauges
+        client.is_up, client.status = False, status()
+        health.refresh()
+        expected = {"ucm_agent_up": 0, "ucm_tier_up|disk": 1, "ucm_tier_up|redis": 1}
+        assert expected == counters.snapshot().gauges
+        assert 2 == client.looks
+
+    def test_tiers_of_one_medium_are_up_together(self, node) -> None:
+        """R-52: where one of two does not answer, that is seen."""
+        client, counters, health = node
+        client.status = status()
+        client.status["tiers"] = [
+            {"medium": "redis", "silent": is_silent} for is_silent in (True, False)
+        ]
+        health.refresh()
+        assert 0 == counters.snapshot().gauges["ucm_tier_up|redis"]
+
+    def test_what_a_tier_does_not_take_is_told_with_the_reason(self, node) -> None:
+        """R-52, R-55: a full tier is seen by name, over slots of all sizes, and told once."""
+        client, counters, health = node
+        for _ in range(2):
+            client.status = status(spilled=3, store_full=5, **{"a new word": 1})
+            health.refresh()
+        expected = {
+            "ucm_spilled_parts_total|disk": 6,
+            "ucm_spilled_parts_total|redis": 2,
+            "ucm_unspilled_parts_total|disk|store_full": 10,
+            "ucm_unspilled_parts_total|disk|error": 2,
+        }
+        assert expected == counters.snapshot().counters
+
+    def test_totals_go_on_over_the_next_agent(self, node) -> None:
+        """R-55, R-63: one that was started anew counts from nothing, and nothing is
+        counted twice or taken back."""
+        client, counters, health = node
+        for pid, spilled in ((7, 3), (7, 5), (8, 1), (9, 4)):
+            client.status = status(pid, spilled)
+            health.refresh()
+        total = counters.total
+        assert 2 * (5 + 1 + 4) == total("ucm_spilled_parts_total", tier="disk")
+        assert 2 * 3 == total("ucm_spilled_parts_total", tier="redis")
+
+    @pytest.mark.parametrize("said", [{}, {"pid": 7, "tiers": [{"medium": 5}]}])
+    def test_what_another_release_says_is_passed_over(self, node, said) -> None:
+        """R-63: an agent whose words are others is up, and nothing more is known."""
+        client, counters, health = node
+        client.status = said
+        health.refresh()
+        assert {"ucm_agent_up": 1} == counters.snapshot().gauges
+        assert {} == counters.snapshot().counters
+
+
+class TestLook:
+    def test_agent_that_does_not_answer_is_told_of_once(self, tmp_path) -> None:
+        """R-52, R-63: who looks on logs an agent that is stopped, by name and once, and that
+        it is there again as soon as it says something."""
+        world = World(tmp_path)
+        client = world.join()
+        client.look()
+        assert GetStatus() == world.agent.hear()
+        want(client)
+        world.agent.hear()
+        world.agent.say(Status({"pid": 6}))  # on its way as it was stopped
+        until(lambda: client.status)
+        world.threads.advance(1.0)
+        assert not client.is_up
+        client.look()
+        client.look()
+        assert AGENT_LOST == world.told.wait()
+        world.agent.say(Status({"pid": 7}))
+        assert AGENT_JOINED == world.told.wait()
+        client.look()
+        assert GetStatus() == world.agent.hear()
+        assert ({"pid": 7}, True) == (client.status, world.told.is_read)
+        world.agent.close()
+        client.close()

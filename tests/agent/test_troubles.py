@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent's log says of tiers that take no blocks, or bring damaged ones."""
+
+from tests.agent.unruly import Unruly, lay, open_core, run_virtual, want_of
+from tests.stores.slab_kit import open_slab
+from ucm.agent.troubles import Troubles
+from ucm.reasons import Reason
+from ucm.testing.store_blocks import make_keys, save
+from ucm.tracing import TIER_FAILED
+
+FULL, DAMAGED = Reason.STORE_FULL, Reason.CORRUPT
+MEDIA = ["disk", "redis"]
+
+
+class Log:
+    """Takes lines down."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[object, ...]] = []
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Take a line."""
+        assert TIER_FAILED == event
+        self.lines.append(tuple(fields.values()))
+
+
+def test_trouble_is_told_at_once_and_then_once_a_minute() -> None:
+    """R-52: each reason of each tier by name, with the blocks since it was told last."""
+    log, now = Log(), [0.0]
+    troubles = Troubles(log, lambda: now[0])
+    troubles.look(MEDIA, {(0, FULL): 0})
+    assert [] == log.lines
+    troubles.look(MEDIA, {(1, FULL): 2})
+    troubles.look(MEDIA, {(1, FULL): 5, (0, FULL): 1, (1, DAMAGED): 1})
+    expected = [(1, "redis", FULL, 2), (0, "disk", FULL, 1), (1, "redis", DAMAGED, 1)]
+    assert expected == log.lines
+    now[0] = 60.0
+    for _ in range(2):
+        troubles.look(MEDIA, {(1, FULL): 9, (0, FULL): 1, (1, DAMAGED): 1})
+    assert [*expected, (1, "redis", FULL, 7)] == log.lines
+
+
+def test_what_a_tier_damages_or_does_not_take_is_counted_by_its_number(
+    tmp_path,
+) -> None:
+    """R-52: also where the next tier brings the block, so that no request falls short."""
+    keys = make_keys(3)
+    first, second = Unruly(), Unruly(max_block_bytes=1)
+
+    async def run(slab):
+        async with open_core(slab, first, second) as core:
+            await lay(first, keys[:2])
+            await lay(second, keys[:2])
+            first.does.flips = True
+            want = want_of(keys[:2])
+            await core.fetch(want)
+            save(slab, keys[2:])
+            await core.drain()
+            return want.found, +core.troubles()
+
+    with open_slab(tmp_path / "slab", 64) as slab:
+        found, troubles = run_virtual(lambda: run(slab))
+    assert 2 == found
+    assert 2 == troubles[0, DAMAGED]
+    assert troubles[1, FULL] >= 1
+    assert (1, DAMAGED) not in troubles

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of how faults of tiers and agents are found out and named."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["FAULTS"]
+
+_HEALTH = "ucm/agent/health.py"
+_TROUBLES = "ucm/agent/troubles.py"
+_CLIENT = "ucm/agent/client.py"
+_REDIS = "ucm/backends/redis.py"
+_REFRESH = "tests/agent/test_health.py::TestRefresh"
+_LOOK = "tests/agent/test_health.py::TestLook"
+_TOLD = (
+    "tests/agent/test_troubles.py::test_trouble_is_told_at_once_and_then_once_a_minute"
+)
+_COUNTED = "tests/agent/test_troubles.py::test_what_a_tier_damages_or_does_not_take_is_counted_by_its_number"
+_NONSENSE = (
+    "tests/backends/test_redis.py::TestServer::test_words_of_no_server_are_no_answer"
+)
+
+FAULTS = (
+    Mutant(
+        name="agents_totals_are_added_at_each_look",
+        why="A tier that refused once seems to refuse for ever.",
+        file=_HEALTH,
+        find="more := totals[key] - before.get(key, 0)",
+        replace="more := totals[key]",
+        killers=(
+            f"{_REFRESH}::test_what_a_tier_does_not_take_is_told_with_the_reason",
+        ),
+    ),
+    Mutant(
+        name="next_agent_counts_from_the_last_ones_totals",
+        why="What a new agent spills is not counted, or taken back.",
+        file=_HEALTH,
+        find="before = self._totals if told.pid == self._pid else {}",
+        replace="before = self._totals",
+        killers=(f"{_REFRESH}::test_totals_go_on_over_the_next_agent",),
+    ),
+    Mutant(
+        name="one_tier_of_a_medium_stands_for_all",
+        why="A tier that is down is not seen beside one of its kind that is up.",
+        file=_HEALTH,
+        find="not any(tier.silent",
+        replace="not all(tier.silent",
+        killers=(f"{_REFRESH}::test_tiers_of_one_medium_are_up_together",),
+    ),
+    Mutant(
+        name="silent_agent_is_told_of_at_each_look",
+        why="An agent that is stopped fills the log.",
+        file=_CLIENT,
+        find="elif self._is_up and not self._is_told_silent:",
+        replace="elif self._is_up:",
+        killers=(f"{_LOOK}::test_agent_that_does_not_answer_is_told_of_once",),
+    ),
+    Mutant(
+        name="any_word_excuses_an_agent",
+        why="One that is stopped behind a word is asked again and again, in vain.",
+        file=_CLIENT,
+        find="if at > now and one != number)",
+        replace="if False)",
+        killers=(f"{_LOOK}::test_agent_that_does_not_answer_is_told_of_once",),
+    ),
+    Mutant(
+        name="trouble_is_told_each_time",
+        why="A full tier fills the agent's log.",
+        file=_TROUBLES,
+        find="if total > told and now - at >= _PAUSE_S:",
+        replace="if total > told:",
+        killers=(_TOLD,),
+    ),
+    Mutant(
+        name="trouble_is_told_with_what_was_told_before",
+        why="The log's numbers add up to more than there was.",
+        file=_TROUBLES,
+        find="blocks=total - told",
+        replace="blocks=total",
+        killers=(_TOLD,),
+    ),
+    Mutant(
+        name="damage_that_another_tier_makes_up_for_is_not_seen",
+        why="A tier rots unseen until the other one has lost the block too.",
+        file="ucm/agent/flights.py",
+        find="            self._counts.damaged[self._tiers.index(tier)] += len(wrong)\n",
+        replace="",
+        killers=(_COUNTED,),
+    ),
+    Mutant(
+        name="host_that_is_scraped_does_not_look",
+        why="A host has no word of its agent.",
+        file="ucm/cache/measuring.py",
+        find="    asked.fetches.refresh()\n",
+        replace="",
+        killers=("tests/cache/test_fetches.py::test_metrics_tell_of_the_agent",),
+    ),
+    Mutant(
+        name="nonsense_of_a_server_is_a_bug_of_ours",
+        why="A server that talks garbage is the end of the agent.",
+        file=_REDIS,
+        find="OSError, *_NONSENSE)",
+        replace="OSError)",
+        killers=(_NONSENSE,),
+    ),
+    Mutant(
+        name="number_is_taken_for_bytes",
+        why="So is one that answers another question.",
+        file=_REDIS,
+        find="    if not all(isinstance(value, bytes) for value in values):\n        return GARBAGE\n",
+        replace="",
+        killers=(_NONSENSE,),
+    ),
+)

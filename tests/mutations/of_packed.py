@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of how few questions tiers are asked for small blocks."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["PACKED"]
+
+_FLIGHTS = "ucm/agent/flights.py"
+_LOOKING = "ucm/agent/looking.py"
+_SPILL = "ucm/agent/spill.py"
+_ALONG = "tests/agent/test_looking.py::TestLookAlong"
+_BEFORE = "tests/agent/test_looking.py::TestLookBeforePut"
+_FETCHES = "tests/agent/test_fetch_few.py::TestFewRequests"
+_SPILLS = "tests/agent/test_spill.py::TestSpill"
+
+PACKED = (
+    Mutant(
+        name="hit_behind_a_probe_lost",
+        why="Blocks between the last probe that hit and the first that missed are computed.",
+        file=_LOOKING,
+        find="                stop, behind = at, answer\n                break\n",
+        replace="                return [Presence.PRESENT] * first + [answer] * (len(keys) - first)\n",
+        killers=(f"{_ALONG}::test_end_of_what_is_there_is_found",),
+    ),
+    Mutant(
+        name="each_block_looked_for",
+        why="A prefix of small blocks costs as many requests to look as to fetch.",
+        file=_LOOKING,
+        find="step = -(-(stop - first) // _PROBES)",
+        replace="step = 1",
+        killers=(f"{_ALONG}::test_whole_prefix_costs_a_few_questions",),
+    ),
+    Mutant(
+        name="probes_behind_a_deadline",
+        why="A tier that hangs costs a request several deadlines.",
+        file=_LOOKING,
+        find="while first < stop and behind is Presence.ABSENT:",
+        replace="while first < stop:",
+        killers=(f"{_ALONG}::test_tier_without_an_answer_is_asked_once",),
+    ),
+    Mutant(
+        name="guess_before_another_tier",
+        why="What a tier lacks in the middle of a prefix is not asked of the next one.",
+        file=_FLIGHTS,
+        find="look = look_along if is_last else",
+        replace="look = look_along if True else",
+        killers=(f"{_FETCHES}::test_tier_before_another_is_asked_for_each_block",),
+    ),
+    Mutant(
+        name="slab_sent_anew_at_each_restart",
+        why="An agent that starts puts all that its slab has, whatever the bucket has.",
+        file=_LOOKING,
+        find="    if first is last is not Presence.PRESENT:",
+        replace="    if True:",
+        killers=(f"{_BEFORE}::test_each_is_asked_for_only_where_an_end_is_there",),
+    ),
+    Mutant(
+        name="each_looked_for_before_its_put",
+        why="A small block that is saved costs two requests, not one.",
+        file=_LOOKING,
+        find="    if len(keys) <= 2 or not tier.capabilities.creates:",
+        replace="    if True:",
+        killers=(f"{_BEFORE}::test_each_is_asked_for_only_where_an_end_is_there",),
+    ),
+    Mutant(
+        name="fetched_block_offered_back",
+        why="A bucket is asked for each block that it has just brought.",
+        file=_FLIGHTS,
+        find="            self._brought(flight.medium - 1, flight.key)\n",
+        replace="",
+        killers=(f"{_SPILLS}::test_fetched_block_is_not_offered_where_it_came_from",),
+    ),
+    Mutant(
+        name="brought_for_ever",
+        why="A block that was evicted from tier and slab is never spilled again.",
+        file=_SPILL,
+        find="        self._brought.discard(key)\n        if self._waiting",
+        replace="        if self._waiting",
+        killers=(f"{_SPILLS}::test_what_came_and_has_gone_is_offered_again",),
+    ),
+    Mutant(
+        name="brought_without_bound",
+        why="An agent that fetches for months grows with every block.",
+        file=_SPILL,
+        find="        if len(self._brought) >= self._most_waiting:\n",
+        replace="        if False:\n",
+        killers=(f"{_SPILLS}::test_what_came_and_has_gone_is_offered_again",),
+    ),
+    Mutant(
+        name="hop_for_nothing",
+        why="Each batch that is fetched costs the slab's threads a call that does nothing.",
+        file=_FLIGHTS,
+        find="                if not has_landed:\n",
+        replace="                if True:\n",
+        killers=(f"{_FETCHES}::test_batch_costs_two_calls_of_the_slab",),
+    ),
+)

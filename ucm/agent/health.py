@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the node's agent and its tiers are, as metrics of who is served by it."""
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from ucm.agent.client import AgentClient
+from ucm.metrics import Counters, sample_key
+from ucm.reasons import Reason
+
+__all__ = ["AgentHealth"]
+
+_REASONS: Final = frozenset(Reason)
+
+
+class _Tier(msgspec.Struct):
+    medium: str
+    silent: bool
+
+
+class _Spilled(msgspec.Struct):
+    spilled: int
+    dropped: dict[str, int]
+
+
+class _Slots(msgspec.Struct):
+    spilled: list[_Spilled]
+
+
+class _Told(msgspec.Struct):
+    """What is read of an agent's status."""
+
+    pid: int
+    tiers: list[_Tier]
+    slots: dict[str, _Slots]
+
+
+class AgentHealth:
+    """
+    Brings what an agent says of itself into metrics.
+
+    Args:
+        client: What talks to it.
+        counters: Told.
+    """
+
+    def __init__(self, client: AgentClient, counters: Counters) -> None:
+        self._client = client
+        self._counters = counters
+        self._pid = 0
+        self._totals: Mapping[str, int] = {}
+        self._lock = threading.Lock()
+
+    def refresh(self) -> None:
+        """Take what the agent has said since, and have it say more; on any thread."""
+        self._client.look()
+        self._counters.set("ucm_agent_up", int(self._client.is_up))
+        try:
+            told = msgspec.convert(self._client.status, _Told)
+        except msgspec.ValidationError:  # nothing yet, or what another release says
+            return
+        with self._lock:
+            self._take(told)
+
+    def _take(self, told: _Told) -> None:
+        for medium, tiers in itertools.groupby(
+            sorted(told.tiers, key=_medium), key=_medium
+        ):
+            is_up = not any(tier.silent for tier in tiers)
+            self._counters.set("ucm_tier_up", int(is_up), tier=medium)
+        totals = _totals_of(told)
+        before = self._totals if told.pid == self._pid else {}
+        self._pid, self._totals = told.pid, totals
+        self._counters.add_all(
+            {key: more for key in totals if (more := totals[key] - before.get(key, 0))}
+        )
+
+
+def _medium(tier: _Tier) -> str:
+    return tier.medium
+
+
+def _totals_of(told: _Told) -> Counter[str]:
+    """Return what became of blocks that were to be spilled, by the texts of metrics."""
+    totals: Counter[str] = Counter()
+    for slots in told.slots.values():
+        for tier, moved in zip(told.tiers, slots.spilled, strict=False):
+            labels = {"tier": tier.medium}
+            totals[sample_key("ucm_spilled_parts_total", labels)] += moved.spilled
+            for reason, count in moved.dropped.items():
+                why = reason if reason in _REASONS else Reason.ERROR
+                key = sample_key("ucm_unspilled_parts_total", labels | {"reason": why})
+                totals[key] += count
+    return totals
