@@ -5,8 +5,9 @@ A chat server over transformers whose prompts survive a restart.
     python -m examples.chat_server                  # a tiny model, made on the spot
     python -m examples.chat_server ./Llama-3.2-1B-Instruct
 
-Ask it, stop it, start it again and ask on: what was computed before is loaded. Needs
-``pip install "ucm[transformers,metrics]" starlette uvicorn``.
+Ask it, stop it, start it again and ask on: what was computed before is loaded. So is what
+other machines have computed, if all are started with ``--share`` and a directory that all
+of them see. Needs ``pip install "ucm[transformers,metrics]" starlette uvicorn``.
 """
 
 import socket
@@ -30,6 +31,7 @@ _CACHE = Path(tempfile.gettempdir()) / "ucm-chat"
 @click.option("--port", default=8000, show_default=True, help="0: any that is free.")
 @click.option("--store", default=str(_CACHE / "slab"), show_default=True)
 @click.option("--capacity", default="1GiB", show_default=True)
+@click.option("--share", help="Directory that several machines see.")
 @click.option("--line", default=64, show_default=True, help="Requests at a time.")
 @click.option("--deadline", default=60.0, show_default=True, help="Seconds for each.")
 def main(
@@ -39,6 +41,7 @@ def main(
     port: int,
     store: str,
     capacity: str,
+    share: str | None,
     line: int,
     deadline: float,
 ) -> None:
@@ -48,7 +51,9 @@ def main(
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(path)
     Path(store).parent.mkdir(parents=True, exist_ok=True)
-    config = {"store": {"path": store, "capacity": capacity}}
+    config: dict[str, object] = {"store": {"path": store, "capacity": capacity}}
+    if share:
+        config["tiers"] = [{"type": "files", "path": share, "capacity": "16GiB"}]
     limits = Limits(line=line, deadline=deadline)
     app = make_app(loaded, tokenizer, config, limits)
     with socket.create_server((host, port)) as listening:

@@ -19,7 +19,9 @@ from ucm.agent.protocol import (
     Ask,
     Done,
     Drop,
+    GetStatus,
     Hello,
+    Status,
     ToAgent,
     Welcome,
     encode_frame,
@@ -77,6 +79,9 @@ class ScriptedAgent:
         peer.sendall(encode_frame(Welcome(PROTOCOL_VERSION, ["memory"])))
         while True:
             told = self._hear(peer)
+            if isinstance(told, GetStatus):
+                peer.sendall(encode_frame(Status({"pid": 7, "tiers": [], "slots": {}})))
+                continue
             assert isinstance(told, Ask | Drop)
             self.heard.put(told)
             said = self.say(told) if isinstance(told, Ask) else SILENT

@@ -16,8 +16,9 @@ from tests.cache.kit import (
     run,
 )
 from tests.cache.test_cancel import cancel_at
+from tests.cache.test_tiers import until
 from tests.clocks import AdvancingThreads
-from ucm.agent.protocol import LONGEST_S, Ask, Done, Drop
+from ucm.agent.protocol import LONGEST_S, Ask, Done, Drop, encode_frame
 from ucm.cache.sync import Cache as BlockingCache
 from ucm.errors import KeyFormatError, PipelineClosedError, StoreUnavailableError
 from ucm.reasons import Reason
@@ -143,6 +144,53 @@ def test_agent_that_says_nothing_costs_the_deadline_once(loop: str, tmp_path) ->
         run(loop, main)
 
 
+def test_fetch_that_is_begun_is_looked_at_and_not_waited_for(tmp_path) -> None:
+    """R-54, R-63: by a host whose thread may not wait; it is over with the answer, of which
+    it is counted what tiers had, or with its time, which is put forward here."""
+    threads = AdvancingThreads()
+    host = Host(threads=threads)
+    with (
+        beside_agent(host, tmp_path, lambda _: SILENT) as agent,
+        leaving_nothing(host),
+        blocking(host) as cache,
+    ):
+        silent = cache.begin_prefetch(KEYS, timeout=30.0)
+        assert 1 == agent.hear().number
+        assert not silent.is_over
+        threads.advance(31.0)
+        assert silent.is_over
+        assert (0, Reason.DEADLINE) == (silent.result().found, silent.result().reason)
+        assert Drop(1) == agent.hear()
+        agent.say = four_found
+        late = encode_frame(Done(1, 0, Reason.ABSENT))  # nobody waits for it
+        agent._peer.sendall(late)
+        until(lambda: host.core.fetches.is_served)
+        begun = cache.begin_prefetch(KEYS, timeout=LONGEST_S)
+        assert 2 == agent.hear().number
+        until(lambda: begun.is_over)
+        assert (4, Reason.ABSENT) == (begun.result().found, begun.result().reason)
+        fetched = host.core._counters.total("ucm_fetched_parts_total", tier="memory")
+        assert 4 == fetched
+        begun.give_up()
+        assert Drop(2) == agent.hear()
+
+
+def test_what_the_slab_had_is_no_tiers(tmp_path) -> None:
+    """R-53: it is counted by tier what came from below, and from nowhere else."""
+    host = Host()
+
+    def some_found(ask: Ask) -> Done:
+        return Done(ask.number, 4, Reason.ABSENT, b"\0\1\0\1")
+
+    with (
+        beside_agent(host, tmp_path, some_found),
+        leaving_nothing(host),
+        blocking(host) as cache,
+    ):
+        assert 4 == cache.prefetch(KEYS, timeout=LIMIT_S).found
+        assert 2 == host.core._counters.total("ucm_fetched_parts_total")
+
+
 @both_loops
 def test_agent_that_dies_is_not_waited_for(loop: str, tmp_path) -> None:
     """R-63: whoever waits for it hears so, long before the deadline."""
@@ -248,3 +296,14 @@ def test_many_threads_have_what_they_ask_for(tmp_path) -> None:
         for each in asking:
             each.join(LIMIT_S)
         assert dict.fromkeys(range(16), True) == ends
+
+
+def test_metrics_tell_of_the_agent(tmp_path) -> None:
+    """R-52: a host that is scraped has the node's agent and its tiers among its metrics."""
+    host = Host()
+    with (
+        beside_agent(host, tmp_path, all_found),
+        leaving_nothing(host),
+        blocking(host),
+    ):
+        assert 1 == host.core.measure().gauges["ucm_agent_up"]

@@ -2,7 +2,6 @@
 """Many at once, and what a save costs the thread that asks for it: in counts."""
 
 import sys
-import threading
 from collections import Counter
 
 import anyio
@@ -53,8 +52,13 @@ def test_ten_thousand_await_at_once(loop: str) -> None:
     assert MANY > woken["wake"] > 0
 
 
-def calls_of_a_save(num_open: int, *, wait_for_room: bool) -> Counter:
-    """Count what a save calls on the host's thread, beside others that are under way."""
+def calls_of_a_save(
+    num_open: int, *, wait_for_room: bool = False, num_blocks: int = 1
+) -> Counter:
+    """
+    Count what a save calls and carries out on the host's thread, beside others that are
+    under way: calls in Python and in C by name, and all its bytecode.
+    """
     gate = Gate()
     host = Host(FaultPlan(Fault("reserve", gate)))
     calls: Counter[str] = Counter()
@@ -64,15 +68,24 @@ def calls_of_a_save(num_open: int, *, wait_for_room: bool) -> Counter:
             for seed in range(num_open):
                 cache.save(keys_of(1, seed + 1), [seed % 64])
             await anyio.to_thread.run_sync(gate.wait_reached)
-            keys = keys_of(1)
-            here = threading.get_ident()
+            keys, blocks = keys_of(num_blocks), list(range(num_blocks))
 
-            def note(frame, event: str, _: object) -> None:
-                if event == "call" and threading.get_ident() == here:
+            def note(frame, event: str, what: object) -> None:
+                if event == "call":
                     calls[frame.f_code.co_qualname] += 1
+                elif event == "c_call":
+                    calls[f"C {what.__name__}"] += 1
 
+            def trace(frame, event: str, _: object) -> object:
+                frame.f_trace_opcodes = True
+                calls["bytecode"] += event == "opcode"
+                return trace
+
+            before = sys.gettrace()  # coverage's
             sys.setprofile(note)
-            cache.save(keys, [0], wait_for_room=wait_for_room)
+            sys.settrace(trace)
+            cache.save(keys, blocks, wait_for_room=wait_for_room)
+            sys.settrace(before)
             sys.setprofile(None)
             gate.open()
 
@@ -92,7 +105,11 @@ class TestCost:
         """No look through what is open, and none through the line."""
         alone = calls_of_a_save(1, wait_for_room=wait_for_room)
         assert not calls_of_a_save(500, wait_for_room=wait_for_room) - alone
-        assert 30 > alone.total()
+        assert 30 > sum(calls for name, calls in alone.items() if "." in name)
+
+    def test_save_costs_the_same_however_many_blocks_it_has(self) -> None:
+        """R-43: neither a call nor any bytecode for each block, only what C does at once."""
+        assert calls_of_a_save(1) == calls_of_a_save(1, num_blocks=60)
 
     def test_nothing_of_a_ticket_is_made_on_the_hosts_thread(self) -> None:
         """R-43: orders and tickets are made, keys packed and queued on our loop."""

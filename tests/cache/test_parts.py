@@ -78,6 +78,7 @@ class TestBlockUsers:
         users = BlockUsers()
         users.read([1, 2])
         users.read([2, 3])
+        users.count()
         users.give_back([1, 2])
         with pytest.raises(BlockInUseError, match="block 2"):
             users.write([1, 2])
@@ -106,7 +107,8 @@ class TestBlockUsers:
         users = BlockUsers()
         for blocks in reads:
             users.read(blocks)
-        for blocks in reversed(reads):
+        for blocks in reads:
+            users.count()
             users.give_back(blocks)
         assert 0 == len(users)
 

@@ -42,11 +42,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.getbasetemp() / "tiny"
 
 
-def config_of(tmp_path: Path) -> dict[str, object]:
+def config_of(tmp_path: Path, **more: object) -> dict[str, object]:
     """Return settings of a store of the test's own."""
     return {
         "store": {"path": str(tmp_path / "slab"), "capacity": "16MiB"},
         "log": {"level": "off"},
+        **more,
     }
 
 
@@ -62,6 +63,7 @@ class Asking:
     def __init__(self, chat: Chat, registry: CollectorRegistry) -> None:
         self.chat = chat
         self.registry = registry
+        self.text = ""
 
     async def __call__(self, num_tokens: int = 4) -> Piece | Refusal:
         """Ask, and return the last that is said."""
@@ -70,6 +72,7 @@ class Asking:
             ids = await self.chat.encode(WORDS)
             await self.chat.answer(ids, num_tokens, b"", out)
             said = [each async for each in pieces]
+        self.text = "".join(each.text for each in said)
         last: Piece | Refusal = said[-1]
         return last
 
@@ -83,13 +86,14 @@ def chatting(
     directory: Path,
     limits: Limits,
     main: Callable[[Asking], Awaitable[None]],
+    **settings: object,
 ) -> None:
     """Have a chat while *main* runs."""
     model, tokenizer = tiny(directory)
 
     async def inner() -> None:
         async with (
-            PromptCache(config_of(tmp_path), model) as prompts,
+            PromptCache(config_of(tmp_path, **settings), model) as prompts,
             anyio.create_task_group() as saves,
         ):
             registry = CollectorRegistry()

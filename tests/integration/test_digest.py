@@ -6,7 +6,7 @@ import torch
 
 from tests.integration.vllm.weights_kit import PackedModel, TinyModel
 from ucm.integration import digest as module
-from ucm.integration.digest import read_weights
+from ucm.integration.digest import Sums, read_weights
 
 
 def digest_of(*models: torch.nn.Module) -> bytes:
@@ -120,3 +120,40 @@ class TestHidden:
         model = PackedModel()
         del model.layer.packed
         assert b"" == digest_of(model)
+
+
+def sums_of(*pieces: torch.Tensor) -> bytes:
+    """Sum up as is done where the weights are on an accelerator."""
+    sums = Sums(torch.device("cpu"))
+    for piece in pieces:
+        sums.add(piece)
+    return sums.take()
+
+
+class TestSums:
+    @pytest.mark.parametrize("nbytes", [1, 4, 7, 4096, 4099])
+    def test_any_bit_changes_both_sums(self, nbytes: int) -> None:
+        """R-07: each bit of each byte counts, the last ones and the highest too."""
+        piece = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
+        before = sums_of(piece)
+        assert 16 == len(before)
+        for at in {0, nbytes // 2, nbytes - 1}:
+            for bit in range(8):
+                changed = piece.clone()
+                changed[at] ^= 1 << bit
+                after = sums_of(changed)
+                assert before[:8] != after[:8]
+                assert before[8:] != after[8:]
+
+    def test_order_counts_within_a_piece_and_among_pieces(self) -> None:
+        """R-07: words that change places, and pieces that do, are another sum."""
+        piece = torch.arange(64, dtype=torch.uint8)
+        words = piece.view(16, 4).flip(0).reshape(-1)
+        assert sums_of(piece) != sums_of(words)
+        assert sums_of(piece, piece + 1) != sums_of(piece + 1, piece)
+
+    def test_place_in_memory_does_not_count(self) -> None:
+        """R-08: equal bytes are equal wherever they begin."""
+        memory = torch.zeros(100, dtype=torch.uint8)
+        memory[3:67] = torch.arange(64, dtype=torch.uint8)
+        assert sums_of(torch.arange(64, dtype=torch.uint8)) == sums_of(memory[3:67])

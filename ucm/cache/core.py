@@ -116,8 +116,7 @@ class Core:
         self._users = BlockUsers()
         self._room: Room[tuple[SpanOrder, Fence]] = Room(queue.tickets, queue.nbytes)
         self._serving = Serving(self._runtime, self._attend, threads)
-        self._is_open = False
-        self._is_polled = True
+        self._is_open, self._is_polled = False, True
 
     def open(self) -> None:
         """
@@ -314,6 +313,7 @@ class Core:
                 orders = self._orders.of(asked)
                 transfer.begin(orders)
                 with self._lock:
+                    self._users.count()
                     self._open.update(dict.fromkeys(transfer.orders, transfer))
                     if not transfer.is_load and not waits:
                         for order in orders:

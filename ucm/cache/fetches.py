@@ -11,6 +11,7 @@ Threading: all of it on any thread; nothing blocks but ``close``.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self
@@ -18,6 +19,7 @@ from typing import Final, Self
 import attrs
 
 from ucm.agent.client import AgentClient, Answer
+from ucm.agent.health import AgentHealth
 from ucm.agent.protocol import LONGEST_S
 from ucm.blocks import PackedKey
 from ucm.cache.orders import Asked, Orders
@@ -149,6 +151,7 @@ class Fetches:
         threads: Threads,
     ) -> None:
         self._client = client
+        self._health = None if client is None else AgentHealth(client, counters)
         self._match = match
         self._questions = questions
         self._orders = orders
@@ -220,6 +223,9 @@ class Fetches:
             answer = client.answer(fetch.name) or _NO_AGENT
             fetch.last = fetch.keys[answer.found - 1] if answer.found else b""
             self._counters.add("ucm_fetch_wants_total", 1, reason=answer.reason)
+            for medium, count in Counter(answer.media.replace(b"\0", b"")).items():
+                tier = client.media[medium - 1]
+                self._counters.add("ucm_fetched_parts_total", count, tier=tier)
             fetch.over.end(answer)
 
         is_asked = client.want(
@@ -248,7 +254,7 @@ class Fetches:
         """Take note that blocks are loaded: behind it nothing is kept that ends with them."""
         if not self._kept:
             return
-        keys = frozenset(asked.keys)
+        keys = frozenset(asked.keys())
 
         def loaded() -> None:
             for fetch, _ in list(self._kept.values()):
@@ -257,6 +263,11 @@ class Fetches:
 
         if not transfer.over.subscribe(loaded):
             loaded()
+
+    def refresh(self) -> None:
+        """Bring up to date what metrics say of the agent."""
+        if self._health is not None:
+            self._health.refresh()
 
     def close(self) -> None:
         """Leave the agent. Idempotent."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
+from ucm.cache.fetches import Fetches
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Statistics, Transfer
 from ucm.errors import StoreUnavailableError, UCMError
@@ -27,6 +28,7 @@ _WAIT_S: Final = 1.0
 class Asked(Protocol):
     """The part of a cache that knows how it stands."""
 
+    fetches: Fetches
     new_event: Callable[[], Event]
 
     def statistics(self) -> Pending[Statistics]:
@@ -67,6 +69,7 @@ def measured(
         asked: Who knows. Without an answer within a second it is not healthy, and what
             the store said before stands.
     """
+    asked.fetches.refresh()
     is_load = [each.is_load for each in transfers]
     for direction in Direction:
         count = is_load.count(direction is Direction.LOAD)

@@ -28,11 +28,17 @@ class Asked(NamedTuple):
     """A save or load of a host, checked, and nobody else's to change."""
 
     direction: Direction
-    keys: tuple[bytes, ...]
-    blocks: tuple[int, ...]
+    hashes: bytes  # its keys, one behind the other
+    blocks: Sequence[int]
     group: int
     place: Place
     now_ns: int
+
+    def keys(self) -> list[bytes]:
+        """Return the keys, one for each block."""
+        size = len(self.hashes) // max(len(self.blocks), 1)
+        starts = range(0, len(self.hashes), size or 1)
+        return [self.hashes[at : at + size] for at in starts]
 
 
 class Orders:
@@ -85,6 +91,9 @@ class Orders:
         """
         Return what is asked for at *now_ns*, if it can be done.
 
+        Called on a host's loop, so that no bytecode runs for each block: what can be done
+        later ``of`` does.
+
         Raises:
             KeyFormatError: Keys and blocks are not aligned, or keys are not distinct
                 bytes of one length from 8 to 64.
@@ -93,18 +102,21 @@ class Orders:
         self._group(group)
         if len(keys) != len(blocks):
             raise KeyFormatError(f"{len(keys)} keys for {len(blocks)} blocks")
-        _check(keys)
-        return Asked(direction, tuple(keys), tuple(blocks), group, place, now_ns)
+        hashes = _joined(keys)
+        if type(blocks) is not range:  # which nobody can change
+            blocks = tuple(blocks)
+        return Asked(direction, hashes, blocks, group, place, now_ns)
 
     def of(self, asked: Asked) -> list[SpanOrder]:
         """Return one order for each span of the blocks, in order."""
-        direction, keys, blocks, group, place, now_ns = asked
+        direction, hashes, blocks, group, place, now_ns = asked
         shape = self._group(group)
         used_ns = self._first_used_ns(shape, place, now_ns)
         life = next(self._numbers)
         orders = []
-        for at in range(0, len(keys), step := self._span_blocks[shape.group_id]):
-            block_ids = blocks[at : at + step]
+        size = len(hashes) // max(len(blocks), 1)
+        for at in range(0, len(blocks), step := self._span_blocks[shape.group_id]):
+            block_ids = tuple(blocks[at : at + step])
             last = at + len(block_ids) - 1
             owner = Owner(
                 _HOST,
@@ -120,7 +132,7 @@ class Orders:
                     owners=(owner,),
                     group_id=group,
                     block_ids=block_ids,
-                    hashes=b"".join(keys[at : at + step]),
+                    hashes=hashes[at * size : (at + step) * size],
                 )
             )
         return orders
@@ -134,7 +146,7 @@ class Orders:
             LayoutError: As ``check``.
         """
         shape = self._group(group)
-        _check(keys)
+        _joined(keys)
         return self._packers[shape.group_id]
 
     def uses(self, num_keys: int, group: int, place: Place, now_ns: int) -> Uses:
@@ -155,10 +167,11 @@ class Orders:
         return shape or self._layout.group(GroupId(group))  # which raises
 
 
-def _check(keys: Sequence[bytes]) -> None:
-    """Refuse what is no list of keys; what is asked for is looked at by others."""
+def _joined(keys: Sequence[bytes]) -> bytes:
+    """Return keys one behind the other; refuse what is no list of keys."""
     try:
-        b"".join(keys)
+        joined = b"".join(keys)
+        num_distinct = len(set(keys))
     except TypeError as exc:
         raise KeyFormatError(f"a key is no bytes: {exc}") from None
     sizes = set(map(len, keys))
@@ -167,5 +180,6 @@ def _check(keys: Sequence[bytes]) -> None:
             f"keys of {sorted(sizes)} bytes: all must have one length, from "
             f"{min(_KEY_SIZES)} to {max(_KEY_SIZES)}"
         )
-    if len(set(keys)) < len(keys):
+    if num_distinct < len(keys):
         raise KeyFormatError("a key is there twice: a prefix has each of its keys once")
+    return joined

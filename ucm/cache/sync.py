@@ -3,8 +3,9 @@
 The face for hosts without a loop: the same verbs, as calls that block.
 
 A host whose thread may not wait, such as one that runs an engine's steps, begins things
-and looks, step by step, whether they are over: ``begin_load``, ``begin_contains`` and
-``save``. Of those that are, ``when_over`` tells it: looking costs nothing else then.
+and looks, step by step, whether they are over: ``begin_load``, ``begin_contains``,
+``begin_prefetch`` and ``save``. Of loads and saves that are, ``when_over`` tells it:
+looking costs nothing else then.
 
 Threading: all of it from any thread, also at once.
 """
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ucm.cache.core import Core
-from ucm.cache.fetches import Fetched
+from ucm.cache.fetches import Fetch, Fetched
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.devices.abc import EventRef
@@ -23,7 +24,7 @@ from ucm.errors import DeviceTimeoutError, StoreUnavailableError
 from ucm.metrics import Snapshot
 from ucm.prefixes import Place
 
-__all__ = ["Answer", "Cache", "Load", "Save"]
+__all__ = ["Answer", "Cache", "Fetching", "Load", "Save"]
 
 _T = TypeVar("_T")
 _ANYWHERE = Place()
@@ -170,6 +171,38 @@ class Answer:
         return self._pending.result()
 
 
+class Fetching:
+    """
+    Tiers that are asked for what the store lacks.
+
+    Args:
+        fetch: What is looked for.
+    """
+
+    __slots__ = ("_fetch",)
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known what there is, or there is no time left for more."""
+        return self._fetch.over.is_done or not self._fetch.left
+
+    def result(self) -> Fetched:
+        """
+        Return what there is; once it is over.
+
+        Raises:
+            PipelineClosedError: The cache was closed meanwhile.
+        """
+        return self._fetch.result()
+
+    def give_up(self) -> None:
+        """Want it no more, whether it is over or not. Idempotent."""
+        self._fetch.give_up()
+
+
 class Cache(contextlib.AbstractContextManager["Cache"]):
     """
     Saves and loads blocks of a host; made by ``ucm.blocking.open``.
@@ -218,6 +251,12 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         with self._core.fetches.begin(keys, group, timeout) as fetch:
             _wait_until(self._core, fetch.over, fetch.left)
             return fetch.result()
+
+    def begin_prefetch(
+        self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
+    ) -> Fetching:
+        """Begin a ``prefetch``; returns at once."""
+        return Fetching(self._core.fetches.begin(keys, group, timeout))
 
     def load(
         self,

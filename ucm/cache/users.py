@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the host's blocks are in use by saves and loads. Pure."""
+"""
+Which of the host's blocks are in use by saves and loads. Pure.
 
+A host's loop stands still while a save takes its blocks: so ``read`` runs no bytecode for
+each of them, and whoever has the time counts them.
+"""
+
+from collections import deque
 from collections.abc import Sequence
 
 from ucm.errors import BlockInUseError
@@ -18,13 +24,18 @@ class BlockUsers:
     def __init__(self) -> None:
         self._readers: dict[int, int] = {}
         self._written: set[int] = set()
+        self._uncounted: deque[Sequence[int]] = deque()
 
     def __len__(self) -> int:
+        self._count_all()
         return len(self._readers) + len(self._written)
 
     def read(self, blocks: Sequence[int]) -> None:
         """
-        Take blocks for reading, all or none.
+        Take blocks for reading, all or none; ``count`` is to follow.
+
+        Args:
+            blocks: Kept as they are: nobody changes them.
 
         Raises:
             BlockInUseError: One is being written.
@@ -33,9 +44,18 @@ class BlockUsers:
             raise BlockInUseError(
                 next(each for each in blocks if each in self._written)
             )
-        readers = self._readers
-        for block in blocks:
-            readers[block] = readers.get(block, 0) + 1
+        self._uncounted.append(blocks)
+
+    def count(self) -> None:
+        """Count the blocks of one ``read``; before those are given back."""
+        if self._uncounted:
+            readers = self._readers
+            for block in self._uncounted.popleft():
+                readers[block] = readers.get(block, 0) + 1
+
+    def _count_all(self) -> None:
+        while self._uncounted:
+            self.count()
 
     def write(self, blocks: Sequence[int]) -> None:
         """
@@ -44,6 +64,7 @@ class BlockUsers:
         Raises:
             BlockInUseError: One is in use, or there twice.
         """
+        self._count_all()
         taken: set[int] = set()
         for block in blocks:
             if block in self._readers or block in self._written or block in taken:

@@ -3,7 +3,7 @@
 An engine behind a door, as the contract of doors drives it, and what it is asked.
 
 A ``Running`` starts an engine only where a test needs another than the one that runs. In
-their order all tests of the contract together take seven starts at most, and three of the
+their order all tests of the contract together take nine starts at most, and three of the
 engine without a cache.
 """
 
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from ucm.blocks import PackedKey
+from ucm.testing.door_tiers import await_spilled, end_agent, tiers_at
 from ucm.testing.slab_damage import Damage, damage, stored
 
 __all__ = ["POOL", "ROOM", "Ability", "Door", "Prompts", "Running", "Setting"]
@@ -39,6 +40,8 @@ class Setting(enum.StrEnum):
     """As plain, over a store that has room for ``ROOM`` blocks or a few more."""
     TIGHT = "tight"
     """As plain, with an engine's pool of ``POOL`` blocks."""
+    TIERED = "tiered"
+    """As plain, with the setting ``Door.tiers`` below its store."""
 
 
 class Ability(enum.StrEnum):
@@ -54,6 +57,8 @@ class Ability(enum.StrEnum):
     """There is a second model."""
     SMALL = "small"
     """The size of the store can be chosen."""
+    TIERS = "tiers"
+    """It asks tiers for what its store lacks."""
 
 
 class Door(ABC):
@@ -72,10 +77,16 @@ class Door(ABC):
     """Tokens that most tests let an engine decode."""
     cannot: Mapping[Ability, str] = MappingProxyType({})
     """What this door or its engine is not able to do, and why: those tests are skipped."""
+    tiers: Sequence[Mapping[str, object]] = ()
+    """The setting of that name, of engines that are tiered; all others have none."""
 
     @abstractmethod
     def start(self, slab: Path, setting: Setting) -> None:
-        """Start an engine whose store is the slab in this directory, which may exist."""
+        """
+        Start an engine whose store is the slab in this directory, which may exist.
+
+        One that is tiered is there once its agent is: before that no tier is asked.
+        """
 
     @abstractmethod
     def generate(self, prompts: Sequence[list[int]], num_tokens: int) -> Prompts:
@@ -115,6 +126,10 @@ class Door(ABC):
         """Return how often the engine has preempted a request since the start."""
         raise NotImplementedError
 
+    def fetched_blocks(self) -> int:
+        """Return how many blocks the store has had from tiers, by counters, since the start."""
+        raise NotImplementedError
+
     def left(self) -> Mapping[str, int]:
         """Return the sizes, above 0, of what the door keeps though nothing runs."""
         return {}
@@ -137,6 +152,7 @@ _STORIES: Mapping[Setting, Mapping[str, Sequence[float]]] = {
         "saved": (4.1, 3.5),
         "in hand": (3.3, 2.8),
         "foreign": (4.5, 2.3),
+        "spilled": (4.2, 3.5),
         "full": (4.2, 4.3, 4.4, 4.3),
         "last": (4.2,),
         "longer": (1.5 * ROOM,),
@@ -193,6 +209,9 @@ class Running:
         self._root = root
         self._setting: Setting | None = None
         self._num_removed = 0
+        self._num_left = 0
+        self.tier = root / "tier"
+        """Where the blocks of tiered engines are below their slabs."""
         self._prompts: dict[Setting, dict[str, Prompts]] = {}
         self._expected: dict[Setting, dict[str, Prompts]] = {}
 
@@ -204,6 +223,7 @@ class Running:
         self.expected(setting)
         self.slab = self._slab_of(setting)
         self.slab.parent.mkdir(exist_ok=True)
+        self.door.tiers = tiers_at(self.tier) if setting is Setting.TIERED else ()
         self.door.start(self.slab, setting)
         self._setting = setting
 
@@ -211,7 +231,10 @@ class Running:
         """Have none run."""
         if self._setting is not None:
             self._setting = None
-            self.door.stop()
+            try:
+                self.door.stop()
+            finally:
+                end_agent(self.slab)
 
     def kill(self) -> None:
         """Kill the one that runs."""
@@ -222,6 +245,12 @@ class Running:
         """Take away what is the store of plain engines; the next one has a new one."""
         damage(self.slab, Damage.REMOVED)
         self._num_removed += 1
+
+    def move(self) -> None:
+        """Have the next tiered engine on another machine, whose slab has nothing yet."""
+        await_spilled(self.slab, self.tier)
+        self.stop()
+        self._num_left += 1
 
     def ask(self, story: str) -> int:
         """
@@ -279,11 +308,16 @@ class Running:
 
     def _slab_of(self, setting: Setting) -> Path:
         """Return where the blocks of such engines are; foreign ones share with plain."""
-        own = {Setting.SMALL: "small", Setting.TIGHT: "tight"}
+        own = {
+            Setting.SMALL: "small",
+            Setting.TIGHT: "tight",
+            Setting.TIERED: f"tiered-{self._num_left}",
+        }
         name = own.get(setting, f"plain-{self._num_removed}")
         return self._root / name / "slab"
 
     @staticmethod
     def _model(setting: Setting) -> Setting:
         """Return the kind of engine that says the same as that kind."""
-        return Setting.PLAIN if setting is Setting.SMALL else setting
+        is_plain = setting in (Setting.SMALL, Setting.TIERED)
+        return Setting.PLAIN if is_plain else setting

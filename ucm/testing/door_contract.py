@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 from ucm.testing.door import POOL, ROOM, Ability, Door, Prompts, Running, Setting
+from ucm.testing.door_tiers import damage_files
 from ucm.testing.slab_damage import Damage, damage, drop, stored, unsound
 
 __all__ = [
@@ -166,6 +167,27 @@ class DoorContract(ABC):
         running.door.settle()
         assert running.door.left() == {}
         running.stop()
+
+    # -- tiers -----------------------------------------------------------------------
+
+    def test_prompts_are_warm_through_a_tier_on_another_machine(
+        self, running: Running
+    ) -> None:
+        """R-81, R-53: all that was spilled comes back; what rots there is computed."""
+        self._need(running, Ability.TIERS)
+        running.on(Setting.TIERED)
+        assert running.store("spilled")
+        running.move()
+        running.on(Setting.TIERED)
+        assert running.blocks_of("spilled") == running.ask("spilled")
+        assert running.blocks_of("spilled") == running.door.fetched_blocks()
+        running.door.settle()
+        running.door.forget()
+        assert drop(running.slab, stored(running.slab)) > 0
+        assert damage_files(running.tier) > 0
+        assert running.ask("spilled") == 0
+        running.door.settle()
+        assert running.door.left() == {}
 
     # -- no room ---------------------------------------------------------------------
 

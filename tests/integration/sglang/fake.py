@@ -110,6 +110,17 @@ class MHATokenToKVPool:
         self.v_buffer = [torch.zeros(shape) for _ in range(LAYERS)]
 
 
+class MLATokenToKVPool:
+    """That of latent attention: one buffer a layer, of one wide head."""
+
+    start_layer = 0
+    kv_scale_buffer = None
+
+    def __init__(self, pages: int = 16) -> None:
+        shape = ((pages + 1) * TOKENS, 1, HEADS * DIM)
+        self.kv_buffer = [torch.zeros(shape) for _ in range(LAYERS)]
+
+
 class MHATokenToKVPoolHost:
     """SGLang's host pool."""
 
@@ -130,6 +141,27 @@ class MHATokenToKVPoolHost:
         if self.layout == "page_first_direct":
             return self.kv_buffer[:, page]
         return self.kv_buffer[:, :, page * TOKENS : (page + 1) * TOKENS]
+
+
+class MLATokenToKVPoolHost:
+    """That of latent attention."""
+
+    start_layer = 0
+    layer_num = LAYERS
+    page_size = TOKENS
+
+    def __init__(self, layout: str = "layer_first", pages: int = 16) -> None:
+        self.layout = layout
+        shape = (LAYERS, pages * TOKENS, 1, HEADS * DIM)
+        if layout == "page_first_direct":
+            shape = (pages, LAYERS, TOKENS, 1, HEADS * DIM)
+        self.kv_buffer = torch.zeros(shape)
+
+    def page(self, page: int) -> torch.Tensor:
+        """Return a page, ``[1, layers, tokens, 1, dim]``."""
+        if self.layout == "page_first_direct":
+            return self.kv_buffer[page].unsqueeze(0)
+        return self.kv_buffer[:, page * TOKENS : (page + 1) * TOKENS].unsqueeze(0)
 
 
 def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
@@ -229,7 +261,7 @@ class Engine:
     wrongly is seen.
     """
 
-    def __init__(self, linker: Any, pool: MHATokenToKVPool) -> None:
+    def __init__(self, linker: Any, pool: MHATokenToKVPool | MLATokenToKVPool) -> None:
         self.linker = linker
         self.pool = pool
         self._next = 1
@@ -249,21 +281,23 @@ class Engine:
         """Write what belongs to hashes."""
         for one, page in zip(hashes, pages, strict=True):
             part = slice(page * TOKENS, (page + 1) * TOKENS)
-            for at, content in enumerate(content_of(one)):
-                self.buffers[at][part] = content
+            for buffer, content in zip(self.buffers, content_of(one), strict=False):
+                buffer[part] = content.view(buffer[part].shape)
 
     @property
     def buffers(self) -> list[torch.Tensor]:
         """Keys and values, layer by layer."""
+        if isinstance(self.pool, MLATokenToKVPool):
+            return self.pool.kv_buffer
         pairs = zip(self.pool.k_buffer, self.pool.v_buffer, strict=True)
         return [buffer for pair in pairs for buffer in pair]
 
     def offload(self, hashes: list[str], pages: list[int]) -> bool:
         """Compute and offload; return what the linker says in the end."""
         self.compute(hashes, pages)
-        if not self.linker.offload([PoolTransfer(hashes, self.tokens_of(pages))]):
-            return False
-        self.linker._saves[-1].wait_committed()
+        assert self.linker.offload([PoolTransfer(hashes, self.tokens_of(pages))])
+        if (save := self.linker._saves[-1]) is not None:
+            save.wait_committed()
         assert self.linker.num_completed_offloads() == len(self.linker._saves)
         return bool(self.linker.pop_completed_offload())
 

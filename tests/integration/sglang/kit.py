@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import ProcessGroup
+
 from tests.integration.sglang import fake
 
 __all__ = ["Kit"]
@@ -49,6 +51,7 @@ class Kit:
         params = types.SimpleNamespace(
             page_size=fake.TOKENS,
             token_to_kv_pool_allocator=types.SimpleNamespace(get_kvcache=lambda: pool),
+            tp_cache_group=ProcessGroup(more.pop("rank", 0), self.args.tp_size),
         )
         names = more.pop("components", ["FULL"])
         linker = modules.linker.Linker(
@@ -60,13 +63,16 @@ class Kit:
         self._opened.callback(linker.close)
         return fake.Engine(linker, pool)
 
-    def storage(self, layout: str = "layer_first", **more: Any) -> Any:
+    def storage(
+        self, layout: str = "layer_first", make: Any = None, **more: Any
+    ) -> Any:
         """Return a storage with a host pool, as SGLang makes it."""
         modules = self.installed(**more.pop("args", {}))
         extra = {"backend_name": "x", "interface_v1": 1, **self.settings(**more)}
         config = types.SimpleNamespace(tp_rank=0, tp_size=1, extra_config=extra)
         storage = modules.hicache.Storage(config, {})
         self._opened.callback(storage.close)
-        storage.register_mem_pool_host(fake.MHATokenToKVPoolHost(layout))
+        make = make or fake.MHATokenToKVPoolHost
+        storage.register_mem_pool_host(make(layout))
         storage.register_mem_host_pool_v2(storage.mem_pool_host, fake.PoolName.KV)
         return storage

@@ -45,15 +45,15 @@ def test_model_that_is_not_taken_is_refused_by_name(kit: Kit) -> None:
     with pytest.raises(ConfigError, match="SWA"):
         kit.engine(components=["FULL", "SWA"])
 
-    with pytest.raises(ConfigError, match="tp_size"):
-        kit.engine(args={"tp_size": 2})
-    kit.storage(args={"tp_size": 2})
-
-    class MLATokenToKVPool(fake.MHATokenToKVPool):
+    class DSATokenToKVPool(fake.MLATokenToKVPool):
         pass
 
-    with pytest.raises(ConfigError, match="MLATokenToKVPool"):
-        kit.engine(MLATokenToKVPool())
+    with pytest.raises(ConfigError, match="DSATokenToKVPool"):
+        kit.engine(DSATokenToKVPool())
+    latent = fake.MLATokenToKVPool()
+    latent.kv_scale_buffer = []
+    with pytest.raises(ConfigError, match="scaled"):
+        kit.engine(latent)
     for change in ({"kv_cache_layout": "hnd"}, {"k_scale_buffer": []}):
         pool = fake.MHATokenToKVPool()
         vars(pool).update(change)

@@ -56,12 +56,32 @@ def test_lookup_reports_nothing_that_is_not_staged(kit: Kit) -> None:
     assert [] == engine.linker.lookup("b", [PoolTransfer(names)])
 
 
+def test_what_a_lookup_has_reported_stays_until_the_next_batch(kit: Kit) -> None:
+    """R-81: however many others are looked up meanwhile; they find less room."""
+    engine = kit.engine()
+    first, others = hashes(6), hashes(8, 5)
+    for names in (first, others):
+        assert engine.offload(names, engine.take(len(names)))
+    assert list(range(1, 7)) == engine.linker.lookup("a", [PoolTransfer(first)])
+    assert [1, 2] == engine.linker.lookup("b", [PoolTransfer(others)])
+    assert [1, 2] == engine.linker.lookup("b", [PoolTransfer(others)])
+    transfer = PoolTransfer(first, engine.tokens_of([1, 2, 3, 4, 5, 6]))
+    assert engine.linker.load("a", [transfer])
+    engine.forward()
+    assert engine.is_whole
+    assert 0 == len(engine.linker._pages.staged._held)
+    assert 8 == len(engine.linker.lookup("b", [PoolTransfer(others)]))
+    engine.linker.reset()
+    assert 0 == len(engine.linker._pages.staged._held)
+
+
 def test_load_of_what_is_not_staged_any_more_is_not_queued(kit: Kit) -> None:
     """R-81: SGLang computes it then; it would abort a load that fails later."""
     engine = kit.engine()
     names = hashes(2)
     assert engine.offload(names, engine.take(2))
     assert [1, 2] == engine.linker.lookup("a", [PoolTransfer(names)])
+    assert -1 == engine.linker.start_layer_wise_loading()
     engine.linker._pages.staged.forget()
     transfer = PoolTransfer(names, engine.tokens_of(engine.take(2)))
     assert not engine.linker.load("a", [transfer])

@@ -8,7 +8,12 @@ from typing import Any, Self
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from tests.integration.transformers.kit import BLOCK, config_of, loaded_blocks
+from tests.integration.transformers.kit import (
+    BLOCK,
+    await_tiers,
+    config_of,
+    loaded_blocks,
+)
 from ucm.integration.transformers.continuous import ContinuousPrompts
 
 LIMIT_S = 120.0
@@ -58,6 +63,7 @@ class Engine:
         directory: Where the store is.
         capacity: Of the store.
         num_blocks: Of the engine's own pool.
+        tiers: Below the store.
         options: Of ``ContinuousPrompts``.
     """
 
@@ -68,15 +74,17 @@ class Engine:
         *,
         capacity: str = "64MiB",
         num_blocks: int = 400,
+        tiers: Sequence[object] = (),
         **options: Any,
     ) -> None:
         shares = directory is not None
         self.manager = manager_of(model, num_blocks, allow_block_sharing=shares)
         self.prompts: Any = None
         if directory is not None:
-            config = config_of(directory, capacity)
+            config = config_of(directory, capacity, tiers)
             options = {"patience": PATIENCE_S, **options}
             self.prompts = ContinuousPrompts(config, self.manager, **options)
+            await_tiers(self.prompts)
             self.paged = self.manager.batch_processor.cache
             (self.allocator,) = self.paged.cache_allocators.values()
         self.manager.start()

@@ -2,6 +2,7 @@
 """Small models of transformers, what they are asked, and stores for their prompts."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import attrs
 import torch
 import transformers
 
+from tests.cache.test_tiers import until
 from tests.e2e.models import LLAMA, Recipe, make_model
 
 BLOCK = 16
@@ -28,12 +30,15 @@ def _load(path: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(path)
 
 
-def config_of(directory: Path, capacity: str = "64MiB") -> dict[str, object]:
+def config_of(
+    directory: Path, capacity: str = "64MiB", tiers: Sequence[object] = ()
+) -> dict[str, object]:
     """Return settings of a store of that test's own."""
-    log = {"level": "off"}
     return {
         "store": {"path": str(directory / "slab"), "capacity": capacity},
-        "log": log,
+        "tiers": list(tiers),
+        "timeout": {"fetch": 60.0},  # of a busy machine
+        "log": {"level": "off"},
     }
 
 
@@ -73,6 +78,17 @@ def loaded_blocks(prompts: Any) -> int:
     """Return how many blocks have come from the store, also if it is gone."""
     counters = prompts.cache.measure().counters
     return int(counters.get("ucm_settled_parts_total|load|committed|", 0))
+
+
+def fetched_blocks(prompts: Any) -> int:
+    """Return how many blocks tiers have brought."""
+    return int(prompts.cache._core._counters.total("ucm_fetched_parts_total"))
+
+
+def await_tiers(prompts: Any) -> None:
+    """Wait until tiers are asked, where there are some."""
+    fetches = prompts.cache._core.fetches
+    until(lambda: fetches._client is None or fetches.is_served)
 
 
 def padded(*prompts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.models import LLAMA
 from tests.integration.transformers.batching import LIMIT_S, Engine
-from tests.integration.transformers.kit import OTHER, model_of
+from tests.integration.transformers.kit import OTHER, fetched_blocks, model_of
 from ucm.testing.door import POOL, ROOM, Ability, Door, Prompts, Setting
 from ucm.testing.door_contract import DoorContract
 
@@ -31,6 +31,7 @@ class ContinuousDoor(Door):
             slab.parent,
             capacity=str(ROOM * block_bytes if setting is Setting.SMALL else 64 << 20),
             num_blocks=POOL if setting is Setting.TIGHT else 400,
+            tiers=self.tiers,
         )
         self._preempted: list[str] = []
         paged = self._engine.paged
@@ -73,6 +74,10 @@ class ContinuousDoor(Door):
     def loaded_blocks(self) -> int:
         """Return how many there were since the start."""
         return self._engine.loaded()
+
+    def fetched_blocks(self) -> int:
+        """Return how many there were since the start."""
+        return fetched_blocks(self._engine.prompts)
 
     def settle(self) -> None:
         """Wait for all saves."""

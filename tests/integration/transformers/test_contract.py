@@ -15,7 +15,9 @@ import torch
 from tests.e2e.models import LLAMA
 from tests.integration.transformers.kit import (
     OTHER,
+    await_tiers,
     config_of,
+    fetched_blocks,
     generate,
     loaded_blocks,
     model_of,
@@ -45,12 +47,13 @@ class TransformersDoor(Door):
         self._model = model_of(OTHER if setting is Setting.FOREIGN else LLAMA)
         block_bytes = 16 * 4 * 2 * 2 * 32 * 4
         capacity = ROOM * block_bytes if setting is Setting.SMALL else 64 << 20
-        config = config_of(slab.parent, str(capacity))
+        config = config_of(slab.parent, str(capacity), self.tiers)
         self._portals = anyio.from_thread.start_blocking_portal()
         self._portal = self._portals.__enter__()
         opening = PromptCache(config, self._model, lane_tokens=96)  # 6 blocks
         self._open = self._portal.wrap_async_context_manager(opening)
         self._prompts = self._open.__enter__()
+        await_tiers(self._prompts)
         self._computing = self._portal.call(anyio.Semaphore, 1)
 
     def stop(self) -> None:
@@ -112,6 +115,10 @@ class TransformersDoor(Door):
     def loaded_blocks(self) -> int:
         """Return how many there were since the start."""
         return loaded_blocks(self._prompts)
+
+    def fetched_blocks(self) -> int:
+        """Return how many there were since the start."""
+        return fetched_blocks(self._prompts)
 
     def settle(self) -> None:
         """Wait for all saves."""

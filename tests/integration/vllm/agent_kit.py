@@ -20,6 +20,8 @@ class FakeClient:
     terms: list = attrs.Factory(list)
     dropped: list = attrs.Factory(list)
     media: tuple = ("disk", "redis")
+    status: dict = attrs.Factory(dict)
+    looks: int = 0
 
     def want(self, request_id, keys, sizes, *, seconds, hold_s, **terms):
         """Take a want."""
@@ -45,6 +47,10 @@ class FakeClient:
     def drop(self, request_id):
         """Take note."""
         self.dropped.append(request_id)
+
+    def look(self):
+        """Take note."""
+        self.looks += 1
 
     def close(self):
         """Be gone."""

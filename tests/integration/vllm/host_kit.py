@@ -57,12 +57,14 @@ def make_setup(
     *,
     topology: Topology | None = None,
     slot_bytes: int = 0,
+    company: float = 0.05,
 ) -> OneStore:
-    """Return a setup with a store that follows *plan*."""
+    """Return a setup with a store that follows *plan*; saves wait so long for others."""
     topology = topology or Topology(tensor=num_ranks)
     config = {
         "log": {"level": "off"},
         "queue": {"span_bytes": 3 * layout.max_block_bytes},
+        "timeout": {"company": company},
     }
     store = MemoryStore(capacity_blocks, slot_bytes or layout.max_block_bytes)
     return OneStore(

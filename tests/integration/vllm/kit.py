@@ -93,7 +93,12 @@ def plain_cache() -> KVCacheConfig:
 
 
 def engine_config(model_dir: str, **extra: object) -> SimpleNamespace:
-    """Return what the door reads of a ``VllmConfig``; *extra* is ours."""
+    """
+    Return what the door reads of a ``VllmConfig``; *extra* is ours.
+
+    No save waits for others, unless *extra* says so.
+    """
+    timeout = {"company": 0, **extra.get("timeout", {})}
     return SimpleNamespace(
         model_config=SimpleNamespace(
             model=model_dir,
@@ -136,7 +141,7 @@ def engine_config(model_dir: str, **extra: object) -> SimpleNamespace:
         speculative_config=None,
         device_config=SimpleNamespace(device_type="cpu"),
         kv_transfer_config=SimpleNamespace(
-            kv_connector_extra_config=extra,
+            kv_connector_extra_config={**extra, "timeout": timeout},
             kv_load_failure_policy="recompute",
             kv_role="kv_both",
         ),

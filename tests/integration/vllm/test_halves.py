@@ -158,6 +158,18 @@ def engine(tmp_path):
         yield engine
 
 
+def test_step_that_computes_nothing_gives_way(engine, monkeypatch):
+    """In process it would come again at once, while threads wait for the interpreter
+    lock; a step that computes something is not held up."""
+    given = []
+    threads = type(engine.scheduler._setup.threads)
+    monkeypatch.setattr(threads, "give_way", lambda _: given.append(1))
+    engine.save()
+    before = len(given)
+    engine.work(engine.plan())
+    assert (0, 1) == (before, len(given))
+
+
 class TestTogether:
     def test_saved_prefix_is_found_and_loaded(self, engine):
         """What one request computed is loaded for the next, byte for byte, and
@@ -228,7 +240,7 @@ class TestTogether:
     def test_failed_block_is_found_again(self, engine, monkeypatch):
         """R-15: on an engine that never saves, time ends a denial; the door tells it."""
         now = [100.0]
-        clock = SimpleNamespace(monotonic=lambda: now[0])
+        clock = SimpleNamespace(monotonic=lambda: now[0], give_way=bool)
         engine.save()
         setup = attrs.evolve(engine.scheduler._setup, threads=clock)
         monkeypatch.setattr(engine.scheduler, "_setup", setup)

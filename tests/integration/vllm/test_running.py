@@ -48,7 +48,7 @@ class Running:
     """A scheduler's half with requests that decode, one token in each step."""
 
     def __init__(self, layout: KVLayout, number: int) -> None:
-        setup = make_setup(layout, 1, 16, FaultPlan())
+        setup = make_setup(layout, 1, 16, FaultPlan(), company=0)
         worker = WorkerHalf(setup, 0, "cpu")
         self.half = SchedulerHalf(setup)
         self.half.agree([worker.handshake()])

@@ -4,6 +4,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import structlog
 import vllm
@@ -145,6 +146,22 @@ class TestSetup:
             config.scheduler_config = SimpleNamespace(policy=policy)
 
         assert is_ranked is setup(tmp_path, choose).is_ranked
+
+
+class TestSaveLimits:
+    @pytest.mark.parametrize(("role", "blocks"), [("kv_both", 3), ("kv_producer", 0)])
+    def test_small_saves_wait_unless_others_do_for_them(self, tmp_path, role, blocks):
+        """An engine that only saves does so for others, which ask as soon as it has
+        answered; any other keeps a small part of its blocks at most, and a ticket's."""
+
+        def change(config):
+            config.kv_transfer_config.kv_role = role
+
+        made = attrs.evolve(setup(tmp_path, change), num_blocks=48)
+        size = made.layout.max_block_bytes
+        assert blocks * size == made.save_limits().company
+        large = attrs.evolve(made, num_blocks=1 << 40).save_limits()
+        assert (16 << 20 if blocks else 0) == large.company
 
 
 class TestStore:

@@ -135,6 +135,14 @@ class TestAsk:
         assert 1 == total("ucm_fetch_wants_total", reason="unavailable")
 
 
+class TestRefresh:
+    def test_agent_is_asked_how_it_is(self, world) -> None:
+        """R-52: its metrics are brought up to date with the engine's own, whoever asks."""
+        world.tiers.refresh()
+        assert 1 == world.client.looks
+        assert {"ucm_agent_up": 1} == world.counters.snapshot().gauges
+
+
 class TestEarly:
     def test_request_asks_when_it_arrives(self, world) -> None:
         """R-54: what is on its way while a request waits for its turn is asked for once."""
@@ -249,6 +257,23 @@ class TestPrediction:
             world.tiers.is_pending(name)
             assert why == world.tiers.shortfall(name)[0]
             assert 1 == world.counters.total("ucm_fetch_wants_total", reason=why)
+
+
+class TestNoRoom:
+    def test_want_without_room_says_so_and_asks_again(self) -> None:
+        """R-60, R-56: where plans take no more wants a request is told to be computed for
+        want of room, and asks once there is some; no rank is said to lack its part."""
+        world = World(elsewhere=(1,), tiers=[{"type": "redis"}])
+        found = PrefixMatch(4 * SIZE, MatchReason.HIT)
+        asked = (str(number) for number in range(2000))
+        late = next(name for name in asked if not world.ask(request(name), found))
+        assert not world.tiers.is_pending(late)
+        assert "queue" == world.tiers.shortfall(late)[0]
+        assert late not in [name for name, *_ in world.client.wanted]
+        world.tiers.elsewhere.take()
+        world.tiers.drop("0")
+        assert world.ask(request(late), found)
+        assert world.tiers.is_pending(late)
 
 
 class TestDrop:

@@ -192,7 +192,9 @@ def ranks_with(
 ) -> Iterator[Ranks]:
     """Run an engine of which one rank fails to copy some rows, once each."""
     setup = RowSetup(
-        config=UCMConfig.from_mapping({"log": {"level": "off"}}),
+        config=UCMConfig.from_mapping(
+            {"log": {"level": "off"}, "timeout": {"company": 0}}
+        ),
         layout=LAYOUT,
         keyspace=attrs.evolve(KEYSPACE, parallel=topology.parallel),
         topology=topology,

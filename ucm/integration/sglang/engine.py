@@ -22,7 +22,16 @@ from ucm.integration.vllm.weight_files import weights_digest
 from ucm.layout import KVLayout
 from ucm.prefixes import keyspace_of, paged_layout
 
-__all__ = ["Doubt", "Theirs", "check", "device_rows", "host_rows", "named", "refuse"]
+__all__ = [
+    "Doubt",
+    "Theirs",
+    "are_replicas",
+    "check",
+    "device_rows",
+    "host_rows",
+    "named",
+    "refuse",
+]
 
 Theirs: TypeAlias = Any
 """An object of SGLang, which is not typed."""
@@ -48,6 +57,8 @@ _COUNTED: Final = (
 )
 # fmt: on
 """Settings that decide the bytes of pages, beside what the pool shows."""
+_POOLS: Final = ("MHATokenToKVPool", "MLATokenToKVPool")
+_HOST_POOLS: Final = ("MHATokenToKVPoolHost", "MLATokenToKVPoolHost")
 _FROM_DIRECTORY: Final = ("auto", "safetensors", "pt", "fastsafetensors")
 
 
@@ -73,23 +84,45 @@ def check(args: Theirs) -> None:
 
 
 def device_rows(pool: Theirs, page_tokens: int) -> dict[str, torch.Tensor]:
-    """Return the memory of SGLang's pool, ``[pages, tokens, heads, head_dim]`` by row."""
-    kind, order = type(pool).__name__, getattr(pool, "kv_cache_layout", None)
-    is_scaled = getattr(pool, "k_scale_buffer", None) is not None
-    if (kind, order, is_scaled) != ("MHATokenToKVPool", "nhd", False):
+    """
+    Return the memory of SGLang's pool, ``[pages, tokens, heads, head_dim]`` by row.
+
+    In the order of layers: of each its keys and its values, or what both are made of.
+    """
+    kind = type(pool).__name__
+    order = getattr(pool, "kv_cache_layout", "nhd" if _is_latent(pool) else None)
+    scales = ("k_scale_buffer", "kv_scale_buffer")
+    is_scaled = any(getattr(pool, name, None) is not None for name in scales)
+    if (kind not in _POOLS, order, is_scaled) != (False, "nhd", False):
         told = f"{kind}, {order}{', scaled' * is_scaled}"
-        refuse("kv cache", told, "only plain attention over all tokens is known")
+        refuse("kv cache", told, "only attention over all tokens is known")
     return {
         f"{part}.{pool.start_layer + at}": layer.view(-1, page_tokens, *layer.shape[1:])
-        for at, pair in enumerate(zip(pool.k_buffer, pool.v_buffer, strict=True))
-        for part, layer in zip("kv", pair, strict=True)
+        for at, parts in enumerate(zip(*_buffers(pool).values(), strict=True))
+        for part, layer in zip(_buffers(pool), parts, strict=True)
     }
+
+
+def _is_latent(pool: Theirs) -> bool:
+    return type(pool).__name__.startswith("MLA")
+
+
+def _buffers(pool: Theirs) -> dict[str, Theirs]:
+    """Return the layers of a pool, of the device or the host, by part."""
+    if _is_latent(pool):
+        return {"latent": pool.kv_buffer}
+    return {"k": pool.k_buffer, "v": pool.v_buffer}
+
+
+def are_replicas(rows: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether each rank has all of a page, and not a part of its own."""
+    return all(name.startswith("latent") for name in rows)
 
 
 def host_rows(pool: Theirs) -> dict[str, torch.Tensor]:
     """Return that of its host pool likewise: each finds what the other has saved."""
-    if (kind := type(pool).__name__) != "MHATokenToKVPoolHost":
-        refuse("host pool", kind, "only plain attention over all tokens is known")
+    if (kind := type(pool).__name__) not in _HOST_POOLS:
+        refuse("host pool", kind, "only attention over all tokens is known")
     if pool.layout not in ("layer_first", "page_first_direct"):
         refuse(
             "hicache_mem_layout",
@@ -99,11 +132,11 @@ def host_rows(pool: Theirs) -> dict[str, torch.Tensor]:
         )
     rows: dict[str, torch.Tensor] = {}
     for at in range(pool.layer_num):
-        for part, both in (("k", pool.k_buffer), ("v", pool.v_buffer)):
+        for part, layers in _buffers(pool).items():
             rows[f"{part}.{pool.start_layer + at}"] = (
-                both[at].view(-1, pool.page_size, *both.shape[2:])
+                layers[at].view(-1, pool.page_size, *layers.shape[2:])
                 if pool.layout == "layer_first"
-                else both[:, at]
+                else layers[:, at]
             )
     return rows
 
@@ -111,7 +144,7 @@ def host_rows(pool: Theirs) -> dict[str, torch.Tensor]:
 def named(
     args: Theirs, rows: Mapping[str, torch.Tensor], weights: str, num_ranks: int
 ) -> tuple[KVLayout, KeySpace]:
-    """Return layout and key space of pages that are cut over so many ranks."""
+    """Return layout and key space of pages that so many ranks compute together."""
     place = Path(args.model_path)
     if not weights:
         if args.load_format not in _FROM_DIRECTORY or not place.is_dir():

@@ -2,9 +2,12 @@
 """
 SGLang's ``UnifiedCacheLinker``: its device pages to the store and back, by layers.
 
-A look-up reports what is staged (``pages.py``): no load can fail behind it, which would
-abort its request. A layer's pages are copied when the forward pass first asks for that
-layer, in the pass's own order.
+A look-up reports what is staged (``pages.py``) and keeps it for its request until the next
+batch begins: no load can fail behind it, which would abort its request. A layer's pages are
+copied when the forward pass first asks for that layer, in the pass's own order.
+
+Each rank has a linker. SGLang takes what all of them report, and calls the same methods of
+all in the same order, as long as each answers ``load`` and ``offload`` as the others do.
 
 Threading: the scheduler's thread.
 """
@@ -20,7 +23,13 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 
 from ucm.cache.sync import Save
 from ucm.errors import DeviceTimeoutError
-from ucm.integration.sglang.engine import Theirs, check, device_rows, refuse
+from ucm.integration.sglang.engine import (
+    Theirs,
+    are_replicas,
+    check,
+    device_rows,
+    refuse,
+)
 from ucm.integration.sglang.pages import Pages, keys_of
 
 __all__ = ["Linker"]
@@ -28,11 +37,11 @@ __all__ = ["Linker"]
 
 @attrs.frozen(eq=False)
 class _Copy:
-    """Staged pages, and where in the engine's pool they go."""
+    """Staged pages, and where in the engine's pool they go; none: they are not staged."""
 
-    keys: Sequence[bytes]
-    slots: torch.Tensor
-    pages: torch.Tensor
+    keys: Sequence[bytes] = ()
+    slots: torch.Tensor = attrs.field(factory=lambda: torch.tensor(()))
+    pages: torch.Tensor = attrs.field(factory=lambda: torch.tensor(()))
 
 
 @attrs.define(eq=False)
@@ -48,16 +57,19 @@ class _Layers:
     """Copies rows of pages as they are asked for; SGLang's ``layer_done_counter``."""
 
     def __init__(
-        self, staged: Iterable[torch.Tensor], pool: Iterable[torch.Tensor]
+        self, staged: Iterable[torch.Tensor], pool: Mapping[str, torch.Tensor]
     ) -> None:
-        self._rows = list(zip(staged, pool, strict=True))
+        self._rows = list(zip(staged, pool.values(), strict=True))
+        self._rows_per_layer = 1 if are_replicas(pool) else 2
         self._number = self._consumer = -1
         self.batches: dict[int, _Batch] = {}
 
     def begin(self, copies: Sequence[_Copy]) -> int:
         """Return the number of a batch, of which nothing is copied yet."""
         self._number += 1
-        self.batches[self._number] = _Batch(copies)
+        staged = [copy for copy in copies if copy.keys]
+        is_failed = len(staged) < len(copies)
+        self.batches[self._number] = _Batch(staged, is_failed=is_failed)
         return self._number
 
     def set_consumer(self, index: int) -> None:
@@ -67,7 +79,7 @@ class _Layers:
     def wait_until(self, layer: int) -> None:
         """Have keys and values in place up to this layer. Raises nothing."""
         if (batch := self.batches.get(self._consumer)) is not None:
-            self._copy(batch, 2 * layer + 2)
+            self._copy(batch, self._rows_per_layer * (layer + 1))
 
     def finish(self, index: int) -> _Batch:
         """End a batch; return what became of it."""
@@ -104,9 +116,6 @@ class Linker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang is not typed
         forward_stream: Theirs = None,
     ) -> None:
         check(server_args)
-        if (ranks := server_args.tp_size) > 1:
-            why = "a rank may have staged what another has not"
-            refuse("tp_size", ranks, why, "Use the door to HiCache.")
         kinds = [component.name for component in components]
         if kinds != ["FULL"]:
             refuse("model", ", ".join(kinds), "it has blocks of several kinds")
@@ -119,30 +128,55 @@ class Linker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang is not typed
         self._patience = patience
         self._page_tokens = params.page_size
         self._device = next(iter(rows.values())).device
-        self._saves: deque[Save] = deque()
+        self._saves: deque[Save | None] = deque()
+        self._reported: dict[str, Sequence[bytes]] = {}
         self._queued: dict[str, _Copy] = {}
-        self._pages = Pages(server_args, settings, rows, (0, 1))
+        self._num_ranks = server_args.tp_size
+        rank = params.tp_cache_group.rank() if self._num_ranks > 1 else 0
+        self._pages = Pages(server_args, settings, rows, (rank, self._num_ranks))
         self.forward_stream = forward_stream
-        self.layer_done_counter = _Layers(self._pages.slots, rows.values())
+        self.layer_done_counter = _Layers(self._pages.slots, rows)
         self.pools = {PoolName.KV: rows}
 
     def lookup(self, rid: str, transfers: Sequence[Theirs]) -> list[int]:
         """Return every number of leading pages that are staged, if not none."""
         (transfer,) = transfers
-        return list(range(1, self._pages.stage(transfer.keys, self._patience) + 1))
+        self._let_go(rid)
+        count = self._pages.stage(transfer.keys, self._patience)
+        keys = keys_of(transfer.keys[:count])
+        if self._pages.staged.hold(keys):
+            self._reported[rid] = keys
+        return list(range(1, count + 1))
 
     def load(self, rid: str, transfers: Sequence[Theirs]) -> bool:
-        """Queue a load of staged pages; False, and they are computed, if one is not."""
+        """
+        Queue a load of staged pages.
+
+        One that is not staged any more, as its look-up was in an earlier batch, is not
+        queued and its request computed. Of several ranks the others may have it: then
+        it is queued and fails, and SGLang aborts the request on all of them.
+        """
         (transfer,) = transfers
-        keys = keys_of(transfer.keys)
-        if rid in self._queued or (slots := self._pages.staged.hold(keys)) is None:
+        if rid in self._queued:
             return False
-        pages = torch.tensor(self._page_ids(transfer), device=self._device)
-        self._queued[rid] = _Copy(keys, torch.tensor(slots), pages)
-        return True
+        keys = keys_of(transfer.keys)
+        slots = self._pages.staged.hold(keys)
+        self._let_go(rid)
+        if slots is not None:
+            pages = torch.tensor(self._page_ids(transfer), device=self._device)
+            self._queued[rid] = _Copy(keys, torch.tensor(slots), pages)
+        elif self._num_ranks > 1:
+            self._queued[rid] = _Copy()
+        return rid in self._queued
+
+    def _let_go(self, rid: str) -> None:
+        """Keep nothing for a look-up any more."""
+        self._pages.staged.release(self._reported.pop(rid, ()))
 
     def start_layer_wise_loading(self) -> int:
         """Begin what is queued, for the next forward pass; -1 if that is nothing."""
+        for rid in list(self._reported):
+            self._let_go(rid)
         if not self._queued:
             return -1
         copies, self._queued = list(self._queued.values()), {}
@@ -163,34 +197,36 @@ class Linker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang is not typed
     def offload(
         self, transfers: Sequence[Theirs], session_id: str | None = None
     ) -> bool:
-        """Have pages saved; the engine keeps them until that is over."""
+        """Have pages saved; the engine keeps them until that is over, or refused."""
         (transfer,) = transfers
         with self._behind_the_forward():
             save = self._pages.save(transfer.keys, self._page_ids(transfer))
-        if save is not None:
-            self._saves.append(save)
-        return save is not None
+        self._saves.append(save)
+        return True
 
     def num_completed_offloads(self) -> int:
         """Return how many of the oldest saves are over."""
-        going = (at for at, save in enumerate(self._saves) if not save.is_over)
+        going = (at for at, save in enumerate(self._saves) if save and not save.is_over)
         return next(going, len(self._saves))
 
     def pop_completed_offload(self) -> bool:
         """Return whether the oldest save, which is over, has all its pages stored."""
+        save = self._saves.popleft()
         with contextlib.suppress(DeviceTimeoutError):
-            return self._saves.popleft().wait_committed().is_whole
+            return save is not None and save.wait_committed().is_whole
         return False
 
     def reset(self) -> None:
         """Have nothing read or write the engine's pages; what is stored stays."""
-        for save in self._saves:
+        for save in filter(None, self._saves):
             save.cancel()
             with contextlib.suppress(DeviceTimeoutError):  # torn: it will not count
                 save.wait_released()
         self._saves.clear()
         self._release(self._queued.values())
         self._queued.clear()
+        for rid in list(self._reported):
+            self._let_go(rid)
         for index in list(self.layer_done_counter.batches):
             self.finish_layer_wise_loading(index)
         self._pages.staged.forget()

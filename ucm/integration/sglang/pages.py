@@ -21,7 +21,7 @@ from ucm.cache.staged import Staged
 from ucm.cache.sync import Save
 from ucm.configuration.sources import load
 from ucm.errors import UCMError
-from ucm.integration.sglang.engine import Doubt, Theirs, named, refuse
+from ucm.integration.sglang.engine import Doubt, Theirs, are_replicas, named, refuse
 from ucm.settings import read_size
 
 __all__ = ["Pages", "keys_of"]
@@ -37,7 +37,8 @@ class Pages:
         args: SGLang's ServerArgs.
         extra: Settings of ours, and ``stage_bytes``.
         rows: The engine's pool.
-        ranks: Which part of each page is held here, and of how many.
+        ranks: Which rank this is, and of how many. What all of them have alike is
+            stored once.
     """
 
     def __init__(
@@ -64,7 +65,11 @@ class Pages:
         """What is staged, row by row."""
         self._doubt = Doubt()
         open_over = functools.partial(
-            blocking.open, config, layout=layout, keyspace=keyspace, shard=ranks[0]
+            blocking.open,
+            config,
+            layout=layout,
+            keyspace=keyspace,
+            shard=0 if are_replicas(rows) else ranks[0],
         )
         with contextlib.ExitStack() as opened:
             self._pool = opened.enter_context(open_over(device=rows))

@@ -13,7 +13,16 @@ from ucm.metrics import Counters
 __all__ = ["Hits"]
 
 _TOKENS: Final = "ucm_hit_tokens_total"
-_KNOWN: Final = ("slab", "disk", "files", "object", "redis", "mooncake", "memory")
+_KNOWN: Final = (
+    "slab",
+    "disk",
+    "files",
+    "object",
+    "redis",
+    "mooncake",
+    "yuanrong",
+    "memory",
+)
 _DISKS: Final = ("disk",)
 
 

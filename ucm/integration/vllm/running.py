@@ -215,7 +215,9 @@ class Running:
             tables=_Tables(resolve, request_id) if blocks is None else blocks,
             new_block_ids=blocks or (),
             is_new=blocks is not None,
-            states=[StateOffer(*each) for each in offers.get(request_id, ())],
+            states=[StateOffer(*each) for each in offers[request_id]]
+            if request_id in offers
+            else (),
             wishes=self._wishes.get(request_id, _NOBODY)[1],
         )
 

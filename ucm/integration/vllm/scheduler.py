@@ -246,6 +246,9 @@ class SchedulerHalf:
 
     def plan(self, output: Any) -> PlanEnvelope:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return this step's orders; does not touch *output*."""
+        if not output.num_scheduled_tokens:
+            # In process the next follows at once, and keeps our threads from the lock.
+            self._setup.threads.give_way()
         self._doubts.look()
         self._adapter.tick(self._setup.threads.monotonic())
         plan = self._adapter.plan_step(self._running.step(output))
@@ -354,6 +357,7 @@ class SchedulerHalf:
         What is read here is read whole, whatever the scheduler's thread does meanwhile.
         """
         tell_open(self._counters, self._adapter, self._clock())
+        self._tiers.refresh()
         try:
             tell_store(self._counters, self._store.stats())
             self._answers = True

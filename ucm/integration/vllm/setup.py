@@ -28,6 +28,7 @@ from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.modes import (
     DIRECT,
     Facts,
+    Loads,
     Mode,
     choose_mode,
     contradicts,
@@ -44,7 +45,7 @@ from ucm.integration.vllm.topology import is_spread, largest_stage, topology_of
 from ucm.layout import KVLayout
 from ucm.ranks import RankFacts, Topology, facts_of
 from ucm.registry import load_class
-from ucm.scheduler.saves import SaveLimits
+from ucm.scheduler.decoded import SaveLimits
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store, place_of
 from ucm.threads import SYSTEM, Threads
@@ -60,6 +61,8 @@ __all__ = ["Setup"]
 
 _OF_ONE_PROCESS = ("UCM_LOG__", "UCM_THREADS__")
 """Settings in which processes of one engine may differ."""
+_POOL_PARTS = 16
+"""Of so many parts of the engine's blocks one may wait for others to be saved with."""
 _SLOT_STEP = 4096  # of a store; smaller differences between stages are none
 
 
@@ -205,7 +208,16 @@ class Setup:
             tickets=config.queue.tickets,
             nbytes=config.queue.nbytes,
             seconds=config.timeout.save,
+            company=self._company_nbytes(),
+            company_seconds=config.timeout.company,
         )
+
+    def _company_nbytes(self) -> int:
+        """Return how many bytes may wait for others before they are saved."""
+        if self.mode.loads is Loads.NOTHING:
+            return 0  # it saves for others, which may ask as soon as it has answered
+        pool = self.num_blocks * self.layout.max_block_bytes
+        return min(self.config.queue.span_bytes, pool // _POOL_PARTS)
 
     def facts(self, rank: int) -> RankFacts:
         """Return what a rank tells the scheduler, or the scheduler holds against it."""

@@ -34,7 +34,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import ucm.blocking
-from ucm.cache.sync import Answer, Load, Save
+from ucm.cache.sync import Answer, Fetching, Load, Save
 from ucm.errors import DeviceTimeoutError, UCMError
 from ucm.integration.vllm.tier_lookups import Lookups
 from ucm.integration.vllm.tier_setup import CHUNKS, TierSetup
@@ -133,6 +133,7 @@ class UCMTier(SecondaryTierManager):
         self._over: deque[tuple[int, float]] = deque()
         """Numbers of jobs, and when they were over; other threads append."""
         self._secret = b""
+        self._has_tiers = bool(config.tiers)
         self._lookups = self._new_lookups()
 
     # -- look-ups --------------------------------------------------------------------
@@ -144,7 +145,8 @@ class UCMTier(SecondaryTierManager):
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:  # noqa: ANN401 - vLLM's ReqContext
         """Return whether a chunk is stored, or that this will be known soon."""
-        found = self._lookups.find(key, req_context.req_id)
+        place_of = req_context.get_offload_key_position
+        found = self._lookups.find(key, req_context.req_id, place_of)
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
@@ -240,7 +242,8 @@ class UCMTier(SecondaryTierManager):
             DeviceTimeoutError: A copy does not end.
         """
         self._secret = secrets.token_bytes(16)
-        self._lookups = self._new_lookups()
+        former, self._lookups = self._lookups, self._new_lookups()
+        former.close()
         for job in list(self._jobs.values()):
             job.wait()
         now = SYSTEM.monotonic()
@@ -251,10 +254,16 @@ class UCMTier(SecondaryTierManager):
         self._cache.close()
 
     def _new_lookups(self) -> Lookups:
-        return Lookups(self._ask, SYSTEM.monotonic)
+        fetch = self._fetch if self._has_tiers else None
+        return Lookups(self._ask, SYSTEM.monotonic, fetch)
 
     def _ask(self, keys: list[bytes]) -> Answer:
         return self._cache.begin_contains(self._own(keys), timeout=self._timeout.fetch)
+
+    def _fetch(self, keys: list[bytes], since: float) -> Fetching:
+        """Have tiers asked, for as long as look-ups may take that began then."""
+        left = max(since + self._timeout.fetch - SYSTEM.monotonic(), 0.0)
+        return self._cache.begin_prefetch(self._own(keys), timeout=left)
 
     def _own(self, keys: list[bytes]) -> list[bytes]:
         """Return our keys: vLLM's, or of weights that have no name, nobody's."""

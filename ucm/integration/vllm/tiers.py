@@ -19,6 +19,7 @@ from typing import Any, Final
 import attrs
 
 from ucm.agent.client import AgentClient
+from ucm.agent.health import AgentHealth
 from ucm.agent.joining import check_machines
 from ucm.agent.protocol import LONGEST_S
 from ucm.blocks import ShardId
@@ -47,6 +48,7 @@ _SHORTFALLS: Final = {
     Reason.DEADLINE: (MissReason.LATE, "the tiers did not answer in time"),
     Reason.SLOWER: (MissReason.SLOWER, "fetching was predicted to be slower"),
     Reason.ADMISSION: (MissReason.ADMISSION, "no tier takes what was seen once"),
+    Reason.QUEUE_TICKETS: (MissReason.QUEUE, "there was no room to ask the tiers"),
 }
 """What an answer says of the blocks that the slab lacks."""
 _ELSEWHERE: Final = MissReason.UNKNOWN, "a rank on another machine lacks its part"
@@ -115,6 +117,7 @@ class Tiers:
         self._part_bytes: dict[ShardId, list[int]] = {}
         self._questions: dict[str, _Question] = {}
         self._prompts = PromptSpeed()
+        self._health = None if client is None else AgentHealth(client, counters)
         self.elsewhere = Elsewhere()
 
     def agree(self, agreement: Agreement) -> None:
@@ -250,6 +253,14 @@ class Tiers:
         if self.elsewhere.ranks and not self.elsewhere.ask(
             request_id, self._matcher, hashes, tokens, times, wishes
         ):
+            self._questions[request_id] = _Question(
+                ends,
+                self._clock(),
+                is_early=True,  # so that it may ask again
+                computed=computed_tokens,
+                state=_State.ANSWERED,
+                reason=Reason.QUEUE_TICKETS,
+            )
             return False
         is_asked = client.want(
             request_id,
@@ -349,6 +360,11 @@ class Tiers:
 
     def __len__(self) -> int:
         return len(self._questions)
+
+    def refresh(self) -> None:
+        """Bring up to date what metrics say of the agent; on a thread of its own."""
+        if self._health is not None:
+            self._health.refresh()
 
     def close(self) -> None:
         """Leave the agent. Idempotent."""

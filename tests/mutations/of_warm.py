@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what a save costs a host's loop, and of doors that are warm through tiers."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["WARM"]
+
+_USERS = "ucm/cache/users.py"
+_ORDERS = "ucm/cache/orders.py"
+_LOOKUPS = "ucm/integration/vllm/tier_lookups.py"
+_TIER = "ucm/integration/vllm/tier.py"
+_TIERS = "tests/integration/vllm/test_tier_lookups.py::TestTiers"
+_BELOW = "tests/integration/vllm/test_tier_below.py"
+_FETCHES = "tests/cache/test_fetches.py"
+_DOOR = "tests/integration/transformers/"
+_WARM = "test_prompts_are_warm_through_a_tier_on_another_machine"
+_WRONG = (
+    "tests/testing/test_door_contract.py::test_host_that_is_wrong_in_one_way_is_noticed"
+)
+_LINKER = "ucm/integration/sglang/linker.py"
+_OF_LINKER = "tests/integration/sglang/test_linker.py"
+_RANKS = "tests/integration/sglang/test_ranks.py"
+_PARTS = "tests/cache/test_parts.py"
+_MANY = "tests/cache/test_many.py::TestCost"
+
+WARM = (
+    Mutant(
+        name="readers_counted_on_the_hosts_loop",
+        why="A host's loop stands still for longer the more blocks it saves.",
+        file=_USERS,
+        find="        self._uncounted.append(blocks)\n",
+        replace="        self._uncounted.append(blocks)\n        self._count_all()\n",
+        killers=(f"{_MANY}::test_save_costs_the_same_however_many_blocks_it_has",),
+    ),
+    Mutant(
+        name="keys_looked_at_one_by_one",
+        why="A host's loop stands still for longer the more blocks it saves.",
+        file=_ORDERS,
+        find="    sizes = set(map(len, keys))\n",
+        replace="    sizes = {len(key) for key in keys}\n",
+        killers=(f"{_MANY}::test_save_costs_the_same_however_many_blocks_it_has",),
+    ),
+    Mutant(
+        name="reader_that_is_not_counted_yet_overlooked",
+        why="A load overwrites blocks of a save that was asked for a moment before.",
+        file=_USERS,
+        find="        self._count_all()\n        taken",
+        replace="        taken",
+        killers=(f"{_PARTS}::TestBlockUsers::test_many_read_and_one_writes",),
+    ),
+    Mutant(
+        name="tiers_asked_in_the_engines_order",
+        why="Of a model with windows the end of a prompt is fetched, which nobody loads.",
+        file=_LOOKUPS,
+        find="            keys.sort(key=self._keys[name].__getitem__)\n",
+        replace="",
+        killers=(f"{_TIERS}::test_tiers_are_asked_for_what_the_store_lacks",),
+    ),
+    Mutant(
+        name="blocks_behind_a_gap_told_before_it_is_filled",
+        why="The engine promotes what lies behind a block that turns out to be missing.",
+        file=_LOOKUPS,
+        find="            self._note(dict.fromkeys(keys[:missing], True))\n",
+        replace="            self._note({key: True for key in keys if stored[key]})\n",
+        killers=(f"{_TIERS}::test_tiers_are_asked_for_what_the_store_lacks",),
+    ),
+    Mutant(
+        name="head_of_a_prompt_waits_for_tiers",
+        why="What the slab has is promoted only when the tiers have answered.",
+        file=_LOOKUPS,
+        find="            self._note(dict.fromkeys(keys[:missing], True))\n",
+        replace="            self._note(dict.fromkeys(keys if missing is None else [], True))\n",
+        killers=(f"{_TIERS}::test_tiers_are_asked_for_what_the_store_lacks",),
+    ),
+    Mutant(
+        name="fetch_of_an_ended_request_goes_on",
+        why="What nobody wants keeps slots that others wait for.",
+        file=_LOOKUPS,
+        find="            coming.fetching.give_up()\n",
+        replace="",
+        killers=(f"{_TIERS}::test_request_that_ends_gives_up_what_is_fetched_for_it",),
+    ),
+    Mutant(
+        name="keys_of_an_ended_request_never_answered",
+        why="Another request that waits for the same blocks waits for ever.",
+        file=_LOOKUPS,
+        find="            self._new |= {key: self._asker(key, request_id) for key in unknown}\n",
+        replace="            list(unknown)\n",
+        killers=(f"{_TIERS}::test_request_that_ends_gives_up_what_is_fetched_for_it",),
+    ),
+    Mutant(
+        name="tiers_asked_while_the_store_is_left_alone",
+        why="Each request waits for a store that hangs, by way of its tiers.",
+        file=_LOOKUPS,
+        find="self._fetch is None or self._clock() < self._quiet_until",
+        replace="self._fetch is None",
+        killers=(f"{_TIERS}::test_nobody_asks_tiers_for_what_the_store_has",),
+    ),
+    Mutant(
+        name="tiers_below_a_tier_not_asked",
+        why="What was evicted from the slab is computed, though a tier has it.",
+        file=_TIER,
+        find="self._fetch if self._has_tiers else None",
+        replace="None",
+        killers=(f"{_BELOW}::test_chunks_of_one_machine_are_promoted_on_another",),
+    ),
+    Mutant(
+        name="begun_fetch_without_end",
+        why="A request waits for an agent that says nothing for ever.",
+        file="ucm/cache/sync.py",
+        find="return self._fetch.over.is_done or not self._fetch.left",
+        replace="return self._fetch.over.is_done",
+        killers=(
+            f"{_FETCHES}::test_fetch_that_is_begun_is_looked_at_and_not_waited_for",
+        ),
+    ),
+    Mutant(
+        name="blocks_of_the_slab_counted_as_fetched",
+        why="A tier seems to be of use that brought nothing.",
+        file="ucm/cache/fetches.py",
+        find='answer.media.replace(b"\\0", b"")',
+        replace="answer.media",
+        killers=(f"{_FETCHES}::test_what_the_slab_had_is_no_tiers",),
+    ),
+    Mutant(
+        name="prompts_of_transformers_looked_for_in_the_slab",
+        why="What another machine has computed is computed again.",
+        file="ucm/integration/transformers/dynamic.py",
+        find="self.cache.prefetch(row.keys)",
+        replace="self.cache.prefetch(row.keys, timeout=0.0)",
+        killers=(f"{_DOOR}test_contract.py::TestTransformersDoor::{_WARM}",),
+    ),
+    Mutant(
+        name="batches_of_transformers_looked_for_in_the_slab",
+        why="What another machine has computed is computed again.",
+        file="ucm/cache/staged.py",
+        find="self._cache.prefetch(keys, timeout=left)",
+        replace="self._cache.prefetch(keys, timeout=0.0)",
+        killers=(f"{_DOOR}test_continuous_contract.py::TestContinuousDoor::{_WARM}",),
+    ),
+    Mutant(
+        name="slab_of_another_machine_is_the_same",
+        why="The contract holds what the slab has for what came from a tier.",
+        file="ucm/testing/door.py",
+        find="        self._num_left += 1\n",
+        replace="",
+        killers=(f"{_WRONG}[Homebound-{_WARM}]",),
+    ),
+    Mutant(
+        name="tier_damaged_beside_its_blocks",
+        why="The contract says that damaged blocks are computed, and damages none.",
+        file="ucm/testing/door_tiers.py",
+        find="        content[len(content) // 2] ^= 0x40\n",
+        replace="",
+        killers=(f"{_DOOR}test_contract.py::TestTransformersDoor::{_WARM}",),
+    ),
+    Mutant(
+        name="reported_pages_make_room_for_others",
+        why="A load fails behind its look-up, and SGLang aborts the request.",
+        file=_LINKER,
+        find="            self._reported[rid] = keys\n",
+        replace="            self._pages.staged.release(keys)\n",
+        killers=(
+            f"{_OF_LINKER}::test_what_a_lookup_has_reported_stays_until_the_next_batch",
+        ),
+    ),
+    Mutant(
+        name="reported_pages_stay_for_ever",
+        why="Of requests that were given up in the queue the stage is full one day.",
+        file=_LINKER,
+        find="        for rid in list(self._reported):\n            self._let_go(rid)\n        if",
+        replace="        if",
+        killers=(f"{_RANKS}::test_rank_that_has_lost_a_page_fails_the_load_of_all",),
+    ),
+    Mutant(
+        name="rank_computes_what_others_load",
+        why="Ranks take different ways, and wait for each other for ever.",
+        file=_LINKER,
+        find="        elif self._num_ranks > 1:\n            self._queued[rid] = _Copy()\n",
+        replace="",
+        killers=(f"{_RANKS}::test_rank_that_has_lost_a_page_fails_the_load_of_all",),
+    ),
+    Mutant(
+        name="missing_pages_count_as_loaded",
+        why="A rank goes on with pages that hold something else: wrong tokens.",
+        file=_LINKER,
+        find="        is_failed = len(staged) < len(copies)\n",
+        replace="        is_failed = False\n",
+        killers=(f"{_RANKS}::test_rank_that_has_lost_a_page_fails_the_load_of_all",),
+    ),
+    Mutant(
+        name="refused_save_leaves_the_line",
+        why="Ranks tell SGLang of the end of different saves as if of one.",
+        file=_LINKER,
+        find="        self._saves.append(save)\n        return True\n",
+        replace="        if save is not None:\n            self._saves.append(save)\n"
+        "        return True\n",
+        killers=(f"{_RANKS}::test_rank_that_refuses_a_save_says_so_when_it_is_over",),
+    ),
+    Mutant(
+        name="parts_of_ranks_taken_for_replicas",
+        why="A rank loads the heads of another one: wrong tokens.",
+        file="ucm/integration/sglang/pages.py",
+        find="shard=0 if are_replicas(rows) else ranks[0]",
+        replace="shard=0",
+        killers=(f"{_RANKS}::test_ranks_have_parts_of_their_own",),
+    ),
+    Mutant(
+        name="replicas_stored_by_each_rank",
+        why="A slab has room for as many prompts less as there are ranks.",
+        file="ucm/integration/sglang/pages.py",
+        find="shard=0 if are_replicas(rows) else ranks[0]",
+        replace="shard=ranks[0]",
+        killers=(f"{_RANKS}::test_replicas_are_stored_once",),
+    ),
+    Mutant(
+        name="latent_layers_counted_as_pairs",
+        why="Two layers are copied for each that is asked for.",
+        file=_LINKER,
+        find="1 if are_replicas(pool) else 2",
+        replace="2",
+        killers=(f"{_RANKS}::test_latent_pages_are_restored_in_another_process",),
+    ),
+)
