@@ -222,9 +222,7 @@ class QueueConfig:
     span_bytes: int = field(
         16 << 20, "Bytes that one ticket carries at most.", read=read_size, least=1
     )
-    window: int = field(
-        4, "Tickets per direction between queue and the end of their copy.", least=1
-    )
+    window: int = field(4, "Tickets per direction from queue to end of copy.", least=1)
 
 
 @attrs.frozen(kw_only=True)
@@ -246,6 +244,7 @@ class TimeoutConfig:
         least=0.001,
     )
     shutdown: float = field(10.0, "Longest drain when the engine stops.", least=0)
+    company: float = field(0.0, "Longest wait of a small save for others.", least=0)
     fetch: float = field(
         1.0,
         "Longest wait of a request for blocks from tiers; a minute at most.",

@@ -42,7 +42,7 @@ class Host(Workers):
         loads_in_step: bool = False,
         max_step_blocks: int = 1000,
         decoded: SaveDecoded = SaveDecoded.EACH_BLOCK,
-        tickets: int = 1024,
+        **limits: int,
     ) -> None:
         super().__init__(num_ranks)
         self.layout = layout
@@ -55,7 +55,7 @@ class Host(Workers):
             max_step_blocks=max_step_blocks,
             full_hits=not loads_in_step,
             decoded=decoded,
-            tickets=tickets,
+            **limits,
         )
         self.num_blocks = num_blocks
         self.loads_in_step = loads_in_step

@@ -10,9 +10,9 @@ from ucm.fates import Fate, Told
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.reasons import Reason
 from ucm.scheduler.adapter import SchedulerAdapter
+from ucm.scheduler.decoded import SaveLimits
 from ucm.scheduler.messages import Failure, SpanOrder, StepPlan, StepReport
 from ucm.scheduler.requests import ScheduledRequest, StateOffer, StepFacts
-from ucm.scheduler.saves import SaveLimits
 from ucm.uses import Uses
 
 DIGEST = bytes(range(16))
@@ -128,6 +128,8 @@ def make_adapter(
     shortest: int = 0,
     tickets: int = 1024,
     nbytes: int = 1 << 30,
+    company: int = 0,
+    company_seconds: float = 1e6,
 ) -> SchedulerAdapter:
     """Return an adapter with the same span size for every group."""
     return SchedulerAdapter(
@@ -146,6 +148,8 @@ def make_adapter(
             shortest=shortest,
             tickets=tickets,
             nbytes=nbytes,
+            company=company,
+            company_seconds=company_seconds,
         ),
     )
 

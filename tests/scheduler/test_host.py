@@ -78,18 +78,25 @@ def _trouble(host: Host, dice: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("groups", "loads_in_step", "max_step_blocks", "decoded", "acts"),
+    ("groups", "loads_in_step", "max_step_blocks", "decoded", "acts", "company"),
     [
-        pytest.param(HYBRID, False, 1000, EACH, 10_000, id="hybrid"),
-        pytest.param(HYBRID, False, 1000, AT_END, 10_000, id="hybrid-at-end"),
-        pytest.param(HYBRID, False, 2, EACH, 4000, id="hybrid-few-blocks-a-step"),
-        pytest.param(HYBRID, False, 2, AT_END, 4000, id="hybrid-at-end-few-blocks"),
-        pytest.param(RECURRENT, False, 1000, EACH, 10_000, id="recurrent"),
-        pytest.param(RECURRENT, False, 2, AT_END, 4000, id="recurrent-few-blocks"),
-        pytest.param(RECURRENT, False, 1000, NEVER, 4000, id="recurrent-prompts-only"),
-        pytest.param(STATES, False, 1000, EACH, 4000, id="states-only"),
-        pytest.param(((4, None),), True, 1000, AT_END, 4000, id="loads-in-step"),
-        pytest.param(((4, 9),), False, 1000, NEVER, 10_000, id="windows-only"),
+        pytest.param(HYBRID, False, 1000, EACH, 10_000, 0, id="hybrid"),
+        pytest.param(HYBRID, False, 1000, AT_END, 10_000, 0, id="hybrid-at-end"),
+        pytest.param(HYBRID, False, 1000, EACH, 4000, 3, id="hybrid-company"),
+        pytest.param(
+            HYBRID, False, 1000, AT_END, 10_000, 3, id="hybrid-at-end-company"
+        ),
+        pytest.param(HYBRID, False, 2, AT_END, 4000, 3, id="hybrid-few-blocks-company"),
+        pytest.param(HYBRID, False, 2, EACH, 4000, 0, id="hybrid-few-blocks-a-step"),
+        pytest.param(HYBRID, False, 2, AT_END, 4000, 0, id="hybrid-at-end-few-blocks"),
+        pytest.param(RECURRENT, False, 1000, EACH, 10_000, 0, id="recurrent"),
+        pytest.param(RECURRENT, False, 2, AT_END, 4000, 0, id="recurrent-few-blocks"),
+        pytest.param(
+            RECURRENT, False, 1000, NEVER, 4000, 0, id="recurrent-prompts-only"
+        ),
+        pytest.param(STATES, False, 1000, EACH, 4000, 0, id="states-only"),
+        pytest.param(((4, None),), True, 1000, AT_END, 4000, 0, id="loads-in-step"),
+        pytest.param(((4, 9),), False, 1000, NEVER, 10_000, 0, id="windows-only"),
     ],
 )
 def test_random_acts_leave_nothing_behind(
@@ -98,20 +105,23 @@ def test_random_acts_leave_nothing_behind(
     max_step_blocks: int,
     decoded: SaveDecoded,
     acts: int,
+    company: int,
 ) -> None:
     """S1-15: After thousands of acts of every kind no container has anything left.
 
     No save read a block that was not its own any more, and every kind of act happened.
     """
     dice = random.Random(8)
+    layout = make_layout(*groups)
     host = Host(
-        make_layout(*groups),
+        layout,
         # A state takes few blocks, and what waits goes where blocks are short.
         num_blocks=12 if groups == STATES else 120 if decoded is AT_END else 60,
         loads_in_step=loads_in_step,
         max_step_blocks=max_step_blocks,
         decoded=decoded,
         tickets=3,
+        company=company * layout.max_block_bytes,
     )
     for _ in range(acts):
         _act(host, dice)
@@ -120,7 +130,7 @@ def test_random_acts_leave_nothing_behind(
     kinds = {"load", "fenced", "preempted", "defer", "free_now", "corrupt", "deadline"}
     if max_step_blocks > 2 and len(groups) > 1:
         kinds |= {"recycled"}
-        kinds |= {"full_hit"} if groups is HYBRID else set()
+        kinds |= {"full_hit"} if groups is HYBRID and not company else set()
         kinds |= {"shared", "lost"} if decoded is not NEVER else set()
     if decoded is AT_END and groups is HYBRID:
         kinds |= {"left", "not_due"}
@@ -132,11 +142,18 @@ class HostMachine(RuleBasedStateMachine):
 
     groups: tuple[tuple[int, Reach], ...] = HYBRID
     decoded = EACH
+    company = 0
 
     def __init__(self) -> None:
         super().__init__()
         layout = make_layout(*self.groups)
-        self.host = Host(layout, num_blocks=40, decoded=self.decoded, tickets=2)
+        self.host = Host(
+            layout,
+            num_blocks=40,
+            decoded=self.decoded,
+            tickets=2,
+            company=self.company * layout.max_block_bytes,
+        )
 
     def _in(self, *states: str) -> list[str]:
         return [
@@ -209,6 +226,7 @@ class RecurrentMachine(HostMachine):
 
     groups = RECURRENT
     decoded = AT_END
+    company = 3
 
 
 class TestRecurrentMachine(RecurrentMachine.TestCase):

@@ -203,3 +203,37 @@ class TestTouches:
         index.is_up = False
         adapter.plan_step(StepFacts(scheduled=(begun("r", 8),)))
         assert [] == index.touched
+
+
+class TestCompany:
+    def test_few_prefixes_are_told_together(self) -> None:
+        """R-18: each of some prefixes that begin one after the other does not cost the
+        engine's thread a call of the store."""
+        index = SetIndex()
+        adapter = make_adapter(ONE_FULL, index, company=1)
+        before = index.calls
+        for at in range(touches.FEW_PREFIXES - 1):
+            adapter.plan_step(StepFacts(scheduled=(begun(f"r{at}", 4),)))
+        assert [] == index.touched
+        assert touches.FEW_PREFIXES - 1 == adapter.counts()["touches"]
+        looks = index.calls - before
+        adapter.plan_step(StepFacts(is_idle=False))
+        assert {*moments_of(ONE_FULL, 4, 1)} == {*index.touched}
+        assert (looks + 1, 0) == (index.calls - before, adapter.counts()["touches"])
+
+    def test_many_prefixes_do_not_wait(self) -> None:
+        """A burst of prompts is told of at the pace of plans."""
+        index = SetIndex()
+        adapter = make_adapter(ONE_FULL, index, company=1)
+        many = [begun(f"r{at}", 4) for at in range(touches.FEW_PREFIXES)]
+        adapter.plan_step(StepFacts(scheduled=tuple(many)))
+        assert touches.FEW_PREFIXES == len(index.touched)
+
+    def test_step_that_computes_nothing_tells_all(self) -> None:
+        """No other step may follow."""
+        index = SetIndex()
+        adapter = make_adapter(ONE_FULL, index, company=1)
+        adapter.plan_step(StepFacts(scheduled=(begun("r", 4),)))
+        assert [] == index.touched
+        adapter.plan_step(StepFacts(is_idle=True))
+        assert 1 == len(index.touched)

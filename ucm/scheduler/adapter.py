@@ -36,6 +36,7 @@ from ucm.blocks import GroupId, ShardId
 from ucm.errors import LayoutError, LedgerError
 from ucm.layout import KVLayout
 from ucm.scheduler.budget import LoadQueue, cut_lost
+from ucm.scheduler.decoded import SaveLimits
 from ucm.scheduler.due import Due
 from ucm.scheduler.endings import Deferrals
 from ucm.scheduler.holds import HoldLedger, Readers
@@ -46,7 +47,7 @@ from ucm.scheduler.matching import BlockIndex, PrefixMatcher
 from ucm.scheduler.messages import StepPlan, StepReport, TransferKind
 from ucm.scheduler.misses import Misses
 from ucm.scheduler.requests import NO_WISHES, Disposition, RequestEnd, StepFacts, Wishes
-from ucm.scheduler.saves import SaveLimits, SaveSelector
+from ucm.scheduler.saves import SaveSelector
 from ucm.scheduler.totals import Totals
 from ucm.scheduler.touches import Touches
 from ucm.scheduler.transfers import OpenTransfers
@@ -114,7 +115,7 @@ class SchedulerAdapter:
         )
         self._steps = itertools.count(1)
         self._loads = LoadSelector(layout, self._matcher, self._transfers)
-        self._touches = Touches(layout, self._matcher, index)
+        self._touches = Touches(layout, self._matcher, index, waits=limits.may_wait)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
         self._bypass, self._saves_at_all = False, saves
         self._epoch = self._cut_plans = 0
@@ -252,7 +253,7 @@ class SchedulerAdapter:
             if request.is_new and request.computed_tokens and not life.external:
                 tokens = request.computed_tokens
                 self._touches.add(life.stay.moment, request.hashes, tokens)
-        self._touches.mark()
+        self._touches.mark(step, at_once=facts.is_idle)
         # Before the saves: these read what this step writes, after it was written.
         readers = Readers()
         if self._ledger.num_holds:
@@ -326,8 +327,7 @@ class SchedulerAdapter:
 
     def _ends_later(self, request_id: str, end: RequestEnd | None) -> bool:
         """Let a life end; return whether its blocks are still needed."""
-        life = self._lives.end(request_id)
-        if life is None:
+        if (life := self._lives.end(request_id)) is None:
             return request_id in self._deferrals
         is_saved_later = self._selector.take_over(life, end, saves=self._saves_now)
         if not (is_saved_later or self._ledger.holds_of(life.key)):
@@ -368,7 +368,7 @@ class SchedulerAdapter:
             "records": len(self.records),
             "queued_loads": len(self._queued_loads),
             "touches": len(self._touches),
-            "endings": self._selector.num_endings,
+            **self._selector.counts(),
             "new_deferrals": self._deferrals.num_new,
             "deferred": len(self._deferrals),
             "holds": self._ledger.num_holds,

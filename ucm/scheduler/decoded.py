@@ -11,10 +11,41 @@ from ucm.blocks import GroupId
 from ucm.config import SaveDecoded
 from ucm.layout import GroupKind, GroupLayout
 
-__all__ = ["NEVER_DUE", "Decoded"]
+__all__ = ["NEVER_DUE", "Decoded", "SaveLimits"]
 
 NEVER_DUE: Final = sys.maxsize
 """More tokens than any request has."""
+
+
+@attrs.frozen(kw_only=True)
+class SaveLimits:
+    """
+    How much may be saved, and when.
+
+    Args:
+        decoded: When blocks behind the prompt are saved.
+        prompts: Whether those within it are.
+        shortest: Tokens of a request from which on anything of it is saved.
+        tickets: Saves that a worker lets wait for their copy.
+        nbytes: Bytes of these.
+        seconds: How long a save may wait.
+        company: As soon as so many bytes wait for others, they go; 0: nothing waits.
+        company_seconds: How long they wait at most.
+    """
+
+    decoded: SaveDecoded = SaveDecoded.AT_END
+    prompts: bool = True
+    shortest: int = 0
+    tickets: int = 1024
+    nbytes: int = 1 << 30
+    seconds: float = 30.0
+    company: int = 0
+    company_seconds: float = 0.0
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether anything waits for others."""
+        return self.company > 0 and self.company_seconds > 0
 
 
 @attrs.define
@@ -30,6 +61,7 @@ class Decoded:
         shortest: Tokens of a request from which on anything of it is saved; a prompt
             counts whole before it is computed.
         hurries: Whether the others are saved at once nevertheless.
+        takes_all: Whether all is saved sooner or later of a request that has no wishes.
     """
 
     when: SaveDecoded
@@ -37,6 +69,11 @@ class Decoded:
     prompts: bool = True
     shortest: int = 0
     hurries: bool = False
+    takes_all: bool = attrs.field(init=False)
+
+    @takes_all.default
+    def _takes_all(self) -> bool:
+        return self.when is not SaveDecoded.NEVER and not self.shortest
 
     def is_short(self, tokens: int, prompt_tokens: int) -> bool:
         """Return whether a request of so many tokens is not worth saving yet."""

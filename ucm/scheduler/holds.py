@@ -160,7 +160,7 @@ class HoldLedger:
     def readers_of(self, block_ids: Collection[int]) -> set[int]:
         """Return the tickets that may still read one of the blocks."""
         held = self._by_block
-        readers = {held[each] for each in block_ids if each in held}
+        readers = set(map(held.__getitem__, held.keys() & block_ids))
         for transfer_id in self._shadowed:
             if not set(block_ids).isdisjoint(self._holds[transfer_id].block_ids):
                 readers.add(transfer_id)

@@ -21,9 +21,8 @@ on it is to be looked at again. In between it costs nothing. Blocks behind the p
 not be saved as they become whole (``Decoded``): they are all between the life's cursor
 and what is computed, and nothing else is kept of them.
 
-The table of a ``STATE`` group tells nothing of what to save: its blocks hold states that
-go on being overwritten, and each state is gone soon after it was a prefix's. So the
-engine offers a state in the step that computes it. It is saved then or never.
+The table of a ``STATE`` group tells nothing of what to save: its states go on being
+overwritten. So the engine offers each in the step that computes it: then or never.
 """
 
 import itertools
@@ -46,7 +45,7 @@ from ucm.scheduler.requests import (
     ScheduledRequest,
     Wishes,
 )
-from ucm.scheduler.shares import Run, Stay, joined, run_of
+from ucm.scheduler.shares import Run, Stay, joined, run_of, there
 from ucm.scheduler.totals import LoadTotals
 from ucm.scheduler.transfers import OpenTransfers
 
@@ -78,7 +77,9 @@ class Life:
         prompt_tokens: What was prompt, or there already, at the first look.
         cursors: ``[groups]`` first block not taken; None before the first look.
         pending: ``[groups]`` runs of blocks taken for which no plan had room.
+        queued: Blocks taken that wait for company, by group.
         due: From how many tokens on it is to be looked at.
+        is_over: Its blocks are not its own any more.
     """
 
     stay: Stay
@@ -94,7 +95,9 @@ class Life:
     prompt_tokens: int = 0
     cursors: list[int] | None = None
     pending: tuple[list[range], ...] = ()
+    queued: list[tuple[GroupId, Run]] = attrs.Factory(list)
     due: int = 0
+    is_over: bool = False
 
     @property
     def request_id(self) -> str:
@@ -133,6 +136,12 @@ class Life:
         self.starts_at_computed = True
         self.cursors = None
         self.pending = ()
+        self.queued = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether blocks of it wait for company, and are still its own."""
+        return bool(self.queued) and self.may_save and not self.is_over
 
     def advance(
         self,
@@ -196,19 +205,19 @@ class Life:
             group, table = layout.groups[at], end.tables[at]
             complete = self._complete_at_end(layout, at, end, decoded)
             runs = self._own(at, table, cursor, complete)
-            if self.pending[at]:
-                left = [
-                    range(run.start, min(run.stop, complete))
-                    for run in self.pending[at]
-                ]
-                there = [part for run in left for part in _there(table, run)]
-                runs = joined((*there, *runs))
+            if self.queued or self.pending[at]:
+                mine = [run.at for of, run in self.queued if of == group.group_id]
+                mine += self.pending[at]
+                left = [run[: max(0, complete - run.start)] for run in mine]
+                old = [part for run in left for part in there(table, run)]
+                runs = joined((*old, *runs))
             for run in runs:
                 yield group.group_id, run_of(layout, group, run, table, end.hashes)
 
     def waiting_blocks(self, layout: KVLayout, tokens: int, decoded: Decoded) -> int:
         """Return how many complete blocks of it are not saved, after so many tokens."""
         waiting = sum(len(run) for runs in self.pending for run in runs)
+        waiting += sum(len(run.hashes) for _, run in self.queued)
         for group, cursor in zip(layout.groups, self.cursors or (), strict=False):
             # Of a prompt that is being computed, nobody knows how far it came.
             is_known = cursor >= self.prompt_tokens // group.block_tokens
@@ -237,11 +246,11 @@ class Life:
     def _own(self, at: int, table: Sequence[int], start: int, stop: int) -> list[range]:
         """Return blocks of the *at*-th group that there are and that were not loaded."""
         if not (self.external and self.external[at]):
-            return _there(table, range(start, stop))
+            return there(table, range(start, stop))
         loaded = self.external[at]
         before = range(start, min(stop, loaded.start))
         behind = range(max(start, loaded.stop), stop)
-        return _there(table, before) + _there(table, behind)
+        return there(table, before) + there(table, behind)
 
     def offered(
         self, layout: KVLayout, at: int, request: ScheduledRequest
@@ -316,7 +325,9 @@ class Lives:
     def end(self, request_id: str) -> Life | None:
         """End the present life of a request and return it."""
         self.due.pop(request_id, None)
-        return self._lives.pop(request_id, None)
+        if (life := self._lives.pop(request_id, None)) is not None:
+            life.is_over = True
+        return life
 
     def preempt(self, request_id: str) -> Life | None:
         """
@@ -387,12 +398,3 @@ class Lives:
     def loading(self) -> list[Life]:
         """Return the lives that wait for loads."""
         return [life for life in self._lives.values() if life.loads]
-
-
-def _there(table: Sequence[int], run: range) -> list[range]:
-    """Return the runs of blocks that a table has within one run."""
-    if not run:
-        return []
-    if NULL_BLOCK not in table[run.start : run.stop]:
-        return [run]
-    return joined(range(i, i + 1) for i in run if table[i] != NULL_BLOCK)

@@ -107,6 +107,7 @@ class ScheduledRequest:
         is_new: It runs for the first time, or again after a preemption.
         states: All states of the request that the step completes.
         wishes: What it asks of the store.
+        end_tokens: Tokens whose KV is there after the step.
     """
 
     request_id: str
@@ -119,10 +120,10 @@ class ScheduledRequest:
     is_new: bool
     states: Sequence[StateOffer] = ()
     wishes: Wishes = NO_WISHES
+    end_tokens: int = attrs.field(init=False)
 
-    @property
-    def end_tokens(self) -> int:
-        """Tokens whose KV is there after the step."""
+    @end_tokens.default
+    def _end_tokens(self) -> int:
         return self.computed_tokens + self.scheduled_tokens
 
     def prefix_blocks(self, group: GroupLayout, at: int) -> Sequence[int]:
@@ -144,6 +145,7 @@ class RequestEnd:
         hashes: The engine's block hashes.
         tables: ``[groups][blocks]`` its block tables.
         wishes: What it asks of the store.
+        accepted_tokens: Tokens whose KV is there and theirs.
     """
 
     computed_tokens: int
@@ -152,10 +154,10 @@ class RequestEnd:
     hashes: Sequence[bytes]
     tables: Sequence[Sequence[int]]
     wishes: Wishes = NO_WISHES
+    accepted_tokens: int = attrs.field(init=False)
 
-    @property
-    def accepted_tokens(self) -> int:
-        """Tokens whose KV is there and theirs."""
+    @accepted_tokens.default
+    def _accepted_tokens(self) -> int:
         accepted = max(self.known_tokens - 1, self.prompt_tokens)
         return min(self.computed_tokens, accepted)
 

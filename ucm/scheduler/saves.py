@@ -12,49 +12,31 @@ All that a step saves of one group goes into as few tickets as hold it, whosever
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import attrs
-
 from ucm.blocks import GroupId
-from ucm.config import SaveDecoded
 from ucm.layout import GroupKind, GroupLayout, KVLayout
 from ucm.scheduler.budget import MAX_HOLDS, Draft
-from ucm.scheduler.decoded import NEVER_DUE, Decoded
+from ucm.scheduler.company import Company
+from ucm.scheduler.decoded import NEVER_DUE, Decoded, SaveLimits
 from ucm.scheduler.endings import Deferrals, Ending, Endings
 from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.lives import Life, Lives
 from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.messages import SpanOrder
 from ucm.scheduler.records import Record
-from ucm.scheduler.requests import NULL_BLOCK, RequestEnd, ScheduledRequest, StepFacts
-from ucm.scheduler.shares import Run, run_of
+from ucm.scheduler.requests import (
+    NO_WISHES,
+    NULL_BLOCK,
+    RequestEnd,
+    ScheduledRequest,
+    StepFacts,
+)
+from ucm.scheduler.shares import Run, Stay, run_of
 from ucm.scheduler.transfers import OpenTransfers
 from ucm.scheduler.unsaved import NOT_TAKEN
 
-__all__ = ["SaveLimits", "SaveSelector"]
+__all__ = ["SaveSelector"]
 
 _HURRY_STEPS = 64
-
-
-@attrs.frozen(kw_only=True)
-class SaveLimits:
-    """
-    How much may be saved, and when.
-
-    Args:
-        decoded: When blocks behind the prompt are saved.
-        prompts: Whether those within it are.
-        shortest: Tokens of a request from which on anything of it is saved.
-        tickets: Saves that a worker lets wait for their copy.
-        nbytes: Bytes of these.
-        seconds: How long a save may wait.
-    """
-
-    decoded: SaveDecoded = SaveDecoded.AT_END
-    prompts: bool = True
-    shortest: int = 0
-    tickets: int = 1024
-    nbytes: int = 1 << 30
-    seconds: float = 30.0
 
 
 class SaveSelector:
@@ -75,10 +57,12 @@ class SaveSelector:
     """
 
     __slots__ = (
+        "_company",
         "_decoded",
         "_deferrals",
         "_draft",
         "_endings",
+        "_goes",
         "_hurries_until",
         "_layout",
         "_ledger",
@@ -117,15 +101,17 @@ class SaveSelector:
         )
         self._hurries_until = 0
         self._endings = Endings(limits.seconds)
+        self._company = Company(limits.company, limits.company_seconds)
         self._draft = Draft(0)
+        self._goes = True
+        """Whether this plan takes whatever there is."""
         self.dropped_blocks = 0
         """Complete blocks that were never saved: nobody took them when it was their
         turn or their only chance, or the engine took them back before."""
 
-    @property
-    def num_endings(self) -> int:
-        """Requests that have ended and are not saved yet."""
-        return len(self._endings)
+    def counts(self) -> dict[str, int]:
+        """Return how many ended requests are not saved yet, and of how many blocks wait."""
+        return {"endings": len(self._endings), "waiting": len(self._company)}
 
     # As the engine tells.
 
@@ -160,10 +146,9 @@ class SaveSelector:
         Returns:
             Whether ``orders`` will tell when to defer it.
         """
-        if end is not None and saves:
-            self._transfers.unsaved.passed_over(
-                self._layout, end, self._now, self._decoded
-            )
+        decoded, is_all = self._decoded, end is not None and end.wishes is NO_WISHES
+        if end is not None and saves and not (is_all and decoded.takes_all):
+            self._transfers.unsaved.passed_over(self._layout, end, self._now, decoded)
         if end is None or not (saves and life.may_save):
             self._lose(life, 0 if end is None else end.accepted_tokens)
             return False
@@ -174,6 +159,9 @@ class SaveSelector:
         ]
         if left:
             self._endings.add(Ending(life.stay, life.record, left))
+            # The engine keeps all blocks of the request until the last of them is saved.
+            for nbytes, table in zip(self._nbytes.values(), end.tables, strict=True):
+                self._company.ended(len(table) * nbytes)
         return bool(left)
 
     def drop_endings(self) -> None:
@@ -197,10 +185,10 @@ class SaveSelector:
         self._draft = draft = Draft(
             min(self._max_blocks, MAX_HOLDS - self._ledger.num_holds)
         )
-        if self._endings:
-            self._drop(self._endings.drop_late(self._now))
-            ended = self._endings.take(self._now, self._take_ending)
-            self._deferrals.due([ending.stay[:2] for ending in ended])
+        hurries = facts.is_idle or self._decoded.hurries
+        self._goes = hurries or self._company.goes(step, self._now)
+        if self._goes:
+            self._take_those_who_wait()
         for request, life in zip(facts.scheduled, lives, strict=True):
             before = self.dropped_blocks
             self._select(life, request)
@@ -215,6 +203,17 @@ class SaveSelector:
         for order in orders:
             self._hold(order)
         return orders
+
+    def _take_those_who_wait(self) -> None:
+        """Take what is left of those that ended, and what waited, as far as there is room."""
+        if self._endings:
+            self._drop(self._endings.drop_late(self._now))
+            ended = self._endings.take(self._now, self._take_ending)
+            self._deferrals.due([ending.stay[:2] for ending in ended])
+        for life in self._company.leave():
+            self._take_left(life.stay, life.queued, is_over=False)
+        if not (self._endings or self._company):
+            self._company.is_gone()
 
     def nothing(
         self, facts: StepFacts, lives: Sequence[Life], step: int
@@ -261,20 +260,27 @@ class SaveSelector:
         record.dropped_blocks += num_blocks
 
     def _take_ending(self, ending: Ending) -> None:
-        """Take blocks of a request that ended, as far as there is room."""
-        stay, left, draft = ending.stay, ending.left, self._draft
+        self._take_left(ending.stay, ending.left, is_over=True)
+
+    def _take_left(
+        self, stay: Stay, left: list[tuple[GroupId, Run]], *, is_over: bool
+    ) -> None:
+        """Take blocks out of a list, as far as there is room."""
+        draft = self._draft
         while left:
             group_id, run = left[0]
-            num_blocks = len(run.block_ids)
-            room = min(draft.room_of(stay), self._queue_room(group_id))
+            num_blocks, room = len(run.block_ids), draft.room_of(stay)
+            if is_over:
+                room = min(room, self._queue_room(group_id))
             if room <= 0:
                 return
-            limit = self._transfers.limits[group_id]
             some = run if num_blocks <= room else run.part(0, room)
+            limit = self._transfers.limits[group_id]
             for mine in self._transfers.claim(group_id, some):
-                draft.ended_tickets += -(-len(mine.block_ids) // limit)
-                draft.ended_nbytes += len(mine.block_ids) * self._nbytes[group_id]
                 draft.put(stay, group_id, mine, limit)
+                if is_over:
+                    draft.ended_tickets += -(-len(mine.block_ids) // limit)
+                    draft.ended_nbytes += len(mine.block_ids) * self._nbytes[group_id]
             if num_blocks > room:
                 left[0] = group_id, run.part(room, num_blocks)
                 return
@@ -314,36 +320,45 @@ class SaveSelector:
             life.due = self._decoded.shortest
             return
         life.advance(self._layout, request, self._decoded, self._stored)
-        room = self._draft.room_of(life.stay)
         for at, group in enumerate(self._layout.groups):
             if group.kind is GroupKind.STATE:
-                room -= self._take_offered(life, request, at, room)
-            elif life.pending[at]:
-                room -= self._take_pending(life, request, at, room)
+                room = self._draft.room_of(life.stay)
+                self._take_offered(life, request, at, room)
+            elif life.pending[at] and not self._waits(life, request, at):
+                self._take_pending(life, request, at)
         if any(life.pending):
             life.due = 0
 
-    def _take_pending(
-        self, life: Life, request: ScheduledRequest, at: int, room: int
-    ) -> int:
-        """Take blocks that wait, as far as there is room; return how many."""
+    def _waits(self, life: Life, request: ScheduledRequest, at: int) -> bool:
+        """Let pending blocks wait for company, if they are few and stay where they are."""
+        group, pending = self._layout.groups[at], life.pending[at]
+        if group.kind is not GroupKind.FULL:
+            return False
+        size = self._nbytes[group.group_id]
+        if self._goes or not self._company.takes(sum(map(len, pending)) * size):
+            self._take_left(life.stay, life.queued, is_over=False)  # comes before
+            return False
+        for blocks in pending:
+            table, hashes = request.tables[at], request.hashes
+            run = run_of(self._layout, group, blocks, table, hashes)
+            self._company.put(life, group.group_id, run, len(blocks) * size)
+        pending.clear()
+        return True
+
+    def _take_pending(self, life: Life, request: ScheduledRequest, at: int) -> None:
+        """Take blocks that were not taken yet, as far as there is room."""
         group, pending = self._layout.groups[at], life.pending[at]
         table, hashes = request.tables[at], request.hashes
-        taken = 0
-        while pending and taken < room:
-            some, rest = pending[0][: room - taken], pending[0][room - taken :]
+        while pending and (room := self._draft.room_of(life.stay)):
+            some, rest = pending[0][:room], pending[0][room:]
             pending[:1] = [rest] if rest else []
             run = run_of(self._layout, group, some, table, hashes)
-            taken += self._put(life, group.group_id, self._claim(group.group_id, run))
-        return taken
+            self._put(life, group.group_id, self._claim(group.group_id, run))
 
-    def _put(self, life: Life, group_id: GroupId, runs: Iterable[Run]) -> int:
-        """Let the plan save blocks of a life; return how many they are."""
-        num_blocks, limit = 0, self._transfers.limits[group_id]
+    def _put(self, life: Life, group_id: GroupId, runs: Iterable[Run]) -> None:
+        """Let the plan save blocks of a life."""
         for run in runs:
-            self._draft.put(life.stay, group_id, run, limit)
-            num_blocks += len(run.block_ids)
-        return num_blocks
+            self._draft.put(life.stay, group_id, run, self._transfers.limits[group_id])
 
     def _claim(self, group_id: GroupId, run: Run) -> list[Run]:
         """Take what nobody saves; a block whose place was taken is dropped."""
@@ -359,9 +374,9 @@ class SaveSelector:
 
     def _take_offered(
         self, life: Life, request: ScheduledRequest, at: int, room: int
-    ) -> int:
+    ) -> None:
         if not request.states:
-            return 0
+            return
         group = self._layout.groups[at]
         group_id = group.group_id
         offered = [
@@ -378,7 +393,7 @@ class SaveSelector:
         ]
         self._not_taken(group_id, [run.hashes[0] for run in wanted[room:]])
         mine = [each for run in wanted[:room] for each in self._claim(group_id, run)]
-        return self._put(life, group_id, mine)
+        self._put(life, group_id, mine)
 
     def _stored(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[bool]:
         return self._matcher.stored(group, hashes, self._transfers.denied)

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ucm.layout import GroupLayout, KVLayout
+from ucm.scheduler.requests import NULL_BLOCK
 
-__all__ = ["Run", "Share", "Stay", "joined", "run_of"]
+__all__ = ["Run", "Share", "Stay", "joined", "run_of", "there"]
 
 
 class Stay(NamedTuple):
@@ -51,6 +52,16 @@ class Run(NamedTuple):
             self.start + start, self.block_ids[start:stop], self.hashes[start:stop]
         )
 
+    @property
+    def at(self) -> range:
+        """Their positions."""
+        return range(self.start, self.start + len(self.block_ids))
+
+    def then(self, other: "Run") -> "Run":
+        """Return both as one; the other one's blocks follow."""
+        ids, hashes = [*self.block_ids, *other.block_ids], [*self.hashes, *other.hashes]
+        return Run(self.start, ids, hashes)
+
     def without(self, unwanted: Iterable[bool]) -> Iterator["Run"]:
         """Yield the runs that are left where some blocks are not wanted."""
         positions = [
@@ -85,3 +96,12 @@ def joined(ranges: Iterable[range]) -> list[range]:
         else:
             runs.append(each)
     return runs
+
+
+def there(table: Sequence[int], run: range) -> list[range]:
+    """Return the runs of blocks that a table has within one run."""
+    if not run:
+        return []
+    if NULL_BLOCK not in table[run.start : run.stop]:
+        return [run]
+    return joined(range(i, i + 1) for i in run if table[i] != NULL_BLOCK)

@@ -5,7 +5,8 @@ Prefixes that were used, on their way to the store.
 They hit there, or in the engine's own cache, which asks the store for nothing. The store
 looks each key up, on the engine's thread. So a plan has room for some, and what is beyond
 it goes with the next plans. Once many prefixes wait, the oldest is dropped: its blocks
-count as used when they were before.
+count as used when they were before. As a call costs about as much for one prefix as for some,
+a few of them may wait for others, some steps at most.
 """
 
 import contextlib
@@ -23,11 +24,13 @@ from ucm.layout import GroupLayout, KVLayout
 from ucm.scheduler.matching import BlockIndex, PrefixMatcher
 from ucm.uses import Uses
 
-__all__ = ["MAX_TOUCHED_KEYS", "MAX_WAITING_PREFIXES", "Touches"]
+__all__ = ["FEW_PREFIXES", "MAX_TOUCHED_KEYS", "MAX_WAITING_PREFIXES", "Touches"]
 
 MAX_TOUCHED_KEYS: Final = 4096
 """About the most keys of one plan."""
 MAX_WAITING_PREFIXES: Final = 1024
+FEW_PREFIXES: Final = 8
+"""So many do not wait for others; nor does anybody in each plan of so many."""
 
 _Blocks = tuple[GroupLayout, Sequence[bytes], npt.NDArray[np.int64]]
 
@@ -53,13 +56,20 @@ class Touches:
         layout: Groups.
         matcher: Knows keys.
         index: Told of them.
+        waits: Whether few of them wait for others.
     """
 
-    __slots__ = ("_index", "_layout", "_matcher", "_waiting")
+    __slots__ = ("_few", "_index", "_layout", "_matcher", "_waiting")
 
     def __init__(
-        self, layout: KVLayout, matcher: PrefixMatcher, index: BlockIndex
+        self,
+        layout: KVLayout,
+        matcher: PrefixMatcher,
+        index: BlockIndex,
+        *,
+        waits: bool,
     ) -> None:
+        self._few = FEW_PREFIXES if waits else 1
         self._layout = layout
         self._matcher = matcher
         self._index = index
@@ -77,8 +87,16 @@ class Touches:
         """Drop all that wait."""
         self._waiting.clear()
 
-    def mark(self) -> None:
-        """Tell the store of as many as a plan has room for, in one call."""
+    def mark(self, step: int, *, at_once: bool) -> None:
+        """
+        Tell the store of as many as a plan has room for, in one call.
+
+        Args:
+            step: Number of the plan.
+            at_once: Nobody waits any longer: no other plan may follow.
+        """
+        if len(self._waiting) < self._few and step % self._few and not at_once:
+            return
         keys: list[PackedKey] = []
         moments = []
         for group, hashes, used_ns in self._take():

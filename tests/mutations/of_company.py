@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of saves that wait for others to share a ticket with."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["COMPANY"]
+
+_COMPANY = "ucm/scheduler/company.py"
+_SAVES = "ucm/scheduler/saves.py"
+_LIVES = "ucm/scheduler/lives.py"
+_SETUP = "ucm/integration/vllm/setup.py"
+_TOUCHES = "ucm/scheduler/touches.py"
+_TOUCHED = "tests/scheduler/test_touches.py::TestCompany"
+_WAITING = "tests/scheduler/test_company.py::TestWaiting"
+_ENDS = "tests/scheduler/test_company.py::TestEnds"
+
+COMPANY = (
+    Mutant(
+        name="small_saves_never_wait",
+        why="R-18: each step of an engine that decodes costs the workers a ticket.",
+        file=_SAVES,
+        find="        self._goes = hurries or self._company.goes(step, self._now)\n",
+        replace="        self._goes = True\n",
+        killers=(f"{_WAITING}::test_few_blocks_of_several_steps_share_a_ticket",),
+    ),
+    Mutant(
+        name="small_save_waits_for_ever",
+        why="A request that is alone is not saved before it ends.",
+        file=_COMPANY,
+        find="        return step - since >= MOST_STEPS or now",
+        replace="        return now",
+        killers=(f"{_WAITING}::test_whoever_is_alone_waits_for_some_steps_only",),
+    ),
+    Mutant(
+        name="small_save_waits_for_steps_that_take_long",
+        why="The blocks of a prompt are seconds late where steps take long.",
+        file=_COMPANY,
+        find=" or now - began >= self._seconds",
+        replace="",
+        killers=(f"{_WAITING}::test_nobody_waits_longer_than_is_allowed",),
+    ),
+    Mutant(
+        name="last_step_takes_nothing",
+        why="Blocks of the last request wait for a step that never comes.",
+        file=_SAVES,
+        find="hurries = facts.is_idle or self._decoded.hurries",
+        replace="hurries = self._decoded.hurries",
+        killers=(f"{_WAITING}::test_step_that_computes_nothing_takes_all",),
+    ),
+    Mutant(
+        name="small_saves_wait_while_memory_is_short",
+        why="What waits is lost with the next preemption.",
+        file=_SAVES,
+        find="hurries = facts.is_idle or self._decoded.hurries",
+        replace="hurries = facts.is_idle",
+        killers=(f"{_ENDS}::test_preempted_request_saves_nothing_and_others_go",),
+    ),
+    Mutant(
+        name="time_runs_on_after_all_have_gone",
+        why="Whoever comes after the first ones never waits.",
+        file=_COMPANY,
+        find="        self._nbytes, self._since = 0, None\n",
+        replace="        self._nbytes = 0\n",
+        killers=(f"{_WAITING}::test_whoever_is_alone_waits_for_some_steps_only",),
+    ),
+    Mutant(
+        name="later_blocks_go_first",
+        why="A prompt is found nowhere although all but its first block are stored.",
+        file=_SAVES,
+        find="            self._take_left(life.stay, life.queued, is_over=False)  # comes before\n",
+        replace="",
+        killers=(f"{_WAITING}::test_what_fills_a_ticket_does_not_wait",),
+    ),
+    Mutant(
+        name="window_waits",
+        why="Blocks that the engine has given to another request are saved.",
+        file=_SAVES,
+        find="        if group.kind is not GroupKind.FULL:\n            return False\n",
+        replace="",
+        killers=(f"{_WAITING}::test_blocks_of_windows_do_not_wait",),
+    ),
+    Mutant(
+        name="former_life_is_saved",
+        why="Blocks that are another request's are stored under the keys of the former.",
+        file=_LIVES,
+        find=" and self.may_save and not self.is_over",
+        replace=" and self.may_save",
+        killers=(
+            f"{_ENDS}::test_preempted_request_saves_nothing_and_others_go",
+            f"{_ENDS}::test_blocks_of_a_former_life_are_not_saved",
+        ),
+    ),
+    Mutant(
+        name="waiting_blocks_outlive_a_doubt",
+        why="What former weights computed is stored under the key space of the new ones.",
+        file=_LIVES,
+        find=" and self.may_save and not self.is_over",
+        replace=" and not self.is_over",
+        killers=(f"{_ENDS}::test_doubt_about_the_weights_drops_what_waits",),
+    ),
+    Mutant(
+        name="waiting_blocks_lost_uncounted",
+        why="A preempted request's blocks are neither saved nor dropped.",
+        file=_LIVES,
+        find="        waiting += sum(len(run.hashes) for _, run in self.queued)\n",
+        replace="",
+        killers=(
+            f"{_ENDS}::test_preempted_request_saves_nothing_and_others_go",
+            f"{_ENDS}::test_doubt_about_the_weights_drops_what_waits",
+        ),
+    ),
+    Mutant(
+        name="end_forgets_what_waited",
+        why="The first blocks of a request that ends soon are never saved.",
+        file=_LIVES,
+        find="                mine += self.pending[at]\n",
+        replace="                mine = self.pending[at]\n",
+        killers=(
+            f"{_ENDS}::test_request_that_ends_takes_what_waited_along",
+            f"{_ENDS}::test_blocks_beyond_what_was_accepted_are_not_saved",
+        ),
+    ),
+    Mutant(
+        name="each_prefix_told_alone",
+        why="R-18: each request that begins costs the engine's thread a call of the store.",
+        file=_TOUCHES,
+        find="FEW_PREFIXES if waits else 1",
+        replace="1",
+        killers=(f"{_TOUCHED}::test_few_prefixes_are_told_together",),
+    ),
+    Mutant(
+        name="burst_of_prefixes_waits",
+        why="The oldest of many prefixes are dropped, and evicted while they are used.",
+        file=_TOUCHES,
+        find="if len(self._waiting) < self._few and step",
+        replace="if step",
+        killers=(f"{_TOUCHED}::test_many_prefixes_do_not_wait",),
+    ),
+    Mutant(
+        name="last_prefixes_never_told",
+        why="What the last requests used is evicted as if nobody had.",
+        file=_TOUCHES,
+        find=" and not at_once:",
+        replace=":",
+        killers=(f"{_TOUCHED}::test_step_that_computes_nothing_tells_all",),
+    ),
+    Mutant(
+        name="whole_pool_waits",
+        why="A small engine's blocks are all of requests that ended, and nobody may begin.",
+        file=_SETUP,
+        find="pool // _POOL_PARTS",
+        replace="pool",
+        killers=(
+            "tests/integration/vllm/test_setup.py::TestSaveLimits::test_small_saves_wait_unless_others_do_for_them",
+        ),
+    ),
+    Mutant(
+        name="producer_waits",
+        why="A consumer asks for a prompt whose end its producer has not saved yet.",
+        file=_SETUP,
+        find="        if self.mode.loads is Loads.NOTHING:\n            return 0  #",
+        replace="        if False:\n            return 0  #",
+        killers=(
+            "tests/integration/vllm/test_setup.py::TestSaveLimits::test_small_saves_wait_unless_others_do_for_them",
+        ),
+    ),
+)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves that wait for others, so that they share a ticket."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.scheduler.model import (
+    DIGEST,
+    HYBRID,
+    ONE_FULL,
+    SetIndex,
+    facts,
+    hashes_of,
+    make_adapter,
+    saved,
+    saved_blocks,
+    scheduled,
+)
+from tests.scheduler.test_decoded import AT_END, all_saved
+from ucm.config import SaveDecoded
+from ucm.scheduler.adapter import SchedulerAdapter
+from ucm.scheduler.company import MOST_STEPS
+from ucm.scheduler.messages import StepPlan
+from ucm.scheduler.requests import (
+    Disposition,
+    RequestEnd,
+    ScheduledRequest,
+    StepFacts,
+)
+
+SIZE = ONE_FULL.max_block_bytes
+BUSY = StepFacts(is_idle=False)
+Make = Callable[..., SchedulerAdapter]
+
+
+@pytest.fixture
+def make(index: SetIndex) -> Make:
+    """Return what makes adapters in which less than four blocks wait."""
+
+    def made(decoded: SaveDecoded = AT_END, **options: int) -> SchedulerAdapter:
+        given = {"company": 4 * SIZE, **options}
+        return make_adapter(ONE_FULL, index, decoded=decoded, **given)
+
+    return made
+
+
+def start(name: str, *blocks: int) -> ScheduledRequest:
+    """Return the facts of a request that computes whole blocks, which are its prompt."""
+    tokens = 4 * len(blocks)
+    hashes = hashes_of(name, len(blocks))
+    return scheduled(name, hashes, [blocks], 0, tokens, is_new=True, prompt=tokens)
+
+
+def end(name: str, *blocks: int, prompt: int) -> RequestEnd:
+    """Return what there is of a request whose blocks are whole."""
+    return RequestEnd(
+        computed_tokens=4 * len(blocks),
+        known_tokens=4 * len(blocks) + 1,
+        prompt_tokens=prompt,
+        hashes=hashes_of(name, len(blocks)),
+        tables=[blocks],
+    )
+
+
+def owners(plan: StepPlan) -> list[list[str]]:
+    """Return whose the tickets of a plan are."""
+    return [[owner.request_id for owner in order.owners] for order in plan.saves]
+
+
+class TestWaiting:
+    def test_few_blocks_of_several_steps_share_a_ticket(self, make: Make) -> None:
+        """R-18: three requests that begin one after the other cost the workers one ticket
+        and not three, as soon as there is enough for it."""
+        adapter = make()
+        plans = [
+            adapter.plan_step(facts(start("a", 1))),
+            adapter.plan_step(facts(start("b", 2))),
+            adapter.plan_step(facts(start("c", 3, 4))),
+        ]
+        assert [(), (), ()] == [plan.saves for plan in plans]
+        plan = adapter.plan_step(BUSY)
+        assert [["a", "b", "c"]] == owners(plan)
+        assert {0: [1, 2, 3, 4]} == saved_blocks(plan)
+        adapter.apply_report(saved(*plan.saves))
+        assert 4 == adapter.totals.saved_blocks
+
+    def test_whoever_is_alone_waits_for_some_steps_only(self, make: Make) -> None:
+        """Blocks of one request go without others, and whoever comes then goes along."""
+        adapter = make()
+        assert () == adapter.plan_step(facts(start("a", 1))).saves
+        for _ in range(MOST_STEPS):
+            assert () == adapter.plan_step(BUSY).saves
+        assert [["a", "b"]] == owners(adapter.plan_step(facts(start("b", 2))))
+        assert () == adapter.plan_step(facts(start("c", 3))).saves
+        assert () == adapter.plan_step(BUSY).saves
+
+    def test_nobody_waits_longer_than_is_allowed(self, make: Make) -> None:
+        """Where steps take long, blocks go when their time is over."""
+        adapter = make(company_seconds=2)
+        adapter.plan_step(facts(start("a", 1)))
+        adapter.tick(7.0)
+        assert () == adapter.plan_step(BUSY).saves
+        adapter.tick(9.0)
+        assert {0: [1]} == saved_blocks(adapter.plan_step(BUSY))
+
+    def test_step_that_computes_nothing_takes_all(self, make: Make) -> None:
+        """No other step may follow."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1)))
+        assert {"waiting": 1} == {"waiting": adapter.counts()["waiting"]}
+        assert {0: [1]} == saved_blocks(adapter.plan_step(StepFacts(is_idle=True)))
+        assert 0 == adapter.counts()["waiting"]
+
+    def test_what_fills_a_ticket_does_not_wait(self, make: Make) -> None:
+        """A long prompt is saved in its own step, behind what came before of it."""
+        adapter = make(SaveDecoded.EACH_BLOCK)
+        adapter.plan_step(facts(start("a", 1)))
+        more = scheduled(*("a", hashes_of("a", 5), [[1, 2, 3, 4, 5]], 4, 16), prompt=20)
+        plan = adapter.plan_step(facts(more))
+        assert {0: [1, 2, 3, 4, 5]} == saved_blocks(plan)
+        assert () == adapter.plan_step(StepFacts(is_idle=True)).saves
+
+    def test_blocks_of_windows_do_not_wait(self, index: SetIndex) -> None:
+        """The engine takes them back in the next step."""
+        adapter = make_adapter(HYBRID, index, company=100 * SIZE)
+        request = scheduled(
+            *("a", hashes_of("a", 4), [[1, 2, 3, 4], [5, 6]], 0, 16),
+            is_new=True,
+            prompt=16,
+        )
+        assert {1: [5, 6]} == saved_blocks(adapter.plan_step(facts(request)))
+        plan = adapter.plan_step(StepFacts(is_idle=True))
+        assert {0: [1, 2, 3, 4]} == saved_blocks(plan)
+
+    def test_plan_without_room_leaves_the_rest_to_the_next(self, make: Make) -> None:
+        """What waited goes at the pace of plans, each block once."""
+        adapter = make(max_step_blocks=3)
+        for name, blocks in (("a", (1, 2)), ("b", (3, 4))):
+            assert () == adapter.plan_step(facts(start(name, *blocks))).saves
+        plans = [adapter.plan_step(BUSY) for _ in range(3)]
+        assert [3, 1, 0] == [len(all_saved([plan])) for plan in plans]
+
+    @pytest.mark.parametrize("options", [{"company": 0}, {"company_seconds": 0}])
+    def test_nothing_waits_where_it_is_not_wanted(
+        self, make: Make, options: dict[str, int]
+    ) -> None:
+        """A single block is saved in its own step."""
+        adapter = make(**options)
+        assert {0: [1]} == saved_blocks(adapter.plan_step(facts(start("a", 1))))
+
+
+class TestEnds:
+    def test_request_that_ends_takes_what_waited_along(self, make: Make) -> None:
+        """Its blocks are kept until the plan that saves them, in one piece, which comes
+        when there is enough, and the plan that has them defers it."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1)))
+        left = end("a", 1, 2, prompt=4)
+        assert Disposition.DEFER is adapter.request_finished("a", left)
+        plan = adapter.plan_step(BUSY)
+        assert ((), ()) == (plan.saves, plan.deferred)
+        adapter.plan_step(facts(start("b", 3)))
+        plan = adapter.plan_step(BUSY)
+        assert {0: [1, 2, 3]} == saved_blocks(plan)
+        assert [["a", "b"]] == owners(plan)
+        assert ["a"] == [each.request_id for each in plan.deferred]
+
+    def test_blocks_beyond_what_was_accepted_are_not_saved(self, make: Make) -> None:
+        """What a step was to compute when the request was aborted is left out."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1, 2)))
+        left = RequestEnd(
+            computed_tokens=4,
+            known_tokens=9,
+            prompt_tokens=8,
+            hashes=hashes_of("a", 2),
+            tables=[[1, 2]],
+        )
+        adapter.request_finished("a", left)
+        plan = adapter.plan_step(StepFacts(is_idle=True))
+        assert {0: [1]} == saved_blocks(plan)
+
+    def test_preempted_request_saves_nothing_and_others_go(self, make: Make) -> None:
+        """Its blocks are another's; they count as dropped, and where memory is short
+        nobody waits."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1), start("b", 2)))
+        plan = adapter.plan_step(StepFacts(preempted={"a": 4}, is_idle=False))
+        assert {0: [2]} == saved_blocks(plan)
+        assert 1 == adapter.totals.dropped_blocks
+        assert {0: [3]} == saved_blocks(adapter.plan_step(facts(start("c", 3))))
+
+    def test_blocks_of_a_former_life_are_not_saved(self, make: Make) -> None:
+        """An id that is used again has other blocks."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1)))
+        adapter.blocks_allocated(
+            "a", [[2]], hashes_of("a", 1), computed_tokens=0, external_tokens=4
+        )
+        plan = adapter.plan_step(StepFacts(is_idle=True))
+        assert ((), [(2,)]) == (plan.saves, [each.block_ids for each in plan.loads])
+
+    def test_doubt_about_the_weights_drops_what_waits(self, make: Make) -> None:
+        """What was computed before is not saved under the key space of later."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1)))
+        adapter.doubt(1)
+        adapter.rekey(DIGEST)
+        assert () == adapter.plan_step(StepFacts(is_idle=True)).saves
+        adapter.request_finished("a", end("a", 1, prompt=4))
+        assert (1, True) == (adapter.totals.dropped_blocks, adapter.is_idle)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Saves that wait for others. Pure: time is told.
+
+A ticket costs its threads about as much with one block as with a dozen. So what is less than a
+full span waits for what the next steps save, a few steps and a short time at most. The blocks
+stay where they are meanwhile: those of a request that runs are its own, and those of one that
+ended are kept by the engine. Nothing waits in a step that computes nothing: no other may follow.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from ucm.blocks import GroupId
+from ucm.scheduler.lives import Life
+from ucm.scheduler.shares import Run
+
+__all__ = ["MOST_STEPS", "Company"]
+
+MOST_STEPS: Final = 8
+
+
+class Company:
+    """
+    Running requests with blocks that wait, in the order in which they began to.
+
+    Used on the scheduler's thread, except where it says otherwise.
+
+    Args:
+        nbytes: As soon as so much waits, it goes.
+        seconds: How long it waits at most. If either is 0 nothing ever waits.
+    """
+
+    __slots__ = ("_lives", "_most", "_nbytes", "_seconds", "_since")
+
+    def __init__(self, nbytes: int, seconds: float) -> None:
+        self._most, self._seconds = (nbytes if seconds else 0), seconds
+        self._lives: dict[tuple[str, int], Life] = {}
+        self._nbytes = 0
+        self._since: tuple[int, float] | None = None
+
+    def __len__(self) -> int:
+        """Return how many requests have blocks that wait; on any thread."""
+        lives = list(self._lives.values())  # at once, whatever the scheduler does
+        return sum(life.is_waiting for life in lives)
+
+    def takes(self, nbytes: int) -> bool:
+        """Return whether so much of one request is worth waiting."""
+        return nbytes < self._most
+
+    def ended(self, nbytes: int) -> None:
+        """Take note that so much is left to be saved of a request that ended."""
+        self._nbytes += nbytes
+
+    def put(self, life: Life, group_id: GroupId, run: Run, nbytes: int) -> None:
+        """Let blocks of a life wait, which are so much."""
+        self._lives[life.key] = life
+        self._nbytes += nbytes
+        for at, (other, before) in enumerate(life.queued):
+            if other == group_id and before.at.stop == run.start:
+                life.queued[at] = group_id, before.then(run)
+                return
+        life.queued.append((group_id, run))
+
+    def goes(self, step: int, now: float) -> bool:
+        """Return whether what waits goes with this plan; with the first ones it does not."""
+        if self._nbytes >= self._most:
+            return True
+        if not self._nbytes:
+            return False
+        if self._since is None:
+            self._since = step, now
+        since, began = self._since
+        return step - since >= MOST_STEPS or now - began >= self._seconds
+
+    def leave(self) -> Iterator[Life]:
+        """Yield who waits; each is let go of once nothing of it is queued any more."""
+        for key, life in list(self._lives.items()):
+            if life.is_waiting:
+                yield life
+            if life.is_waiting:
+                return
+            del self._lives[key]
+
+    def is_gone(self) -> None:
+        """Take note that nothing waits any more."""
+        self._nbytes, self._since = 0, None
