@@ -23,6 +23,7 @@ from typing import Any
 
 import attrs
 
+from tests.e2e.connector import await_pinned
 from tests.e2e.engine import (
     EXTERNAL_HITS,
     counter,
@@ -33,7 +34,7 @@ from tests.e2e.engine import (
 )
 from tests.e2e.models import LLAMA, Recipe, make_model
 
-__all__ = ["MODELS", "PHASES", "Model", "decode"]
+__all__ = ["MODELS", "PHASES", "Meter", "Model", "decode", "own_cpu_seconds", "watch"]
 
 SAVED, LOADED = "vllm:ucm_saved_blocks", "vllm:ucm_loaded_blocks"
 PHASES = ("new", "turns")
@@ -53,12 +54,16 @@ class Model:
         block_tokens: Of one block.
         pool_bytes: Of the engine's KV cache, for 256 requests at once.
         capacity: Of our store, for all that is saved.
+        make: Makes the model's directory.
+        options: Of the engine, beyond the usual ones.
     """
 
     recipe: Recipe
     block_tokens: int
     pool_bytes: int
     capacity: str
+    make: Callable[[Recipe], Path] = make_model
+    options: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 MODELS = {
@@ -95,9 +100,13 @@ class Meter:
 
     Args:
         waits: Path of ``gil_waits.c`` as it was preloaded; empty: waits are not told.
+        clock: Of a step and its parts.
     """
 
-    def __init__(self, waits: str) -> None:
+    def __init__(
+        self, waits: str, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock = clock
         self.steps: list[dict[str, float]] = []
         """The parts of each step that counts, in seconds."""
         self.num_steps = 0
@@ -114,7 +123,7 @@ class Meter:
         call = getattr(owner, name, None)
         if call is None:
             return
-        spent, clock = self._spent, time.perf_counter
+        spent, clock = self._spent, self._clock
 
         @functools.wraps(call)
         def timed(*arguments: object, **named: object) -> object:
@@ -138,9 +147,9 @@ class Meter:
             self._spent.clear()
             if self._waited:
                 self._waited()  # what was before is no part of the step
-            begun = time.perf_counter()
+            begun = self._clock()
             result = call()
-            step = time.perf_counter() - begun
+            step = self._clock() - begun
             if is_one:
                 self.steps.append({"step": step, **self._spent})
                 if self._waited:
@@ -179,7 +188,7 @@ _WORKER_HOOKS = (
 )
 
 
-def _watch(core: Any, meter: Meter, full: int) -> None:  # noqa: ANN401
+def watch(core: Any, meter: Meter, full: int) -> None:  # noqa: ANN401
     """Time an engine's steps in which about so many requests run, and their parts."""
     from vllm.distributed.kv_transfer import (
         get_kv_transfer_group,
@@ -314,15 +323,17 @@ def decode(
     if connector.startswith("LMCache"):
         _bear_with_llvmlite()
     with in_process_engine(
-        make_model(shape.recipe),
+        shape.make(shape.recipe),
         kv_transfer_config=kv_transfer_config,
         kv_cache_memory_bytes=shape.pool_bytes,
         block_size=shape.block_tokens,
         max_model_len=512,
         max_num_seqs=requests,
+        **shape.options,
     ) as llm:
+        await_pinned(llm)
         meter = Meter(waits)
-        _watch(llm.llm_engine.engine_core.engine_core, meter, requests)
+        watch(llm.llm_engine.engine_core.engine_core, meter, requests)
         _carry_out(llm, _new_turns(32, seed=0), 16)  # warms the kernels up
         turns, answers = _new_turns(total, seed=1), []
         told: dict[str, Any] = {}

@@ -51,6 +51,7 @@ BENCHMARKS = (
     Benchmark("engine_thread", "Cost on the engine's threads", 5),
     Benchmark("lives", "What a request's life costs", 1, "vllm"),
     Benchmark("tiers", "Below the slab", 20),
+    Benchmark("faults", "Faults below the slab", 10, "vllm"),
     Benchmark("pipeline", "Pipeline, end to end", 10),
     Benchmark("engine", "The real engine", 60, "vllm"),
     Benchmark("decode", "An engine full of decoding requests", 10, "vllm"),
@@ -199,7 +200,8 @@ def _shares(figures: Iterable[Figure]) -> Iterator[tuple[str, float, str, str]]:
             bound = float(figure["target"].split()[1])
             label = f"{figure['case']}: {figure['what']}"
             text = f"{number(figure['median'])} {figure['unit']} ({_bound(figure)})"
-            yield label, figure["median"] / bound, text, figure["verdict"]
+            share = figure["median"] / bound if bound else 2.0 * figure["median"]
+            yield label, share, text, figure["verdict"]
 
 
 def plot(result: Result) -> str:

@@ -41,7 +41,7 @@ from ucm.agent.protocol import (
 )
 from ucm.stores.slab import SlabStore, SlabSurvey
 
-__all__ = ["dead", "first_tokens"]
+__all__ = ["agent_status", "dead", "first_tokens"]
 
 TIMEOUT_S = 600.0
 COMPUTED, SLAB, TIER = "computed", "slab", "tier"
@@ -92,27 +92,29 @@ class _Asker:
     def _await_spilled(self) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            for told in self._status()["slots"].values():
+            for told in agent_status(self._slab)["slots"].values():
                 (tier,) = told["spilled"]
                 over = tier["spilled"] + tier["skipped"]
                 if over >= self._num_saved and over == tier["offered"]:
                     return
             if time.monotonic() > deadline:
-                raise TimeoutError(self._status())
+                raise TimeoutError(agent_status(self._slab))
             time.sleep(0.02)
 
-    def _status(self) -> Any:  # noqa: ANN401
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.settimeout(TIMEOUT_S)
-            peer.connect(str(self._slab / SOCKET_NAME))
-            peer.sendall(encode_frame(GetStatus()))
-            data = b""
-            while piece := peer.recv(1 << 16):
-                data += piece
-        decoder: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)
-        status = decode_frame(data[FRAME_HEADER.size :], decoder)
-        assert isinstance(status, Status)
-        return status.told
+
+def agent_status(slab: Path) -> Any:  # noqa: ANN401
+    """Ask the agent of a slab how it is."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(TIMEOUT_S)
+        peer.connect(str(slab / SOCKET_NAME))
+        peer.sendall(encode_frame(GetStatus()))
+        data = b""
+        while piece := peer.recv(1 << 16):
+            data += piece
+    decoder: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)
+    status = decode_frame(data[FRAME_HEADER.size :], decoder)
+    assert isinstance(status, Status)
+    return status.told
 
 
 def ask_first_tokens(

@@ -8,6 +8,7 @@ from ucm.backends.memory import MemorySettings
 from ucm.backends.mooncake import MooncakeSettings
 from ucm.backends.object import ObjectSettings
 from ucm.backends.redis import RedisSettings
+from ucm.backends.yuanrong import YuanrongSettings
 
 __all__ = ["PAGE", "SECTIONS", "rewrite"]
 
@@ -19,6 +20,7 @@ SECTIONS = {
     "mooncake": MooncakeSettings(),
     "object": ObjectSettings(),
     "redis": RedisSettings(),
+    "yuanrong": YuanrongSettings(),
 }
 """By the type that a tier is given."""
 

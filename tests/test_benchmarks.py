@@ -15,6 +15,7 @@ from benchmarks import (
     decode_side,
     engine,
     engine_thread,
+    faults,
     gather,
     harness,
     lives,
@@ -35,6 +36,7 @@ CASES = {
         decode,
         engine,
         engine_thread,
+        faults,
         gather,
         lives,
         load,
@@ -132,6 +134,13 @@ class TestReport:
         plot = made["benchmarks/stores.svg"]
         assert "a case: a &lt; b</text>" in plot
         assert "easy" not in plot
+
+    def test_target_of_none_at_all_has_a_bar_too(self) -> None:
+        """What must never happen is no share of anything, and is drawn all the same."""
+        never = {**figure("wrong answers", "met"), "target": "<= 0", "median": 0.0}
+        plot = report.pages({"stores": result(never)})["benchmarks/stores.svg"]
+        assert "wrong answers</text>" in plot
+        assert 'width="0.0"' in plot
 
 
 class TestCommandLine:

@@ -33,6 +33,7 @@ EVENTS = {
     "AGENT_REFUSED": "agent.refused",
     "AGENT_STARTED": "agent.started",
     "TIER_ANSWERS": "tier.answers",
+    "TIER_FAILED": "tier.failed",
     "TIER_SILENT": "tier.silent",
     "HOLD_QUARANTINED": "hold.quarantined",
     "HOLD_RELEASED": "hold.released",

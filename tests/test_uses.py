@@ -21,9 +21,9 @@ from ucm.metrics import Counters
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.recorder import Recorder
 from ucm.scheduler.adapter import SchedulerAdapter
+from ucm.scheduler.decoded import SaveLimits
 from ucm.scheduler.messages import StepPlan, StepReport, decode_plan, encode
 from ucm.scheduler.requests import StepFacts
-from ucm.scheduler.saves import SaveLimits
 from ucm.stores.abc import Store
 from ucm.stores.memory import MemoryStore
 from ucm.stores.slab import SlabStore

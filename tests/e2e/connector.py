@@ -3,6 +3,7 @@
 
 import functools
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,6 @@ from tests.e2e.engine import connector_config, generate
 from tests.traces import traces_of
 from ucm.config import StoreConfig
 from ucm.devices.abc import Fence
-from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
 from ucm.integration.vllm import setup as door_setup
 from ucm.stores import opening
@@ -68,6 +68,21 @@ def quiesced(llm: Any) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
+def await_pinned(llm: Any, timeout: float = 60.0) -> None:
+    """Wait until copies go to the slots themselves; at once without any of ours."""
+    if llm.llm_engine.engine_core.engine_core.scheduler.connector is None:
+        return
+    runtime = getattr(getattr(halves(llm)[1], "_worker", None), "_runtime", None)
+    if runtime is None or runtime._device.is_synchronous:
+        return
+    limit = time.monotonic() + timeout
+    slots = [memory.ctypes.data for memory in runtime._store.buffers]
+    while not all(each in runtime._device._pinned for each in slots):
+        if time.monotonic() > limit:
+            raise TimeoutError(f"the slab is not pinned after {timeout} s")
+        time.sleep(0.05)
+
+
 def corrupt(store: Path) -> None:
     """Flip a bit in every byte of the slab's slots, behind the store's back."""
     data = store / "data"
@@ -92,22 +107,26 @@ def plant(monkeypatch: pytest.MonkeyPatch, plan: FaultPlan) -> None:
             return inner if index_only else FaultStore(inner, plan)
 
     monkeypatch.setattr(opening, "load_class", lambda *_: Planted)
+    make = door_setup.Setup.make_device
     monkeypatch.setattr(
         door_setup.Setup,
         "make_device",
-        lambda setup, _: FaultDevice(CPUDevice(setup.num_blocks), plan),
+        lambda setup, kind: FaultDevice(make(setup, kind), plan),
     )
 
 
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let loads of the next engine end well without copying a byte."""
 
-    class Blind(CPUDevice):
+    class Blind(FaultDevice):
         def scatter(self, *_: object, **__: object) -> Fence:
             return DoneFence()
 
+    make = door_setup.Setup.make_device
     monkeypatch.setattr(
-        door_setup.Setup, "make_device", lambda setup, _: Blind(setup.num_blocks)
+        door_setup.Setup,
+        "make_device",
+        lambda setup, kind: Blind(make(setup, kind), FaultPlan()),
     )
 
 

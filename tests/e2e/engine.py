@@ -92,7 +92,7 @@ def in_process_engine(
         kv_transfer_config: As for ``--kv-transfer-config``; none: no connector.
         kv_cache_memory_bytes: Size of the paged pool. Small values preempt.
         num_blocks: Exact size of the pool in blocks, instead.
-        block_size: Tokens per block; the engine's choice if none (CPU: 128).
+        block_size: Tokens per block; if none 128, as the engine chooses on CPU.
         max_model_len: Longest request in tokens.
         max_num_seqs: Requests that may run at once.
         dtype: Of weights and KV cache; float32 leaves no room for near ties.
@@ -121,6 +121,7 @@ def in_process_engine(
     }
     if num_blocks is not None:
         arguments["num_gpu_blocks_override"] = num_blocks
+    arguments |= _of_the_platform()
     if block_size is not None:
         arguments["block_size"] = block_size
     if kv_transfer_config is not None:
@@ -146,6 +147,19 @@ def in_process_engine(
         cleanup_dist_env_and_memory()
         gc.freeze, gc.unfreeze = freezing
         _freeze_imports()
+
+
+def _of_the_platform() -> dict[str, Any]:
+    """Return what makes an engine on a GPU much like one on the CPU."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return {}
+    return {
+        "block_size": 128,
+        # Engines of several tests share the GPU; each asks for what is free at its start.
+        "gpu_memory_utilization": 0.05,
+    }
 
 
 def _call(function: Callable[[], object]) -> object:

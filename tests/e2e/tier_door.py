@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tests.cache.test_tiers import until
 from tests.e2e.engine import generate, reset_prefix_cache
 from tests.e2e.vllm_door import VLLMDoor
 from tests.traces import traces_of
@@ -89,14 +90,23 @@ class TierDoor(VLLMDoor):
         capacity = "64MiB"
         if setting is Setting.SMALL:
             capacity = str(ROOM * self._block_bytes)
-        config = tiering_config(slab, capacity)
+        config = tiering_config(slab, capacity, tiers=list(self.tiers))
         self._slab = slab
         self._llm = self._up.enter_context(self._engine(setting, config))
-        self._block_bytes = manager_of(self._llm).secondary_tiers[0].block_size_bytes
+        tier = manager_of(self._llm).secondary_tiers[0]
+        self._block_bytes, self._fetches = (
+            tier.block_size_bytes,
+            tier._cache._core.fetches,
+        )
+        until(lambda: not self.tiers or self._fetches.is_served)
 
     def loaded_blocks(self) -> int:
         """Return what our counters say; the store need not be there any more."""
         return loaded_blocks(self._llm)
+
+    def fetched_blocks(self) -> int:
+        """Return what our counters say."""
+        return int(self._fetches._counters.total("ucm_fetched_parts_total"))
 
     def settle(self) -> None:
         """Step until neither tier has anything under way."""

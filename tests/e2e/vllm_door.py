@@ -37,7 +37,10 @@ class VLLMDoor(Door):
 
     block_tokens = 32
     cannot = MappingProxyType(
-        {Ability.KILL: "it runs in this process; test_processes.py kills one"}
+        {
+            Ability.KILL: "it runs in this process; test_processes.py kills one",
+            Ability.TIERS: "test_tiers.py shows it, where fetching pays and where not",
+        }
     )
 
     def __init__(self, **settings: object) -> None:

@@ -11,6 +11,7 @@ from tests.mutations.of_below import BELOW
 from tests.mutations.of_bench import BENCH
 from tests.mutations.of_cb import CB
 from tests.mutations.of_chat import CHAT
+from tests.mutations.of_company import COMPANY
 from tests.mutations.of_cost import COST
 from tests.mutations.of_decisions import DECISIONS
 from tests.mutations.of_devices import DEVICES
@@ -21,6 +22,8 @@ from tests.mutations.of_eng import ENG
 from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
 from tests.mutations.of_fast import FAST
+from tests.mutations.of_faults import FAULTS
+from tests.mutations.of_gpu import GPU
 from tests.mutations.of_hit import HIT
 from tests.mutations.of_host import HOST
 from tests.mutations.of_hosts import HOSTS
@@ -42,12 +45,14 @@ from tests.mutations.of_mooncake import MOONCAKE
 from tests.mutations.of_nodes import NODES
 from tests.mutations.of_numbers import NUMBERS
 from tests.mutations.of_own import OWN
+from tests.mutations.of_packed import PACKED
 from tests.mutations.of_pinning import PINNING
 from tests.mutations.of_pipe import PIPE
 from tests.mutations.of_poller import POLLER
 from tests.mutations.of_proofs import PROOFS
 from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_replay import REPLAY
+from tests.mutations.of_rest import REST
 from tests.mutations.of_rows import ROWS
 from tests.mutations.of_runner import RUNNER
 from tests.mutations.of_sched import SCHED
@@ -67,10 +72,12 @@ from tests.mutations.of_topology import TOPOLOGY
 from tests.mutations.of_trace import TRACE
 from tests.mutations.of_transport import TRANSPORT
 from tests.mutations.of_uses import USES
+from tests.mutations.of_warm import WARM
 from tests.mutations.of_ways import WAYS
 from tests.mutations.of_weights import WEIGHTS
 from tests.mutations.of_why import WHY
 from tests.mutations.of_worker import WORKER
+from tests.mutations.of_yuan import YUAN
 
 __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
 
@@ -111,6 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ENGINES,
     *RELEASES,
     *MOONCAKE,
+    *YUAN,
     *NODES,
     *NUMBERS,
     *WEIGHTS,
@@ -121,6 +129,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SCHED,
     *USES,
     *WHY,
+    *WARM,
     *WAYS,
     *BELOW,
     *ENG,
@@ -137,10 +146,15 @@ MUTANTS: tuple[Mutant, ...] = (
     *TICKET,
     *LEASE,
     *REPLAY,
+    *GPU,
     *HIT,
     *HOSTS,
     *OWN,
+    *PACKED,
     *METRICS,
+    *COMPANY,
     *COST,
     *KILLS,
+    *FAULTS,
+    *REST,
 )

@@ -34,7 +34,7 @@ DRIVERS = (
         name="cuda_batch_too_large",
         why="Drivers of 2026 crash, and the engine with them.",
         file=_LIBCUDA,
-        find="_MOST_COPIES = 8192",
+        find="_MOST_COPIES = 128",
         replace="_MOST_COPIES = 50000",
         killers=(f"{_BATCHES}::test_many_copies_are_few_calls",),
     ),

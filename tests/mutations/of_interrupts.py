@@ -55,11 +55,13 @@ INTERRUPTS = (
         why="Blocks of former weights are loaded into the new ones: wrong tokens.",
         file="ucm/integration/vllm/tier.py",
         find="        self._secret = secrets.token_bytes(16)\n"
-        "        self._lookups = self._new_lookups()\n"
+        "        former, self._lookups = self._lookups, self._new_lookups()\n"
+        "        former.close()\n"
         "        for job in list(self._jobs.values()):\n            job.wait()\n",
         replace="        for job in list(self._jobs.values()):\n            job.wait()\n"
         "        self._secret = secrets.token_bytes(16)\n"
-        "        self._lookups = self._new_lookups()\n",
+        "        former, self._lookups = self._lookups, self._new_lookups()\n"
+        "        former.close()\n",
         killers=(f"{_RESET}test_that_fails_parts_with_what_was_stored_as_well",),
     ),
     Mutant(
@@ -98,8 +100,9 @@ INTERRUPTS = (
         name="text_for_a_key_is_taken",
         why="The loop finds out: nobody hears of that save, and its blocks stay in use.",
         file="ucm/cache/orders.py",
-        find='        b"".join(keys)\n',
-        replace="        set(keys)\n",
+        find='        joined = b"".join(keys)\n',
+        replace="        texts = (each for each in keys if isinstance(each, str))\n"
+        '        joined = "".join(texts).encode() or b"".join(keys)\n',
         killers=(
             f"{_MISTAKES}test_keys_that_are_none_are_refused_before_anything_is_done",
         ),

@@ -262,7 +262,7 @@ LIB = (
         name="key_twice_in_a_save",
         why="A store is asked for two slots of one block.",
         file=_ORDERS,
-        find="    if len(set(keys)) < len(keys):",
+        find="    if num_distinct < len(keys):",
         replace="    if False:",
         killers=(
             f"{_MISTAKES}::TestMistakes::test_keys_that_are_none_are_refused_before_anything_is_done",

@@ -25,8 +25,8 @@ LIMITS = (
         name="failed_get_is_the_end",
         why="A damaged disk hides what the next tier has whole.",
         file=_FLIGHTS,
-        find="            if reason not in _OF_TIERS or not flights[key].tiers:\n",
-        replace="            if True:\n",
+        find="            elif reason not in _OF_TIERS or not flight.tiers:\n",
+        replace="            else:\n",
         killers=(
             f"{_TERMS}::TestNextTier::test_what_one_tier_fails_to_bring_the_next_one_brings",
         ),
@@ -300,8 +300,8 @@ LIMITS = (
         name="native_write_behind_its_lease",
         why="A client that cannot be cancelled writes into the slots of another block.",
         file=_FLIGHTS,
-        find="                with anyio.CancelScope(shield=True):\n                    await slab.call(lease.discard)\n",
-        replace="                pass\n",
+        find="                    with anyio.CancelScope(shield=True):\n                        await slab.call(lease.discard)\n",
+        replace="                    pass\n",
         killers=(_WORLD,),
     ),
     Mutant(

@@ -75,8 +75,8 @@ TIER = (
         name="questions_pile_up_behind_one_that_hangs",
         why="Each step adds one, without bound, to a store that does not answer.",
         file=_LOOKUPS,
-        find="        if self._asked is not None:\n            return\n        keys = [",
-        replace="        keys = [",
+        find="        if self._asked is not None:\n            return\n        new = {",
+        replace="        new = {",
         killers=(
             f"{_TESTS}_lookups.py::TestQuestions::test_one_question_is_open_at_a_time",
         ),
@@ -165,8 +165,8 @@ TIER = (
         name="answers_outlive_a_reset",
         why="Chunks of former keys are promoted under the new ones, and fail.",
         file=_TIER,
-        find="16)\n        self._lookups = self._new_lookups()\n",
-        replace="16)\n",
+        find="former, self._lookups = self._lookups, self._new_lookups()",
+        replace="former = self._new_lookups()",
         killers=(
             f"{_TESTS}_trouble.py::TestReset::test_questions_from_before_are_no_answers",
         ),
@@ -211,8 +211,8 @@ TIER = (
         name="mistake_of_a_store_ends_the_engine",
         why="What a store raises by mistake is raised in the scheduler's step.",
         file=_LOOKUPS,
-        find="        failed = answer.error is not None  # whatever",
-        replace="        failed = not answer.is_over  # whatever",
+        find="        if answer.error is not None:  # whatever",
+        replace="        if not answer.is_over:  # whatever",
         killers=(
             f"{_TESTS}_trouble.py::TestFailing::test_chunks_that_cannot_be_had_are_misses",
         ),

@@ -143,7 +143,7 @@ TIERS = (
     Mutant(
         name="fetched_bytes_believed",
         why="A damaged disk writes into answers.",
-        file=_FLIGHTS,
+        file="ucm/agent/landing.py",
         find="block_checksum(key, lease.slots.block(at).data) != answer.checksum",
         replace="False",
         killers=(f"{_TROUBLE}::test_damaged_bytes_are_never_seen", _RANDOM),

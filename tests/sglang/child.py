@@ -142,7 +142,15 @@ def _look(scheduler: Any) -> None:
             "queued": len(door._queued),
             "batches": len(door.layer_done_counter.batches),
         }
-    raise ToldError(json.dumps({"loaded": int(loaded), "left": left}))
+    cores = [each._core for each in (pages._pool, pages.staged._cache)]
+    fetched = [each._counters.total("ucm_fetched_parts_total") for each in cores]
+    told = {
+        "loaded": int(loaded),
+        "fetched": int(sum(fetched)),
+        "are_served": all(each.fetches.is_served for each in cores),
+        "left": left,
+    }
+    raise ToldError(json.dumps(told))
 
 
 def _prepare() -> None:

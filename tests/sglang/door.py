@@ -13,13 +13,15 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 
+from tests.cache.test_tiers import until
 from tests.e2e import models
 from tests.sglang.environment import ROOT, environment
-from ucm.testing.door import POOL, ROOM, Door, Prompts, Setting
+from ucm.testing.door import POOL, ROOM, Ability, Door, Prompts, Setting
 
 __all__ = ["Forks", "SGLangDoor", "shared_forks"]
 
@@ -152,6 +154,12 @@ class SGLangDoor(Door):
     """
 
     block_tokens = 16
+    cannot = MappingProxyType(
+        {
+            Ability.TIERS: "two starts take half a minute; it passes without this line, "
+            "and tests/integration/sglang/test_tiers.py shows it without the engine"
+        }
+    )
 
     def __init__(
         self,
@@ -180,8 +188,12 @@ class SGLangDoor(Door):
             "store": {"path": str(slab), "capacity": capacity},
             "log": {"level": "off"},
             "stage_bytes": "16MiB",
+            "tiers": list(self.tiers),
+            "timeout": {"fetch": 60.0},  # of a busy machine
         }
         self._engine = self._start(setting, self._hicache(ours) or _linker(ours))
+        if self.tiers:
+            until(lambda: self.engine.ask("look")["are_served"])
 
     def generate(self, prompts: Sequence[list[int]], num_tokens: int) -> Prompts:
         """Ask for all at once."""
@@ -193,6 +205,10 @@ class SGLangDoor(Door):
     def loaded_blocks(self) -> int:
         """Ask our library in the scheduler's process."""
         return int(self.engine.ask("look")["loaded"])
+
+    def fetched_blocks(self) -> int:
+        """Ask our library in the scheduler's process."""
+        return int(self.engine.ask("look")["fetched"])
 
     def settle(self) -> None:
         """Wait in the scheduler's process."""

@@ -76,6 +76,7 @@ class FickleTier(MemoryBackend):
             "shared": dice.random() < 0.5,
             "batch_blocks": dice.choice([1, 4, 64]),
             "in_flight": dice.choice([1, 2, 8]),
+            "creates": dice.random() < 0.5,
         }
 
     @property

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import ucm
+from tests.cache.test_tiers import until
 from ucm.testing.door import ROOM, Ability, Door, Prompts, Setting
 
 __all__ = ["TOKENS", "SmallDoor", "SmallHost"]
@@ -37,7 +38,7 @@ class SmallHost:
         setting: What kind of engine.
     """
 
-    def __init__(self, slab: str, setting: str) -> None:
+    def __init__(self, slab: str, setting: str, *tiers: dict[str, object]) -> None:
         self.loaded = 0
         self.model = "other" if setting == Setting.FOREIGN else "model"
         self.pool = np.zeros((LAYERS, NUM_BLOCKS, PAGE), np.uint8)
@@ -54,12 +55,18 @@ class SmallHost:
             capacity = room * _LAYOUT.max_block_bytes
             self.cache = self._opened.enter_context(
                 ucm.blocking.open(
-                    {"store": {"path": slab, "capacity": capacity}},
+                    {
+                        "store": {"path": slab, "capacity": capacity},
+                        "tiers": list(tiers),
+                        "timeout": {"fetch": 60.0},  # of a busy machine
+                    },
                     layout=_LAYOUT,
                     device=dict(zip(_NAMES, self.pool, strict=True)),
                     keyspace=keyspace,
                 )
             )
+            if tiers:
+                until(lambda: self.cache._core.fetches.is_served)
 
     def named(self) -> str:
         """Return what it calls its model."""
@@ -87,9 +94,18 @@ class SmallHost:
         pending = sum(not save.is_over for save in self._saves)
         return {"saves": pending} if pending else {}
 
+    def fetched(self) -> int:
+        """Return how many blocks tiers have brought."""
+        counters = self.cache.measure().counters
+        return int(counters.get("ucm_fetched_parts_total|files", 0))
+
     def close(self) -> None:
         """End it."""
         self._opened.close()
+
+    def finds(self, keys: list[bytes]) -> int:
+        """Return how many blocks it asks for."""
+        return int(self.cache.prefetch(keys).found)
 
     def trusts(self, found: int, leading: int) -> int:
         """Return how many blocks it does not compute."""
@@ -109,7 +125,7 @@ class SmallHost:
         done = 0
         if self.cache is not None and blocks:
             keys = self._hasher.keys(prompt)
-            found = self.cache.match(keys)
+            found = self.finds(keys)
             leading = self.cache.load(keys[:found], blocks[:found]).leading
             done = self.trusts(found, leading)
             self.loaded += self.counts(found, leading)
@@ -163,7 +179,7 @@ class SmallDoor(Door):
     def start(self, slab: Path, setting: Setting) -> None:
         """Start it."""
         kind = _Apart if self._is_apart else _Here
-        self._host = kind(self._kind, str(slab), str(setting))
+        self._host = kind(self._kind, str(slab), str(setting), *self.tiers)
 
     def generate(self, prompts: Sequence[list[int]], num_tokens: int) -> Prompts:
         """Ask it."""
@@ -173,6 +189,10 @@ class SmallDoor(Door):
     def loaded_blocks(self) -> int:
         """Ask it."""
         return int(self._host.call("loaded"))
+
+    def fetched_blocks(self) -> int:
+        """Ask it."""
+        return int(self._host.call("fetched"))
 
     def settle(self) -> None:
         """Have it wait."""
@@ -209,7 +229,7 @@ class SmallDoor(Door):
 class _Here:
     """A host in this process."""
 
-    def __init__(self, kind: type[SmallHost], *given: str) -> None:
+    def __init__(self, kind: type[SmallHost], *given: Any) -> None:
         self._host = kind(*given)
 
     def call(self, name: str, *given: object) -> Any:
@@ -223,7 +243,7 @@ class _Here:
 class _Apart:
     """A host in a process of its own."""
 
-    def __init__(self, kind: type[SmallHost], *given: str) -> None:
+    def __init__(self, kind: type[SmallHost], *given: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._here, there = context.Pipe()
         self._process = context.Process(target=_serve, args=(there, kind, *given))
@@ -245,7 +265,7 @@ class _Apart:
         self._here.close()
 
 
-def _serve(there: Connection, kind: type[SmallHost], *given: str) -> None:
+def _serve(there: Connection, kind: type[SmallHost], *given: Any) -> None:
     host = _Here(kind, *given)
     with contextlib.suppress(EOFError):
         while True:

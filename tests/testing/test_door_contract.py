@@ -79,6 +79,14 @@ class Leaking(SmallHost):
         return {"requests": 1}
 
 
+class Homebound(SmallHost):
+    """Never asks a tier."""
+
+    def finds(self, keys: list[bytes]) -> int:
+        """Return what the slab has."""
+        return int(self.cache.match(keys))
+
+
 class Deaf(SmallHost):
     """Says the same whatever its blocks hold."""
 
@@ -113,6 +121,7 @@ def damaged(suite: Suite, running: Running) -> None:
         (Shifted, Suite.test_cold_and_warm_answers_are_exact),
         (Scribbling, Suite.test_cold_and_warm_answers_are_exact),
         (Leaking, Suite.test_requests_that_are_given_up_leave_nothing),
+        (Homebound, Suite.test_prompts_are_warm_through_a_tier_on_another_machine),
         (Deaf, Suite.test_output_depends_on_every_block),
     ],
     ids=lambda each: each.__name__,
