@@ -42,6 +42,9 @@ PREFIX = 512
 """Tokens of the prompt that are asked for again and again."""
 ANSWER = 12
 LIMIT_S = 300.0
+PATIENCE_S = 60.0
+"""With a tier. A machine that runs all of this beside other work is slow, and nothing else."""
+_LOG_LINES = 40
 Row = dict[str, Any]
 
 
@@ -64,7 +67,9 @@ def main() -> int:
         else:
             tier = stack.enter_context(_mooncake(place))
         rows = _show(place, tier)
-    problems = judge(rows)
+        problems = judge(rows)
+        if problems:
+            _print_logs(place)
     _print_table(rows)
     if options.json:
         result = {"ok": not problems, "problems": problems, "rows": rows}
@@ -147,7 +152,7 @@ class _Machine:
         config["kv_connector_extra_config"] |= {
             "tiers": [self._tier],
             "kv_events": "node",
-            "timeout": {"fetch": 10, "tier": 5},
+            "timeout": {"fetch": 2 * PATIENCE_S, "tier": PATIENCE_S},
         }
         self._server = self._stack.enter_context(
             serve(
@@ -227,7 +232,7 @@ def _mooncake(place: Path) -> Iterator[dict[str, object]]:
         except TimeoutError:
             text = (place / "mooncake.log").read_text(errors="replace")[-2000:]
             sys.exit(f"no Mooncake here; --share DIRECTORY does without.\n{text}")
-        yield {"type": "mooncake", "master": address}
+        yield {"type": "mooncake", "master": address, "timeout": PATIENCE_S}
 
 
 def _until(is_so: Callable[[], bool]) -> None:
@@ -242,6 +247,15 @@ def _until(is_so: Callable[[], bool]) -> None:
         if time.monotonic() > until:
             raise TimeoutError("what was waited for has not come")
         time.sleep(0.05)
+
+
+def _print_logs(place: Path) -> None:
+    """Print what the engines and their agents have logged of themselves, the end of it."""
+    for log in sorted(place.glob("*/**/*log*")):
+        if log.is_file():
+            lines = log.read_text(errors="replace").splitlines()
+            print(f"\n{log.relative_to(place)}:")
+            print("\n".join(line[:400] for line in lines[-_LOG_LINES:]))
 
 
 def _print_table(rows: list[Row]) -> None:
