@@ -132,9 +132,9 @@ def measure(case: Case, scale: Scale) -> Told:
     waits = compiled_waits()
     if waits:
         os.environ["LD_PRELOAD"] = waits  # before the first engine is started
-    runs = _in_turn(there, case, scale, waits)
-    for name in there.keys() - runs.keys():
-        yield Note(case.name, f"{name}: its engine ended with an error; no figure.")
+    runs, problems = _in_turn(there, case, scale, waits)
+    for name, problem in problems.items():
+        yield Note(case.name, f"{name}: its engine ended ({problem}); no figure.")
     if len({run["digest"] for side in runs.values() for run in side}) != 1:
         raise AssertionError("the sides gave different tokens")
     for phase in PHASES:
@@ -153,9 +153,10 @@ def measure(case: Case, scale: Scale) -> Told:
 
 def _in_turn(
     there: Mapping[str, Side], case: Case, scale: Scale, waits: str
-) -> dict[str, list[_Run]]:
-    """Return the runs of each side, without peers whose engine ended with an error."""
+) -> tuple[dict[str, list[_Run]], dict[str, str]]:
+    """Return the runs of each side; and of peers whose engine ended, the error instead."""
     runs: dict[str, list[_Run]] = {name: [] for name in there}
+    problems: dict[str, str] = {}
     order = list(there) if scale.is_quick else [*there, *reversed(there)]
     total = case.requests * 3 // 2 if scale.is_quick else case.total
     for name in filter(runs.__contains__, order * (scale.rounds or 1)):
@@ -167,13 +168,14 @@ def _in_turn(
                 requests=case.requests,
                 total=total,
             )
-        except AssertionError:
+        except AssertionError as exc:
             if name not in PEERS:
                 raise
+            problems[name] = str(exc).strip().rpartition("\n")[2][:200]
             del runs[name]
         else:
             runs[name].append(told)
-    return runs
+    return runs, problems
 
 
 def _steps(case: str, name: str, phase: str, side: list[_Run]) -> Iterator[Figure]:
