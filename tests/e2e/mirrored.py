@@ -21,7 +21,17 @@ from ucm.stores.slab import SlabStore
 from ucm.stores.slab._chains import unpack_key
 from ucm.stores.slab._layout import COMMITTED
 
-__all__ = ["DISK", "PROMPTS", "SIZE", "SLAB", "Node", "published", "soak", "soaked"]
+__all__ = [
+    "DISK",
+    "LIMIT_S",
+    "PROMPTS",
+    "SIZE",
+    "SLAB",
+    "Node",
+    "published",
+    "soak",
+    "soaked",
+]
 
 SIZE = 32
 PROMPTS = [prompt(9100 + n, 8 * SIZE) for n in range(14)]

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A subscriber of the real engine's events mirrors slab and disk, exactly, through evictions."""
 
+import json
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.connector import halves
+from examples.kv_mirror import Subscription
+from tests.e2e.connector import halves, ucm_config
 from tests.e2e.engine import generate, reset_prefix_cache
-from tests.e2e.mirrored import DISK, PROMPTS, SIZE, SLAB, Node, published, soak
+from tests.e2e.mirrored import DISK, LIMIT_S, PROMPTS, SIZE, SLAB, Node, published, soak
+from tests.e2e.server import serve
 from tests.e2e.test_store_trouble import labelled
 
 
@@ -66,3 +71,41 @@ def test_mirror_is_exact_after_a_soak(node: Node) -> None:
     assert min(done["ask"], done["reset"], done["kill the agent"]) > 0
     store = halves(node.llm)[1]._worker._store
     assert store.stats().evicted_blocks_total > 0
+
+
+def test_idle_engine_tells_what_its_last_request_stored(llama: Path) -> None:
+    """R-57: nobody sends another request, and the subscriber has all that was stored, in slab
+    and disk; the next server tells of it before its first request."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        place = Path(directory)
+        tier = {"type": "disk", "path": str(place / "disk"), "capacity": "3MiB"}
+        config = ucm_config(place / "slab", tiers=[tier], kv_events="node")
+        for life in range(2):
+            pub, replay = f"ipc://{place}/pub{life}", f"ipc://{place}/replay{life}"
+            events = {"enable_kv_cache_events": True}
+            events |= {"endpoint": pub, "replay_endpoint": replay}
+            options = (
+                "--block-size",
+                str(SIZE),
+                "--kv-events-config",
+                json.dumps(events),
+            )
+            with serve(
+                *(llama, *options), log=place / "log", kv_transfer_config=config
+            ) as server:
+                subscription = Subscription(pub, replay)
+                if not life:
+                    server.complete(PROMPTS[0], 1)
+                try:
+                    _until_told(subscription)
+                finally:
+                    subscription.close()
+
+
+def _until_told(subscription: Subscription) -> None:
+    """Listen until both places have a prompt."""
+    mirror, until = subscription.mirror, time.monotonic() + LIMIT_S
+    subscription.catch_up()
+    while [8, 8] != [len(mirror.places.get(place, ())) for place in (SLAB, DISK)]:
+        assert until > time.monotonic(), mirror.count()
+        subscription.follow(0.5)

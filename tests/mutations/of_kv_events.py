@@ -21,6 +21,7 @@ _CONNECTION = "tests/agent/test_following.py"
 _FEEDS = "tests/agent/test_feeding.py"
 _TELLS = "tests/backends/test_watched.py"
 _DOOR = "tests/integration/vllm/test_kv_events.py"
+_DUE = f"{_DOOR}::TestDue"
 
 KV_EVENTS = (
     Mutant(
@@ -200,5 +201,37 @@ KV_EVENTS = (
         killers=(
             "tests/scheduler/test_hits.py::TestTokens::test_outermost_medium_of_a_token_counts",
         ),
+    ),
+    Mutant(
+        name="idle_engine_keeps_its_events",
+        why="R-57: what the last request stored is told to routers with the next one.",
+        file=_TELLER,
+        find="        if self._ready:\n            return True\n        now",
+        replace="        now",
+        killers=(f"{_DUE}::test_what_is_told_behind_the_last_request_is_published",),
+    ),
+    Mutant(
+        name="idle_engine_does_not_wait_for_news",
+        why="R-57: blocks are committed behind the last step, and nobody hears of them.",
+        file=_TELLER,
+        find="        return now < self._idle_since + self._patience_s\n",
+        replace="        return False\n",
+        killers=(f"{_DUE}::test_engine_that_has_nothing_to_tell_sleeps",),
+    ),
+    Mutant(
+        name="idle_engine_never_sleeps",
+        why="An engine with nothing to do takes a thousand steps a second.",
+        file=_TELLER,
+        find="        if self._idle_since is None:\n            self._idle_since = now\n",
+        replace="        self._idle_since = now\n",
+        killers=(f"{_DUE}::test_engine_that_has_nothing_to_tell_sleeps",),
+    ),
+    Mutant(
+        name="idle_engine_tells_eight_batches",
+        why="R-57: of what happened while it slept a part stays untold once it is awake.",
+        file=_TELLER,
+        find="            self._stay_awake()\n            self._client.call",
+        replace="            self._client.call",
+        killers=(f"{_DUE}::test_what_is_told_behind_the_last_request_is_published",),
     ),
 )

@@ -6,13 +6,17 @@ The engine's publisher sends what ``take`` returns, in each step in which the en
 of it is made on the thread of the agent's client, batch after batch and no more than some
 ahead; and what the blocks of a request hold is told to the agent there, too.
 
-Threading: ``begun``, ``ended``, ``rekey`` and ``take`` are called on the engine's scheduler
-thread, and cost it no more for a request of many blocks than for one of few; the rest is the
-client's.
+An engine with nothing to compute takes no step unless somebody asks for one: ``are_due`` does,
+while there is something to tell and for a moment behind it. Then the engine sleeps until
+something reaches it, and nobody can wake it from here.
+
+Threading: ``begun``, ``ended``, ``rekey``, ``are_due`` and ``take`` are called on the engine's
+scheduler thread, and cost it no more for a request of many blocks than for one of few; the rest
+is the client's.
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -37,6 +41,10 @@ _MOST_DESCRIBED: Final = 1 << 16
 _MOST_SAID: Final = 14 << 10
 _AT_ONCE: Final = 256
 _BLOCKS: Final = "ucm_kv_event_blocks_total"
+_TAIL_S: Final = 0.25
+"""What a request has saved is told of, and on a disk, well within that."""
+_START_S: Final = 5.0
+"""An agent is there by then, and tells what was stored before."""
 
 
 class _Subject(NamedTuple):
@@ -66,6 +74,10 @@ class NoTeller:
     def ended(self, request_id: str) -> None:
         """Take note that a request has all its tokens."""
 
+    def are_due(self) -> bool:
+        """Return whether an engine without requests is to take a step for events."""
+        return False
+
     def take(self) -> Sequence[Any]:
         """Return the events that are there, each once."""
         return ()
@@ -89,6 +101,7 @@ class EventTeller(NoTeller):
         words: Makes events.
         alone: Tell only if no other engine of this slab and key space does.
         counters: Count blocks.
+        clock: In seconds.
     """
 
     def __init__(
@@ -100,6 +113,7 @@ class EventTeller(NoTeller):
         *,
         alone: bool,
         counters: Counters,
+        clock: Callable[[], float],
     ) -> None:
         self._client = client
         self._layout = layout
@@ -107,6 +121,9 @@ class EventTeller(NoTeller):
         self._words = words
         self._alone = alone
         self._counters = counters
+        self._clock = clock
+        self._idle_since: float | None = None
+        self._patience_s = _START_S
         self._digest = b""
         self._running: dict[str, _Subject] = {}
         self._subjects: deque[_Subject] = deque(maxlen=_MOST_SUBJECTS)
@@ -129,6 +146,7 @@ class EventTeller(NoTeller):
 
     def begun(self, request: Any, hashes: Sequence[bytes]) -> None:  # noqa: ANN401 - vLLM's Request
         """Take note of a request that was given blocks."""
+        self._stay_awake()
         subject = _Subject(request, hashes, self._digest)
         self._running[request.request_id] = subject
         self._enqueue(subject)
@@ -138,10 +156,27 @@ class EventTeller(NoTeller):
         if (subject := self._running.pop(request_id, None)) is not None:
             self._enqueue(subject)
 
+    def _stay_awake(self) -> None:
+        self._idle_since, self._patience_s = None, _TAIL_S
+
     def _enqueue(self, subject: _Subject) -> None:
         self._subjects.append(subject)
         if self._client.is_up:
             self._client.call(self._describe_all)
+
+    def are_due(self) -> bool:
+        """
+        Return whether an engine without requests is to take a step for events.
+
+        Asked only where nothing else keeps the engine awake; for ever, if there always is
+        something to tell.
+        """
+        if self._ready:
+            return True
+        now = self._clock()
+        if self._idle_since is None:
+            self._idle_since = now
+        return now < self._idle_since + self._patience_s
 
     def take(self) -> list[Any]:
         """Return the events that are there, each once."""
@@ -152,6 +187,7 @@ class EventTeller(NoTeller):
             for event, count in batch.counts.items():
                 self._counters.add(_BLOCKS, count, event=event)
         if events:
+            self._stay_awake()
             self._client.call(self._ask)
         return events
 
@@ -245,5 +281,8 @@ def open_teller(
     alone = wanted is KVEvents.NODE
     shards = setup.topology.shards
     return EventTeller(
-        client, setup.layout, shards, words, alone=alone, counters=counters
+        *(client, setup.layout, shards, words),
+        alone=alone,
+        counters=counters,
+        clock=setup.threads.monotonic,
     )

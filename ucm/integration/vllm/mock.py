@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 
 from ucm.blocks import Owner
 from ucm.errors import ConfigError
+from ucm.integration.vllm.kv_events import NoTeller
 from ucm.integration.vllm.messages import (
     PlanEnvelope,
     RankHandshake,
@@ -54,6 +55,7 @@ class MockSchedulerHalf:
         self._counters = Counters()
         self._claimed: list[str] = []
         self._step = 0
+        self.events = NoTeller()
         remedy = "For sizing only: the output is garbage, nothing is saved."
         log = setup.open_log("scheduler")
         log.warning(
@@ -72,10 +74,6 @@ class MockSchedulerHalf:
     def hit_sources(self, request_id: str, tokens: int) -> dict[Any, int]:
         """Return nothing: hits that are made up come from nowhere."""
         return {}
-
-    def take_events(self) -> Sequence[Any]:
-        """Return nothing: no block comes or goes."""
-        return ()
 
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         """Do nothing: nothing is fetched."""

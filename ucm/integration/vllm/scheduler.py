@@ -114,10 +114,9 @@ class SchedulerHalf:
         self._tiers = Tiers(
             self._adapter.matcher, of_tiers, setup.config, self._counters, self._clock
         )
-        self._events = open_teller(
+        self._events = self.events = open_teller(
             setup, client, self._counters, store.capabilities.tier
         )
-        self.take_events = self._events.take
         self._hits = Hits(self._counters, store.capabilities.tier)
         self.hit_sources = self._hits.sources
         self._agreement = Agreement(setup.topology, setup.facts(0))

@@ -54,7 +54,6 @@ INHERITED_ON_PURPOSE = {
     "get_required_kvcache_layout": "every layout that can be mapped is taken",
     "register_finished_partial_tail": "whole blocks only",
     "has_pending_block_frees": "delayed frees are as short as a copy",
-    "has_pending_push_work": "nothing is pushed to other engines",
     "supports_sleep_mode": "the base says yes",
 }
 """Hooks of the base that are left as they are, each with the reason."""
@@ -325,7 +324,11 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def take_events(self) -> Iterable[Any]:
         """Return events of blocks below the engine; its own cover its cache."""
-        return () if self._scheduler is None else self._scheduler.take_events()
+        return () if self._scheduler is None else self._scheduler.events.take()
+
+    def has_pending_push_work(self) -> bool:
+        """Return whether to step though there is no request: to have events published."""
+        return self._scheduler is not None and self._scheduler.events.are_due()
 
     def get_finished_count(self) -> int | None:
         """Return None: every rank reports every request."""
