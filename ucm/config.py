@@ -326,7 +326,7 @@ class UCMConfig:
     )
     predict_loads: bool = field(
         True,
-        "Compute what a tier is predicted to bring later than computing it would take.",
+        "Compute what slab or tiers are predicted to bring later than computing it would take.",
     )
     weights_revision: str = field(
         "",

@@ -43,8 +43,7 @@ def ucm_config(
     )
     extra = config["kv_connector_extra_config"]
     extra["log"] = {"level": "debug", "directory": str(traces_of(store))}
-    if "tiers" in settings:  # a tiny model computes faster than any tier brings
-        extra["predict_loads"] = False
+    if "tiers" in settings:
         extra["timeout"] = {"fetch": 30.0, "tier": 30.0}  # of a busy machine
     extra.update(settings)
     return config

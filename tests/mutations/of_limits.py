@@ -17,6 +17,10 @@ _REFUSED = "tests/agent/test_process.py::TestRefused::test_engine_hears_why_its_
 _TERMS = "tests/agent/test_terms.py"
 _WORLD = "tests/simulation/test_tiers_world.py::TestTiersWorld::test_nothing_that_must_hold_is_broken_whatever_tiers_do"
 _WORTH = "ucm/worth.py"
+_PAYING = "ucm/scheduler/paying.py"
+_PAYS = "tests/scheduler/test_paying.py"
+_LOOKUPS = "ucm/integration/vllm/lookups.py"
+_SLOWER = "tests/integration/vllm/test_paying.py::TestSlower"
 _CHOICE = "tests/test_worth.py::TestChoice"
 _SPEED = "tests/test_worth.py::TestSpeed"
 
@@ -319,5 +323,75 @@ LIMITS = (
         find="    return xxh3_64_intdigest(data, xxh3_64_intdigest(key))\n",
         replace="    return xxh3_64_intdigest(data)\n",
         killers=(_WORLD,),
+    ),
+    # What a hit of the slab is worth.
+    Mutant(
+        name="hits_always_loaded",
+        why="R-59: a prompt waits for a load that is slower than computing it.",
+        file=_PAYING,
+        find="        if not self._choice.declines(nbytes, compute_s, now):\n            return False\n",
+        replace="        if True:\n            return False\n",
+        killers=(
+            f"{_PAYS}::TestDeclines::test_load_that_is_slower_than_computing_is_not_taken",
+            f"{_SLOWER}::test_hit_that_does_not_pay_is_computed_and_says_so",
+        ),
+    ),
+    Mutant(
+        name="hits_weighed_in_each_step",
+        why="R-59: one request that waits for sixteen steps has its slow load all the same.",
+        file=_LOOKUPS,
+        find="            if lookup.weighed[0] != hit:\n",
+        replace="            if True:\n",
+        killers=(f"{_SLOWER}::test_hit_that_does_not_pay_is_computed_and_says_so",),
+    ),
+    Mutant(
+        name="hit_weighed_once_for_ever",
+        why="R-59: a request that is preempted goes by what was true when it came.",
+        file=_LOOKUPS,
+        find="        lookup.weighed = range(0), False\n",
+        replace="",
+        killers=(f"{_SLOWER}::test_next_life_is_decided_anew",),
+    ),
+    Mutant(
+        name="loads_ahead_passed_over",
+        why="R-59: a load behind ten others is predicted to take as long as one alone.",
+        file=_PAYING,
+        find="nbytes = self._nbytes_ahead + self._nbytes_of(loaded)",
+        replace="nbytes = self._nbytes_of(loaded)",
+        killers=(f"{_PAYS}::TestDeclines::test_loads_that_are_on_their_way_count",),
+    ),
+    Mutant(
+        name="prompts_ahead_passed_over",
+        why="R-59: a busy engine computes what it could load beside its work.",
+        file=_PAYING,
+        find="self.prompts.seconds_of(self._ahead + len(loaded))",
+        replace="self.prompts.seconds_of(len(loaded))",
+        killers=(f"{_PAYS}::TestDeclines::test_prompts_that_are_computed_first_count",),
+    ),
+    Mutant(
+        name="loads_charged_with_those_before",
+        why="R-59: after a burst of hits loads seem slow, and are not taken.",
+        file=_PAYING,
+        find="max(self._heard_at, min(each.at for each in over))",
+        replace="min(each.at for each in over)",
+        killers=(
+            f"{_PAYS}::TestLearns::test_load_behind_another_is_not_charged_with_it",
+        ),
+    ),
+    Mutant(
+        name="failed_loads_learnt_from",
+        why="R-59: a load that fails at its deadline makes all others seem as slow.",
+        file="ucm/integration/vllm/scheduler.py",
+        find="            self._paying.forget(failure.request_id)\n",
+        replace="            pass\n",
+        killers=(f"{_SLOWER}::test_loads_of_the_engine_are_learnt_from",),
+    ),
+    Mutant(
+        name="window_weighed_as_a_whole",
+        why="R-59: with a sliding window a long hit is a short load, and is not taken.",
+        file=_PAYING,
+        find="            needed = group.window_blocks(loaded.stop)\n",
+        replace="            needed = range(loaded.stop // group.block_tokens)\n",
+        killers=(f"{_PAYS}::TestDeclines::test_only_what_a_hit_brings_counts",),
     ),
 )

@@ -59,7 +59,7 @@ METRICS = (
     Mutant(
         name="idle_store_is_well",
         why="X-11: a slab that was removed shows only when somebody asks for a prefix.",
-        file=_SCHEDULER,
+        file=_STATS,
         find="            self._answers = False\n",
         replace="            self._answers = True\n",
         killers=(f"{_LOOKS}::test_idle_engine_whose_slab_is_gone_is_not_healthy",),

@@ -12,6 +12,7 @@ _PROGRESS = "ucm/progress.py"
 _REQUESTS = "ucm/scheduler/requests.py"
 _SAVES = "ucm/scheduler/saves.py"
 _SCHEDULER = "ucm/integration/vllm/scheduler.py"
+_STATS = "ucm/integration/vllm/stats.py"
 _TICKETS = "ucm/pipeline/tickets.py"
 _TRANSFERS = "ucm/scheduler/transfers.py"
 _WORKER = "ucm/integration/vllm/worker.py"
@@ -172,13 +173,13 @@ NUMBERS = (
     Mutant(
         name="always_healthy",
         why="R-19: an engine that is served nothing looks well.",
-        file=_SCHEDULER,
+        file=_STATS,
         find="""\
-            tell_totals(self._counters, totals)
+            _tell_totals(self._counters, totals)
         self._counters.set("ucm_healthy", int(self._is_serving))
 """,
         replace="""\
-            tell_totals(self._counters, totals)
+            _tell_totals(self._counters, totals)
         self._counters.set("ucm_healthy", 1)
 """,
         killers=(

@@ -29,6 +29,8 @@ class MatchReason(enum.Enum):
     """The loads of others leave no room in the step's plan."""
     LIMITED = "limited"
     """The request says that no more of it is to be loaded."""
+    SLOWER = "slower"
+    """Loading it is predicted to take longer than computing it."""
     UNAVAILABLE = "unavailable"
     """The store did not answer."""
     PAUSED = "paused"

@@ -40,6 +40,7 @@ _DECLINED: Final = {
     MatchReason.LONG_ID: (MissReason.ADMISSION, "the request's id is too long"),
     MatchReason.LIMITED: (MissReason.ADMISSION, "the request limits what is loaded"),
     MatchReason.NO_ROOM: (MissReason.QUEUE, "the loads of others fill the step's plan"),
+    MatchReason.SLOWER: (MissReason.SLOWER, "loading was predicted to be slower"),
     MatchReason.UNAVAILABLE: (MissReason.UNAVAILABLE, "the store did not answer"),
     MatchReason.PAUSED: (MissReason.BYPASSED, "the store is not asked for a while"),
     MatchReason.UNKEYED: (

@@ -85,8 +85,8 @@ MISSES: Final[Mapping[str, Explained]] = {
         "Raise timeout.fetch if tiers are slow; keep adapters on a fast disk.",
     ),
     "slower": Explained(
-        "A tier had more of it, and was predicted to bring it later than computing takes.",
-        "Nothing, or a faster tier; predict_loads: false fetches whatever it takes.",
+        "It was there, and predicted to be loaded later than computing takes.",
+        "Nothing, or faster memory or tiers; predict_loads: false loads whatever it takes.",
     ),
     "unkeyed": Explained(
         "It is not known what its key depends on, such as the request's adapter.",

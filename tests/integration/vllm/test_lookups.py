@@ -308,10 +308,11 @@ class TestReasons:
                 engine.scheduler._adapter.misses,
                 elsewhere=lambda key: None,
                 problem_of=lambda request_id: problem if request_id == "r" else "",
+                paying=engine.scheduler._paying,
                 counters=counters,
             )
             for name in ("r", "s"):
-                lookups.looked(name, PrefixMatch(0, MatchReason.TOO_SHORT), 0)
+                lookups.looked(name, PrefixMatch(0, MatchReason.TOO_SHORT), 0, 0.0)
             miss = lookups.decided("r").miss
             assert miss is not None
             assert f"its adapter: {problem}" == miss.detail["text"]

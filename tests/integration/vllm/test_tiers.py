@@ -14,7 +14,8 @@ from ucm.integration.vllm.tiers import Tiers
 from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.scheduler.matching import MatchReason, PrefixMatch, PrefixMatcher
-from ucm.scheduler.messages import StepPlan, StepReport
+from ucm.scheduler.messages import StepReport
+from ucm.scheduler.prompts import PromptSpeed
 from ucm.scheduler.requests import NO_WISHES, Wishes
 
 MISS = PrefixMatch(0, MatchReason.MISS)
@@ -35,8 +36,10 @@ class World:
         matcher = PrefixMatcher(ONE_FULL, None, bytes(16), [ShardId(0)], full_hits=True)
         config = UCMConfig.from_mapping(settings)
         self.now = 0.0
+        self.prompts = PromptSpeed()
         self.tiers = Tiers(
-            matcher, self.client, config, self.counters, lambda: self.now
+            *(matcher, self.client, config, self.prompts, self.counters),
+            clock=lambda: self.now,
         )
         agreement = SimpleNamespace(
             part_bytes=lambda: {ShardId(0): [96]}, ranks_elsewhere=lambda: elsewhere
@@ -236,15 +239,9 @@ class TestPrediction:
         world = World(predict_loads=predicts)
         for step in range(12):
             tokens = 4096 if step % 3 == 0 else 1
-            world.now = step * 0.5
-            world.tiers.planned(
-                SimpleNamespace(
-                    total_num_scheduled_tokens=tokens, num_scheduled_tokens={"r": 1}
-                ),
-                StepPlan(step=step),
-            )
+            world.prompts.planned(tokens, step * 0.5)
         world.ask()
-        assert (4 * SIZE / 4095 if seconds else 0.0) == pytest.approx(
+        assert (4 * SIZE / 4096 if seconds else 0.0) == pytest.approx(
             world.client.terms[0]["compute_s"]
         )
 
@@ -305,7 +302,7 @@ class TestDrop:
 
 def test_without_tiers_nothing_is_asked() -> None:
     """R-63: an engine without tiers asks nobody."""
-    tiers = Tiers(None, None, UCMConfig(), Counters(), lambda: 0.0)
+    tiers = Tiers(None, None, UCMConfig(), PromptSpeed(), Counters(), lambda: 0.0)
     assert not tiers.is_pending("a")
     assert not tiers.ask(request(), HASHES, 0, MISS)
     tiers.drop("a")

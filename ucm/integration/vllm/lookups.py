@@ -4,6 +4,7 @@ What became of each request's look-up, once in each life.
 
 The engine asks in every step in which a request waits; the answer that counts is the one
 before it gives the request its blocks. Only of that one it is found out why it fell short.
+Whether a hit pays is decided when it is first found, and stands for as long as it is the same.
 
 Threading: all of it runs on the engine's scheduler thread, and waits for nothing.
 """
@@ -18,6 +19,7 @@ from ucm.metrics import Counters, sample_key
 from ucm.reasons import MissReason
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.misses import Elsewhere, Miss, Misses
+from ucm.scheduler.paying import Paying
 
 __all__ = ["Lookup", "Lookups"]
 
@@ -41,6 +43,7 @@ class Lookup:
         found_tokens: That were found by the last one that decided.
         wanted_tokens: That it looked for.
         miss: Why the last one that decided fell short; None if it did not.
+        weighed: The tokens of the hit on which was decided last, and whether it is computed.
     """
 
     computed_tokens: int = 0
@@ -49,6 +52,7 @@ class Lookup:
     found_tokens: int = 0
     wanted_tokens: int = 0
     miss: Miss | None = None
+    weighed: tuple[range, bool] = (range(0), False)
 
 
 class Lookups:
@@ -59,6 +63,7 @@ class Lookups:
         misses: Finds out why a look-up fell short.
         elsewhere: Asked about blocks of which nothing is known.
         problem_of: Says why it is not known what a request's adapter holds.
+        paying: Decides whether a hit is loaded.
         counters: Counts look-ups and reasons.
     """
 
@@ -68,23 +73,39 @@ class Lookups:
         *,
         elsewhere: Elsewhere,
         problem_of: Callable[[str], str],
+        paying: Paying,
         counters: Counters,
     ) -> None:
         self._misses = misses
         self._elsewhere = elsewhere
         self._problem_of = problem_of
+        self._paying = paying
         self._counters = counters
         self._lookups: dict[str, Lookup] = {}
 
     def __len__(self) -> int:
         return len(self._lookups)
 
-    def looked(self, request_id: str, match: PrefixMatch, computed_tokens: int) -> None:
-        """Take note of what a look-up says; the next one may say something else."""
+    def looked(
+        self, request_id: str, match: PrefixMatch, computed_tokens: int, now: float
+    ) -> PrefixMatch:
+        """
+        Take note of what a look-up says; the next one may say something else.
+
+        Returns:
+            What the engine is to hear: nothing, if the hit is predicted not to pay.
+        """
         lookup = self._lookups.get(request_id)
         if lookup is None:
             lookup = self._lookups[request_id] = Lookup()
+        if match.tokens:
+            hit = range(computed_tokens, computed_tokens + match.tokens)
+            if lookup.weighed[0] != hit:
+                lookup.weighed = hit, self._paying.declines(hit, now)
+            if lookup.weighed[1]:
+                match = PrefixMatch(0, MatchReason.SLOWER, match.wanted)
         lookup.match, lookup.computed_tokens = match, computed_tokens
+        return match
 
     def decided(
         self, request_id: str, shortfall: tuple[MissReason, str] | None = None
@@ -103,6 +124,7 @@ class Lookups:
         if lookup is None or lookup.match is None:
             return Lookup()
         match, lookup.match = lookup.match, None
+        lookup.weighed = range(0), False
         lookup.life += 1
         lookup.found_tokens, lookup.wanted_tokens = match.tokens, match.wanted
         lookup.miss = self._explain(request_id, match, lookup.computed_tokens)
@@ -123,6 +145,7 @@ class Lookups:
     def forget(self, request_id: str) -> None:
         """Let go of a request that is finished."""
         self._lookups.pop(request_id, None)
+        self._paying.forget(request_id)
 
     def _explain(
         self, request_id: str, match: PrefixMatch, computed_tokens: int

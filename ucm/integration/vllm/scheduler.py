@@ -24,7 +24,7 @@ from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnv
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.running import Running
 from ucm.integration.vllm.setup import Setup
-from ucm.integration.vllm.stats import UCMStats, stats_of, tell_open, tell_totals
+from ucm.integration.vllm.stats import SchedulerNumbers
 from ucm.integration.vllm.tiers import Tiers
 from ucm.integration.vllm.wishes import WishReader
 from ucm.metrics import Counters
@@ -32,12 +32,11 @@ from ucm.ranks import Agreement
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.matches import PrefixMatch
 from ucm.scheduler.messages import StepReport, decode_report, encode
+from ucm.scheduler.paying import Paying
 from ucm.scheduler.requests import Disposition
-from ucm.scheduler.totals import Totals
 from ucm.stores.bypass import BypassStore
 from ucm.stores.forgetter import Forgetter
 from ucm.stores.neighbours import Neighbours
-from ucm.stores.opening import tell_store
 from ucm.tracing import (
     RUNTIME_FAILED,
     SCHEDULER_CLOSED,
@@ -96,11 +95,15 @@ class SchedulerHalf:
             log=self._log,
             threads=setup.threads,
         )
+        self._paying = paying = Paying(
+            setup.layout, predicts=setup.config.predict_loads and self._parks
+        )
         self._neighbours = Neighbours(store, setup.threads)
         self._lookups = Lookups(
             self._adapter.misses,
             elsewhere=self._neighbours.holding,
             problem_of=self._adapters.problem_of,
+            paying=paying,
             counters=self._counters,
         )
         longest, is_ranked = setup.config.max_retain_seconds, setup.is_ranked
@@ -112,7 +115,8 @@ class SchedulerHalf:
         client = open_client(setup.config, setup.facts(0).slot_bytes, self._log)
         of_tiers = client if setup.config.tiers else None
         self._tiers = Tiers(
-            self._adapter.matcher, of_tiers, setup.config, self._counters, self._clock
+            *(self._adapter.matcher, of_tiers, setup.config, paying.prompts),
+            *(self._counters, self._clock),
         )
         self._events = self.events = open_teller(
             setup, client, self._counters, store.capabilities.tier
@@ -131,9 +135,11 @@ class SchedulerHalf:
         )
         self.watch_cache = self._doubts.watch
         self._is_closed = False
-        self._answers = True
-        """Whether the store did when it was last asked how it stands."""
-        self._told: Totals | None = None
+        self._numbers = SchedulerNumbers(
+            *(self._counters, self._adapter, self._store, self._clock),
+            is_on=lambda: self._keyspace is not None and not self._is_closed,
+        )
+        self.stats = self._numbers.stats
         summarize(self._log, self._counters.totals)
         self._log.info(
             SCHEDULER_STARTED,
@@ -180,10 +186,10 @@ class SchedulerHalf:
         self._doubts.look()
         if self._keyspace is not None and self._doubts.may_end_soon:
             return None, False
-        self._adapter.tick(self._setup.threads.monotonic())
+        self._adapter.tick(now := self._clock())
         if (match := self._look_up(request, computed_tokens)) is None:
             return None, False
-        self._lookups.looked(request_id, match, computed_tokens)
+        match = self._lookups.looked(request_id, match, computed_tokens, now)
         return match.tokens, self._parks and match.tokens > 0
 
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
@@ -239,7 +245,9 @@ class SchedulerHalf:
         )
         self._store.load_begun()
         self._counters.add("ucm_matched_tokens_total", external_tokens)
-        hit = self._tiers.hit(request_id, range(computed, computed + external_tokens))
+        loaded = range(computed, computed + external_tokens)
+        self._paying.ordered(request_id, loaded, self._clock())
+        hit = self._tiers.hit(request_id, loaded)
         self._hits.found(request_id, hit)
         self._lifelog.matched(request, computed, hit)
 
@@ -249,10 +257,12 @@ class SchedulerHalf:
             # In process the next follows at once, and keeps our threads from the lock.
             self._setup.threads.give_way()
         self._doubts.look()
-        self._adapter.tick(self._setup.threads.monotonic())
+        self._adapter.tick(now := self._clock())
         plan = self._adapter.plan_step(self._running.step(output))
         self._doubts.sent(in_use=bool(len(self._running)))
-        plan = self._tiers.planned(output, plan)
+        tokens = getattr(output, "total_num_scheduled_tokens", 0)
+        self._paying.planned(tokens - len(output.num_scheduled_tokens), now)
+        plan = self._tiers.planned(plan)
         self._lifelog.held(plan, self._setup.topology.num_ranks)
         plan = self._lifelog.traced(plan)
         self._lifelog.tell()
@@ -260,13 +270,14 @@ class SchedulerHalf:
 
     def apply(self, output: Any) -> None:  # noqa: ANN401 - vLLM's KVConnectorOutput
         """Take note of what the workers report."""
-        self._adapter.tick(self._setup.threads.monotonic())
+        self._adapter.tick(now := self._clock())
         envelope = output.kv_connector_worker_meta
         if isinstance(envelope, ReportEnvelope):
             self._agree_late(envelope.handshakes)
             for payload in envelope.payloads:
                 self._apply_report(payload)
         self._adapter.loads_finished(output.finished_recving or ())
+        self._paying.over(output.finished_recving or (), now)
         for request_id in output.finished_recving or ():
             self._tiers.drop(request_id)
         self._adapter.deferral_ended(output.finished_sending or ())
@@ -292,6 +303,8 @@ class SchedulerHalf:
         if report.weights is not None:
             self._doubts.told(report.rank, report.weights)
         self._tiers.reported(report, self._adapter.lives.get)
+        for failure in report.failures:
+            self._paying.forget(failure.request_id)
         failures = {each.transfer_id: each.reason for each in report.failures}
         self._store.loads_ended(report.rank, failures, report.loads_done)
         self._lifelog.released(report)
@@ -341,40 +354,17 @@ class SchedulerHalf:
         except StoreError as exc:
             self._log.warning(STORE_DESCRIBE_FAILED, error=repr(exc))
 
-    def stats(self) -> UCMStats | None:
-        """Return what is new since the last call."""
-        if (totals := self._adapter.totals) != self._told:
-            self._told = totals
-            tell_totals(self._counters, totals)
-        self._counters.set("ucm_healthy", int(self._is_serving))
-        return stats_of(self._counters)
-
     def refresh(self) -> None:
-        """
-        Bring the gauges up to date; on any thread that may wait.
-
-        What is read here is read whole, whatever the scheduler's thread does meanwhile.
-        """
-        tell_open(self._counters, self._adapter, self._clock())
+        """Bring the gauges up to date; on any thread that may wait."""
         self._tiers.refresh()
-        try:
-            tell_store(self._counters, self._store.stats())
-            self._answers = True
-        except StoreError:
-            self._answers = False
-        self._counters.set("ucm_healthy", int(self._is_serving))
-
-    @property
-    def _is_serving(self) -> bool:
-        """Whether this engine's saves and loads are served, as far as is known here."""
-        is_off = self._is_closed or self._adapter.bypass or self._store.is_bypassed
-        return self._keyspace is not None and self._answers and not is_off
+        self._numbers.refresh()
 
     def counts(self) -> dict[str, int]:
         """Return the size of every per-request container; all zero when idle."""
         return {
             "requests": len(self._running),
             "lookups": len(self._lookups),
+            "loads_on_their_way": len(self._paying),
             "tables": self._running.num_tables,
             "wishes": self._running.num_wishes,
             "adapters": len(self._adapters),

@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from ucm.configuration.sources import load
-from ucm.errors import ConfigError, NoStatusError
+from ucm.errors import ConfigError, NoStatusError, StoreError
 from ucm.metrics import (
     METRICS,
     SECONDS_BUCKETS,
@@ -35,8 +35,10 @@ from ucm.metrics import (
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.totals import Totals
 from ucm.status import Status, read_statuses
+from ucm.stores.bypass import BypassStore
+from ucm.stores.opening import tell_store
 
-__all__ = ["UCMPromMetrics", "UCMStats", "stats_of", "tell_open", "tell_totals"]
+__all__ = ["SchedulerNumbers", "UCMPromMetrics", "UCMStats", "stats_of"]
 
 _PREFIX = "vllm:"
 _KEEP_OBSERVATIONS = 4096
@@ -253,7 +255,65 @@ def _look_often(ref: "weakref.ref[UCMPromMetrics]") -> None:
         time.sleep(_PERIOD_S)
 
 
-def tell_totals(counters: Counters, totals: Totals) -> None:
+class SchedulerNumbers:
+    """
+    What the scheduler's half has to tell of itself.
+
+    Args:
+        counters: Where all of it goes.
+        adapter: Knows what is open.
+        store: Says how full it is, or does not answer.
+        clock: In seconds.
+        is_on: Returns whether the half has begun to serve, and is not closed.
+    """
+
+    def __init__(
+        self,
+        counters: Counters,
+        adapter: SchedulerAdapter,
+        store: BypassStore,
+        clock: Callable[[], float],
+        is_on: Callable[[], bool],
+    ) -> None:
+        self._counters = counters
+        self._adapter = adapter
+        self._store = store
+        self._clock = clock
+        self._is_on = is_on
+        self._answers = True
+        """Whether the store did when it was last asked how it stands."""
+        self._told: Totals | None = None
+
+    def stats(self) -> UCMStats | None:
+        """Return what is new since the last call."""
+        if (totals := self._adapter.totals) != self._told:
+            self._told = totals
+            _tell_totals(self._counters, totals)
+        self._counters.set("ucm_healthy", int(self._is_serving))
+        return stats_of(self._counters)
+
+    def refresh(self) -> None:
+        """
+        Bring the gauges up to date; on any thread that may wait.
+
+        What is read here is read whole, whatever the scheduler's thread does meanwhile.
+        """
+        _tell_open(self._counters, self._adapter, self._clock())
+        try:
+            tell_store(self._counters, self._store.stats())
+            self._answers = True
+        except StoreError:
+            self._answers = False
+        self._counters.set("ucm_healthy", int(self._is_serving))
+
+    @property
+    def _is_serving(self) -> bool:
+        """Whether this engine's saves and loads are served, as far as is known here."""
+        is_off = self._adapter.bypass or self._store.is_bypassed
+        return self._is_on() and self._answers and not is_off
+
+
+def _tell_totals(counters: Counters, totals: Totals) -> None:
     """Bring what the scheduler has counted into metrics."""
     counters.reach_all(
         {
@@ -270,7 +330,7 @@ def tell_totals(counters: Counters, totals: Totals) -> None:
     counters.set("ucm_held_blocks", totals.held_blocks)
 
 
-def tell_open(counters: Counters, adapter: SchedulerAdapter, now: float) -> None:
+def _tell_open(counters: Counters, adapter: SchedulerAdapter, now: float) -> None:
     """Take over how much is open in a scheduler; *now* is on its clock, in seconds."""
     counts, holds, tell = adapter.counts(), adapter.holds, counters.set
     began = holds.oldest

@@ -94,6 +94,7 @@ class Tiers:
         matcher: Names keys.
         client: Of the node's agent, closed with this; None: there are no tiers.
         config: How long a request waits, and what is found has to stay.
+        prompts: How fast the engine computes them.
         counters: Count how wants ended.
         clock: In seconds.
     """
@@ -103,6 +104,7 @@ class Tiers:
         matcher: PrefixMatcher,
         client: AgentClient | None,
         config: UCMConfig,
+        prompts: PromptSpeed,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
@@ -116,7 +118,7 @@ class Tiers:
         self._clock = clock
         self._part_bytes: dict[ShardId, list[int]] = {}
         self._questions: dict[str, _Question] = {}
-        self._prompts = PromptSpeed()
+        self._prompts = prompts
         self._health = None if client is None else AgentHealth(client, counters)
         self.elsewhere = Elsewhere()
 
@@ -140,13 +142,8 @@ class Tiers:
                 )
             self._matcher.reshard(sorted(self._part_bytes))
 
-    def planned(self, output: Any, plan: StepPlan) -> StepPlan:  # noqa: ANN401 - vLLM's SchedulerOutput
-        """Learn from a step how fast prompts are computed; put into its plan what is asked."""
-        if self._client is None:
-            return plan
-        tokens = getattr(output, "total_num_scheduled_tokens", 0)
-        of_prompts = tokens - len(output.num_scheduled_tokens)
-        self._prompts.planned(of_prompts, self._clock())
+    def planned(self, plan: StepPlan) -> StepPlan:
+        """Put into a step's plan what ranks on other machines are asked for."""
         wants, dropped = self.elsewhere.take()
         if wants or dropped:
             plan = attrs.evolve(plan, wants=wants, dropped=dropped)

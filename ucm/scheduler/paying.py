@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Whether a hit of the slab is loaded, or computed as if it were none. Pure: facts and the time in.
+
+Held against each other are how long a request would wait for its load and for its prompt, each
+behind what the engine has taken on before: loads that are on their way, and prompts of the last
+plan. How long loads take is learnt from loads, from their order to the step that hears of their
+end: whatever a request waits for in between counts, on whichever rank. Loads that were on their way
+together are told apart by what ended with each look: what one waited for the ones before it is
+theirs.
+
+That it is tried again is ``ucm.worth``'s.
+"""
+
+from collections.abc import Iterable
+
+import attrs
+
+from ucm.layout import KVLayout
+from ucm.scheduler.prompts import PromptSpeed
+from ucm.worth import Choice
+
+__all__ = ["Paying"]
+
+
+@attrs.frozen
+class _Ordered:
+    """A load that is on its way: of how many bytes, and since when."""
+
+    nbytes: int
+    at: float
+
+
+class Paying:
+    """
+    Decides on hits, and learns from loads.
+
+    Used on the scheduler's thread only.
+
+    Args:
+        layout: The engine's groups.
+        predicts: Whether anything is ever computed that could be loaded.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_choice",
+        "_heard_at",
+        "_layout",
+        "_nbytes_ahead",
+        "_on_way",
+        "_predicts",
+        "prompts",
+    )
+
+    def __init__(self, layout: KVLayout, *, predicts: bool) -> None:
+        self.prompts = PromptSpeed()
+        """How fast the engine computes them."""
+        self._layout = layout
+        self._predicts = predicts
+        self._choice = Choice()
+        self._on_way: dict[str, _Ordered] = {}
+        self._ahead = self._nbytes_ahead = 0
+        self._heard_at = 0.0
+
+    def __len__(self) -> int:
+        """Return how many loads are on their way."""
+        return len(self._on_way)
+
+    def planned(self, tokens: int, now: float) -> None:
+        """Take note of a plan that computes about so many *tokens* of prompts."""
+        self._ahead = tokens
+        self.prompts.planned(tokens, now)
+
+    def declines(self, loaded: range, now: float) -> bool:
+        """
+        Decide whether tokens are computed though they could be loaded, and take note of it.
+
+        To be asked once of each hit.
+        """
+        if not self._predicts:
+            return False
+        compute_s = self.prompts.seconds_of(self._ahead + len(loaded))
+        nbytes = self._nbytes_ahead + self._nbytes_of(loaded)
+        if not self._choice.declines(nbytes, compute_s, now):
+            return False
+        self._ahead += len(loaded)
+        return True
+
+    def ordered(self, request_id: str, loaded: range, now: float) -> None:
+        """Take note that the load of these tokens is on its way."""
+        self.forget(request_id)
+        self._on_way[request_id] = _Ordered(self._nbytes_of(loaded), now)
+        self._nbytes_ahead += self._on_way[request_id].nbytes
+
+    def forget(self, request_id: str) -> None:
+        """Learn nothing of a load: it has failed, or its request is over."""
+        self._pop(request_id)
+
+    def over(self, request_ids: Iterable[str], now: float) -> None:
+        """Learn from loads of which the engine has heard that they are over."""
+        popped = map(self._pop, request_ids)
+        if over := [each for each in popped if each is not None]:
+            began = max(self._heard_at, min(each.at for each in over))
+            nbytes = sum(each.nbytes for each in over)
+            self._choice.saw(nbytes, now - began, now)
+            self._heard_at = now
+
+    def _pop(self, request_id: str) -> _Ordered | None:
+        ordered = self._on_way.pop(request_id, None)
+        if ordered is not None:
+            self._nbytes_ahead -= ordered.nbytes
+        return ordered
+
+    def _nbytes_of(self, loaded: range) -> int:
+        """Return about how much a hit of these tokens brings, on a rank."""
+        nbytes = 0
+        for group in self._layout.groups:
+            needed = group.window_blocks(loaded.stop)
+            first = max(needed.start, loaded.start // group.block_tokens)
+            nbytes += group.block_bytes * max(0, needed.stop - first)
+        return nbytes
