@@ -212,8 +212,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.submit_saves()
 
     def get_finished(
-        self,
-        finished_req_ids: set[str],
+        self, finished_req_ids: set[str]
     ) -> tuple[set[str] | None, set[str] | None]:
         """
         Return requests whose saves are released, and those whose loads are over.
