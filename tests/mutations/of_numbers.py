@@ -61,9 +61,9 @@ NUMBERS = (
         why="R-15: the scheduler never hears that a denial is over.",
         file=_SCHEDULER,
         find="""\
-        self._adapter.tick(self._setup.threads.monotonic())
+        self._adapter.tick(now := self._clock())
         if (match :=""",
-        replace="        if (match :=",
+        replace="        now = self._clock()\n        if (match :=",
         killers=(f"{_HALVES}::TestTogether::test_failed_block_is_found_again",),
     ),
     # Quarantine.

@@ -5,6 +5,10 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["REST"]
 
+_ELSEWHERE = "ucm/scheduler/elsewhere.py"
+_PLAN = "tests/scheduler/test_elsewhere.py::TestPlan"
+_RANKS = "tests/integration/vllm/test_elsewhere.py"
+_MACHINES = "tests/integration/vllm/test_machines.py"
 _DISK = "ucm/backends/disk/_backend.py"
 _CHANGING = "tests/backends/test_disk_changing.py::TestChanging"
 
@@ -39,5 +43,37 @@ REST = (
         killers=(
             "tests/integration/vllm/test_tiers.py::TestNoRoom::test_want_without_room_says_so_and_asks_again",
         ),
+    ),
+    Mutant(
+        name="long_prompt_asked_for_in_part",
+        why="R-60: of a prompt of a million tokens a fifth is found, wherever the rest is.",
+        file=_ELSEWHERE,
+        find="        self._later.extend(wants[1:])\n",
+        replace="",
+        killers=(f"{_PLAN}::test_prompt_beyond_a_plan_is_asked_for_in_parts",),
+    ),
+    Mutant(
+        name="parts_behind_a_gap_count",
+        why="R-60: a hit covers blocks that a rank does not have.",
+        file=_ELSEWHERE,
+        find="            if reach < part.want.stop:\n                break\n",
+        replace="",
+        killers=(f"{_PLAN}::test_parts_reach_as_far_as_the_first_that_falls_short",),
+    ),
+    Mutant(
+        name="forgotten_here_only",
+        why="Who asked for a prompt to be deleted has it kept on every other machine.",
+        file="ucm/integration/vllm/elsewhere.py",
+        find="            if self._rank in forgotten.ranks:\n",
+        replace="            if False:\n",
+        killers=(f"{_RANKS}::TestForget::test_rank_deletes_its_own_part",),
+    ),
+    Mutant(
+        name="forgotten_nowhere_else",
+        why="Who asked for a prompt to be deleted has it kept on every other machine.",
+        file="ucm/integration/vllm/scheduler.py",
+        find="            self._tiers.elsewhere.forget(matcher, end.hashes, end.prompt_tokens)\n",
+        replace="",
+        killers=(f"{_MACHINES}::test_forgotten_prompt_is_deleted_on_each_machine",),
     ),
 )

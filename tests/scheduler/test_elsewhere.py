@@ -7,9 +7,14 @@ import pytest
 from tests.testing.host_kit import ONE_FULL
 from ucm.blocks import ShardId
 from ucm.scheduler.budget import WANT_NBYTES
-from ucm.scheduler.elsewhere import Elsewhere
+from ucm.scheduler.elsewhere import Elsewhere, News
 from ucm.scheduler.matching import PrefixMatcher
-from ucm.scheduler.messages import MAX_MESSAGE_BYTES, StepPlan, encode
+from ucm.scheduler.messages import (
+    MAX_MESSAGE_BYTES,
+    StepPlan,
+    decode_plan,
+    encode,
+)
 from ucm.scheduler.requests import NO_WISHES
 
 SIZE = ONE_FULL.groups[0].block_tokens
@@ -35,7 +40,7 @@ def ask(elsewhere, name="r", hashes=HASHES, tokens=WHOLE):
 
 def number_of(elsewhere):
     """Return the number of the one want of the next plan."""
-    ((want,), _) = elsewhere.take()
+    (want,) = elsewhere.take().wants
     return want.number
 
 
@@ -95,20 +100,20 @@ class TestReach:
         ask(elsewhere)
         former = number_of(elsewhere)
         ask(elsewhere)
-        ((want,), dropped) = elsewhere.take()
+        (want,), dropped, _ = elsewhere.take()
         assert (former,) == dropped
         elsewhere.told(2, {former: 4 * SIZE})
         elsewhere.told(3, {former: 4 * SIZE})
         assert elsewhere.is_pending("r")
         elsewhere.drop("r")
         elsewhere.told(2, {former: SIZE, want.number: SIZE})
-        assert ({}, 0) == (elsewhere._request_of, len(elsewhere))
+        assert ({}, 0) == (elsewhere._part_of, len(elsewhere))
 
     def test_question_that_no_plan_has_taken_is_taken_back(self, elsewhere) -> None:
         """R-60: ranks hear neither of it nor of its end."""
         ask(elsewhere)
         elsewhere.drop("r")
-        assert ((), ()) == elsewhere.take()
+        assert not any(elsewhere.take())
 
     def test_answer_holds_from_the_token_of_its_question_on(self, elsewhere) -> None:
         """R-60: an engine that has lost what it had by itself promises nothing of it."""
@@ -133,10 +138,10 @@ class TestPlan:
     def test_want_says_which_blocks_and_who(self, elsewhere) -> None:
         """R-60: the hashes of the wanted tokens, for the ranks elsewhere only; once."""
         ask(elsewhere, tokens=range(SIZE, 3 * SIZE))
-        ((want,), dropped) = elsewhere.take()
+        (want,), dropped, _ = elsewhere.take()
         assert ((2, 3), SIZE, 3 * SIZE) == (want.ranks, want.start, want.stop)
         assert (tuple(HASHES[1:3]), ()) == (want.hashes, dropped)
-        assert ((), ()) == elsewhere.take()
+        assert not any(elsewhere.take())
 
     def test_drop_goes_out_once(self, elsewhere) -> None:
         """R-53, R-60: what is over is let go of elsewhere as well."""
@@ -144,8 +149,8 @@ class TestPlan:
         number = number_of(elsewhere)
         elsewhere.drop("r")
         elsewhere.drop("r")
-        assert ((), (number,)) == elsewhere.take()
-        assert ((), (), 0) == (*elsewhere.take(), len(elsewhere))
+        assert News(dropped=(number,)) == elsewhere.take()
+        assert (News(), 0) == (elsewhere.take(), len(elsewhere))
 
     def test_what_has_no_room_is_not_asked_for(self, elsewhere) -> None:
         """H-12, R-60: the wants of a plan are bounded; the next plan takes more."""
@@ -153,7 +158,7 @@ class TestPlan:
         hashes, tokens = [bytes(32)] * each, range(each * SIZE)
         asked = [ask(elsewhere, name, hashes, tokens) for name in "abcd"]
         assert [True, True, False, False] == asked
-        wants, _ = elsewhere.take()
+        wants = elsewhere.take().wants
         assert WANT_NBYTES >= len(encode(StepPlan(step=1, wants=wants)))
         assert ask(elsewhere, "c", hashes, tokens)
 
@@ -166,12 +171,73 @@ class TestPlan:
         names = iter(range(2000))
         while elsewhere.ask(str(next(names)), MATCHER, HASHES, WHOLE, TIMES, wishes):
             pass
-        wants, _ = elsewhere.take()
+        wants = elsewhere.take().wants
         assert WANT_NBYTES >= len(encode(StepPlan(step=1, wants=wants)))
 
-    def test_want_that_no_plan_takes_is_not_asked_for(self, elsewhere) -> None:
-        """H-12, R-60: a prompt beyond any plan finds nothing, and breaks no message."""
-        hashes = [bytes(32)] * (WANT_NBYTES // 32)
-        assert not ask(elsewhere, hashes=hashes, tokens=range(len(hashes) * SIZE))
-        assert 0 == len(elsewhere)
+    def test_prompt_beyond_a_plan_is_asked_for_in_parts(self, elsewhere) -> None:
+        """H-12, R-60: one plan after the other, none beyond its bound, and all of it."""
+        hashes = [number.to_bytes(32) for number in range(WANT_NBYTES // 16)]
+        assert ask(elsewhere, hashes=hashes, tokens=range(len(hashes) * SIZE))
+        wants = []
+        while news := elsewhere.take().wants:
+            assert WANT_NBYTES >= len(encode(StepPlan(step=1, wants=news)))
+            wants += news
+        assert 2 < len(wants)
+        assert hashes == [each for want in wants for each in want.hashes]
+        starts = [want.start for want in wants]
+        assert [0, *(want.stop for want in wants[:-1])] == starts
         assert WANT_NBYTES < MAX_MESSAGE_BYTES
+
+    def test_parts_reach_as_far_as_the_first_that_falls_short(self, elsewhere) -> None:
+        """R-60: what is behind a missing block counts for nothing; what came before a part
+        that nobody has answered yet counts."""
+        hashes = [number.to_bytes(32) for number in range(WANT_NBYTES // 16)]
+        whole = range(len(hashes) * SIZE)
+        assert ask(elsewhere, hashes=hashes, tokens=whole)
+        wants = []
+        while news := elsewhere.take().wants:
+            wants += news
+        first, second, *rest = wants
+        for want in (first, *rest):
+            for rank in (2, 3):
+                elsewhere.told(rank, {want.number: want.stop})
+        assert elsewhere.is_pending("r")
+        assert first.stop == elsewhere.reach("r", DIGEST, 0)
+        elsewhere.told(2, {second.number: second.stop})
+        elsewhere.told(3, {second.number: second.start + SIZE})
+        assert not elsewhere.is_pending("r")
+        assert second.start + SIZE == elsewhere.reach("r", DIGEST, 0)
+
+    def test_parts_in_no_plan_are_taken_back(self, elsewhere) -> None:
+        """R-60: of a request that is over nobody hears more than that."""
+        hashes = [number.to_bytes(32) for number in range(WANT_NBYTES // 16)]
+        assert ask(elsewhere, hashes=hashes, tokens=range(len(hashes) * SIZE))
+        (first,) = elsewhere.take().wants
+        elsewhere.drop("r")
+        assert News(dropped=(first.number,)) == elsewhere.take()
+        assert (News(), {}) == (elsewhere.take(), elsewhere._part_of)
+
+
+class TestForget:
+    def test_prompt_is_forgotten_once_in_bounded_plans(self, elsewhere) -> None:
+        """H-12: whatever its length, and beside what is wanted."""
+        hashes = [number.to_bytes(32) for number in range(WANT_NBYTES // 16)]
+        elsewhere.forget(MATCHER, hashes, len(hashes) * SIZE + 3)
+        assert ask(elsewhere)
+        told = []
+        while any(news := elsewhere.take()):
+            plan = StepPlan(step=1, **news._asdict())
+            assert plan == decode_plan(encode(plan))
+            assert 2 * WANT_NBYTES >= len(encode(plan))
+            told += news.forgotten
+        assert hashes == [each for one in told for each in one.hashes]
+        assert {(2, 3)} == {one.ranks for one in told}
+
+    def test_nobody_is_told_who_is_here_or_while_keys_are_in_doubt(self) -> None:
+        """Ranks of this machine share the store in which it is deleted."""
+        elsewhere = Elsewhere()
+        elsewhere.forget(MATCHER, HASHES, 4 * SIZE)
+        elsewhere.ranks = (1,)
+        unkeyed = PrefixMatcher(ONE_FULL, None, b"", [ShardId(0)], full_hits=True)
+        elsewhere.forget(unkeyed, HASHES, 4 * SIZE)
+        assert not any(elsewhere.take())

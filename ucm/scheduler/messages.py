@@ -25,6 +25,7 @@ __all__ = [
     "MESSAGE_VERSION",
     "Deferral",
     "Failure",
+    "Forgotten",
     "PrefixWant",
     "SpanOrder",
     "StepPlan",
@@ -36,7 +37,7 @@ __all__ = [
     "encode",
 ]
 
-MESSAGE_VERSION: Final = 6
+MESSAGE_VERSION: Final = 7
 MAX_MESSAGE_BYTES: Final = 8 << 20
 
 
@@ -141,6 +142,24 @@ class PrefixWant:
     priority: int = 0
 
 
+@attrs.frozen
+class Forgotten:
+    """
+    Blocks that ranks on other machines are to delete, each of its own part.
+
+    Args:
+        keyspace_digest: Of their keys.
+        ranks: Who is told.
+        start: Token with which the first block begins.
+        hashes: The engine's block hashes from there on.
+    """
+
+    keyspace_digest: bytes
+    ranks: tuple[int, ...]
+    start: int
+    hashes: tuple[bytes, ...]
+
+
 @attrs.frozen(kw_only=True)
 class StepPlan:
     """
@@ -167,6 +186,7 @@ class StepPlan:
             that brought one.
         wants: What ranks on other machines are asked for.
         dropped: Former wants whose blocks are of no use any more.
+        forgotten: What ranks on other machines are to delete.
     """
 
     step: int
@@ -183,6 +203,7 @@ class StepPlan:
     traces: dict[int, str] = attrs.Factory(dict)
     wants: tuple[PrefixWant, ...] = ()
     dropped: tuple[int, ...] = ()
+    forgotten: tuple[Forgotten, ...] = ()
 
     @property
     def is_empty(self) -> bool:

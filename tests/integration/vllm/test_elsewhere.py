@@ -10,8 +10,9 @@ from ucm.integration.vllm.elsewhere import RankWants
 from ucm.ranks import Topology
 from ucm.scheduler.elsewhere import Elsewhere
 from ucm.scheduler.matching import PrefixMatcher
-from ucm.scheduler.messages import StepPlan, decode_plan, encode
+from ucm.scheduler.messages import Forgotten, StepPlan, decode_plan, encode
 from ucm.scheduler.requests import NO_WISHES
+from ucm.threads import SYSTEM
 
 DIGEST = bytes(range(16))
 HASHES = [bytes([number]) * 32 for number in range(1, 5)]
@@ -31,10 +32,23 @@ class Keys(FakeClient):
         return self.is_up and super().want(request_id, keys, sizes, **terms)
 
 
-def rank_of(layout=ONE_FULL, rank=1):
+class Forgetful:
+    """A store that shows what it was to forget."""
+
+    def __init__(self):
+        self.forgotten = []
+
+    def forget(self, keys):
+        """Take note."""
+        self.forgotten += keys
+
+
+def rank_of(layout=ONE_FULL, rank=1, store=None):
     """Return the wants of a rank whose client is a fake."""
-    setup = SimpleNamespace(is_spread=False, layout=layout, topology=Topology(tensor=2))
-    wants = RankWants(setup, rank, None, None)
+    setup = SimpleNamespace(
+        is_spread=False, layout=layout, topology=Topology(tensor=2), threads=SYSTEM
+    )
+    wants = RankWants(setup, rank, store, None)
     wants._client = Keys()
     return wants
 
@@ -45,8 +59,7 @@ def plan_of(tokens, layout=ONE_FULL, hashes=HASHES):
     elsewhere.ranks = (1,)
     matcher = PrefixMatcher(layout, None, DIGEST, [ShardId(0)], full_hits=True)
     assert elsewhere.ask("r", matcher, hashes, tokens, TIMES, NO_WISHES)
-    wants, _ = elsewhere.take()
-    plan = StepPlan(step=1, wants=wants)
+    plan = StepPlan(step=1, wants=elsewhere.take().wants)
     return decode_plan(encode(plan))
 
 
@@ -65,6 +78,34 @@ class TestAsk:
         wants = rank_of(rank=0)
         wants.begin(plan_of(WHOLE))
         assert ([], {}) == (wants._client.wanted, wants.take())
+
+
+class TestForget:
+    def test_rank_deletes_its_own_part(self) -> None:
+        """R-60: what a request wants forgotten goes on each machine, of all groups, and in
+        parts that begin where the one before ends."""
+        store = Forgetful()
+        wants = rank_of(HYBRID, store=store)
+        size = HYBRID.hash_block_tokens
+        hashes = [bytes([number]) * 32 for number in range(1, 9)]
+        for start in (0, 4):
+            some = tuple(hashes[start : start + 4])
+            forgotten = Forgotten(DIGEST, (1,), start * size, some)
+            wants.begin(StepPlan(step=1, forgotten=(forgotten,)))
+        wants.close()
+        matcher = PrefixMatcher(HYBRID, None, DIGEST, [ShardId(1)], full_hits=False)
+        assert sorted(matcher.keys_of_prefix(hashes, 8 * size)) == sorted(
+            store.forgotten
+        )
+
+    def test_ranks_of_the_scheduler_s_machine_delete_nothing(self) -> None:
+        """R-60: their store is the scheduler's, which deletes by itself."""
+        store = Forgetful()
+        wants = rank_of(rank=0, store=store)
+        forgotten = Forgotten(DIGEST, (1,), 0, tuple(HASHES))
+        wants.begin(StepPlan(step=1, forgotten=(forgotten,)))
+        wants.close()
+        assert [] == store.forgotten
 
 
 class TestAnswer:

@@ -193,6 +193,15 @@ def agent_of(client):
     return client._launch._process
 
 
+def keys_of(worker, digest, rank):
+    """Return the keys of a rank's parts of the prompt."""
+    layout = worker._setup.layout
+    matcher = PrefixMatcher(
+        layout, worker.store, digest, [ShardId(rank)], full_hits=False
+    )
+    return matcher.keys_of(layout.groups[0], request("r").block_hashes)
+
+
 def parts(tmp_path) -> int:
     """Return how many parts of blocks are on the share."""
     return sum(not path.suffix for path in (tmp_path / "share").iterdir())
@@ -226,12 +235,8 @@ class TestMachines:
         one = start()
         one.save()
         until(lambda: parts(tmp_path) == 6)
-        matcher = PrefixMatcher(
-            *(one.workers[1]._setup.layout, one.workers[1].store),
-            *(one.scheduler._adapter.matcher.keyspace_digest, [ShardId(1)]),
-            full_hits=False,
-        )
-        keys = matcher.keys_of(matcher.layout.groups[0], request("r").block_hashes)
+        digest = one.scheduler._adapter.matcher.keyspace_digest
+        keys = keys_of(one.workers[1], digest, 1)
         one.workers[1].store.forget(keys[2:])
         (tmp_path / "share" / keys[2].hex()).unlink()
         assert 2 * WHOLE // 3 == one.ask()
@@ -263,6 +268,23 @@ class TestMachines:
         found = rank.store.changes(None)
         rank.store.forget([change.key for change in found.told])
         assert {"s"} == one.load()
+
+    def test_forgotten_prompt_is_deleted_on_each_machine(self, start, tmp_path) -> None:
+        """R-60: a request that wants its prompt forgotten has each machine's part deleted."""
+        one = start()
+        one.save()
+        until(lambda: parts(tmp_path) == 6)
+        assert WHOLE == one.ask()
+        asked = request("s")
+        asked.kv_transfer_params = {"ucm": {"forget": True}}
+        one.scheduler.allocated(asked, [[5, 6, 7]], 0)
+        one.step([asked], [5, 6, 7])
+        one.scheduler.finished("s", [[5, 6, 7]])
+        one.step()
+        digest = one.scheduler._adapter.matcher.keyspace_digest
+        for rank, worker in enumerate(one.workers):
+            keys = keys_of(worker, digest, rank)
+            until(lambda keys=keys, of=worker: not any(of.store.contains(keys)))
 
 
 class TestRefused:

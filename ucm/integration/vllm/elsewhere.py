@@ -2,10 +2,12 @@
 """
 What a rank on another machine than the scheduler asks its own machine's agent for.
 
-The scheduler's plans say of which prefixes its part is wanted; its reports say up to which
-token its machine has it. A rank that shares the scheduler's store is never asked.
+The scheduler's plans say of which prefixes its part is wanted, and of which it is to be deleted;
+its reports say up to which token its machine has it. A rank that shares the scheduler's store is
+never asked.
 
-Threading: the engine's worker thread, which waits for nothing; the client has one of its own.
+Threading: the engine's worker thread, which waits for nothing; the client and what deletes have
+one of their own.
 """
 
 from typing import Final
@@ -15,9 +17,11 @@ import attrs
 from ucm.agent.client import AgentClient
 from ucm.agent.joining import open_client
 from ucm.integration.vllm.setup import Setup
-from ucm.scheduler.matching import BlockIndex, PrefixMatcher
-from ucm.scheduler.messages import PrefixWant, StepPlan
+from ucm.scheduler.matching import PrefixMatcher
+from ucm.scheduler.messages import Forgotten, PrefixWant, StepPlan
 from ucm.scheduler.wanting import wanted_blocks
+from ucm.stores.abc import Store
+from ucm.stores.forgetter import Forgetter
 from ucm.tracing import Log
 
 __all__ = ["RankWants"]
@@ -42,14 +46,15 @@ class RankWants:
     Args:
         setup: What both halves agree on.
         rank: Whose.
-        index: Of its store.
+        store: Its store.
         log: Told when the agent is there and when it is gone.
     """
 
-    def __init__(self, setup: Setup, rank: int, index: BlockIndex, log: Log) -> None:
+    def __init__(self, setup: Setup, rank: int, store: Store, log: Log) -> None:
         self._setup = setup
         self._rank = rank
-        self._index = index
+        self._store = store
+        self._forgetter: Forgetter | None = None
         self._asked: dict[int, _Asked] = {}
         self._reached: dict[int, int] = {}
         self._client: AgentClient | None = None
@@ -57,7 +62,7 @@ class RankWants:
             self._client = open_client(setup.config, setup.facts(rank).slot_bytes, log)
 
     def begin(self, plan: StepPlan) -> None:
-        """Ask for what a plan wants, and let go of what it drops."""
+        """Ask for what a plan wants, let go of what it drops, delete what is forgotten."""
         for want in plan.wants:
             if self._rank in want.ranks:
                 self._ask(want)
@@ -65,13 +70,32 @@ class RankWants:
             self._asked.pop(number, None)
             if self._client is not None:
                 self._client.drop(str(number))
+        for forgotten in plan.forgotten:
+            if self._rank in forgotten.ranks:
+                self._forget(forgotten)
+
+    def _matcher(self, keyspace_digest: bytes) -> PrefixMatcher:
+        """Return what names the keys of this rank's parts."""
+        shard = self._setup.topology.shard_of(self._rank)
+        layout, store = self._setup.layout, self._store
+        return PrefixMatcher(layout, store, keyspace_digest, [shard], full_hits=False)
+
+    def _forget(self, forgotten: Forgotten) -> None:
+        if self._forgetter is None:
+            self._forgetter = Forgetter(self._store, self._setup.threads)
+        layout, matcher = self._setup.layout, self._matcher(forgotten.keyspace_digest)
+        num_before = forgotten.start // layout.hash_block_tokens
+        hashes = [*[b""] * num_before, *forgotten.hashes]
+        stop = len(hashes) * layout.hash_block_tokens
+        for group in layout.groups:
+            blocks = forgotten.start // group.block_tokens, stop // group.block_tokens
+            mine = layout.hashes_of(group, hashes, *blocks)
+            self._forgetter.put(matcher.keys_of(group, mine))
 
     def _ask(self, want: PrefixWant) -> None:
         layout = self._setup.layout
         shard = self._setup.topology.shard_of(self._rank)
-        matcher = PrefixMatcher(
-            layout, self._index, want.keyspace_digest, [shard], full_hits=False
-        )
+        matcher = self._matcher(want.keyspace_digest)
         before = [b""] * (want.start // layout.hash_block_tokens)
         keys, sizes, ends = wanted_blocks(
             matcher,
@@ -119,6 +143,8 @@ class RankWants:
         return len(self._asked)
 
     def close(self) -> None:
-        """Leave the agent. Idempotent."""
+        """Leave the agent, and delete what is to be deleted. Idempotent."""
         if self._client is not None:
             self._client.close()
+        if self._forgetter is not None:
+            self._forgetter.close()

@@ -325,9 +325,9 @@ class SchedulerHalf:
         self._events.ended(request_id)
         self._adapters.forget(request_id)
         if end is not None and end.wishes.forgets:
-            self._forgetter.put(
-                self._adapter.matcher.keys_of_prefix(end.hashes, end.prompt_tokens)
-            )
+            matcher = self._adapter.matcher
+            self._forgetter.put(matcher.keys_of_prefix(end.hashes, end.prompt_tokens))
+            self._tiers.elsewhere.forget(matcher, end.hashes, end.prompt_tokens)
         return self._adapter.request_finished(request_id, end) is Disposition.DEFER
 
     def reset_cache(self) -> bool:

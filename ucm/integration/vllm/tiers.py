@@ -144,10 +144,8 @@ class Tiers:
 
     def planned(self, plan: StepPlan) -> StepPlan:
         """Put into a step's plan what ranks on other machines are asked for."""
-        wants, dropped = self.elsewhere.take()
-        if wants or dropped:
-            plan = attrs.evolve(plan, wants=wants, dropped=dropped)
-        return plan
+        news = self.elsewhere.take()
+        return attrs.evolve(plan, **news._asdict()) if any(news) else plan
 
     def within_reach(
         self, request_id: str, computed_tokens: int, wishes: Wishes
