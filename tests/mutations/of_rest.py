@@ -76,4 +76,14 @@ REST = (
         replace="",
         killers=(f"{_MACHINES}::test_forgotten_prompt_is_deleted_on_each_machine",),
     ),
+    Mutant(
+        name="older_index_believed",
+        why="A drive of an older release loses what its index did not know.",
+        file="ucm/backends/disk/_index.py",
+        find="    if (magic, version) != (_HEAD_MAGIC, _VERSION):\n",
+        replace="    if magic != _HEAD_MAGIC:\n",
+        killers=(
+            "tests/backends/test_disk_index.py::TestHarm::test_drive_of_an_older_release_is_served",
+        ),
+    ),
 )

@@ -41,7 +41,9 @@ INDEX = "index"
 _HEAD = struct.Struct(">4sBBxxQQQQ16s")
 _RECORD = struct.Struct(">4sB3xIQQQ")
 _NUMBER = struct.Struct(">Q")
-_HEAD_MAGIC, _RECORD_MAGIC, _VERSION = b"UCMI", b"UCMR", 1
+_HEAD_MAGIC, _RECORD_MAGIC, _VERSION = b"UCMI", b"UCMR", 2
+"""Of the first version a record could be of a later change than its blocks, and blocks could be
+in two slots: such a file counts for nothing."""
 _LARGEST_KEY = 96
 _CHANGE_BITS = 63
 _HOUR_NS = 3600 * 10**9
