@@ -2,8 +2,10 @@
 """Which tiers there can be, and who needs an agent."""
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from ucm.agent.joining import check_tiers, open_client
+from ucm.agent.launch import Launcher
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
 
@@ -29,3 +31,17 @@ def test_without_tiers_there_is_no_client() -> None:
     """R-63: who has no tiers starts no thread and no process."""
     check_tiers(UCMConfig())
     assert open_client(UCMConfig(), 4096, None) is None
+
+
+def test_client_knows_that_an_agent_is_on_its_way(tmp_path, monkeypatch) -> None:
+    """R-63: it looks for one that it has started all the time, and not ever less often."""
+    monkeypatch.setattr(Launcher, "__call__", lambda self: "")
+    tier = {"type": "disk", "path": str(tmp_path / "d"), "capacity": "1MiB"}
+    store = {"path": str(tmp_path / "slab")}
+    config = UCMConfig.from_mapping({"store": store, "tiers": [tier]})
+    client = open_client(config, 4096, CapturingLogger())
+    assert client is not None
+    try:
+        assert client._launch.is_coming == client._is_coming
+    finally:
+        client.close()

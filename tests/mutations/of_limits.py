@@ -287,7 +287,7 @@ LIMITS = (
         name="refused_agent_started_for_ever",
         why="R-63: of two slabs with one disk the second starts a process every ten seconds.",
         file="ucm/agent/launch.py",
-        find="        if not self._problem or self._clock() >= self._not_before:\n",
+        find="        if self._clock() >= self._not_before:\n",
         replace="        if True:\n",
         killers=(_REFUSED,),
     ),

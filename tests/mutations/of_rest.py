@@ -9,6 +9,8 @@ _ELSEWHERE = "ucm/scheduler/elsewhere.py"
 _PLAN = "tests/scheduler/test_elsewhere.py::TestPlan"
 _RANKS = "tests/integration/vllm/test_elsewhere.py"
 _MACHINES = "tests/integration/vllm/test_machines.py"
+_LAUNCH = "ucm/agent/launch.py"
+_LAUNCHES = "tests/agent/test_launch.py"
 _DISK = "ucm/backends/disk/_backend.py"
 _CHANGING = "tests/backends/test_disk_changing.py::TestChanging"
 
@@ -84,6 +86,46 @@ REST = (
         replace="    if magic != _HEAD_MAGIC:\n",
         killers=(
             "tests/backends/test_disk_index.py::TestHarm::test_drive_of_an_older_release_is_served",
+        ),
+    ),
+    Mutant(
+        name="pause_grows_while_one_comes",
+        why="R-63: an agent that needs four seconds to start is found after seven.",
+        file=_LAUNCH,
+        find="        if is_coming or lasted_s > _LONGEST_S:\n",
+        replace="        if lasted_s > _LONGEST_S:\n",
+        killers=(
+            f"{_LAUNCHES}::TestPauses::test_agent_on_its_way_is_looked_for_all_the_time",
+        ),
+    ),
+    Mutant(
+        name="nobody_is_coming",
+        why="R-63: hits come back up to ten seconds behind the agent.",
+        file=_LAUNCH,
+        find="            return now < self._started_at + _COMING_S\n",
+        replace="            return False\n",
+        killers=(
+            f"{_LAUNCHES}::TestLauncher::test_agent_that_was_started_is_on_its_way",
+        ),
+    ),
+    Mutant(
+        name="dying_agent_started_at_once",
+        why="R-63: an agent that cannot run is started ten times a second, for good.",
+        file=_LAUNCH,
+        find="        self._not_before = now + pause_s\n",
+        replace="        self._not_before = now\n",
+        killers=(
+            f"{_LAUNCHES}::TestLauncher::test_agent_that_dies_soon_is_started_less_and_less_often",
+        ),
+    ),
+    Mutant(
+        name="client_hears_of_no_start",
+        why="R-63: the client pauses longer and longer while its agent is on its way.",
+        file="ucm/agent/joining.py",
+        find=", tiers, launch.is_coming)",
+        replace=", tiers)",
+        killers=(
+            "tests/agent/test_joining.py::test_client_knows_that_an_agent_is_on_its_way",
         ),
     ),
 )

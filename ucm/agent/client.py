@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from ucm.agent.launch import Pauses
 from ucm.agent.protocol import (
     FRAME_HEADER,
     MOST_KEYS,
@@ -50,8 +51,6 @@ from ucm.tracing import AGENT_JOINED, AGENT_LOST, Log
 
 __all__ = ["AgentClient", "Answer", "Follower"]
 
-_FIRST_S: Final = 0.1
-_LONGEST_S: Final = 10.0
 _CONNECT_S: Final = 5.0
 _CLOSE_S: Final = 2.0
 _AHEAD: Final = 0.9
@@ -101,6 +100,7 @@ class AgentClient:
         launch: Starts an agent if there is none, and returns why the one before could
             not be used; called on our thread, best effort.
         tiers: That it is to have, as ``digest_of`` tells; whichever, if left out.
+        is_coming: Says whether one that was started is on its way; called likewise.
         threads: Where clock and thread come from.
     """
 
@@ -111,12 +111,15 @@ class AgentClient:
         log: Log,
         launch: Callable[[], str] = lambda: "",
         tiers: str = "",
+        is_coming: Callable[[], bool] = lambda: False,
         threads: Threads = SYSTEM,
     ) -> None:
         self._directory = directory
         self._hello = Hello(PROTOCOL_VERSION, slot_bytes, tiers)
         self._log = log
         self._launch = launch
+        self._is_coming = is_coming
+        self._pauses = Pauses()
         self._clock = threads.monotonic
         self._numbers = itertools.count(1)
         self._pending: dict[int, float] = {}
@@ -259,7 +262,6 @@ class AgentClient:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        pause = 0.0
         while not self._is_closing.is_set():
             began = self._clock()
             try:
@@ -274,9 +276,8 @@ class AgentClient:
                     self._tell_refusal(self._launch())
             except (OSError, MessageError) as exc:  # it is there, and does not serve us
                 self._lost(exc)
-            # One that dies soon, again and again, is started less and less often.
-            lasted = self._clock() - began > _LONGEST_S
-            pause = _FIRST_S if lasted else min(max(2 * pause, _FIRST_S), _LONGEST_S)
+            lasted_s = self._clock() - began
+            pause = self._pauses.next(lasted_s, is_coming=self._is_coming())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._waker.wait()

@@ -75,4 +75,5 @@ def open_client(config: UCMConfig, slot_bytes: int, log: Log) -> AgentClient | N
         return None
     path = Path(config.store.path)
     tiers = digest_of(config.tiers) if config.tiers else ""
-    return AgentClient(path, slot_bytes, log, Launcher(config), tiers)
+    launch = Launcher(config)
+    return AgentClient(path, slot_bytes, log, launch, tiers, launch.is_coming)

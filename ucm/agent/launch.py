@@ -12,15 +12,47 @@ import msgspec
 
 from ucm.config import UCMConfig
 
-__all__ = ["REFUSED", "Launcher"]
+__all__ = ["REFUSED", "Launcher", "Pauses"]
 
 REFUSED: Final = 2
 """Exit code of an agent that cannot be used as it is set."""
 _REFUSED_S: Final = 60.0
 """What stands against its settings may be gone by then, such as another slab's agent."""
+_FIRST_S: Final = 0.1
+_LONGEST_S: Final = 10.0
+_COMING_S: Final = 60.0
+"""One that does not serve by then has stopped."""
+_OTHER_S: Final = 5.0
+"""Another engine's agent, that ours has met, serves by then."""
 _MOST_TEXT: Final = 4096
 _left_behind: "Final[list[subprocess.Popen[bytes]]]" = []
 """An agent outlives who started it; what stands for it must not be collected before."""
+
+
+class Pauses:
+    """
+    How long to wait before an agent is looked for again.
+
+    Less and less often where there is none; not so while one is on its way, which costs hits
+    until it is found.
+    """
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+
+    def next(self, lasted_s: float, *, is_coming: bool) -> float:
+        """
+        Return so many seconds.
+
+        Args:
+            lasted_s: How long the last try took, with all the time that an agent was there.
+            is_coming: Whether one was started, and is on its way.
+        """
+        if is_coming or lasted_s > _LONGEST_S:
+            self._last_s = _FIRST_S
+        else:
+            self._last_s = min(max(2 * self._last_s, _FIRST_S), _LONGEST_S)
+        return self._last_s
 
 
 class Launcher:
@@ -28,7 +60,9 @@ class Launcher:
     Starts an agent in a process of its own, one at a time.
 
     It is in a session of its own: what ends the engine's group does not end it. One that
-    refuses its settings says why through a pipe, and is not started anew for a while.
+    refuses its settings says why through a pipe, and is not started anew for a while. One that
+    dies soon, again and again, is started less and less often. One that ends at once, well, has
+    met another engine's, which is waited for.
 
     Args:
         config: As the engine has it; travels by standard input, as it may hold secrets.
@@ -43,7 +77,18 @@ class Launcher:
         self._process: subprocess.Popen[bytes] | None = None
         self._problem_fd = -1
         self._problem = ""
-        self._not_before = 0.0
+        self._started_at = self._not_before = 0.0
+        self._starts = Pauses()
+        self._met_another = False
+
+    def is_coming(self) -> bool:
+        """Return whether an agent that was started, ours or another's, is on its way."""
+        process, now = self._process, self._clock()
+        if process is None:
+            return False
+        if process.poll() is None:
+            return now < self._started_at + _COMING_S
+        return self._met_another and now < self._not_before
 
     def __call__(self) -> str:
         """
@@ -57,20 +102,31 @@ class Launcher:
             if code is None:
                 return ""
             if self._problem_fd >= 0:
-                self._take_problem(is_refused=code == REFUSED)
-        if not self._problem or self._clock() >= self._not_before:
+                self._is_over(code)
+        if self._clock() >= self._not_before:
             self._start()
         return self._problem
 
-    def _take_problem(self, *, is_refused: bool) -> None:
-        """Read what the one that is over has said, which nobody writes any more."""
+    def _is_over(self, code: int) -> None:
+        """Read what the one that is over has said; decide when the next one is started."""
         said = os.read(self._problem_fd, _MOST_TEXT).decode(errors="replace")
         os.close(self._problem_fd)
         self._problem_fd = -1
-        self._problem = said if is_refused else ""
-        self._not_before = self._clock() + _REFUSED_S
+        self._problem = said if code == REFUSED else ""
+        now = self._clock()
+        lasted_s = now - self._started_at
+        pause_s = self._starts.next(lasted_s, is_coming=False)
+        self._met_another = code == 0 and lasted_s < _LONGEST_S
+        if code == REFUSED:
+            pause_s = _REFUSED_S
+        elif self._met_another:
+            pause_s = _OTHER_S
+        elif lasted_s > _LONGEST_S:
+            pause_s = 0.0
+        self._not_before = now + pause_s
 
     def _start(self) -> None:
+        self._started_at = self._clock()
         reader, writer = os.pipe()
         command = [sys.executable, "-P", "-m", "ucm.agent", "--problem-fd", str(writer)]
         try:
