@@ -111,9 +111,9 @@ def test_report_after_round_trip_is_equal(report: StepReport) -> None:
 def test_message_of_other_version_is_refused() -> None:
     """H-12: A message of another release is refused and the error names both."""
     other = bytes([MESSAGE_VERSION + 1]) + encode(StepPlan(step=1))[1:]
-    with pytest.raises(MessageError, match="message version 07 is not 6"):
+    with pytest.raises(MessageError, match="message version 08 is not 7"):
         decode_plan(other)
-    with pytest.raises(MessageError, match="message version none is not 6"):
+    with pytest.raises(MessageError, match="message version none is not 7"):
         decode_report(b"")
 
 

@@ -240,10 +240,8 @@ class TestTogether:
     def test_failed_block_is_found_again(self, engine, monkeypatch):
         """R-15: on an engine that never saves, time ends a denial; the door tells it."""
         now = [100.0]
-        clock = SimpleNamespace(monotonic=lambda: now[0], give_way=bool)
         engine.save()
-        setup = attrs.evolve(engine.scheduler._setup, threads=clock)
-        monkeypatch.setattr(engine.scheduler, "_setup", setup)
+        monkeypatch.setattr(engine.scheduler, "_clock", lambda: now[0])
         one = request("s")
         engine.scheduler.match(one, 0)
         engine.scheduler.allocated(one, [[5, 6, 7]], 48)
