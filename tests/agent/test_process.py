@@ -2,6 +2,7 @@
 """The agent's process: when it is there, what it leaves, and when it ends."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from structlog.testing import CapturingLogger
 from tests.kit.file_tier import registration
 from tests.stores.slab_kit import open_slab
 from ucm.agent.client import AgentClient
-from ucm.agent.launch import Launcher
+from ucm.agent.launch import Launcher, _left_behind
 from ucm.agent.protocol import (
     FRAME_HEADER,
     SOCKET_NAME,
@@ -276,6 +277,22 @@ class TestAgent:
                 until(lambda: is_served(place, launch._process.pid))
             launch._process.terminate()
             assert 0 == launch._process.wait(LIMIT_S)
+
+    def test_engine_that_ends_before_its_agent_is_warned_of_nothing(
+        self, place, monkeypatch, recwarn
+    ) -> None:
+        """R-63: an agent is there to stay; Python takes a process that does for a leak."""
+        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
+        monkeypatch.chdir(ROOT)
+        launch = Launcher(UCMConfig.from_mapping(place.settings))
+        launch()
+        pid = launch._process.pid
+        del launch
+        _left_behind.pop()
+        gc.collect()
+        assert [] == [str(each.message) for each in recwarn]
+        os.kill(pid, signal.SIGKILL)
+        assert pid == os.waitpid(pid, 0)[0]
 
 
 class TestRefused:

@@ -25,8 +25,17 @@ _COMING_S: Final = 60.0
 _OTHER_S: Final = 5.0
 """Another engine's agent, that ours has met, serves by then."""
 _MOST_TEXT: Final = 4096
-_left_behind: "Final[list[subprocess.Popen[bytes]]]" = []
-"""An agent outlives who started it; what stands for it must not be collected before."""
+
+
+class _Agent(subprocess.Popen[bytes]):
+    """A process that outlives who started it, which is no leak to be warned of."""
+
+    def __del__(self) -> None:
+        """Say nothing."""
+
+
+_left_behind: Final[list[_Agent]] = []
+"""Those that are to be reaped once they are over."""
 
 
 class Pauses:
@@ -74,7 +83,7 @@ class Launcher:
     ) -> None:
         self._settings = msgspec.json.encode(config)
         self._clock = clock
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Agent | None = None
         self._problem_fd = -1
         self._problem = ""
         self._started_at = self._not_before = 0.0
@@ -130,7 +139,7 @@ class Launcher:
         reader, writer = os.pipe()
         command = [sys.executable, "-P", "-m", "ucm.agent", "--problem-fd", str(writer)]
         try:
-            self._process = subprocess.Popen(
+            self._process = _Agent(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
