@@ -22,6 +22,7 @@ from tests.integration.vllm.tier_kit import (
     keys_of,
     slab,
 )
+from ucm.testing.slab_damage import Damage, damage, stored
 
 
 def served(one: Engine, keys: list[bytes], name: str = "reader") -> int:
@@ -178,6 +179,21 @@ class TestManager:
             }
             assert kinds[tier.medium] is tier.cache_hit_source
             assert Locality.LOCAL is tier.locality
+
+    def test_tiers_side_by_side_serve_for_each_other(self, tmp_path: Path) -> None:
+        """R-81: chunks go down to each of them; what does not verify in one is promoted
+        from the next, and what neither has is computed."""
+        keys, slabs = keys_of(6), [tmp_path / "a", tmp_path / "b"]
+        with engine(slab(slabs[0]), beside=[{"store": slab(slabs[1])}]) as one:
+            caches = [tier._cache for tier in one.manager.secondary_tiers]
+            one.store(keys)
+            assert [6, 6] == [each.statistics().saved_blocks for each in caches]
+            damage(slabs[0], Damage.BITS, stored(slabs[0]))
+            assert 6 == served(one, keys)
+            assert [0, 6] == [each.statistics().loaded_blocks for each in caches]
+            one.forget()
+            damage(slabs[1], Damage.BITS, stored(slabs[1]))
+            assert 0 == served(one, keys, "computed")
 
     def test_request_that_wants_no_tier_finds_nothing(self, tmp_path: Path) -> None:
         """The engine's own ``kv_load_tiers`` is obeyed."""

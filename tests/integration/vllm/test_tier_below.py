@@ -2,13 +2,18 @@
 """Tiers below our tier below vLLM's own tiering: chunks come from them, exact or not at all."""
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.v1.kv_offload.base import LookupResult
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    OffloadingConnectorScheduler,
+)
+from vllm.v1.kv_offload.base import LookupResult, make_offload_key
 
 from tests.cache.fetching import GONE, SILENT, ScriptedAgent
 from tests.cache.test_tiers import end_agent
@@ -101,3 +106,27 @@ def test_engine_hears_not_yet_until_tiers_have_answered(machines: Machines) -> N
         assert Drop(1) == agent.hear()
         agent.say = lambda _: GONE
         assert 2 == served(one, KEYS, "s")
+
+
+def test_request_that_arrives_has_no_keys_yet() -> None:
+    """R-54: so tiers are asked at its first look-up; a release that names them on arrival
+    is one whose tiers could be asked then."""
+    arrived = []
+    manager = SimpleNamespace(on_new_request=lambda context: arrived.append(context))
+    half = SimpleNamespace(
+        config=SimpleNamespace(kv_group_configs=()), manager=manager, _req_status={}
+    )
+    request = SimpleNamespace(
+        request_id="r",
+        block_hashes=[b"1", b"2"],
+        kv_hints=None,
+        kv_transfer_params=None,
+    )
+    OffloadingConnectorScheduler.on_new_request(half, request)
+    (context,) = arrived
+    assert [None, None] == [
+        context.get_offload_key_position(make_offload_key(each, 0))
+        for each in request.block_hashes
+    ]
+    fields = {each.name for each in dataclasses.fields(context) if each.init}
+    assert {"kv_hints", "kv_transfer_params", "load_tier_filter", "req_id"} == fields

@@ -185,8 +185,13 @@ def content_of(key: bytes) -> bytes:
     return key.ljust(64, b"-") * (CHUNK // 64)
 
 
-def extra_of(store: dict[str, object], chunks: int, **ours: Any) -> dict[str, Any]:
-    """Return vLLM's settings for its tiering with a tier of ours."""
+def extra_of(
+    store: dict[str, object],
+    chunks: int,
+    beside: Sequence[dict[str, Any]] = (),
+    **ours: Any,
+) -> dict[str, Any]:
+    """Return vLLM's settings for its tiering with a tier of ours, and more *beside* it."""
     entry = {
         "type": "UCMTier",
         "module_path": "ucm.integration.vllm.tier",
@@ -197,7 +202,7 @@ def extra_of(store: dict[str, object], chunks: int, **ours: Any) -> dict[str, An
     return {
         "spec_name": "TieringOffloadingSpec",
         "cpu_bytes_to_use": chunks * CHUNK,
-        "secondary_tiers": [entry | ours],
+        "secondary_tiers": [entry | each for each in (ours, *beside)],
     }
 
 
