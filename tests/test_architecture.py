@@ -33,6 +33,23 @@ BROAD_HANDLERS: dict[str, int] = {
 HEAVY = {"anyio", "lmdb", "structlog", "torch", "torch_npu", "vllm"}
 """What ``import ucm`` must not bring in."""
 
+DOORS = {
+    "hicache": ("sglang/engine", "sglang/hicache", "sglang/pages"),
+    "linker": ("sglang/engine", "sglang/linker", "sglang/pages"),
+    "continuous": tuple(
+        f"transformers/{name}" for name in ("continuous", "model", "prompts", "staging")
+    ),
+    "dynamic": tuple(
+        f"transformers/{name}"
+        for name in ("awaiting", "dynamic", "model", "prompts", "staging")
+    ),
+    "tier": ("vllm/tier", "vllm/tier_lookups", "vllm/tier_setup"),
+}
+"""Doors that stand on the library, and what is their own."""
+MAX_DOOR_LINES = 600
+MACHINERY = {"asyncio", "concurrent", "multiprocessing", "queue", "sched", "tenacity"}
+"""What a door would have a queue, a pool or a retry of its own with."""
+
 
 def relative(path: Path) -> str:
     """Return the name of a file as a person would say it."""
@@ -127,6 +144,19 @@ def broad_handlers(tree: ast.Module) -> int:
     return found
 
 
+def lines_of_code(tree: ast.Module) -> int:
+    """Count lines that hold a statement; docstrings and comments hold none."""
+    held: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        ):
+            inner = getattr(node, "body", None)
+            stop = inner[0].lineno if inner else (node.end_lineno or node.lineno) + 1
+            held |= set(range(node.lineno, stop))
+    return len(held)
+
+
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
@@ -200,6 +230,25 @@ class TestScope:
         """S0-45: the scan itself is not blind to any way of importing a module."""
         code = "import a.b\ndef f():\n    from a import b\n    from a.b import c as d"
         assert ["a.b", "a.b", "a.b.c"] == sorted(imported_anywhere(ast.parse(code)))
+
+
+class TestDoors:
+    @pytest.mark.parametrize("door", DOORS)
+    def test_door_is_small_and_has_no_machinery_of_its_own(self, door: str) -> None:
+        """R-81: it says the engine's words in ours; queues, threads and deadlines are the
+        library's."""
+        doors = ROOT / "ucm" / "integration"
+        trees = [parse(doors / f"{name}.py") for name in DOORS[door]]
+        assert MAX_DOOR_LINES >= sum(map(lines_of_code, trees))
+        for tree in trees:
+            roots = {name.partition(".")[0] for name in imported_anywhere(tree)}
+            assert set() == roots & MACHINERY
+            assert "Thread(" not in ast.unparse(tree)
+
+    def test_scan_counts_lines_that_hold_something(self) -> None:
+        """R-81: neither words nor blank lines, and each line of what is long."""
+        code = '"""Words."""\n\n# more\ndef f(\n    a,\n):\n    """W."""\n    return (\n        a\n    )\n'
+        assert 6 == lines_of_code(ast.parse(code))
 
 
 class TestAttributes:
