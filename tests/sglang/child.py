@@ -145,6 +145,7 @@ def _look(scheduler: Any) -> None:
     cores = [each._core for each in (pages._pool, pages.staged._cache)]
     fetched = [each._counters.total("ucm_fetched_parts_total") for each in cores]
     told = {
+        "rows": len(pages.slots),
         "loaded": int(loaded),
         "fetched": int(sum(fetched)),
         "are_served": all(each.fetches.is_served for each in cores),
@@ -164,12 +165,18 @@ def _prepare() -> None:
 
     stubs.install()
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.models.deepseek_common import attention_backend_handler as latent
     from sglang.srt.models.registry import ModelRegistry
 
     from tests.sglang import host_copies
 
     ModelRegistry.get_supported_archs()
     host_copies.install()
+    # What is computed of latents at once, without their heads, is the one way that reads
+    # them from the pool; SGLang picks another where torch computes attention.
+    latent.AttentionBackendRegistry.register(
+        "torch_native", lambda *_: latent.AttnForwardMethod.MLA
+    )
     Scheduler.settle, Scheduler.look = _settle, _look
     set_start_method = multiprocessing.set_start_method
     multiprocessing.set_start_method = lambda method, force: set_start_method(

@@ -25,7 +25,6 @@ from ucm.testing.door import POOL, ROOM, Ability, Door, Prompts, Setting
 
 __all__ = ["Forks", "SGLangDoor", "shared_forks"]
 
-OTHER = attrs.evolve(models.LLAMA, name="llama-other", seed=8)
 _LIMIT_S = 240
 _ENGINE = {
     "attention_backend": "torch_native",
@@ -151,6 +150,7 @@ class SGLangDoor(Door):
         forks: Off which they fork.
         layout: Of HiCache's host pool; empty: the linker.
         environment: Variables of the engine.
+        model: What it serves.
     """
 
     block_tokens = 16
@@ -166,8 +166,10 @@ class SGLangDoor(Door):
         forks: Forks,
         layout: str = "",
         environment: Mapping[str, str] | None = None,
+        model: models.Recipe = models.LLAMA,
     ) -> None:
         self._forks = forks
+        self._model = model
         self._layout = layout
         self._environment = dict(environment or {})
         self._engine: Engine | None = None
@@ -259,7 +261,9 @@ class SGLangDoor(Door):
         return (len(prompt) - 1) // self.block_tokens
 
     def _start(self, setting: Setting, more: Mapping[str, Any]) -> Engine:
-        recipe = OTHER if setting is Setting.FOREIGN else models.LLAMA
+        recipe = self._model
+        if setting is Setting.FOREIGN:
+            recipe = attrs.evolve(recipe, name=f"{recipe.name}-other", seed=8)
         pages = POOL if setting is Setting.TIGHT else 512
         args = {
             **_ENGINE,

@@ -25,8 +25,8 @@ def per_layer_direct_pf_lf(
 
 
 def all_layer_direct_lf_pf(src_ptrs, dst_ptrs, src_indices, dst_indices, page_size):
-    """Copy pages of all layers to the host; layers of K before those of V."""
-    num_layers = len(src_ptrs) // 2
+    """Copy pages of all layers to the host; layers of K before those of V, if both are."""
+    num_layers = len(src_ptrs) // len(dst_ptrs)
     pages = dst_indices[::page_size] // page_size
     for at, source in enumerate(src_ptrs):
         target = dst_ptrs[at // num_layers]
@@ -40,9 +40,10 @@ def _allocate(dims, dtype, device, pin_memory, allocator, **kwargs):
 
 def install() -> None:
     """Give them to SGLang."""
-    from sglang.srt.mem_cache.pool_host import common, mha
+    from sglang.srt.mem_cache.pool_host import common, mha, mla
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
-    mha.transfer_kv_direct = transfer_kv_direct
-    mha.transfer_kv_per_layer_direct_pf_lf = per_layer_direct_pf_lf
-    mha.transfer_kv_all_layer_direct_lf_pf = all_layer_direct_lf_pf
+    for pool in (mha, mla):
+        pool.transfer_kv_direct = transfer_kv_direct
+        pool.transfer_kv_per_layer_direct_pf_lf = per_layer_direct_pf_lf
+        pool.transfer_kv_all_layer_direct_lf_pf = all_layer_direct_lf_pf
