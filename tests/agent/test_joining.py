@@ -42,6 +42,6 @@ def test_client_knows_that_an_agent_is_on_its_way(tmp_path, monkeypatch) -> None
     client = open_client(config, 4096, CapturingLogger())
     assert client is not None
     try:
-        assert client._launch.is_coming == client._is_coming
+        assert client._launch.is_coming == client._pauses._is_coming
     finally:
         client.close()

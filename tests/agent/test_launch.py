@@ -52,15 +52,15 @@ def world(monkeypatch) -> World:
 class TestPauses:
     def test_agent_on_its_way_is_looked_for_all_the_time(self) -> None:
         """R-63: hits are back a tenth of a second behind the agent, however long that took."""
-        pauses = Pauses()
-        assert {0.1} == {pauses.next(0.0, is_coming=True) for _ in range(50)}
+        pauses = Pauses(lambda: True)
+        assert {0.1} == {pauses.next(0.0) for _ in range(50)}
 
     def test_nobody_is_looked_for_less_and_less_often(self) -> None:
         """R-63: twice as long each time, ten seconds at most, and anew behind one that served."""
         pauses = Pauses()
-        seconds = [pauses.next(0.0, is_coming=False) for _ in range(9)]
+        seconds = [pauses.next(0.0) for _ in range(9)]
         assert [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0] == pytest.approx(seconds)
-        assert 0.1 == pauses.next(60.0, is_coming=False)
+        assert 0.1 == pauses.next(60.0)
 
 
 class TestLauncher:

@@ -272,8 +272,7 @@ class TestAgent:
             with place.client():
                 first.kill()
                 first.wait()
-                launch()
-                assert first is not launch._process
+                until(lambda: launch() or first is not launch._process)
                 until(lambda: is_served(place, launch._process.pid))
             launch._process.terminate()
             assert 0 == launch._process.wait(LIMIT_S)

@@ -5,11 +5,8 @@ import errno
 import os
 import random
 import shutil
-import struct
-from pathlib import Path
 
 import pytest
-from xxhash import xxh3_64_intdigest
 
 from tests.backends.disk_kit import keys_on, open_disk, write
 from ucm.backends.abc import Presence, Verdict
@@ -22,8 +19,6 @@ from ucm.testing.store_blocks import make_keys
 SMALL = 16 * 7 * BLOCK
 """Sixteen extents of three slots of a page each."""
 KEYS = make_keys(48)
-GOLDEN = Path(__file__).parents[1] / "golden/disk_drive_1.zip"
-"""A drive with two blocks, as it was written before the index's second version."""
 GEOMETRY = Geometry.fit(4 * 7 * PAGE, 7 * PAGE)
 
 
@@ -178,17 +173,6 @@ def exchanged(path, _):
             file.write(page)
 
 
-def older(path, _):
-    """Have the index be of the first version, and true by its own word."""
-    blocks = (path / "blocks").stat()
-    with (path / INDEX).open("r+b") as file:
-        head = bytearray(file.read(_index._HEAD.size))
-        head[4] = 1
-        struct.pack_into(">QQ", head, 24, blocks.st_ino, blocks.st_mtime_ns)
-        file.seek(0)
-        file.write(head + struct.pack(">Q", xxh3_64_intdigest(bytes(head))))
-
-
 HEAD, RECORD = 0, 2 * PAGE
 HARMS = {
     "head": (torn(HEAD), True),
@@ -200,7 +184,6 @@ HARMS = {
     "somebody": (changed_by_somebody, True),
     "copy": (put_back, True),
     "exchanged": (exchanged, True),
-    "older": (older, True),
     "boot": (other_boot, False),
 }
 
@@ -225,18 +208,6 @@ class TestHarm:
         backend = await opened(tmp_path)
         assert [False] * 24 + [True] * 24 == await fetch_sound(backend, KEYS)
         await backend.aclose()
-
-    async def test_drive_of_an_older_release_is_served(self, tmp_path, monkeypatch):
-        """R-52: what the first release with an index has written is read, and looked through
-        once: of its index not all was true."""
-        shutil.unpack_archive(GOLDEN, tmp_path)
-        older(tmp_path, monkeypatch)
-        for expected in (ALL + LOOKED, ALL):
-            reads = Reads(monkeypatch)
-            backend = await opened(tmp_path)
-            assert expected == reads.taken()
-            assert [True] * 2 == await fetch_sound(backend, KEYS[:2])
-            await backend.aclose()
 
     async def test_machine_that_starts_anew_finds_what_was_closed(
         self, tmp_path, monkeypatch

@@ -21,7 +21,7 @@ _CONNECTION = "tests/agent/test_following.py"
 _FEEDS = "tests/agent/test_feeding.py"
 _TELLS = "tests/backends/test_watched.py"
 _DOOR = "tests/integration/vllm/test_kv_events.py"
-_DUE = f"{_DOOR}::TestDue"
+_DUE = "tests/integration/vllm/test_kv_events_idle.py::TestDue"
 
 KV_EVENTS = (
     Mutant(

@@ -76,7 +76,9 @@ REST = (
         file="ucm/integration/vllm/scheduler.py",
         find="            self._tiers.elsewhere.forget(matcher, end.hashes, end.prompt_tokens)\n",
         replace="",
-        killers=(f"{_MACHINES}::test_forgotten_prompt_is_deleted_on_each_machine",),
+        killers=(
+            f"{_MACHINES}::TestMachines::test_forgotten_prompt_is_deleted_on_each_machine",
+        ),
     ),
     Mutant(
         name="older_index_believed",
@@ -85,14 +87,14 @@ REST = (
         find="    if (magic, version) != (_HEAD_MAGIC, _VERSION):\n",
         replace="    if magic != _HEAD_MAGIC:\n",
         killers=(
-            "tests/backends/test_disk_index.py::TestHarm::test_drive_of_an_older_release_is_served",
+            "tests/backends/test_disk_older.py::test_drive_of_an_older_release_is_served",
         ),
     ),
     Mutant(
         name="pause_grows_while_one_comes",
         why="R-63: an agent that needs four seconds to start is found after seven.",
         file=_LAUNCH,
-        find="        if is_coming or lasted_s > _LONGEST_S:\n",
+        find="        if lasted_s > _LONGEST_S or self._is_coming():\n",
         replace="        if lasted_s > _LONGEST_S:\n",
         killers=(
             f"{_LAUNCHES}::TestPauses::test_agent_on_its_way_is_looked_for_all_the_time",

@@ -118,8 +118,7 @@ class AgentClient:
         self._hello = Hello(PROTOCOL_VERSION, slot_bytes, tiers)
         self._log = log
         self._launch = launch
-        self._is_coming = is_coming
-        self._pauses = Pauses()
+        self._pauses = Pauses(is_coming)
         self._clock = threads.monotonic
         self._numbers = itertools.count(1)
         self._pending: dict[int, float] = {}
@@ -276,8 +275,7 @@ class AgentClient:
                     self._tell_refusal(self._launch())
             except (OSError, MessageError) as exc:  # it is there, and does not serve us
                 self._lost(exc)
-            lasted_s = self._clock() - began
-            pause = self._pauses.next(lasted_s, is_coming=self._is_coming())
+            pause = self._pauses.next(self._clock() - began)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._waker.wait()

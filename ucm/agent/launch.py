@@ -44,20 +44,18 @@ class Pauses:
 
     Less and less often where there is none; not so while one is on its way, which costs hits
     until it is found.
+
+    Args:
+        is_coming: Returns whether one was started, and is on its way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_coming: Callable[[], bool] = lambda: False) -> None:
+        self._is_coming = is_coming
         self._last_s = 0.0
 
-    def next(self, lasted_s: float, *, is_coming: bool) -> float:
-        """
-        Return so many seconds.
-
-        Args:
-            lasted_s: How long the last try took, with all the time that an agent was there.
-            is_coming: Whether one was started, and is on its way.
-        """
-        if is_coming or lasted_s > _LONGEST_S:
+    def next(self, lasted_s: float) -> float:
+        """Return so many seconds, behind a try that *lasted*, its agent's time with it."""
+        if lasted_s > _LONGEST_S or self._is_coming():
             self._last_s = _FIRST_S
         else:
             self._last_s = min(max(2 * self._last_s, _FIRST_S), _LONGEST_S)
@@ -124,7 +122,7 @@ class Launcher:
         self._problem = said if code == REFUSED else ""
         now = self._clock()
         lasted_s = now - self._started_at
-        pause_s = self._starts.next(lasted_s, is_coming=False)
+        pause_s = self._starts.next(lasted_s)
         self._met_another = code == 0 and lasted_s < _LONGEST_S
         if code == REFUSED:
             pause_s = _REFUSED_S

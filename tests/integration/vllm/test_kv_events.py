@@ -223,53 +223,6 @@ class TestTake:
         assert {"BlockStored": 1, "BlockRemoved": 1} == kinds
 
 
-class TestDue:
-    def test_what_is_told_behind_the_last_request_is_published(self, world) -> None:
-        """R-57: an engine that has nothing to compute takes a step for each batch, and is
-        awake for a moment behind the last one; then it sleeps."""
-        world.teller.begun(request(), [])
-        assert world.teller.are_due()
-        world.now += 0.2
-        world.tell(stored(1), begins=True, listed=True)
-        world.now += 10.0
-        assert world.teller.are_due()
-        assert 1 == len(world.teller.take())
-        assert world.teller.are_due()
-        world.now += 0.2
-        assert world.teller.are_due()
-        world.now += 0.1
-        assert not world.teller.are_due()
-
-    def test_engine_that_has_nothing_to_tell_sleeps(self, world) -> None:
-        """A quarter of a second behind a request, however often it is asked, and again
-        behind the next one."""
-        for _ in range(2):
-            world.teller.begun(request(), [])
-            world.now += 5.0
-            assert world.teller.are_due()
-            world.now += 0.2
-            assert world.teller.are_due()
-            world.now += 0.1
-            assert not world.teller.are_due()
-            world.now += 9.0
-            assert not world.teller.are_due()
-
-    def test_engine_that_starts_waits_for_what_is_there(self, world) -> None:
-        """What was stored before it came is published before its first request, if an agent
-        is there within seconds."""
-        assert world.teller.are_due()
-        world.now += 4.9
-        assert world.teller.are_due()
-        world.now += 0.2
-        assert not world.teller.are_due()
-        world.tell(stored(1), begins=True, listed=True)
-        assert world.teller.are_due()
-
-    def test_engine_without_events_is_never_kept_awake(self) -> None:
-        """Where nobody asked for events it is as it was."""
-        assert not NoTeller().are_due()
-
-
 class TestDescribe:
     def test_blocks_are_described_once(self, world) -> None:
         """R-57: what the whole blocks of a request hold, when it begins and what was decoded
