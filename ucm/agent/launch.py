@@ -54,7 +54,7 @@ class Pauses:
         self._last_s = 0.0
 
     def next(self, lasted_s: float) -> float:
-        """Return so many seconds, behind a try that *lasted*, its agent's time with it."""
+        """Return so many seconds; the last try took *lasted_s*, its agent's time included."""
         if lasted_s > _LONGEST_S or self._is_coming():
             self._last_s = _FIRST_S
         else:
