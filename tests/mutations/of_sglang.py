@@ -63,6 +63,16 @@ SGLANG = (
         killers=(f"{_OF_LINKER}::test_lookup_reports_nothing_that_is_not_staged",),
     ),
     Mutant(
+        name="refused_model_is_served",
+        why="Of a prompt the pages of one kind are loaded, and those of its windows are not.",
+        file=_HICACHE,
+        find="            self.close()  # SGLang keeps",
+        replace="            pass  # SGLang keeps",
+        killers=(
+            f"{_OF_HICACHE}::test_storage_that_has_refused_a_model_serves_nothing",
+        ),
+    ),
+    Mutant(
         name="layer_is_late_by_one",
         why="Attention reads a layer before its values are there.",
         file=_LINKER,

@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from typing import Any
 
 _FAILED = 1
@@ -224,6 +225,9 @@ def main() -> None:
                 _serve(json.loads(line))
                 status = 0
             finally:
+                if status:
+                    traceback.print_exc()
+                    sys.stderr.flush()
                 os._exit(status)
 
 

@@ -115,7 +115,11 @@ class Engine:
                 raise AssertionError(forks.told()) from None
         self._connection.settimeout(_LIMIT_S)
         self._lines = self._connection.makefile("rw")
-        self._group = self._answer()
+        try:
+            self._group = self._answer()
+        except AssertionError:
+            self._hang_up()
+            raise
 
     def ask(self, do: str, **given: Any) -> Any:
         """Have it do something; return what it says."""
@@ -125,12 +129,14 @@ class Engine:
     def stop(self) -> None:
         """End it in order."""
         self.ask("stop")
-        self._connection.close()
-        self._lines.close()
+        self._hang_up()
 
     def kill(self) -> None:
         """End all its processes as they are."""
         os.killpg(self._group, signal.SIGKILL)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         self._connection.close()
         self._lines.close()
 
@@ -151,6 +157,7 @@ class SGLangDoor(Door):
         layout: Of HiCache's host pool; empty: the linker.
         environment: Variables of the engine.
         model: What it serves.
+        args: More of SGLang's own.
     """
 
     block_tokens = 16
@@ -167,9 +174,11 @@ class SGLangDoor(Door):
         layout: str = "",
         environment: Mapping[str, str] | None = None,
         model: models.Recipe = models.LLAMA,
+        args: Mapping[str, Any] | None = None,
     ) -> None:
         self._forks = forks
         self._model = model
+        self._args = dict(args or {})
         self._layout = layout
         self._environment = dict(environment or {})
         self._engine: Engine | None = None
@@ -272,6 +281,7 @@ class SGLangDoor(Door):
             # Let in more than there will be room for.
             "schedule_conservativeness": 0.01,
             **more,
+            **self._args,
         }
         return self._forks.start(args, self._environment)
 

@@ -114,6 +114,19 @@ def test_weights_that_may_have_changed_end_all_reuse(kit: Kit) -> None:
     assert [False] * 2 == storage.batch_set_v1(hashes(2, 3), slots([1, 2]))
 
 
+def test_storage_that_has_refused_a_model_serves_nothing(kit: Kit) -> None:
+    """R-81: SGLang that attaches a storage while it runs keeps it, whatever it has said,
+    and a prompt needs its pages of all kinds."""
+    names = hashes(2)
+    storage = kit.storage()
+    assert [True] * 2 == storage.batch_set_v1(names, slots([1, 2]))
+    with pytest.raises(ConfigError, match="swa"):
+        storage.register_mem_host_pool_v2(None, "swa")
+    assert 0 == storage.batch_exists(names)
+    assert [False] * 2 == storage.batch_get_v1(names, slots([1, 2]))
+    assert [False] * 2 == storage.batch_set_v1(hashes(2, 3), slots([1, 2]))
+
+
 def test_what_is_not_taken_is_refused_by_name(kit: Kit) -> None:
     """R-81: other interfaces, orders of pages, and pools of other kinds."""
     storage = kit.storage()

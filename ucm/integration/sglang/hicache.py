@@ -52,8 +52,9 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         )
 
     def register_mem_host_pool_v2(self, host_pool: Theirs, host_pool_name: str) -> None:
-        """Refuse models that have pages of several kinds."""
+        """Refuse models that have pages of several kinds; nothing is served from then on."""
         if host_pool_name != PoolName.KV:
+            self.close()  # SGLang keeps what it attaches while it runs, refused or not
             refuse("model", host_pool_name, "it has pages of several kinds")
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
