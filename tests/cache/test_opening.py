@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ucm.open`` and ``ucm.blocking.open`` as a host calls them, and what they refuse."""
 
+import mmap
 from pathlib import Path
 
 import attrs
@@ -94,6 +95,26 @@ def test_tensors_and_registered_devices_are_taken_too(tmp_path: Path) -> None:
             cache.save(keys, [0, 1]).wait_committed()
             assert cache.load(keys, blocks).is_whole
     assert all((each[[0, 1]] == each[[4, 5]]).all() for each in arrays.values())
+
+
+def test_memory_without_dimensions_is_given_some(tmp_path: Path) -> None:
+    """Mapped memory is bytes: as it is it has no blocks, and what docs/embedding.md says of
+    it has them."""
+    nbytes, keys = LAYOUT.max_block_bytes // len(LAYERS), keys_of(2)
+    flat = {name: mmap.mmap(-1, 4 * nbytes) for name in LAYERS}
+    shaped = {
+        name: memoryview(each).cast("B", [4, nbytes]) for name, each in flat.items()
+    }
+    given = {"layout": LAYOUT, "keyspace": KEYSPACE}
+    config = settings(tmp_path / "slab")
+    with pytest.raises(LayoutError, match="in one piece"):
+        ucm.blocking.open(config, device=flat, **given)
+    for each in flat.values():
+        each[:nbytes] = bytes([7]) * nbytes
+    with ucm.blocking.open(config, device=shaped, **given) as cache:
+        assert cache.save(keys, [0, 1]).wait_committed().is_whole
+        assert 2 == cache.load(keys, [3, 2]).leading
+    assert {bytes([7]) * nbytes} == {each[3 * nbytes :] for each in flat.values()}
 
 
 class TestRefusals:
