@@ -319,10 +319,10 @@ LIMITS = (
     ),
     Mutant(
         name="retried_flight_behind_a_deadline",
-        why="R-53: a flight that nobody wants any more is tried at every tier.",
+        why="R-53: a flight that has ended is tried at every tier.",
         file=_FLIGHTS,
-        find="    return bool(flight.reason and flight.wants) and not flight.is_done\n",
-        replace="    return bool(flight.reason)\n",
+        find="    return not flight.is_done\n",
+        replace="    return True\n",
         killers=(_WORLD,),
     ),
     Mutant(

@@ -10,6 +10,7 @@ _LOOKING = "ucm/agent/looking.py"
 _SPILL = "ucm/agent/spill.py"
 _ALONG = "tests/agent/test_looking.py::TestLookAlong"
 _BEFORE = "tests/agent/test_looking.py::TestLookBeforePut"
+_JOINED = "tests/agent/test_fetch_joined.py::TestJoined"
 _FETCHES = "tests/agent/test_fetch_few.py::TestFewRequests"
 _SPILLS = "tests/agent/test_spill.py::TestSpill"
 
@@ -93,5 +94,15 @@ PACKED = (
         find="                if not has_landed:\n",
         replace="                if True:\n",
         killers=(f"{_FETCHES}::test_batch_costs_two_calls_of_the_slab",),
+    ),
+    Mutant(
+        name="passed_over_and_joined",
+        why="Who wants what others have given up waits for a call that hangs, in vain.",
+        file=_FLIGHTS,
+        find="            self._end_unwanted(batch)\n            flights = {flight.key: flight for flight in filter(_is_open, batch)}",
+        replace="            flights = {flight.key: flight for flight in batch if flight.wants}",
+        killers=(
+            f"{_JOINED}::test_block_that_was_passed_over_is_fetched_for_who_wants_it_next",
+        ),
     ),
 )

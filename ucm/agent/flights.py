@@ -163,7 +163,8 @@ class Flights:
             try:
                 while any(of_tier):
                     await self._get_all(of_tier, want)
-                    of_tier = await self._locate(list(filter(_tries_on, flights)))
+                    self._end_unwanted(flights)
+                    of_tier = await self._locate(list(filter(_is_open, flights)))
             finally:  # not before: a call that hangs has its slots, whoever gave up
                 if want.is_over:
                     self._budget.release(count)
@@ -273,9 +274,10 @@ class Flights:
         limiter: anyio.CapacityLimiter,
     ) -> None:
         async with limiter:
-            flights = {flight.key: flight for flight in batch if flight.wants}
+            self._end_unwanted(batch)
+            flights = {flight.key: flight for flight in filter(_is_open, batch)}
             if not flights:
-                return  # they ended for want of time
+                return
             slab = self._slab
             uses = slab.uses(len(flights), want.stay_s)
             try:
@@ -334,6 +336,10 @@ class Flights:
             if not flight.is_done:
                 self._end(flight, flight.reason or Reason.DEADLINE)
 
+    def _end_unwanted(self, flights: Sequence[Flight]) -> None:
+        """End what nobody wants, now: who wanted it later would join what is not got."""
+        self._end_open([flight for flight in flights if not flight.wants])
+
     def _end_all(self, flights: dict[PackedKey, Flight], reason: Reason) -> None:
         for flight in flights.values():
             self._end(flight, reason)
@@ -354,9 +360,9 @@ class Flights:
             self._brought(flight.medium - 1, flight.key)
 
 
-def _tries_on(flight: Flight) -> bool:
-    """Return whether a tier failed, and the next one is to be asked."""
-    return bool(flight.reason and flight.wants) and not flight.is_done
+def _is_open(flight: Flight) -> bool:
+    """Return whether it has not ended: some tier is yet to be asked."""
+    return not flight.is_done
 
 
 def _batches(flights: Sequence[Flight], can: BackendCapabilities) -> list[list[Flight]]:
