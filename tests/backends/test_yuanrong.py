@@ -12,8 +12,6 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from tests.agent.test_process import ROOT
-from tests.backends.yuanrong_fake import package
 from tests.backends.yuanrong_kit import Looker, why_not, worker
 from ucm.backends import _yuanrong_client, yuanrong
 from ucm.backends._yuanrong_client import Client
@@ -181,57 +179,6 @@ class TestSettings:
         with pytest.raises(ConfigError, match="its process ends, "):
             await YuanrongBackend.open_configured({}, "tiers.0")
         assert fake is not _yuanrong_client
-
-
-@pytest.mark.asyncio
-class TestProcesses:
-    @pytest.fixture
-    def place(self, tmp_path, monkeypatch):
-        """Have processes find a client that needs no worker; return where it keeps values."""
-        path = [str(package(tmp_path / "path")), str(ROOT)]
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-        (tmp_path / "values").mkdir()
-        return tmp_path / "values"
-
-    async def open(self, place):
-        """Open a backend of one process."""
-        given = {"worker": f"{place}:1", "processes": 1, "timeout": 60.0}
-        return await YuanrongBackend.open_configured(given, "tiers.0")
-
-    async def test_call_that_is_given_up_ends_its_process(self, place):
-        """R-42, R-52: what it would have said is nobody's answer, and it writes nowhere."""
-        backend = await self.open(place)
-        assert [Verdict.DONE] * 3 == await backend.put([seal(key) for key in KEYS])
-        (helper,) = backend._idle
-        (place / "wait").touch()
-        with anyio.move_on_after(0.01) as asking:
-            await fetch(backend, KEYS[:1])
-        assert asking.cancelled_caught
-        (place / "wait").unlink()
-        assert [True] * 2 == await fetch_sound(backend, KEYS[1:])
-        await backend.aclose()
-        assert -signal.SIGKILL == helper.process.returncode
-
-    async def test_process_goes_with_the_agent(self, place):
-        """R-52: one whose agent was killed ends at once: its client's own end would wait
-        for a worker that may have gone, too."""
-        backend = await self.open(place)
-        await backend.put([seal(key) for key in KEYS])
-        (helper,) = backend._idle
-        helper.line.close()
-        assert 0 == await anyio.to_thread.run_sync(helper.process.wait, 60.0)
-        assert not (place / "ended").exists()
-        await backend.aclose()
-
-    async def test_value_of_another_length_harms_none_beside_it(self, place):
-        """R-51: neither its own bytes nor what comes behind them is taken for a block."""
-        backend = await self.open(place)
-        await backend.put([seal(key) for key in KEYS])
-        (place / f"ucm:{KEYS[0].hex()}").write_bytes(b"x" * 5000)
-        told = [got.verdict for got, _ in await fetch(backend, KEYS)]
-        assert [Verdict.GARBAGE, Verdict.DONE, Verdict.DONE] == told
-        assert [False, True, True] == await fetch_sound(backend, KEYS)
-        await backend.aclose()
 
 
 @pytest.fixture(scope="module")

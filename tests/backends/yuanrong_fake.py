@@ -3,14 +3,14 @@
 What yuanrong's client does of which we know, over a directory; for processes of the backend.
 
 The directory is named as the worker's host. While it has a file ``wait`` a get does not end, and a
-client's own end leaves a file ``ended``.
+client's own end leaves a file ``ended``. While it has a file ``slow`` no client can be imported.
 """
 
 import enum
 import time
 from pathlib import Path
 
-__all__ = ["ExistenceOpt", "KVClient", "WriteMode", "package"]
+__all__ = ["ExistenceOpt", "KVClient", "WriteMode", "await_import", "package"]
 
 
 class WriteMode(enum.Enum):
@@ -62,6 +62,12 @@ class KVClient:
             (self._place / name).write_bytes(value)
 
 
+def await_import(place):
+    """Load as long as it takes."""
+    while Path(place, "slow").exists():
+        time.sleep(0.01)
+
+
 def package(directory):
     """Make a path entry with the client's package, which is this; return it."""
     place = Path(directory, "yr", "datasystem")
@@ -71,5 +77,9 @@ def package(directory):
         place,
     ):  # or an installed one, which has these, goes first
         (each / "__init__.py").touch()
-    (place / "kv_client.py").write_text("from tests.backends.yuanrong_fake import *\n")
+    (place / "kv_client.py").write_text(
+        "import sys, tests.backends.yuanrong_fake as fake\n"
+        "fake.await_import(sys.argv[2])\n"
+        "from tests.backends.yuanrong_fake import *\n"
+    )
     return directory

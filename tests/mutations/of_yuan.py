@@ -9,7 +9,7 @@ _FILE = "ucm/backends/yuanrong.py"
 _CLIENT = "ucm/backends/_yuanrong_client.py"
 _TESTS = "tests/backends/test_yuanrong.py"
 _CODES = f"{_TESTS}::TestCodes"
-_PROCESSES = f"{_TESTS}::TestProcesses"
+_PROCESSES = "tests/backends/test_yuanrong_processes.py::TestProcesses"
 
 YUAN = (
     Mutant(
@@ -79,5 +79,15 @@ YUAN = (
         find="            os._exit(0)\n",
         replace="            line.close()\n",
         killers=(f"{_PROCESSES}::test_process_goes_with_the_agent",),
+    ),
+    Mutant(
+        name="yuanrong_slow_start_begins_anew",
+        why="Where a client loads for longer than a call may take, no call ever has one.",
+        file=_FILE,
+        find="(is_well or helper.is_starting)",
+        replace="is_well",
+        killers=(
+            f"{_PROCESSES}::test_process_that_is_slow_to_start_serves_a_later_call",
+        ),
     ),
 )

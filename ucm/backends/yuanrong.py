@@ -5,8 +5,9 @@ Blocks as values of yuanrong's data system, by its own client in processes of it
 The client keeps the interpreter's lock while it waits for a worker, so that threads are of no
 use: what calls it is a few processes (``_yuanrong_client.py``), each beside a socket that the
 loop reads into where blocks belong. A call that is given up ends its process, which then can
-write nowhere; the next call starts another one. A value is the envelope and then the block's
-bytes.
+write nowhere; the next call starts another one. A process that has yet to load its client was
+asked nothing: it goes on to, and serves a later call. A value is the envelope and then the
+block's bytes.
 """
 
 import asyncio
@@ -47,10 +48,11 @@ _CALL_NAMES = 1000
 _LARGEST_BLOCK = 256 << 20
 _LONGEST_NAME = 255
 _NAME = re.compile(r"[a-zA-Z0-9\-_!@#%^*()+=:;]*")
+_OPENING_S = 30.0
 _CLOSING_S = 5.0
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _PRESENCE = {"present": Presence.PRESENT, "absent": Presence.ABSENT}
-_LOST: Final = (OSError, ValueError, EOFError)
+_LOST: Final = (OSError, ValueError, EOFError, ImportError)
 """What a process that has ended, or is about to, looks like."""
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
@@ -95,6 +97,8 @@ class _Helper:
     """A process that holds a client, and the socket to it."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
+        self.is_starting = True
+        """Nothing was asked of it, nor read from it."""
         self.line, theirs = socket.socketpair()
         self.line.setblocking(False)
         script = str(Path(_yuanrong_client.__file__))
@@ -107,6 +111,14 @@ class _Helper:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
+    async def start(self) -> None:
+        """Wait until it serves; given up, it is as if nobody had waited."""
+        if self.is_starting:
+            await anyio.wait_readable(self.line)
+            self.is_starting = False
+            if problem := await self.told():
+                raise ImportError("".join(problem))
 
     async def send(self, asked: list[Any], blocks: Sequence[Any] = ()) -> None:
         """Ask, with what comes behind."""
@@ -162,8 +174,12 @@ class YuanrongBackend(Backend):
             ConfigError: A setting is wrong, or the client is not installed.
         """
         backend = cls(read_section(YuanrongSettings, settings, f"{key}."))
+        problem = ""
         try:
-            problem = await backend._start()
+            with anyio.move_on_after(_OPENING_S):  # a slow start is no mistake
+                await backend._with_helper(_nothing, ())
+        except ImportError as exc:
+            problem = str(exc)
         except _LOST as exc:
             problem = f"its process ends, {type(exc).__name__}"
         if problem:
@@ -285,11 +301,8 @@ class YuanrongBackend(Backend):
 
         async def one(call: slice) -> None:
             try:
-                if not self._idle and self._is_open and await self._start():
-                    return
-                if not self._is_open:
-                    return
-                told[call] = await self._with_helper(ask, items[call])
+                if self._is_open:
+                    told[call] = await self._with_helper(ask, items[call])
             except _LOST:
                 return
 
@@ -300,35 +313,25 @@ class YuanrongBackend(Backend):
 
     async def _with_helper(self, ask: Callable[..., Any], some: Sequence[Any]) -> Any:  # noqa: ANN401
         """Ask one of the processes, which is of no more use if that has no good end."""
-        helper = self._idle.pop()
+        helper = self._idle.pop() if self._idle else await self._begin()
         self._busy.add(helper)
         is_well = False
         try:
+            await helper.start()
             told = await ask(helper, some)
-            is_well = self._is_open and len(told) == len(some)
+            is_well = len(told) == len(some)
             return told
         finally:
             self._busy.discard(helper)
-            if is_well:
+            if self._is_open and (is_well or helper.is_starting):
                 self._idle.append(helper)
             else:
                 self._end(helper)
 
-    async def _start(self) -> str:
-        """Have one more process; return why it cannot serve, if so."""
+    async def _begin(self) -> _Helper:
+        """Have one more process."""
         self._reap()
-        helper = await anyio.to_thread.run_sync(_Helper, self._arguments)
-        problem = ["cancelled"]
-        self._busy.add(helper)
-        try:
-            problem = await helper.told()
-        finally:
-            self._busy.discard(helper)
-            if problem or not self._is_open:
-                self._end(helper)
-            else:
-                self._idle.append(helper)
-        return "".join(problem)
+        return await anyio.to_thread.run_sync(_Helper, self._arguments)
 
     def _end(self, helper: _Helper) -> None:
         helper.process.kill()
@@ -339,3 +342,8 @@ class YuanrongBackend(Backend):
         """Return whether processes are left that have been told to end."""
         self._ended = [one for one in self._ended if one.poll() is None]
         return bool(self._ended)
+
+
+async def _nothing(helper: _Helper, some: Sequence[Any]) -> list[Any]:
+    """Ask nothing."""
+    return []
