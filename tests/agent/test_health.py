@@ -118,3 +118,17 @@ class TestLook:
         assert ({"pid": 7}, True) == (client.status, world.told.is_read)
         world.agent.close()
         client.close()
+
+    def test_want_of_no_time_does_not_silence_the_agent(self, tmp_path) -> None:
+        """R-63: who has hardly any time left is not answered in it: that says nothing of the
+        agent, and others ask it meanwhile."""
+        world = World(tmp_path)
+        client = world.join()
+        assert want(client, seconds=0.0)
+        world.threads.advance(0.05)
+        assert (True, False) == (client.is_up, client.is_pending("a"))
+        assert want(client, "b")
+        world.threads.advance(0.1)
+        assert not client.is_up
+        world.agent.close()
+        client.close()

@@ -134,7 +134,7 @@ def test_agent_that_says_nothing_costs_the_deadline_once(loop: str, tmp_path) ->
         async with host.cache() as cache:
             await cache.save(KEYS[:2], range(2)).committed
             while agent.heard.empty():
-                first = await cache.prefetch(KEYS, timeout=0.01)
+                first = await cache.prefetch(KEYS, timeout=0.15)
                 assert Reason.DEADLINE is first.reason
             second = await cache.prefetch(KEYS, timeout=LIMIT_S)
             assert (2, Reason.UNAVAILABLE) == (second.found, second.reason)

@@ -58,6 +58,16 @@ AGENT = (
         killers=(f"{_NOBODY}::test_agent_that_is_stopped_costs_one_deadline",),
     ),
     Mutant(
+        name="silent_to_who_has_no_time",
+        why="A look-up with hardly any time left ends the fetches of all others.",
+        file=_CLIENT,
+        find="now + max(seconds, _LEAST_S)",
+        replace="now + seconds",
+        killers=(
+            "tests/agent/test_health.py::TestLook::test_want_of_no_time_does_not_silence_the_agent",
+        ),
+    ),
+    Mutant(
         name="silence_outlives_its_agent",
         why="A want amid the loss of an agent ends all fetches of its engine.",
         file=_CLIENT,

@@ -5,8 +5,7 @@ The end of the socket at who wants blocks: asks the node's agent, and never wait
 Threading: ``want``, ``is_pending`` and ``drop`` are called on any thread, of one request on one
 at a time; each costs a few look-ups, and ``is_pending``, which an engine asks in every step for
 every request that waits, one. All else, the socket too, is a loop's on a thread of its own. An agent
-that is not there is "no" at once; one that does not answer a want in time is "no" from then on,
-until it says something.
+that is not there is "no" at once; one that lets a want's time pass is "no" until it says something.
 """
 
 import asyncio
@@ -53,6 +52,8 @@ __all__ = ["AgentClient", "Answer", "Follower"]
 
 _CONNECT_S: Final = 5.0
 _CLOSE_S: Final = 2.0
+_LEAST_S: Final = 0.1
+"""Who has less is hardly answered in its time: that says nothing of the agent."""
 _AHEAD: Final = 0.9
 """The agent answers within this share of the time, so that its answer is here in time."""
 _MOST_WAITING: Final = 32 << 20
@@ -189,12 +190,12 @@ class AgentClient:
         if not self.is_up or loop is None:
             return False
         self.drop(request_id)
-        number, until = next(self._numbers), self._clock() + seconds
+        number, now = next(self._numbers), self._clock()
         self._open[request_id] = number
-        self._pending[number] = until
+        self._pending[number] = now + seconds
         if tell is not None:
             self._tellers[number] = tell
-        self._silent_until = self._silent_until or until
+        self._silent_until = self._silent_until or now + max(seconds, _LEAST_S)
         ask = Ask(
             number,
             list(keys[:MOST_KEYS]),
@@ -315,9 +316,8 @@ class AgentClient:
                 self._log.info(AGENT_JOINED, media=self.media)
             # Of a want that was dropped or is over, nobody asks any more.
             if isinstance(message, Done) and message.number in self._pending:
-                self._answers[message.number] = Answer(
-                    message.found, message.reason, message.media
-                )
+                answer = Answer(message.found, message.reason, message.media)
+                self._answers[message.number] = answer
                 if self._pending.pop(message.number, None) is None:  # dropped just now
                     self._answers.pop(message.number, None)
                 elif (tell := self._tellers.pop(message.number, None)) is not None:
