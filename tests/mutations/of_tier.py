@@ -217,4 +217,14 @@ TIER = (
             f"{_TESTS}_trouble.py::TestFailing::test_chunks_that_cannot_be_had_are_misses",
         ),
     ),
+    Mutant(
+        name="refused_promotion_is_no_miss",
+        why="A load that cannot be begun is promoted in each step, and its request never runs.",
+        file=_TIER,
+        find="            if job.is_promotion:\n                self._lookups.missed(keys)\n",
+        replace="",
+        killers=(
+            "tests/integration/vllm/test_tier_trouble.py::TestDamage::test_chunk_that_cannot_be_begun_to_load_is_tried_once",
+        ),
+    ),
 )

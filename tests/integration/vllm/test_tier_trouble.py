@@ -22,7 +22,7 @@ from tests.integration.vllm.tier_kit import (
 )
 from ucm.cache import opening
 from ucm.devices.cpu import CPUDevice
-from ucm.errors import DeviceTimeoutError, StoreUnavailableError
+from ucm.errors import BlockInUseError, DeviceTimeoutError, StoreUnavailableError
 from ucm.integration.vllm import tier as tier_module
 from ucm.testing.faults import Fault, FaultDevice, FaultPlan, Gate, raising
 from ucm.threads import SYSTEM
@@ -90,6 +90,24 @@ class TestDamage:
             assert 3 == one.tier._cache.forget(keys)
             assert [0, 0] == [one.found(name, keys) for name in ("r", "s")]
             assert 1 == counted(one, PROMOTIONS)
+
+    def test_chunk_that_cannot_be_begun_to_load_is_tried_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A load that is refused on the spot is a miss as well, or the engine would promote
+        the chunk again in each step, and its request would never run."""
+        keys = keys_of(3)
+        with engine(slab(tmp_path / "slab")) as one:
+            one.store(keys)
+            refused = []
+
+            def begin_load(*_: object, **__: object) -> None:
+                refused.append(1)
+                raise BlockInUseError(0)
+
+            monkeypatch.setattr(one.tier._cache, "begin_load", begin_load)
+            assert 0 == served(one, keys)
+            assert ([1], 1) == (refused, counted(one, PROMOTIONS))
 
     def test_store_that_is_removed_has_nothing(self, tmp_path: Path) -> None:
         """Its files are taken away under a running engine."""

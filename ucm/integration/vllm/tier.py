@@ -188,6 +188,8 @@ class UCMTier(SecondaryTierManager):
             moved = begin(self._own(keys), [chunk for _, chunk in pairs], place=place)
         except UCMError as exc:
             _LOG.warning("tier %s: a job was not begun: %s", self.tier_type, exc)
+            if job.is_promotion:
+                self._lookups.missed(keys)
             self._jobs[number] = _Job(keys, None, now)
             over.append((number, now))
             return
