@@ -87,6 +87,32 @@ def test_fetched_blocks_are_kept_until_the_last_is_loaded(tmp_path) -> None:
         assert Drop(1) == agent.hear()
 
 
+def test_load_right_behind_the_answer_ends_what_is_kept(tmp_path, monkeypatch) -> None:
+    """R-53: who loads before the thread that has asked gets on keeps no slots, either."""
+    host, is_loaded = Host(), threading.Event()
+    with (
+        beside_agent(host, tmp_path, four_found) as agent,
+        leaving_nothing(host),
+        blocking(host) as cache,
+    ):
+        client = host.core.fetches._client
+        ask = client.want
+
+        def want(*given, **terms) -> bool:
+            is_asked = ask(*given, **terms)
+            assert is_loaded.wait(LIMIT_S)
+            return is_asked
+
+        monkeypatch.setattr(client, "want", want)
+        assert 4 == cache.prefetch(KEYS, timeout=30.0).found
+        cache.load(KEYS[:4], range(4))
+        is_loaded.set()
+        assert 1 == agent.hear().number
+        cache.match(KEYS)  # asked behind it
+        assert 0 == len(host.core.fetches)
+        assert Drop(1) == agent.hear()
+
+
 def test_fetched_blocks_are_forgotten_with_their_time(tmp_path) -> None:
     """R-53: a host that never loads what it has fetched keeps no book of it for ever."""
     threads = AdvancingThreads()

@@ -26,6 +26,14 @@ HOSTS = (
         killers=(f"{_TESTS}::test_fetched_blocks_are_kept_until_the_last_is_loaded",),
     ),
     Mutant(
+        name="fetch_kept_behind_its_load",
+        why="Who loads at once, on another thread than asks, keeps slots until their time is over.",
+        file=_FETCHES,
+        find="        self._kept[fetch.name] = fetch, now + seconds + hold_s\n        is_asked = client.want(",
+        replace="        is_asked = client.want(",
+        killers=(f"{_TESTS}::test_load_right_behind_the_answer_ends_what_is_kept",),
+    ),
+    Mutant(
         name="cancelled_fetch_kept",
         why="Who goes away while tiers are asked leaves slots behind.",
         file=_FETCHES,

@@ -228,6 +228,8 @@ class Fetches:
                 self._counters.add("ucm_fetched_parts_total", count, tier=tier)
             fetch.over.end(answer)
 
+        # Before the question: who is answered may have loaded all before we get on here.
+        self._kept[fetch.name] = fetch, now + seconds + hold_s
         is_asked = client.want(
             fetch.name,
             packed,
@@ -237,12 +239,11 @@ class Fetches:
             tell=tell,
         )
         if not is_asked:
+            self._kept.pop(fetch.name, None)
             fetch.over.end(_NO_AGENT)
-            return
-        # Behind the question: who gives it up drops nothing amid it, and we do so here.
-        self._kept[fetch.name] = fetch, now + seconds + hold_s
-        if fetch.is_given_up:
-            self.drop(fetch)
+        elif fetch.is_given_up:  # amid it, so that there may have been nothing to drop
+            self._kept.pop(fetch.name, None)
+            client.drop(fetch.name)
 
     def drop(self, fetch: Fetch) -> None:
         """Have nothing kept for a fetch any more. Idempotent."""
