@@ -29,8 +29,8 @@ HOSTS = (
         name="fetch_kept_behind_its_load",
         why="Who loads at once, on another thread than asks, keeps slots until their time is over.",
         file=_FETCHES,
-        find="        self._kept[fetch.name] = fetch, now + seconds + hold_s\n        is_asked = client.want(",
-        replace="        is_asked = client.want(",
+        find="        if not is_asked:\n",
+        replace="        self._kept[fetch.name] = fetch, now + seconds + hold_s\n        if not is_asked:\n",
         killers=(f"{_TESTS}::test_load_right_behind_the_answer_ends_what_is_kept",),
     ),
     Mutant(

@@ -5,7 +5,7 @@ The end of the socket at who wants blocks: asks the node's agent, and never wait
 Threading: ``want``, ``is_pending`` and ``drop`` are called on any thread, of one request on one
 at a time; each costs a few look-ups, and ``is_pending``, which an engine asks in every step for
 every request that waits, one. All else, the socket too, is a loop's on a thread of its own. An agent
-that is not there is "no" at once; one that lets a want's time pass is "no" until it says something.
+that is not there is "no" at once; one that does not answer in time is "no" until it says something.
 """
 
 import asyncio
