@@ -35,6 +35,7 @@ from ucm.errors import StoreUnavailableError
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys
 
 KEYS = make_keys(8)
+LIMIT_S = 60.0
 HELLO = Hello(PROTOCOL_VERSION, 4096)
 DECODER = msgspec.msgpack.Decoder(FromAgent)
 
@@ -89,7 +90,7 @@ def ask_for(number: int, keys=KEYS, **changes) -> Ask:
     return msgspec.structs.replace(ask, **changes)
 
 
-def talk(tmp_path: Path, talking, laid=KEYS, ledger=Ledger):
+def talk(tmp_path: Path, talking, laid=KEYS, ledger=Ledger, status=tell_status):
     """Have *talking* with a connection over a core; return what came of it."""
 
     async def run():
@@ -102,7 +103,7 @@ def talk(tmp_path: Path, talking, laid=KEYS, ledger=Ledger):
                 async def core_of(_):
                     return await inline(lambda: core)
 
-                peer = Connection(*(pipe, core_of, tell_status), ["memory"], ledger)
+                peer = Connection(*(pipe, core_of, status), ["memory"], ledger)
 
                 async def serve():
                     problems.append(await peer.serve())
@@ -141,6 +142,33 @@ class TestTalk:
 
         left, _, fetcher = talk(tmp_path, talking)
         assert (0, 8) == (left, fetcher._budget.left)
+
+    def test_tier_that_does_not_say_how_it_is_holds_up_no_want(self, tmp_path) -> None:
+        """R-52, R-54: an engine looks every few seconds, and a want has one; who is asked
+        again before it has answered answers once."""
+        is_told, asked = anyio.Event(), []
+
+        async def tell_late() -> dict[str, object]:
+            asked.append(1)
+            await is_told.wait()
+            return await tell_status()
+
+        async def talking(pipe, core):
+            pipe.say(HELLO, GetStatus(), GetStatus(), ask_for(7))
+            with anyio.fail_after(LIMIT_S):
+                told = [await pipe.hear(), await pipe.hear()]
+                is_told.set()
+                told.append(await pipe.hear())
+                pipe.say(GetStatus())
+                return [*told, await pipe.hear()]
+
+        told, problem, _ = talk(tmp_path, talking, status=tell_late)
+        assert [
+            Done(7, 8, "", b"\1" * 8),
+            Status({"pid": 1}),
+            Status({"pid": 1}),
+        ] == told[1:]
+        assert (2, "") == (len(asked), problem)
 
     def test_dropped_want_gives_its_slots_back(self, tmp_path) -> None:
         """R-53: a want that is dropped makes room for the next one at once."""

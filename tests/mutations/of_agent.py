@@ -68,6 +68,16 @@ AGENT = (
         ),
     ),
     Mutant(
+        name="status_before_wants",
+        why="A tier that does not tell how it is has the wants of each engine late.",
+        file="ucm/agent/connection.py",
+        find="                tasks.start_soon(self._say_status)\n",
+        replace="                await self._say_status()\n",
+        killers=(
+            "tests/agent/test_connection.py::TestTalk::test_tier_that_does_not_say_how_it_is_holds_up_no_want",
+        ),
+    ),
+    Mutant(
         name="silence_outlives_its_agent",
         why="A want amid the loss of an agent ends all fetches of its engine.",
         file=_CLIENT,

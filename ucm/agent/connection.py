@@ -91,6 +91,8 @@ class Connection:
         self._following = 0, anyio.CancelScope()
         """The number of what it follows, and what ends the answer that is under way."""
         self._is_answered = True
+        self._is_saying = False
+        """Whether an answer to how the agent is is under way; one is enough."""
         self._tiers = tiers
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._sending = anyio.Lock()
@@ -167,13 +169,21 @@ class Connection:
                 # A word on each want, or its engine takes us for stopped.
                 await self._send(Done(message.number, 0, Reason.WITHDRAWN))
         elif isinstance(message, GetStatus):
-            await self._send(Status(await self._tell_status()))
+            if not self._is_saying:
+                self._is_saying = True
+                tasks.start_soon(self._say_status)
         elif isinstance(message, Describe):
             self._describe(message)
         elif isinstance(message, Follow):
             self._follow(message, tasks)
         else:
             raise MessageError("hello comes once")
+
+    async def _say_status(self) -> None:
+        """Say how the agent is, beside all else: a tier may take its time to tell."""
+        told = await self._tell_status()
+        self._is_saying = False
+        await self._send(Status(told))
 
     def _describe(self, message: Describe) -> None:
         ledger = self._ledger()
