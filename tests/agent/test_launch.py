@@ -44,7 +44,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch) -> World:
     """Return a launcher of processes that are none."""
-    monkeypatch.setattr(launch.subprocess, "Popen", Process)
+    monkeypatch.setattr(launch, "_Agent", Process)
     monkeypatch.setattr(launch, "_left_behind", [])
     return World()
 

@@ -10,7 +10,6 @@ _ADMITTER = "tests/agent/test_admission.py::TestAdmitter"
 _ASKS = "tests/integration/vllm/test_tiers.py"
 _FLIGHTS = "ucm/agent/flights.py"
 _HALVES = "tests/integration/vllm/test_wishes.py::TestHalves"
-_LEFT = "tests/agent/test_process.py::TestAgent::test_engine_that_ends_before_its_agent_is_warned_of_nothing"
 _LIMIT = "tests/scheduler/test_decoded.py::TestLimit"
 _PENDING = "tests/integration/vllm/test_tiers_pending.py::TestEngine"
 _TIERS = "ucm/integration/vllm/tiers.py"
@@ -291,14 +290,6 @@ LIMITS = (
         find="        if self._clock() >= self._not_before:\n",
         replace="        if True:\n",
         killers=(_REFUSED,),
-    ),
-    Mutant(
-        name="agent_left_behind_taken_for_a_leak",
-        why="R-63: each engine that ends before its agent prints a ResourceWarning.",
-        file="ucm/agent/launch.py",
-        find="            self._process = _Agent(\n",
-        replace="            self._process = subprocess.Popen(\n",
-        killers=(_LEFT,),
     ),
     Mutant(
         name="refusal_of_an_agent_untold",

@@ -11,6 +11,7 @@ _RANKS = "tests/integration/vllm/test_elsewhere.py"
 _MACHINES = "tests/integration/vllm/test_machines.py"
 _LAUNCH = "ucm/agent/launch.py"
 _LAUNCHES = "tests/agent/test_launch.py"
+_LEFT = "tests/agent/test_process.py::TestAgent::test_engine_that_ends_before_its_agent_is_warned_of_nothing"
 _DISK = "ucm/backends/disk/_backend.py"
 _CHANGING = "tests/backends/test_disk_changing.py::TestChanging"
 
@@ -129,5 +130,13 @@ REST = (
         killers=(
             "tests/agent/test_joining.py::test_client_knows_that_an_agent_is_on_its_way",
         ),
+    ),
+    Mutant(
+        name="agent_left_behind_taken_for_a_leak",
+        why="R-63: each engine that ends before its agent prints a ResourceWarning.",
+        file=_LAUNCH,
+        find="            self._process = _Agent(\n",
+        replace="            self._process = subprocess.Popen(\n",
+        killers=(_LEFT,),
     ),
 )
