@@ -281,6 +281,7 @@ class TestMachines:
         one.step([asked], [5, 6, 7])
         one.scheduler.finished("s", [[5, 6, 7]])
         one.step()
+        assert one.workers[1]._wants._forgetter is not None  # it was told to
         digest = one.scheduler._adapter.matcher.keyspace_digest
         for rank, worker in enumerate(one.workers):
             keys = keys_of(worker, digest, rank)
