@@ -144,6 +144,8 @@ class Tiers:
 
     def planned(self, plan: StepPlan) -> StepPlan:
         """Put into a step's plan what ranks on other machines are asked for."""
+        if not self.elsewhere.ranks:
+            return plan
         news = self.elsewhere.take()
         return attrs.evolve(plan, **news._asdict()) if any(news) else plan
 
