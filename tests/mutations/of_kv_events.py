@@ -214,8 +214,8 @@ KV_EVENTS = (
         name="idle_engine_does_not_wait_for_news",
         why="R-57: blocks are committed behind the last step, and nobody hears of them.",
         file=_TELLER,
-        find="        return now < self._idle_since + self._patience_s\n",
-        replace="        return False\n",
+        find="        if now < self._idle_since + self._patience_s:\n",
+        replace="        if False:\n",
         killers=(f"{_DUE}::test_engine_that_has_nothing_to_tell_sleeps",),
     ),
     Mutant(
@@ -230,8 +230,8 @@ KV_EVENTS = (
         name="idle_engine_tells_eight_batches",
         why="R-57: of what happened while it slept a part stays untold once it is awake.",
         file=_TELLER,
-        find="            self._stay_awake()\n            self._client.call",
-        replace="            self._client.call",
+        find="            self._idle_since, self._patience_s = None, _TAIL_S\n",
+        replace="",
         killers=(f"{_DUE}::test_what_is_told_behind_the_last_request_is_published",),
     ),
 )

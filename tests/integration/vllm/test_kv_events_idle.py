@@ -33,6 +33,8 @@ class TestDue:
     def test_engine_that_has_nothing_to_tell_sleeps(self, world) -> None:
         """A quarter of a second behind a request, however often it is asked, and again
         behind the next one."""
+        world.tell(stored(1), begins=True, listed=True)
+        world.teller.take()
         for _ in range(2):
             world.teller.begun(request(), [])
             world.now += 5.0
@@ -54,6 +56,18 @@ class TestDue:
         assert not world.teller.are_due()
         world.tell(stored(1), begins=True, listed=True)
         assert world.teller.are_due()
+
+    def test_first_request_does_not_cut_the_wait_for_an_agent(self, world) -> None:
+        """R-57: it may be over before there is one; an engine to which none ever tells
+        anything waits so long once."""
+        assert world.teller.are_due()
+        for patience_s in (5.0, 0.25):
+            world.teller.begun(request(), [])
+            assert world.teller.are_due()
+            world.now += patience_s - 0.1
+            assert world.teller.are_due()
+            world.now += 0.2
+            assert not world.teller.are_due()
 
     def test_engine_without_events_is_never_kept_awake(self) -> None:
         """Where nobody asked for events it is as it was."""

@@ -146,7 +146,7 @@ class EventTeller(NoTeller):
 
     def begun(self, request: Any, hashes: Sequence[bytes]) -> None:  # noqa: ANN401 - vLLM's Request
         """Take note of a request that was given blocks."""
-        self._stay_awake()
+        self._idle_since = None
         subject = _Subject(request, hashes, self._digest)
         self._running[request.request_id] = subject
         self._enqueue(subject)
@@ -155,9 +155,6 @@ class EventTeller(NoTeller):
         """Take note that a request has all its tokens."""
         if (subject := self._running.pop(request_id, None)) is not None:
             self._enqueue(subject)
-
-    def _stay_awake(self) -> None:
-        self._idle_since, self._patience_s = None, _TAIL_S
 
     def _enqueue(self, subject: _Subject) -> None:
         self._subjects.append(subject)
@@ -176,7 +173,10 @@ class EventTeller(NoTeller):
         now = self._clock()
         if self._idle_since is None:
             self._idle_since = now
-        return now < self._idle_since + self._patience_s
+        if now < self._idle_since + self._patience_s:
+            return True
+        self._patience_s = _TAIL_S  # whoever has told nothing by now may never do
+        return False
 
     def take(self) -> list[Any]:
         """Return the events that are there, each once."""
@@ -187,7 +187,7 @@ class EventTeller(NoTeller):
             for event, count in batch.counts.items():
                 self._counters.add(_BLOCKS, count, event=event)
         if events:
-            self._stay_awake()
+            self._idle_since, self._patience_s = None, _TAIL_S
             self._client.call(self._ask)
         return events
 
