@@ -2,12 +2,12 @@
 """``ucm.open`` and ``ucm.blocking.open`` as a host calls them, and what they refuse."""
 
 import mmap
+import sys
 from pathlib import Path
 
 import attrs
 import numpy as np
 import pytest
-import torch
 
 import ucm
 from tests.cache.kit import (
@@ -83,6 +83,7 @@ def test_a_cache_tells_how_it_is_to_who_looks(tmp_path: Path) -> None:
 
 def test_tensors_and_registered_devices_are_taken_too(tmp_path: Path) -> None:
     """The memory of one host is found by another, whatever it is made of."""
+    torch = pytest.importorskip("torch")
     arrays, keys = pool_of(), keys_of(2)
     tensors = {name: torch.from_numpy(each.copy()) for name, each in arrays.items()}
     registered = CPUDevice()
@@ -155,7 +156,6 @@ class TestRefusals:
             ({"device": {"a": np.zeros((4, 1), np.uint8)}}, LayoutError),
             ({"device": {}}, LayoutError),
             ({"device": dict.fromkeys(LAYERS, "text")}, LayoutError),
-            ({"device": {"a": torch.zeros(4, 4, device="meta")}}, ConfigError),
             ({"keyspace": attrs.evolve(KEYSPACE, block_tokens=8)}, LayoutError),
         ],
     )
@@ -172,6 +172,27 @@ class TestRefusals:
         }
         with pytest.raises(error):
             ucm.blocking.open(given.pop("config"), **given)
+        assert set() == our_threads()
+
+    @pytest.mark.parametrize("device", [{}, dict.fromkeys(LAYERS, "text")])
+    def test_what_is_no_memory_is_refused_where_torch_is_not(
+        self, device: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A host without torch hears which layer, and not that torch is missing."""
+        monkeypatch.setitem(sys.modules, "torch", None)
+        config = settings(tmp_path / "slab")
+        with pytest.raises(LayoutError, match=f"layer '{LAYERS[0]}'"):
+            ucm.blocking.open(config, layout=LAYOUT, device=device, keyspace=KEYSPACE)
+
+    def test_tensors_on_a_device_that_nobody_knows_are_refused(
+        self, tmp_path: Path
+    ) -> None:
+        """By a named error, as all that cannot be opened."""
+        torch = pytest.importorskip("torch")
+        given = {"layout": LAYOUT, "keyspace": KEYSPACE}
+        pool = {"a": torch.zeros(4, 4, device="meta")}
+        with pytest.raises(ConfigError):
+            ucm.blocking.open(settings(tmp_path / "slab"), device=pool, **given)
         assert set() == our_threads()
 
     def test_keys_of_another_key_space_are_never_found(self, tmp_path: Path) -> None:

@@ -10,6 +10,16 @@ _TESTS = "tests/cache/test_fetches.py"
 
 HOSTS = (
     Mutant(
+        name="host_without_torch_is_told_of_torch",
+        why="R-41: who gives no memory hears that a package is missing, and not which layer.",
+        file="ucm/devices/cpu.py",
+        find='        if are_buffers or sys.modules.get("torch") is None:',
+        replace="        if are_buffers:",
+        killers=(
+            "tests/cache/test_opening.py::TestRefusals::test_what_is_no_memory_is_refused_where_torch_is_not",
+        ),
+    ),
+    Mutant(
         name="vain_fetch_keeps_slots",
         why="Questions that found nothing use up the slots that tiers may fetch into.",
         file=_FETCHES,

@@ -90,7 +90,7 @@ def _array_of(name: str, buffer: object) -> npt.NDArray[np.void]:
     """Return a layer's buffer as an array, whose shape and strides can be asked for."""
     try:
         array: npt.NDArray[np.void] = np.asarray(memoryview(buffer))  # type: ignore[arg-type]
-    except (BufferError, NotImplementedError, ValueError) as exc:
+    except (BufferError, NotImplementedError, TypeError, ValueError) as exc:
         raise LayoutError(f"layer {name!r} cannot be read as a buffer: {exc}") from exc
     if not array.flags.writeable:
         raise LayoutError(

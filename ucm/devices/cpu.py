@@ -19,6 +19,7 @@ import ctypes
 import itertools
 import math
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -241,9 +242,10 @@ class CPUDevice(PagedDevice[_Group]):
         self._check_registered()
 
     def _locate(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> KVMemory:
-        if kv_caches and all(map(is_buffer, kv_caches.values())):
+        are_buffers = bool(kv_caches) and all(map(is_buffer, kv_caches.values()))
+        if are_buffers or sys.modules.get("torch") is None:  # who has tensors has it
             return find_buffers(layout, kv_caches, num_blocks=self._num_blocks)
-        import torch  # a host whose memory is numpy's may have none
+        import torch
 
         from ucm.devices._torch import find_regions
 
