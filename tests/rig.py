@@ -2,12 +2,12 @@
 """A small engine's memory, a store and a runtime around it, for tests."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 import structlog
-import torch
 
 from tests.clocks import AdvancingThreads
 from tests.kit.lockstep import QueueBounds, Tracer
@@ -98,7 +98,7 @@ class Rig:
     runtime: Runtime
     store: Store
     device: Device
-    memory: torch.Tensor
+    memory: npt.NDArray[np.uint8]
     counters: Counters
     plan: FaultPlan
     tracer: Tracer
@@ -148,14 +148,14 @@ class Rig:
 
     def content(self, blocks: range) -> bytes:
         """Return the bytes of engine blocks, row by row."""
-        return self.memory[:, blocks.start : blocks.stop].contiguous().numpy().tobytes()
+        return self.memory[:, blocks.start : blocks.stop].tobytes()
 
     def fill(self, blocks: range, seed: int) -> bytes:
         """Write random bytes into engine blocks and return them."""
         rng = np.random.default_rng(seed)
         shape = (NUM_ROWS, len(blocks), PAGE_BYTES)
         data = rng.integers(0, 256, shape, dtype=np.uint8)
-        self.memory[:, blocks.start : blocks.stop] = torch.from_numpy(data)
+        self.memory[:, blocks.start : blocks.stop] = data
         return self.content(blocks)
 
 
@@ -176,11 +176,14 @@ def running(
 
 @contextlib.contextmanager
 def running_on(
-    store: Store, device: Device, config: dict[str, object] | None = None
+    store: Store,
+    device: Device,
+    config: dict[str, object] | None = None,
+    as_layer: Callable[[npt.NDArray[np.uint8]], object] = np.asarray,
 ) -> Iterator[Rig]:
-    """Run a rig over a store and a device; closes it and checks its trace."""
-    memory = torch.zeros((NUM_ROWS, NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
-    device.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
+    """Run a rig over a store and a device, which may want its layers as something else."""
+    memory = np.zeros((NUM_ROWS, NUM_BLOCKS, PAGE_BYTES), np.uint8)
+    device.register(LAYOUT, dict(zip(LAYERS, map(as_layer, memory), strict=True)))
     parsed = UCMConfig.from_mapping(config or {})
     counters, tracer = Counters(), Tracer()
     threads = AdvancingThreads()

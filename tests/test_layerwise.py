@@ -172,7 +172,7 @@ class TestRowSaves:
             assert 0 == rig.store.match(keys_of(0, 1))
             saves.finish(DoneFence)
             assert OutcomeKind.COMMITTED is rig.settle()[1].kind
-            rig.memory.zero_()
+            rig.memory[:] = 0
             rig.submit(order(2, LOAD, range(2), range(1, 3)))
             assert OutcomeKind.COMMITTED is rig.settle()[2].kind
             assert content == rig.content(range(1, 3))
@@ -326,7 +326,7 @@ class TestRowLoads:
             content = rig.fill(range(1, 3), 1)
             rig.submit(order(1, SAVE, range(2), range(1, 3)))
             rig.settle()
-            rig.memory.zero_()
+            rig.memory[:] = 0
             loads = RowLoads(rig.runtime, LAYOUT, 1)
             loads.begin([group_of(load(2))], DoneFence())
             size = len(content) // NUM_ROWS

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores that are slow or hang, and more loads than there is time for; virtual time."""
 
+import numpy as np
 import pytest
-import torch
 
 from tests.kit.simulation import Simulation
 from tests.kit.unreliable import LateDevice, Odds, SeededFaults
@@ -46,7 +46,7 @@ class Engine:
         device = CPUDevice(NUM_BLOCKS)
         if is_late:
             device = LateDevice(device, SeededFaults(simulation, Odds()), simulation)
-        memory = torch.zeros((len(LAYERS), NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8)
+        memory = np.zeros((len(LAYERS), NUM_BLOCKS, PAGE_BYTES), np.uint8)
         device.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
         self.store, self.device = MemoryStore(256, BLOCK_BYTES), device
         self.released, self.settled, self.ends = {}, {}, {}

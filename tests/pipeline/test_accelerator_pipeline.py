@@ -165,7 +165,7 @@ class Engine:
             self.rig.device.lease(None),
         )
         self.rig.settle()
-        return self.rig.memory.clone()
+        return torch.from_numpy(self.rig.memory.copy())
 
 
 class TestBytes:
@@ -176,7 +176,9 @@ class TestBytes:
         """S2-01, S2-04, S2-06, S0-25: hundreds of spans that are computed late, proved
         by streams and events, saved, overwritten and loaded come back byte by byte."""
         driver, device, store = make(semantics, can_pin=can_pin)
-        with running_on(store, device, {"queue": {"window": 4}}) as rig:
+        with running_on(
+            store, device, {"queue": {"window": 4}}, torch.from_numpy
+        ) as rig:
             engine = Engine(rig, driver)
             for number in range(ROUNDS):
                 at, first = number * NUM_BLOCKS, 2 * number * SPANS
@@ -199,7 +201,9 @@ class TestWindow:
         and, however many spans wait, not one more until one of them is over."""
         driver, device, store = make(pace=(8,))
         copies = CopyDirection.TO_HOST
-        with running_on(store, device, {"queue": {"window": window}}) as rig:
+        with running_on(
+            store, device, {"queue": {"window": window}}, torch.from_numpy
+        ) as rig:
             if direction is Direction.LOAD:
                 copies = CopyDirection.TO_DEVICE
                 rig.runtime.submit(
@@ -221,7 +225,9 @@ class TestClose:
         then destroys events, ends loans and unpins."""
         driver, device, store = make(semantics, until=2, pace=(0,))
         before = set(threading.enumerate())
-        with running_on(store, device, {"queue": {"window": 2}}) as rig:
+        with running_on(
+            store, device, {"queue": {"window": 2}}, torch.from_numpy
+        ) as rig:
             rig.runtime.submit(KEYSPACE_DIGEST, spans(Direction.SAVE, 0), DoneFence())
             assert driver.reached.wait(TIMEOUT)
         driver.close()
@@ -235,7 +241,7 @@ class TestClose:
         the copies may still use stays pinned, and nothing is taken from under them."""
         driver, device, store = make(pace=(0,), until=1, then=(0,))
         config = {"timeout": {"shutdown": 0.05}, "queue": {"window": 1}}
-        with running_on(store, device, config) as rig:
+        with running_on(store, device, config, torch.from_numpy) as rig:
             rig.runtime.submit(KEYSPACE_DIGEST, spans(Direction.SAVE, 0), DoneFence())
             assert driver.reached.wait(TIMEOUT)
         assert 1 == driver.under_way(CopyDirection.TO_HOST)

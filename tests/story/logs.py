@@ -4,7 +4,7 @@
 import json
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from tests.rig import KEYSPACE_DIGEST, LAYERS, LAYOUT, NUM_BLOCKS, NUM_ROWS, order
 from ucm.config import UCMConfig
@@ -85,7 +85,7 @@ def real_run(directory: Path) -> Path:
     config = UCMConfig.from_mapping({"log": {"directory": str(directory)}})
     log = open_log(config.log, "worker-0")
     device, counters = CPUDevice(NUM_BLOCKS), Counters()
-    memory = torch.zeros((NUM_ROWS, NUM_BLOCKS, 512), dtype=torch.uint8)
+    memory = np.zeros((NUM_ROWS, NUM_BLOCKS, 512), np.uint8)
     device.register(LAYOUT, dict(zip(LAYERS, memory, strict=True)))
     store = MemoryStore(capacity_blocks=64, block_bytes=LAYOUT.max_block_bytes)
     runtime = Runtime(
