@@ -82,6 +82,7 @@ def calls_of_a_save(
                 return trace
 
             before = sys.gettrace()  # coverage's
+            sys._getframe().f_trace_opcodes = True  # Python 3.12 looks before it traces
             sys.setprofile(note)
             sys.settrace(trace)
             cache.save(keys, blocks, wait_for_room=wait_for_room)
