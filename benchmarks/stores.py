@@ -68,7 +68,7 @@ _SEALED_BYTES, _VERIFIED_BYTES = 256 << 10, 2 << 20
 
 _Blocks = npt.NDArray[np.uint8]
 _THERE = vars(_leases)
-_DIGEST = _THERE["_digest"]
+_DIGEST = _THERE["digests_of"]
 
 
 class Slab:
@@ -125,17 +125,17 @@ class Slab:
 
     def save(self, number: int) -> Callable[[], object]:
         """Store new keys."""
-        _THERE["_digest"] = _DIGEST
+        _THERE["digests_of"] = _DIGEST
         return self._save(number)
 
     def bare_save(self, number: int) -> Callable[[], object]:
         """Store new keys with nothing for a checksum: they do not verify."""
-        _THERE["_digest"] = return_nothing
+        _THERE["digests_of"] = return_nothing
         return self._save(number)
 
     def empty_save(self, number: int) -> Callable[[], object]:
         """Store new keys without their bytes: they do not verify."""
-        _THERE["_digest"] = return_nothing
+        _THERE["digests_of"] = return_nothing
         return self._save(number, copies=False)
 
     def _load(
@@ -354,9 +354,9 @@ def mapped(home: Path, nbytes: int, *, in_memory: bool) -> _Blocks:
     return there
 
 
-def return_nothing(*_: object) -> int:
-    """Stand in for a digest."""
-    return 0
+def return_nothing(_: object, positions: Sequence[int], __: object) -> list[int]:
+    """Stand in for digests."""
+    return [0] * len(positions)
 
 
 def against_files(

@@ -29,6 +29,7 @@ __all__ = [
     "AffinityPlan",
     "bind_thread",
     "format_cpulist",
+    "num_verifying",
     "parse_cpulist",
     "plan_affinity",
     "plan_beside_engine",
@@ -154,6 +155,11 @@ def process_cpus() -> frozenset[int]:
             with contextlib.suppress(OSError):  # it has ended
                 cpus |= os.sched_getaffinity(int(thread))
     return frozenset(cpus)
+
+
+def num_verifying(setting: int) -> int:
+    """Return how many threads verify loads: what is set, or a quarter of the CPUs, to 4."""
+    return setting or max(1, min(4, len(process_cpus()) // 4))
 
 
 def plan_beside_engine(setting: str, node: int | None) -> AffinityPlan:

@@ -7,6 +7,8 @@ slots. Where two copies continue each other on both sides they merge into one. P
 is vectorised: a span of thousands of pages costs a few numpy calls.
 """
 
+from collections.abc import Sequence
+
 import attrs
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +63,15 @@ class CopyBatch:
 
     def __len__(self) -> int:
         return len(self.nbytes)
+
+    @classmethod
+    def joined(cls, parts: Sequence["CopyBatch"]) -> "CopyBatch":
+        """Return the copies of all parts, at least one, in order."""
+        return cls(
+            np.concatenate([each.sources for each in parts]),
+            np.concatenate([each.targets for each in parts]),
+            np.concatenate([each.nbytes for each in parts]),
+        )
 
     @classmethod
     def coalesce(

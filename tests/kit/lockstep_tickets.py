@@ -30,11 +30,13 @@ _SAVES: Final = ("event_wait", "gather", "gather_wait", "transfer", *OWN)
 
 CHAINS: Final = {
     "save": (*_SAVES, "confirm", "commit"),
-    "load": ("event_wait", "fetch", "scatter", "scatter_wait", "publish"),
+    "load": ("event_wait", "fetch", "scatter", "verify", "scatter_wait", "publish"),
 }
 """Stages by direction."""
 
-OPTIONAL: Final = frozenset({"gather_wait", "scatter_wait", "confirm", *OWN})
+OPTIONAL: Final = frozenset(
+    {"gather_wait", "verify", "scatter_wait", "confirm", *OWN}
+)
 """Those that are there for some devices, engines and hosts only."""
 
 _COPIES: Final = {"save": 1, "load": 2}

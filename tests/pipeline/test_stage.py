@@ -103,7 +103,10 @@ class TestChain:
             (
                 load_chain,
                 [["event_wait"], ["fetch", "scatter", "publish"]],
-                [["event_wait"], ["fetch", "scatter"], ["scatter_wait"], ["publish"]],
+                [
+                    *(["event_wait"], ["fetch", "scatter"], ["verify", "publish"]),
+                    *(["scatter_wait"], ["publish"]),
+                ],
             ),
         ],
     )

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ucm import native
 from ucm.devices.driver import Direction
 from ucm.plan import CopyBatch
 
@@ -71,7 +72,7 @@ class CudaLibrary:
         )
         self._retain = self._entry("cuDevicePrimaryCtxRetain", _POINTER, _NUMBER)
         self._set_context = self._entry("cuCtxSetCurrent", _POINTER)
-        self._exchange_mode = self._entry("cuThreadExchangeStreamCaptureMode", _POINTER)
+        self._exchange_mode = self._brief("cuThreadExchangeStreamCaptureMode", _POINTER)
         self._register = self._entry("cuMemHostRegister_v2", _POINTER, _SIZE, _NUMBER)
         self._unregister = self._entry("cuMemHostUnregister", _POINTER)
         copy = (_POINTER, _POINTER, _SIZE, _POINTER)
@@ -128,7 +129,7 @@ class CudaLibrary:
 
     def copy_batch(self, batch: CopyBatch, direction: Direction, stream: int) -> None:
         """
-        Submit copies by a call for each few thousand of them.
+        Submit copies by a call for each ``_MOST_COPIES`` of them.
 
         Raises:
             RuntimeError: CUDA refused; names the error. Earlier copies may be under way.
@@ -143,15 +144,53 @@ class CudaLibrary:
         indexes = self._indexes.ctypes.data
         failed = _SIZE()
         behind = [ctypes.byref(failed), stream] if self._names_failed else [stream]
-        for start in range(0, len(batch), _MOST_COPIES):
+        begun = _SIZE()
+        submit = self._copies_by_one if native.LIBRARY is None else self._copies
+        code = submit(addresses, len(batch), attributes, indexes, behind, begun)
+        if code:
+            start = begun.value
             count = min(_MOST_COPIES, len(batch) - start)
+            where = f"copies {start} to {start + count - 1} of {len(batch)}"
+            if self._names_failed and failed.value < count:
+                where = f"copy {start + failed.value} of {len(batch)}"
+            self._check(f"cuMemcpyBatchAsync, {where}", code)
+
+    def _copies(
+        self,
+        addresses: list[int],
+        count: int,
+        attributes: int,
+        indexes: int,
+        behind: list[Any],
+        begun: ctypes.c_size_t,
+    ) -> int:
+        """Submit all by one call from Python; return the error, and where it *begun*."""
+        assert native.LIBRARY is not None
+        lists = *addresses, count, _MOST_COPIES, attributes, indexes
+        last = behind[1] if self._names_failed else None
+        return native.LIBRARY.copies(
+            self._batch, *lists, behind[0], last, ctypes.byref(begun)
+        )
+
+    def _copies_by_one(
+        self,
+        addresses: list[int],
+        count: int,
+        attributes: int,
+        indexes: int,
+        behind: list[Any],
+        begun: ctypes.c_size_t,
+    ) -> int:
+        """Do as ``_copies`` does, by a call for each batch."""
+        assert self._batch is not None
+        for start in range(0, count, _MOST_COPIES):
+            begun.value = start
             at = [address + start * 8 for address in addresses]
-            code = self._batch(*at, count, attributes, indexes, 1, *behind)
+            some = min(_MOST_COPIES, count - start)
+            code = self._batch(*at, some, attributes, indexes, 1, *behind)
             if code:
-                where = f"copies {start} to {start + count - 1} of {len(batch)}"
-                if self._names_failed and failed.value < count:
-                    where = f"copy {start + failed.value} of {len(batch)}"
-                self._check(f"cuMemcpyBatchAsync, {where}", code)
+                return code
+        return 0
 
     def copy_each(self, batch: CopyBatch, direction: Direction, stream: int) -> None:
         """Submit copies one by one; from memory that is not pinned they may block."""
@@ -205,6 +244,17 @@ class CudaLibrary:
         function.argtypes = arguments
         function.restype = _NUMBER
         entry: _Function = function
+        return entry
+
+    def _brief(self, name: str, *arguments: type) -> _Function:
+        """
+        Return an entry that keeps the interpreter lock.
+
+        For what only looks at the thread's own memory: beside a busy thread, getting the
+        lock back takes a thousand times as long as the call.
+        """
+        address = ctypes.cast(getattr(self._library, name), _POINTER).value or 0
+        entry: _Function = ctypes.PYFUNCTYPE(_NUMBER, *arguments)(address)
         return entry
 
     def _find_batch(self, is_batched: bool) -> tuple[_Function | None, bool]:  # noqa: FBT001

@@ -19,6 +19,11 @@ _MOVED_BYTES = 4 << 20
 """Moved at a time between slots: the copy in between should stay in the cache."""
 
 
+_LOCKED_ITEMS = 480
+"""Numpy gives up the interpreter lock for arrays of more than 500 items, in each operation,
+and waits for it again: beside a busy engine a thousand times as long as the operation."""
+
+
 @attrs.frozen(eq=False)
 class Pages:
     """
@@ -49,7 +54,15 @@ class Pages:
         return cls(rows, starts, strides, nbytes, offsets, zeros)
 
     def batch(self, copy: "PagedCopy[Pages]", direction: Direction) -> CopyBatch:
-        """Return the copies of a span, neighbours merged."""
+        """Return the copies of a span, neighbours merged but for a few."""
+        step = max(1, _LOCKED_ITEMS // len(self.rows))
+        parts = [
+            self._batch(_part_of(copy, at, at + step), direction)
+            for at in range(0, len(copy.blocks), step)
+        ]
+        return parts[0] if len(parts) == 1 else CopyBatch.joined(parts)
+
+    def _batch(self, copy: "PagedCopy[Pages]", direction: Direction) -> CopyBatch:
         slots = copy.slots
         chosen, pages = self._addresses(copy)
         first = slots.pool.ctypes.data + slots.slots * slots.pool.strides[0]
@@ -88,6 +101,11 @@ class Pages:
             else:
                 merged.append((start, start + nbytes))
         return merged
+
+
+def _part_of(copy: "PagedCopy[Pages]", start: int, stop: int) -> "PagedCopy[Pages]":
+    slots = copy.slots.part(start, stop)
+    return attrs.evolve(copy, blocks=copy.blocks[start:stop], slots=slots)
 
 
 class StagedFence(Fence):

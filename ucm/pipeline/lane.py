@@ -53,6 +53,8 @@ class RequestLane:
         self._on_empty = on_empty
         behind = [at for at, each in enumerate(segments) if each.is_behind_copy]
         self._behind_copy = min(behind, default=len(segments))
+        waits = [at for at, each in enumerate(segments) if each.awaits_copy]
+        self._copy_wait = max(waits, default=-1)
         self._items: dict[Item, None] = {}
         self._waited_for: dict[int, Item] = {}
         """The item that each segment of the loop has."""
@@ -112,7 +114,7 @@ class RequestLane:
             self._waited_for.pop(at, None)
             self._leave(item)
         elif self._runner.start(item):
-            del self._waited_for[at]
+            self._waited_for.pop(at, None)
             self._go_on(item)
 
     def _let_in(self, at: int) -> None:
@@ -126,15 +128,21 @@ class RequestLane:
         ticket = item.ticket
         if ticket.outcome is None and ticket.clock() > ticket.deadline:
             ticket.cancel(Reason.DEADLINE)
-        is_begun = item.segment.awaits_copy and ticket.guard.is_copying
-        return ticket.outcome is not None and not is_begun
+        return ticket.outcome is not None and not self._is_awaited(item, item.at)
+
+    def _is_awaited(self, item: Item, at: int) -> bool:
+        """Return whether the item's copy is under way and waited for at *at* or later."""
+        is_begun = item.copy is not None and item.ticket.guard.is_copying
+        return is_begun and at <= self._copy_wait
 
     def _go_on(self, item: Item) -> None:
         """Let an item go on to its next segment, or end."""
-        if item.has_failed or item.at + 1 == len(self._segments):
+        at = item.at + 1
+        is_over = item.has_failed and not self._is_awaited(item, at)
+        if is_over or at == len(self._segments):
             self._leave(item)
         else:
-            self._arrive(item, item.at + 1)
+            self._arrive(item, at)
 
     def _leave(self, item: Item) -> None:
         del self._items[item]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The load chain: event wait → fetch → scatter → publish.
+The load chain: event wait → fetch → scatter → (verify) → publish.
 
 ``EventWait`` lets the item pass when its destination may be overwritten. ``Fetch``
 opens the blocks in the store; ``Scatter`` copies slots into device pages and verifies
@@ -8,10 +8,11 @@ their checksums; ``Publish`` makes sure that the device is done and that no slot
 recycled meanwhile. Any doubt fails the whole ticket, and the engine recomputes.
 
 Nobody reads the blocks of a load that brings all rows before ``Publish`` gives them back,
-so that checksums need not come first. A device of its own copies while the copy thread
-computes them: a load takes the longer of the two. A synchronous one is given piece by
-piece, each just verified and still in the CPU's cache. Rows that are loaded layer by
-layer are read as soon as they are there: they are verified first.
+so that checksums need not come first. A device of its own copies while threads that do
+nothing else compute them (``Verify``), and the copy thread goes on to the next ticket: a
+load takes the longer of the two. A synchronous one is given piece by piece, each just
+verified and still in the CPU's cache. Rows that are loaded layer by layer are read as soon
+as they are there: they are verified first.
 
 What such a load has written is zeroed before its blocks are given back if it fails: see
 ``BlockGuard``.
@@ -29,7 +30,7 @@ from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import Outcome, OutcomeKind
 from ucm.pipeline.save import EventWait, Finished, Queued, Ready, copy_of, copy_over
-from ucm.pipeline.stage import Chain, CopyStage, LoopStage
+from ucm.pipeline.stage import VERIFY_WORKER, Chain, CopyStage, LoopStage
 from ucm.pipeline.tickets import Ticket
 from ucm.pipeline.waiting import fence_passed, has_passed
 from ucm.reasons import Reason
@@ -40,9 +41,11 @@ __all__ = [
     "Fetch",
     "Fetched",
     "Publish",
+    "PublishVerified",
     "Scatter",
     "ScatterWait",
     "Scattered",
+    "Verify",
     "load_chain",
 ]
 
@@ -113,7 +116,7 @@ def _lease(item: Item) -> ReadLease:
 
 
 class Scatter(CopyStage[Fetched, Scattered]):
-    """Copies slots into pages, and verifies them."""
+    """Copies slots into pages; verifies them where ``Verify`` does not."""
 
     name = "scatter"
 
@@ -146,16 +149,12 @@ class Scatter(CopyStage[Fetched, Scattered]):
         copy_over(given, fence)
 
     def _copy_beside(self, given: Fetched) -> None:
-        """Submit the copy, and verify meanwhile; ``ScatterWait`` waits for the copy."""
-        ticket, lease = given.ticket, _lease(given)
-        given.copy = fence = self._copy(given, 0, len(lease.keys))
+        """Submit the copy; ``Verify`` looks at it meanwhile, ``ScatterWait`` waits for it."""
+        given.copy = fence = self._copy(given, 0, len(_lease(given).keys))
         if not given.is_partial:
             # On any thread: a store that hangs must hold no blocks.
-            fence.call_when_over(functools.partial(_end_if_passed, fence, ticket))
-            try:
-                _verify(self._store, lease, 0, len(lease.keys))
-            except Exception as exc:  # noqa: BLE001 - ``Publish`` raises it, behind the copy
-                given.failure = exc
+            ended = functools.partial(_end_if_passed, fence, given.ticket)
+            fence.call_when_over(ended)
 
     def _copy(self, given: Fetched, start: int, stop: int) -> Fence:
         ticket, slots = given.ticket, _lease(given).slots
@@ -185,44 +184,104 @@ def _end_if_passed(fence: Fence, ticket: Ticket) -> None:
         ticket.guard.end(last=False)
 
 
+class Verify(CopyStage[Scattered, Scattered]):
+    """Verifies what the device copies meanwhile; not rows, which ``Fetch`` has verified."""
+
+    name = "verify"
+    worker = VERIFY_WORKER
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def is_for(self, item: Item) -> bool:
+        """Return whether somebody wants to know, and nobody has verified it before."""
+        return not item.is_partial and item.ticket.outcome is None
+
+    def run(self, given: Scattered) -> Scattered:
+        """Verify all; what is wrong is told behind the copy, which goes on."""
+        lease = _lease(given)
+        try:
+            _verify(self._store, lease, 0, len(lease.keys))
+        except Exception as exc:  # noqa: BLE001 - ``Publish`` raises it, behind the copy
+            given.failure = exc
+        return given
+
+
+class PublishVerified(CopyStage[Scattered, Scattered]):
+    """Publishes what was copied while it was verified: nobody else has to look at it."""
+
+    name = "publish"
+    worker = VERIFY_WORKER
+
+    def is_for(self, item: Item) -> bool:
+        """Return whether all is there and right."""
+        is_right = not item.is_partial and item.failure is None
+        return is_right and has_passed(copy_of(item))
+
+    def run(self, given: Scattered) -> Scattered:
+        """End the copy, and give the blocks back."""
+        copy_over(given, copy_of(given))
+        _publish(given)
+        return given
+
+
 class ScatterWait(LoopStage[Scattered, Scattered]):
     """Waits for the device's fence behind the copy; runs also on a settled ticket."""
 
     name = "scatter_wait"
     awaits_copy = True
 
+    def try_now(self, given: Scattered) -> Scattered | None:
+        """End the copy at once if it is over, as it is as a rule behind ``Verify``."""
+        return self._end(given) if has_passed(copy_of(given)) else None
+
     async def run(self, given: Scattered) -> Scattered:
         """End the copy; rows that are not right are nobody's."""
-        fence = copy_of(given)
-        await fence_passed(fence)
-        if given.failure is None:
-            copy_over(given, fence)
+        await fence_passed(copy_of(given))
+        return self._end(given)
+
+    def _end(self, given: Scattered) -> Scattered:
+        if given.failure is None and not given.has_failed:
+            copy_over(given, copy_of(given))
         else:
             given.ticket.guard.end(last=False)
         return given
 
 
 class Publish(CopyStage[Scattered, Finished]):
-    """Tells whether what landed is the block."""
+    """
+    Tells whether what landed is the block.
+
+    Args:
+        worker: Its copy thread: of those that verify where there are any, so that the one
+            that submits copies goes on to the next.
+    """
 
     name = "publish"
 
+    def __init__(self, worker: str = CopyStage.worker) -> None:
+        self.worker = worker
+
     def run(self, given: Scattered) -> Finished:
         """Recheck the slots once every row is there, and give the blocks back."""
-        ticket, guard = given.ticket, given.ticket.guard
         if not copy_of(given).is_done():
             raise DeviceTimeoutError("blocks were to be published before their copy")
         if given.failure is not None:
             raise given.failure
         if given.is_whole:
-            lease = _lease(given)
-            lease.recheck()
-            if not guard.publish():
-                raise TicketOverError(guard.taken_back or Reason.OVER)
-            lease.close()
-            num_blocks = len(ticket.span)
-            given.outcome = Outcome(OutcomeKind.COMMITTED, committed=num_blocks)
+            _publish(given)
         return Finished(given)
+
+
+def _publish(given: Scattered) -> None:
+    """Give blocks back that are verified and copied, unless a slot was recycled."""
+    lease, guard = _lease(given), given.ticket.guard
+    lease.recheck()
+    if not guard.publish():
+        raise TicketOverError(guard.taken_back or Reason.OVER)
+    lease.close()
+    num_blocks = len(given.ticket.span)
+    given.outcome = Outcome(OutcomeKind.COMMITTED, committed=num_blocks)
 
 
 def load_chain(store: Store, device: Device) -> Chain[Queued, Finished]:
@@ -230,5 +289,7 @@ def load_chain(store: Store, device: Device) -> Chain[Queued, Finished]:
     fetched = Chain.start(EventWait()).then(Fetch(store))
     scattered = fetched.then(Scatter(store, device))
     if not device.is_synchronous:
+        scattered = scattered.then(Verify(store)).then(PublishVerified())
         scattered = scattered.then(ScatterWait())
+        return scattered.then(Publish(VERIFY_WORKER))
     return scattered.then(Publish())

@@ -25,7 +25,7 @@ from ucm.pipeline.load import load_chain
 from ucm.pipeline.recorder import Recorder
 from ucm.pipeline.runner import Runner
 from ucm.pipeline.save import OwnStages, save_chain
-from ucm.pipeline.stage import CopyStage
+from ucm.pipeline.stage import VERIFY_WORKER, CopyStage
 from ucm.pipeline.tickets import (
     Direction,
     LaneKey,
@@ -60,6 +60,7 @@ class Pipeline(Listener):
         before_commit: See ``save_chain``.
         threads: Where the clock, threads and locks come from.
         on_copy_thread: Called on each copy thread before its first job.
+        num_verifying: Threads that verify loads, where a device copies meanwhile.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Pipeline(Listener):
         before_commit: OwnStages | None = None,
         threads: Threads = SYSTEM,
         on_copy_thread: Callable[[], None] = lambda: None,
+        num_verifying: int = 1,
     ) -> None:
         self.queue = DumpQueue(
             max_tickets=queue.tickets, max_nbytes=queue.nbytes, threads=threads
@@ -97,6 +99,7 @@ class Pipeline(Listener):
         self._take_in = take_in
         self._threads = threads
         self._on_copy_thread = on_copy_thread
+        self._num_verifying = num_verifying
         self._lanes: dict[LaneKey, RequestLane] = {}
         self._holding = dict.fromkeys(Direction, 0)
         """Items in lanes that hold blocks of the engine."""
@@ -158,6 +161,7 @@ class Pipeline(Listener):
                     self._on_failure,
                     self._threads,
                     self._on_copy_thread,
+                    self._num_verifying if worker == VERIFY_WORKER else 1,
                 )
                 for worker in sorted(workers)
             }

@@ -44,7 +44,7 @@ __all__ = ["STAGES", "Notice", "NoticeKind", "Recorder"]
 STAGES: Final = frozenset(
     (
         *("event_wait", "gather", "gather_wait", "transfer", "confirm", "commit"),
-        *("fetch", "scatter", "scatter_wait", "publish"),
+        *("fetch", "scatter", "verify", "scatter_wait", "publish"),
     )
 )
 """Our stages, as metrics know them; a host's own are ``own`` together."""

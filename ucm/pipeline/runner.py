@@ -56,6 +56,8 @@ class Runner:
         """
         segment = item.segment
         if segment.is_copy:
+            if not segment.is_for(item):
+                return True
             thread = self._copy[item.ticket.direction][segment.worker]
             thread.put(self._run_copy, item, self._died)
             return False  # though it may be over by now

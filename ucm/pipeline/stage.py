@@ -24,6 +24,7 @@ from ucm.tracing import STAGE_FAILED, STAGE_FINISHED, STAGE_STARTED
 
 __all__ = [
     "STORE_WORKER",
+    "VERIFY_WORKER",
     "Chain",
     "CopyStage",
     "LoopStage",
@@ -34,6 +35,8 @@ __all__ = [
 
 STORE_WORKER: Final = "store"
 """The copy thread of what comes behind the device's copy."""
+VERIFY_WORKER: Final = "verify"
+"""The copy threads that hold bytes against their checksums, while the device copies."""
 
 
 In = TypeVar("In", bound=Item)
@@ -73,6 +76,10 @@ class CopyStage(Stage[In, Out]):
     worker: str = "copy"
     """Which of the direction's copy threads it runs on."""
 
+    def is_for(self, item: Item) -> bool:
+        """Return whether there is anything to do for an item; else it passes by."""
+        return True
+
     @abstractmethod
     def run(self, given: In) -> Out:
         """Do the step."""
@@ -89,6 +96,7 @@ class Segment:
     def __init__(self, stages: tuple[Stage[Any, Any], ...]) -> None:
         first = stages[0]
         self.stages = stages
+        self._copy_stages = [each for each in stages if isinstance(each, CopyStage)]
         self.worker = first.worker if isinstance(first, CopyStage) else ""
         """The copy thread it runs on; empty for a loop stage."""
         self.is_copy = bool(self.worker)
@@ -97,6 +105,10 @@ class Segment:
         """Whether it needs slots of the store only, none of the engine's blocks."""
         self.awaits_copy = isinstance(first, LoopStage) and first.awaits_copy
         """Whether it waits for a copy that has begun."""
+
+    def is_for(self, item: Item) -> bool:
+        """Return whether any of its copy stages has anything to do for an item."""
+        return any(stage.is_for(item) for stage in self._copy_stages)
 
     def run_copy(self, item: Item) -> None:
         """
@@ -108,12 +120,13 @@ class Segment:
         ticket = item.ticket
         ticket.begin_work()
         try:
-            for stage in self.stages:
+            for stage in self._copy_stages:
                 if ticket.outcome is not None:
                     raise TicketOverError(Reason.OVER)
-                started = _begun(stage.name, item)
-                cast("CopyStage[Any, Any]", stage).run(item)
-                _ended(stage.name, item, started)
+                if stage.is_for(item):
+                    started = _begun(stage.name, item)
+                    stage.run(item)
+                    _ended(stage.name, item, started)
             if item.outcome is not None:
                 ticket.end(item.outcome)
         finally:

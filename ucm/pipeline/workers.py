@@ -3,8 +3,9 @@
 Dedicated copy threads, and how the loop hands work to them.
 
 Threading: ``put`` is called on the loop thread, ``post`` on any; jobs run one after the
-other on the copy thread. When the thread ends for any reason other than ``stop``, all its
-jobs fail with ``WorkerDiedError`` and ``on_death`` is called once, on the copy thread.
+other on the copy thread, or begin in order on whichever of several is free. When a thread
+ends for any reason other than ``stop``, all jobs that no other runs fail with
+``WorkerDiedError`` and ``on_death`` is called, on the copy thread.
 """
 
 import contextlib
@@ -26,13 +27,14 @@ _Job = tuple[
 
 class CopyThread:
     """
-    One thread that runs jobs in order.
+    One thread that runs jobs in order, or several that share them.
 
     Args:
-        name: Thread name, seen in debuggers and logs.
+        name: Thread name, seen in debuggers and logs; of several, with a number behind it.
         on_death: Called on the dying thread.
         threads: Where the thread and its queue come from.
         on_start: Called on the thread before its first job.
+        count: How many threads.
     """
 
     def __init__(
@@ -41,17 +43,21 @@ class CopyThread:
         on_death: Callable[[str], None],
         threads: Threads = SYSTEM,
         on_start: Callable[[], None] = lambda: None,
+        count: int = 1,
     ) -> None:
         self.name = name
         self._on_start = on_start
         self._on_death = on_death
         self._jobs: Queue = threads.queue()
         self._dead = ""
-        self._thread = threads.thread(self._main, name)
+        self._clock = threads.monotonic
+        names = [name] if count == 1 else [f"{name}-{at}" for at in range(count)]
+        self._threads = [threads.thread(self._main, each) for each in names]
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Let the thread end behind the jobs it has. Never blocks."""
@@ -59,8 +65,10 @@ class CopyThread:
 
     def join(self, timeout: float) -> bool:
         """Block up to *timeout* seconds; return whether the thread has ended."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        limit = self._clock() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, limit - self._clock()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def put(
         self,
@@ -99,6 +107,7 @@ class CopyThread:
             while (job := self._jobs.get()) is not None:
                 _run(job)
             clean = True
+            self._jobs.put(None)  # for the next one
         finally:
             if not clean:
                 self._dead = f"copy thread {self.name} has died"
@@ -118,6 +127,7 @@ class CopyThread:
         for job in jobs:
             if job[2] is None:
                 _run(job)  # cleans up; there is nobody else to do it
+        self._jobs.put(None)  # for threads that live: they are to do nothing more
 
 
 def _run(job: _Job) -> None:

@@ -35,6 +35,7 @@ STAGES: Final[dict[str, str]] = {
     "commit": "makes the blocks visible to look-ups",
     "fetch": "reads blocks out of the store and checks them",
     "scatter": "copies blocks into the engine's memory",
+    "verify": "checks them while the device copies",
     "scatter_wait": "waits for that copy on the device",
     "publish": "gives the blocks to the engine",
 }

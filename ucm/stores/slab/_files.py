@@ -20,6 +20,7 @@ directory, so that one replaced meanwhile is not mixed up with it.
 """
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -51,7 +52,12 @@ __all__ = [
     "is_in_memory",
     "map_file",
     "path_error",
+    "size_of",
 ]
+
+_seek = ctypes.PyDLL(None, use_errno=True).lseek
+_seek.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_int)
+_seek.restype = ctypes.c_longlong
 
 _SCHEMA_VERSION = 4
 MANIFEST = "slab.json"
@@ -302,6 +308,24 @@ def _remedy(root: Path, mode: int) -> str:
         "leave it alone (Kubernetes: no fsGroup, or fsGroupChangePolicy: OnRootMismatch "
         "and a directory below the volume's)"
     )
+
+
+def size_of(fd: int, *, in_memory: bool) -> int:
+    """
+    Return the size of an open file, at a third of what ``fstat`` costs.
+
+    Of one in memory without giving up the interpreter lock, which nobody waits for long
+    enough there: to have it back takes a thousand times as long beside a busy thread.
+
+    Raises:
+        OSError: It cannot be told.
+    """
+    if not in_memory:
+        return os.lseek(fd, 0, os.SEEK_END)
+    size: int = _seek(fd, 0, os.SEEK_END)
+    if size < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return size
 
 
 def is_in_memory(fd: int) -> bool:

@@ -12,11 +12,10 @@ loads what a save has put there, and trusts the memory from then on. That a slot
 given to another save is found by its generation, each time.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
 from ucm.blocks import PackedKey
 from ucm.errors import (
@@ -28,6 +27,7 @@ from ucm.errors import (
 from ucm.plan import HostSlots
 from ucm.stores.abc import ReadLease, WriteLease
 from ucm.stores.slab._chains import KeyBatch
+from ucm.stores.slab._digests import digests_of
 from ucm.stores.slab._layout import Grant, Sighting
 from ucm.stores.slab._opened import OpenedSlab
 
@@ -35,10 +35,6 @@ __all__ = ["SlabReadLease", "SlabWriteLease", "Verified"]
 
 Verified = npt.NDArray[np.uint64]
 """``[num_slots]`` the generation of each slot that this process has verified; 0: none."""
-
-
-def _digest(slots: HostSlots, position: int, seed: int) -> int:
-    return xxh3_64_intdigest(slots.block(position).data, seed)
 
 
 class SlabWriteLease(WriteLease):
@@ -78,10 +74,9 @@ class SlabWriteLease(WriteLease):
     def seal(self, start: int, stop: int) -> None:
         """Take the bytes of granted blocks as final; see ``WriteLease``."""
         self._check()
-        for position in range(start, stop):
-            self._checksums[position] = _digest(
-                self.slots, position, self._seeds[position]
-            )
+        part = slice(start, stop)
+        positions = range(len(self.keys))[part]
+        self._checksums[part] = digests_of(self.slots, positions, self._seeds[part])
 
     def commit(self, without: Collection[int] = ()) -> int:
         """
@@ -189,8 +184,10 @@ class SlabReadLease(ReadLease):
                     f"it has {nbytes} bytes, the first of its lease "
                     f"{self.slots.block_bytes}",
                 )
-        for position in self._doubtful(start, stop):
-            found = _digest(self.slots, position, self._seeds[position])
+        doubtful = self._doubtful(start, stop)
+        seeds = [self._seeds[position] for position in doubtful]
+        digests = digests_of(self.slots, doubtful, seeds)
+        for position, found in zip(doubtful, digests, strict=True):
             if found != self._checksums[position]:
                 raise BlockCorruptError(
                     self.keys[position],
@@ -201,7 +198,7 @@ class SlabReadLease(ReadLease):
             slots = self.slots.slots[part]
             self._verified[slots] = self._sighting.generations[part]
 
-    def _doubtful(self, start: int, stop: int) -> Iterable[int]:
+    def _doubtful(self, start: int, stop: int) -> Sequence[int]:
         """Return which blocks are to be verified."""
         if self._verified is None:
             return range(start, stop)

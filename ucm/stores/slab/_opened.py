@@ -34,12 +34,7 @@ from ucm.stores.slab._classes import ClassIndex, make_index, map_again, revive
 from ucm.stores.slab._creation import find_or_create, making, require_room
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._fates import make_fates
-from ucm.stores.slab._files import (
-    ARENA,
-    DATA,
-    is_in_memory,
-    path_error,
-)
+from ucm.stores.slab._files import ARENA, DATA, is_in_memory, path_error, size_of
 from ucm.stores.slab._layout import IndexLayout, Word
 from ucm.stores.slab._locks import FileLock, are_bound, entered, is_bound
 from ucm.stores.slab._memory import MemoryWishes
@@ -192,7 +187,7 @@ class OpenedSlab:
         looks |= (now := time.monotonic()) >= self._look_at
         try:
             for name, fd, nbytes in self._files if looks else files:
-                size = os.lseek(fd, 0, os.SEEK_END)  # a third of what fstat costs
+                size = size_of(fd, in_memory=self.in_memory)
                 if size < nbytes:
                     return f"{name} was shortened to {size} bytes"
             if not looks:

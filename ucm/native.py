@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Many calls of a native function by one call from Python, where that is built.
+
+Each call that gives up the interpreter lock waits for it again behind it. Beside an engine's
+thread that computes in Python each of these waits may take as long as the switch interval,
+5 ms: for the checksums of a prompt of 1024 blocks, or the copies of its 32768 pages, far
+longer than the work. ``native.c`` makes such calls in a loop, and waits once. It calls what
+it is given, xxhash's and CUDA's own functions, and has no other knowledge.
+
+It is compiled where ucm is installed with a C compiler. Without it each call is made by
+Python; what is done is the same.
+"""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["LIBRARY", "Native", "find_native"]
+
+_SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+
+
+class Native:
+    """
+    The functions of ``native.c``; see there.
+
+    Args:
+        path: Of what was compiled.
+
+    Raises:
+        OSError: There is no such library, or none that this machine takes.
+        AttributeError: It lacks a function.
+    """
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self.digests: Callable[..., Any] = library.ucm_digests
+        library.ucm_digests.restype = None
+        library.ucm_digests.argtypes = (
+            *(_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE),
+            *(_ADDRESS, _ADDRESS, _ADDRESS),
+        )
+        self.copies: Callable[..., int] = library.ucm_copies
+        library.ucm_copies.restype = _NUMBER
+        library.ucm_copies.argtypes = (
+            *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _SIZE),
+            *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
+        )
+
+
+def find_native(directory: Path) -> Native | None:
+    """Return what *directory* has that was compiled for this machine, if anything."""
+    for path in sorted(directory.glob("_native*.so")):
+        try:
+            return Native(path)
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+LIBRARY = find_native(Path(__file__).parent)
+"""None where it was not built."""
