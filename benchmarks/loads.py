@@ -319,7 +319,10 @@ def measure(name: str, scale: Scale) -> Told:
             spent_cpu = [1e3 * cpu[thread] / count]
             yield Figure.over(case, f"CPU of {thread}", "ms", spent_cpu)
     yield Figure.over(
-        case, "GB/s", "GB/s", [NUM_BLOCKS * BLOCK_BYTES / statistics.median(spent) / 1e6]
+        case,
+        "GB/s",
+        "GB/s",
+        [NUM_BLOCKS * BLOCK_BYTES / statistics.median(spent) / 1e6],
     )
 
 

@@ -16,9 +16,21 @@ from tests.devices.cuda_kit import (
     make_driver,
     stream,
 )
+from tests.native_kit import build
+from ucm import native
 from ucm.devices._libcuda import CudaLibrary
 from ucm.devices.driver import Direction
 from ucm.plan import CopyBatch
+
+
+@pytest.fixture(autouse=True, params=["native", "python"])
+def way(request, tmp_path_factory, monkeypatch):
+    """Submit by one call from Python, and by one for each batch."""
+    library = None
+    if request.param == "native":
+        library = build(tmp_path_factory.getbasetemp())
+    monkeypatch.setattr(native, "LIBRARY", library)
+
 
 BOTH_ABIS = pytest.mark.parametrize("version", [12080, 12090, 13000, 13020])
 

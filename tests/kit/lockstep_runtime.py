@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 import attrs
 
 from tests.kit.lockstep_rules import Event, Line, Rule, Violate, number_in, word_in
-from tests.kit.lockstep_tickets import TicketTrace, rows_in
+from tests.kit.lockstep_tickets import VERIFYING, TicketTrace, rows_in
 from ucm.tracing import (
     HOLD_QUARANTINED,
     RUNTIME_CLOSED,
@@ -165,7 +165,8 @@ class RuntimeTrace:
         if lane is None:
             return
         stage, rows = word_in(line[1], "stage"), rows_in(line)
-        if ticket.turn < lane.turns.get((stage, rows), 0):
+        is_ordered = bool(rows) or stage not in VERIFYING
+        if is_ordered and ticket.turn < lane.turns.get((stage, rows), 0):
             why = f"{ticket} was overtaken before {stage}"
             self._violate(Rule.LANE_ORDER, why, ticket.story)
         lane.turns[stage, rows] = ticket.turn

@@ -21,7 +21,7 @@ import attrs
 from tests.kit.lockstep_rules import Line, Rule, Violate, number_in, word_in
 from ucm.tracing import STAGE_FAILED
 
-__all__ = ["CHAINS", "OPTIONAL", "TicketTrace", "rows_in"]
+__all__ = ["CHAINS", "OPTIONAL", "VERIFYING", "TicketTrace", "rows_in"]
 
 OWN: Final = ("audit", "second")
 """What tests call a host's own stages."""
@@ -34,12 +34,14 @@ CHAINS: Final = {
 }
 """Stages by direction."""
 
-OPTIONAL: Final = frozenset(
-    {"gather_wait", "verify", "scatter_wait", "confirm", *OWN}
-)
+OPTIONAL: Final = frozenset({"gather_wait", "verify", "scatter_wait", "confirm", *OWN})
 """Those that are there for some devices, engines and hosts only."""
 
+VERIFYING: Final = frozenset({"verify", "scatter_wait", "publish"})
+"""Those that whole loads pass on several threads, so that one may overtake another."""
+
 _COPIES: Final = {"save": 1, "load": 2}
+_WAITS: Final = {"save": 2, "load": 4}
 _IN_QUEUE: Final = -1
 
 
@@ -57,11 +59,13 @@ class _ItemTrace:
     Args:
         chain: Names of the stages.
         copy: Which of them copies.
+        wait: Which of them waits for the copy.
         may_copy: The blocks were not taken back before.
     """
 
     chain: tuple[str, ...]
     copy: int
+    wait: int
     may_copy: bool
     at: int = _IN_QUEUE
     is_running: bool = False
@@ -94,7 +98,7 @@ class _ItemTrace:
     def start(self, stage: str) -> bool:
         """Take note that a stage starts; return whether it may."""
         fits = stage in self._following() and not (self.is_running or self.has_failed)
-        if self.is_running and stage == self.stage == self.chain[self.copy + 1]:
+        if self.is_running and stage == self.stage == self.chain[self.wait]:
             fits = not self.waits_again  # once more, beyond the deadline
             self.waits_again = True
         self.at = self.chain.index(stage) if stage in self.chain else self.at
@@ -159,7 +163,7 @@ class TicketTrace:
             self._violate(
                 Rule.STAGE_ORDER, f"{stage} of {self} started behind {behind}"
             )
-        if self.outcome and item.at != item.copy + 1:
+        if self.outcome and item.at != item.wait:
             self._start_late(item)
         is_alone = () in self._items  # others may go on while rows are to come
         is_alone = is_alone and self.direction == "save"  # a load's: once published
@@ -176,7 +180,8 @@ class TicketTrace:
                 why = f"rows {rows} of {self} came twice"
                 self._violate(Rule.STAGE_ORDER, why)
             chain, copy = CHAINS[self.direction], _COPIES[self.direction]
-            self._items[rows] = _ItemTrace(chain, copy, not self._is_released)
+            wait, may_copy = _WAITS[self.direction], not self._is_released
+            self._items[rows] = _ItemTrace(chain, copy, wait, may_copy)
         return self._items[rows]
 
     def _start_late(self, item: _ItemTrace) -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole pipeline over a device whose copies end when the test says so."""
 
+import contextlib
 import time
+import typing
 from concurrent import futures
 
 import pytest
@@ -24,6 +26,7 @@ from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.stores.memory import MemoryStore
 from ucm.testing.device_contract import DeviceContract
+from ucm.testing.faults import Fault, FaultPlan, FaultStore, Gate, raising
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 
@@ -114,6 +117,88 @@ class TestCopies:
                 saved[at : at + PAGE_BYTES] for at in range(0, len(saved), PAGE_BYTES)
             ]
             assert [b"".join(pages[at::4]) for at in range(4)] == stored
+
+
+class TestVerifying:
+    CONFIG: typing.ClassVar = {
+        "threads": {"verify": 3},
+        "queue": {"window": 8},
+        "timeout": {"shutdown": 0.2},
+    }
+
+    @contextlib.contextmanager
+    def loading(self, *faults):
+        """Run a rig with three saved blocks, of which each is loaded by its own ticket."""
+        plan = FaultPlan(*faults)
+        inner = MemoryStore(64, BLOCK_BYTES)
+        store = FaultStore(inner, plan)
+        with running_on(store, AsyncDevice(NUM_BLOCKS), self.CONFIG) as rig:
+            save(rig, range(3), range(1, 4), number=9)
+            orders = [
+                order(at + 1, LOAD, [at], [20 + at], request=f"r{at}")
+                for at in range(3)
+            ]
+            yield rig, inner, orders
+
+    def test_tickets_are_verified_side_by_side(self):
+        """No ticket's checksums wait for another's: each has a thread."""
+        gates = [Gate(), Gate(), Gate()]
+        faults = [Fault("verify", gate, nth=at + 1) for at, gate in enumerate(gates)]
+        with self.loading(*faults) as (rig, _, orders):
+            rig.submit(*orders)
+            for gate in gates:
+                gate.wait_reached()
+            for _ in orders:
+                rig.device.next_fence().open()
+            for gate in gates:
+                gate.open()
+            ends = rig.settle()
+            assert [1, 1, 1] == [ends[number].committed for number in (1, 2, 3)]
+
+    def test_all_copies_are_submitted_before_any_is_verified(self):
+        """The link does not wait for checksums: copies go on beside those that hang."""
+        gates = [Gate(), Gate(), Gate()]
+        faults = [Fault("verify", gate, nth=at + 1) for at, gate in enumerate(gates)]
+        with self.loading(*faults) as (rig, _, orders):
+            more = order(4, LOAD, [0], [30], request="r4")
+            rig.submit(*orders, more)
+            fences = [rig.device.next_fence() for _ in range(4)]
+            for gate in gates:
+                gate.open()
+            for fence in fences:
+                fence.open()
+            assert 1 == rig.settle()[4].committed
+
+    @pytest.mark.parametrize("corrupt", range(3))
+    def test_corrupt_block_in_any_thread_fails_its_own_ticket(self, corrupt):
+        """The damaged block is forgotten, its place zeroed; the others are loaded."""
+        with self.loading() as (rig, inner, orders):
+            entry = inner._entries[keys_of(corrupt)[0]]
+            inner._pool[entry.slot, 7] ^= 1
+            rig.submit(*orders)
+            for _ in orders:
+                rig.device.next_fence().open()
+            rig.device.next_fence().open()  # of the zeros
+            ends = rig.settle()
+            kinds = [ends[number].kind for number in (1, 2, 3)]
+            wanted = [OutcomeKind.COMMITTED] * 3
+            wanted[corrupt] = OutcomeKind.FAILED
+            assert wanted == kinds
+            assert not any(rig.content(range(20 + corrupt, 21 + corrupt)))
+            assert [False] == inner.contains(keys_of(corrupt))
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_blocks_under_a_copy_outlast_the_thread_that_verified_them(self):
+        """A thread that dies ends the service; blocks go back when nothing writes them."""
+        with self.loading(Fault("verify", raising(SystemExit()))) as (rig, _, orders):
+            rig.submit(orders[0])
+            fence = rig.device.next_fence()
+            assert "runtime_failed" == rig.settle()[1].reason
+            assert "ucm-load-verify has died" in rig.runtime.failure
+            assert [9] == rig.told(NoticeKind.RELEASED)
+            fence.open()
+            rig.device.next_fence().open()  # of the zeros
+            assert [9, 1] == rig.told(NoticeKind.RELEASED)
 
 
 class TestDeadlines:

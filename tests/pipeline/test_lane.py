@@ -226,7 +226,9 @@ class TestErrors:
             ticket = lane.ticket()
             ticket.guard.begin()
             ticket.end(Outcome(OutcomeKind.CANCELLED, "shutdown"))
-            lane.lane.put_nowait(Item(ticket, (), fence))
+            item = Item(ticket, (), fence)
+            item.copy = fence
+            lane.lane.put_nowait(item)
             lane.check(time.monotonic())
             left = list(lane.left)
             fence.open()

@@ -49,6 +49,19 @@ def run(thread, function, argument):
     return asyncio.wait_for(future, TIMEOUT)
 
 
+@contextlib.contextmanager
+def sharing(count):
+    """Run several copy threads that share their jobs; gives them and their deaths."""
+    deaths = []
+    thread = CopyThread("ucm-test", deaths.append, count=count)
+    thread.start()
+    try:
+        yield thread, deaths
+    finally:
+        thread.stop()
+        assert thread.join(TIMEOUT)
+
+
 async def death_of(job):
     """Return the text of the error of a job whose thread has died."""
     error = await job
@@ -96,6 +109,48 @@ class TestResults:
             thread.stop()
             assert not thread.join(0)
             gate.open()
+
+
+class TestSeveral:
+    async def test_jobs_run_on_as_many_threads_at_once(self):
+        """A job does not wait for another while a thread is free; all end together."""
+        gates = [Gate() for _ in range(3)]
+
+        def job(gate):
+            gate()
+            return threading.current_thread().name
+
+        with sharing(3) as (thread, deaths):
+            jobs = [run(thread, job, gate) for gate in gates]
+            for gate in gates:
+                gate.wait_reached()
+            for gate in gates:
+                gate.open()
+            names = {await one for one in jobs}
+        assert {"ucm-test-0", "ucm-test-1", "ucm-test-2"} == names
+        assert [] == deaths
+
+    @dies
+    @pytest.mark.parametrize("stops_first", [False, True])
+    async def test_death_of_one_ends_the_others_behind_their_own_job(self, stops_first):
+        """What runs elsewhere goes on, what nobody has begun fails, and no thread stays,
+        whether it was stopped before or is afterwards."""
+        gates = [Gate(), Gate()]
+        with sharing(2) as (thread, deaths):
+            dying = run(thread, lambda gate: gate() or die(None), gates[0])
+            living = run(thread, lambda gate: gate() or 7, gates[1])
+            for gate in gates:
+                gate.wait_reached()
+            queued = run(thread, int, 1)
+            if stops_first:
+                thread.stop()
+            gates[0].open()
+            for job in (dying, queued):
+                assert "ucm-test has died" in await death_of(job)
+            gates[1].open()
+            assert 7 == await living
+            assert thread.join(TIMEOUT)
+        assert ["copy thread ucm-test has died"] == deaths
 
 
 @dies

@@ -45,13 +45,13 @@ def once(tmp_path):
 def digests(monkeypatch):
     """Give the positions of the blocks whose bytes are hashed."""
     hashed = []
-    whole = _leases._digest
+    whole = _leases.digests_of
 
-    def digest(slots, position, seed):
-        hashed.append(position)
-        return whole(slots, position, seed)
+    def digests_of(slots, positions, seeds):
+        hashed.extend(positions)
+        return whole(slots, positions, seeds)
 
-    monkeypatch.setattr(_leases, "_digest", digest)
+    monkeypatch.setattr(_leases, "digests_of", digests_of)
     return hashed
 
 

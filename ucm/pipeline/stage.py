@@ -10,7 +10,7 @@ worker call, a *segment*: separate types with separate tests and trace marks, on
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 

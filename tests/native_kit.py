@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ucm/native.c``, compiled for a test."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ucm import native
+
+
+def build(directory: Path) -> native.Native:
+    """Compile it; the test is skipped where there is no compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source = Path(native.__file__).with_name("native.c")
+    target = directory / "_native.so"
+    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
+    subprocess.run([compiler, *flags, "-o", target, source], check=True, timeout=60)
+    found = native.find_native(directory)
+    assert found is not None
+    return found
