@@ -16,6 +16,9 @@ _PUBLISH = f"{_TESTS}::TestPublish"
 _CORRUPT = f"{_PIECES}::test_corrupt_block_anywhere_fails_the_load_and_leaves_zeros"
 _BEHIND = f"{_BESIDE}::test_corrupt_load_goes_back_behind_its_copy_and_its_zeros"
 _RECYCLED = f"{_PUBLISH}::test_recycled_slot_leaves_zeros"
+_ASYNC = "tests/pipeline/test_async_device.py"
+_VERIFYING = f"{_ASYNC}::TestVerifying"
+_SEVERAL = "tests/pipeline/test_workers.py::TestSeveral"
 _TORN = f"{_BESIDE}::test_copy_that_was_torn_is_zeroed_when_it_is_over"
 
 LOAD = (
@@ -41,7 +44,7 @@ LOAD = (
         name="damaged_copy_counts_as_whole",
         why="A row that does not verify is told as there, and a layer reads it.",
         file=_LOAD,
-        find="        if given.failure is None:\n            copy_over",
+        find="        if given.failure is None and not given.has_failed:\n            copy_over",
         replace="        if True:\n            copy_over",
         killers=(f"{_BESIDE}::test_damaged_copy_is_not_told_as_there",),
     ),
@@ -50,10 +53,11 @@ LOAD = (
         why="A load takes the sum of verifying and copying, not the longer of the two.",
         file=_LOAD,
         find="        given.copy = fence = self._copy(",
-        replace="        _verify(self._store, lease, 0, len(lease.keys))\n        given.copy = fence = self._copy(",
+        replace="        _verify(self._store, _lease(given), 0, len(_lease(given).keys))\n        given.copy = fence = self._copy(",
         killers=(
             f"{_BESIDE}::test_copy_is_submitted_before_checksums_are_computed",
             f"{_TESTS}::TestTime::test_load_takes_the_longer_of_verifying_and_copying",
+            f"{_VERIFYING}::test_all_copies_are_submitted_before_any_is_verified",
         ),
     ),
     Mutant(
@@ -199,6 +203,121 @@ LOAD = (
                 "tests/devices/test_accelerator_copies.py::TestClear::"
                 "test_memory_goes_away_behind_its_zeros"
             ),
+        ),
+    ),
+    Mutant(
+        name="early_publication_unverified",
+        why="A damaged block is given to a request because its copy ended first.",
+        file=_LOAD,
+        find="not item.is_partial and item.failure is None",
+        replace="not item.is_partial",
+        killers=(f"{_BESIDE}::test_damaged_copy_is_not_published_by_who_verified",),
+    ),
+    Mutant(
+        name="early_publication_under_the_copy",
+        why="A request reads blocks that the device still writes.",
+        file=_LOAD,
+        find="return is_right and has_passed(copy_of(item))",
+        replace="return is_right",
+        killers=(f"{_BESIDE}::test_copy_that_is_over_is_published_by_who_verified",),
+    ),
+    Mutant(
+        name="published_without_a_last_look",
+        why="What was another block's by the end of the copy is given to a request.",
+        file=_LOAD,
+        find="    lease.recheck()\n    if not guard.publish():",
+        replace="    if not guard.publish():",
+        killers=(
+            f"{_BESIDE}::test_recycled_slot_is_not_published_by_who_verified",
+            _RECYCLED,
+        ),
+    ),
+    Mutant(
+        name="copy_forgotten_with_its_verifying_thread",
+        why="Nobody waits for a copy whose checksums failed to be computed.",
+        file="ucm/pipeline/lane.py",
+        find="        is_over = item.has_failed and not self._is_awaited(item, at)\n",
+        replace="        is_over = item.has_failed\n",
+        killers=(
+            (
+                "tests/pipeline/test_lane.py::TestErrors::"
+                "test_copy_of_an_item_that_failed_beside_it_is_waited_for"
+            ),
+        ),
+    ),
+    Mutant(
+        name="one_thread_verifies",
+        why="Checksums of a load take as long as one core needs for all of them.",
+        file="ucm/pipeline/pipeline.py",
+        find="self._num_verifying if worker == VERIFY_WORKER else 1",
+        replace="1",
+        killers=(f"{_VERIFYING}::test_tickets_are_verified_side_by_side",),
+    ),
+    Mutant(
+        name="one_thread_stopped",
+        why="Threads that share jobs stay behind when the first of them ends.",
+        file="ucm/pipeline/workers.py",
+        find="            self._jobs.put(None)  # for the next one\n",
+        replace="",
+        killers=(f"{_SEVERAL}::test_jobs_run_on_as_many_threads_at_once",),
+    ),
+    Mutant(
+        name="threads_outlive_a_dead_one",
+        why="Where one thread died others wait for jobs for ever, and a close for them.",
+        file="ucm/pipeline/workers.py",
+        find="        self._jobs.put(None)  # for threads that live: they are to do nothing more\n",
+        replace="",
+        killers=(
+            f"{_SEVERAL}::test_death_of_one_ends_the_others_behind_their_own_job",
+        ),
+    ),
+    Mutant(
+        name="slot_read_outside_of_the_pool",
+        why="A damaged index ends the engine's process.",
+        file="ucm/stores/slab/_digests.py",
+        find="if count and not 0 <= places.min()",
+        replace="if False and not 0 <= places.min()",
+        killers=(
+            (
+                "tests/stores/test_slab_digests.py::TestMany::"
+                "test_slot_outside_of_the_pool_is_not_read"
+            ),
+        ),
+    ),
+    Mutant(
+        name="native_digests_untried",
+        why="With another build of xxhash nothing that others saved verifies.",
+        file="ucm/stores/slab/_digests.py",
+        find="        self._many = library.digests\n        self._check()\n",
+        replace="        self._many = library.digests\n",
+        killers=(
+            (
+                "tests/stores/test_slab_digests.py::TestFind::"
+                "test_library_that_says_something_else_is_not_used"
+            ),
+        ),
+    ),
+    Mutant(
+        name="loads_cut_like_saves",
+        why="A long prompt goes four times as often through all threads.",
+        file="ucm/scheduler/transfers.py",
+        find="min(LOAD_SPANS * self.limits[group_id], _MAX_SPAN_BLOCKS)",
+        replace="self.limits[group_id]",
+        killers=(
+            (
+                "tests/scheduler/test_transfers.py::TestOpenTransfers::"
+                "test_load_carries_as_much_as_four_saves"
+            ),
+        ),
+    ),
+    Mutant(
+        name="seam_of_a_large_batch_lost",
+        why="Blocks behind the first few hundred pages are not copied.",
+        file="ucm/devices/_pages.py",
+        find="        return parts[0] if len(parts) == 1 else CopyBatch.joined(parts)\n",
+        replace="        return parts[0]\n",
+        killers=(
+            ("tests/devices/test_pages.py::test_span_of_many_pages_is_copied_whole"),
         ),
     ),
     Mutant(

@@ -236,6 +236,32 @@ class TestErrors:
         assert [] == left
         assert 1 == len(lane.left)
 
+    async def test_copy_of_an_item_that_failed_beside_it_is_waited_for(self):
+        """Who verifies beside a copy may fail: the copy still writes, and is waited for."""
+        fence = HandFence()
+
+        class Beside(CopyStage):
+            name = "beside"
+
+            def run(self, given):
+                """Fail under the copy."""
+                raise DeviceError("planned")
+
+        async with serving(wait=Beside(), stages=[CopyWait()]) as lane:
+            ticket = lane.ticket()
+            ticket.guard.begin()
+            item = Item(ticket, (), fence)
+            item.copy = fence
+            lane.lane.put_nowait(item)
+            with anyio.fail_after(TIMEOUT):
+                while not (item.has_failed and item.at == 1):  # noqa: ASYNC110
+                    await anyio.sleep(0.001)
+            left = list(lane.left)
+            fence.open()
+            ticket.guard.end()
+        assert [] == left
+        assert 1 == len(lane.left)
+
 
 class TestHung:
     async def test_what_waits_ends_and_what_is_worked_on_does_not(self):

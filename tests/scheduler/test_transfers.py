@@ -91,6 +91,15 @@ class TestOpenTransfers:
         assert not book.end(TransferKind.SAVE, order.transfer_id, 1)
         assert 3 == book.strays
 
+    def test_load_carries_as_much_as_four_saves(self) -> None:
+        """A load is not cut as small as what others wait behind; a message bounds it."""
+        book = OpenTransfers(1, {G0: 2})
+        orders = _open(book, TransferKind.LOAD, list(range(20)))
+        assert [8, 8, 4] == [len(order.block_ids) for order in orders]
+        assert [(100, 107), (108, 115), (116, 119)] == [
+            (order.block_ids[0], order.block_ids[-1]) for order in orders
+        ]
+
     def test_open_loads_are_found_by_the_blocks_they_fill(self) -> None:
         """A block that a load fills names it until the load has ended."""
         book = _book()

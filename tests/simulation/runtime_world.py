@@ -183,7 +183,11 @@ class RuntimeWorld(ABC):
             self.device,
             layout=LAYOUT,
             config=UCMConfig.from_mapping(
-                {"queue": self.queue | self.more_queue, "timeout": timeout}
+                {
+                    "queue": self.queue | self.more_queue,
+                    "timeout": timeout,
+                    "threads": {"verify": 3},
+                }
             ),
             counters=self.counters,
             log=traced(simulation, self.checker, "worker-0", self._note_time),
