@@ -289,9 +289,7 @@ class ThreadConfig:
         OFF,
         "CPUs of copy threads: `off`, `numa` (near the device) or a list as `8-15,24`.",
     )
-    verify: int = field(
-        0, "Threads that verify loads to an accelerator; 0: as CPUs allow.", least=0
-    )
+    verify: int = field(0, "Threads that verify a device's loads; 0: by CPUs.", least=0)
 
     def __attrs_post_init__(self) -> None:
         if self.affinity not in (OFF, NUMA):

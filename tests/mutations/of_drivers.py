@@ -74,8 +74,8 @@ DRIVERS = (
         name="cuda_refusal_ignored",
         why="Blocks that were never copied are stored as good.",
         file=_LIBCUDA,
-        find="            if code:\n                where",
-        replace="            if False:\n                where",
+        find="        if code:\n            start = begun",
+        replace="        if False:\n            start = begun",
         killers=(
             f"{_BATCHES}::test_refused_batch_names_the_error_and_what_is_known_of_the_copy",
         ),

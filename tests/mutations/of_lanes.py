@@ -71,8 +71,8 @@ LANES = (
         name="begun_after_the_deadline",
         why="A copy begins that nobody will wait for, on blocks that are to be free.",
         file="ucm/pipeline/lane.py",
-        find="            ticket.cancel(Reason.DEADLINE)\n        is_begun",
-        replace="            pass\n        is_begun",
+        find="            ticket.cancel(Reason.DEADLINE)\n        return",
+        replace="            pass\n        return",
         killers=(
             f"{_LANES}::TestDeadline::test_item_that_comes_too_late_is_not_begun",
         ),
@@ -81,11 +81,11 @@ LANES = (
         name="late_item_left_under_its_copy",
         why="A copy that ends behind its deadline never gives its blocks back.",
         file="ucm/pipeline/lane.py",
-        find="            ticket.cancel(Reason.DEADLINE)\n        is_begun",
+        find="            ticket.cancel(Reason.DEADLINE)\n        return",
         replace=(
             "            ticket.cancel(Reason.DEADLINE)\n"
             "            return True\n"
-            "        is_begun"
+            "        return"
         ),
         killers=(
             f"{_LATE}::test_copy_past_its_deadline_is_waited_for_and_does_not_count",
@@ -135,7 +135,7 @@ LANES = (
         name="settled_item_runs_on",
         why="Dropped work is waited for, and what was accepted stands behind it.",
         file=_LANE,
-        find="        return ticket.outcome is not None and not is_begun\n",
+        find="        return ticket.outcome is not None and not self._is_awaited(item, item.at)\n",
         replace="        return False\n",
         killers=(f"{_LANES}::TestErrors::test_settled_item_is_not_even_waited_for",),
     ),
@@ -143,7 +143,7 @@ LANES = (
         name="begun_copy_of_a_settled_item_left",
         why="Slots are given to others while a copy still writes into them.",
         file=_LANE,
-        find="        return ticket.outcome is not None and not is_begun\n",
+        find="        return ticket.outcome is not None and not self._is_awaited(item, item.at)\n",
         replace="        return ticket.outcome is not None\n",
         killers=(
             f"{_LANES}::TestErrors::test_begun_copy_of_a_settled_item_is_waited_for",

@@ -26,12 +26,11 @@ LEASE = (
         name="damaged_block_counts_as_verified",
         why="A block that failed to verify is loaded by the next request.",
         file=_LEASES,
-        find="        for position in self._doubtful(start, stop):\n",
-        replace="        doubtful = self._doubtful(start, stop)\n"
+        find="        seeds = [self._seeds[position] for position in doubtful]\n",
+        replace="        seeds = [self._seeds[position] for position in doubtful]\n"
         "        if self._verified is not None:\n"
         "            part = self.slots.slots[start:stop]\n"
-        "            self._verified[part] = self._sighting.generations[start:stop]\n"
-        "        for position in doubtful:\n",
+        "            self._verified[part] = self._sighting.generations[start:stop]\n",
         killers=(_DAMAGED,),
     ),
     Mutant(

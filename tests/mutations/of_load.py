@@ -18,6 +18,7 @@ _BEHIND = f"{_BESIDE}::test_corrupt_load_goes_back_behind_its_copy_and_its_zeros
 _RECYCLED = f"{_PUBLISH}::test_recycled_slot_leaves_zeros"
 _ASYNC = "tests/pipeline/test_async_device.py"
 _VERIFYING = f"{_ASYNC}::TestVerifying"
+_EARLY = "tests/pipeline/test_load_verified.py::TestPublishVerified"
 _SEVERAL = "tests/pipeline/test_workers.py::TestSeveral"
 _TORN = f"{_BESIDE}::test_copy_that_was_torn_is_zeroed_when_it_is_over"
 
@@ -211,7 +212,7 @@ LOAD = (
         file=_LOAD,
         find="not item.is_partial and item.failure is None",
         replace="not item.is_partial",
-        killers=(f"{_BESIDE}::test_damaged_copy_is_not_published_by_who_verified",),
+        killers=(f"{_EARLY}::test_damaged_copy_is_not_published_by_who_verified",),
     ),
     Mutant(
         name="early_publication_under_the_copy",
@@ -219,18 +220,7 @@ LOAD = (
         file=_LOAD,
         find="return is_right and has_passed(copy_of(item))",
         replace="return is_right",
-        killers=(f"{_BESIDE}::test_copy_that_is_over_is_published_by_who_verified",),
-    ),
-    Mutant(
-        name="published_without_a_last_look",
-        why="What was another block's by the end of the copy is given to a request.",
-        file=_LOAD,
-        find="    lease.recheck()\n    if not guard.publish():",
-        replace="    if not guard.publish():",
-        killers=(
-            f"{_BESIDE}::test_recycled_slot_is_not_published_by_who_verified",
-            _RECYCLED,
-        ),
+        killers=(f"{_EARLY}::test_copy_that_is_over_is_published_by_who_verified",),
     ),
     Mutant(
         name="copy_forgotten_with_its_verifying_thread",
@@ -301,7 +291,7 @@ LOAD = (
         name="loads_cut_like_saves",
         why="A long prompt goes four times as often through all threads.",
         file="ucm/scheduler/transfers.py",
-        find="min(LOAD_SPANS * self.limits[group_id], _MAX_SPAN_BLOCKS)",
+        find="min(_LOAD_SPANS * self.limits[group_id], _MAX_SPAN_BLOCKS)",
         replace="self.limits[group_id]",
         killers=(
             (

@@ -38,9 +38,9 @@ STORES = (
     Mutant(
         name="checksum_without_key",
         why="A block that was written into another one's slot is taken for it.",
-        file=_LEASES,
-        find="return xxh3_64_intdigest(slots.block(position).data, seed)",
-        replace="return xxh3_64_intdigest(slots.block(position).data, 0)",
+        file="ucm/stores/slab/_digests.py",
+        find="yield xxh3_64_intdigest(slots.block(at).data, seed)",
+        replace="yield xxh3_64_intdigest(slots.block(at).data, 0)",
         killers=(f"{_SHARING}::test_whole_block_under_another_key_is_corrupt",),
     ),
     Mutant(

@@ -29,6 +29,7 @@ from ucm.errors import (
 )
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
+from ucm.pipeline.stage import CopyStage
 from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Gate

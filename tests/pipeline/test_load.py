@@ -39,7 +39,6 @@ from ucm.pipeline.items import Item
 from ucm.pipeline.load import (
     Fetch,
     Publish,
-    PublishVerified,
     Scatter,
     ScatterWait,
     Verify,
@@ -216,49 +215,6 @@ class TestBeside:
         assert world.found().any()
         world.device.next_fence().open()
         world.check_zeroed()
-
-    def test_copy_that_is_over_is_published_by_who_verified(self):
-        """A load whose copy ended first goes no further way."""
-        world = World(AsyncDevice)
-        scattered = world.begin()
-        publish = PublishVerified()
-        assert not publish.is_for(scattered)  # the device still writes
-        world.device.next_fence().open()
-        assert publish.is_for(scattered)
-        assert SPAN == publish.run(scattered).outcome.committed
-        (given_back,) = world.told
-        assert torch.equal(world.saved, given_back)
-
-    def test_damaged_copy_is_not_published_by_who_verified(self):
-        """What is wrong is not given back, though all of it is there."""
-        world = World(AsyncDevice)
-        world.rot(1)
-        scattered = world.begin()
-        world.device.next_fence().open()
-        assert not PublishVerified().is_for(scattered)
-        assert [] == world.told
-
-    def test_recycled_slot_is_not_published_by_who_verified(self):
-        """The slots are looked at behind copy and checksums, on this way too."""
-        world = World(AsyncDevice)
-        scattered = world.begin()
-        world.device._on_fence = lambda fence: fence.open()
-        world.device.next_fence().open()
-        world.inner.forget([world.ticket.span.keys[2]])
-        with pytest.raises(BlockNotFoundError), world.ending():
-            PublishVerified().run(scattered)
-        world.check_zeroed()
-
-    def test_nobody_verifies_what_is_over(self):
-        """A ticket that has ended under its copy costs no checksums."""
-        world = World(AsyncDevice)
-        item = Item(world.ticket, ROWS, DoneFence())
-        scattered = world.scatter.run(Fetch(world.store).run(item))
-        verify = Verify(world.store)
-        assert verify.is_for(scattered)
-        world.ticket.end(outcome_of(TicketOverError(Reason.OVER)))
-        assert not verify.is_for(scattered)
-        world.device.next_fence().open()
 
     def test_damaged_copy_is_not_told_as_there(self):
         """Nobody who waits for the rows goes on before the load's end is told."""

@@ -38,10 +38,9 @@ def _book(num_ranks: int = 1) -> OpenTransfers:
 
 
 class TestOpenTransfers:
-    @pytest.mark.parametrize("kind", TransferKind)
-    def test_blocks_are_cut_into_spans(self, kind: TransferKind) -> None:
+    def test_blocks_are_cut_into_spans(self) -> None:
         """A ticket never passes its size, and each has a number of its own."""
-        orders = _open(_book(), kind, [0, 1, 2, 3, 4, 5, 6])
+        orders = _open(_book(), TransferKind.SAVE, [0, 1, 2, 3, 4, 5, 6])
         spans = [(100, 101, 102), (103, 104, 105), (106,)]
         assert spans == [order.block_ids for order in orders]
         assert [1, 2, 3] == [order.transfer_id for order in orders]

@@ -173,6 +173,8 @@ class RuntimeWorld(ABC):
             "window": dice.choice([1, 2, 4]),
         }
         timeout = {"shutdown": dice.choice([0.0, 1.0, 100.0])}
+        queue = self.queue | self.more_queue
+        settings = {"queue": queue, "timeout": timeout, "threads": {"verify": 3}}
         self.checker = TraceChecker(
             bounds=QueueBounds(
                 tickets=self.queue["tickets"], nbytes=self.queue["nbytes"]
@@ -182,13 +184,7 @@ class RuntimeWorld(ABC):
             store,
             self.device,
             layout=LAYOUT,
-            config=UCMConfig.from_mapping(
-                {
-                    "queue": self.queue | self.more_queue,
-                    "timeout": timeout,
-                    "threads": {"verify": 3},
-                }
-            ),
+            config=UCMConfig.from_mapping(settings),
             counters=self.counters,
             log=traced(simulation, self.checker, "worker-0", self._note_time),
             threads=simulation.threads,

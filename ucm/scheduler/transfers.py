@@ -30,7 +30,7 @@ from ucm.scheduler.unsaved import Unsaved
 
 __all__ = ["OpenTransfers"]
 
-LOAD_SPANS: Final = 4
+_LOAD_SPANS: Final = 4
 """A load carries as much as so many saves. It holds back no other, and each ticket costs its
 way through six threads, which wait for the interpreter lock beside a busy engine."""
 _MAX_SPAN_BLOCKS: Final = 16384
@@ -124,7 +124,7 @@ class OpenTransfers:
             block_ids: Where they go.
             hashes: As many; the engine's.
         """
-        limit = min(LOAD_SPANS * self.limits[group_id], _MAX_SPAN_BLOCKS)
+        limit = min(_LOAD_SPANS * self.limits[group_id], _MAX_SPAN_BLOCKS)
         orders = []
         for at in range(0, len(block_ids), limit):
             ids, some = block_ids[at : at + limit], hashes[at : at + limit]
