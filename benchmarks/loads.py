@@ -62,19 +62,19 @@ class _Nothing:
     """A libcuda whose functions do nothing, by real calls that let go of the lock."""
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None)
+        self._libm = ctypes.CDLL("libm.so.6")
         kinds = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
         kinds = (*kinds, ctypes.c_uint64, ctypes.c_void_p)
         self.cuGetProcAddress_v2 = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self._find)
 
     def _find(self, _: bytes, address: int, *__: object) -> int:
-        found = ctypes.cast(self._libc["sched_yield"], ctypes.c_void_p).value
+        found = ctypes.cast(self._libm["fegetround"], ctypes.c_void_p).value
         ctypes.c_void_p.from_address(address).value = found
         return 0
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         """Return what takes anything and returns 0."""
-        function = self._libc["sched_yield"]
+        function = self._libm["fegetround"]
         setattr(self, name, function)
         return function
 
@@ -88,7 +88,7 @@ class LinkDriver(Driver):
     def __init__(self) -> None:
         super().__init__(0)
         self._library = CudaLibrary(_Nothing())
-        self._call = ctypes.CDLL(None)["sched_yield"]
+        self._call = ctypes.CDLL("libm.so.6")["fegetround"]
         self._until = 0.0
 
     def bind_thread(self) -> None:
