@@ -321,9 +321,7 @@ class Host(Workers):
             self.count("shared" if len(order.owners) > 1 else "own")
             assert order.transfer_id not in self.tickets
             assert 0 not in order.block_ids
-            assert len(order.block_ids) <= (
-                3 if order.kind is TransferKind.SAVE else 12
-            )
+            assert (12, 3)[order.kind is TransferKind.SAVE] >= len(order.block_ids)
             everyone = set(range(len(self.ranks)))
             self.tickets[order.transfer_id] = Ticket(
                 order, set(everyone), set(everyone), set(everyone)
