@@ -249,18 +249,9 @@ class ScatterWait(LoopStage[Scattered, Scattered]):
 
 
 class Publish(CopyStage[Scattered, Finished]):
-    """
-    Tells whether what landed is the block.
-
-    Args:
-        worker: Its copy thread: of those that verify where there are any, so that the one
-            that submits copies goes on to the next.
-    """
+    """Tells whether what landed is the block; on one thread, as rows come in order."""
 
     name = "publish"
-
-    def __init__(self, worker: str = CopyStage.worker) -> None:
-        self.worker = worker
 
     def run(self, given: Scattered) -> Finished:
         """Recheck the slots once every row is there, and give the blocks back."""
@@ -291,5 +282,4 @@ def load_chain(store: Store, device: Device) -> Chain[Queued, Finished]:
     if not device.is_synchronous:
         scattered = scattered.then(Verify(store)).then(PublishVerified())
         scattered = scattered.then(ScatterWait())
-        return scattered.then(Publish(VERIFY_WORKER))
     return scattered.then(Publish())
