@@ -82,7 +82,7 @@ def test_idle_engine_tells_what_its_last_request_stored(llama: Path) -> None:
         tier = {"type": "disk", "path": str(place / "disk"), "capacity": "3MiB"}
         config = ucm_config(place / "slab", tiers=[tier], kv_events="node")
         pub, replay = f"ipc://{place}/pub", f"ipc://{place}/replay"
-        events = {"enable_kv_cache_events": True}
+        events: dict[str, object] = {"enable_kv_cache_events": True}
         events |= {"endpoint": pub, "replay_endpoint": replay}
         options = "--block-size", str(SIZE), "--kv-events-config", json.dumps(events)
         with serve(
