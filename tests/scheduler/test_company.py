@@ -201,6 +201,17 @@ class TestEnds:
         plan = adapter.plan_step(StepFacts(is_idle=True))
         assert ((), [(2,)]) == (plan.saves, [each.block_ids for each in plan.loads])
 
+    def test_what_a_former_life_leaves_counts_as_dropped(self, make: Make) -> None:
+        """R-18: whether the next one begins with a load or as a new request."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1), start("b", 2)))
+        adapter.blocks_allocated(
+            "a", [[3]], hashes_of("a", 1), computed_tokens=0, external_tokens=4
+        )
+        assert 1 == adapter.totals.dropped_blocks
+        adapter.plan_step(facts(start("b", 4)))
+        assert 2 == adapter.totals.dropped_blocks
+
     def test_doubt_about_the_weights_drops_what_waits(self, make: Make) -> None:
         """What was computed before is not saved under the key space of later."""
         adapter = make()

@@ -101,8 +101,6 @@ class SchedulerAdapter:
         self._deferrals = Deferrals()
         self._transfers = OpenTransfers(num_ranks, span_blocks)
         self.misses = Misses(self._matcher, index, self._transfers)
-        self._lives = self.lives = Lives()
-        self.records = self._lives.records
         self._selector = SaveSelector(
             layout,
             self._matcher,
@@ -113,6 +111,8 @@ class SchedulerAdapter:
             max_blocks=max_step_blocks,
             limits=limits,
         )
+        self._lives = self.lives = Lives(self._selector.replaced)
+        self.records = self._lives.records
         self._steps = itertools.count(1)
         self._loads = LoadSelector(layout, self._matcher, self._transfers)
         self._touches = Touches(layout, self._matcher, index, waits=limits.may_wait)

@@ -281,11 +281,23 @@ class Lives:
     The present life of each request that the engine runs or loads for.
 
     Used on the scheduler's thread only.
+
+    Args:
+        on_replaced: Told of each life that ends because the next one begins.
     """
 
-    __slots__ = ("_generations", "_lives", "due", "loaded", "now", "records")
+    __slots__ = (
+        "_generations",
+        "_lives",
+        "_on_replaced",
+        "due",
+        "loaded",
+        "now",
+        "records",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, on_replaced: Callable[[Life], None]) -> None:
+        self._on_replaced = on_replaced
         self.records = Records()
         """What becomes of the requests."""
         self._lives: dict[str, Life] = {}
@@ -310,7 +322,8 @@ class Lives:
 
     def begin(self, request_id: str, wishes: Wishes) -> Life:
         """Start the next life of a request, just now; a present one ends."""
-        self.end(request_id)
+        if (former := self.end(request_id)) is not None:
+            self._on_replaced(former)
         moment = max(_EARLIEST_NS, int((self.now + wishes.retain_seconds) * 1e9))
         stay = Stay(request_id, next(self._generations), moment, wishes.tenant)
         life = Life(

@@ -134,6 +134,10 @@ class SaveSelector:
         self._decoded.hurries = True
         self._hurries_until = step + _HURRY_STEPS
 
+    def replaced(self, life: Life) -> None:
+        """Count what a life leaves whose request has other blocks now."""
+        self._lose(life, 0)
+
     def take_over(self, life: Life, end: RequestEnd | None, *, saves: bool) -> bool:
         """
         Take what a life leaves to be saved; the engine has to keep its blocks then.
