@@ -121,6 +121,19 @@ class TestWaiting:
         assert {0: [1, 2, 3, 4, 5]} == saved_blocks(plan)
         assert () == adapter.plan_step(StepFacts(is_idle=True)).saves
 
+    def test_what_waited_goes_before_the_same_request_s_later_blocks(
+        self, make: Make
+    ) -> None:
+        """R-18: of one life the earlier blocks are in tickets that come first, whoever
+        waited behind it, and none owns a ticket twice."""
+        adapter = make(SaveDecoded.EACH_BLOCK)
+        adapter.plan_step(facts(start("a", 1, 2), start("b", 3, 4)))
+        table = [1, 2, *range(11, 18)]
+        more = scheduled(*("a", hashes_of("a", 9), [table], 8, 28), prompt=36)
+        plan = adapter.plan_step(facts(more))
+        assert [["a"], ["a", "b"]] == owners(plan)
+        assert {0: [*table, 3, 4]} == saved_blocks(plan)
+
     def test_blocks_of_windows_do_not_wait(self, index: SetIndex) -> None:
         """The engine takes them back in the next step."""
         adapter = make_adapter(HYBRID, index, company=100 * SIZE)

@@ -18,7 +18,7 @@ A request whose id alone is longer than ``MAX_ID_CHARS`` is neither matched nor 
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ucm.blocks import GroupId
@@ -123,12 +123,12 @@ class Draft:
         room: In blocks.
     """
 
-    __slots__ = ("_nbytes", "_room", "ended_nbytes", "ended_tickets", "shares")
+    __slots__ = ("_nbytes", "_room", "_runs", "ended_nbytes", "ended_tickets")
 
     def __init__(self, room: int) -> None:
         self._room = room
         self._nbytes = SAVE_NBYTES
-        self.shares: dict[GroupId, list[Share]] = {}
+        self._runs: dict[GroupId, dict[Stay, list[Run]]] = {}
         self.ended_tickets = self.ended_nbytes = 0
 
     def room_of(self, stay: Stay) -> int:
@@ -137,11 +137,20 @@ class Draft:
         return max(0, min(self._room, nbytes))
 
     def put(self, stay: Stay, group_id: GroupId, run: Run, span_blocks: int) -> None:
-        """Let the plan save blocks of a life."""
+        """Let the plan save blocks of a life, behind those of it that are there."""
         num_blocks = len(run.block_ids)
         self._room -= num_blocks
         self._nbytes -= share_nbytes(stay.request_id, num_blocks, span_blocks)
-        self.shares.setdefault(group_id, []).append((stay, run))
+        runs = self._runs.setdefault(group_id, {}).setdefault(stay, [])
+        if runs and runs[-1].at.stop == run.start:
+            runs[-1] = runs[-1].then(run)
+        else:
+            runs.append(run)
+
+    def shares(self) -> Iterator[tuple[GroupId, list[Share]]]:
+        """Yield by group what is saved; all of a life is together, in its order."""
+        for group_id, lives in self._runs.items():
+            yield group_id, [(stay, run) for stay, runs in lives.items() for run in runs]
 
 
 class LoadQueue:

@@ -199,7 +199,7 @@ class SaveSelector:
             life.record.dropped_blocks += self.dropped_blocks - before
         orders = tuple(
             order
-            for group_id, shares in draft.shares.items()
+            for group_id, shares in draft.shares()
             for order in self._transfers.open_saves(
                 self._layout.group(group_id), shares
             )

@@ -140,7 +140,7 @@ class OpenTransfers:
         """
         Cut what several lives save of one group into tickets, as few as fit.
 
-        The blocks were claimed.
+        The blocks were claimed, and all of a life come together, in its order.
 
         Full spans of a life are tickets of its own; what is left of it goes with what
         is left of others. So of one life, earlier blocks are in tickets that come first,
