@@ -89,7 +89,7 @@ class TestWaiting:
         """Blocks of one request go without others, and whoever comes then goes along."""
         adapter = make()
         assert () == adapter.plan_step(facts(start("a", 1))).saves
-        for _ in range(MOST_STEPS):
+        for _ in range(MOST_STEPS - 1):
             assert () == adapter.plan_step(BUSY).saves
         assert [["a", "b"]] == owners(adapter.plan_step(facts(start("b", 2))))
         assert () == adapter.plan_step(facts(start("c", 3))).saves
@@ -98,11 +98,25 @@ class TestWaiting:
     def test_nobody_waits_longer_than_is_allowed(self, make: Make) -> None:
         """Where steps take long, blocks go when their time is over."""
         adapter = make(company_seconds=2)
-        adapter.plan_step(facts(start("a", 1)))
         adapter.tick(7.0)
+        adapter.plan_step(facts(start("a", 1)))
+        adapter.tick(8.9)
         assert () == adapter.plan_step(BUSY).saves
         adapter.tick(9.0)
         assert {0: [1]} == saved_blocks(adapter.plan_step(BUSY))
+
+    def test_time_begins_with_the_step_that_lets_wait(self, make: Make) -> None:
+        """However late the next step is, and also of a request that has ended."""
+        adapter = make(company_seconds=2)
+        adapter.tick(7.0)
+        adapter.plan_step(facts(start("a", 1)))
+        adapter.tick(9.0)
+        assert {0: [1]} == saved_blocks(adapter.plan_step(BUSY))
+        adapter.request_finished("a", end("a", 1, 2, prompt=4))
+        adapter.tick(10.0)
+        assert () == adapter.plan_step(BUSY).saves
+        adapter.tick(11.0)
+        assert {0: [2]} == saved_blocks(adapter.plan_step(BUSY))
 
     def test_step_that_computes_nothing_takes_all(self, make: Make) -> None:
         """No other step may follow."""

@@ -31,13 +31,15 @@ class Company:
         seconds: How long it waits at most. If either is 0 nothing ever waits.
     """
 
-    __slots__ = ("_lives", "_most", "_nbytes", "_seconds", "_since")
+    __slots__ = ("_lives", "_most", "_nbytes", "_plan", "_seconds", "_since")
 
     def __init__(self, nbytes: int, seconds: float) -> None:
         self._most, self._seconds = (nbytes if seconds else 0), seconds
         self._lives: dict[tuple[str, int], Life] = {}
         self._nbytes = 0
+        self._plan = 0, 0.0
         self._since: tuple[int, float] | None = None
+        """The plan with which, or behind which, the first of what waits began to."""
 
     def __len__(self) -> int:
         """Return how many requests have blocks that wait; on any thread."""
@@ -50,26 +52,29 @@ class Company:
 
     def ended(self, nbytes: int) -> None:
         """Take note that so much is left to be saved of a request that ended."""
-        self._nbytes += nbytes
+        self._add(nbytes)
 
     def put(self, life: Life, group_id: GroupId, run: Run, nbytes: int) -> None:
         """Let blocks of a life wait, which are so much."""
         self._lives[life.key] = life
-        self._nbytes += nbytes
+        self._add(nbytes)
         for at, (other, before) in enumerate(life.queued):
             if other == group_id and before.at.stop == run.start:
                 life.queued[at] = group_id, before.then(run)
                 return
         life.queued.append((group_id, run))
 
+    def _add(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        self._since = self._since or self._plan
+
     def goes(self, step: int, now: float) -> bool:
-        """Return whether what waits goes with this plan; with the first ones it does not."""
+        """Return whether what waits goes with this plan, which begins."""
+        self._plan = step, now
         if self._nbytes >= self._most:
             return True
-        if not self._nbytes:
-            return False
         if self._since is None:
-            self._since = step, now
+            return False
         since, began = self._since
         return step - since >= MOST_STEPS or now - began >= self._seconds
 

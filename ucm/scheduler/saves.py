@@ -190,7 +190,7 @@ class SaveSelector:
             min(self._max_blocks, MAX_HOLDS - self._ledger.num_holds)
         )
         hurries = facts.is_idle or self._decoded.hurries
-        self._goes = hurries or self._company.goes(step, self._now)
+        self._goes = self._company.goes(step, self._now) or hurries
         if self._goes:
             self._take_those_who_wait()
         for request, life in zip(facts.scheduled, lives, strict=True):
