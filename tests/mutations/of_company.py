@@ -11,6 +11,7 @@ _LIVES = "ucm/scheduler/lives.py"
 _SETUP = "ucm/integration/vllm/setup.py"
 _TOUCHES = "ucm/scheduler/touches.py"
 _TOUCHED = "tests/scheduler/test_touches.py::TestCompany"
+_LIMITS = "tests/integration/vllm/test_setup.py::TestSaveLimits::test_small_saves_wait_unless_others_do_for_them"
 _WAITING = "tests/scheduler/test_company.py::TestWaiting"
 _ENDS = "tests/scheduler/test_company.py::TestEnds"
 
@@ -147,21 +148,77 @@ COMPANY = (
     Mutant(
         name="whole_pool_waits",
         why="A small engine's blocks are all of requests that ended, and nobody may begin.",
-        file=_SETUP,
-        find="pool // _POOL_PARTS",
-        replace="pool",
-        killers=(
-            "tests/integration/vllm/test_setup.py::TestSaveLimits::test_small_saves_wait_unless_others_do_for_them",
-        ),
+        file=_COMPANY,
+        find="pool_nbytes // _POOL_PARTS",
+        replace="pool_nbytes",
+        killers=(f"{_WAITING}::test_small_part_of_the_engines_blocks_waits",),
     ),
     Mutant(
         name="producer_waits",
         why="A consumer asks for a prompt whose end its producer has not saved yet.",
         file=_SETUP,
-        find="        if self.mode.loads is Loads.NOTHING:\n            return 0  #",
-        replace="        if False:\n            return 0  #",
+        find="not self.may_wait or self.mode.loads is Loads.NOTHING:",
+        replace="not self.may_wait:",
+        killers=(f"{_LIMITS}[kv_producer-EngineCore-True-0]",),
+    ),
+    Mutant(
+        name="stepped_engine_waits",
+        why="The host makes no step once all have their answers, and what waits is lost.",
+        file=_SETUP,
+        find="            may_wait=_steps_by_itself()\n            and bool(",
+        replace="            may_wait=bool(",
+        killers=(f"{_LIMITS}[kv_both-MainProcess-True-0]",),
+    ),
+    Mutant(
+        name="engine_without_a_cache_waits",
+        why="A turn that follows at once finds nothing: what waits is nowhere else.",
+        file=_SETUP,
+        find="            may_wait=_steps_by_itself()\n            and bool(vllm_config.cache_config.enable_prefix_caching),\n",
+        replace="            may_wait=_steps_by_itself(),\n",
+        killers=(f"{_LIMITS}[kv_both-EngineCore-False-0]",),
+    ),
+    Mutant(
+        name="what_waits_of_a_former_life_is_forgotten",
+        why="Blocks are neither saved nor dropped when an id is used again.",
+        file=_LIVES,
+        find="            self._on_replaced(former)\n",
+        replace="            pass\n",
+        killers=(f"{_ENDS}::test_what_a_former_life_leaves_counts_as_dropped",),
+    ),
+    Mutant(
+        name="blocks_of_a_life_apart",
+        why="Later blocks of a request are stored before those that waited.",
+        file="ucm/scheduler/budget.py",
+        find="        if runs and runs[-1].at.stop == run.start:\n",
+        replace="        if False:\n",
         killers=(
-            "tests/integration/vllm/test_setup.py::TestSaveLimits::test_small_saves_wait_unless_others_do_for_them",
+            f"{_WAITING}::test_what_waited_goes_before_the_same_request_s_later_blocks",
+        ),
+    ),
+    Mutant(
+        name="time_begins_with_the_next_step",
+        why="Blocks wait for twice as long as is allowed where steps take long.",
+        file=_COMPANY,
+        find="        self._plan = step, now\n        if",
+        replace="        self._plan = step + 1, now + self._seconds\n        if",
+        killers=(f"{_WAITING}::test_time_begins_with_the_step_that_lets_wait",),
+    ),
+    Mutant(
+        name="what_waits_keeps_a_failed_engine_awake",
+        why="An engine whose weights are doubted steps for ever, though nothing is saved.",
+        file=_SAVES,
+        find="        self._company.leave_all()\n",
+        replace="",
+        killers=(f"{_WAITING}::test_engine_is_not_kept_awake_by_what_nobody_saves",),
+    ),
+    Mutant(
+        name="engine_sleeps_on_what_waits",
+        why="Blocks of a session that its client leaves idle wait for its next words.",
+        file="ucm/integration/vllm/ucm_connector.py",
+        find="self._scheduler.adapter.awaits_step()",
+        replace="False",
+        killers=(
+            "tests/integration/vllm/test_halves.py::TestAwake::test_engine_steps_until_nothing_waits",
         ),
     ),
 )

@@ -20,8 +20,8 @@ from tests.scheduler.model import (
 from tests.scheduler.test_decoded import AT_END, all_saved
 from ucm.config import SaveDecoded
 from ucm.scheduler.adapter import SchedulerAdapter
-from ucm.scheduler.company import MOST_STEPS
-from ucm.scheduler.messages import StepPlan
+from ucm.scheduler.company import MOST_STEPS, most_waiting
+from ucm.scheduler.messages import StepPlan, StepReport
 from ucm.scheduler.requests import (
     Disposition,
     RequestEnd,
@@ -122,9 +122,24 @@ class TestWaiting:
         """No other step may follow."""
         adapter = make()
         adapter.plan_step(facts(start("a", 1)))
-        assert {"waiting": 1} == {"waiting": adapter.counts()["waiting"]}
+        assert (1, True) == (adapter.counts()["waiting"], adapter.awaits_step())
         assert {0: [1]} == saved_blocks(adapter.plan_step(StepFacts(is_idle=True)))
-        assert 0 == adapter.counts()["waiting"]
+        assert (0, False) == (adapter.counts()["waiting"], adapter.awaits_step())
+
+    def test_engine_is_not_kept_awake_by_what_nobody_saves(self, make: Make) -> None:
+        """Neither while the weights are doubted, nor once a worker has failed."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1)))
+        adapter.doubt(1)
+        assert not adapter.awaits_step()
+        adapter.rekey(DIGEST)
+        adapter.plan_step(facts(start("b", 2)))
+        adapter.apply_report(StepReport(rank=0, healthy=False))
+        assert () == adapter.plan_step(StepFacts(is_idle=True)).saves
+        assert not adapter.awaits_step()
+        for name, block in (("a", 1), ("b", 2)):
+            adapter.request_finished(name, end(name, block, prompt=4))
+        assert (2, True) == (adapter.totals.dropped_blocks, adapter.is_idle)
 
     def test_what_fills_a_ticket_does_not_wait(self, make: Make) -> None:
         """A long prompt is saved in its own step, behind what came before of it."""
@@ -175,6 +190,11 @@ class TestWaiting:
         """A single block is saved in its own step."""
         adapter = make(**options)
         assert {0: [1]} == saved_blocks(adapter.plan_step(facts(start("a", 1))))
+
+    @pytest.mark.parametrize(("pool", "most"), [(1600, 90), (800, 50), (15, 0)])
+    def test_small_part_of_the_engines_blocks_waits(self, pool: int, most: int) -> None:
+        """However large a ticket may be, and a ticket's at most."""
+        assert most == most_waiting(90, pool)
 
 
 class TestEnds:

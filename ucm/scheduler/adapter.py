@@ -111,8 +111,9 @@ class SchedulerAdapter:
             max_blocks=max_step_blocks,
             limits=limits,
         )
-        self._lives = self.lives = Lives(self._selector.replaced)
+        self._lives = self.lives = Lives(self._selector.lose)
         self.records = self._lives.records
+        self.awaits_step = self._selector.awaits_step
         self._steps = itertools.count(1)
         self._loads = LoadSelector(layout, self._matcher, self._transfers)
         self._touches = Touches(layout, self._matcher, index, waits=limits.may_wait)
@@ -395,6 +396,5 @@ class SchedulerAdapter:
         return self._saves_at_all and is_keyed and not self._bypass
 
     def _knows_hold(self, transfer_id: int) -> bool:
-        known = self._ledger.is_held(transfer_id)
-        self._transfers.strays += not known
+        self._transfers.strays += not (known := self._ledger.is_held(transfer_id))
         return known

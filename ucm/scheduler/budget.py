@@ -150,7 +150,10 @@ class Draft:
     def shares(self) -> Iterator[tuple[GroupId, list[Share]]]:
         """Yield by group what is saved; all of a life is together, in its order."""
         for group_id, lives in self._runs.items():
-            yield group_id, [(stay, run) for stay, runs in lives.items() for run in runs]
+            yield (
+                group_id,
+                [(stay, run) for stay, runs in lives.items() for run in runs],
+            )
 
 
 class LoadQueue:

@@ -15,9 +15,15 @@ from ucm.blocks import GroupId
 from ucm.scheduler.lives import Life
 from ucm.scheduler.shares import Run
 
-__all__ = ["MOST_STEPS", "Company"]
+__all__ = ["MOST_STEPS", "Company", "most_waiting"]
 
 MOST_STEPS: Final = 8
+_POOL_PARTS: Final = 16
+
+
+def most_waiting(span_nbytes: int, pool_nbytes: int) -> int:
+    """Return how much may wait: what a ticket takes, of the engine's blocks a small part."""
+    return min(span_nbytes, pool_nbytes // _POOL_PARTS)
 
 
 class Company:
@@ -86,6 +92,16 @@ class Company:
             if life.is_waiting:
                 return
             del self._lives[key]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything has come since all had gone."""
+        return self._since is not None
+
+    def leave_all(self) -> None:
+        """Let go of all; what is queued is left to those whose it is."""
+        self._lives.clear()
+        self.is_gone()
 
     def is_gone(self) -> None:
         """Take note that nothing waits any more."""

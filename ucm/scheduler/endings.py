@@ -65,20 +65,22 @@ class Endings:
         """Let one wait behind the others."""
         self._waiting.append(ending)
 
-    def take(self, now: float, take: Callable[[Ending], None]) -> Iterator[Ending]:
+    def take(
+        self, now: float, take: Callable[[Stay, list[tuple[GroupId, Run]]], None]
+    ) -> Iterator[Ending]:
         """
         Let a plan take blocks, and yield those of which none are left.
 
         Args:
             now: The time, in seconds.
-            take: Saves blocks of one from the start, as far as the plan has room.
+            take: Saves what is left of one from the start, as far as the plan has room.
         """
         for ending in self._waiting:
             if ending.until is None:
                 ending.until = now + self._seconds
         while self._waiting:
             ending = self._waiting[0]
-            take(ending)
+            take(ending.stay, ending.left)
             if ending.left:
                 return
             yield self._waiting.popleft()

@@ -10,6 +10,7 @@ is taken over, and saved by the next plans as far as the workers' queues have ro
 All that a step saves of one group goes into as few tickets as hold it, whosever it is.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from ucm.blocks import GroupId
@@ -22,7 +23,6 @@ from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.lives import Life, Lives
 from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.messages import SpanOrder
-from ucm.scheduler.records import Record
 from ucm.scheduler.requests import (
     NO_WISHES,
     NULL_BLOCK,
@@ -113,6 +113,10 @@ class SaveSelector:
         """Return how many ended requests are not saved yet, and of how many blocks wait."""
         return {"endings": len(self._endings), "waiting": len(self._company)}
 
+    def awaits_step(self) -> bool:
+        """Return whether blocks wait for a step, even if nobody runs any more."""
+        return self._company.is_waiting
+
     # As the engine tells.
 
     def preempted(self, lives: Lives, tokens: Mapping[str, int], step: int) -> None:
@@ -128,15 +132,18 @@ class SaveSelector:
         """
         for request_id, computed in tokens.items():
             if (life := lives.preempt(request_id)) is not None:
-                self._lose(life, computed)
+                self.lose(life, computed)
         if not self._decoded.hurries:
             lives.due.clear()
         self._decoded.hurries = True
         self._hurries_until = step + _HURRY_STEPS
 
-    def replaced(self, life: Life) -> None:
-        """Count what a life leaves whose request has other blocks now."""
-        self._lose(life, 0)
+    def lose(self, life: Life, tokens: int = 0) -> None:
+        """Count what a life leaves that is not saved, if so many tokens are known."""
+        tokens = min(tokens, life.most_saved)
+        lost = life.waiting_blocks(self._layout, tokens, self._decoded)
+        self.dropped_blocks += lost
+        life.record.dropped_blocks += lost
 
     def take_over(self, life: Life, end: RequestEnd | None, *, saves: bool) -> bool:
         """
@@ -154,7 +161,7 @@ class SaveSelector:
         if end is not None and saves and not (is_all and decoded.takes_all):
             self._transfers.unsaved.passed_over(self._layout, end, self._now, decoded)
         if end is None or not (saves and life.may_save):
-            self._lose(life, 0 if end is None else end.accepted_tokens)
+            self.lose(life, 0 if end is None else end.accepted_tokens)
             return False
         left = [
             (group_id, mine)
@@ -169,8 +176,9 @@ class SaveSelector:
         return bool(left)
 
     def drop_endings(self) -> None:
-        """Save nothing more of requests that ended."""
+        """Save nothing more of requests that ended, nor let a step wait for others."""
         self._drop(self._endings.drop_all())
+        self._company.leave_all()
 
     # Once per plan.
 
@@ -212,7 +220,8 @@ class SaveSelector:
         """Take what is left of those that ended, and what waited, as far as there is room."""
         if self._endings:
             self._drop(self._endings.drop_late(self._now))
-            ended = self._endings.take(self._now, self._take_ending)
+            take = functools.partial(self._take_left, is_over=True)
+            ended = self._endings.take(self._now, take)
             self._deferrals.due([ending.stay[:2] for ending in ended])
         for life in self._company.leave():
             self._take_left(life.stay, life.queued, is_over=False)
@@ -253,18 +262,6 @@ class SaveSelector:
     @property
     def _now(self) -> float:
         return self._transfers.denied.now
-
-    def _lose(self, life: Life, tokens: int) -> None:
-        tokens = min(tokens, life.most_saved)
-        waiting = life.waiting_blocks(self._layout, tokens, self._decoded)
-        self._count_dropped(life.record, waiting)
-
-    def _count_dropped(self, record: Record, num_blocks: int) -> None:
-        self.dropped_blocks += num_blocks
-        record.dropped_blocks += num_blocks
-
-    def _take_ending(self, ending: Ending) -> None:
-        self._take_left(ending.stay, ending.left, is_over=True)
 
     def _take_left(
         self, stay: Stay, left: list[tuple[GroupId, Run]], *, is_over: bool

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is found wrong before the engine serves its first request."""
 
+import inspect
+import multiprocessing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ import attrs
 import pytest
 import structlog
 import vllm
+from vllm.v1.engine.utils import CoreEngineProcManager
 
 from tests.integration.vllm.kit import engine_config, plain_cache
 from ucm.errors import ConfigError
@@ -149,19 +152,38 @@ class TestSetup:
 
 
 class TestSaveLimits:
-    @pytest.mark.parametrize(("role", "blocks"), [("kv_both", 3), ("kv_producer", 0)])
-    def test_small_saves_wait_unless_others_do_for_them(self, tmp_path, role, blocks):
+    @pytest.mark.parametrize(
+        ("role", "process", "has_cache", "blocks"),
+        [
+            ("kv_both", "EngineCore", True, 3),
+            ("kv_both", "EngineCore_DP1", True, 3),
+            ("kv_producer", "EngineCore", True, 0),
+            ("kv_both", "MainProcess", True, 0),
+            ("kv_both", "EngineCore", False, 0),
+        ],
+    )
+    def test_small_saves_wait_unless_others_do_for_them(
+        self, tmp_path, monkeypatch, role, process, has_cache, blocks
+    ):
         """An engine that only saves does so for others, which ask as soon as it has
-        answered; any other keeps a small part of its blocks at most, and a ticket's."""
+        answered; one that its host steps makes no step once all have their answers; and
+        one without a cache finds nothing but what is stored. Any other keeps a small part
+        of its blocks at most, and a ticket's."""
+        monkeypatch.setattr(multiprocessing.current_process(), "name", process)
 
         def change(config):
             config.kv_transfer_config.kv_role = role
+            config.cache_config.enable_prefix_caching = has_cache
 
         made = attrs.evolve(setup(tmp_path, change), num_blocks=48)
         size = made.layout.max_block_bytes
         assert blocks * size == made.save_limits().company
         large = attrs.evolve(made, num_blocks=1 << 40).save_limits()
         assert (16 << 20 if blocks else 0) == large.company
+
+    def test_engines_in_processes_of_their_own_are_named_so(self):
+        """R-18: an engine that calls them otherwise is taken for one that its host steps."""
+        assert 'else "EngineCore"' in inspect.getsource(CoreEngineProcManager)
 
 
 class TestStore:

@@ -72,7 +72,7 @@ class SchedulerHalf:
             store, counters=self._counters, log=self._log, clock=self._clock
         )
         self._parks = setup.mode.loads is not Loads.LAYERWISE
-        self._adapter = SchedulerAdapter(
+        self._adapter = self.adapter = SchedulerAdapter(
             setup.layout,
             self._store,
             keyspace_digest=b"",

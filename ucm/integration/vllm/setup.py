@@ -6,6 +6,7 @@ Everything that can be wrong with a configuration is found here, before the engi
 serves its first request.
 """
 
+import multiprocessing
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -45,6 +46,7 @@ from ucm.integration.vllm.topology import is_spread, largest_stage, topology_of
 from ucm.layout import KVLayout
 from ucm.ranks import RankFacts, Topology, facts_of
 from ucm.registry import load_class
+from ucm.scheduler.company import most_waiting
 from ucm.scheduler.decoded import SaveLimits
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store, place_of
@@ -61,8 +63,6 @@ __all__ = ["Setup"]
 
 _OF_ONE_PROCESS = ("UCM_LOG__", "UCM_THREADS__")
 """Settings in which processes of one engine may differ."""
-_POOL_PARTS = 16
-"""Of so many parts of the engine's blocks one may wait for others to be saved with."""
 _SLOT_STEP = 4096  # of a store; smaller differences between stages are none
 
 
@@ -70,6 +70,15 @@ def _is_ranked(vllm_config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
     """Return whether requests run by priority; who comes first runs first otherwise."""
     scheduling = getattr(vllm_config, "scheduler_config", None)
     return getattr(scheduling, "policy", "") == "priority"
+
+
+def _steps_by_itself() -> bool:
+    """
+    Return whether the engine has a process of its own, where it runs in a loop.
+
+    Elsewhere its host steps it, for as long as somebody waits for an answer.
+    """
+    return multiprocessing.current_process().name.startswith("EngineCore")
 
 
 def _facts(
@@ -120,6 +129,8 @@ class Setup:
         is_ranked: The engine runs requests by their priority; otherwise what they say of it
             is nobody's business.
         is_spread: Ranks are on several machines, or may be.
+        may_wait: Saves may wait for others: the engine steps on by itself until they have
+            gone, and finds their blocks in its own cache meanwhile.
     """
 
     config: UCMConfig
@@ -139,6 +150,7 @@ class Setup:
     group_words: tuple[GroupWords, ...] = ()
     is_ranked: bool = False
     is_spread: bool = False
+    may_wait: bool = True
 
     @slot_bytes.default
     def _own_slot_bytes(self) -> int:
@@ -192,6 +204,8 @@ class Setup:
             group_words=group_words(kv_cache_config, layout),
             is_ranked=_is_ranked(vllm_config),
             is_spread=is_spread(parallel),
+            may_wait=_steps_by_itself()
+            and bool(vllm_config.cache_config.enable_prefix_caching),
         )
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
@@ -214,10 +228,11 @@ class Setup:
 
     def _company_nbytes(self) -> int:
         """Return how many bytes may wait for others before they are saved."""
-        if self.mode.loads is Loads.NOTHING:
-            return 0  # it saves for others, which may ask as soon as it has answered
+        # An engine that only saves does so for others, which ask as soon as it has answered.
+        if not self.may_wait or self.mode.loads is Loads.NOTHING:
+            return 0
         pool = self.num_blocks * self.layout.max_block_bytes
-        return min(self.config.queue.span_bytes, pool // _POOL_PARTS)
+        return most_waiting(self.config.queue.span_bytes, pool)
 
     def facts(self, rank: int) -> RankFacts:
         """Return what a rank tells the scheduler, or the scheduler holds against it."""

@@ -329,6 +329,10 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         """Return whether to step though there is no request: to have events published."""
         return self._scheduler is not None and self._scheduler.events.are_due()
 
+    def has_pending_push_work(self) -> bool:
+        """Return whether to step though there is no request: to save what waits."""
+        return self._scheduler is not None and self._scheduler.adapter.awaits_step()
+
     def get_finished_count(self) -> int | None:
         """Return None: every rank reports every request."""
         return None
