@@ -49,6 +49,7 @@ from tests.e2e.engine import run_function
 
 AT_END, EACH_BLOCK, NEVER = "ucm", "ucm, each_block", "ucm, never"
 CONSUMER = "ucm, kv_consumer"
+AT_ONCE = "ucm, company 0"
 PEERS = (EXAMPLE, LMCACHE)
 STEP_BOUNDS = {EACH_BLOCK: "<= 1.10"}
 """Of our sides; any other: 1.03."""
@@ -63,6 +64,7 @@ def sides(model: Model, *, with_peers: bool) -> dict[str, Side]:
     there = {PLAIN: Side(MEMORY, plain), AT_END: Side(MEMORY, ours(capacity))}
     for name, mode in ((EACH_BLOCK, "each_block"), (NEVER, "never")):
         there[name] = Side(MEMORY, ours(capacity, save_decoded=mode))
+    there[AT_ONCE] = Side(MEMORY, ours(capacity, timeout={"company": 0}))
     there[CONSUMER] = Side(MEMORY, ours(capacity, kv_role="kv_consumer"))
     if with_peers:
         there[EXAMPLE] = Side(MEMORY, example)
@@ -127,7 +129,7 @@ def measure(case: Case, scale: Scale) -> Told:
     """Measure all sides of a case in turn."""
     there = sides(MODELS[case.model], with_peers=case.is_whole)
     if not case.is_whole:
-        chosen = (PLAIN, AT_END, EACH_BLOCK)
+        chosen = (PLAIN, AT_END, EACH_BLOCK, AT_ONCE)
         there = {name: side for name, side in there.items() if name in chosen}
     waits = compiled_waits()
     if waits:
@@ -146,7 +148,7 @@ def measure(case: Case, scale: Scale) -> Told:
             yield from _amounts(case, name, side)
         if name not in (PLAIN, CONSUMER, NEVER):
             values = [run["turns"]["hits"] / run["there"] for run in side]
-            target = ">= 0.99" if name in (AT_END, EACH_BLOCK) else ""
+            target = ">= 0.99" if name in (AT_END, EACH_BLOCK, AT_ONCE) else ""
             yield Figure.over(case.name, f"{name}, found", "ratio", values, target)
     yield from _notes(case, waits)
 

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import gc
 import hashlib
+import multiprocessing
 import random
 import threading
 import time
@@ -319,6 +320,8 @@ def decode(
         waits: See ``Meter``.
     """
     shape = MODELS[model]
+    # The loop below is the engine's own: as there, a step follows when all have ended.
+    multiprocessing.current_process().name = "EngineCore"
     connector = str((kv_transfer_config or {}).get("kv_connector"))
     if connector.startswith("LMCache"):
         _bear_with_llvmlite()
