@@ -244,7 +244,7 @@ class TimeoutConfig:
         least=0.001,
     )
     shutdown: float = field(10.0, "Longest drain when the engine stops.", least=0)
-    company: float = field(0.0, "Longest wait of a small save for others.", least=0)
+    company: float = field(0.1, "Longest wait of a small save for others.", least=0)
     fetch: float = field(
         1.0,
         "Longest wait of a request for blocks from tiers; a minute at most.",

@@ -133,6 +133,7 @@ class ConnectorWorld:
             self.num_blocks,
             FaultPlan(),
             topology=topology,
+            company=dice.choice([0.0, 0.05, 60.0]),
         )
         config = attrs.evolve(
             plain.config,
@@ -266,6 +267,7 @@ class ConnectorWorld:
         stored = StoredBlocks(self.layout, self.host.streams)
         for at in range(self.steps):
             self.host.act()
+            self.seen["saves wait"] += self.scheduler.adapter.awaits_step()
             if self.renews and self.dice.random() < self.renews:
                 self.weights.act()
             if not (self.renews or at % 20):
@@ -273,6 +275,7 @@ class ConnectorWorld:
             self.simulation.sleep(self.dice.choice(_PAUSES_S))
         self.host.drain(lambda: self.simulation.sleep(0.3))
         assert {} == {name: n for name, n in self.host.audit().items() if n}
+        assert not self.scheduler.adapter.awaits_step()
         for half in (*self.workers, self.scheduler):
             half.close()
         self.simulation.sleep(200.0)  # what hung at the end goes on
