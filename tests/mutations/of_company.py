@@ -218,7 +218,7 @@ COMPANY = (
         find="self._scheduler.adapter.awaits_step()",
         replace="False",
         killers=(
-            "tests/integration/vllm/test_halves.py::TestAwake::test_engine_steps_until_nothing_waits",
+            "tests/integration/vllm/test_awake.py::TestAwake::test_engine_steps_until_nothing_waits",
         ),
     ),
 )

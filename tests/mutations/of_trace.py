@@ -148,7 +148,7 @@ TRACE = (
         name="dropped_blocks_of_nobody",
         why="Why a prompt was not stored cannot be seen in its request's line.",
         file=_SAVES,
-        find="        record.dropped_blocks += num_blocks\n",
+        find="        life.record.dropped_blocks += lost\n",
         replace="",
         killers=(
             "tests/scheduler/test_saves.py::TestRecords::test_dropped_blocks_are_told_of_their_request",

@@ -286,16 +286,6 @@ class Lives:
         on_replaced: Told of each life that ends because the next one begins.
     """
 
-    __slots__ = (
-        "_generations",
-        "_lives",
-        "_on_replaced",
-        "due",
-        "loaded",
-        "now",
-        "records",
-    )
-
     def __init__(self, on_replaced: Callable[[Life], None]) -> None:
         self._on_replaced = on_replaced
         self.records = Records()
@@ -358,11 +348,7 @@ class Lives:
     def enter(
         self, request: ScheduledRequest, layout: KVLayout, transfers: OpenTransfers
     ) -> Life:
-        """
-        Return the life in which a request runs from now on, a new one where it needs one.
-
-        With the loads that it waits for.
-        """
+        """Return the life in which a request runs, with the loads that it waits for."""
         life = self._lives.get(request.request_id)
         if life is None or (request.is_new and life.was_scheduled):
             life = self.begin(request.request_id, request.wishes)
