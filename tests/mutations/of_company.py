@@ -215,7 +215,7 @@ COMPANY = (
         name="engine_sleeps_on_what_waits",
         why="Blocks of a session that its client leaves idle wait for its next words.",
         file="ucm/integration/vllm/ucm_connector.py",
-        find="self._scheduler.adapter.awaits_step()",
+        find="self._scheduler.awaits_step()",
         replace="False",
         killers=(
             "tests/integration/vllm/test_awake.py::TestAwake::test_engine_steps_until_nothing_waits",

@@ -267,7 +267,7 @@ class ConnectorWorld:
         stored = StoredBlocks(self.layout, self.host.streams)
         for at in range(self.steps):
             self.host.act()
-            self.seen["saves wait"] += self.scheduler.adapter.awaits_step()
+            self.seen["saves wait"] += self.scheduler.awaits_step()
             if self.renews and self.dice.random() < self.renews:
                 self.weights.act()
             if not (self.renews or at % 20):
@@ -275,7 +275,7 @@ class ConnectorWorld:
             self.simulation.sleep(self.dice.choice(_PAUSES_S))
         self.host.drain(lambda: self.simulation.sleep(0.3))
         assert {} == {name: n for name, n in self.host.audit().items() if n}
-        assert not self.scheduler.adapter.awaits_step()
+        assert not self.scheduler.awaits_step()
         for half in (*self.workers, self.scheduler):
             half.close()
         self.simulation.sleep(200.0)  # what hung at the end goes on

@@ -94,6 +94,7 @@ class TestShape:
         connector = UCMConnector(config, role, plain_cache())
         half = connector._scheduler or connector._worker
         assert isinstance(half, MockSchedulerHalf | MockWorkerHalf)
+        assert not connector.has_pending_push_work()
         connector.shutdown()
 
 

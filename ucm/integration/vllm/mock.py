@@ -75,6 +75,10 @@ class MockSchedulerHalf:
         """Return nothing: hits that are made up come from nowhere."""
         return {}
 
+    def awaits_step(self) -> bool:
+        """Return False: nothing is saved."""
+        return False
+
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         """Do nothing: nothing is fetched."""
 

@@ -72,7 +72,7 @@ class SchedulerHalf:
             store, counters=self._counters, log=self._log, clock=self._clock
         )
         self._parks = setup.mode.loads is not Loads.LAYERWISE
-        self._adapter = self.adapter = SchedulerAdapter(
+        self._adapter = SchedulerAdapter(
             setup.layout,
             self._store,
             keyspace_digest=b"",
@@ -87,6 +87,7 @@ class SchedulerHalf:
             parks=self._parks,
             limits=setup.save_limits(),
         )
+        self.awaits_step = self._adapter.awaits_step
         self._lifelog = LifeLog(self._adapter.records, self._log)
         self._adapters = Adapters(
             setup.adapters,
@@ -381,8 +382,7 @@ class SchedulerHalf:
         self._adapters.close()
         self._tiers.close()
         self._events.close()
-        are_over = self._neighbours.close(), self._forgetter.close()
-        if all(are_over):
+        if all((self._neighbours.close(), self._forgetter.close())):
             self._store.close()
         self._lifelog.tell(at_end=True)
         self._log.info(SCHEDULER_CLOSED, holds=self._adapter.counts()["holds"])

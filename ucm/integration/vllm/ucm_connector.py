@@ -326,12 +326,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         return () if self._scheduler is None else self._scheduler.events.take()
 
     def has_pending_push_work(self) -> bool:
-        """Return whether to step though there is no request: to have events published."""
-        return self._scheduler is not None and self._scheduler.events.are_due()
-
-    def has_pending_push_work(self) -> bool:
-        """Return whether to step though there is no request: to save what waits."""
-        return self._scheduler is not None and self._scheduler.adapter.awaits_step()
+        """Return whether to step though there is no request: to save, or to have events told."""
+        half = self._scheduler
+        return half is not None and (half.awaits_step() or half.events.are_due())
 
     def get_finished_count(self) -> int | None:
         """Return None: every rank reports every request."""
