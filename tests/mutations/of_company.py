@@ -214,11 +214,21 @@ COMPANY = (
     Mutant(
         name="engine_sleeps_on_what_waits",
         why="Blocks of a session that its client leaves idle wait for its next words.",
-        file="ucm/integration/vllm/ucm_connector.py",
-        find="self._scheduler.awaits_step()",
+        file="ucm/integration/vllm/scheduler.py",
+        find="self._adapter.awaits_step()",
         replace="False",
         killers=(
             "tests/integration/vllm/test_awake.py::TestAwake::test_engine_steps_until_nothing_waits",
+        ),
+    ),
+    Mutant(
+        name="sleeping_engine_waits",
+        why="vLLM 0.23 sleeps on blocks that wait: a session's next turn elsewhere misses them.",
+        file="ucm/integration/vllm/setup.py",
+        find='    asks = hasattr(KVConnectorBase_V1, "has_pending_push_work")\n',
+        replace="    asks = True\n",
+        killers=(
+            "tests/integration/vllm/test_setup.py::TestSaveLimits::test_nothing_waits_in_an_engine_that_asks_no_connector",
         ),
     ),
 )

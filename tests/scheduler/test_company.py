@@ -141,6 +141,13 @@ class TestWaiting:
             adapter.request_finished(name, end(name, block, prompt=4))
         assert (2, True) == (adapter.totals.dropped_blocks, adapter.is_idle)
 
+    def test_engine_is_not_kept_awake_by_who_is_gone(self, make: Make) -> None:
+        """Nothing waits of a request that was aborted, and nobody else's does."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1)))
+        adapter.request_finished("a", None)
+        assert (0, False) == (adapter.counts()["waiting"], adapter.awaits_step())
+
     def test_what_fills_a_ticket_does_not_wait(self, make: Make) -> None:
         """A long prompt is saved in its own step, behind what came before of it."""
         adapter = make(SaveDecoded.EACH_BLOCK)

@@ -57,7 +57,7 @@ class TestPipelineWorld:
         """S1-15, S2-11: thousands of steps over many seeds meet every outcome and every
         trouble, and nothing that must hold is broken."""
         result = tmp_path / "result.json"
-        arguments = ["--seconds", "1500", "--most-steps", "24000", "--first", "1000"]
+        arguments = ["--seconds", "1500", "--most-steps", "24000", "--first", "2000"]
         done = subprocess.run(
             [
                 sys.executable,

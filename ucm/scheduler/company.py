@@ -93,11 +93,6 @@ class Company:
                 return
             del self._lives[key]
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether anything has come since all had gone."""
-        return self._since is not None
-
     def leave_all(self) -> None:
         """Let go of all; what is queued is left to those whose it is."""
         self._lives.clear()

@@ -115,7 +115,7 @@ class SaveSelector:
 
     def awaits_step(self) -> bool:
         """Return whether blocks wait for a step, even if nobody runs any more."""
-        return self._company.is_waiting
+        return bool(self._endings or self._company)
 
     # As the engine tells.
 

@@ -10,6 +10,7 @@ import attrs
 import pytest
 import structlog
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.engine.utils import CoreEngineProcManager
 
 from tests.integration.vllm.kit import engine_config, plain_cache
@@ -180,6 +181,19 @@ class TestSaveLimits:
         assert blocks * size == made.save_limits().company
         large = attrs.evolve(made, num_blocks=1 << 40).save_limits()
         assert (16 << 20 if blocks else 0) == large.company
+
+    def test_nothing_waits_in_an_engine_that_asks_no_connector(
+        self, tmp_path, monkeypatch
+    ):
+        """R-18: vLLM 0.23 sleeps on what waits, until its client speaks again."""
+        monkeypatch.setattr(multiprocessing.current_process(), "name", "EngineCore")
+
+        def change(config):
+            config.cache_config.enable_prefix_caching = True
+
+        assert setup(tmp_path, change).may_wait
+        monkeypatch.delattr(KVConnectorBase_V1, "has_pending_push_work")
+        assert not setup(tmp_path, change).may_wait
 
     def test_engines_in_processes_of_their_own_are_named_so(self):
         """R-18: an engine that calls them otherwise is taken for one that its host steps."""

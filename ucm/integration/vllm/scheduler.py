@@ -87,7 +87,6 @@ class SchedulerHalf:
             parks=self._parks,
             limits=setup.save_limits(),
         )
-        self.awaits_step = self._adapter.awaits_step
         self._lifelog = LifeLog(self._adapter.records, self._log)
         self._adapters = Adapters(
             setup.adapters,
@@ -119,7 +118,7 @@ class SchedulerHalf:
             *(self._adapter.matcher, of_tiers, setup.config, paying.prompts),
             *(self._counters, self._clock),
         )
-        self._events = self.events = open_teller(
+        self.events = open_teller(
             setup, client, self._counters, store.capabilities.tier
         )
         self._hits = Hits(self._counters, store.capabilities.tier)
@@ -232,7 +231,7 @@ class SchedulerHalf:
         lookup = self._lookups.decided(request_id, self._tiers.shortfall(request_id))
         computed = lookup.computed_tokens
         self._lifelog.allocated(request, lookup)
-        self._events.begun(request, self._adapters.hashes_of(request))
+        self.events.begun(request, self._adapters.hashes_of(request))
         self._tiers.begun(request_id, external_tokens)
         if not external_tokens:
             return
@@ -268,6 +267,10 @@ class SchedulerHalf:
         plan = self._lifelog.traced(plan)
         self._lifelog.tell()
         return PlanEnvelope(encode(plan))
+
+    def awaits_step(self) -> bool:
+        """Return whether blocks or events wait for a step, even if nobody runs any more."""
+        return self._adapter.awaits_step() or self.events.are_due()
 
     def apply(self, output: Any) -> None:  # noqa: ANN401 - vLLM's KVConnectorOutput
         """Take note of what the workers report."""
@@ -323,7 +326,7 @@ class SchedulerHalf:
         end = self._running.end(request_id, tables)
         self._lookups.forget(request_id)
         self._tiers.drop(request_id)
-        self._events.ended(request_id)
+        self.events.ended(request_id)
         self._adapters.forget(request_id)
         if end is not None and end.wishes.forgets:
             matcher = self._adapter.matcher
@@ -348,7 +351,7 @@ class SchedulerHalf:
         if weights:
             keyspace = attrs.evolve(keyspace, weights=f"{keyspace.weights}/{weights}")
         self._adapter.rekey(keyspace.digest)
-        self._events.rekey(keyspace.digest)
+        self.events.rekey(keyspace.digest)
         try:
             self._store.describe(keyspace)  # for people; best effort
             self._neighbours.moved(keyspace)
@@ -370,7 +373,7 @@ class SchedulerHalf:
             "wishes": self._running.num_wishes,
             "adapters": len(self._adapters),
             "wants": len(self._tiers),
-            "told_of": len(self._events),
+            "told_of": len(self.events),
             **self._adapter.counts(),
         }
 
@@ -381,7 +384,7 @@ class SchedulerHalf:
         self._is_closed = True
         self._adapters.close()
         self._tiers.close()
-        self._events.close()
+        self.events.close()
         if all((self._neighbours.close(), self._forgetter.close())):
             self._store.close()
         self._lifelog.tell(at_end=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
 from ucm.agent.joining import check_machines, check_tiers
@@ -74,11 +75,13 @@ def _is_ranked(vllm_config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
 
 def _steps_by_itself() -> bool:
     """
-    Return whether the engine has a process of its own, where it runs in a loop.
+    Return whether the engine has a process of its own, and steps there for a connector.
 
-    Elsewhere its host steps it, for as long as somebody waits for an answer.
+    Elsewhere its host steps it, for as long as somebody waits for an answer; vLLM before 0.24
+    asks no connector, and sleeps.
     """
-    return multiprocessing.current_process().name.startswith("EngineCore")
+    asks = hasattr(KVConnectorBase_V1, "has_pending_push_work")
+    return asks and multiprocessing.current_process().name.startswith("EngineCore")
 
 
 def _facts(

@@ -327,8 +327,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_push_work(self) -> bool:
         """Return whether to step though there is no request: to save, or to have events told."""
-        half = self._scheduler
-        return half is not None and (half.awaits_step() or half.events.are_due())
+        return self._scheduler is not None and self._scheduler.awaits_step()
 
     def get_finished_count(self) -> int | None:
         """Return None: every rank reports every request."""
