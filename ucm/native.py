@@ -19,6 +19,7 @@ from typing import Any
 
 __all__ = ["LIBRARY", "Native", "find_native"]
 
+_VERSION = 1
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 
 
@@ -32,10 +33,13 @@ class Native:
     Raises:
         OSError: There is no such library, or none that this machine takes.
         AttributeError: It lacks a function.
+        ValueError: It was built of another release's source.
     """
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        if library.ucm_version() != _VERSION:
+            raise ValueError(f"{path} is of another release")
         self.digests: Callable[..., Any] = library.ucm_digests
         library.ucm_digests.restype = None
         library.ucm_digests.argtypes = (
@@ -55,7 +59,7 @@ def find_native(directory: Path) -> Native | None:
     for path in sorted(directory.glob("_native*.so")):
         try:
             return Native(path)
-        except (OSError, AttributeError):
+        except (OSError, AttributeError, ValueError):
             continue
     return None
 

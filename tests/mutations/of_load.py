@@ -318,4 +318,14 @@ LOAD = (
         replace="            table.clear(pages.blocks)\n            break\n",
         killers=(f"{_TESTS}::test_rows_of_a_block_are_zeroed_one_by_one",),
     ),
+    Mutant(
+        name="library_of_another_release_is_used",
+        why="A call with other arguments than it takes writes anywhere.",
+        file="ucm/native.py",
+        find="        if library.ucm_version() != _VERSION:\n",
+        replace="        if False:\n",
+        killers=(
+            "tests/stores/test_slab_digests.py::TestFind::test_library_of_another_release_is_not_used",
+        ),
+    ),
 )

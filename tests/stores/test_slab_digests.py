@@ -62,3 +62,9 @@ class TestFind:
         assert find_many(native.find_native(tmp_path)) is None
         (tmp_path / "_native.so").write_bytes(b"no library")
         assert native.find_native(tmp_path) is None
+
+    def test_library_of_another_release_is_not_used(self, tmp_path, monkeypatch):
+        """Its functions may take something else: a call would write anywhere."""
+        build(tmp_path)
+        monkeypatch.setattr(native, "_VERSION", 0)
+        assert native.find_native(tmp_path) is None
