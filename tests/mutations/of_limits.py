@@ -276,7 +276,7 @@ LIMITS = (
         name="plan_ahead_taken_for_speed",
         why="R-59: an engine that plans two steps at once seems to compute in no time.",
         file="ucm/scheduler/prompts.py",
-        find="            if self._behind == 2:\n",
+        find="            if self._behind == self._batches:\n",
         replace="            if self._behind == 1:\n",
         killers=(
             "tests/scheduler/test_prompts.py::TestPromptSpeed::test_run_of_prompts_is_measured_to_the_second_plan_behind_it",

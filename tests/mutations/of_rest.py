@@ -139,4 +139,34 @@ REST = (
         replace="            self._process = subprocess.Popen(\n",
         killers=(_LEFT,),
     ),
+    Mutant(
+        name="long_steps_charged_to_loads",
+        why="R-59: a busy engine hears late of its loads, takes them for slow, and computes all.",
+        file="ucm/scheduler/paying.py",
+        find="max(0.0, self._planned_at - began)",
+        replace="now - began",
+        killers=(
+            "tests/scheduler/test_paying.py::TestLearns::test_load_that_is_over_with_its_step_took_no_time",
+        ),
+    ),
+    Mutant(
+        name="long_hits_judged_by_short_loads",
+        why="R-59: behind many loads of a short prompt a long one looks a hundred times as slow.",
+        file="ucm/scheduler/paying.py",
+        find="_KNOWN * self._largest",
+        replace='float("inf")',
+        killers=(
+            "tests/scheduler/test_paying.py::TestDeclines::test_hit_much_larger_than_any_load_is_tried",
+        ),
+    ),
+    Mutant(
+        name="rest_of_what_is_forgotten_sleeps",
+        why="R-60: a long prompt that was to be deleted stays on other machines till the next request.",
+        file=_ELSEWHERE,
+        find="        return bool(self._forgotten or self._dropped)\n",
+        replace="        return False\n",
+        killers=(
+            "tests/scheduler/test_elsewhere.py::TestForget::test_engine_is_asked_for_a_step_until_all_is_told",
+        ),
+    ),
 )

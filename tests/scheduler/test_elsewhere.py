@@ -219,6 +219,17 @@ class TestPlan:
 
 
 class TestForget:
+    def test_engine_is_asked_for_a_step_until_all_is_told(self, elsewhere) -> None:
+        """What does not fit into a plan goes with the next, though nobody runs any more."""
+        assert not elsewhere.awaits_plan()
+        hashes = [number.to_bytes(32) for number in range(WANT_NBYTES // 16)]
+        elsewhere.forget(MATCHER, hashes, len(hashes) * SIZE)
+        plans = []
+        while elsewhere.awaits_plan():
+            plans += [elsewhere.take()]
+        assert 1 < len(plans)
+        assert not any(elsewhere.take())
+
     def test_prompt_is_forgotten_once_in_bounded_plans(self, elsewhere) -> None:
         """H-12: whatever its length, and beside what is wanted."""
         hashes = [number.to_bytes(32) for number in range(WANT_NBYTES // 16)]

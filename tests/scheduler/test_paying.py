@@ -38,6 +38,7 @@ class Engine:
         for name in names or ("r",):
             self.paying.ordered(name, hit, self.now)
         self.now += seconds
+        self.paying.planned(0, self.now)
         self.paying.over(names or ("r",), self.now)
 
     def declines(self, hit=HIT):
@@ -102,13 +103,33 @@ class TestDeclines:
         """R-59: of a group with a window a long hit is a short load, as of what the engine
         has itself."""
         window = make_layout((SIZE, SIZE))
-        full, part = range(40 * SIZE), range(36 * SIZE, 40 * SIZE)
-        assert not Engine(load_s=2.0, layout=window).declines(full)
-        assert Engine(load_s=2.0).declines(full)
-        assert Engine(load_s=2.0).declines(part)
+        full, part = range(8 * SIZE), range(4 * SIZE, 8 * SIZE)
+        assert not Engine(load_s=1.9, layout=window).declines(full)
+        assert Engine(load_s=1.9).declines(full)
+        assert Engine(load_s=1.9).declines(part)
+
+    def test_hit_much_larger_than_any_load_is_tried(self) -> None:
+        """R-59: short loads that are alike took a latency; a long one is not so many times it."""
+        engine = Engine(load_s=2.0)
+        long = range(40 * SIZE)
+        assert engine.declines()
+        assert not engine.declines(long)
+        engine.load(100.0, hit=long)
+        assert engine.declines(long)
 
 
 class TestLearns:
+    def test_load_that_is_over_with_its_step_took_no_time(self) -> None:
+        """R-59: an engine that computes prompts of others for seconds hears late of a load that
+        was over at once; it computes them anyway."""
+        engine = Engine(load_s=0.0)
+        for _ in range(4):
+            engine.paying.ordered("r", HIT, engine.now)
+            engine.paying.planned(TOKENS, engine.now)
+            engine.now += 2.0
+            engine.paying.over(["r"], engine.now)
+        assert not _alone(engine)
+
     def test_loads_that_ran_together_are_no_slower(self) -> None:
         """R-59: of four that end after two seconds each took half of one."""
         engine = Engine(load_s=0.0)
@@ -124,6 +145,7 @@ class TestLearns:
             engine.paying.ordered(name, HIT, engine.now)
         for name in names:
             engine.now += 0.5
+            engine.paying.planned(0, engine.now)
             engine.paying.over([name], engine.now)
         assert not engine.declines()
 

@@ -21,6 +21,13 @@ class TestPromptSpeed:
             plans(speed, (1, at * 10 + 2))
         assert 1.0 == speed.seconds_of(1000)
 
+    def test_stages_have_more_steps_under_way(self) -> None:
+        """R-59: an engine of two stages makes three plans before it waits for the first."""
+        speed = PromptSpeed(3)
+        for at in range(4):
+            plans(speed, (1000, at * 10), (0, at * 10), (0, at * 10), (0, at * 10 + 2))
+        assert 2.0 == speed.seconds_of(1000)
+
     def test_nothing_is_said_before_enough_was_seen(self) -> None:
         """R-59: without a measurement nothing is declined; decoding says nothing."""
         speed = PromptSpeed()

@@ -127,14 +127,17 @@ class Launcher:
         if code == REFUSED:
             pause_s = _REFUSED_S
         elif self._met_another:
-            pause_s = _OTHER_S
+            pause_s = max(pause_s, _OTHER_S)
         elif lasted_s > _LONGEST_S:
             pause_s = 0.0
         self._not_before = now + pause_s
 
     def _start(self) -> None:
         self._started_at = self._clock()
-        reader, writer = os.pipe()
+        try:
+            reader, writer = os.pipe()
+        except OSError:  # as without an agent; it is tried again
+            return
         command = [sys.executable, "-P", "-m", "ucm.agent", "--problem-fd", str(writer)]
         try:
             self._process = _Agent(

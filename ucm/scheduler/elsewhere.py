@@ -203,6 +203,10 @@ class Elsewhere:
             later = (one for one in self._later if one.number not in numbers)
             self._later = deque(later)
 
+    def awaits_plan(self) -> bool:
+        """Return whether something is to go with a plan, even if nobody runs any more."""
+        return bool(self._forgotten or self._dropped)
+
     def take(self) -> News:
         """Return what goes with the next plan, and forget that it is to go."""
         wants, dropped = tuple(self._wants), tuple(self._dropped[:_MOST_OPEN])

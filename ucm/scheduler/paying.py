@@ -4,15 +4,18 @@ Whether a hit of the slab is loaded, or computed as if it were none. Pure: facts
 
 Held against each other are how long a request would wait for its load and for its prompt, each
 behind what the engine has taken on before: loads that are on their way, and prompts of the last
-plan. How long loads take is learnt from loads, from their order to the step that hears of their
-end: whatever a request waits for in between counts, on whichever rank. Loads that were on their way
-together are told apart by what ended with each look: what one waited for the ones before it is
-theirs.
+plan. How long loads take is learnt from loads, from their order to the last plan at which they were
+not over: whatever a request waits for in between counts, on whichever rank. What is over with the
+next step may have been so as it began; that step ran anyway, and steps of a busy engine are long.
+Loads that were on their way together are told apart by what ended with each look: what one waited
+for the ones before it is theirs. Of a hit that is much larger than the loads before nothing is
+known: where these are alike, nobody can tell a latency from a rate.
 
 That it is tried again is ``ucm.worth``'s.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 import attrs
 
@@ -21,6 +24,11 @@ from ucm.scheduler.prompts import PromptSpeed
 from ucm.worth import Choice
 
 __all__ = ["Paying"]
+
+_KNOWN: Final = 2
+"""Times the largest load, up to which something is known of a hit."""
+_KEPT: Final = 0.85
+"""Of that size, with each look that hears of smaller ones: as loads are forgotten."""
 
 
 @attrs.frozen
@@ -40,28 +48,31 @@ class Paying:
     Args:
         layout: The engine's groups.
         predicts: Whether anything is ever computed that could be loaded.
+        batches: Steps that the engine plans before it waits for the first of them.
     """
 
     __slots__ = (
         "_ahead",
         "_choice",
         "_heard_at",
+        "_largest",
         "_layout",
         "_nbytes_ahead",
         "_on_way",
+        "_planned_at",
         "_predicts",
         "prompts",
     )
 
-    def __init__(self, layout: KVLayout, *, predicts: bool) -> None:
-        self.prompts = PromptSpeed()
+    def __init__(self, layout: KVLayout, *, predicts: bool, batches: int = 2) -> None:
+        self.prompts = PromptSpeed(batches)
         """How fast the engine computes them."""
         self._layout = layout
         self._predicts = predicts
         self._choice = Choice()
         self._on_way: dict[str, _Ordered] = {}
         self._ahead = self._nbytes_ahead = 0
-        self._heard_at = 0.0
+        self._heard_at = self._planned_at = self._largest = 0.0
 
     def __len__(self) -> int:
         """Return how many loads are on their way."""
@@ -69,7 +80,7 @@ class Paying:
 
     def planned(self, tokens: int, now: float) -> None:
         """Take note of a plan that computes about so many *tokens* of prompts."""
-        self._ahead = tokens
+        self._ahead, self._planned_at = tokens, now
         self.prompts.planned(tokens, now)
 
     def declines(self, loaded: range, now: float) -> bool:
@@ -78,7 +89,7 @@ class Paying:
 
         To be asked once of each hit.
         """
-        if not self._predicts:
+        if not self._predicts or self._nbytes_of(loaded) > _KNOWN * self._largest:
             return False
         compute_s = self.prompts.seconds_of(self._ahead + len(loaded))
         nbytes = self._nbytes_ahead + self._nbytes_of(loaded)
@@ -103,8 +114,10 @@ class Paying:
         if over := [each for each in popped if each is not None]:
             began = max(self._heard_at, min(each.at for each in over))
             nbytes = sum(each.nbytes for each in over)
-            self._choice.saw(nbytes, now - began, now)
+            self._choice.saw(nbytes, max(0.0, self._planned_at - began), now)
             self._heard_at = now
+            largest = max(each.nbytes for each in over)
+            self._largest = max(largest, _KEPT * self._largest)
 
     def _pop(self, request_id: str) -> _Ordered | None:
         ordered = self._on_way.pop(request_id, None)

@@ -3,7 +3,8 @@
 How fast the engine computes prompts, from its own steps. Pure: facts in.
 
 Counted are runs of steps that compute many tokens of prompts. A run is over with the second
-plan behind its last one: an engine that plans ahead has then seen its last step end. What an
+plan behind its last one, or with as many as the engine has steps under way: its last step has
+ended then. What an
 engine does between two steps, or that it had nothing to do, makes a run look slower than it
 was, never faster; so a fast one is believed at once, and a slow one bit by bit.
 """
@@ -20,11 +21,20 @@ _BELIEF: Final = 0.1
 
 
 class PromptSpeed:
-    """Tokens of prompts in a second."""
+    """
+    Tokens of prompts in a second.
 
-    __slots__ = ("_began", "_behind", "_num_runs", "_rate", "_steps", "_tokens")
+    Args:
+        batches: Steps that the engine plans before it waits for the first of them.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        *("_batches", "_began", "_behind", "_num_runs"),
+        *("_rate", "_steps", "_tokens"),
+    )
+
+    def __init__(self, batches: int = 2) -> None:
+        self._batches = batches
         self._rate = 0.0
         self._num_runs = 0
         self._began = 0.0
@@ -45,7 +55,7 @@ class PromptSpeed:
             self._tokens += tokens
         elif self._steps:
             self._behind += 1
-            if self._behind == 2:
+            if self._behind == self._batches:
                 self._saw(self._tokens / max(now - self._began, 1e-9))
                 self._tokens = self._steps = self._behind = 0
 

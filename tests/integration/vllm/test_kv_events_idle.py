@@ -69,6 +69,18 @@ class TestDue:
             world.now += 0.2
             assert not world.teller.are_due()
 
+    def test_news_of_others_keep_no_engine_awake_for_ever(self, world) -> None:
+        """A pause or a sleep waits until the engine has no work; half a minute at most, and
+        anew behind a request."""
+        world.tell(stored(1), begins=True, listed=True)
+        assert world.teller.are_due()
+        world.now += 29.9
+        assert world.teller.are_due()
+        world.now += 0.2
+        assert not world.teller.are_due()
+        world.teller.begun(request(), [])
+        assert world.teller.are_due()
+
     def test_engine_without_events_is_never_kept_awake(self) -> None:
         """Where nobody asked for events it is as it was."""
         assert not NoTeller().are_due()

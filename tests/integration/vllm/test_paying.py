@@ -26,7 +26,8 @@ def learn_slow_loads(engine: Engine) -> None:
         paying.planned(0, now + 0.001)
         paying.planned(0, now + 0.001)
         paying.ordered("learnt", range(48), now)
-        paying.over(["learnt"], now := now + 5.0)
+        paying.planned(0, now := now + 5.0)
+        paying.over(["learnt"], now)
 
 
 class TestSlower:

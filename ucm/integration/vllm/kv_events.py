@@ -45,6 +45,9 @@ _TAIL_S: Final = 0.25
 """What a request has saved is told of, and on a disk, well within that."""
 _START_S: Final = 5.0
 """An agent is there by then, and tells what was stored before."""
+_LONGEST_S: Final = 30.0
+"""Beside a neighbour that always stores something. What waits for an engine to have no work,
+such as a pause, waits so long at most."""
 
 
 class _Subject(NamedTuple):
@@ -122,6 +125,7 @@ class EventTeller(NoTeller):
         self._alone = alone
         self._counters = counters
         self._clock = clock
+        self._idle_from: float | None = None
         self._idle_since: float | None = None
         self._patience_s = _START_S
         self._digest = b""
@@ -146,7 +150,7 @@ class EventTeller(NoTeller):
 
     def begun(self, request: Any, hashes: Sequence[bytes]) -> None:  # noqa: ANN401 - vLLM's Request
         """Take note of a request that was given blocks."""
-        self._idle_since = None
+        self._idle_from = self._idle_since = None
         subject = _Subject(request, hashes, self._digest)
         self._running[request.request_id] = subject
         self._enqueue(subject)
@@ -165,12 +169,15 @@ class EventTeller(NoTeller):
         """
         Return whether an engine without requests is to take a step for events.
 
-        Asked only where nothing else keeps the engine awake; for ever, if there always is
-        something to tell.
+        Asked only where nothing else keeps the engine awake.
         """
+        now = self._clock()
+        if self._idle_from is None:
+            self._idle_from = now
+        if now >= self._idle_from + _LONGEST_S:
+            return False
         if self._ready:
             return True
-        now = self._clock()
         if self._idle_since is None:
             self._idle_since = now
         if now < self._idle_since + self._patience_s:

@@ -96,7 +96,9 @@ class SchedulerHalf:
             threads=setup.threads,
         )
         self._paying = paying = Paying(
-            setup.layout, predicts=setup.config.predict_loads and self._parks
+            setup.layout,
+            predicts=setup.config.predict_loads and self._parks,
+            batches=1 + setup.topology.stages,
         )
         self._neighbours = Neighbours(store, setup.threads)
         self._lookups = Lookups(
@@ -261,6 +263,8 @@ class SchedulerHalf:
         plan = self._adapter.plan_step(self._running.step(output))
         self._doubts.sent(in_use=bool(len(self._running)))
         tokens = getattr(output, "total_num_scheduled_tokens", 0)
+        drafts = getattr(output, "scheduled_spec_decode_tokens", None) or {}
+        tokens -= sum(map(len, drafts.values()))
         self._paying.planned(tokens - len(output.num_scheduled_tokens), now)
         plan = self._tiers.planned(plan)
         self._lifelog.held(plan, self._setup.topology.num_ranks)
@@ -269,8 +273,9 @@ class SchedulerHalf:
         return PlanEnvelope(encode(plan))
 
     def awaits_step(self) -> bool:
-        """Return whether blocks or events wait for a step, even if nobody runs any more."""
-        return self._adapter.awaits_step() or self.events.are_due()
+        """Return whether something waits for a step, even if nobody runs any more."""
+        is_awaited = self._adapter.awaits_step() or self._tiers.elsewhere.awaits_plan()
+        return is_awaited or self.events.are_due()
 
     def apply(self, output: Any) -> None:  # noqa: ANN401 - vLLM's KVConnectorOutput
         """Take note of what the workers report."""
