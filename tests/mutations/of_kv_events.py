@@ -206,8 +206,8 @@ KV_EVENTS = (
         name="idle_engine_keeps_its_events",
         why="R-57: what the last request stored is told to routers with the next one.",
         file=_TELLER,
-        find="        if self._ready:\n            return True\n        now",
-        replace="        now",
+        find="        if self._ready:\n            return True\n        if self",
+        replace="        if self",
         killers=(f"{_DUE}::test_what_is_told_behind_the_last_request_is_published",),
     ),
     Mutant(
