@@ -97,6 +97,12 @@ class _ItemTrace:
 
     def start(self, stage: str) -> bool:
         """Take note that a stage starts; return whether it may."""
+        if (
+            self.has_failed
+            and self.stage == "verify"
+            and stage == self.chain[self.wait]
+        ):
+            self.has_failed = False  # the copy beside it is waited for all the same
         fits = stage in self._following() and not (self.is_running or self.has_failed)
         if self.is_running and stage == self.stage == self.chain[self.wait]:
             fits = not self.waits_again  # once more, beyond the deadline
