@@ -95,4 +95,5 @@ mutations: setup
 
 clean:
 	rm -rf $(VENV) .cache .demo build *.egg-info .coverage* .hypothesis
+	rm -f ucm/_native*.so
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

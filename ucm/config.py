@@ -220,7 +220,10 @@ class QueueConfig:
         least=1,
     )
     span_bytes: int = field(
-        16 << 20, "Bytes that one ticket carries at most.", read=read_size, least=1
+        16 << 20,
+        "Bytes that one ticket carries at most; a load of vLLM's connector four times.",
+        read=read_size,
+        least=1,
     )
     window: int = field(4, "Tickets per direction from queue to end of copy.", least=1)
 

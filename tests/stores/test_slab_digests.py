@@ -63,6 +63,17 @@ class TestFind:
         (tmp_path / "_native.so").write_bytes(b"no library")
         assert native.find_native(tmp_path) is None
 
+    def test_xxhash_without_a_library_is_called_block_by_block(
+        self, library, monkeypatch
+    ):
+        """What is installed may be no package; a store opens all the same."""
+
+        def missing(_):
+            raise ModuleNotFoundError("No module named 'xxhash._xxhash'")
+
+        monkeypatch.setattr(_digests.importlib.util, "find_spec", missing)
+        assert find_many(library) is None
+
     def test_library_of_another_release_is_not_used(self, tmp_path, monkeypatch):
         """Its functions may take something else: a call would write anywhere."""
         build(tmp_path)

@@ -31,7 +31,8 @@ class ManyDigests:
         library: Makes the calls.
 
     Raises:
-        OSError: xxhash's library is not where it should be.
+        ImportError: xxhash is no package of a library.
+        OSError: Its library is not where it should be.
         ValueError: It does not export the function, or that says something else.
     """
 
@@ -85,7 +86,7 @@ def find_many(library: native.Native | None) -> ManyDigests | None:
         return None
     try:
         return ManyDigests(library)
-    except (OSError, ValueError):
+    except (ImportError, OSError, ValueError):
         return None  # another build of xxhash
 
 
