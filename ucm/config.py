@@ -14,9 +14,10 @@ from collections.abc import Mapping
 
 import attrs
 
-from ucm.affinity import NUMA, OFF, parse_cpulist
+from ucm.affinity import NUMA, OFF
 from ucm.errors import ConfigError
 from ucm.settings import (
+    check_list,
     field,
     read_enum,
     read_ratio,
@@ -138,16 +139,6 @@ def _switch(key: str, value: object) -> Switch:
     return typing.cast(Switch, read_enum(key, value, Switch))
 
 
-def _check_list(key: str, value: str, if_empty: str, remedy: str) -> None:
-    """Refuse what is no list of CPUs or nodes, or an empty one."""
-    try:
-        problem = "" if parse_cpulist(value) else if_empty
-    except ValueError as exc:
-        problem = str(exc)
-    if problem:
-        raise ConfigError(key, value, problem, remedy)
-
-
 @attrs.frozen(kw_only=True)
 class StoreConfig:
     """Where blocks are kept."""
@@ -198,7 +189,7 @@ class StoreConfig:
     def __attrs_post_init__(self) -> None:
         if self.numa not in (OFF, "interleave"):
             remedy = "Give `off`, `interleave`, or a list of nodes such as `0,2`."
-            _check_list("store.numa", self.numa, "names no node", remedy)
+            check_list("store.numa", self.numa, "names no node", remedy)
 
 
 @attrs.frozen(kw_only=True)
@@ -297,7 +288,7 @@ class ThreadConfig:
     def __attrs_post_init__(self) -> None:
         if self.affinity not in (OFF, NUMA):
             remedy = "Use 'off', 'numa' or CPUs such as '8-15,24'."
-            _check_list("threads.affinity", self.affinity, "no CPU is listed", remedy)
+            check_list("threads.affinity", self.affinity, "no CPU is listed", remedy)
 
 
 @attrs.frozen(kw_only=True)

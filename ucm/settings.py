@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 
 import attrs
 
+from ucm.affinity import parse_cpulist
 from ucm.errors import ConfigError
 
 __all__ = [
+    "check_list",
     "field",
     "read_enum",
     "read_ratio",
@@ -184,3 +186,13 @@ def read_enum(key: str, value: object, hint: type[enum.Enum]) -> enum.Enum:
     except ValueError as exc:
         known = [member.value for member in hint]
         raise ConfigError(key, value, "unknown value", f"Use one of {known}.") from exc
+
+
+def check_list(key: str, value: str, if_empty: str, remedy: str) -> None:
+    """Refuse what is no list of CPUs or nodes, or an empty one."""
+    try:
+        problem = "" if parse_cpulist(value) else if_empty
+    except ValueError as exc:
+        problem = str(exc)
+    if problem:
+        raise ConfigError(key, value, problem, remedy)
