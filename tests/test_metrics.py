@@ -41,6 +41,7 @@ FROZEN = {
     "ucm_hit_tokens_total": ("counter", ("tier",)),
     "ucm_kv_event_blocks_total": ("counter", ("event",)),
     "ucm_agent_up": ("gauge", ()),
+    "ucm_agents_total": ("counter", ()),
     "ucm_tier_up": ("gauge", ("tier",)),
     "ucm_spilled_parts_total": ("counter", ("tier",)),
     "ucm_unspilled_parts_total": ("counter", ("tier", "reason")),

@@ -146,9 +146,13 @@ _TABLE = (
         "ucm_agent_up",
         "1 while the node's agent is there and answers; only where there are tiers.",
     ),
+    _counter(
+        "ucm_agents_total",
+        "Agents of the node, one after the other: with each but the first, the one before had ended.",
+    ),
     _gauge(
         "ucm_tier_up",
-        "1 while the node's agent asks a tier, 0 while that does not answer.",
+        "1 while the node's agent asks a tier, 0 while that does not answer, or no agent is there.",
         "tier",
     ),
     _counter(

@@ -45,7 +45,7 @@ class TestRefresh:
         assert expected == counters.snapshot().gauges
         client.is_up, client.status = False, status()
         health.refresh()
-        expected = {"ucm_agent_up": 0, "ucm_tier_up|disk": 1, "ucm_tier_up|redis": 1}
+        expected = {"ucm_agent_up": 0, "ucm_tier_up|disk": 0, "ucm_tier_up|redis": 0}
         assert expected == counters.snapshot().gauges
         assert 2 == client.looks
 
@@ -70,6 +70,7 @@ class TestRefresh:
             "ucm_spilled_parts_total|redis": 2,
             "ucm_unspilled_parts_total|disk|store_full": 10,
             "ucm_unspilled_parts_total|disk|error": 2,
+            "ucm_agents_total": 1,
         }
         assert expected == counters.snapshot().counters
 
@@ -92,6 +93,14 @@ class TestRefresh:
         health.refresh()
         assert {"ucm_agent_up": 1} == counters.snapshot().gauges
         assert {} == counters.snapshot().counters
+
+    def test_agent_that_was_replaced_is_counted(self, node) -> None:
+        """R-52: one that died and whose successor came between two looks is seen as well."""
+        client, counters, health = node
+        for pid in (7, 7, 8):
+            client.status = status(pid)
+            health.refresh()
+        assert 2 == counters.total("ucm_agents_total")
 
 
 class TestLook:

@@ -21,6 +21,7 @@ __all__ = ["FAULTS", "Fault", "Scene", "scene"]
 _TWO_DAYS = 2 * 86400
 """Longer than values live in the server."""
 _TIER_UP, _AGENT_UP = "ucm_tier_up|redis", "ucm_agent_up"
+_AGENTS = "ucm_agents_total"
 _NOT_TAKEN = "ucm_unspilled_parts_total|redis|"
 _WANTS = "ucm_fetch_wants_total|"
 
@@ -157,6 +158,6 @@ FAULTS = (
         "agent killed",
         lambda on: on.signal(signal.SIGKILL),
         lambda _: None,
-        *(AGENT_LOST, "", _AGENT_UP, ""),
+        *(AGENT_LOST, "", _AGENTS, ""),
     ),
 )

@@ -34,8 +34,8 @@ FAULTS = (
         name="next_agent_counts_from_the_last_ones_totals",
         why="What a new agent spills is not counted, or taken back.",
         file=_HEALTH,
-        find="before = self._totals if told.pid == self._pid else {}",
-        replace="before = self._totals",
+        find="self._pid, self._totals = told.pid, {}",
+        replace="self._pid = told.pid",
         killers=(f"{_REFRESH}::test_totals_go_on_over_the_next_agent",),
     ),
     Mutant(

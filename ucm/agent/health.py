@@ -59,23 +59,26 @@ class AgentHealth:
     def refresh(self) -> None:
         """Take what the agent has said since, and have it say more; on any thread."""
         self._client.look()
-        self._counters.set("ucm_agent_up", int(self._client.is_up))
+        is_up = self._client.is_up
+        self._counters.set("ucm_agent_up", int(is_up))
         try:
             told = msgspec.convert(self._client.status, _Told)
         except msgspec.ValidationError:  # nothing yet, or what another release says
             return
         with self._lock:
-            self._take(told)
+            self._take(told, is_there=is_up)
 
-    def _take(self, told: _Told) -> None:
+    def _take(self, told: _Told, *, is_there: bool) -> None:
         for medium, tiers in itertools.groupby(
             sorted(told.tiers, key=_medium), key=_medium
         ):
-            is_up = not any(tier.silent for tier in tiers)
+            is_up = is_there and not any(tier.silent for tier in tiers)
             self._counters.set("ucm_tier_up", int(is_up), tier=medium)
         totals = _totals_of(told)
-        before = self._totals if told.pid == self._pid else {}
-        self._pid, self._totals = told.pid, totals
+        if told.pid != self._pid:
+            self._pid, self._totals = told.pid, {}
+            self._counters.add("ucm_agents_total", 1)
+        before, self._totals = self._totals, totals
         self._counters.add_all(
             {key: more for key in totals if (more := totals[key] - before.get(key, 0))}
         )
