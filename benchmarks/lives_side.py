@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 import attrs
 import torch
 
+from benchmarks.decode_side import own_cpu_seconds
 from benchmarks.harness import Figure, Scale, Told
 from benchmarks.stores import MEMORY
 from ucm.blocks import GroupId, KeySpace, RowId
@@ -315,16 +315,6 @@ class Engine:
         return self.half.counters.total("ucm_saved_blocks_total")
 
 
-def own_cpu() -> dict[str, float]:
-    """Return the CPU seconds of our threads by name."""
-    spent = {}
-    for thread in threading.enumerate():
-        if thread.name.startswith("ucm-"):
-            stat = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
-            spent[thread.name] = int(stat.split()[0]) / 1e9
-    return spent
-
-
 def measure(scale: Scale) -> Told:
     """Measure what a step costs, and a life, part by part."""
     steps = STEPS // 4 if scale.is_quick else STEPS
@@ -333,14 +323,14 @@ def measure(scale: Scale) -> Told:
         engine.run(WARM)
         gc.collect()
         gc.freeze()
-        before, saved = own_cpu(), engine.saved
+        spent, saved = own_cpu_seconds(), engine.saved
         rounds = []
         for _ in range(scale.repeats):
             engine.meter.spent.clear()
             lives = engine.lives
             engine.run(steps)
             rounds.append((dict(engine.meter.spent), engine.lives - lives))
-        spent = sum(at - before.get(name, 0.0) for name, at in own_cpu().items())
+        spent = own_cpu_seconds() - spent
         saved = engine.saved - saved
         engine.meter.counts = True
         engine.run(COUNTED)
