@@ -340,10 +340,11 @@ class TestNobody:
         assert not world.launched.is_set()
 
     def test_close_ends_the_thread(self, world) -> None:
-        """R-63: a client that was closed is nowhere any more."""
+        """R-63: a client that was closed is nowhere any more, and warns of no agent that it has
+        left itself."""
         client = world.join()
         client.close()
-        assert not client._thread.is_alive()
+        assert (False, True) == (client._thread.is_alive(), world.told.is_read)
         assert not want(client)
 
 

@@ -46,6 +46,7 @@ class Pipe:
     def __init__(self) -> None:
         self.said: asyncio.Queue[bytes] = asyncio.Queue()
         self._heard: asyncio.Queue[bytes] = asyncio.Queue()
+        self.is_broken = False
 
     async def receive(self, most: int) -> bytes:
         """Return some of what the peer has said."""
@@ -61,6 +62,8 @@ class Pipe:
 
     async def send(self, data: bytes) -> None:
         """Take what the agent says."""
+        if self.is_broken:
+            raise anyio.BrokenResourceError
         await self._heard.put(data)
 
     def say(self, *messages) -> None:
@@ -142,6 +145,27 @@ class TestTalk:
 
         left, _, fetcher = talk(tmp_path, talking)
         assert (0, 8) == (left, fetcher._budget.left)
+
+    def test_peer_that_is_gone_when_it_is_told_something_is_gone(
+        self, tmp_path
+    ) -> None:
+        """R-53, R-63: also before its end was read: other engines are served on."""
+        is_told = anyio.Event()
+
+        async def tell_late() -> dict[str, object]:
+            await is_told.wait()
+            return await tell_status()
+
+        async def talking(pipe, core):
+            pipe.say(HELLO, ask_for(7), GetStatus())
+            await pipe.hear(), await pipe.hear()
+            pipe.is_broken = True
+            is_told.set()
+            while core.fetcher._budget.left < 8:
+                await anyio.lowlevel.checkpoint()
+
+        _, problem, fetcher = talk(tmp_path, talking, status=tell_late)
+        assert ("", 8) == (problem, fetcher._budget.left)
 
     def test_tier_that_does_not_say_how_it_is_holds_up_no_want(self, tmp_path) -> None:
         """R-52, R-54: an engine looks every few seconds, and a want has one; who is asked

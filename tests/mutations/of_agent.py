@@ -231,6 +231,16 @@ AGENT = (
         killers=(f"{_TALK}::test_dropped_want_has_its_answer",),
     ),
     Mutant(
+        name="agent_dies_with_a_peer",
+        why="An engine that stops while it is told something takes everybody's agent along.",
+        file=_CONNECTION,
+        find='        problem = ""\n        try:\n            async with',
+        replace="        try:\n            async with",
+        killers=(
+            f"{_TALK}::test_peer_that_is_gone_when_it_is_told_something_is_gone",
+        ),
+    ),
+    Mutant(
         name="agent_kept_by_who_looks",
         why="A dashboard, or an engine of another release, keeps an agent for ever.",
         file=_NODE,

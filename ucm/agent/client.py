@@ -379,7 +379,7 @@ class AgentClient:
             each.clear()
         for tell in tellers:
             tell()
-        if was_up:
+        if was_up and not self._is_closing.is_set():
             self._log.warning(AGENT_LOST, error=str(problem))
 
 

@@ -101,7 +101,11 @@ class Connection:
         """Whether it was welcomed, and is not somebody who only looks."""
 
     async def serve(self) -> str:
-        """Serve until the peer goes; what it wants then is dropped. Return what it did wrong."""
+        """
+        Serve until the peer goes; what it wants then is dropped. Return what it did wrong.
+
+        Who goes is noticed by who reads, or by who tells it something, whoever is first.
+        """
         try:
             with anyio.fail_after(_HELLO_S):
                 first = await self._receive()
@@ -116,6 +120,7 @@ class Connection:
         if core is None:
             return ""
         self.is_engine = True
+        problem = ""
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
