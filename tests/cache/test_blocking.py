@@ -32,6 +32,7 @@ class TestVerbs:
             assert save.wait_committed().is_whole
             assert save.is_over
             assert 5 == cache.match(keys)
+            assert [True, False] == cache.contains([keys[4], keys_of(6)[5]])
             assert cache.load(keys, range(20, 25)).is_whole
             assert host.content(range(5)) == host.content(range(20, 25))
             cache.touch(keys)
@@ -125,6 +126,7 @@ class TestMistakes:
         host = Host(FaultPlan(Fault("match", gate)), {"timeout": {"load": 0.05}})
         with leaving_nothing(host), Cache(*host.open_core()) as cache:
             assert 0 == cache.match(keys_of(1))
+            assert [False] == cache.contains(keys_of(1))
             with pytest.raises(StoreUnavailableError):
                 cache.statistics()
             gate.open()

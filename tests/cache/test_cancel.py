@@ -91,6 +91,7 @@ async def save_and_wait(cache: Cache) -> None:
 
 VERBS: dict[str, Callable[[Cache], Awaitable[Any]]] = {
     "match": lambda cache: cache.match(KEYS),
+    "contains": lambda cache: cache.contains(KEYS),
     "prefetch": lambda cache: cache.prefetch(keys_of(6, 7)),
     "load": lambda cache: cache.load(KEYS, range(20, 26)),
     "save": save_and_wait,

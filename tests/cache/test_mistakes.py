@@ -151,6 +151,7 @@ class TestTrouble:
         async def main() -> None:
             async with host.cache() as cache:
                 assert 0 == await cache.match(keys_of(2))
+                assert [False] * 2 == await cache.contains(keys_of(2))
 
         with leaving_nothing(host):
             run(loop, main)

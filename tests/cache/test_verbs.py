@@ -36,6 +36,8 @@ class TestMoving:
                 )
                 assert save.is_over
                 assert 5 == await cache.match(keys)
+                some = [keys_of(6)[5], *keys[3:]]
+                assert [False, True, True] == await cache.contains(some)
                 loaded = await cache.load(keys, range(20, 25))
                 assert loaded.is_whole
                 assert host.content(range(5)) == host.content(range(20, 25))

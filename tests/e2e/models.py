@@ -22,6 +22,7 @@ __all__ = [
     "GEMMA2",
     "GEMMA3",
     "GPT_OSS",
+    "LAGUNA",
     "LLAMA",
     "LLAMA4",
     "LLAMA_DEMO",
@@ -145,6 +146,27 @@ GPT_OSS = Recipe(
     },
 )
 """Windows and full attention in turn, with sinks that are weights, and experts."""
+
+LAGUNA = Recipe(
+    name="laguna",
+    config_class="LagunaConfig",
+    config={
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "sliding_window": 32,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "mlp_layer_types": ["dense"] * 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 8192,
+    },
+)
+"""Windows and full attention in turn, and no experts."""
 
 LLAMA4 = Recipe(
     name="llama4",

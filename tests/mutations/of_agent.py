@@ -236,9 +236,7 @@ AGENT = (
         file=_CONNECTION,
         find='        problem = ""\n        try:\n            async with',
         replace="        try:\n            async with",
-        killers=(
-            f"{_TALK}::test_peer_that_is_gone_when_it_is_told_something_is_gone",
-        ),
+        killers=(f"{_TALK}::test_peer_that_is_gone_when_it_is_told_something_is_gone",),
     ),
     Mutant(
         name="agent_kept_by_who_looks",

@@ -147,8 +147,8 @@ LIB = (
         name="close_can_be_cancelled",
         why="A host that is cancelled leaves its saves and threads to nobody.",
         file=_AIO,
-        find="        with anyio.CancelScope(shield=True):\n            await _in_thread",
-        replace="        with anyio.CancelScope():\n            await _in_thread",
+        find="        with anyio.CancelScope(shield=True):\n            await in_thread",
+        replace="        with anyio.CancelScope():\n            await in_thread",
         killers=(
             f"{_CANCEL}::test_open_and_close_cancelled_at_each_point_leave_nothing",
         ),

@@ -66,8 +66,8 @@ SGLANG = (
         name="refused_model_is_served",
         why="Of a prompt the pages of one kind are loaded, and those of its windows are not.",
         file=_HICACHE,
-        find="            self.close()  # SGLang keeps",
-        replace="            pass  # SGLang keeps",
+        find="            undo.callback(self.close)\n",
+        replace="",
         killers=(
             f"{_OF_HICACHE}::test_storage_that_has_refused_a_model_serves_nothing",
         ),
@@ -154,11 +154,55 @@ SGLANG = (
     ),
     Mutant(
         name="side_pools_are_taken",
-        why="A request is restored with one kind of its pages, and without the other.",
+        why="A request is restored with some kinds of its pages, and without another.",
         file=_HICACHE,
-        find="        if host_pool_name != PoolName.KV:",
-        replace="        if not host_pool_name:",
-        killers=(f"{_OF_HICACHE}::test_what_is_not_taken_is_refused_by_name",),
+        find="            if host_pool_name not in _KINDS:\n",
+        replace="            if host_pool is None:\n                return\n            if not host_pool_name:\n",
+        killers=(
+            f"{_OF_HICACHE}::test_storage_that_has_refused_a_model_serves_nothing",
+        ),
+    ),
+    Mutant(
+        name="window_is_a_page_of_all_tokens",
+        why="Layers are numbered alike: a window is computed with other layers' values.",
+        file=_HICACHE,
+        find='host_rows(host_pool, "" if name == PoolName.KV else f"{name}.")',
+        replace="host_rows(host_pool)",
+        killers=(
+            (
+                f"{_OF_HICACHE}::"
+                "test_windows_are_restored_beside_pages_of_the_same_hashes"
+            ),
+        ),
+    ),
+    Mutant(
+        name="window_with_a_hole",
+        why="SGLang gives memory to a window that cannot be loaded, and computes it twice.",
+        file=_HICACHE,
+        find="        run = run + 1 if is_stored else 0\n",
+        replace="        run += is_stored\n",
+        killers=(f"{_OF_HICACHE}::test_prefix_ends_where_its_last_window_is_whole",),
+    ),
+    Mutant(
+        name="window_behind_the_prefix",
+        why="More is found than there are pages of all tokens.",
+        file=_HICACHE,
+        find="kind.pages.are_stored(keys[:most])",
+        replace="kind.pages.are_stored(keys)",
+        killers=(f"{_OF_HICACHE}::test_window_behind_the_last_page_is_no_hit",),
+    ),
+    Mutant(
+        name="windows_left_to_the_slab",
+        why="A window that a tier has is computed, and the prefix before it for nothing.",
+        file=_HICACHE,
+        find="            kind.pages.num_stored(keys[max(0, most - size) : most])  # has tiers asked\n",
+        replace="",
+        killers=(
+            (
+                "tests/integration/sglang/test_tiers.py::"
+                "test_windows_have_what_a_tier_has"
+            ),
+        ),
     ),
     Mutant(
         name="door_in_doubt_saves",

@@ -66,13 +66,14 @@ class Outcome(enum.Enum):
 
     KILLED = "killed"
     HUNG = "hung"
+    CRASHED = "crashed"
     SURVIVED = "survived"
     STALE = "stale"
 
     @property
     def is_noticed(self) -> bool:
         """Whether the tests do what they are for."""
-        return self in (Outcome.KILLED, Outcome.HUNG)
+        return self in (Outcome.KILLED, Outcome.HUNG, Outcome.CRASHED)
 
 
 @attrs.frozen
@@ -147,6 +148,8 @@ def _has_failed(killer: str, output: str) -> bool:
 def _judge(mutant: Mutant, status: int | None, output: str) -> Outcome:
     if status is None:
         return Outcome.HUNG
+    if status == -signal.SIGSEGV:
+        return Outcome.CRASHED
     noticed = all(_has_failed(killer, output) for killer in mutant.killers)
     return Outcome.KILLED if status == _FAILED and noticed else Outcome.SURVIVED
 

@@ -134,6 +134,14 @@ class TestRun:
         assert Outcome.HUNG is result.outcome
         assert result.seconds < 10
 
+    def test_killer_that_ends_its_process_is_told_apart(self, trees: Trees) -> None:
+        """A mutant that reads memory which is not there is seen as well."""
+        mutant = attrs.evolve(
+            RELEASED_EARLY,
+            replace="__import__('ctypes').string_at(0)\n        if True:",
+        )
+        assert Outcome.CRASHED is try_out(mutant, trees.paths[0]).outcome
+
     def test_all_killers_have_to_fail(self, trees: Trees) -> None:
         """One killer of two that passes lets the mutant survive."""
         (killer,) = RELEASED_EARLY.killers

@@ -112,6 +112,12 @@ def _door(scheduler: Any) -> Any:
     return getattr(backend, "_backend", backend)
 
 
+def _pages_of(door: Any) -> list[Any]:
+    """Return what it keeps of pages, kind by kind."""
+    kinds = getattr(door, "_kinds", None)
+    return [door._pages] if kinds is None else [each.pages for each in kinds.values()]
+
+
 def _settle(scheduler: Any) -> None:
     tree = scheduler.tree_cache
     busy = True
@@ -128,26 +134,32 @@ def _settle(scheduler: Any) -> None:
 
 def _look(scheduler: Any) -> None:
     door = _door(scheduler)
-    pages = door._pages
-    counters = pages.staged._cache.measure().counters
-    loaded = sum(
+    kinds = _pages_of(door)
+    staged = [each.staged for each in kinds]
+    loaded = [
         value
-        for key, value in counters.items()
+        for each in staged
+        for key, value in each._cache.measure().counters.items()
         if key.startswith("ucm_settled_parts_total|")
         and {"load", "committed"} <= set(key.split("|"))
-    )
-    left = {"held": len(pages.staged._held), "loads": len(pages.staged._loads)}
+    ]
+    left = {
+        "held": sum(len(each._held) for each in staged),
+        "loads": sum(len(each._loads) for each in staged),
+    }
     if scheduler.tree_cache.linker is not None:
         left |= {
             "saves": len(door._saves),
             "queued": len(door._queued),
             "batches": len(door.layer_done_counter.batches),
         }
-    cores = [each._core for each in (pages._pool, pages.staged._cache)]
+    cores = [
+        cache._core for each in kinds for cache in (each._pool, each.staged._cache)
+    ]
     fetched = [each._counters.total("ucm_fetched_parts_total") for each in cores]
     told = {
-        "rows": len(pages.slots),
-        "loaded": int(loaded),
+        "rows": sum(len(each.slots) for each in kinds),
+        "loaded": int(sum(loaded)),
         "fetched": int(sum(fetched)),
         "are_served": all(each.fetches.is_served for each in cores),
         "left": left,
@@ -169,10 +181,11 @@ def _prepare() -> None:
     from sglang.srt.models.deepseek_common import attention_backend_handler as latent
     from sglang.srt.models.registry import ModelRegistry
 
-    from tests.sglang import host_copies
+    from tests.sglang import host_copies, window_reads
 
     ModelRegistry.get_supported_archs()
     host_copies.install()
+    window_reads.install()
     # What is computed of latents at once, without their heads, is the one way that reads
     # them from the pool; SGLang picks another where torch computes attention.
     latent.AttentionBackendRegistry.register(

@@ -13,11 +13,10 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from ucm.cache.core import Core
 from ucm.cache.fetches import Fetched
-from ucm.cache.host_loop import HostLoop
+from ucm.cache.host_loop import HostLoop, in_thread
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.devices.abc import EventRef
@@ -55,7 +54,7 @@ class Opening(contextlib.AbstractAsyncContextManager["Cache"]):
         self._host = HostLoop(self._threads)
         is_whole = False
         try:
-            core = await _in_thread(self._open)
+            core = await in_thread(self._open)
             await anyio.lowlevel.checkpoint()  # it may have been cancelled meanwhile
             is_whole = True
         finally:
@@ -78,7 +77,7 @@ class Opening(contextlib.AbstractAsyncContextManager["Cache"]):
     async def _close(self) -> None:
         """Close it whatever happens meanwhile: that takes a bounded time."""
         with anyio.CancelScope(shield=True):
-            await _in_thread(self._opened.close)
+            await in_thread(self._opened.close)
             await anyio.lowlevel.checkpoint()  # who waited is told
         if self._host is not None:
             self._host.close()
@@ -196,6 +195,14 @@ class Cache:
             return await self._answer(answer)
         except StoreUnavailableError:
             return 0
+
+    async def contains(self, keys: Sequence[bytes], *, group: int = 0) -> list[bool]:
+        """Return of each key whether it is stored, such as a window's; else as ``match``."""
+        answer = self._core.contains(keys, group=group)
+        try:
+            return await self._answer(answer)
+        except StoreUnavailableError:
+            return [False] * len(keys)
 
     async def prefetch(
         self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
@@ -391,8 +398,3 @@ class Cache:
         if not pending.is_done:
             raise late or DeviceTimeoutError(f"no end after {limit} seconds")
         return pending.result()
-
-
-async def _in_thread(function: Callable[[], _T]) -> _T:
-    """Call on a thread of its own, however many the host has under way; to its end."""
-    return await anyio.to_thread.run_sync(function, limiter=anyio.CapacityLimiter(1))

@@ -11,15 +11,18 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 
 from ucm.cache.pending import Pending
 from ucm.threads import Threads
 
-__all__ = ["HostLoop"]
+__all__ = ["HostLoop", "in_thread"]
+
+_T = TypeVar("_T")
 
 
 class HostLoop:
@@ -109,3 +112,8 @@ class HostLoop:
         self._is_woken = False  # first: what comes from now on wakes again
         while self._calls:
             self._calls.popleft()()
+
+
+async def in_thread(function: Callable[[], _T]) -> _T:
+    """Call on a thread of its own, however many the host has under way; to its end."""
+    return await anyio.to_thread.run_sync(function, limiter=anyio.CapacityLimiter(1))

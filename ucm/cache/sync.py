@@ -244,6 +244,16 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         except StoreUnavailableError:
             return 0
 
+    def contains(
+        self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
+    ) -> list[bool]:
+        """Return of each key whether it is stored; of none after *timeout*."""
+        answer = self._core.contains(keys, group=group)
+        try:
+            return self._answer(answer, timeout)
+        except StoreUnavailableError:
+            return [False] * len(keys)
+
     def prefetch(
         self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
     ) -> Fetched:

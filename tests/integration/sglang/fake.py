@@ -29,6 +29,29 @@ class PoolName(enum.StrEnum):
 
     KV = "kv"
     MAMBA = "mamba"
+    SWA = "swa"
+
+
+class PoolHitPolicy(enum.StrEnum):
+    """SGLang's."""
+
+    ALL_PAGES = "all_pages"
+    TRAILING_PAGES = "trailing_pages"
+    BLOCK_GROUPS = "block_groups"
+
+
+@attrs.frozen
+class PoolTransferResult:
+    """SGLang's."""
+
+    kv_hit_pages: int
+    extra_pool_hit_pages: dict[str, int]
+    restorable_prefix_pages: list[int] | None = None
+
+    @classmethod
+    def empty(cls):
+        """Return what says of no pool anything."""
+        return cls(0, {})
 
 
 LINKER = {
@@ -54,8 +77,11 @@ STORAGE = {
 """Likewise."""
 OPTIONAL = {
     "batch_exists": ("keys", "extra_info"),
+    "batch_exists_v2": ("keys", "pool_transfers", "extra_info"),
     "batch_get_v1": ("keys", "host_indices", "extra_info"),
+    "batch_get_v2": ("transfers", "extra_info"),
     "batch_set_v1": ("keys", "host_indices", "extra_info"),
+    "batch_set_v2": ("transfers", "extra_info"),
     "register_mem_host_pool_v2": ("host_pool", "host_pool_name"),
     "register_mem_pool_host": ("mem_pool_host",),
 }
@@ -93,9 +119,11 @@ class SchedulerWeightUpdaterManager:
 class PoolTransfer:
     """SGLang's, in part."""
 
-    keys: list[str]
+    keys: list[str] | None
     device_indices: torch.Tensor | None = None
     name: PoolName = PoolName.KV
+    host_indices: torch.Tensor | None = None
+    hit_policy: PoolHitPolicy = PoolHitPolicy.TRAILING_PAGES
 
 
 class MHATokenToKVPool:
@@ -200,7 +228,9 @@ def _modules(args: types.SimpleNamespace) -> dict[str, dict[str, Any]]:
     return {
         f"{mem_cache}.hicache_storage": {
             "HiCacheStorage": HiCacheStorage,
+            "PoolHitPolicy": PoolHitPolicy,
             "PoolName": PoolName,
+            "PoolTransferResult": PoolTransferResult,
         },
         f"{mem_cache}.unified_cache.unified_cache_linker": {
             "UnifiedCacheLinker": UnifiedCacheLinker

@@ -120,8 +120,9 @@ def test_storage_that_has_refused_a_model_serves_nothing(kit: Kit) -> None:
     names = hashes(2)
     storage = kit.storage()
     assert [True] * 2 == storage.batch_set_v1(names, slots([1, 2]))
-    with pytest.raises(ConfigError, match="swa"):
-        storage.register_mem_host_pool_v2(None, "swa")
+    storage.register_mem_host_pool_v2(fake.MHATokenToKVPoolHost(), fake.PoolName.SWA)
+    with pytest.raises(ConfigError, match="mamba"):
+        storage.register_mem_host_pool_v2(None, fake.PoolName.MAMBA)
     assert 0 == storage.batch_exists(names)
     assert [False] * 2 == storage.batch_get_v1(names, slots([1, 2]))
     assert [False] * 2 == storage.batch_set_v1(hashes(2, 3), slots([1, 2]))
@@ -130,11 +131,133 @@ def test_storage_that_has_refused_a_model_serves_nothing(kit: Kit) -> None:
 def test_what_is_not_taken_is_refused_by_name(kit: Kit) -> None:
     """R-81: other interfaces, orders of pages, and pools of other kinds."""
     storage = kit.storage()
-    with pytest.raises(ConfigError, match="mamba"):
-        storage.register_mem_host_pool_v2(None, fake.PoolName.MAMBA)
+    with pytest.raises(ConfigError, match="SimpleNamespace"):
+        storage.register_mem_host_pool_v2(types.SimpleNamespace(), fake.PoolName.SWA)
     with pytest.raises(ConfigError, match="interface_v1"):
         kit.installed().hicache.Storage(types.SimpleNamespace(extra_config={}), {})
     with pytest.raises(ConfigError, match="page_head"):
         storage.register_mem_pool_host(fake.MHATokenToKVPoolHost("page_head"))
     with pytest.raises(ConfigError, match="SimpleNamespace"):
         storage.register_mem_pool_host(types.SimpleNamespace())
+
+
+class Windows:
+    """
+    A storage with pages of two kinds.
+
+    Args:
+        kit: Makes it.
+        settings: More of ours.
+    """
+
+    def __init__(self, kit: Kit, **settings: object) -> None:
+        self.storage = kit.storage(**settings)
+        self.pool = fake.MHATokenToKVPoolHost()
+        self.storage.register_mem_host_pool_v2(self.pool, fake.PoolName.SWA)
+
+    def transfer(self, names: list[str], pages: list[int] | None = None, **more):
+        """Return what SGLang asks about pages of windows."""
+        where = None if pages is None else slots(pages)
+        return fake.PoolTransfer(
+            names, name=fake.PoolName.SWA, host_indices=where, **more
+        )
+
+    def save(self, names: list[str], windows: list[str]) -> None:
+        """Save pages of all tokens, and of windows what is twice as much."""
+        pages = list(range(len(names)))
+        fill(self.storage, names, pages)
+        self.storage.batch_set_v1(names, slots(pages))
+        for at, name in enumerate(windows):
+            rows = content_of(name).unflatten(0, (-1, 2)).transpose(0, 1)
+            self.pool.page(at).copy_(2 * rows)
+        pages = list(range(len(windows)))
+        saved = self.storage.batch_set_v2([self.transfer(windows, pages)])
+        assert {"swa": [True] * len(windows)} == saved
+
+    def found(self, names: list[str], window: int):
+        """Return what there is of a prefix that needs the last pages of its windows."""
+        asked = self.transfer(names[:window])
+        return self.storage.batch_exists_v2(names, [asked])
+
+
+def test_windows_are_restored_beside_pages_of_the_same_hashes(kit: Kit) -> None:
+    """R-81: in another process, and neither for the other, though layers are numbered alike."""
+    names = hashes(5)
+    first = Windows(kit)
+    first.save(names, names[3:])
+    first.storage.close()
+    second = Windows(kit)
+    found = second.found(names, 2)
+    assert (5, [5]) == (found.kv_hit_pages, found.restorable_prefix_pages)
+    assert {"kv": 5, "swa": 5} == found.extra_pool_hit_pages
+    asked = second.transfer(names[3:], [7, 8])
+    assert {"swa": [True] * 2} == second.storage.batch_get_v2([asked])
+    assert [True] * 5 == second.storage.batch_get_v1(names, slots([1, 2, 3, 7, 8]))
+    for name, page in zip(names[3:], [7, 8], strict=True):
+        window = second.pool.page(page).transpose(0, 1).flatten(0, 1)
+        assert torch.equal(2 * content_of(name), window)
+        whole = second.storage.mem_pool_host.page(page).transpose(0, 1).flatten(0, 1)
+        assert torch.equal(content_of(name), whole)
+
+
+@pytest.mark.parametrize(
+    ("windows", "size", "ends"),
+    [
+        ([], 2, []),
+        ([0], 2, [1]),
+        ([1, 2], 2, [3]),
+        ([0, 1, 3, 4], 2, [1, 2, 5]),
+        ([0, 1, 2, 3, 4], 3, [1, 2, 3, 4, 5]),
+        ([4], 1, [5]),
+        ([3], 0, [4]),
+    ],
+)
+def test_prefix_ends_where_its_last_window_is_whole(
+    kit: Kit, windows: list[int], size: int, ends: list[int]
+) -> None:
+    """R-81: a window that lacks a page is no window, and a shorter prefix may have its own."""
+    names = hashes(5)
+    world = Windows(kit)
+    world.save(names, [names[at] for at in windows])
+    found = world.found(names, size)
+    assert ends == found.restorable_prefix_pages
+    assert max(ends, default=0) == found.kv_hit_pages
+    assert max(ends, default=0) == found.extra_pool_hit_pages["swa"]
+
+
+def test_window_behind_the_last_page_is_no_hit(kit: Kit) -> None:
+    """R-81: of what the pages of all tokens lack nothing is found."""
+    names = hashes(5)
+    world = Windows(kit)
+    world.save(names[:3], names)
+    found = world.found(names, 2)
+    assert [1, 2, 3] == found.restorable_prefix_pages
+    assert {"kv": 3, "swa": 3} == found.extra_pool_hit_pages
+
+
+def test_questions_that_nobody_expected_find_and_move_nothing(kit: Kit) -> None:
+    """R-81: of other kinds and rules, and where pages and slots do not fit."""
+    names = hashes(3)
+    world = Windows(kit)
+    world.save(names, names)
+    mamba = fake.PoolTransfer(names[:1], name=fake.PoolName.MAMBA)
+    every = world.transfer(names[:1], hit_policy=fake.PoolHitPolicy.ALL_PAGES)
+    for asked in (mamba, every):
+        assert 0 == world.storage.batch_exists_v2(names, [asked]).kv_hit_pages
+    assert 3 == world.storage.batch_exists_v2(names, None).kv_hit_pages
+    short, bare = world.transfer(names, [1, 2]), world.transfer(names)
+    for move in (world.storage.batch_get_v2, world.storage.batch_set_v2):
+        assert {"swa": [False] * 3} == move([short])
+        assert {"swa": [False] * 3} == move([bare])
+        assert {"mamba": [False]} == move([mamba])
+        assert {"swa": []} == move([fake.PoolTransfer(None, name=fake.PoolName.SWA)])
+
+
+def test_weights_in_doubt_end_the_reuse_of_windows(kit: Kit) -> None:
+    """R-81: as of all else."""
+    names = hashes(3)
+    world = Windows(kit)
+    world.save(names, names)
+    fake.SchedulerWeightUpdaterManager().update_weights_from_disk()
+    assert [False] * 3 == world.storage._kinds["swa"].pages.are_stored(names)
+    assert 0 == world.found(names, 1).kv_hit_pages

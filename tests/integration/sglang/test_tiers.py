@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """R-81, R-53: pages of one machine are another's through a tier, by both doors."""
 
+import functools
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from tests.cache.test_tiers import until
 from tests.integration.sglang.fake import PoolTransfer, content_of, hashes
 from tests.integration.sglang.kit import Kit
-from tests.integration.sglang.test_hicache import fill, slots
+from tests.integration.sglang.test_hicache import Windows, fill, slots
 from tests.integration.sglang.test_linker import page_of
 from ucm.testing.door_tiers import await_spilled, damage_files, end_agent, tiers_at
 from ucm.testing.slab_damage import drop, stored
@@ -33,8 +34,8 @@ class Machines:
         """Return a door whose agents are there."""
         timeout = {"fetch": 60.0}  # of a busy machine
         door = make(tiers=tiers_at(self._share), timeout=timeout)
-        pages = getattr(door, "linker", door)._pages
-        until(lambda: all(each._core.fetches.is_served for each in caches(pages)))
+        for pages in pages_of(door):
+            until(lambda: all(one._core.fetches.is_served for one in caches(pages)))  # noqa: B023 - now
         return door
 
     def move(self) -> None:
@@ -51,6 +52,12 @@ class Machines:
     def end(self) -> None:
         """Have no agent run."""
         end_agent(self._kit.slab)
+
+
+def pages_of(door: Any) -> list[Any]:
+    """Return what a door keeps of pages, kind by kind."""
+    kinds = getattr(getattr(door, "storage", door), "_kinds", None)
+    return [door.linker._pages] if kinds is None else [k.pages for k in kinds.values()]
 
 
 def caches(pages: Any) -> tuple[Any, Any]:
@@ -108,7 +115,7 @@ def test_storage_has_what_a_tier_has(kit: Kit, machines: Machines) -> None:
     second = machines.open(kit.storage)
     assert 5 == second.batch_exists([*NAMES, *hashes(1, 7)])
     assert [True] * 5 == second.batch_get_v1(NAMES, slots(into))
-    assert 5 == fetched(second._pages)
+    assert 5 == fetched(*pages_of(second))
     for name, page in zip(NAMES, into, strict=True):
         found = second.mem_pool_host.page(page).transpose(0, 1).flatten(0, 1)
         assert torch.equal(content_of(name), found)
@@ -116,3 +123,15 @@ def test_storage_has_what_a_tier_has(kit: Kit, machines: Machines) -> None:
     assert 0 == second.batch_exists(NAMES)
     assert [False] * 5 == second.batch_get_v1(NAMES, slots(into))
     second.close()
+
+
+def test_windows_have_what_a_tier_has(kit: Kit, machines: Machines) -> None:
+    """R-81, R-53: the last window's pages come with those of all tokens."""
+    first = machines.open(functools.partial(Windows, kit))
+    first.save(NAMES, NAMES[3:])
+    first.storage.close()
+    machines.move()
+    second = machines.open(functools.partial(Windows, kit))
+    assert 5 == second.found(NAMES, 2).kv_hit_pages
+    assert [5, 2] == [fetched(pages) for pages in pages_of(second)]
+    second.storage.close()

@@ -116,13 +116,19 @@ def _buffers(pool: Theirs) -> dict[str, Theirs]:
 
 def are_replicas(rows: Mapping[str, torch.Tensor]) -> bool:
     """Return whether each rank has all of a page, and not a part of its own."""
-    return all(name.startswith("latent") for name in rows)
+    return all("latent." in name for name in rows)
 
 
-def host_rows(pool: Theirs) -> dict[str, torch.Tensor]:
-    """Return that of its host pool likewise: each finds what the other has saved."""
-    if (kind := type(pool).__name__) not in _HOST_POOLS:
-        refuse("host pool", kind, "only attention over all tokens is known")
+def host_rows(pool: Theirs, kind: str = "") -> dict[str, torch.Tensor]:
+    """
+    Return that of its host pool likewise: each finds what the other has saved.
+
+    Args:
+        pool: Of host pages.
+        kind: Goes before the names of rows: pools of several kinds number their layers alike.
+    """
+    if (name := type(pool).__name__) not in _HOST_POOLS:
+        refuse("host pool", name, "only attention over all tokens is known")
     if pool.layout not in ("layer_first", "page_first_direct"):
         refuse(
             "hicache_mem_layout",
@@ -133,7 +139,7 @@ def host_rows(pool: Theirs) -> dict[str, torch.Tensor]:
     rows: dict[str, torch.Tensor] = {}
     for at in range(pool.layer_num):
         for part, layers in _buffers(pool).items():
-            rows[f"{part}.{pool.start_layer + at}"] = (
+            rows[f"{kind}{part}.{pool.start_layer + at}"] = (
                 layers[at].view(-1, pool.page_size, *layers.shape[2:])
                 if pool.layout == "layer_first"
                 else layers[:, at]

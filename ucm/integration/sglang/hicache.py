@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-SGLang's ``HiCacheStorage``, interface v1: its host pages to the store and back.
+SGLang's ``HiCacheStorage``: its host pages to the store and back.
+
+Interface v1 for pages of all tokens; v2 beside it for a window's, which lie in a pool of their
+own: a prefix is found where the pages of all its tokens are, and those of its last window.
 
 Threading: SGLang's threads, of which one asks, one loads and one saves.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransferResult,
+)
 from sglang.srt.runtime_context import get_server_args
 
 from ucm.errors import DeviceTimeoutError
@@ -20,53 +28,30 @@ from ucm.integration.sglang.pages import Pages, keys_of
 __all__ = ["Storage"]
 
 _THEIRS: Final = ("backend_name", "module_path", "class_name", "interface_v1")
+_KINDS: Final = (PoolName.KV, PoolName.SWA)
+"""What is known of: pages of all tokens, and pages of a window."""
 
 
-class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
+class _Kind:
     """
-    Made by SGLang, once in each rank; serves once a host pool is registered.
+    Pages of one kind.
 
-    In the configuration's ``extra_config`` are settings of ucm, and ``stage_bytes``. What
-    is not taken is a ConfigError.
+    Args:
+        pages: What is stored of them.
+        rows: SGLang's host pool, row by row.
+        page_tokens: Tokens of a page in it.
     """
 
-    _pages: Pages | None = None
+    def __init__(
+        self, pages: Pages, rows: Sequence[torch.Tensor], page_tokens: int
+    ) -> None:
+        self.pages = pages
+        self._rows = rows
+        self._page_tokens = page_tokens
 
-    def __init__(self, storage_config: Theirs, kwargs: Mapping[str, object]) -> None:
-        self._config, self._args = storage_config, get_server_args()
-        check(self._args)
-        if not storage_config.extra_config.get("interface_v1"):
-            refuse("interface_v1", None, "pages would be copied twice", "Set it to 1.")
-
-    def register_mem_pool_host(self, mem_pool_host: Theirs) -> None:
-        """Open the store, now that it is known what pages there are."""
-        super().register_mem_pool_host(mem_pool_host)
-        rows = host_rows(mem_pool_host)
-        self._rows = list(rows.values())
-        extra = self._config.extra_config
-        self._pages = Pages(
-            self._args,
-            {name: extra[name] for name in extra if name not in _THEIRS},
-            rows,
-            (self._config.tp_rank, self._config.tp_size),
-        )
-
-    def register_mem_host_pool_v2(self, host_pool: Theirs, host_pool_name: str) -> None:
-        """Refuse models that have pages of several kinds; nothing is served from then on."""
-        if host_pool_name != PoolName.KV:
-            self.close()  # SGLang keeps what it attaches while it runs, refused or not
-            refuse("model", host_pool_name, "it has pages of several kinds")
-
-    def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
-        """Return how many pages, from the first on, are stored."""
-        return self._pages.num_stored(keys) if self._pages is not None else 0
-
-    def batch_get_v1(
-        self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: object = None
-    ) -> list[bool]:
+    def load(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
         """Load pages; False from the first on that is not there."""
-        if (pages := self._pages) is None:
-            return [False] * len(keys)
+        pages = self.pages
         found = keys_of(keys)[: pages.stage(keys, pages.limit)]
         if slots := pages.staged.hold(found):
             source = torch.tensor(slots)
@@ -79,16 +64,139 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
                 pages.staged.forget()  # the host pool has them now
         return [at < len(found) for at in range(len(keys))]
 
+    def save(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
+        """Save pages; returns when they are stored, or are known not to be."""
+        stored = 0
+        save = self.pages.save(keys, self._page_ids(host_indices).tolist())
+        with contextlib.suppress(DeviceTimeoutError):
+            stored = save.wait_committed().leading if save is not None else 0
+        return [at < stored for at in range(len(keys))]
+
+    def fits(self, keys: Sequence[str], host_indices: torch.Tensor) -> bool:
+        """Return whether there are slots for as many pages as there are keys."""
+        return host_indices.numel() == len(keys) * self._page_tokens
+
+    def _page_ids(self, host_indices: torch.Tensor) -> torch.Tensor:
+        """Return the pages of a batch: the first slot of each says which."""
+        tokens = self._page_tokens
+        pages: torch.Tensor = host_indices[::tokens] // tokens
+        return pages
+
+
+class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
+    """
+    Made by SGLang, once in each rank; serves once a host pool is registered.
+
+    In the configuration's ``extra_config`` are settings of ucm, and ``stage_bytes``. What
+    is not taken is a ConfigError.
+    """
+
+    def __init__(self, storage_config: Theirs, kwargs: Mapping[str, object]) -> None:
+        self._config, self._args = storage_config, get_server_args()
+        self._kinds: dict[str, _Kind] = {}
+        check(self._args)
+        if not storage_config.extra_config.get("interface_v1"):
+            refuse("interface_v1", None, "pages would be copied twice", "Set it to 1.")
+
+    def register_mem_pool_host(self, mem_pool_host: Theirs) -> None:
+        """Open the store, now that it is known what pages there are."""
+        super().register_mem_pool_host(mem_pool_host)
+        self._open(PoolName.KV, mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: Theirs, host_pool_name: str) -> None:
+        """Serve another kind of pages, or refuse it; nothing is served from then on."""
+        if host_pool_name in self._kinds:
+            return
+        with contextlib.ExitStack() as undo:
+            # SGLang keeps what it attaches while it runs, refused or not.
+            undo.callback(self.close)
+            if host_pool_name not in _KINDS:
+                refuse("model", host_pool_name, "it has pages of an unknown kind")
+            self._open(host_pool_name, host_pool)
+            undo.pop_all()
+
+    def _open(self, name: str, host_pool: Theirs) -> None:
+        rows = host_rows(host_pool, "" if name == PoolName.KV else f"{name}.")
+        extra = self._config.extra_config
+        pages = Pages(
+            self._args,
+            {name: extra[name] for name in extra if name not in _THEIRS},
+            rows,
+            (self._config.tp_rank, self._config.tp_size),
+        )
+        self._kinds[name] = _Kind(pages, list(rows.values()), host_pool.page_size)
+
+    def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
+        """Return how many pages, from the first on, are stored."""
+        kind = self._kinds.get(PoolName.KV)
+        return 0 if kind is None else kind.pages.num_stored(keys)
+
+    def batch_exists_v2(
+        self,
+        keys: Sequence[str],
+        pool_transfers: Sequence[Theirs] | None = None,
+        extra_info: object = None,
+    ) -> Theirs:
+        """
+        Return behind which pages a prefix ends of which all kinds are stored, as far as needed.
+
+        Of a window as many pages as a transfer has keys, or all that there are before.
+        """
+        most = self.batch_exists(keys)
+        hits, ends = {PoolName.KV: most}, list(range(1, most + 1))
+        for transfer in pool_transfers or ():
+            kind = self._kinds.get(transfer.name)
+            if kind is None or transfer.hit_policy != PoolHitPolicy.TRAILING_PAGES:
+                return PoolTransferResult.empty()
+            size = max(1, len(transfer.keys or ()))
+            kind.pages.num_stored(keys[max(0, most - size) : most])  # has tiers asked
+            held = _ends_of_windows(kind.pages.are_stored(keys[:most]), size)
+            hits[transfer.name] = max(held, default=0)
+            ends = [end for end in ends if end in held]
+        return PoolTransferResult(max(ends, default=0), hits, ends)
+
+    def batch_get_v1(
+        self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: object = None
+    ) -> list[bool]:
+        """Load pages; False from the first on that is not there."""
+        return self._move(_Kind.load, PoolName.KV, keys, host_indices)
+
+    def batch_get_v2(
+        self, transfers: Sequence[Theirs], extra_info: object = None
+    ) -> dict[str, list[bool]]:
+        """Load pages of each kind likewise."""
+        return {
+            each.name: self._move(_Kind.load, each.name, each.keys, each.host_indices)
+            for each in transfers
+        }
+
     def batch_set_v1(
         self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: object = None
     ) -> list[bool]:
         """Save pages; returns when they are stored, or are known not to be."""
-        stored, save = 0, None
-        if self._pages is not None:
-            save = self._pages.save(keys, self._page_ids(host_indices).tolist())
-        with contextlib.suppress(DeviceTimeoutError):
-            stored = save.wait_committed().leading if save is not None else 0
-        return [at < stored for at in range(len(keys))]
+        return self._move(_Kind.save, PoolName.KV, keys, host_indices)
+
+    def batch_set_v2(
+        self, transfers: Sequence[Theirs], extra_info: object = None
+    ) -> dict[str, list[bool]]:
+        """Save pages of each kind likewise."""
+        return {
+            each.name: self._move(_Kind.save, each.name, each.keys, each.host_indices)
+            for each in transfers
+        }
+
+    def _move(
+        self,
+        move: Callable[[_Kind, Sequence[str], torch.Tensor], list[bool]],
+        name: str,
+        keys: Sequence[str] | None,
+        host_indices: torch.Tensor | None,
+    ) -> list[bool]:
+        """Return of each page whether it has moved; none where keys and slots do not fit."""
+        kind, keys = self._kinds.get(name), keys or ()
+        if kind is None or host_indices is None or not kind.fits(keys, host_indices):
+            return [False] * len(keys)
+        return move(kind, keys, host_indices)
 
     def exists(self, key: str) -> bool:
         """Return whether a page is stored."""
@@ -101,11 +209,15 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def close(self) -> None:
         """Drain for ``timeout.shutdown``, and let go of all. Idempotent."""
-        if self._pages is not None:
-            self._pages.close()
+        for kind in self._kinds.values():
+            kind.pages.close()
 
-    def _page_ids(self, host_indices: torch.Tensor) -> torch.Tensor:
-        """Return the pages of a batch: the first slot of each says which."""
-        tokens = self.mem_pool_host.page_size
-        pages: torch.Tensor = host_indices[::tokens] // tokens
-        return pages
+
+def _ends_of_windows(are_stored: Sequence[bool], size: int) -> set[int]:
+    """Return behind which pages the last *size* are stored, or all where there are fewer."""
+    ends, run = set(), 0
+    for end, is_stored in enumerate(are_stored, 1):
+        run = run + 1 if is_stored else 0
+        if run >= min(size, end):
+            ends.add(end)
+    return ends

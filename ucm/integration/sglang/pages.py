@@ -93,6 +93,13 @@ class Pages:
                 return fetched.found
         return 0
 
+    def are_stored(self, hashes: Sequence[str]) -> list[bool]:
+        """Return of each page whether the slab has it; any thread."""
+        with contextlib.suppress(UCMError):
+            if not self._doubt.is_set:
+                return self._pool.contains(keys_of(hashes))
+        return [False] * len(hashes)
+
     def stage(self, hashes: Sequence[str], timeout: float) -> int:
         """Return how many pages, from the first on, are staged by then."""
         with contextlib.suppress(UCMError):
