@@ -56,6 +56,18 @@ class TestChoice:
         assert not choice_of(2.0).declines(100, 0.0, 4.0)
         assert not Choice().declines(100, 1e-9, 4.0)
 
+    def test_much_more_than_was_ever_seen_is_tried(self) -> None:
+        """R-59: loads that are alike tell no latency from a rate; what was large counts for
+        less, as it is forgotten, and so does what stands before the one that is asked about."""
+        choice = choice_of(2.0)
+        assert choice.declines(200, 1.0, 4.0)
+        assert not choice.declines(201, 1.0, 4.0)
+        assert choice.declines(500, 1.0, 4.0, one=200)
+        for now in range(4, 9):
+            choice.saw(10, 2.0, now)
+        assert not choice.declines(100, 1.0, 9.0)
+        assert choice.declines(80, 1.0, 9.0)
+
     def test_one_in_a_few_is_tried(self) -> None:
         """R-59: a stale estimate meets the truth again, by number or by time; and of those
         that are tried there are no more."""

@@ -4,7 +4,8 @@ Whether loading pays. Pure: amounts, seconds and the time in, a decision out.
 
 A ``Speed`` learns from what things took: a latency, and so long for each byte. What was seen
 last counts most. A ``Choice`` holds that against what computing would take. It declines
-nothing before it has seen a few; and one in so many is done though it looks slower, or one
+nothing before it has seen a few, nor what is much larger than all of them: where these are alike,
+nobody can tell a latency from a rate. One in so many is done though it looks slower, or one
 after a while, so that a source that was slow for a time is found to be well again.
 """
 
@@ -19,6 +20,8 @@ _KEPT: Final = 0.85
 _LEAST_SEEN: Final = 4
 _APART: Final = 0.1
 """Of their mean, that amounts must differ to tell a latency from a rate."""
+_KNOWN: Final = 2
+"""Times the largest amount that was seen, up to which something is known."""
 _MOST_DECLINED: Final = 15
 """In a row."""
 _STALE_S: Final = 30.0
@@ -67,13 +70,17 @@ class Choice:
     speed: Speed = attrs.Factory(Speed)
     _num_declined: int = 0
     _tried_at: float = 0.0
+    _largest: float = 0.0
 
-    def saw(self, amount: float, seconds: float, now: float) -> None:
-        """Take note that loading so much took so long."""
+    def saw(self, amount: float, seconds: float, now: float, *, one: float = 0) -> None:
+        """Take note that loading so much took so long; *one* of several was as large."""
         self.speed.saw(amount, seconds)
         self._tried_at = now
+        self._largest = max(one or amount, _KEPT * self._largest)
 
-    def declines(self, amount: float, compute_s: float, now: float) -> bool:
+    def declines(
+        self, amount: float, compute_s: float, now: float, *, one: float = 0
+    ) -> bool:
         """
         Decide whether to compute instead, and take note of it.
 
@@ -81,8 +88,11 @@ class Choice:
             amount: To be loaded.
             compute_s: How long computing it would take; 0: not known.
             now: The time, in seconds on any clock.
+            one: How much of that is asked about, if the rest is before it.
         """
         if not (compute_s > 0 and self.speed.is_known):
+            return False
+        if (one or amount) > _KNOWN * self._largest:
             return False
         is_slower = self.speed.seconds_of(amount) > compute_s
         is_stale = now - self._tried_at > _STALE_S

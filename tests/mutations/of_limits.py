@@ -329,7 +329,7 @@ LIMITS = (
         name="hits_always_loaded",
         why="R-59: a prompt waits for a load that is slower than computing it.",
         file=_PAYING,
-        find="        if not self._choice.declines(nbytes, compute_s, now):\n            return False\n",
+        find="        if not self._choice.declines(nbytes, compute_s, now, one=one):\n            return False\n",
         replace="        if True:\n            return False\n",
         killers=(
             f"{_PAYS}::TestDeclines::test_load_that_is_slower_than_computing_is_not_taken",
@@ -356,8 +356,8 @@ LIMITS = (
         name="loads_ahead_passed_over",
         why="R-59: a load behind ten others is predicted to take as long as one alone.",
         file=_PAYING,
-        find="nbytes = self._nbytes_ahead + self._nbytes_of(loaded)",
-        replace="nbytes = self._nbytes_of(loaded)",
+        find="nbytes = self._nbytes_ahead + one",
+        replace="nbytes = one",
         killers=(f"{_PAYS}::TestDeclines::test_loads_that_are_on_their_way_count",),
     ),
     Mutant(

@@ -152,11 +152,12 @@ REST = (
     Mutant(
         name="long_hits_judged_by_short_loads",
         why="R-59: behind many loads of a short prompt a long one looks a hundred times as slow.",
-        file="ucm/scheduler/paying.py",
+        file="ucm/worth.py",
         find="_KNOWN * self._largest",
         replace='float("inf")',
         killers=(
             "tests/scheduler/test_paying.py::TestDeclines::test_hit_much_larger_than_any_load_is_tried",
+            "tests/test_worth.py::TestChoice::test_much_more_than_was_ever_seen_is_tried",
         ),
     ),
     Mutant(

@@ -8,14 +8,12 @@ plan. How long loads take is learnt from loads, from their order to the last pla
 not over: whatever a request waits for in between counts, on whichever rank. What is over with the
 next step may have been so as it began; that step ran anyway, and steps of a busy engine are long.
 Loads that were on their way together are told apart by what ended with each look: what one waited
-for the ones before it is theirs. Of a hit that is much larger than the loads before nothing is
-known: where these are alike, nobody can tell a latency from a rate.
+for the ones before it is theirs.
 
-That it is tried again is ``ucm.worth``'s.
+Of what nothing is known, and that it is tried again, is ``ucm.worth``'s.
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 import attrs
 
@@ -24,11 +22,6 @@ from ucm.scheduler.prompts import PromptSpeed
 from ucm.worth import Choice
 
 __all__ = ["Paying"]
-
-_KNOWN: Final = 2
-"""Times the largest load, up to which something is known of a hit."""
-_KEPT: Final = 0.85
-"""Of that size, with each look that hears of smaller ones: as loads are forgotten."""
 
 
 @attrs.frozen
@@ -55,7 +48,6 @@ class Paying:
         "_ahead",
         "_choice",
         "_heard_at",
-        "_largest",
         "_layout",
         "_nbytes_ahead",
         "_on_way",
@@ -72,7 +64,7 @@ class Paying:
         self._choice = Choice()
         self._on_way: dict[str, _Ordered] = {}
         self._ahead = self._nbytes_ahead = 0
-        self._heard_at = self._planned_at = self._largest = 0.0
+        self._heard_at = self._planned_at = 0.0
 
     def __len__(self) -> int:
         """Return how many loads are on their way."""
@@ -89,11 +81,12 @@ class Paying:
 
         To be asked once of each hit.
         """
-        if not self._predicts or self._nbytes_of(loaded) > _KNOWN * self._largest:
+        if not self._predicts:
             return False
         compute_s = self.prompts.seconds_of(self._ahead + len(loaded))
-        nbytes = self._nbytes_ahead + self._nbytes_of(loaded)
-        if not self._choice.declines(nbytes, compute_s, now):
+        one = self._nbytes_of(loaded)
+        nbytes = self._nbytes_ahead + one
+        if not self._choice.declines(nbytes, compute_s, now, one=one):
             return False
         self._ahead += len(loaded)
         return True
@@ -114,10 +107,10 @@ class Paying:
         if over := [each for each in popped if each is not None]:
             began = max(self._heard_at, min(each.at for each in over))
             nbytes = sum(each.nbytes for each in over)
-            self._choice.saw(nbytes, max(0.0, self._planned_at - began), now)
-            self._heard_at = now
             largest = max(each.nbytes for each in over)
-            self._largest = max(largest, _KEPT * self._largest)
+            took = max(0.0, self._planned_at - began)
+            self._choice.saw(nbytes, took, now, one=largest)
+            self._heard_at = now
 
     def _pop(self, request_id: str) -> _Ordered | None:
         ordered = self._on_way.pop(request_id, None)
