@@ -181,7 +181,7 @@ COMPANY = (
         name="what_waits_of_a_former_life_is_forgotten",
         why="Blocks are neither saved nor dropped when an id is used again.",
         file=_LIVES,
-        find="            self._on_replaced(former)\n",
+        find="            self._on_replaced(former, known_tokens)\n",
         replace="            pass\n",
         killers=(f"{_ENDS}::test_what_a_former_life_leaves_counts_as_dropped",),
     ),
@@ -202,6 +202,26 @@ COMPANY = (
         find="        self._plan = step, now\n        if",
         replace="        self._plan = step + 1, now + self._seconds\n        if",
         killers=(f"{_WAITING}::test_time_begins_with_the_step_that_lets_wait",),
+    ),
+    Mutant(
+        name="life_that_goes_on_at_once_loses_nothing",
+        why="An engine that resets its cache drops decoded blocks that no figure tells of.",
+        file="ucm/integration/vllm/scheduler.py",
+        find="            known_tokens=request.num_tokens - 1,\n",
+        replace="",
+        killers=(
+            "tests/integration/vllm/test_halves.py::TestTogether::test_request_that_loads_what_it_lost_counts_what_it_had_decoded",
+        ),
+    ),
+    Mutant(
+        name="life_that_goes_on_at_once_was_not_preempted",
+        why="What a request's story tells of it does not add up.",
+        file="ucm/scheduler/lives.py",
+        find="            former.record.preemptions += former.was_scheduled\n",
+        replace="",
+        killers=(
+            f"{_ENDS}::test_life_that_is_taken_back_and_goes_on_with_a_load_counts_as_preempted",
+        ),
     ),
     Mutant(
         name="what_waits_keeps_a_failed_engine_awake",

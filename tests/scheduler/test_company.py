@@ -266,6 +266,24 @@ class TestEnds:
         adapter.plan_step(facts(start("b", 4)))
         assert 2 == adapter.totals.dropped_blocks
 
+    def test_life_that_is_taken_back_and_goes_on_with_a_load_counts_as_preempted(
+        self, make: Make
+    ) -> None:
+        """R-18: in one step, as an engine does that resets its cache: what the life had
+        decoded and nobody saved is dropped, and its record says that it was preempted."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1)))
+        adapter.blocks_allocated(
+            *("a", [[4]], hashes_of("a", 3)),
+            computed_tokens=0,
+            external_tokens=4,
+            known_tokens=12,
+        )
+        adapter.plan_step(StepFacts(preempted={"a": 12}, is_idle=False))
+        record = adapter.records.of("a")
+        assert (3, 3) == (adapter.totals.dropped_blocks, record.dropped_blocks)
+        assert 1 == record.preemptions
+
     def test_doubt_about_the_weights_drops_what_waits(self, make: Make) -> None:
         """What was computed before is not saved under the key space of later."""
         adapter = make()

@@ -97,7 +97,7 @@ class TestLoads:
 
     def test_load_into_no_block_is_refused(self, adapter: SchedulerAdapter) -> None:
         """A load that no ticket would ever end raises instead of hanging."""
-        with pytest.raises(LayoutError, match="no block to load them into"):
+        with pytest.raises(LayoutError, match="no block to load 8 tokens into"):
             load(adapter, "r", [0, 0])
 
     def test_loaded_blocks_are_not_saved_again(

@@ -113,8 +113,7 @@ class SchedulerAdapter:
         )
         self._lives = self.lives = Lives(self._selector.lose)
         self.records = self._lives.records
-        self.awaits_step = self._selector.awaits_step
-        self._steps = itertools.count(1)
+        self.awaits_step, self._steps = self._selector.awaits_step, itertools.count(1)
         self._loads = LoadSelector(layout, self._matcher, self._transfers)
         self._touches = Touches(layout, self._matcher, index, waits=limits.may_wait)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
@@ -207,6 +206,7 @@ class SchedulerAdapter:
         computed_tokens: int,
         external_tokens: int,
         wishes: Wishes = NO_WISHES,
+        known_tokens: int = 0,
     ) -> None:
         """
         Order the load that the engine has decided on.
@@ -221,6 +221,7 @@ class SchedulerAdapter:
             computed_tokens: Tokens that the engine has in its own cache.
             external_tokens: Tokens beyond these that it expects to be loaded.
             wishes: What the request asks of the store.
+            known_tokens: That a former life had computed, if one was taken back just now.
 
         Raises:
             LayoutError: The tables have no block to load into; the request would wait
@@ -228,7 +229,7 @@ class SchedulerAdapter:
         """
         if external_tokens == 0:
             return
-        life = self._lives.begin(request_id, wishes)
+        life = self._lives.begin(request_id, wishes, known_tokens)
         self._touches.add(life.stay.moment, hashes, computed_tokens + external_tokens)
         loaded = range(computed_tokens, computed_tokens + external_tokens)
         orders, external = self._loads.orders(life.key, tables, hashes, loaded)
@@ -236,8 +237,7 @@ class SchedulerAdapter:
         life.promised(orders, external_tokens, external, self._lives.now)
         if not life.loads:
             raise LayoutError(
-                f"request {request_id}: {external_tokens} external tokens, but no "
-                "block to load them into"
+                f"request {request_id}: no block to load {external_tokens} tokens into"
             )
 
     def plan_step(self, facts: StepFacts) -> StepPlan:

@@ -283,10 +283,10 @@ class Lives:
     Used on the scheduler's thread only.
 
     Args:
-        on_replaced: Told of each life that ends because the next one begins.
+        on_replaced: Told of each life that the next one replaces, and its known tokens.
     """
 
-    def __init__(self, on_replaced: Callable[[Life], None]) -> None:
+    def __init__(self, on_replaced: Callable[[Life, int], None]) -> None:
         self._on_replaced = on_replaced
         self.records = Records()
         """What becomes of the requests."""
@@ -310,10 +310,11 @@ class Lives:
             return MatchReason.LOAD_FAILED
         return MatchReason.LONG_ID if len(request_id) > MAX_ID_CHARS else None
 
-    def begin(self, request_id: str, wishes: Wishes) -> Life:
-        """Start the next life of a request, just now; a present one ends."""
+    def begin(self, request_id: str, wishes: Wishes, known_tokens: int = 0) -> Life:
+        """Start the next life of a request, just now; a present one ends, preempted."""
         if (former := self.end(request_id)) is not None:
-            self._on_replaced(former)
+            former.record.preemptions += former.was_scheduled
+            self._on_replaced(former, known_tokens)
         moment = max(_EARLIEST_NS, int((self.now + wishes.retain_seconds) * 1e9))
         stay = Stay(request_id, next(self._generations), moment, wishes.tenant)
         life = Life(

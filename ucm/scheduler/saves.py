@@ -138,7 +138,7 @@ class SaveSelector:
         self._decoded.hurries = True
         self._hurries_until = step + _HURRY_STEPS
 
-    def lose(self, life: Life, tokens: int = 0) -> None:
+    def lose(self, life: Life, tokens: int) -> None:
         """Count what a life leaves that is not saved, if so many tokens are known."""
         tokens = min(tokens, life.most_saved)
         lost = life.waiting_blocks(self._layout, tokens, self._decoded)

@@ -217,6 +217,20 @@ class TestTogether:
         engine.scheduler.finished("s")
         assert engine.idle()
 
+    def test_request_that_loads_what_it_lost_counts_what_it_had_decoded(self, engine):
+        """R-18: an engine that resets its cache takes blocks back, and has the same
+        request load in the same step; the two that it had decoded are dropped."""
+        engine.save()
+        one = request("s")
+        engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+        engine.work(engine.plan([one], [1, 2, 3]))
+        one.block_hashes, one.num_tokens = HASHES[:5], 81
+        assert (48, True) == engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[5, 6, 7]], 48)
+        engine.work(engine.plan(preempted=["s"]))
+        assert 2 == engine.scheduler._adapter.totals.dropped_blocks
+
     def test_each_plan_is_carried_out_once(self, engine):
         """S2-08: hooks that are called again with the same plan do nothing more."""
         one = request("r")

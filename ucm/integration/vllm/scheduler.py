@@ -244,6 +244,7 @@ class SchedulerHalf:
             computed_tokens=computed,
             external_tokens=external_tokens,
             wishes=wishes,
+            known_tokens=request.num_tokens - 1,
         )
         self._store.load_begun()
         self._counters.add("ucm_matched_tokens_total", external_tokens)
