@@ -230,6 +230,7 @@ class ConnectorWorld:
                     abort=dice.choice([0.01, 0.1]),
                     preempt=dice.choice([0.01, 0.1]),
                     reset=dice.choice([0, 0, 0.005]),
+                    halt=dice.choice([0, 0.05]),
                 ),
             ),
             between=lambda: simulation.sleep(dice.choice(_PREPARES_S)),
@@ -250,6 +251,13 @@ class ConnectorWorld:
             seen=self.seen,
         )
 
+    def _check_asleep(self) -> None:
+        """Make sure that nothing waits for a step: none may come for hours."""
+        counts = self.scheduler.counts()
+        waiting = ("waiting", "endings", "new_deferrals")
+        assert [] == [name for name in waiting if counts[name]], "asleep on them"
+        self.seen["asleep in the middle"] += bool(self.host.scheduler.running)
+
     def _flip(self, key: PackedKey) -> None:
         self.damaged.add(key)
         entry = self.inner._entries[key]
@@ -267,7 +275,8 @@ class ConnectorWorld:
         stored = StoredBlocks(self.layout, self.host.streams)
         for at in range(self.steps):
             self.host.act()
-            self.seen["saves wait"] += self.scheduler.awaits_step()
+            if self.host.is_asleep:
+                self._check_asleep()
             if self.renews and self.dice.random() < self.renews:
                 self.weights.act()
             if not (self.renews or at % 20):

@@ -33,6 +33,7 @@ SEEN = [
     *("weights touch", "weights reset", "weights renew", "weights sleep"),
     *("cleared", "torn by an overwrite", "part", "drafted", "never_asked"),
     *("mode layerwise-microbatches", "mode layerwise-speculation"),
+    *("halted", "slept", "kept_awake", "asleep in the middle"),
 ]
 """Kinds of acts and ends, of the engine and of the store."""
 

@@ -40,8 +40,8 @@ class TestMany:
     @pytest.mark.parametrize("slot", [-1, 8])
     def test_slot_outside_of_the_pool_is_not_read(self, library, slot):
         """What stands in a damaged index ends no process."""
-        slots = make_slots(64)
-        slots.slots[1] = slot
+        memory = np.zeros((10, 64), np.uint8)  # ours around the pool too
+        slots = HostSlots(memory[1:9], np.array([6, slot, 3]), 64)
         with pytest.raises(IndexError, match=r"not in 0\.\.7"):
             ManyDigests(library)(slots, range(3), SEEDS)
 

@@ -63,6 +63,23 @@ class TestSmallConnector:
         assert set() == missing(host.seen, {"load_in_step", "blocks_failed"})
         assert 0 == host.seen["load"]
 
+    def test_engine_sleeps_unless_somebody_wants_a_step(self) -> None:
+        """R-18: with nobody there, or halted, it steps for the connector alone, as long as
+        that asks for it, and runs nobody then."""
+        calm = Odds(arrive=0, abort=0, forget=0, admit=1, preempt=0, empty=0)
+        host = tiny_host(ONE_FULL, settings=HostSettings(odds=calm))
+        wanted = [False]
+        host.scheduler.hooks.has_pending_push_work = wanted.pop
+        assert "sleep" == host.act()
+        host.arrive()
+        assert "step" == host.act()
+        host.scheduler.is_halted = True
+        wanted += [False, True, False]
+        before = host.seen["step"]
+        assert ["sleep", "step", "sleep"] == [host.act() for _ in range(3)]
+        assert (before, 1) == (host.seen["step"], host.seen["empty_step"])
+        run(host, 0)
+
     def test_same_seed_gives_the_same_run(self) -> None:
         """A run repeats from its seed, and another seed gives another run."""
 

@@ -98,6 +98,7 @@ class SchedulerDoor:
         self.update_connector_output = half.apply
         self.get_num_new_matched_tokens = half.match
         self.reset_cache = half.reset_cache
+        self.has_pending_push_work = half.awaits_step
 
     def on_new_request(self, request: object) -> None:
         """Do nothing."""

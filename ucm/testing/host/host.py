@@ -160,8 +160,21 @@ class FakeHost:
             self.seen["forgot"] += 1
             self.scheduler.pool.forget()
             return "forget"
+        is_halted = self.scheduler.is_halted
+        if odds.halt and choices.chance("halt", 0.1 if is_halted else odds.halt):
+            self.seen["halted"] += not is_halted
+            self.scheduler.is_halted = not is_halted
+            return "halt"
+        if self.is_asleep:
+            self.seen["slept"] += 1
+            return "sleep"
         self.step()
         return "step"
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether no step is taken before somebody comes to the engine."""
+        return not (self._steps or self.scheduler.has_requests())
 
     def arrive(self) -> Request:
         """Let a request come in, under an id that may have been used before."""
@@ -203,7 +216,10 @@ class FakeHost:
         return [name for name in names if name not in in_flight]
 
     def step(self) -> None:
-        """Plan a step, and carry out and take in as many as must be."""
+        """Plan a step if there is one to plan; carry out and take in as many as must be."""
+        if self._steps and not self.scheduler.has_requests():
+            self._take_in()
+            return
         step = self.scheduler.schedule()
         self.seen["step" if step.scheduled else "empty_step"] += 1
         self._steps.append((step, self._execute(step)))
@@ -276,6 +292,7 @@ class FakeHost:
         Returns:
             Whether nobody has a block any more.
         """
+        self.scheduler.is_halted = False
         for request in list(self.scheduler.requests.values()):
             if not request.is_finished():
                 self.abort(request)
@@ -309,13 +326,14 @@ class FakeHost:
         Raises:
             HostAssertionError: Something did not end; says what is left.
         """
+        self.scheduler.is_halted = False
         for request in list(self.scheduler.requests.values()):
             if not request.is_finished() and self._choices.chance("abort", 0.5):
                 self.abort(request)
         for steps in range(self.settings.max_drain_steps):
             if not any(self.audit().values()):
                 return steps
-            self.step()
+            self.step()  # also one that sleeps: as if somebody came back
             while self._steps:
                 self._take_in()
             idle()

@@ -70,6 +70,7 @@ class FakeScheduler:
         self.tables = KVTables(layout, self.pool, seen, caches=settings.local_cache)
         self.received: set[str] = set()
         self.failed: set[str] = set()
+        self.is_halted = False
         self.steps = 0
         self.processed = 0
         self._states = [
@@ -102,6 +103,18 @@ class FakeScheduler:
             "used_blocks": self.pool.num_used,
             **self.registrations.counts(),
         }
+
+    def has_requests(self) -> bool:
+        """Return whether a step is to be taken for somebody, or for the connector."""
+        queued = len(self.running) + len(self.waiting) + len(self.holding)
+        some = (
+            len(self.requests) - queued * self.is_halted
+        )  # that keep their blocks too
+        if some or self._finished_ids:
+            return True
+        asks = getattr(self.hooks, "has_pending_push_work", bool)  # since vLLM 0.24
+        self._seen["kept_awake"] += (keeps := asks())
+        return keeps
 
     # Requests come and go.
 
@@ -161,6 +174,8 @@ class FakeScheduler:
         self.tables.newest = choices.chance("newest", odds.newest)
         budget = choices.pick("budget", self._settings.step_tokens)
         draft = Draft(0 if choices.chance("empty", odds.empty) else budget)
+        if self.is_halted:
+            return self._planned(Draft(0))
         self._preempt_some(draft)
         may_resume = not draft.has_preempted or choices.chance("resume", odds.resume)
         draft.has_preempted = False

@@ -16,6 +16,7 @@ class Odds:
         abort: A request is aborted, per act.
         reset: The connector's cache is reset, per act.
         forget: The engine's own prefix cache is reset, per act.
+        halt: The engine schedules nothing for a while, and leaves all as it is, per act.
         preempt: A running request is preempted, per request and step.
         resume: Requests are admitted in the step that preempted some.
         admit: A waiting request is looked at, per request and step.
@@ -35,6 +36,7 @@ class Odds:
     abort: float = 0.03
     reset: float = 0.0
     forget: float = 0.002
+    halt: float = 0.0
     preempt: float = 0.02
     resume: float = 0.3
     admit: float = 0.8
