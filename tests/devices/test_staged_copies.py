@@ -11,8 +11,9 @@ import torch
 from tests.kit.accelerator import SimulatedDriver
 from tests.kit.accelerator_streams import CUDA, SimHardware
 from ucm.blocks import BlockId
+from ucm.devices import _staged
 from ucm.devices.accelerator import AcceleratorDevice
-from ucm.errors import ConfigError
+from ucm.errors import ConfigError, DeviceError
 from ucm.plan import HostSlots
 from ucm.testing.device_contract import DeviceContract
 from ucm.testing.device_memory import Arrangement, Engine, Nesting
@@ -164,25 +165,63 @@ class TestGather:
         np.testing.assert_array_equal(expected(engine, 6), slots.pool)
 
 
+def scatter(device, engine, count):
+    """Load other bytes into the first blocks; return the fence and the slots."""
+    slots = slots_of(count)
+    slots.pool[:] = np.random.default_rng(5).integers(0, 256, slots.pool.shape)
+    blocks = tuple(map(BlockId, range(count)))
+    group_id = engine.layout.groups[0].group_id
+    return device.scatter(group_id, ROWS, slots, blocks), slots
+
+
+def check_loaded(engine, slots):
+    """Make sure that blocks hold what their slots do."""
+    now = engine.read()
+    for block in range(len(slots)):
+        for page, place in engine.pages(now, engine.layout.groups[0], ROWS, block):
+            np.testing.assert_array_equal(slots.pool[block, place], page)
+
+
 class TestScatter:
     def test_bytes_reach_the_pages_by_way_of_pinned_memory(
-        self, device, engine, driver
+        self, device, engine, driver, monkeypatch
     ):
-        """S2-04: a load is copied on the host first; its memory is free when its fence
-        has passed."""
-        slots = slots_of(4)
-        slots.pool[:] = np.random.default_rng(5).integers(0, 256, slots.pool.shape)
-        group = engine.layout.groups[0]
-        blocks = tuple(map(BlockId, range(4)))
-        fence = device.scatter(group.group_id, ROWS, slots, blocks)
+        """S2-04: a load is copied on the host first, part by part, also one that is larger
+        than the memory; that is free when its fence has passed."""
+        monkeypatch.setattr(_staged, "_TIMEOUT_S", 60.0)
+        fence, slots = scatter(device, engine, 6)
         assert fence.wait(60.0)
-        now = engine.read()
-        for block in range(4):
-            for page, place in engine.pages(now, group, ROWS, block):
-                np.testing.assert_array_equal(slots.pool[block, place], page)
-        (copy,) = driver.copies
-        assert copy.is_pinned
+        check_loaded(engine, slots)
+        assert [True] * 6 == [copy.is_pinned for copy in driver.copies]
         assert 4 * BLOCK_BYTES == device._staging.stats().free_bytes
+
+    def test_parts_that_get_no_memory_in_time_go_straight(self, device, engine, driver):
+        """A load waits for others once, and the fence is behind all of its parts."""
+        driver.is_held = True
+        fence, slots = scatter(device, engine, 6)
+        assert [*[True] * 4, False] == [copy.is_pinned for copy in driver.copies]
+        assert 1 == device._staging.stats().timeouts_total
+        driver.is_held = False
+        assert fence.wait(60.0)
+        check_loaded(engine, slots)
+
+    def test_failure_behind_the_first_part_gives_no_block_back(
+        self, device, engine, driver, monkeypatch
+    ):
+        """What is under way may still write: there is a fence, which never passes."""
+        submit, calls = driver.copy, []
+
+        def fails_later(*given, **options):
+            calls.append(given)
+            if len(calls) > 1:
+                raise RuntimeError("out of order")
+            submit(*given, **options)
+
+        monkeypatch.setattr(driver, "copy", fails_later)
+        fence, _ = scatter(device, engine, 3)
+        assert 2 == len(calls)
+        with pytest.raises(DeviceError, match="out of order"):
+            fence.is_done()
 
 
 def test_budget_below_one_block_is_refused_by_name(driver):

@@ -13,7 +13,7 @@ from ucm.devices.driver import Direction
 from ucm.devices.staging import StagingLease
 from ucm.plan import CopyBatch, HostSlots
 
-__all__ = ["Pages", "StagedFence", "move"]
+__all__ = ["Pages", "StagedFence", "move", "part_of"]
 
 _MOVED_BYTES = 4 << 20
 """Moved at a time between slots: the copy in between should stay in the cache."""
@@ -57,7 +57,7 @@ class Pages:
         """Return the copies of a span, neighbours merged but for a few."""
         step = max(1, _LOCKED_ITEMS // len(self.rows))
         parts = [
-            self._batch(_part_of(copy, at, at + step), direction)
+            self._batch(part_of(copy, at, at + step), direction)
             for at in range(0, len(copy.blocks), step)
         ]
         return parts[0] if len(parts) == 1 else CopyBatch.joined(parts)
@@ -103,7 +103,8 @@ class Pages:
         return merged
 
 
-def _part_of(copy: "PagedCopy[Pages]", start: int, stop: int) -> "PagedCopy[Pages]":
+def part_of(copy: "PagedCopy[Pages]", start: int, stop: int) -> "PagedCopy[Pages]":
+    """Return the copy of some blocks of a span."""
     slots = copy.slots.part(start, stop)
     return attrs.evolve(copy, blocks=copy.blocks[start:stop], slots=slots)
 

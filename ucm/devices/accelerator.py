@@ -10,7 +10,7 @@ that waits for an event which the engine lends. Nobody waits for anything there.
 stand behind saves nor the engine behind either. One call submits all pages of a span,
 neighbours merged, straight between blocks and slots; an event of ours behind them is the
 fence. Slots that could not be pinned are copied by way of staging memory that is, if
-there is any: for a save the last step, from there to the slots, is the fence's ``land``.
+there is any (``StagedCopies``).
 How many copies are under way at once is bounded by whoever asks for them: the
 pipeline's window.
 
@@ -32,7 +32,8 @@ import numpy.typing as npt
 import torch
 
 from ucm.devices._paged import PagedBlocks, PagedCopy, Part
-from ucm.devices._pages import Pages, StagedFence, move
+from ucm.devices._pages import Pages
+from ucm.devices._staged import StagedCopies
 from ucm.devices._torch import TensorDevice
 from ucm.devices.abc import EventRef, Fence
 from ucm.devices.driver import Direction, Driver, Stream
@@ -45,8 +46,8 @@ from ucm.devices.events import (
     anew,
 )
 from ucm.devices.poller import EventPoller
-from ucm.devices.staging import StagingLease, StagingPool, StagingTimeoutError
-from ucm.errors import ConfigError, DeviceError, DeviceFailedError, GraphCaptureError
+from ucm.devices.staging import StagingPool
+from ucm.errors import DeviceError, DeviceFailedError, GraphCaptureError
 from ucm.layout import KVLayout
 from ucm.plan import CopyBatch
 from ucm.threads import SYSTEM, Lock, Threads
@@ -55,8 +56,6 @@ __all__ = ["AcceleratorDevice"]
 
 _CLOSE_TIMEOUT_S = 10.0
 _LOAN_TIMEOUT_S = 1.0
-_STAGING_TIMEOUT_S = 0.05
-"""Then a copy goes straight to memory that is not pinned: slower, but it goes."""
 
 
 @attrs.frozen(eq=False)
@@ -107,6 +106,7 @@ class AcceleratorDevice(TensorDevice[Pages]):
         """What the relay waits for without a fence of ours behind it."""
         self._pinned: dict[int, int] = {}
         self._staging: StagingPool | None = None
+        self._staged: StagedCopies | None = None
         self._failure: DeviceError | None = None
         self._has_let_go = False
         self._cleared: Fence = DoneFence()
@@ -159,6 +159,7 @@ class AcceleratorDevice(TensorDevice[Pages]):
             pin=self.pin,
             threads=self._threads,
         )
+        self._staged = StagedCopies(self._staging, self._submit)
         return self._staging.pin_problem
 
     def begin_step(self, step: int) -> None:
@@ -257,44 +258,10 @@ class AcceleratorDevice(TensorDevice[Pages]):
         if not len(copy.blocks) or not copy.row_ids:
             return DoneFence()
         self._check_alive()
-        lease = self._borrow_staging(copy, direction)
-        if lease is None:
+        if self._staged is None or self._is_pinned(copy.slots.pool):
             return self._submit(copy, direction)
-        return self._copy_staged(copy, direction, lease)
-
-    def _borrow_staging(
-        self, copy: PagedCopy[Pages], direction: Direction
-    ) -> StagingLease | None:
-        """Return memory for a copy whose slots are not pinned, if there is any."""
-        slots = copy.slots
-        if self._staging is None or self._is_pinned(slots.pool):
-            return None
-        try:
-            return self._staging.borrow(
-                len(slots), slots.block_bytes, direction.value, _STAGING_TIMEOUT_S
-            )
-        except (StagingTimeoutError, ConfigError):
-            return None
-
-    def _copy_staged(
-        self, copy: PagedCopy[Pages], direction: Direction, lease: StagingLease
-    ) -> Fence:
-        extents = copy.group.extents(copy)
-        is_kept = False
-        try:
-            if direction is Direction.TO_DEVICE:
-                move(copy.slots, lease.slots, extents)
-            staged = attrs.evolve(copy, slots=lease.slots)
-            fence = self._submit(staged, direction)
-            lease.quarantine(fence)
-            is_kept = direction is Direction.TO_HOST
-        finally:
-            if not is_kept:
-                lease.close()
-        if not is_kept:
-            return fence
-        land = functools.partial(move, lease.slots, copy.slots, extents)
-        return StagedFence(fence, lease, land)
+        to_host = direction is Direction.TO_HOST
+        return self._staged.gather(copy) if to_host else self._staged.scatter(copy)
 
     def _clear(self, pages: PagedBlocks[Pages]) -> Fence:
         """Copy zeros there: too rare to have them pinned."""
