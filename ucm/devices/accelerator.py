@@ -10,9 +10,8 @@ that waits for an event which the engine lends. Nobody waits for anything there.
 stand behind saves nor the engine behind either. One call submits all pages of a span,
 neighbours merged, straight between blocks and slots; an event of ours behind them is the
 fence. Slots that could not be pinned are copied by way of staging memory that is, if
-there is any (``StagedCopies``).
-How many copies are under way at once is bounded by whoever asks for them: the
-pipeline's window.
+there is any (``StagedCopies``). How many copies are under way at once is bounded by
+whoever asks for them, the pipeline's window, and parts of them by that memory.
 
 *Failure.* An error of the runtime stays: the device has failed from then on, each call
 raises ``DeviceFailedError`` and no fence passes any more. What a copy under way still
