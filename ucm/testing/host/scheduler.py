@@ -107,9 +107,7 @@ class FakeScheduler:
     def has_requests(self) -> bool:
         """Return whether a step is to be taken for somebody, or for the connector."""
         queued = len(self.running) + len(self.waiting) + len(self.holding)
-        some = (
-            len(self.requests) - queued * self.is_halted
-        )  # that keep their blocks too
+        some = len(self.requests) - queued * self.is_halted  # some keep their blocks
         if some or self._finished_ids:
             return True
         asks = getattr(self.hooks, "has_pending_push_work", bool)  # since vLLM 0.24
