@@ -352,7 +352,7 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
     Mutant(
         name="staged_span_refused",
         why="A span larger than the staging memory is never saved.",
-        file=_DEVICE,
+        file=_STAGED_COPIES,
         find="except (StagingTimeoutError, ConfigError):",
         replace="except StagingTimeoutError:",
         killers=(f"{_STAGED}::test_more_than_the_budget_goes_straight_to_the_slots",),
