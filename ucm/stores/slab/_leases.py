@@ -6,8 +6,9 @@ A block's checksum is xxh3 over its bytes, seeded with the hash of its key: the 
 bytes under the wrong key do not verify.
 
 What a checksum finds: bytes that were never wholly written, of another key, of a file
-that somebody restored or cut, or that somebody wrote to who had no right to, and memory
-that flips bits. Who verifies once finds all of that the first time that this process
+that somebody restored or cut, or that somebody wrote to who had no right to, and bits that
+memory has flipped by then; not those that change between that look and a device's own
+reading. Who verifies once finds all of that the first time that this process
 loads what a save has put there, and trusts the memory from then on. That a slot was
 given to another save is found by its generation, each time.
 """
