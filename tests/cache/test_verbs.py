@@ -4,13 +4,23 @@
 import anyio
 import anyio.to_thread
 
-from tests.cache.kit import Host, both_loops, keys_of, leaving_nothing, run, span_of
+from tests.cache.kit import (
+    LAYOUT,
+    Host,
+    both_loops,
+    keys_of,
+    leaving_nothing,
+    run,
+    span_of,
+)
+from tests.clocks import AdvancingThreads
 from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.pipeline.tickets import OutcomeKind
 from ucm.prefixes import Place
 from ucm.reasons import Reason
+from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 ONE_TICKET = {"queue": {"tickets": 1}}
@@ -237,6 +247,35 @@ class TestRoom:
                     await cache.save(keys_of(2, seed), range(2)).committed
                 assert 2 == await cache.match(keys_of(2))
                 assert 0 == await cache.match(keys_of(2, 1))
+
+        with leaving_nothing(host):
+            run(loop, main)
+
+    def test_priority_is_a_time_that_wears_off(self, loop: str) -> None:
+        """Who is kept for longer goes later, less takes nothing back, and who began long ago is first."""
+        threads = AdvancingThreads()
+        host = Host(capacity=4, threads=threads)
+
+        def now_ns() -> int:
+            return int(threads.monotonic() * 1e9)
+
+        host.store = MemoryStore(4, LAYOUT.max_block_bytes, now_ns, retain_share=0.5)
+
+        async def main() -> None:
+            async with host.cache() as cache:
+                later = now_ns() + 600 * 10**9
+                parts = [keys_of(1, seed) for seed in range(4)]
+                for part, began_ns in zip(parts, (later, 0, 0, 1), strict=True):
+                    place = Place(began_ns=began_ns)
+                    await cache.save(part, range(1), place=place).committed
+                await cache.retain(parts[0], ttl=1)
+                await cache.retain(parts[1], ttl=60)
+                found = []
+                for seed in range(4, 8):
+                    threads.advance(30)
+                    await cache.save(keys_of(1, seed), range(1)).committed
+                    found.append([await cache.match(part) for part in parts])
+                assert [[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]] == found
 
         with leaving_nothing(host):
             run(loop, main)

@@ -285,6 +285,14 @@ LIB = (
         killers=(f"{_VERBS}::TestRoom::test_retained_blocks_stay_where_used_ones_go",),
     ),
     Mutant(
+        name="kept_for_as_long_as_any",
+        why="Of what a host keeps, what matters less stays as long as what matters most.",
+        file=_CORE,
+        find="self._now_ns() + int(ttl * 1e9))",
+        replace="self._now_ns() + int(600e9))",
+        killers=(f"{_VERBS}::TestRoom::test_priority_is_a_time_that_wears_off",),
+    ),
+    Mutant(
         name="foreign_key_space_opened",
         why="Blocks of another layout are loaded as if they were the host's.",
         file=_OPENING,

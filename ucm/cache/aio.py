@@ -318,9 +318,9 @@ class Cache:
         """
         Keep stored blocks as if they were used in *ttl* seconds; unknown ones are none.
 
-        Until then all that was not retained makes room before them. Nothing is deleted
-        then: they age from there on. What is retained for longer than anything that
-        comes leaves it no room: a store that is full of it refuses saves.
+        Time is the priority here: until then all that was not retained makes room before
+        them, and nothing is deleted then; they age from there on. Less takes nothing back.
+        At most ``store.retain_share`` of the store is kept so; the rest is used now.
 
         Args:
             keys: Of the blocks.
