@@ -136,6 +136,8 @@ class TestRefusals:
             ({"b": np.zeros((0, 32), np.uint8)}, "empty"),
             ({"b": np.zeros((), np.uint8)}, "empty"),
             ({"b": np.zeros((8, 4), "datetime64[s]")}, "cannot be read"),
+            ({"b": np.zeros((8, 4), object)}, "holds objects"),
+            ({"b": np.zeros((8, 2), [("a", object), ("b", "u8")])}, "holds objects"),
         ],
     )
     def test_buffer_that_does_not_fit_is_named(self, given: dict, told: str) -> None:

@@ -96,6 +96,11 @@ def _array_of(name: str, buffer: object) -> npt.NDArray[np.void]:
         raise LayoutError(
             f"layer {name!r} is read-only: nothing could be loaded into it"
         )
+    if array.dtype.hasobject:
+        raise LayoutError(
+            f"layer {name!r} holds objects ({array.dtype}): their bytes are addresses, which "
+            "are of use to nobody else"
+        )
     if not array.ndim or not array.size:
         raise LayoutError(f"layer {name!r} is empty: {array.shape}")
     return array
