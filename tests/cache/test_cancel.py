@@ -2,6 +2,7 @@
 """R-42: cancelled at any await point of any verb, nothing is left."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
@@ -101,6 +102,16 @@ VERBS: dict[str, Callable[[Cache], Awaitable[Any]]] = {
     "flush": lambda cache: cache.flush(),
     "statistics": lambda cache: cache.statistics(),
 }
+
+
+def test_every_verb_that_waits_is_here() -> None:
+    """A verb that is new is cancelled as well; a save is waited for by what it returns."""
+    waiting = {
+        name
+        for name, each in vars(Cache).items()
+        if inspect.iscoroutinefunction(each) and not name.startswith("_")
+    }
+    assert set(VERBS) == waiting | {"save"}
 
 
 async def see_that_nothing_is_left(host: Host, cache: Cache) -> None:
