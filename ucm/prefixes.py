@@ -15,10 +15,11 @@ What is hashed, integers little endian::
 
 import hashlib
 import json
+import numbers
 import sys
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -31,6 +32,16 @@ __all__ = ["ALGORITHM", "Place", "PrefixHasher", "keyspace_of", "paged_layout"]
 ALGORITHM: Final = "ucm.prefix.v1"
 """``KeySpace.hash_algorithm`` of keys that ``PrefixHasher`` makes."""
 _KEY_BYTES: Final = 32
+_MOST_BLOCKS: Final = 1 << 32
+_LATEST_NS: Final = 1 << 62
+"""Less than what 64 bits hold by more than any prefix is deep."""
+
+
+def _up_to(most: int) -> Any:  # noqa: ANN401 - attrs has no name for it
+    validators = attrs.validators
+    return validators.and_(
+        validators.instance_of(numbers.Integral), validators.ge(0), validators.le(most)
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -46,14 +57,9 @@ class Place:
             nobody's.
     """
 
-    first: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    began_ns: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    tenant: int = attrs.field(
-        default=0,
-        validator=attrs.validators.and_(
-            attrs.validators.ge(0), attrs.validators.le(0xFFFFFFFF)
-        ),
-    )
+    first: int = attrs.field(default=0, validator=_up_to(_MOST_BLOCKS))
+    began_ns: int = attrs.field(default=0, validator=_up_to(_LATEST_NS))
+    tenant: int = attrs.field(default=0, validator=_up_to(0xFFFFFFFF))
 
 
 class PrefixHasher:

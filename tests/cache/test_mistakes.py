@@ -83,6 +83,8 @@ class TestMistakes:
                     ([one, two[:16]], [1, 2]),
                     ([b"short"], [1]),
                     ([bytes(65)], [1]),
+                    ([one], [1.5]),
+                    ([one, two], "12"),
                 ):
                     with pytest.raises(KeyFormatError):
                         cache.save(keys, blocks)

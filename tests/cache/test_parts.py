@@ -3,7 +3,9 @@
 
 import itertools
 import threading
+import time
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,12 +66,31 @@ class TestOrders:
         assert [7, 7, 7] == uses.tenants.tolist()
 
     @pytest.mark.parametrize(
-        "wrong", [{"first": -1}, {"began_ns": -1}, {"tenant": -1}, {"tenant": 1 << 32}]
+        ("wrong", "error"),
+        [
+            ({"first": -1}, ValueError),
+            ({"first": 1 << 62}, ValueError),
+            ({"first": 1.5}, TypeError),
+            ({"began_ns": -1}, ValueError),
+            ({"began_ns": 1 << 63}, ValueError),
+            ({"began_ns": time.monotonic()}, TypeError),
+            ({"tenant": -1}, ValueError),
+            ({"tenant": 1 << 32}, ValueError),
+        ],
     )
-    def test_place_that_is_none_is_refused(self, wrong: dict) -> None:
-        """It would not fit into the store's books."""
-        with pytest.raises(ValueError, match=next(iter(wrong))):
+    def test_place_that_is_none_is_refused(
+        self, wrong: dict, error: type[Exception]
+    ) -> None:
+        """It would not fit into the store's books, and our loop would die of it."""
+        with pytest.raises(error, match=next(iter(wrong))):
             Place(**wrong)
+
+    def test_place_takes_whatever_is_a_whole_number(self) -> None:
+        """An index out of an array is one, and the latest moment is one that fits."""
+        orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
+        place = Place(first=np.int64(2), began_ns=1 << 62)
+        uses = orders.uses(1, 0, place, 5)
+        assert [(1 << 62) - 2 * TOKENS] == uses.moments.tolist()
 
 
 class TestBlockUsers:

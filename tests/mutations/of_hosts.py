@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of what hosts of their own have fetched from tiers."""
+"""Mutants of what hosts of their own say, and have fetched from tiers."""
 
 from tests.mutations.mutant import Mutant
 
@@ -17,6 +17,29 @@ HOSTS = (
         replace="        if are_buffers:",
         killers=(
             "tests/cache/test_opening.py::TestRefusals::test_what_is_no_memory_is_refused_where_torch_is_not",
+        ),
+    ),
+    Mutant(
+        name="place_of_more_than_64_bits",
+        why="What a host says of one save ends the loop that moves all blocks.",
+        file="ucm/prefixes.py",
+        find="validator=_up_to(_LATEST_NS)",
+        replace="validator=_up_to(1 << 80)",
+        killers=(
+            "tests/cache/test_parts.py::TestOrders::test_place_that_is_none_is_refused",
+        ),
+    ),
+    Mutant(
+        name="block_one_and_a_half",
+        why="A load writes a block that nobody named.",
+        file="ucm/cache/orders.py",
+        find="            _check_numbers(blocks)\n",
+        replace="",
+        killers=(
+            (
+                "tests/cache/test_mistakes.py::TestMistakes::"
+                "test_keys_that_are_none_are_refused_before_anything_is_done"
+            ),
         ),
     ),
     Mutant(

@@ -2,6 +2,7 @@
 """From the keys and blocks of a host to orders, and to moments of use. Pure."""
 
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -95,8 +96,8 @@ class Orders:
         later ``of`` does.
 
         Raises:
-            KeyFormatError: Keys and blocks are not aligned, or keys are not distinct
-                bytes of one length from 8 to 64.
+            KeyFormatError: Keys and blocks are not aligned, keys are not distinct bytes
+                of one length from 8 to 64, or blocks are no whole numbers.
             LayoutError: There is no such group.
         """
         self._group(group)
@@ -105,6 +106,7 @@ class Orders:
         hashes = _joined(keys)
         if type(blocks) is not range:  # which nobody can change
             blocks = tuple(blocks)
+            _check_numbers(blocks)
         return Asked(direction, hashes, blocks, group, place, now_ns)
 
     def of(self, asked: Asked) -> list[SpanOrder]:
@@ -165,6 +167,14 @@ class Orders:
     def _group(self, group: int) -> GroupLayout:
         shape = self._groups.get(GroupId(group))
         return shape or self._layout.group(GroupId(group))  # which raises
+
+
+def _check_numbers(blocks: Sequence[int]) -> None:
+    """Refuse blocks that are no whole numbers: 1.5 would be taken for 1, and overwritten."""
+    try:
+        index(sum(blocks))  # which is one if all are: no bytecode for each
+    except TypeError as exc:
+        raise KeyFormatError(f"a block is no whole number: {exc}") from None
 
 
 def _joined(keys: Sequence[bytes]) -> bytes:
