@@ -104,7 +104,8 @@ class TestFates:
     def test_blocks_go_with_the_memory_that_another_class_takes(
         self, memory_path: Path
     ) -> None:
-        """R-71: who loses its extent to blocks of another size hears of an eviction."""
+        """R-71: who loses its extent to blocks of another size hears of an eviction; a place
+        that two keys have in common is rare."""
         capacity = 2 << 20
 
         def open_class(nbytes: int) -> SlabStore:
@@ -119,8 +120,9 @@ class TestFates:
         with open_class(4 * SLOT_BYTES) as large:
             save(large, make_keys(4, first=count), 4 * SLOT_BYTES)
         told = [explain(memory_path, key).told.fate for key in keys]
-        assert {Fate.EVICTED, Fate.STORED} >= set(told)
+        assert {Fate.EVICTED, Fate.STORED, Fate.NEVER} >= set(told)
         assert Fate.EVICTED in told
+        assert 2 >= told.count(Fate.NEVER)
 
 
 def cut(path: Path) -> None:
@@ -205,7 +207,10 @@ class TestLoss:
             save(store, KEYS[20:21])
             gone = [key for key in KEYS[:8] if not store.contains([key])[0]]
             told = {*fates(store, gone), *fates(looks, gone)}
-            assert told == {Fate.EVICTED if damage is Path.unlink else Fate.UNKNOWN}
+            if damage is Path.unlink:  # two of the keys may have a place in common
+                assert {Fate.EVICTED} == told - {Fate.NEVER}
+            else:
+                assert {Fate.UNKNOWN} == told
 
     def test_lost_file_is_made_anew_by_the_next(self, tmp_path: Path) -> None:
         """A slab that a release without it has made gets one; one of no such size goes."""
