@@ -30,6 +30,7 @@ def run(*command: str, **env: str) -> str:
 @pytest.mark.slow
 def test_package_outside_of_the_tree_passes_the_contracts(tmp_path: Path) -> None:
     """It is installed as anybody's, found by its names, and runs its own tests."""
+    pytest.importorskip("torch")  # of which its device's memory is
     source, target = tmp_path / "source", tmp_path / "target"
     shutil.copytree(PACKAGE, source)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
