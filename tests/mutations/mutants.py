@@ -61,6 +61,7 @@ from tests.mutations.of_sglang import SGLANG
 from tests.mutations.of_shelf import SHELF
 from tests.mutations.of_signs import SIGNS
 from tests.mutations.of_slab import SLAB
+from tests.mutations.of_staged import STAGED
 from tests.mutations.of_states import STATES
 from tests.mutations.of_stores import STORES
 from tests.mutations.of_story import STORY
@@ -93,6 +94,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CHAT,
     *DECISIONS,
     *DOCTOR,
+    *STAGED,
     *STATES,
     *STORES,
     *STORY,
