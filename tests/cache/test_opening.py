@@ -23,7 +23,7 @@ from tests.cache.kit import (
 )
 from ucm.config import UCMConfig
 from ucm.devices.cpu import CPUDevice
-from ucm.errors import ConfigError, LayoutError, StoreUnavailableError
+from ucm.errors import ConfigError, LayoutError, PipelineError, StoreUnavailableError
 from ucm.status import read_statuses
 from ucm.stores.memory import MemoryStore
 
@@ -60,6 +60,29 @@ def test_blocks_outlive_the_process_that_stored_them(loop: str, tmp_path: Path) 
             assert 4 == await cache.match(keys)
             assert (await cache.load(keys, range(8, 12))).is_whole
         assert all((each[:4] == each[8:12]).all() for each in pool.values())
+
+    run(loop, main)
+    assert set() == our_threads()
+
+
+@both_loops
+def test_a_cache_is_opened_once_at_a_time(loop: str, tmp_path: Path) -> None:
+    """R-42: entered twice it would leave its first threads and store to nobody."""
+    keys = keys_of(1)
+
+    async def main() -> None:
+        opening = ucm.open(
+            settings(tmp_path / "slab"),
+            layout=LAYOUT,
+            device=pool_of(),
+            keyspace=KEYSPACE,
+        )
+        async with opening as cache:
+            with pytest.raises(PipelineError, match="open already"):
+                await opening.__aenter__()
+            assert (await cache.save(keys, [0]).committed).is_whole
+        async with opening as cache:
+            assert 1 == await cache.match(keys)
 
     run(loop, main)
     assert set() == our_threads()

@@ -137,11 +137,19 @@ LIB = (
         name="open_cancelled_in_the_middle",
         why="Threads and a store stay behind a host that never had its cache.",
         file=_AIO,
-        find="            if not is_whole:\n                await self._close()\n",
-        replace="            pass\n",
+        find="            undo.push_async_callback(self._close)\n",
+        replace="",
         killers=(
             f"{_CANCEL}::test_open_and_close_cancelled_at_each_point_leave_nothing",
         ),
+    ),
+    Mutant(
+        name="opened_twice",
+        why="The first of two caches of one opening is closed by nobody.",
+        file=_AIO,
+        find="        if self._host is not None:\n            raise",
+        replace="        if not self._threads:\n            raise",
+        killers=("tests/cache/test_opening.py::test_a_cache_is_opened_once_at_a_time",),
     ),
     Mutant(
         name="close_can_be_cancelled",

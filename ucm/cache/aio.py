@@ -51,15 +51,14 @@ class Opening(contextlib.AbstractAsyncContextManager["Cache"]):
         self._host: HostLoop | None = None
 
     async def __aenter__(self) -> "Cache":
+        if self._host is not None:
+            raise PipelineError("it is open already: open each cache anew")
         self._host = HostLoop(self._threads)
-        is_whole = False
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self._close)
             core = await in_thread(self._open)
             await anyio.lowlevel.checkpoint()  # it may have been cancelled meanwhile
-            is_whole = True
-        finally:
-            if not is_whole:
-                await self._close()
+            undo.pop_all()
         return Cache(core, self._host)
 
     async def __aexit__(
@@ -81,6 +80,7 @@ class Opening(contextlib.AbstractAsyncContextManager["Cache"]):
             await anyio.lowlevel.checkpoint()  # who waited is told
         if self._host is not None:
             self._host.close()
+            self._host = None
 
 
 class Moment(Awaitable[_T], Generic[_T]):
