@@ -145,12 +145,43 @@ SGLANG = (
         name="pages_behind_a_missing_one_are_reported",
         why="SGLang reads host pages that nothing was written to.",
         file=_HICACHE,
-        find="        return [at < len(found) for at in range(len(keys))]",
+        find="        return [at < loaded for at in range(len(keys))]",
         replace="        return [True for at in range(len(keys))]",
         killers=(
             f"{_OF_HICACHE}::test_page_that_is_not_as_it_was_saved_is_not_there",
-            f"{_OF_HICACHE}::test_call_that_carries_more_than_is_staged_is_cut",
+            f"{_OF_HICACHE}::test_pages_behind_a_part_that_is_not_whole_are_not_loaded",
         ),
+    ),
+    Mutant(
+        name="load_is_cut_to_what_has_room",
+        why="Of a prompt with windows SGLang takes all or nothing: a long one is never found.",
+        file=_HICACHE,
+        find="            if loaded < min(at + most, len(keys)):\n",
+        replace="            if loaded:\n",
+        killers=(
+            (
+                f"{_OF_HICACHE}::"
+                "test_call_that_carries_more_than_is_staged_at_once_is_whole"
+            ),
+        ),
+    ),
+    Mutant(
+        name="load_goes_on_behind_a_hole",
+        why="What is loaded behind it counts for the page that is missing.",
+        file=_HICACHE,
+        find="            if loaded < min(at + most, len(keys)):\n",
+        replace="            if not loaded:\n",
+        killers=(
+            f"{_OF_HICACHE}::test_pages_behind_a_part_that_is_not_whole_are_not_loaded",
+        ),
+    ),
+    Mutant(
+        name="large_save_of_hicache_is_refused",
+        why="Nothing of a long prefix is stored behind what may wait at a time.",
+        file=_HICACHE,
+        find=", wait_for_room=True)",
+        replace=")",
+        killers=(f"{_OF_HICACHE}::test_call_that_saves_more_than_may_wait_is_whole",),
     ),
     Mutant(
         name="side_pools_are_taken",

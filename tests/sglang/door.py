@@ -158,6 +158,7 @@ class SGLangDoor(Door):
         environment: Variables of the engine.
         model: What it serves.
         args: More of SGLang's own.
+        stage_bytes: A setting of ours.
     """
 
     block_tokens = 16
@@ -175,11 +176,13 @@ class SGLangDoor(Door):
         environment: Mapping[str, str] | None = None,
         model: models.Recipe = models.LLAMA,
         args: Mapping[str, Any] | None = None,
+        stage_bytes: str = "16MiB",
     ) -> None:
         self._forks = forks
         self._model = model
         self._args = dict(args or {})
         self._layout = layout
+        self._stage_bytes = stage_bytes
         self._environment = dict(environment or {})
         self._engine: Engine | None = None
         self._block_bytes = 4 * 2 * 16 * 2 * 32 * 4
@@ -198,7 +201,7 @@ class SGLangDoor(Door):
         ours = {
             "store": {"path": str(slab), "capacity": capacity},
             "log": {"level": "off"},
-            "stage_bytes": "16MiB",
+            "stage_bytes": self._stage_bytes,
             "tiers": list(self.tiers),
             "timeout": {"fetch": 60.0},  # of a busy machine
         }

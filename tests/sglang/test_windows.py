@@ -31,7 +31,8 @@ def by_kind(slab: Path) -> list[list[PackedKey]]:
 
 def test_windows_are_exact_whatever_of_them_is_stored(tmp_path: Path) -> None:
     """R-81: cold, warm and in new processes, each page of either kind counted; where pages of
-    one kind are not as they were saved, or gone, nothing is answered out of the other."""
+    one kind are not as they were saved, or gone, nothing is answered out of the other; also
+    where pages are verified one at a time."""
     slab, prompts = tmp_path / "slab", prompts_of(PROMPTS)
     plain = SGLangDoor(shared_forks(), model=LAGUNA)
     said = plain.baseline(prompts, 8, Setting.PLAIN)
@@ -44,8 +45,11 @@ def test_windows_are_exact_whatever_of_them_is_stored(tmp_path: Path) -> None:
         door.forget()
         return found
 
-    for layout, first in (("layer_first", 0), ("page_first_direct", WHOLE)):
-        door = SGLangDoor(shared_forks(), layout, model=LAGUNA)
+    for layout, first, room in (
+        ("layer_first", 0, "16MiB"),
+        ("page_first_direct", WHOLE, "16KiB"),
+    ):
+        door = SGLangDoor(shared_forks(), layout, model=LAGUNA, stage_bytes=room)
         door.start(slab, Setting.PLAIN)
         assert first == ask(door)
         assert WHOLE == ask(door)

@@ -72,15 +72,44 @@ def test_page_that_is_not_as_it_was_saved_is_not_there(kit: Kit) -> None:
     assert 0 == int(storage.mem_pool_host.page(4).count_nonzero())
 
 
-def test_call_that_carries_more_than_is_staged_is_cut(kit: Kit) -> None:
-    """R-81: SGLang computes the rest."""
+@pytest.mark.parametrize("room", [1, 3, 8])
+def test_call_that_carries_more_than_is_staged_at_once_is_whole(
+    kit: Kit, room: int
+) -> None:
+    """R-81: SGLang uses nothing of a prompt with windows that is not whole."""
     names, pages = hashes(10), list(range(10))
-    storage = kit.storage()
+    storage = kit.storage(stage_bytes=room * fake.PAGE_BYTES)
     fill(storage, names, pages)
     assert [True] * 10 == storage.batch_set_v1(names, slots(pages))
     assert 10 == storage.batch_exists(names)
-    got = storage.batch_get_v1(names, slots(pages))
-    assert [True] * 8 + [False] * 2 == got
+    asked, into = [*names, *hashes(4, 4)], [*pages[::-1], 10, 11, 12, 13]
+    got = storage.batch_get_v1(asked, slots(into))
+    assert [True] * 10 + [False] * 4 == got
+    for name, page in zip(names, into[:10], strict=True):
+        found = storage.mem_pool_host.page(page).transpose(0, 1).flatten(0, 1)
+        assert torch.equal(content_of(name), found)
+
+
+def test_pages_behind_a_part_that_is_not_whole_are_not_loaded(kit: Kit) -> None:
+    """R-81: SGLang takes none of them, and may have given their memory to others."""
+    names, pages = hashes(6), list(range(6))
+    storage = kit.storage(stage_bytes=2 * fake.PAGE_BYTES)
+    fill(storage, names, pages)
+    storage.batch_set_v1(names[:3], slots(pages[:3]))
+    storage.batch_set_v1(names[4:], slots(pages[4:]))
+    got = storage.batch_get_v1(names, slots(list(range(8, 14))))
+    assert [True] * 3 + [False] * 3 == got
+    for page in (11, 12, 13):
+        assert 0 == int(storage.mem_pool_host.page(page).count_nonzero())
+
+
+def test_call_that_saves_more_than_may_wait_is_whole(kit: Kit) -> None:
+    """R-81: SGLang saves nothing of a prefix behind a page that was refused."""
+    names, pages = hashes(10), list(range(10))
+    few = {"tickets": 1, "nbytes": fake.PAGE_BYTES, "span_bytes": fake.PAGE_BYTES}
+    storage = kit.storage(queue=few)
+    assert [True] * 10 == storage.batch_set_v1(names, slots(pages))
+    assert 10 == storage.batch_exists(names)
 
 
 def test_storage_without_a_store_answers(kit: Kit) -> None:

@@ -50,24 +50,34 @@ class _Kind:
         self._page_tokens = page_tokens
 
     def load(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
-        """Load pages; False from the first on that is not there."""
+        """Load pages, so many at a time as have room; False from the first that is not there."""
+        target, most, loaded = self._page_ids(host_indices), self.pages.num_slots, 0
+        for at in range(0, len(keys), most):
+            loaded += self._load_some(keys[at : at + most], target[at : at + most])
+            if loaded < min(at + most, len(keys)):
+                break
+        return [at < loaded for at in range(len(keys))]
+
+    def _load_some(self, keys: Sequence[str], target: torch.Tensor) -> int:
+        """Load pages for which there is room; return how many, from the first on."""
         pages = self.pages
         found = keys_of(keys)[: pages.stage(keys, pages.limit)]
-        if slots := pages.staged.hold(found):
-            source = torch.tensor(slots)
-            target = self._page_ids(host_indices)[: len(slots)]
-            try:
-                for staged, row in zip(pages.slots, self._rows, strict=True):
-                    row.index_copy_(0, target, staged.index_select(0, source))
-            finally:
-                pages.staged.release(found)
-                pages.staged.forget()  # the host pool has them now
-        return [at < len(found) for at in range(len(keys))]
+        if not (slots := pages.staged.hold(found)):
+            return 0
+        source, target = torch.tensor(slots), target[: len(slots)]
+        try:
+            for staged, row in zip(pages.slots, self._rows, strict=True):
+                row.index_copy_(0, target, staged.index_select(0, source))
+        finally:
+            pages.staged.release(found)
+            pages.staged.forget()  # the host pool has them now
+        return len(slots)
 
     def save(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
         """Save pages; returns when they are stored, or are known not to be."""
         stored = 0
-        save = self.pages.save(keys, self._page_ids(host_indices).tolist())
+        page_ids = self._page_ids(host_indices).tolist()
+        save = self.pages.save(keys, page_ids, wait_for_room=True)
         with contextlib.suppress(DeviceTimeoutError):
             stored = save.wait_committed().leading if save is not None else 0
         return [at < stored for at in range(len(keys))]

@@ -52,11 +52,12 @@ class Pages:
         nbytes = read_size("stage_bytes", extra.pop("stage_bytes", _STAGE_BYTES))
         config = load(extra, name="the settings of SGLang's door").config
         layout, keyspace = named(args, rows, config.weights_revision, ranks[1])
-        num_slots = nbytes // layout.max_block_bytes
-        if not num_slots:
+        self.num_slots = nbytes // layout.max_block_bytes
+        """Pages that are staged at once."""
+        if not self.num_slots:
             refuse("stage_bytes", nbytes, "a page has more", "Have prompts fit in.")
         memory = {
-            name: torch.empty(num_slots, *row.shape[1:], dtype=row.dtype)
+            name: torch.empty(self.num_slots, *row.shape[1:], dtype=row.dtype)
             for name, row in rows.items()
         }
         self.limit = config.timeout.load
@@ -74,14 +75,21 @@ class Pages:
         with contextlib.ExitStack() as opened:
             self._pool = opened.enter_context(open_over(device=rows))
             slots = opened.enter_context(open_over(device=memory))
-            self.staged = Staged(slots, num_slots)
+            self.staged = Staged(slots, self.num_slots)
             self._opened = opened.pop_all()
 
-    def save(self, hashes: Sequence[str], pages: Sequence[int]) -> Save | None:
+    def save(
+        self,
+        hashes: Sequence[str],
+        pages: Sequence[int],
+        *,
+        wait_for_room: bool = False,
+    ) -> Save | None:
         """Have pages of the engine saved; None if that is refused. Never blocks."""
         with contextlib.suppress(UCMError):  # such as: it is closed
             if not self._doubt.is_set:
-                return self._pool.save(keys_of(hashes), pages)
+                keys = keys_of(hashes)
+                return self._pool.save(keys, pages, wait_for_room=wait_for_room)
         return None
 
     def num_stored(self, hashes: Sequence[str]) -> int:
