@@ -47,6 +47,9 @@ class Pipe:
         self.said: asyncio.Queue[bytes] = asyncio.Queue()
         self._heard: asyncio.Queue[bytes] = asyncio.Queue()
         self.is_broken = False
+        self.reads = anyio.Event()
+        """Whether the peer takes what it is told."""
+        self.reads.set()
 
     async def receive(self, most: int) -> bytes:
         """Return some of what the peer has said."""
@@ -64,6 +67,7 @@ class Pipe:
         """Take what the agent says."""
         if self.is_broken:
             raise anyio.BrokenResourceError
+        await self.reads.wait()
         await self._heard.put(data)
 
     def say(self, *messages) -> None:
@@ -166,6 +170,25 @@ class TestTalk:
 
         _, problem, fetcher = talk(tmp_path, talking, status=tell_late)
         assert ("", 8) == (problem, fetcher._budget.left)
+
+    def test_peer_that_asks_and_does_not_read_has_one_answer(self, tmp_path) -> None:
+        """R-52: however often it asks how the agent is, until it has taken what it was told."""
+
+        async def talking(pipe, core):
+            pipe.say(HELLO)
+            await pipe.hear()
+            pipe.reads = anyio.Event()
+            for _ in range(8):
+                pipe.say(GetStatus())
+                for _ in range(100):
+                    await anyio.lowlevel.checkpoint()
+            pipe.reads.set()
+            pipe.say(ask_for(7))
+            return [await pipe.hear() for _ in range(2)]
+
+        told, problem, _ = talk(tmp_path, talking)
+        assert [Status({"pid": 1}), Done(7, 8, "", b"\1" * 8)] == told
+        assert "" == problem
 
     def test_tier_that_does_not_say_how_it_is_holds_up_no_want(self, tmp_path) -> None:
         """R-52, R-54: an engine looks every few seconds, and a want has one; who is asked

@@ -186,9 +186,8 @@ class Connection:
 
     async def _say_status(self) -> None:
         """Say how the agent is, beside all else: a tier may take its time to tell."""
-        told = await self._tell_status()
+        await self._send(Status(await self._tell_status()))
         self._is_saying = False
-        await self._send(Status(told))
 
     def _describe(self, message: Describe) -> None:
         ledger = self._ledger()
