@@ -41,7 +41,7 @@ _MOST_LOOKS = 6
 _ONLY = ([], [("storage", "")], [("cpu", "local")], [("", "remote")])
 _ACTS = (
     *(("want", 30), ("save", 25), ("sleep", 18), ("drop", 8), ("mood", 6)),
-    *(("rot", 4), ("forget", 4), ("hang_up", 2), ("restart", 1)),
+    *(("again", 10), ("rot", 4), ("forget", 4), ("hang_up", 2), ("restart", 1)),
 )
 
 
@@ -178,13 +178,22 @@ class TiersWorld:
                     self.seen["found"] += message.found
 
     async def _act_want(self) -> None:
+        first = self._dice.randrange(len(_KEYS))
+        self._want(_KEYS[first : first + self._dice.randrange(1, 13)])
+
+    async def _act_again(self) -> None:
+        """A prompt comes back that the slab has lost, and a tier has."""
+        kept = self._dice.choice(self._tiers).shelf.values
+        if keys := [key for key in _KEYS if key in kept][: self._dice.randrange(1, 13)]:
+            self._slab.forget(keys)
+            self._want(keys)
+
+    def _want(self, keys: list[PackedKey]) -> None:
         dice = self._dice
         engine = dice.choice(self._engines)
-        first = dice.randrange(len(_KEYS))
-        keys = _KEYS[first : first + dice.randrange(1, 13)]
         self._stored.update(keys)
         engine.number += 1
-        deadline_s = dice.choice([0.05, 0.5, 3.0])
+        deadline_s = dice.choice([0.05, 0.5, 3.0, 3.0])
         engine.until[engine.number] = anyio.current_time() + deadline_s
         ask = Ask(
             engine.number,
