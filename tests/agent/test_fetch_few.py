@@ -15,7 +15,9 @@ from tests.agent.unruly import (
 from tests.stores.slab_kit import open_slab
 from ucm.agent.core import AgentCore
 from ucm.reasons import Reason
-from ucm.testing.store_blocks import make_keys
+from ucm.stores import leases
+from ucm.stores.slab import _leases
+from ucm.testing.store_blocks import make_keys, save
 
 KEYS = make_keys(40)
 
@@ -42,6 +44,36 @@ class TestFewRequests:
         with open_slab(tmp_path / "slab", 80) as slab:
             run_virtual(lambda: fetch(slab))
         assert 2 + 2 * 2 == len(called)  # two batches; and two looks at what is there
+
+    def test_bytes_are_hashed_once_on_their_way(self, tmp_path, monkeypatch) -> None:
+        """R-55: to a tier and from it a block goes with the checksum that seals its slot."""
+        hashed, real = [], _leases.digests_of
+
+        def digests_of(slots, positions, seeds):
+            hashed.extend(positions)
+            return real(slots, positions, seeds)
+
+        def block_checksum(key, data):
+            hashed.append(key)
+            return 0
+
+        monkeypatch.setattr(_leases, "digests_of", digests_of)
+        monkeypatch.setattr(leases, "block_checksum", block_checksum)
+        backend, counts = Unruly(), []
+
+        async def move(slab):
+            async with open_core(slab, backend) as core:
+                await core.drain()
+                counts.append(len(hashed))
+                slab.clear(b"")
+                await core.fetch(want := want_of(KEYS[:8]))
+                assert 8 == want.found
+
+        with open_slab(tmp_path / "slab", 80) as slab:
+            save(slab, KEYS[:8])
+            hashed.clear()
+            run_virtual(lambda: move(slab))
+        assert [8, 16] == [*counts, len(hashed)]
 
     def test_hole_that_a_look_passed_over_ends_the_want(self, tmp_path) -> None:
         """R-53: a tier that is not asked for each block says with the bytes what it lacks."""

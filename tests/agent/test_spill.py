@@ -347,3 +347,48 @@ class TestRecycled:
 
             assert {Reason.CORRUPT: 1} == run_virtual(spill).dropped
             assert {KEYS[1]} == set(shown(backend))
+
+    def test_bad_blocks_of_a_batch_cost_no_other(self, tmp_path) -> None:
+        """R-55: of blocks that are looked at together each damaged or lost one is told apart."""
+        with open_slab(tmp_path / "slab", 8) as slab:
+            backend = Unruly()
+            save(slab, KEYS[:8])
+            RawSlab(tmp_path / "slab").put(KEYS[2], b"x" * BLOCK_BYTES)
+            slab.forget(KEYS[5:6])
+
+            async def spill():
+                spiller = Spiller(slab, guarded(backend), inline, 10)
+                for key in KEYS[:8]:
+                    spiller.offer(key, BLOCK_BYTES)
+                while not spiller.is_idle:
+                    await spiller._spill(spiller._take())
+                return spiller.counts
+
+            counts = run_virtual(spill)
+            assert {Reason.CORRUPT: 1, Reason.EVICTED: 1} == counts.dropped
+            assert 6 == counts.spilled
+            kept = {key: payload(key) for at, key in enumerate(KEYS[:8]) if at % 3 != 2}
+            assert kept == shown(backend)
+
+    def test_only_the_recycled_block_of_a_batch_is_taken_back(self, tmp_path) -> None:
+        """X-04: those beside it in the call stay in the tier."""
+        with open_slab(tmp_path / "slab", 8) as slab:
+
+            class Slow(Unruly):
+                async def put(self, blocks):
+                    slab.forget(KEYS[1:2])
+                    save(slab, KEYS[9:15])
+                    return await super().put(blocks)
+
+            backend = Slow()
+            save(slab, KEYS[:3])
+
+            async def spill():
+                spiller = Spiller(slab, guarded(backend), inline, 10)
+                for key in KEYS[:3]:
+                    spiller.offer(key, BLOCK_BYTES)
+                await spiller._spill(spiller._take())
+                return spiller.counts
+
+            assert {Reason.RECYCLED: 1} == run_virtual(spill).dropped
+            assert {KEYS[0], KEYS[2]} == set(shown(backend))

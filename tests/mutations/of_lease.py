@@ -26,8 +26,8 @@ LEASE = (
         name="damaged_block_counts_as_verified",
         why="A block that failed to verify is loaded by the next request.",
         file=_LEASES,
-        find="        seeds = [self._seeds[position] for position in doubtful]\n",
-        replace="        seeds = [self._seeds[position] for position in doubtful]\n"
+        find="        digests = digests_of(self.slots, doubtful, seeds)\n",
+        replace="        digests = digests_of(self.slots, doubtful, seeds)\n"
         "        if self._verified is not None:\n"
         "            part = self.slots.slots[start:stop]\n"
         "            self._verified[part] = self._sighting.generations[start:stop]\n",

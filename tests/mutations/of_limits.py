@@ -319,7 +319,7 @@ LIMITS = (
     Mutant(
         name="checksum_of_a_lie",
         why="The right bytes of another block, with their checksum, are served as this one's.",
-        file="ucm/backends/abc.py",
+        file="ucm/seals.py",
         find="    return xxh3_64_intdigest(data, xxh3_64_intdigest(key))\n",
         replace="    return xxh3_64_intdigest(data)\n",
         killers=(_WORLD,),

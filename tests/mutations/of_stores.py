@@ -48,11 +48,9 @@ STORES = (
         why="A slot that was evicted and filled anew under the copy is believed.",
         file=_INDEX,
         find="""\
-        current = (self.state[seen.slots] == COMMITTED) & (
-            self.generation[seen.slots] == seen.generations
-        )
+        other = self.generation[seen.slots] != seen.generations
 """,
-        replace="        current = self.state[seen.slots] == COMMITTED\n",
+        replace="        other = np.zeros(len(seen.slots), bool)\n",
         killers=(
             (
                 "tests/stores/test_slab_look_up.py::TestLoneBlock"
@@ -64,8 +62,8 @@ STORES = (
         name="recheck_by_key_only",
         why="A block that was forgotten and stored again under the copy is believed.",
         file=_MEMORY,
-        find="if self._entries.get(key) is not entry:",
-        replace="if key not in self._entries:",
+        find="self._entries.get(key) is not entry for",
+        replace="key not in self._entries for",
         killers=(f"{_IN_MEMORY}::test_slot_recycled_while_read_is_noticed",),
     ),
     Mutant(

@@ -64,7 +64,7 @@ class TestRefusals:
         ("change", "key"),
         [
             ({"data_bytes": 1 << 20}, "store.path"),
-            ({"schema": 5}, "store.path"),
+            ({"schema": 6}, "store.path"),
             ({"durability": "power"}, "store.durability"),
             ({"color": "red"}, "store.path"),
         ],

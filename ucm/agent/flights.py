@@ -304,7 +304,8 @@ class Flights:
         """Fill slots, and bring each flight to its end; return whether the lease has ended."""
         targets = [lease.slots.block(at).data for at in range(len(lease.keys))]
         answers = await tier.get(lease.keys, targets) if targets else []
-        left = [key for key in flights if key not in lease.keys]
+        granted = set(lease.keys)
+        left = [key for key in flights if key not in granted]
         landing = partial(land, self._slab.store, lease, answers, left)
         try:
             reasons, there = await self._slab.call(landing)

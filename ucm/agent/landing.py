@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from ucm.backends.abc import Fetched, Verdict, block_checksum
+from ucm.backends.abc import Fetched, Verdict
 from ucm.blocks import PackedKey
 from ucm.reasons import Reason
 from ucm.stores.abc import Store, WriteLease
@@ -28,18 +28,22 @@ def land(
     """
     Make visible what came whole, on a thread.
 
+    Bytes are hashed once: what seals a slot is what travelled with the block, or is not it.
+
     Returns:
         Why the others did not, and which of those *left* are there.
     """
-    reasons = []
-    for at, (key, answer) in enumerate(zip(lease.keys, answers, strict=True)):
-        reason = Reason.NONE
-        if answer.verdict is not Verdict.DONE:
-            reason = REASONS.get(answer.verdict, Reason.ERROR)
-        elif block_checksum(key, lease.slots.block(at).data) != answer.checksum:
-            reason = Reason.CORRUPT
-        else:
-            lease.seal(at, at + 1)
-        reasons.append(reason)
+    done = [at for at, each in enumerate(answers) if each.verdict is Verdict.DONE]
+    is_all = len(done) == len(answers)
+    seals: dict[int, int] = {}
+    for run in [range(len(done))] if is_all else [range(at, at + 1) for at in done]:
+        lease.seal(run.start, run.stop)
+        seals |= zip(run, lease.seals(run.start, run.stop), strict=True)
+    reasons = [
+        REASONS.get(answer.verdict, Reason.ERROR)
+        if at not in seals
+        else (Reason.NONE if seals[at] == answer.checksum else Reason.CORRUPT)
+        for at, answer in enumerate(answers)
+    ]
     lease.commit(without=[at for at, reason in enumerate(reasons) if reason])
     return reasons, store.contains(left) if left else []

@@ -8,8 +8,8 @@ The backlog is bounded, and each block that was offered has one end::
 
 What the tier does not take by its setting is dropped as well (``ucm.agent.admission``).
 
-The slab does not hold a block while it is read. So what is put was read, verified and sealed
-while the slot was the block's, which is looked at behind the seal; and it is looked at again
+A block goes with the checksum that it has in the slab, and is held against it first. The slab does
+not hold a block while it is read: that its slot is its own is looked at behind that, and again
 behind the put, because the bytes are read then once more: what was recycled under it is
 taken out of the tier. Whoever meets it there before sees that its checksum does not hold.
 """
@@ -18,6 +18,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import anyio
@@ -26,7 +27,7 @@ import attrs
 from ucm.agent.admission import Admission, Admitter
 from ucm.agent.calls import Blocking, blocks_per_call
 from ucm.agent.looking import look_before_put
-from ucm.backends.abc import Presence, Sealed, Verdict, block_checksum
+from ucm.backends.abc import Presence, Sealed, Verdict
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import BlockCorruptError, BlockNotFoundError, StoreUnavailableError
@@ -58,9 +59,9 @@ class SpillCounts:
 
 @attrs.frozen(eq=False)
 class _Read:
-    """A sealed block and the lease that tells whether its slot is still its own."""
+    """Blocks of one size, and the lease that tells whether their slots are still their own."""
 
-    sealed: Sealed
+    blocks: Sequence[Sealed]
     lease: ReadLease
 
 
@@ -180,12 +181,12 @@ class Spiller:
                 await self._offered.wait()
             if (wait_s := self._backend.wait_s) > 0:
                 await anyio.sleep(max(wait_s, _SHORTEST_S))
-            elif keys := self._take():
-                self.num_moving += len(keys)
+            elif sizes := self._take():
+                self.num_moving += len(sizes)
                 try:
-                    await self._spill(keys)
+                    await self._spill(sizes)
                 finally:
-                    self.num_moving -= len(keys)
+                    self.num_moving -= len(sizes)
                     self._tell_end()
 
     def _tell_end(self) -> None:
@@ -193,17 +194,20 @@ class Spiller:
             self._ended.set()
             self._ended = anyio.Event()
 
-    def _take(self) -> list[PackedKey]:
+    def _take(self) -> dict[PackedKey, int]:
+        """Return the next blocks, and how many bytes each has."""
         can = self._can
         largest = max(itertools.islice(self._waiting.values(), can.batch_blocks))
-        keys = list(itertools.islice(self._waiting, blocks_per_call(can, largest)))
-        for key in keys:
+        most = blocks_per_call(can, largest)
+        sizes = dict(itertools.islice(self._waiting.items(), most))
+        for key in sizes:
             del self._waiting[key]
-        return keys
+        return sizes
 
-    async def _spill(self, keys: Sequence[PackedKey]) -> None:
-        """Bring each of *keys* to its end."""
+    async def _spill(self, sizes: dict[PackedKey, int]) -> None:
+        """Bring each block to its end."""
         absent = []
+        keys = list(sizes)
         left = set(keys)
         try:
             told = await look_before_put(self._backend, keys)
@@ -216,12 +220,13 @@ class Spiller:
                     self.counts.skipped += 1
                 else:
                     self.counts.dropped[Reason.UNAVAILABLE] += 1
-            read = await self._call(lambda: [self._read(key) for key in absent])
-            found = [each for each in read if isinstance(each, _Read)]
-            for key, each in zip(absent, read, strict=True):
-                if isinstance(each, Reason):
-                    left.discard(key)
-                    self.counts.dropped[each] += 1
+            absent.sort(key=sizes.__getitem__)
+            found: list[_Read] = []
+            wrong: dict[PackedKey, Reason] = {}
+            for _, alike in itertools.groupby(absent, sizes.__getitem__):
+                await self._call(partial(self._read, list(alike), found, wrong))
+            self.counts.dropped.update(wrong.values())
+            left -= wrong.keys()
             await self._put(found, left)
         finally:  # where the agent stops amid it
             if left:
@@ -230,17 +235,18 @@ class Spiller:
     async def _put(self, found: Sequence[_Read], left: set[PackedKey]) -> None:
         if not found:
             return
-        verdicts = await self._backend.put([each.sealed for each in found])
-        lost = await self._call(lambda: [_is_lost(each.lease) for each in found])
+        blocks = [block for each in found for block in each.blocks]
+        verdicts = await self._backend.put(blocks)
+        lost = await self._call(lambda: [one for each in found for one in _lost(each)])
         torn = []
-        for each, verdict, is_lost in zip(found, verdicts, lost, strict=True):
-            left.discard(each.sealed.key)
+        for block, verdict, is_lost in zip(blocks, verdicts, lost, strict=True):
+            left.discard(block.key)
             if is_lost and verdict is not Verdict.PRESENT:
-                torn.append(each.sealed.key)
+                torn.append(block.key)
                 self.counts.dropped[Reason.RECYCLED] += 1
             elif verdict is Verdict.DONE:
                 self.counts.spilled += 1
-                self.counts.nbytes += len(each.sealed.data)
+                self.counts.nbytes += len(block.data)
             elif verdict is Verdict.PRESENT:
                 self.counts.skipped += 1
             else:
@@ -248,30 +254,41 @@ class Spiller:
         if torn:
             await self._backend.delete(torn)
 
-    def _read(self, key: PackedKey) -> _Read | Reason:
-        """Seal a block where it is, on a thread; or say why not."""
+    def _read(
+        self,
+        keys: list[PackedKey],
+        found: list[_Read],
+        wrong: dict[PackedKey, Reason],
+    ) -> None:
+        """Verify blocks of one size where they are, on a thread; or say why not."""
         try:
             with contextlib.ExitStack() as undo:
-                lease = undo.enter_context(self._store.read([key]))
-                lease.verify(0, 1)
-                data = lease.slots.block(0).data.toreadonly()
-                sealed = Sealed(key, data, block_checksum(key, data))
-                lease.recheck()  # or it was not this block whose checksum was taken
+                lease = undo.enter_context(self._store.read(keys))
+                lease.verify(0, len(keys))
+                seals = lease.seals(0, len(keys))
+                views = [
+                    lease.slots.block(at).data.toreadonly() for at in range(len(keys))
+                ]
+                lease.recheck()  # or they were not these blocks that were looked at
                 undo.pop_all()
-        except BlockNotFoundError:
-            return Reason.EVICTED
-        except BlockCorruptError:
-            return Reason.CORRUPT
+        except (BlockNotFoundError, BlockCorruptError) as exc:
+            if len(keys) == 1:
+                is_gone = isinstance(exc, BlockNotFoundError)
+                wrong[keys[0]] = Reason.EVICTED if is_gone else Reason.CORRUPT
+                return
+            middle = len(keys) // 2  # the others are well
+            self._read(keys[:middle], found, wrong)
+            self._read(keys[middle:], found, wrong)
         except StoreUnavailableError:
-            return Reason.UNAVAILABLE
-        return _Read(sealed, lease)
+            wrong |= dict.fromkeys(keys, Reason.UNAVAILABLE)
+        else:
+            found.append(_Read(list(map(Sealed, keys, views, seals)), lease))
 
 
-def _is_lost(lease: ReadLease) -> bool:
-    """End a lease; return whether its slot may have been recycled, on a thread."""
+def _lost(read: _Read) -> list[bool]:
+    """End a lease; return whose slots may have been recycled, on a thread."""
     try:
-        with lease:
-            lease.recheck()
-    except (BlockNotFoundError, StoreUnavailableError):
-        return True
-    return False
+        with read.lease as lease:
+            return lease.recycled()
+    except StoreUnavailableError:
+        return [True] * len(read.blocks)

@@ -10,9 +10,9 @@ what is raised is a bug. Deadlines are the caller's: a verb may be cancelled at 
 then leaves nothing half visible, no file, no task; memory that a native client may still write
 to is given back only when it no longer can.
 
-A block is *sealed*: its bytes with the xxh3 checksum that is seeded by the hash of its key. The
-checksum travels with the bytes (``ucm.backends.envelope``), and whoever gets a block compares it
-before anybody sees the block. A backend stores what it is given; it judges nothing.
+A block is *sealed*: its bytes with the checksum of ``block_checksum``, which is also what seals
+it in a slab. The checksum travels with the bytes (``ucm.backends.envelope``), and whoever gets a
+block compares it before anybody sees the block. A backend stores what it is given; it judges nothing.
 
 What can be configured as a tier has a class method ``open_configured(settings, key)``, as
 ``ucm.backends.opening`` calls it.
@@ -23,9 +23,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import attrs
-from xxhash import xxh3_64_intdigest
 
 from ucm.blocks import PackedKey
+from ucm.seals import block_checksum
 
 __all__ = [
     "Backend",
@@ -37,11 +37,6 @@ __all__ = [
     "Verdict",
     "block_checksum",
 ]
-
-
-def block_checksum(key: PackedKey, data: memoryview | bytes) -> int:
-    """Return the checksum that seals a block: xxh3-64, seeded with its key's."""
-    return xxh3_64_intdigest(data, xxh3_64_intdigest(key))
 
 
 class Presence(enum.Enum):

@@ -15,7 +15,7 @@ lease in any other way leaves nothing behind.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.fates import Fate, Told
-from ucm.plan import HostSlots
+from ucm.stores.leases import ReadLease, WriteLease
 from ucm.uses import Uses
 
 __all__ = [
@@ -124,116 +124,6 @@ class Changes:
     cursor: Cursor
     begins: bool
     is_all: bool
-
-
-class WriteLease(ABC):
-    """
-    Slots that one writer fills and then publishes all at once.
-
-    Used as a context manager: leaving without ``commit`` discards. Owned by one ticket;
-    not safe for two threads at once.
-    """
-
-    keys: tuple[PackedKey, ...]
-    """The keys granted, in the order asked; those already stored are left out."""
-    positions: tuple[int, ...]
-    """Index of each granted key in the sequence that was asked for."""
-    num_stored: int
-    """Keys asked for that are stored, or being written by another lease."""
-    slots: HostSlots
-    """Where the bytes go; one slot per granted key."""
-
-    @abstractmethod
-    def seal(self, start: int, stop: int) -> None:
-        """
-        Take the bytes of granted blocks ``start`` to ``stop`` as final.
-
-        Computes their checksums, and moves the bytes where the store does not offer
-        native buffers. Each block that ``commit`` publishes must be sealed once before.
-
-        Raises:
-            StoreUnavailableError: The store did not answer.
-        """
-
-    @abstractmethod
-    def commit(self, without: Collection[int] = ()) -> int:
-        """
-        Publish every granted block in one step and end the lease.
-
-        Args:
-            without: Indices of granted blocks that are given back instead, whatever
-                is in their slots; they need not be sealed.
-
-        Returns:
-            Blocks that became visible. A block that another writer committed in the
-            meantime is not counted; its slot is given back.
-
-        Raises:
-            LeaseExpiredError: The lease has ended, or the store took it back.
-            StoreUnavailableError: Nothing became visible.
-        """
-
-    @abstractmethod
-    def discard(self) -> None:
-        """Give the slots back. Does nothing on a lease that has ended."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.discard()
-
-
-class ReadLease(ABC):
-    """
-    Committed blocks that one reader copies out.
-
-    Optimistic: a store may recycle a slot while it is read. The order is ``verify``,
-    copy, ``recheck``; only after ``recheck`` are the copied bytes known to be the
-    block's.
-    """
-
-    keys: tuple[PackedKey, ...]
-    slots: HostSlots
-
-    @abstractmethod
-    def verify(self, start: int, stop: int) -> None:
-        """
-        Compare the bytes of blocks ``start`` to ``stop`` with their checksums.
-
-        Raises:
-            BlockCorruptError: Length or checksum is wrong.
-            StoreUnavailableError: The store did not answer.
-        """
-
-    @abstractmethod
-    def recheck(self) -> None:
-        """
-        Make sure that no slot was recycled since the lease was opened.
-
-        Raises:
-            BlockNotFoundError: One was; what was copied from it is garbage.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the lease. Does nothing on a lease that has ended."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Store(ABC):

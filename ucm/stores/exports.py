@@ -29,6 +29,7 @@ from xxhash import xxh3_64_intdigest
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.errors import KeyFormatError, StoreError
+from ucm.seals import block_checksum
 
 __all__ = ["VERSION", "ExportReader", "ExportWriter", "Head", "Section", "Start"]
 
@@ -78,10 +79,6 @@ class Head:
     tenant: int
 
 
-def _sealed(key: bytes, data: memoryview) -> int:
-    return xxh3_64_intdigest(data, xxh3_64_intdigest(key))
-
-
 class ExportWriter:
     """
     Writes one.
@@ -100,7 +97,8 @@ class ExportWriter:
 
     def add(self, key: PackedKey, data: memoryview, age_ns: int, tenant: int) -> None:
         """Write one block."""
-        head = _HEAD.pack(len(key), 0, tenant, age_ns, len(data), _sealed(key, data))
+        checksum = block_checksum(key, data)
+        head = _HEAD.pack(len(key), 0, tenant, age_ns, len(data), checksum)
         self._put(head + key)
         self._file.write(data)
         self.blocks += 1
@@ -171,7 +169,7 @@ class ExportReader:
                 raise self._wrong("it was cut off")
             done += count
         self._at += head.nbytes
-        return _sealed(head.key, into[: head.nbytes]) == head.checksum
+        return block_checksum(head.key, into[: head.nbytes]) == head.checksum
 
     def skip(self, head: Head) -> None:
         """

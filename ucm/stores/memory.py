@@ -14,7 +14,6 @@ from contextlib import contextmanager
 import attrs
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.errors import (
@@ -27,6 +26,7 @@ from ucm.errors import (
 )
 from ucm.fates import Fate
 from ucm.plan import HostSlots
+from ucm.seals import block_checksum
 from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
 from ucm.stores.victims import Claim, Room, choose, curb
 from ucm.uses import Uses
@@ -42,11 +42,6 @@ class _Entry:
     nbytes: int
     checksum: int
     tenant: int
-
-
-def _digest(slots: HostSlots, position: int, key: PackedKey) -> int:
-    # Seeded with the key: the right bytes under the wrong key do not verify.
-    return xxh3_64_intdigest(slots.block(position).data, xxh3_64_intdigest(key))
 
 
 class _MemoryWriteLease(WriteLease):
@@ -71,9 +66,8 @@ class _MemoryWriteLease(WriteLease):
     def seal(self, start: int, stop: int) -> None:
         self._store.check_lease(self)
         for position in range(start, stop):
-            self.checksums[position] = _digest(
-                self.slots, position, self.keys[position]
-            )
+            data = self.slots.block(position).data
+            self.checksums[position] = block_checksum(self.keys[position], data)
 
     def commit(self, without: Collection[int] = ()) -> int:
         return self._store.publish(self, without)
@@ -106,15 +100,20 @@ class _MemoryReadLease(ReadLease):
                     f"it has {entry.nbytes} bytes, the first of its lease "
                     f"{self.slots.block_bytes}",
                 )
-            found = _digest(self.slots, position, key)
+            found = block_checksum(key, self.slots.block(position).data)
             if found != entry.checksum:
                 raise BlockCorruptError(
                     key, f"checksum {found:016x} is not {entry.checksum:016x}"
                 )
 
     def recheck(self) -> None:
+        gone = self.recycled()
+        if True in gone:
+            raise BlockNotFoundError(self.keys[gone.index(True)])
+
+    def recycled(self) -> list[bool]:
         self._check()
-        self._store.check_entries(self.keys, self._entries)
+        return self._store.gone(self.keys, self._entries)
 
     def close(self) -> None:
         self._has_ended = True
@@ -331,14 +330,11 @@ class MemoryStore(Store):
                 self._free.extend(reversed(lease.slots.slots.tolist()))
             lease.has_ended = True
 
-    def check_entries(
-        self, keys: Sequence[PackedKey], entries: Sequence[_Entry]
-    ) -> None:
-        """Make sure that keys still mean these commits."""
+    def gone(self, keys: Sequence[PackedKey], entries: Sequence[_Entry]) -> list[bool]:
+        """Return which keys no longer mean these commits."""
         with self._using():
-            for key, entry in zip(keys, entries, strict=True):
-                if self._entries.get(key) is not entry:
-                    raise BlockNotFoundError(key)
+            pairs = zip(keys, entries, strict=True)
+            return [self._entries.get(key) is not entry for key, entry in pairs]
 
     @contextmanager
     def _using(self) -> Iterator[None]:

@@ -121,6 +121,9 @@ class _FaultWriteLease(WriteLease):
         self._plan.at("seal")
         self._inner.seal(start, stop)
 
+    def seals(self, start: int, stop: int) -> list[int]:
+        return self._inner.seals(start, stop)
+
     def commit(self, without: Collection[int] = ()) -> int:
         self._plan.at("commit")
         return self._inner.commit(without)
@@ -143,6 +146,13 @@ class _FaultReadLease(ReadLease):
     def recheck(self) -> None:
         self._plan.at("recheck")
         self._inner.recheck()
+
+    def seals(self, start: int, stop: int) -> list[int]:
+        return self._inner.seals(start, stop)
+
+    def recycled(self) -> list[bool]:
+        self._plan.at("recheck")
+        return self._inner.recycled()
 
     def close(self) -> None:
         self._inner.close()

@@ -20,6 +20,7 @@ from ucm.errors import (
     LeaseExpiredError,
     StoreError,
 )
+from ucm.seals import block_checksum
 from ucm.stores.abc import Store
 from ucm.testing.lease_contract import NUM_BLOCKS
 from ucm.testing.room_contract import RoomContract
@@ -215,6 +216,27 @@ class StoreContract(RoomContract):
                     save(store, keys)
             with pytest.raises(BlockNotFoundError):
                 lease.recheck()
+
+    def test_recycled_slots_are_told(self, store: Store) -> None:
+        """Who read several blocks hears of each whose slot was given away."""
+        keys = make_keys(3)
+        save(store, keys)
+        with store.read(keys) as lease:
+            assert lease.recycled() == [False] * 3
+            store.forget(keys[1:2])
+            assert lease.recycled()[1]
+
+    def test_seals_are_the_checksums_that_travel(self, store: Store) -> None:
+        """Writer and reader are told what seals a block elsewhere, too."""
+        keys = make_keys(4)
+        expected = [block_checksum(key, payload(key)) for key in keys]
+        with store.reserve(keys, BLOCK_BYTES) as lease:
+            fill(lease)
+            assert lease.seals(0, 4) == expected
+            lease.commit()
+        with store.read(keys) as got:
+            got.verify(1, 3)
+            assert got.seals(1, 3) == expected[1:3]
 
     # -- forgetting -------------------------------------------------------------
 

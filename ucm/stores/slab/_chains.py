@@ -42,7 +42,7 @@ class KeyBatch:
         fields: All keys as they stand in their records, back to back.
         words: The same as ``[n, KEY_WORDS]`` uint64: zero padded, length in the last
             byte.
-        hashes: ``[n]`` uint64, seeded; also the seed of a block's checksum.
+        hashes: ``[n]`` uint64, seeded.
     """
 
     fields: bytes

@@ -59,7 +59,7 @@ _seek = ctypes.PyDLL(None, use_errno=True).lseek
 _seek.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_int)
 _seek.restype = ctypes.c_longlong
 
-_SCHEMA_VERSION = 4
+_SCHEMA_VERSION = 5
 MANIFEST = "slab.json"
 MARK = "slab.json.tmp"
 DATA = "data"

@@ -203,14 +203,13 @@ class SlotIndex(Gone):
         records = self.records[slot : slot + 1].copy()
         return Sighting(np.array([committed]), np.array([slot]), records)
 
-    def first_lost(self, seen: Sighting) -> int:
-        """Return the first of what was seen that its slot no longer holds, or -1."""
+    def lost(self, seen: Sighting) -> list[bool]:
+        """Return of each that was seen whether its slot no longer holds it."""
         if len(seen.slots) == 1:
-            return -1 if holds_one(self, seen) else 0
-        current = (self.state[seen.slots] == COMMITTED) & (
-            self.generation[seen.slots] == seen.generations
-        )
-        return -1 if current.all() else int(current.argmin())
+            return [not holds_one(self, seen)]
+        other = self.generation[seen.slots] != seen.generations
+        lost: list[bool] = (other | (self.state[seen.slots] != COMMITTED)).tolist()
+        return lost
 
     # -- changing ----------------------------------------------------------------
 

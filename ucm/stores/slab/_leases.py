@@ -2,8 +2,7 @@
 """
 Leases over a slab's slots: the bytes are written and read where they stay.
 
-A block's checksum is xxh3 over its bytes, seeded with the hash of its key: the right
-bytes under the wrong key do not verify.
+A block's checksum is ``ucm.seals.block_checksum``, as it is below the slab and in exports.
 
 What a checksum finds: bytes that were never wholly written, of another key, of a file
 that somebody restored or cut, or that somebody wrote to who had no right to, and bits that
@@ -13,7 +12,7 @@ loads what a save has put there, and trusts the memory from then on. That a slot
 given to another save is found by its generation, each time.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,8 @@ from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.plan import HostSlots
+from ucm.seals import checksum_seeds
 from ucm.stores.abc import ReadLease, WriteLease
-from ucm.stores.slab._chains import KeyBatch
 from ucm.stores.slab._digests import digests_of
 from ucm.stores.slab._layout import Grant, Sighting
 from ucm.stores.slab._opened import OpenedSlab
@@ -45,7 +44,6 @@ class SlabWriteLease(WriteLease):
     Args:
         slab: Where they are.
         keys: All keys that were asked for.
-        batch: The same, packed.
         grant: What was granted.
         slots: The same, as memory.
         on_end: Called once, when the lease ends.
@@ -55,7 +53,6 @@ class SlabWriteLease(WriteLease):
         self,
         slab: OpenedSlab,
         keys: tuple[PackedKey, ...],
-        batch: KeyBatch,
         grant: Grant,
         slots: HostSlots,
         on_end: Callable[["SlabWriteLease"], None],
@@ -66,7 +63,6 @@ class SlabWriteLease(WriteLease):
         self.slots = slots
         self._slab = slab
         self._grant = grant
-        self._seeds: list[int] = batch.hashes[grant.positions].tolist()
         self._checksums: list[int | None] = [None] * len(self.keys)
         self._on_end = on_end
         self._has_ended = False
@@ -77,7 +73,26 @@ class SlabWriteLease(WriteLease):
         self._check()
         part = slice(start, stop)
         positions = range(len(self.keys))[part]
-        self._checksums[part] = digests_of(self.slots, positions, self._seeds[part])
+        seeds = checksum_seeds(self.keys[part])
+        self._checksums[part] = digests_of(self.slots, positions, seeds)
+
+    def seals(self, start: int, stop: int) -> list[int]:
+        """Return the checksums of blocks that were sealed; see ``WriteLease``."""
+        return self._sealed(range(start, stop))
+
+    def _sealed(self, positions: Iterable[int]) -> list[int]:
+        """
+        Return checksums.
+
+        Raises:
+            ValueError: A block was not sealed.
+        """
+        found = []
+        for at in positions:
+            if (checksum := self._checksums[at]) is None:
+                raise ValueError(f"block {at} was not sealed")
+            found.append(checksum)
+        return found
 
     def commit(self, without: Collection[int] = ()) -> int:
         """
@@ -88,9 +103,7 @@ class SlabWriteLease(WriteLease):
         """
         self._check()
         kept = [at for at in range(len(self.keys)) if at not in without]
-        checksums = [self._checksums[at] for at in kept]
-        if None in checksums:
-            raise ValueError(f"block {kept[checksums.index(None)]} was not sealed")
+        checksums = self._sealed(kept)
         if kept:
             self._slab.sync_data()
             try:
@@ -149,7 +162,6 @@ class SlabReadLease(ReadLease):
     Args:
         slab: Where they are.
         keys: The blocks.
-        seeds: The hash of each key.
         sighting: What the index said of them.
         slots: The same, as memory.
         verified: What need not be verified again, and where to put down what was; None:
@@ -160,7 +172,6 @@ class SlabReadLease(ReadLease):
         self,
         slab: OpenedSlab,
         keys: tuple[PackedKey, ...],
-        seeds: list[int],
         sighting: Sighting,
         slots: HostSlots,
         verified: Verified | None = None,
@@ -169,7 +180,6 @@ class SlabReadLease(ReadLease):
         self.slots = slots
         self._slab = slab
         self._sighting = sighting
-        self._seeds = seeds
         self._checksums: list[int] = sighting.checksums.tolist()
         self._nbytes: list[int] = sighting.nbytes.tolist()
         self._verified = verified
@@ -186,7 +196,7 @@ class SlabReadLease(ReadLease):
                     f"{self.slots.block_bytes}",
                 )
         doubtful = self._doubtful(start, stop)
-        seeds = [self._seeds[position] for position in doubtful]
+        seeds = checksum_seeds(self.keys[position] for position in doubtful)
         digests = digests_of(self.slots, doubtful, seeds)
         for position, found in zip(doubtful, digests, strict=True):
             if found != self._checksums[position]:
@@ -210,10 +220,18 @@ class SlabReadLease(ReadLease):
 
     def recheck(self) -> None:
         """Make sure that no slot was recycled; see ``ReadLease``."""
+        lost = self.recycled()
+        if True in lost:
+            raise BlockNotFoundError(self.keys[lost.index(True)])
+
+    def seals(self, start: int, stop: int) -> list[int]:
+        """Return the checksums of blocks, as the index has them; see ``ReadLease``."""
+        return self._checksums[start:stop]
+
+    def recycled(self) -> list[bool]:
+        """Return of each block whether its slot was recycled; see ``ReadLease``."""
         self._check()
-        lost = self._slab.index.first_lost(self._sighting)
-        if lost >= 0:
-            raise BlockNotFoundError(self.keys[lost])
+        return self._slab.index.lost(self._sighting)
 
     def close(self) -> None:
         """End the lease. Does nothing on a lease that has ended."""

@@ -292,7 +292,7 @@ class SlabStore(Store):
         batch = slab.index.batch(keys)
         grant = slab.supply.reserve(batch, block_bytes, slab.owner_id, uses)
         slots = HostSlots(slab.pool, grant.slots, block_bytes)
-        lease = SlabWriteLease(slab, tuple(keys), batch, grant, slots, self._forget)
+        lease = SlabWriteLease(slab, tuple(keys), grant, slots, self._forget)
         with self._leases_lock:
             self._leases.add(lease)
         return lease
@@ -306,16 +306,15 @@ class SlabStore(Store):
         index = slab.index
         if len(keys) == 1:
             field, seed = pack_one(keys[0], index.seed)
-            seen, seeds = index.look_up_one(field, seed), [seed]
+            seen = index.look_up_one(field, seed)
         else:
-            batch = index.batch(keys)
-            seen, seeds = index.look_up(batch), batch.hashes.tolist()
+            seen = index.look_up(index.batch(keys))
         committed = seen.committed.tolist()
         if False in committed:
             raise BlockNotFoundError(keys[committed.index(False)])
         block_bytes = int(seen.nbytes[0]) if len(keys) else slab.geometry.slot_bytes
         slots = HostSlots(slab.pool, seen.slots, block_bytes)
-        return SlabReadLease(slab, tuple(keys), seeds, seen, slots, self._verified)
+        return SlabReadLease(slab, tuple(keys), seen, slots, self._verified)
 
     def forget(self, keys: Sequence[PackedKey], fate: Fate = Fate.FORGOTTEN) -> int:
         """Make committed blocks invisible and free their slots; return how many."""

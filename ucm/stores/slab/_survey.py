@@ -31,6 +31,7 @@ from ucm.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from ucm.seals import block_checksum
 from ucm.stores.slab._arena import Arena
 from ucm.stores.slab._chains import unpack_key
 from ucm.stores.slab._classes import boot_words
@@ -195,7 +196,7 @@ class ClassSurvey:
             offset = slot * self.geometry.slot_bytes
             if os.preadv(self._data_fd, [view], offset) != nbytes:
                 raise StoreUnavailableError(f"{DATA} was shortened while it was read")
-            found = xxh3_64_intdigest(view, int(record["hash"]))
+            found = block_checksum(key, view)
             if found == int(record["checksum"]):
                 problem = ""
             else:

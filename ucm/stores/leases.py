@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the leases of a store promise; see ``ucm.stores.abc``."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from types import TracebackType
+from typing import Self
+
+from ucm.blocks import PackedKey
+from ucm.errors import BlockNotFoundError
+from ucm.plan import HostSlots
+from ucm.seals import block_checksum
+
+__all__ = ["ReadLease", "WriteLease"]
+
+
+def _seals(
+    keys: tuple[PackedKey, ...], slots: HostSlots, start: int, stop: int
+) -> list[int]:
+    part = range(start, stop)
+    return [block_checksum(keys[at], slots.block(at).data) for at in part]
+
+
+class WriteLease(ABC):
+    """
+    Slots that one writer fills and then publishes all at once.
+
+    Used as a context manager: leaving without ``commit`` discards. Owned by one ticket;
+    not safe for two threads at once.
+    """
+
+    keys: tuple[PackedKey, ...]
+    """The keys granted, in the order asked; those already stored are left out."""
+    positions: tuple[int, ...]
+    """Index of each granted key in the sequence that was asked for."""
+    num_stored: int
+    """Keys asked for that are stored, or being written by another lease."""
+    slots: HostSlots
+    """Where the bytes go; one slot per granted key."""
+
+    @abstractmethod
+    def seal(self, start: int, stop: int) -> None:
+        """
+        Take the bytes of granted blocks ``start`` to ``stop`` as final.
+
+        Computes their checksums, and moves the bytes where the store does not offer
+        native buffers. Each block that ``commit`` publishes must be sealed once before.
+
+        Raises:
+            StoreUnavailableError: The store did not answer.
+        """
+
+    def seals(self, start: int, stop: int) -> list[int]:
+        """Return the checksums of blocks that were sealed: ``block_checksum`` of each."""
+        return _seals(self.keys, self.slots, start, stop)
+
+    @abstractmethod
+    def commit(self, without: Collection[int] = ()) -> int:
+        """
+        Publish every granted block in one step and end the lease.
+
+        Args:
+            without: Indices of granted blocks that are given back instead, whatever
+                is in their slots; they need not be sealed.
+
+        Returns:
+            Blocks that became visible. A block that another writer committed in the
+            meantime is not counted; its slot is given back.
+
+        Raises:
+            LeaseExpiredError: The lease has ended, or the store took it back.
+            StoreUnavailableError: Nothing became visible.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Give the slots back. Does nothing on a lease that has ended."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.discard()
+
+
+class ReadLease(ABC):
+    """
+    Committed blocks that one reader copies out.
+
+    Optimistic: a store may recycle a slot while it is read. The order is ``verify``,
+    copy, ``recheck``; only after ``recheck`` are the copied bytes known to be the
+    block's.
+    """
+
+    keys: tuple[PackedKey, ...]
+    slots: HostSlots
+
+    @abstractmethod
+    def verify(self, start: int, stop: int) -> None:
+        """
+        Compare the bytes of blocks ``start`` to ``stop`` with their checksums.
+
+        Raises:
+            BlockCorruptError: Length or checksum is wrong.
+            StoreUnavailableError: The store did not answer.
+        """
+
+    @abstractmethod
+    def recheck(self) -> None:
+        """
+        Make sure that no slot was recycled since the lease was opened.
+
+        Raises:
+            BlockNotFoundError: One was; what was copied from it is garbage.
+        """
+
+    def seals(self, start: int, stop: int) -> list[int]:
+        """Return the checksums of blocks that were verified: ``block_checksum`` of each."""
+        return _seals(self.keys, self.slots, start, stop)
+
+    def recycled(self) -> list[bool]:
+        """Return of each block whether its slot may have been recycled; see ``recheck``."""
+        try:
+            self.recheck()
+        except BlockNotFoundError:
+            return [True] * len(self.keys)
+        return [False] * len(self.keys)
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the lease. Does nothing on a lease that has ended."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
