@@ -10,6 +10,7 @@ import redis
 from tests.backends.servers import LIMIT_S, redis_server
 from tests.backends.spoiling import NONSENSE, Way, spoiled
 from ucm.backends.abc import Fetched, Presence, Verdict
+from ucm.backends.envelope import Envelope
 from ucm.backends.redis import RedisBackend
 from ucm.backends.wrap import DeadlineBackend
 from ucm.errors import ConfigError
@@ -47,6 +48,12 @@ async def open_redis(port, place, /, **settings):
     return await RedisBackend.open_configured(given | settings, "tiers.0")
 
 
+def seal_raw(key, nbytes):
+    """Return a block as it is stored: its header, then its bytes."""
+    block = seal(key, nbytes)
+    return Envelope(key, nbytes, block.checksum).encode() + bytes(block.data)
+
+
 def name(place, key, part=0):
     """Return the name of a value, as the module says."""
     return prefix_of(place).encode() + b"%d/" % part + key
@@ -69,18 +76,16 @@ class TestRedisBackend(BackendContract):
         """Room is the server's affair."""
 
     def get_raw(self, place, key):
-        """Get the head, and the one part that blocks of the contract have."""
-        values = self.bypass.mget(name(place, key), name(place, key, 1))
-        return None if None in values else b"".join(values)
+        """Get the one value that blocks of the contract have."""
+        return self.bypass.get(name(place, key))
 
     def put_raw(self, place, key, raw):
-        """Set values in their place."""
-        self.bypass.set(name(place, key), raw[:128])
-        self.bypass.set(name(place, key, 1), raw[128:])
+        """Set a value in its place."""
+        self.bypass.set(name(place, key), raw)
 
     def leftovers(self, place):
         """Look for values that are no blocks of the contract's."""
-        wanted = {name(place, key, part) for key in make_keys(64) for part in (0, 1)}
+        wanted = {name(place, key) for key in make_keys(64)}
         listed = set(self.bypass.keys(prefix_of(place) + "*"))
         return sorted(listed - wanted)
 
@@ -110,6 +115,35 @@ class TestParts:
         assert [Verdict.DONE] == await backend.delete(KEYS[:1])
         assert 0 == bypass.exists(*names)
         assert [False, True] == await fetch_sound(backend, KEYS[:2], LARGE)
+        await backend.aclose()
+
+    async def test_small_block_is_one_value(self, service, bypass, tmp_path):
+        """It costs one command each way, and what is there stays."""
+        backend = await open_redis(service[1], tmp_path, ttl=1000)
+        largest = (1 << 20) - 128
+        assert [Verdict.DONE] == await backend.put([seal(KEYS[0], largest)])
+        assert [seal_raw(KEYS[0], largest), None] == [
+            bypass.get(name(tmp_path, KEYS[0], part)) for part in (0, 1)
+        ]
+        assert 900 < bypass.ttl(name(tmp_path, KEYS[0])) <= 1000
+        assert [True] == await fetch_sound(backend, KEYS[:1], largest)
+        assert [Verdict.PRESENT] == await backend.put([seal(KEYS[0], largest)])
+        await backend.put([seal(KEYS[1], largest + 1)])
+        assert 128 == bypass.strlen(name(tmp_path, KEYS[1]))
+        await backend.aclose()
+
+    @pytest.mark.parametrize("part", [b"", b"short"])
+    async def test_small_block_of_an_earlier_release_is_served(
+        self, service, bypass, tmp_path, part
+    ):
+        """Its head and its bytes were two values; without its bytes it is garbage."""
+        backend, raw = await open_redis(service[1], tmp_path), seal_raw(KEYS[0], 5000)
+        bypass.set(name(tmp_path, KEYS[0]), raw[:128])
+        bypass.set(name(tmp_path, KEYS[0], 1), part or raw[128:])
+        await backend.put([seal(KEYS[1], 5000)])
+        assert [not part, True] == await fetch_sound(backend, KEYS[:2], 5000)
+        assert [Verdict.DONE] == await backend.delete(KEYS[:1])
+        assert 0 == bypass.exists(*(name(tmp_path, KEYS[0], part) for part in (0, 1)))
         await backend.aclose()
 
     @pytest.mark.parametrize("part", [0, 1, 2, 3])

@@ -210,15 +210,15 @@ BACKENDS = (
         name="writers_share_a_temporary_file",
         why="Two machines write one file at once, and what they leave is of both (X-02).",
         file=_SHARE,
-        find='f"{self._me}.{next(_NUMBERS)}"\n        try:\n            fd',
-        replace='f"{block.key.hex()}.writing"\n        try:\n            fd',
+        find='{self._me}.{next(_NUMBERS)}"\n        try:\n            fd',
+        replace='{block.key.hex()}.writing"\n        try:\n            fd',
         killers=(f"{_SHARED}::test_writers_of_one_key_have_files_of_their_own",),
     ),
     Mutant(
         name="loser_leaves_its_file",
         why="Each race of two machines fills the share with a block that nobody finds.",
         file=_SHARE,
-        find="                temporary.unlink(missing_ok=True)",
+        find="                os.unlink(temporary)",
         replace="                pass",
         killers=(f"{_SHARED}::test_later_writer_leaves_the_first_ones_block",),
     ),
@@ -295,6 +295,26 @@ BACKENDS = (
         replace='mode="overwrite"',
         killers=(
             "tests/backends/test_object.py::TestObjectBackend::test_block_that_is_there_stays",
+        ),
+    ),
+    Mutant(
+        name="value_written_over",
+        why="Two machines put different bytes under one key, and a reader gets some of each.",
+        file=_REDIS,
+        find='(*self._set(key, 0, value), "NX")',
+        replace="self._set(key, 0, value)",
+        killers=(
+            "tests/backends/test_redis.py::TestRedisBackend::test_block_that_is_there_stays",
+        ),
+    ),
+    Mutant(
+        name="earlier_release_is_garbage",
+        why="After an update a server's blocks are deleted as damaged.",
+        file=_REDIS,
+        find="if not isinstance(value, bytes) or len(value) != HEADER_BYTES:",
+        replace="if value is not None:",
+        killers=(
+            "tests/backends/test_redis.py::TestParts::test_small_block_of_an_earlier_release_is_served",
         ),
     ),
     Mutant(

@@ -67,7 +67,7 @@ def claim(path: Path, name: str, mine: _M, key: str) -> _M:
     return _read(path / name, mine, key)
 
 
-def give_name(temporary: Path, path: Path) -> bool:
+def give_name(temporary: Path | str, path: Path | str) -> bool:
     """
     Let a file that is whole be found, in one step.
 

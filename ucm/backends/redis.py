@@ -2,11 +2,12 @@
 """
 Blocks as values of Valkey or Redis, by redis-py.
 
-Values of more than a megabyte hold up everybody else on such a server, so a block is cut into
-parts, which are sent from where they lie. Its *head*, a small value with the envelope, is written
+A block is one value, its envelope before its bytes, which is written only if it is not there. Values
+of more than a megabyte hold up everybody else on such a server, so a larger block is cut into
+parts, which are sent from where they lie. Its *head* is then a value with the envelope alone, written
 last and only if it is not there: what has no head is nobody's. Parts that the server has let go of
 make a block garbage, which can be put again once it was deleted. What is never deleted goes by its
-time to live.
+time to live. Small blocks in parts, as earlier releases wrote them, are read as well.
 """
 
 import itertools
@@ -173,7 +174,7 @@ class RedisBackend(Backend):
         for key, head in zip(keys, heads, strict=True):
             envelope = Envelope.decode(head) if isinstance(head, bytes) else None
             nbytes = 0 if envelope is None else min(envelope.nbytes, _LARGEST_BLOCK)
-            parts = range(1 + len(_cuts(nbytes)))
+            parts = range(1 + len(_cuts(nbytes)))  # one more where it has none
             names.append([self._name(key, part) for part in parts])
         flat = [("UNLINK", name) for some in names for name in some]
         answers = iter(await self._call(flat))
@@ -224,6 +225,8 @@ class RedisBackend(Backend):
 
     async def _call(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send commands in one request; return answers or errors, of each its own."""
+        if not commands:
+            return []
         try:
             pipeline = self._client.pipeline(transaction=False)
             for command in commands:
@@ -234,6 +237,28 @@ class RedisBackend(Backend):
         return answers
 
     async def _get(self, pairs: list[tuple[PackedKey, memoryview]]) -> list[Fetched]:
+        whole = [at for at, (_, target) in enumerate(pairs) if _is_whole(len(target))]
+        values = await self._call(
+            [  # one byte more than it has to have
+                ("GETRANGE", self._name(key, 0), 0, HEADER_BYTES + len(target))
+                for key, target in map(pairs.__getitem__, whole)
+            ]
+        )
+        told: dict[int, Fetched] = {}
+        for at, value in zip(whole, values, strict=True):
+            if not isinstance(value, bytes) or len(value) != HEADER_BYTES:
+                told[at] = _open([value], *pairs[at])
+        others = [at for at in range(len(pairs)) if at not in told]
+        answers = await self._get_parts([pairs[at] for at in others])
+        told |= zip(others, answers, strict=True)
+        return [told[at] for at in range(len(pairs))]
+
+    async def _get_parts(
+        self, pairs: list[tuple[PackedKey, memoryview]]
+    ) -> list[Fetched]:
+        """Get blocks of several values."""
+        if not pairs:
+            return []
         commands: list[tuple[Any, ...]] = []
         for key, target in pairs:
             commands.append(("GETRANGE", self._name(key, 0), 0, HEADER_BYTES))
@@ -248,24 +273,19 @@ class RedisBackend(Backend):
         return told
 
     async def _put(self, blocks: list[Sealed]) -> list[Verdict]:
-        told = [Verdict.FULL] * len(blocks)
-        fitting = [
-            at for at, block in enumerate(blocks) if len(block.data) <= _LARGEST_BLOCK
+        told = [
+            Verdict.DONE if len(block.data) <= _LARGEST_BLOCK else Verdict.FULL
+            for block in blocks
         ]
-        there = await self.exists([blocks[at].key for at in fitting])
-        missing = []
-        for at, presence in zip(fitting, there, strict=True):
-            told[at] = Verdict.PRESENT
-            if presence is not Presence.PRESENT:
-                told[at] = Verdict.DONE
-                missing.append(at)
-        await self._put_parts(blocks, missing, told)
-        heads = [at for at in missing if told[at] is Verdict.DONE]
+        await self._put_parts(blocks, told)
+        heads = [at for at, end in enumerate(told) if end is Verdict.DONE]
         commands = []
         for at in heads:
-            block = blocks[at]
-            header = Envelope(block.key, len(block.data), block.checksum).encode()
-            commands.append((*self._set(block.key, 0, header), "NX"))
+            key, data = blocks[at].key, blocks[at].data
+            value = Envelope(key, len(data), blocks[at].checksum).encode()
+            if _is_whole(len(data)):
+                value = b"".join((value, data))
+            commands.append((*self._set(key, 0, value), "NX"))
         for at, answer in zip(heads, await self._call(commands), strict=True):
             if isinstance(answer, Exception):
                 told[at] = _refusal(answer)
@@ -273,12 +293,19 @@ class RedisBackend(Backend):
                 told[at] = Verdict.PRESENT
         return told
 
-    async def _put_parts(
-        self, blocks: list[Sealed], missing: list[int], told: list[Verdict]
-    ) -> None:
-        """Write the parts of some blocks; *told* has what became of those that failed."""
+    async def _put_parts(self, blocks: list[Sealed], told: list[Verdict]) -> None:
+        """Write the parts of those that have some; *told* has what became of the others."""
+        large = [
+            at
+            for at, (block, end) in enumerate(zip(blocks, told, strict=True))
+            if end is Verdict.DONE and not _is_whole(len(block.data))
+        ]
+        there = await self.exists([blocks[at].key for at in large])
         commands, whose = [], []
-        for at in missing:
+        for at, presence in zip(large, there, strict=True):
+            if presence is Presence.PRESENT:
+                told[at] = Verdict.PRESENT
+                continue
             key, data = blocks[at].key, blocks[at].data
             for part, (start, stop) in enumerate(_cuts(len(data)), 1):
                 commands.append(self._set(key, part, data[start:stop]))
@@ -299,6 +326,11 @@ class RedisBackend(Backend):
         return b"%b%d/%b" % (self._prefix, part, key)
 
 
+def _is_whole(nbytes: int) -> bool:
+    """Return whether a block of so many bytes is one value."""
+    return HEADER_BYTES + nbytes <= _PART_BYTES
+
+
 def _cuts(nbytes: int) -> list[tuple[int, int]]:
     """Return where the parts of a block begin and end."""
     starts = [0, *range(_PART_BYTES, nbytes, _PART_BYTES)]
@@ -315,7 +347,7 @@ def _refusal(error: Exception) -> Verdict:
 
 
 def _open(values: list[Any], key: PackedKey, target: memoryview) -> Fetched:
-    """Put a block together of what the server has said for each of its parts."""
+    """Put a block together of what the server has said for each of its values."""
     head = values[0]
     if any(str(value).startswith("WRONGTYPE") for value in values if _is_error(value)):
         return GARBAGE
@@ -325,6 +357,8 @@ def _open(values: list[Any], key: PackedKey, target: memoryview) -> Fetched:
         return GARBAGE
     if not head:
         return Fetched(Verdict.ABSENT)
+    if len(values) == 1:
+        return Envelope.open(head, key, target)
     judged = Envelope.judge(head, key, len(target))
     cuts = _cuts(len(target))
     if any(

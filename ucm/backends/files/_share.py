@@ -108,6 +108,8 @@ class Share:
         self, root: Path, *, touch_s: float, orphan_s: float, lasting: bool
     ) -> None:
         self._root = root
+        self._blocks = str(root / _BLOCKS)
+        self._writing = str(root / _WRITING)
         self._touch_s = touch_s
         self._orphan_s = orphan_s
         self._is_lasting = lasting
@@ -179,7 +181,7 @@ class Share:
         """
         if self.look(block.key) is Presence.PRESENT:
             return Verdict.PRESENT
-        temporary = self._root / _WRITING / f"{self._me}.{next(_NUMBERS)}"
+        temporary = f"{self._writing}/{self._me}.{next(_NUMBERS)}"
         try:
             fd = os.open(
                 temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600
@@ -198,15 +200,20 @@ class Share:
             return Verdict.FULL if exc.errno in _NO_ROOM else Verdict.UNAVAILABLE
         finally:
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                os.unlink(temporary)
 
-    def _publish(self, temporary: Path, key: PackedKey) -> Verdict:
+    def _publish(self, temporary: str, key: PackedKey) -> Verdict:
         path = self._path(key)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not give_name(temporary, path):
+        directory = os.path.dirname(path)
+        try:
+            is_new = give_name(temporary, path)
+        except FileNotFoundError:  # the first one there
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            is_new = give_name(temporary, path)
+        if not is_new:
             return Verdict.PRESENT
         if self._is_lasting:
-            fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
             finally:
@@ -216,7 +223,7 @@ class Share:
     def remove(self, key: PackedKey) -> Verdict:
         """Remove a block."""
         try:
-            self._path(key).unlink()
+            os.unlink(self._path(key))
         except FileNotFoundError:
             return Verdict.ABSENT
         except OSError:
@@ -284,10 +291,10 @@ class Share:
             self._marked[key] = now
             os.utime(fd)
 
-    def _path(self, key: PackedKey) -> Path:
+    def _path(self, key: PackedKey) -> str:
         """Return where a block lies; what spreads blocks is not what attackers choose."""
         spread = f"{xxh3_64_intdigest(key):016x}"
-        return self._root / _BLOCKS / spread[:2] / spread[2:4] / key.hex()
+        return f"{self._blocks}/{spread[:2]}/{spread[2:4]}/{key.hex()}"
 
 
 def _read_whole(fd: int, value: memoryview) -> bool:
