@@ -17,7 +17,8 @@ def block_checksum(key: PackedKey, data: memoryview | bytes) -> int:
     Seeded with its key's: the right bytes under the wrong key do not verify. In a slab, below
     it, and in an export it is the same one, so that who moves a block need not compute it anew.
     """
-    return xxh3_64_intdigest(data, xxh3_64_intdigest(key))
+    (seed,) = checksum_seeds([key])
+    return xxh3_64_intdigest(data, seed)
 
 
 def checksum_seeds(keys: Iterable[PackedKey]) -> list[int]:

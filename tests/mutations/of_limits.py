@@ -320,8 +320,8 @@ LIMITS = (
         name="checksum_of_a_lie",
         why="The right bytes of another block, with their checksum, are served as this one's.",
         file="ucm/seals.py",
-        find="    return xxh3_64_intdigest(data, xxh3_64_intdigest(key))\n",
-        replace="    return xxh3_64_intdigest(data)\n",
+        find="list(map(xxh3_64_intdigest, keys))",
+        replace="[0 for _ in keys]",
         killers=(_WORLD,),
     ),
     # What a hit of the slab is worth.
