@@ -134,7 +134,7 @@ class RedisBackend(Backend):
             shared=True,
             durable="node",
             max_block_bytes=_LARGEST_BLOCK,
-            batch_blocks=32,
+            batch_blocks=128,
             in_flight=self._many.most,
             creates=True,
         )
