@@ -5,7 +5,7 @@ What lies below the slab, beside what it stands on.
 *Spill* is what an agent's core takes from blocks that are committed in a slab in memory until
 all of them are in the tier; *fetch* is what one request's want takes until all of them are in
 the slab, compared with their checksums. *Bare* is the client's own library, or plain direct
-I/O, with as many requests in flight, from and to memory that begins at a page; it computes no
+I/O, with as many requests in flight, from and to slots of the same slab; it computes no
 checksums. All run in one process, in turns, forwards and backwards; servers have processes of
 their own on the same cores. What the process computed meanwhile is told apart: it does not
 depend on who else computes. Mooncake runs in a network of its own.
