@@ -2,8 +2,8 @@
 """
 Blocks as values of Valkey or Redis, by redis-py.
 
-A block is one value, its envelope before its bytes, which is written only if it is not there. Values
-of more than a megabyte hold up everybody else on such a server, so a larger block is cut into
+A block is one value, its envelope before its bytes, which is written only if it is not there. Larger
+values hold up everybody else on such a server, so a block of more than a megabyte is cut into
 parts, which are sent from where they lie. Its *head* is then a value with the envelope alone, written
 last and only if it is not there: what has no head is nobody's. Parts that the server has let go of
 make a block garbage, which can be put again once it was deleted. What is never deleted goes by its
@@ -45,8 +45,8 @@ from ucm.settings import field, read_section
 __all__ = ["RedisBackend", "RedisSettings"]
 
 _PART_BYTES = 1 << 20
-_CALL_BYTES = 8 << 20
-"""What one request to the server carries at most."""
+_CALL_BYTES = 2 << 20
+"""Of one request at most: what a socket does not take at once is copied."""
 _LARGEST_BLOCK = 256 << 20
 _LONGER_S = 60
 """Parts live so much longer than their head."""
@@ -328,7 +328,7 @@ class RedisBackend(Backend):
 
 def _is_whole(nbytes: int) -> bool:
     """Return whether a block of so many bytes is one value."""
-    return HEADER_BYTES + nbytes <= _PART_BYTES
+    return nbytes <= _PART_BYTES
 
 
 def _cuts(nbytes: int) -> list[tuple[int, int]]:
