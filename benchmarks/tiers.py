@@ -6,8 +6,9 @@ What lies below the slab, beside what it stands on.
 all of them are in the tier; *fetch* is what one request's want takes until all of them are in
 the slab, compared with their checksums. *Bare* is the client's own library, or plain direct
 I/O, with as many requests in flight, from and to slots of the same slab; it computes no
-checksums. All run in one process, in turns, forwards and backwards; servers have processes of
-their own on the same cores. What the process computed meanwhile is told apart: it does not
+checksums. LMCache and vLLM's tier of files take part where they have such a tier
+(``benchmarks.tiers_peers``). All run in one process, in turns, forwards and backwards; servers have
+processes of their own on the same cores. What the process computed meanwhile is told apart: it does not
 depend on who else computes. Mooncake runs in a network of its own.
 
 *start*: how long a disk takes to open, by how it was left. *TTFT*: the real engine's time to the
@@ -21,15 +22,17 @@ Run ``python -m benchmarks.tiers``.
 
 import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from benchmarks import tiers_bare
 from benchmarks.harness import Figure, Note, Scale, Told, main
+from benchmarks.peers import PeersError, interpreter
 from benchmarks.tiers_engine import TTFT, dead, first_tokens
 from benchmarks.tiers_moves import Blocks, Medium, measure
 from benchmarks.tiers_start import start
@@ -80,16 +83,37 @@ def mooncake(scale: Scale) -> Told:
         if problem:
             yield Note("mooncake", f"absent, {problem}; no figure.")
             return
+        python = ["unshare", "-rn", sys.executable, "-m", "tests.own_network"]
+        yield from _inside("mooncake", python, scale, environment)
+
+
+def beside_peers(name: str, scale: Scale) -> Told:
+    """Measure one kind of tier where LMCache is installed; without it where it cannot be."""
+    python = sys.executable
+    try:
+        python = str(interpreter())
+    except PeersError as exc:
+        yield Note(name, f"LMCache is absent, {exc}; no figure.")
+    yield from _inside(name, [python, "-m"], scale)
+
+
+def _inside(
+    name: str,
+    python: Sequence[str],
+    scale: Scale,
+    environment: Mapping[str, str] | None = None,
+) -> Told:
+    """Measure cases in a process of their own."""
+    with tempfile.TemporaryDirectory(prefix="ucm-inside-") as home:
         told = Path(home) / "told.json"
-        command = ["unshare", "-rn", sys.executable, "-m", "tests.own_network"]
-        command += ["benchmarks.tiers", _INSIDE, "--json", str(told)]
-        command += ["--directory", str(scale.directory)]
+        command = [*python, "benchmarks.tiers", _INSIDE, "--only", name]
+        command += ["--json", str(told), "--directory", str(scale.directory)]
         command += ["--quick"] if scale.is_quick else []
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            yield Note("mooncake", f"failed: {done.stderr.strip()[-300:]}")
+            yield Note(name, f"failed: {done.stderr.strip()[-300:]}")
             return
         yield from figures_of(told)
 
@@ -103,29 +127,36 @@ def figures_of(path: Path) -> Iterator[Figure]:
 
 def others(_: Scale) -> Told:
     """Say who is not here."""
-    yield Note("others", "tiers of LMCache, vLLM and FlexKV: not measured; no figure.")
+    yield Note("others", "FlexKV is not measured: it is not to be had here; no figure.")
 
 
 CASES: dict[str, Callable[[Scale], Told]] = {
-    "disk": functools.partial(move, "disk", tiers_bare.disk, 128 << 20),
+    "disk": functools.partial(beside_peers, "disk"),
     "depth": depths,
     "start": start,
-    "files": functools.partial(move, "files", tiers_bare.files, 64 << 20),
+    "files": functools.partial(beside_peers, "files"),
     "object": functools.partial(move, "object", tiers_bare.objects, 32 << 20),
-    "redis": functools.partial(move, "redis", tiers_bare.redis, 64 << 20),
+    "redis": functools.partial(beside_peers, "redis"),
     "mooncake": mooncake,
     **TTFT,
     "dead": dead,
     "others": others,
 }
 INSIDE: dict[str, Callable[[Scale], Told]] = {
+    "disk": functools.partial(move, "disk", tiers_bare.disk, 128 << 20),
+    "files": functools.partial(move, "files", tiers_bare.files, 64 << 20),
+    "redis": functools.partial(move, "redis", tiers_bare.redis, 64 << 20),
     "mooncake": functools.partial(move, "mooncake", tiers_bare.mooncake, 64 << 20),
-    "ttft": functools.partial(first_tokens, "mooncake", tiers_bare.mooncake),
+    "mooncake, TTFT": functools.partial(first_tokens, "mooncake", tiers_bare.mooncake),
 }
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [_INSIDE]:
         main("tiers", INSIDE, sys.argv[2:])
+        sys.stdout.flush()
+        os._exit(
+            0
+        )  # LMCache's threads keep a process, and its ``close`` waits for itself
     else:
         main("tiers", CASES)

@@ -15,6 +15,7 @@ from obstore.store import S3Store
 from redis.asyncio import Redis
 
 from benchmarks.tiers_moves import PAGE, Blocks, Medium, in_pieces
+from benchmarks.tiers_peers import lmcache_disk, lmcache_remote, vllm_files
 from tests.backends.servers import ACCESS, BUCKET, object_server, redis_server
 
 __all__ = ["disk", "files", "mooncake", "objects", "redis"]
@@ -277,14 +278,19 @@ def disk(folder: Path, blocks: Blocks, depth: int = THREADS) -> Iterator[Medium]
         "capacity": max(4 * len(blocks) * slot, 20 * slot),
         "threads": depth,
     }
-    yield Medium("disk", settings, lambda b: BareDisk(folder, b, depth))
+    others = lmcache_disk(folder, depth) | vllm_files(folder, is_direct=True)
+    if depth != THREADS:
+        others = {}
+    yield Medium("disk", settings, lambda b: BareDisk(folder, b, depth), others)
 
 
 @contextlib.contextmanager
 def files(folder: Path, _: Blocks) -> Iterator[Medium]:
     """A directory, as a mount would be."""
     settings = {"type": "files", "path": str(folder / "share"), "capacity": 8 << 30}
-    yield Medium("files", settings, lambda b: BareFiles(folder, b, 16))
+    url = f"fs://host:0/{folder / 'lmcache'}"
+    others = lmcache_remote(url) | vllm_files(folder, is_direct=False)
+    yield Medium("files", settings, lambda b: BareFiles(folder, b, 16), others)
 
 
 @contextlib.contextmanager
@@ -308,7 +314,8 @@ def redis(folder: Path, _: Blocks) -> Iterator[Medium]:
     with redis_server(folder) as (_server, port):
         url = f"redis://127.0.0.1:{port}/0"
         settings = {"type": "redis", "url": url, "timeout": 60.0}
-        yield Medium("redis", settings, lambda b: BareRedis(url, b))
+        others = lmcache_remote(f"resp://127.0.0.1:{port}")
+        yield Medium("redis", settings, lambda b: BareRedis(url, b), others)
 
 
 @contextlib.contextmanager
