@@ -13,7 +13,11 @@ from ucm.tracing import AGENT_JOINED, AGENT_LOST
 
 
 def status(
-    pid: int = 7, spilled: int = 0, silent: tuple[bool, ...] = (False, False), **dropped
+    pid: int = 7,
+    spilled: int = 0,
+    silent: tuple[bool, ...] = (False, False),
+    nonce: str = "",
+    **dropped,
 ) -> dict[str, object]:
     """Return what an agent over a disk and a server says of itself, once for each size."""
     of_tiers = [{"spilled": spilled, "dropped": dropped}, {"spilled": 1, "dropped": {}}]
@@ -23,6 +27,7 @@ def status(
     ]
     return {
         "pid": pid,
+        "nonce": nonce,
         "tiers": tiers,
         "slots": {"4096": {"spilled": of_tiers}, "8192": {"spilled": of_tiers}},
     }
@@ -101,6 +106,16 @@ class TestRefresh:
             client.status = status(pid)
             health.refresh()
         assert 2 == counters.total("ucm_agents_total")
+
+    def test_successor_of_the_same_process_id_is_counted(self, node) -> None:
+        """R-52, R-55: in a container each agent is process 1; what it counts from nothing
+        takes nothing back of what the one before did."""
+        client, counters, health = node
+        for nonce, spilled in (("a", 5), ("b", 2), ("b", 3)):
+            client.status = status(1, spilled, nonce=nonce)
+            health.refresh()
+        assert 2 == counters.total("ucm_agents_total")
+        assert 2 * (5 + 3) == counters.total("ucm_spilled_parts_total", tier="disk")
 
 
 class TestLook:

@@ -107,6 +107,19 @@ class TestMain:
             assert 0 == here.serve(engine)
         assert ["agent.started", "summary", "agent.ended"] == here.events()
 
+    def test_each_agent_is_told_from_the_one_before(self, here) -> None:
+        """R-52: also where both have the same process id, as in a container."""
+        told = []
+
+        def engine() -> None:
+            with here.client():
+                told.append(here.status())
+
+        with open_slab(here.slab, 64):
+            assert [0, 0] == [here.serve(engine), here.serve(engine)]
+        assert 1 == len({each["pid"] for each in told})
+        assert 2 == len({each["nonce"] for each in told})
+
     def test_silent_tier_is_told_of_once(self, here) -> None:
         """R-52: a tier that does not answer in time is found out, however often somebody
         asks how it is; it is in the log, and then it is not asked."""

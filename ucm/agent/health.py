@@ -38,6 +38,8 @@ class _Told(msgspec.Struct):
     pid: int
     tiers: list[_Tier]
     slots: dict[str, _Slots]
+    nonce: str = ""
+    """Drawn at its start: in a container each agent has the same process id."""
 
 
 class AgentHealth:
@@ -52,7 +54,7 @@ class AgentHealth:
     def __init__(self, client: AgentClient, counters: Counters) -> None:
         self._client = client
         self._counters = counters
-        self._pid = 0
+        self._agent = (0, "")
         self._totals: Mapping[str, int] = {}
         self._lock = threading.Lock()
 
@@ -75,8 +77,8 @@ class AgentHealth:
             is_up = is_there and not any(tier.silent for tier in tiers)
             self._counters.set("ucm_tier_up", int(is_up), tier=medium)
         totals = _totals_of(told)
-        if told.pid != self._pid:
-            self._pid, self._totals = told.pid, {}
+        if (told.pid, told.nonce) != self._agent:
+            self._agent, self._totals = (told.pid, told.nonce), {}
             self._counters.add("ucm_agents_total", 1)
         before, self._totals = self._totals, totals
         self._counters.add_all(

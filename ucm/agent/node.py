@@ -10,6 +10,7 @@ it is told to (SIGTERM): then it takes no further wants and spills for a bounded
 
 import fcntl
 import os
+import secrets
 import signal
 import time
 from collections import Counter
@@ -95,6 +96,7 @@ class Node:
         self._config = config
         self._log = log
         self._linger_s = linger_s
+        self._nonce = secrets.token_hex(8)
         self._call = ThreadCalls(_THREADS)
         self._tiers: list[BreakerBackend] = []
         self._watched: list[WatchedBackend] = []
@@ -288,6 +290,7 @@ class Node:
         ledger = {} if self._ledger is None else {"ledger": self._ledger.told()}
         return ledger | {
             "pid": os.getpid(),
+            "nonce": self._nonce,
             "media": self._media,
             "tiers": tiers,
             "slots": slots,
