@@ -81,6 +81,8 @@ def test_a_file_without_a_word_says_nothing(tmp_path, name):
         ("a: \x1b[31m\n", "not YAML"),
         ("a: " + "[" * 700 + "]" * 700, "nested too deeply"),
         ("a: " + "[" * 40 + "]" * 40, "nested too deeply"),
+        ("a: " + "[" * 6000 + "{", "nested too deeply"),  # not read to its end
+        ("- " * 6000 + "{", "nested too deeply"),
         ("a: 1\n---\nb: 2\n", "not YAML"),
         (b"a: \xff\n", "not UTF-8"),
     ],

@@ -42,6 +42,14 @@ DOCTOR = (
         killers=(_HOSTILE,),
     ),
     Mutant(
+        name="deep_settings_file_is_read_to_its_end",
+        why="A page of brackets holds a start for as long as its length squared.",
+        file=_FILES,
+        find="            if len(keys) > _MOST_DEPTH:  #",
+        replace="            if not keys:  #",
+        killers=(_HOSTILE,),
+    ),
+    Mutant(
         name="settings_file_opened_blocking",
         why="An engine whose file is a pipe never starts and never says why.",
         file=_FILES,

@@ -145,6 +145,8 @@ def _check_events(events: Any) -> None:  # noqa: ANN401 - yaml has no types
         if kind in ("SequenceStartEvent", "MappingStartEvent"):
             keys.append(set() if kind[0] == "M" else None)
             is_key.append(True)
+            if len(keys) > _MOST_DEPTH:  # the parser's time grows with its square
+                raise RecursionError
 
 
 def _check_key(key: str | None, known: set[str]) -> None:
