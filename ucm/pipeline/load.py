@@ -87,9 +87,10 @@ def _verify(store: Store, lease: ReadLease, start: int, stop: int) -> None:
     try:
         lease.verify(start, stop)
     except BlockCorruptError:
-        lease.recheck()  # bytes of a slot that was recycled are not corrupt
+        corrupt = _corrupt_keys(lease)
+        lease.recheck()  # bytes of a slot that was recycled by now are not corrupt
         with contextlib.suppress(StoreError):  # the corruption is the news
-            store.forget(_corrupt_keys(lease), Fate.CORRUPT)
+            store.forget(corrupt, Fate.CORRUPT)
         raise
 
 
