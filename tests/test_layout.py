@@ -144,6 +144,12 @@ class TestGroupLayout:
         with pytest.raises(ValueError, match="hash_block_tokens"):
             layout(full(0, 16, row(0, 64, "a")), hash_block_tokens=value)
 
+    def test_block_of_more_tokens_than_moments_can_tell_is_refused(self) -> None:
+        """The loop of whoever saves blocks of such a layout would not get on."""
+        assert 1 << 28 == full(0, 1 << 28, row(0, 64, "a")).block_tokens
+        with pytest.raises(ValueError, match="block_tokens"):
+            full(0, (1 << 28) + 1, row(0, 64, "a"))
+
 
 class TestKVLayout:
     """All groups together."""

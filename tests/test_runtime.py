@@ -93,9 +93,12 @@ class TestSubmit:
                 rig.submit(*orders)
             gate.open()
             assert "could not be taken in" in rig.runtime.failure
-            assert {1} == set(rig.outcomes())
+            refused = Outcome(OutcomeKind.REFUSED, "failed")
+            ends = rig.outcomes()
+            assert ({1, 2, 3}, refused, refused) == (set(ends), ends[2], ends[3])
+            assert [1, 2, 3] == sorted(rig.told(NoticeKind.RELEASED))
             assert 0 == rig.runtime.num_open
-            assert ["failed"] == rig.submit(order(3, SAVE, range(3), range(1, 4)))
+            assert ["failed"] == rig.submit(order(4, SAVE, range(3), range(1, 4)))
 
     def test_ticket_refused_at_the_last_moment_is_told(self):
         """A queue that closes between the look and the offer ends the ticket,

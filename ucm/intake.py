@@ -21,6 +21,7 @@ from ucm.blocks import (
     GroupId,
     KeyPacker,
     Owner,
+    PackedKey,
     RowId,
     ShardId,
     TransferId,
@@ -192,10 +193,7 @@ class Intake:
                         self._on_failure("a batch of orders could not be taken in")
 
     def _offer(self, batch: _Batch, each_of: Callable[[Any], Iterator[Any]]) -> None:
-        if batch.digest != self._digest:
-            self._digest, self._parts = batch.digest, self._parts_under(batch.digest)
-        # All of them before any is offered: should one be none, none was.
-        tickets = [self._ticket(order, batch) for order in each_of(batch.orders)]
+        tickets = self._tickets(batch, each_of)
         self._recorder.offered(tickets)  # before any of them can end
         late = self._overdue(batch, tickets)
         for ticket in each_of(tickets):
@@ -211,6 +209,31 @@ class Intake:
                 if batch.row_ids is not None:
                     rows = tuple(row for row in rows if row in batch.row_ids)
                 self._offer_item(Item(ticket, rows, batch.fence))
+
+    def _tickets(
+        self, batch: _Batch, each_of: Callable[[Any], Iterator[Any]]
+    ) -> list[Ticket]:
+        """Return a ticket for each order; should one be none, all of them are refused."""
+        tickets: list[Ticket] | None = None
+        try:
+            if batch.digest != self._digest:
+                self._parts = self._parts_under(batch.digest)
+                self._digest = batch.digest
+            tickets = [self._ticket(order, batch) for order in each_of(batch.orders)]
+        finally:
+            if tickets is None:
+                self._refuse(batch)
+        return tickets
+
+    def _refuse(self, batch: _Batch) -> None:
+        """Tell the end of orders of which there are no tickets: somebody waits for it."""
+        for order in batch.orders:
+            block_ids = cast("tuple[BlockId, ...]", order.block_ids)
+            keys = (PackedKey(b""),) * len(block_ids)
+            span = BlockSpan(GroupId(order.group_id), block_ids, keys)
+            ticket = self._ticket_over(order, batch, span, (), 0)
+            self._recorder.offered([ticket])
+            self._recorder.admitted(ticket, Admission.FAILED, self._queue)
 
     def _overdue(self, batch: _Batch, tickets: Sequence[Ticket]) -> set[LaneKey]:
         """
@@ -260,23 +283,34 @@ class Intake:
         }
 
     def _ticket(self, order: SpanOrder, batch: _Batch) -> Ticket:
-        submitted_at = batch.submitted_at
         part = self._parts[order.group_id]
-        direction = _DIRECTIONS[order.kind]
         keys = tuple(part.packer.pack(order.split_hashes()))
         block_ids = cast("tuple[BlockId, ...]", order.block_ids)
         uses = None
-        if direction is Direction.SAVE:
-            uses = _uses_of(order.owners, part.block_tokens, int(submitted_at * 1e9))
+        if order.kind is TransferKind.SAVE:
+            now_ns = int(batch.submitted_at * 1e9)
+            uses = _uses_of(order.owners, part.block_tokens, now_ns)
+        span = BlockSpan(part.group_id, block_ids, keys, uses)
+        return self._ticket_over(order, batch, span, part.row_ids, part.block_bytes)
+
+    def _ticket_over(
+        self,
+        order: SpanOrder,
+        batch: _Batch,
+        span: BlockSpan,
+        row_ids: tuple[RowId, ...],
+        block_bytes: int,
+    ) -> Ticket:
+        direction = _DIRECTIONS[order.kind]
         return Ticket(
             transfer_id=TransferId(order.transfer_id),
             direction=direction,
             owners=order.owners,
-            span=BlockSpan(part.group_id, block_ids, keys, uses),
-            row_ids=part.row_ids,
-            block_bytes=part.block_bytes,
-            accepted_at=submitted_at,
-            deadline=submitted_at + self._limit(direction),
+            span=span,
+            row_ids=row_ids,
+            block_bytes=block_bytes,
+            accepted_at=batch.submitted_at,
+            deadline=batch.submitted_at + self._limit(direction),
             listener=self._listener,
             log=self._log,
             origin=batch.origin,

@@ -15,6 +15,8 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from operator import index
+from typing import Final
 
 import attrs
 
@@ -24,6 +26,8 @@ from ucm.errors import LayoutError
 __all__ = ["GroupKind", "GroupLayout", "KVLayout", "Region", "RowLayout"]
 
 _FINGERPRINT_SCHEMA = 1
+_MOST_BLOCK_TOKENS: Final = 1 << 28
+"""By so many ns blocks of a prefix count as used one after the other, in 64 bits."""
 
 
 class GroupKind(enum.Enum):
@@ -68,7 +72,12 @@ class GroupLayout:
 
     group_id: GroupId
     kind: GroupKind
-    block_tokens: int = attrs.field(validator=attrs.validators.gt(0))
+    block_tokens: int = attrs.field(
+        converter=index,
+        validator=attrs.validators.and_(
+            attrs.validators.gt(0), attrs.validators.le(_MOST_BLOCK_TOKENS)
+        ),
+    )
     window_tokens: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.gt(0))
     )

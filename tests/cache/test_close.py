@@ -186,6 +186,21 @@ class TestDeadPipeline:
         run(loop, main)
         host.join()
 
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_save_of_which_our_loop_dies_is_over_at_once(self, loop: str) -> None:
+        """Before it is a ticket: whoever waits hears of it, and not after minutes."""
+        host = Host(config=BRIEF)
+
+        async def main() -> None:
+            async with host.cache() as cache:
+                host.core._digest = b"no digest"
+                end = await cache.save(keys_of(2), range(2)).committed
+                assert (OutcomeKind.REFUSED, Reason.FAILED) == (end.kind, end.reason)
+                assert "could not be taken in" in host.core._runtime.failure
+
+        with leaving_nothing(host):
+            run(loop, main)
+
 
 def _die() -> None:
     raise KeyError

@@ -92,6 +92,23 @@ class TestOrders:
         uses = orders.uses(1, 0, place, 5)
         assert [(1 << 62) - 2 * TOKENS] == uses.moments.tolist()
 
+    def test_small_numbers_of_numpy_are_whole_ones(self) -> None:
+        """A moment has more bits than an array of indexes, and the loop would not get on."""
+        place = Place(first=np.uint8(200), began_ns=np.int32(5), tenant=np.uint8(7))
+        (order,) = orders_of(1, Place(first=np.uint8(200)), now_ns=10**15)
+        assert 10**15 - 200 * TOKENS == order.owners[0].used_ns
+        (order,) = orders_of(1, place)
+        assert (5 - 200 * TOKENS, 7) == (
+            order.owners[0].used_ns,
+            order.owners[0].tenant,
+        )
+
+    def test_place_is_looked_at_in_the_call(self) -> None:
+        """What is none is the caller's mistake, and no save without an end."""
+        orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
+        with pytest.raises(AttributeError, match="began_ns"):
+            orders.check(Direction.SAVE, [bytes(32)], [1], 0, (2, 0, 0), 5)
+
 
 class TestBlockUsers:
     def test_many_read_and_one_writes(self) -> None:

@@ -20,6 +20,32 @@ HOSTS = (
         ),
     ),
     Mutant(
+        name="batch_that_is_none_ends_for_nobody",
+        why="Who waits for a save of which the loop died hears of it after minutes.",
+        file="ucm/intake.py",
+        find="                self._refuse(batch)\n",
+        replace="                pass\n",
+        killers=(
+            (
+                "tests/test_runtime.py::TestSubmit::"
+                "test_batch_that_cannot_be_made_fails_the_runtime"
+            ),
+        ),
+    ),
+    Mutant(
+        name="place_of_an_array",
+        why="A save whose place comes out of an array of 32 bits has no end.",
+        file="ucm/cache/orders.py",
+        find="int(place.first)",
+        replace="place.first",
+        killers=(
+            (
+                "tests/cache/test_parts.py::TestOrders::"
+                "test_small_numbers_of_numpy_are_whole_ones"
+            ),
+        ),
+    ),
+    Mutant(
         name="place_of_more_than_64_bits",
         why="What a host says of one save ends the loop that moves all blocks.",
         file="ucm/prefixes.py",

@@ -32,8 +32,8 @@ class Asked(NamedTuple):
     hashes: bytes  # its keys, one behind the other
     blocks: Sequence[int]
     group: int
-    place: Place
-    now_ns: int
+    used_ns: int  # when the first of them counts as used
+    tenant: int
 
     def keys(self) -> list[bytes]:
         """Return the keys, one for each block."""
@@ -100,20 +100,19 @@ class Orders:
                 of one length from 8 to 64, or blocks are no whole numbers.
             LayoutError: There is no such group.
         """
-        self._group(group)
+        used_ns = self._first_used_ns(self._group(group), place, now_ns)
         if len(keys) != len(blocks):
             raise KeyFormatError(f"{len(keys)} keys for {len(blocks)} blocks")
         hashes = _joined(keys)
         if type(blocks) is not range:  # which nobody can change
             blocks = tuple(blocks)
             _check_numbers(blocks)
-        return Asked(direction, hashes, blocks, group, place, now_ns)
+        return Asked(direction, hashes, blocks, group, used_ns, int(place.tenant))
 
     def of(self, asked: Asked) -> list[SpanOrder]:
         """Return one order for each span of the blocks, in order."""
-        direction, hashes, blocks, group, place, now_ns = asked
+        direction, hashes, blocks, group, used_ns, tenant = asked
         shape = self._group(group)
-        used_ns = self._first_used_ns(shape, place, now_ns)
         life = next(self._numbers)
         orders = []
         size = len(hashes) // max(len(blocks), 1)
@@ -125,7 +124,7 @@ class Orders:
                 life,
                 len(block_ids),
                 used_ns - last * shape.block_tokens,
-                place.tenant,
+                tenant,
             )
             orders.append(
                 SpanOrder(
@@ -162,7 +161,8 @@ class Orders:
 
     @staticmethod
     def _first_used_ns(shape: GroupLayout, place: Place, now_ns: int) -> int:
-        return (place.began_ns or now_ns) - place.first * shape.block_tokens
+        # Numpy's numbers have too few bits for what comes of them.
+        return (int(place.began_ns) or now_ns) - int(place.first) * shape.block_tokens
 
     def _group(self, group: int) -> GroupLayout:
         shape = self._groups.get(GroupId(group))
