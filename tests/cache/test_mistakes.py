@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import numpy as np
 import pytest
 
 from tests.cache.kit import Host, both_loops, keys_of, leaving_nothing, run
@@ -42,6 +43,28 @@ class TestMistakes:
                 with pytest.raises(BlockInUseError):
                     await cache.load(keys_of(2), [7, 7])
                 await cache.load(keys_of(2), [0, 5])  # all free again
+
+        with leaving_nothing(host):
+            run(loop, main)
+
+    def test_block_of_a_tensor_is_not_written_by_two_at_once(self, loop: str) -> None:
+        """Each element of a tensor is an object of its own, and the same block."""
+        torch = pytest.importorskip("torch")
+        gate = Gate()
+        host = Host(FaultPlan(Fault("read", gate)))
+
+        async def main() -> None:
+            async with host.cache() as cache, anyio.create_task_group() as group:
+                group.start_soon(cache.load, keys_of(2), torch.arange(2))
+                await anyio.to_thread.run_sync(gate.wait_reached)
+                try:
+                    for blocks in ([1], torch.tensor([1]), np.array([1])):
+                        with pytest.raises(BlockInUseError, match="block 1 is in use"):
+                            cache.save(keys_of(1), blocks)
+                        with pytest.raises(BlockInUseError, match="block 1 is in use"):
+                            await cache.load(keys_of(1), blocks)
+                finally:
+                    gate.open()
 
         with leaving_nothing(host):
             run(loop, main)

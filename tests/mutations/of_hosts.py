@@ -33,6 +33,19 @@ HOSTS = (
         ),
     ),
     Mutant(
+        name="block_of_a_tensor",
+        why="Two loads write one block, and one of them tells that its bytes are there.",
+        file="ucm/cache/orders.py",
+        find="            blocks = tuple(map(index, blocks))\n",
+        replace="            index(sum(blocks))\n",
+        killers=(
+            (
+                "tests/cache/test_mistakes.py::TestMistakes::"
+                "test_block_of_a_tensor_is_not_written_by_two_at_once"
+            ),
+        ),
+    ),
+    Mutant(
         name="place_of_an_array",
         why="A save whose place comes out of an array of 32 bits has no end.",
         file="ucm/cache/orders.py",
@@ -59,8 +72,8 @@ HOSTS = (
         name="block_one_and_a_half",
         why="A load writes a block that nobody named.",
         file="ucm/cache/orders.py",
-        find="            _check_numbers(blocks)\n",
-        replace="",
+        find="            blocks = _whole_numbers(tuple(blocks))\n",
+        replace="            blocks = tuple(blocks)\n",
         killers=(
             (
                 "tests/cache/test_mistakes.py::TestMistakes::"

@@ -105,8 +105,7 @@ class Orders:
             raise KeyFormatError(f"{len(keys)} keys for {len(blocks)} blocks")
         hashes = _joined(keys)
         if type(blocks) is not range:  # which nobody can change
-            blocks = tuple(blocks)
-            _check_numbers(blocks)
+            blocks = _whole_numbers(tuple(blocks))
         return Asked(direction, hashes, blocks, group, used_ns, int(place.tenant))
 
     def of(self, asked: Asked) -> list[SpanOrder]:
@@ -169,12 +168,19 @@ class Orders:
         return shape or self._layout.group(GroupId(group))  # which raises
 
 
-def _check_numbers(blocks: Sequence[int]) -> None:
-    """Refuse blocks that are no whole numbers: 1.5 would be taken for 1, and overwritten."""
+def _whole_numbers(blocks: tuple[int, ...]) -> tuple[int, ...]:
+    """
+    Return blocks as plain numbers.
+
+    1.5 would be taken for 1, and overwritten; a tensor's elements are all different, also
+    where they are the same block.
+    """
     try:
-        index(sum(blocks))  # which is one if all are: no bytecode for each
+        if type(sum(blocks)) is not int:  # which it is if all are: no bytecode for each
+            blocks = tuple(map(index, blocks))
     except TypeError as exc:
         raise KeyFormatError(f"a block is no whole number: {exc}") from None
+    return blocks
 
 
 def _joined(keys: Sequence[bytes]) -> bytes:
