@@ -110,9 +110,36 @@ SGLANG = (
         name="new_weights_are_not_noticed",
         why="Pages of other weights are loaded, and saved under their name.",
         file=_ENGINE,
-        find="            self.is_set = True\n",
+        find="            found.is_set = True\n",
         replace="",
         killers=(f"{_OF_LINKER}::test_weights_that_may_have_changed_end_all_reuse",),
+    ),
+    Mutant(
+        name="each_attached_cache_listens_anew",
+        why="New weights are forgotten with the cache that noticed, and calls grow deeper.",
+        file=_ENGINE,
+        find="        if isinstance(doubt, cls):\n",
+        replace="        if False:\n",
+        killers=(
+            f"{_OF_HICACHE}::test_storages_that_come_and_go_listen_once",
+            (
+                f"{_OF_HICACHE}::"
+                "test_storage_that_is_attached_behind_new_weights_serves_nothing"
+            ),
+        ),
+    ),
+    Mutant(
+        name="pool_registered_anew_leaves_the_first_open",
+        why="Threads and memory of a cache that nobody asks any more stay.",
+        file=_HICACHE,
+        find="            before.pages.close()\n",
+        replace="            pass\n",
+        killers=(
+            (
+                f"{_OF_HICACHE}::"
+                "test_pool_that_is_registered_anew_takes_the_place_of_the_first"
+            ),
+        ),
     ),
     Mutant(
         name="weights_are_in_no_key",

@@ -143,6 +143,39 @@ def test_weights_that_may_have_changed_end_all_reuse(kit: Kit) -> None:
     assert [False] * 2 == storage.batch_set_v1(hashes(2, 3), slots([1, 2]))
 
 
+def test_storages_that_come_and_go_listen_once(kit: Kit) -> None:
+    """R-81: SGLang attaches one as often as it is told, and each call to it would be deeper."""
+    kit.storage().close()
+    listens = fake.SchedulerWeightUpdaterManager._select_runners
+    kit.storage().close()
+    assert listens is fake.SchedulerWeightUpdaterManager._select_runners
+
+
+def test_storage_that_is_attached_behind_new_weights_serves_nothing(kit: Kit) -> None:
+    """R-81: its keys name what the engine began with."""
+    names = hashes(2)
+    first = kit.storage()
+    assert [True] * 2 == first.batch_set_v1(names, slots([1, 2]))
+    fake.SchedulerWeightUpdaterManager().update_weights_from_disk()
+    first.close()
+    second = kit.storage()
+    assert 0 == second.batch_exists(names)
+    assert [False] * 2 == second.batch_set_v1(hashes(2, 3), slots([1, 2]))
+
+
+def test_pool_that_is_registered_anew_takes_the_place_of_the_first(kit: Kit) -> None:
+    """R-81: nothing is left open over the one before."""
+    names, pool = hashes(2), fake.MHATokenToKVPoolHost()
+    storage = kit.storage()
+    before = storage._kinds["kv"].pages
+    storage.register_mem_pool_host(pool)
+    assert before.save(names, [1, 2]) is None
+    fill(storage, names, [1, 2])
+    assert [True] * 2 == storage.batch_set_v1(names, slots([1, 2]))
+    assert [True] * 2 == storage.batch_get_v1(names, slots([4, 5]))
+    assert torch.equal(pool.page(1), pool.page(4))
+
+
 def test_storage_that_has_refused_a_model_serves_nothing(kit: Kit) -> None:
     """R-81: SGLang that attaches a storage while it runs keeps it, whatever it has said,
     and a prompt needs its pages of all kinds."""

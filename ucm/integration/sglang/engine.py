@@ -59,6 +59,8 @@ _COUNTED: Final = (
 """Settings that decide the bytes of pages, beside what the pool shows."""
 _POOLS: Final = ("MHATokenToKVPool", "MLATokenToKVPool")
 _HOST_POOLS: Final = ("MHATokenToKVPoolHost", "MLATokenToKVPoolHost")
+_LISTENS: Final = "ucm_doubt"
+"""Attribute of what stands in for SGLang's own, once in a process."""
 _FROM_DIRECTORY: Final = ("auto", "safetensors", "pt", "fastsafetensors")
 
 
@@ -185,18 +187,29 @@ class Doubt:
     Whether the engine's weights may be others than those that keys name.
 
     All that writes weights in SGLang first asks which runners to write to, and that is
-    listened to. Nothing tells when all is as before, so it stays.
+    listened to. Nothing tells when all is as before, so it stays, also for a cache that is
+    attached later: what its keys name is what the engine began with.
     """
 
     def __init__(self) -> None:
+        self.is_set = False
+
+    @classmethod
+    def of_process(cls) -> "Doubt":
+        """Return the one of this process; listens from the first call on."""
         from sglang.srt.managers.scheduler_components import weight_updater
 
-        self.is_set = False
         updater = weight_updater.SchedulerWeightUpdaterManager
         asked: Callable[..., Theirs] = updater._select_runners  # noqa: SLF001 - no hook
+        doubt = vars(asked).get(_LISTENS)
+        if isinstance(doubt, cls):
+            return doubt
+        found = cls()
 
         def select_runners(*args: Theirs, **kwargs: Theirs) -> Theirs:
-            self.is_set = True
+            found.is_set = True
             return asked(*args, **kwargs)
 
+        vars(select_runners)[_LISTENS] = found
         updater._select_runners = select_runners  # noqa: SLF001 - likewise
+        return found

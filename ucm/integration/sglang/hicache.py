@@ -134,6 +134,8 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             rows,
             (self._config.tp_rank, self._config.tp_size),
         )
+        if (before := self._kinds.get(name)) is not None:
+            before.pages.close()
         self._kinds[name] = _Kind(pages, list(rows.values()), host_pool.page_size)
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
@@ -219,8 +221,9 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def close(self) -> None:
         """Drain for ``timeout.shutdown``, and let go of all. Idempotent."""
-        for kind in self._kinds.values():
-            kind.pages.close()
+        with contextlib.ExitStack() as closing:
+            for kind in self._kinds.values():
+                closing.callback(kind.pages.close)
 
 
 def _ends_of_windows(are_stored: Sequence[bool], size: int) -> set[int]:

@@ -64,7 +64,7 @@ class Pages:
         """Seconds that a load may take."""
         self.slots = list(memory.values())
         """What is staged, row by row."""
-        self._doubt = Doubt()
+        self._doubt = Doubt.of_process()
         open_over = functools.partial(
             blocking.open,
             config,
