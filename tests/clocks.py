@@ -2,13 +2,17 @@
 """A clock that a test puts forward, so that no deadline depends on a machine's pace."""
 
 import asyncio
+import contextlib
 import functools
+import itertools
 import selectors
 import time
 
+from anyio._backends._asyncio import CancelScope
+
 from ucm.threads import Threads
 
-__all__ = ["AdvancingThreads", "LeapingLoop", "leaping"]
+__all__ = ["AdvancingThreads", "LeapingLoop", "leaping", "numbered_scopes"]
 
 
 class AdvancingThreads(Threads):
@@ -45,6 +49,17 @@ class _Leap(selectors.DefaultSelector):
         return []
 
 
+class _NumberedTask(asyncio.Task):
+    """A task that has its place in a set by its number, and not by its address."""
+
+    def __init__(self, number, *args, **kwargs) -> None:
+        self._number = number
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class LeapingLoop(asyncio.SelectorEventLoop):
     """
     An event loop in virtual time: whoever sleeps has slept at once.
@@ -55,10 +70,38 @@ class LeapingLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._leap = _Leap()
         super().__init__(self._leap)
+        numbers = itertools.count()
+        self.set_task_factory(
+            lambda loop, coro, **more: _NumberedTask(
+                next(numbers), coro, loop=loop, **more
+            )
+        )
 
     def time(self) -> float:
         """Return the seconds that were leapt over."""
         return self._leap.ahead
+
+
+@contextlib.contextmanager
+def numbered_scopes():
+    """
+    Have anyio cancel what is in a scope in the order in which it came.
+
+    It goes through sets, whose order is that of addresses: a seed would not repeat a run.
+    """
+    numbers = {}
+    init, by_address = CancelScope.__init__, CancelScope.__hash__
+
+    def numbered(scope, *args, **kwargs):
+        init(scope, *args, **kwargs)
+        numbers[id(scope)] = len(numbers), scope  # its address is nobody else's now
+
+    CancelScope.__init__ = numbered
+    CancelScope.__hash__ = lambda scope: numbers.get(id(scope), (-2, scope))[0]
+    try:
+        yield
+    finally:
+        CancelScope.__init__, CancelScope.__hash__ = init, by_address
 
 
 def leaping(test):

@@ -111,7 +111,7 @@ class Fetcher:
                 flight = self._flights.begin(key, nbytes, tiers)
                 own.append(flight)
             if flight is not None:
-                flight.wants.add(want)
+                flight.wants[want] = None
             flights.append(flight)
         try:
             if own:

@@ -59,7 +59,8 @@ class Flight:
     nbytes: int
     allowed: tuple[int, ...]
     tiers: tuple[int, ...]
-    wants: "set[Want]" = attrs.Factory(set)
+    wants: "dict[Want, None]" = attrs.Factory(dict)
+    """In the order in which they came: its slots are the first one's."""
     is_done: bool = False
     reason: Reason = Reason.NONE
     """Why it failed, or a tier did; none: the slab has the block, or nothing is known."""
@@ -137,8 +138,8 @@ class Flights:
     def leave(self, want: Want, flights: Sequence[Flight]) -> None:
         """Have *want* wait no more; slots that nobody waits for are the next one's turn."""
         for flight in flights:
-            flight.wants.discard(want)
-        for turn in {flight.turn for flight in flights if flight.turn}:
+            flight.wants.pop(want, None)
+        for turn in dict.fromkeys(flight.turn for flight in flights if flight.turn):
             if not turn.is_wanted:
                 turn.scope.cancel()
                 self._end_open(turn.flights)  # now: nobody may join what has given up
