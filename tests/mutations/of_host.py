@@ -46,8 +46,8 @@ HOST = (
         name="asked_with_the_hosts_list",
         why="What the host does with its list afterwards decides what is stored.",
         file=_ORDERS,
-        find="            blocks = tuple(blocks)\n",
-        replace="",
+        find="_whole_numbers(tuple(blocks))",
+        replace="_whole_numbers(blocks)",
         killers=(
             f"{_LATE}::test_keys_that_the_host_changes_afterwards_are_those_it_gave",
         ),

@@ -262,8 +262,8 @@ LIB = (
         name="place_forgotten",
         why="Parts of a prefix that are saved apart push each other out.",
         file=_ORDERS,
-        find="(place.began_ns or now_ns) - place.first * shape.block_tokens",
-        replace="(place.began_ns or now_ns)",
+        find="(int(place.began_ns) or now_ns) - int(place.first) * shape.block_tokens",
+        replace="(int(place.began_ns) or now_ns)",
         killers=(f"{_PARTS}::TestOrders::test_uses_are_those_of_the_orders",),
     ),
     Mutant(

@@ -24,6 +24,20 @@ _TORN = f"{_BESIDE}::test_copy_that_was_torn_is_zeroed_when_it_is_over"
 
 LOAD = (
     Mutant(
+        name="slots_rechecked_before_the_search_for_damage",
+        why="A block that is stored anew during the search is forgotten as damaged.",
+        file=_LOAD,
+        find="        corrupt = _corrupt_keys(lease)\n"
+        "        lease.recheck()  # bytes of a slot that was recycled by now are not corrupt\n",
+        replace="        lease.recheck()\n        corrupt = _corrupt_keys(lease)\n",
+        killers=(
+            (
+                "tests/pipeline/test_load_verified.py::"
+                "test_slot_recycled_under_the_search_for_damage_is_no_corruption"
+            ),
+        ),
+    ),
+    Mutant(
         name="piece_unverified",
         why="The last piece of a load is never looked at, and may be damaged.",
         file=_LOAD,

@@ -166,20 +166,6 @@ TRANSPORT = (
         ),
     ),
     Mutant(
-        name="slots_rechecked_before_the_search_for_damage",
-        why="A block that is stored anew during the search is forgotten as damaged.",
-        file=_LOAD,
-        find="        corrupt = _corrupt_keys(lease)\n"
-        "        lease.recheck()  # bytes of a slot that was recycled by now are not corrupt\n",
-        replace="        lease.recheck()\n        corrupt = _corrupt_keys(lease)\n",
-        killers=(
-            (
-                "tests/pipeline/test_load.py::TestPieces::"
-                "test_slot_recycled_under_the_search_for_damage_is_no_corruption"
-            ),
-        ),
-    ),
-    Mutant(
         name="revoked_load_begun",
         why="A load writes into blocks that serve another request by now.",
         file=_LOAD,

@@ -19,7 +19,6 @@ from tests.rig import (
     NUM_BLOCKS,
     NUM_ROWS,
     PAGE_BYTES,
-    keys_of,
     order,
     running,
 )
@@ -169,27 +168,6 @@ class TestPieces:
             assert torch.equal(world.rest, world.memory)
         else:
             world.check_zeroed()
-
-    def test_slot_recycled_under_the_search_for_damage_is_no_corruption(self):
-        """Where one block is damaged all are looked at: one that is stored anew meanwhile,
-        elsewhere, stays stored."""
-        plan = FaultPlan(Fault("verify", lambda: store_anew(), nth=2))
-        world = World(plan=plan)
-        world.rot(1)
-        key = world.ticket.span.keys[0]
-
-        def store_anew():
-            world.inner.forget([key])
-            other, anew = (world.inner.reserve([each], BLOCK_BYTES) for each in keys)
-            for lease in (other, anew):
-                lease.slots.block(0)[:] = 7
-                lease.seal(0, 1)
-                lease.commit()
-
-        keys = (keys_of(77)[0], key)
-        with pytest.raises(BlockNotFoundError):
-            world.begin()
-        assert [True, True] == world.inner.contains(keys)
 
     def test_blocks_taken_back_between_two_pieces_are_zero_and_stay_so(self):
         """A store that hangs in the middle holds no blocks: they go back at once,

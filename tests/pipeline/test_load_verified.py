@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who verifies beside a copy publishes where that is over, and only then."""
+"""Who verifies beside a copy publishes where that is over; what is damaged, and what is not."""
 
 import pytest
 import torch
 
 from tests.pipeline.kit import AsyncDevice
 from tests.pipeline.test_load import ROWS, SPAN, World
+from tests.rig import BLOCK_BYTES, keys_of
 from ucm.devices.events import DoneFence
 from ucm.errors import BlockNotFoundError
 from ucm.pipeline.guard import TicketOverError
@@ -13,6 +14,7 @@ from ucm.pipeline.items import Item
 from ucm.pipeline.load import Fetch, PublishVerified, Verify
 from ucm.pipeline.outcomes import outcome_of
 from ucm.reasons import Reason
+from ucm.testing.faults import Fault, FaultPlan
 
 
 class TestPublishVerified:
@@ -58,3 +60,25 @@ class TestPublishVerified:
         world.ticket.end(outcome_of(TicketOverError(Reason.OVER)))
         assert not verify.is_for(scattered)
         world.device.next_fence().open()
+
+
+def test_slot_recycled_under_the_search_for_damage_is_no_corruption():
+    """Where one block is damaged all are looked at: one that is stored anew meanwhile,
+    elsewhere, stays stored."""
+    plan = FaultPlan(Fault("verify", lambda: store_anew(), nth=2))
+    world = World(plan=plan)
+    world.rot(1)
+    key = world.ticket.span.keys[0]
+
+    def store_anew():
+        world.inner.forget([key])
+        other, anew = (world.inner.reserve([each], BLOCK_BYTES) for each in keys)
+        for lease in (other, anew):
+            lease.slots.block(0)[:] = 7
+            lease.seal(0, 1)
+            lease.commit()
+
+    keys = (keys_of(77)[0], key)
+    with pytest.raises(BlockNotFoundError):
+        world.begin()
+    assert [True, True] == world.inner.contains(keys)
