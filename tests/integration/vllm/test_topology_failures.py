@@ -2,6 +2,7 @@
 """One row of one rank that fails, for each row and rank, on real stores."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +128,13 @@ class Ranks(Engine):
         )
         return received
 
+    def wait_for_slots(self) -> None:
+        """Wait until what failed has given its slots back, which comes behind its end."""
+        until = time.monotonic() + 60.0
+        while self.scheduler.store.stats().reserved_blocks:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+
     def settled(self, outcome: str) -> list[int]:
         """Return by rank how many blocks that were to be saved came to this end."""
         return [
@@ -242,6 +250,7 @@ class TestRows:
             ranks.memories[1] = ranks.memories[0]
             compute(ranks, request("bad", 10), (1, 2, 3))
             assert [0, BLOCKS] == ranks.settled("failed")
+            ranks.wait_for_slots()  # or the next save finds them taken
             assert (0, False) == ranks.scheduler.match(request("again", 10), 0)
             compute(ranks, request("retry", 10), (1, 2, 3))
             assert [BLOCKS, 0] == ranks.settled("committed")
