@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.engine_imports  # noqa: F401 - its import is what counts
 from benchmarks import (
     decode,
     decode_side,
