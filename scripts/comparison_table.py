@@ -7,7 +7,14 @@ __all__ = ["PAGE", "render", "rewrite"]
 
 PAGE = ROOT / "docs" / "comparison.md"
 _BENCHMARKS = ROOT / "docs" / "benchmarks.md"
-_PEERS = ("LMCache", "vLLM", "FlexKV", "ExampleConnector", "file per block", "own cache")
+_PEERS = (
+    "LMCache",
+    "vLLM",
+    "FlexKV",
+    "ExampleConnector",
+    "file per block",
+    "own cache",
+)
 
 
 def render() -> str:

@@ -3,6 +3,10 @@
 
 import contextlib
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 with contextlib.suppress(ImportError):  # benchmarks read this where it is not installed
     from hypothesis import settings
@@ -25,3 +29,8 @@ os.environ |= {
     # On a GPU: kernels for float32 that keep all its digits, as the CPU's do.
     "TRITON_F32_DEFAULT": "ieee",
 }
+
+
+def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
+    """Begin with the tests that take longest: at the end one worker would wait for another."""
+    items.sort(key=lambda item: item.path.name != "test_slab_crash.py")
