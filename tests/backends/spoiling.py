@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from tests.ports import free_ports
+from ucm.backends.envelope import HEADER_BYTES
 
 __all__ = ["Spoiler", "Way", "spoiled"]
 
@@ -103,9 +104,10 @@ async def answers(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _is_of_block(answer: bytes) -> bool:
-    """Return whether it is a value, and no block's head."""
-    _, _, value = answer.partition(b"\r\n")
-    return bool(value.strip()) and not value.startswith(_MAGIC)
+    """Return whether it is a value, and no block's head without its bytes."""
+    value = answer.partition(b"\r\n")[2].removesuffix(b"\r\n")
+    is_head = value.startswith(_MAGIC) and len(value) == HEADER_BYTES
+    return bool(value) and not is_head
 
 
 def spoil(answer: bytes, way: Way) -> bytes:
