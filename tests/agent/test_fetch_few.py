@@ -14,6 +14,7 @@ from tests.agent.unruly import (
 )
 from tests.stores.slab_kit import open_slab
 from ucm.agent.core import AgentCore
+from ucm.agent.landing import land
 from ucm.reasons import Reason
 from ucm.stores import leases
 from ucm.stores.slab import _leases
@@ -44,6 +45,28 @@ class TestFewRequests:
         with open_slab(tmp_path / "slab", 80) as slab:
             run_virtual(lambda: fetch(slab))
         assert 2 + 2 * 2 == len(called)  # two batches; and two looks at what is there
+
+    def test_next_blocks_come_while_those_before_are_looked_at(self, tmp_path) -> None:
+        """R-53: a drive does not stand still while checksums are compared."""
+        backend = Unruly(in_flight=1)
+        backend.does.delay = 1.0
+
+        async def slow(function):
+            if getattr(function, "func", None) is land:
+                await anyio.sleep(1.0)
+            return await inline(function)
+
+        async def fetch(slab):
+            await lay(backend, KEYS[:12])
+            async with open_core(slab, backend, call=slow) as core:
+                want = want_of(KEYS[:12])
+                await core.fetch(want)
+                return want.found, anyio.current_time()
+
+        with open_slab(tmp_path / "slab", 120) as slab:
+            found, now = run_virtual(lambda: fetch(slab))
+        # One question, three calls one behind the other, and the last one's look.
+        assert (12, 1 + 3 + 1) == (found, round(now))
 
     def test_bytes_are_hashed_once_on_their_way(self, tmp_path, monkeypatch) -> None:
         """R-55: to a tier and from it a block goes with the checksum that seals its slot."""

@@ -10,6 +10,7 @@ import attrs
 
 from tests.clocks import LeapingLoop
 from ucm.agent.admission import Admission
+from ucm.agent.calls import Blocking
 from ucm.agent.core import AgentCore
 from ucm.agent.wants import Want
 from ucm.backends.abc import Fetched, Presence, Sealed, Verdict, block_checksum
@@ -166,11 +167,12 @@ class OpenCore:
         backends: Sequence[Unruly],
         most_waiting: int,
         rules: Sequence[Admission] = (),
+        call: Blocking = inline,
     ) -> None:
         self.store = store
         self.tiers = [guarded(backend) for backend in backends]
         self.core = AgentCore(
-            store, self.tiers, inline, most_waiting=most_waiting, rules=rules
+            store, self.tiers, call, most_waiting=most_waiting, rules=rules
         )
         self._tasks = anyio.create_task_group()
 
@@ -191,6 +193,7 @@ def open_core(
     *backends: Unruly,
     most_waiting: int = 1 << 10,
     rules: Sequence[Admission] = (),
+    call: Blocking = inline,
 ) -> OpenCore:
     """Return a core over these tiers, as an asynchronous context manager."""
-    return OpenCore(store, backends, most_waiting, rules)
+    return OpenCore(store, backends, most_waiting, rules, call)

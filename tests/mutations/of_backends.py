@@ -50,8 +50,8 @@ BACKENDS = (
         name="value_of_another_key_opened",
         why="An engine computes with another prompt's block, if its checksum is not looked at.",
         file=_ENVELOPE,
-        find="told is None or told.key != key or",
-        replace="told is None or",
+        find="header == claimed",
+        replace="cls.decode(header)",
         killers=(f"{_VALUE}::test_other_value_leaves_the_target_alone",),
     ),
     Mutant(

@@ -304,7 +304,7 @@ LIMITS = (
         name="native_write_behind_its_lease",
         why="A client that cannot be cancelled writes into the slots of another block.",
         file=_FLIGHTS,
-        find="                    with anyio.CancelScope(shield=True):\n                        await slab.call(lease.discard)\n",
+        find="                    with anyio.CancelScope(shield=True):\n                        await self._slab.call(lease.discard)\n",
         replace="                    pass\n",
         killers=(_WORLD,),
     ),

@@ -16,6 +16,7 @@ Each has one end::
     begun = fetched + stored by others + failed (by reason) + open
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ from ucm.agent.calls import blocks_per_call
 from ucm.agent.landing import REASONS, land
 from ucm.agent.looking import look_along
 from ucm.agent.wants import FetchCounts, Slab, Want
-from ucm.backends.abc import BackendCapabilities, Presence
+from ucm.backends.abc import BackendCapabilities, Fetched, Presence
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreFullError, StoreUnavailableError
@@ -274,37 +275,48 @@ class Flights:
         want: Want,
         limiter: anyio.CapacityLimiter,
     ) -> None:
-        async with limiter:
+        async with contextlib.AsyncExitStack() as turn:
+            await turn.enter_async_context(limiter)
             self._end_unwanted(batch)
             flights = {flight.key: flight for flight in filter(_is_open, batch)}
-            if not flights:
-                return
-            slab = self._slab
-            uses = slab.uses(len(flights), want.stay_s)
-            try:
-                lease = await slab.call(
-                    lambda: slab.store.reserve(list(flights), batch[0].nbytes, uses)
-                )
-            except StoreFullError:
-                self._end_all(flights, Reason.STORE_FULL)
-                return
-            except StoreUnavailableError:
-                self._end_all(flights, Reason.UNAVAILABLE)
+            lease = await self._reserve(flights, want) if flights else None
+            if lease is None:
                 return
             has_landed = False
             try:
-                has_landed = await self._fill(tier, lease, flights)
+                slots = lease.slots
+                targets = [slots.block(at).data for at in range(len(lease.keys))]
+                answers = await tier.get(lease.keys, targets) if targets else []
+                await turn.aclose()  # the next ones come while these are looked at
+                has_landed = await self._land(tier, lease, answers, flights)
             finally:
                 if not has_landed:
                     with anyio.CancelScope(shield=True):
-                        await slab.call(lease.discard)
+                        await self._slab.call(lease.discard)
 
-    async def _fill(
-        self, tier: BreakerBackend, lease: WriteLease, flights: dict[PackedKey, Flight]
+    async def _reserve(
+        self, flights: dict[PackedKey, Flight], want: Want
+    ) -> WriteLease | None:
+        """Take slots; None, with each flight at its end, where there are none."""
+        slab, nbytes = self._slab, next(iter(flights.values())).nbytes
+        uses = slab.uses(len(flights), want.stay_s)
+        reserve = partial(slab.store.reserve, list(flights), nbytes, uses)
+        try:
+            return await slab.call(reserve)
+        except StoreFullError:
+            self._end_all(flights, Reason.STORE_FULL)
+        except StoreUnavailableError:
+            self._end_all(flights, Reason.UNAVAILABLE)
+        return None
+
+    async def _land(
+        self,
+        tier: BreakerBackend,
+        lease: WriteLease,
+        answers: Sequence[Fetched],
+        flights: dict[PackedKey, Flight],
     ) -> bool:
-        """Fill slots, and bring each flight to its end; return whether the lease has ended."""
-        targets = [lease.slots.block(at).data for at in range(len(lease.keys))]
-        answers = await tier.get(lease.keys, targets) if targets else []
+        """Bring each flight to its end; return whether the lease has ended."""
         granted = set(lease.keys)
         left = [key for key in flights if key not in granted]
         landing = partial(land, self._slab.store, lease, answers, left)

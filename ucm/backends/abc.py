@@ -21,6 +21,7 @@ What can be configured as a tier has a class method ``open_configured(settings, 
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import attrs
 
@@ -80,8 +81,7 @@ class Sealed:
     checksum: int
 
 
-@attrs.frozen
-class Fetched:
+class Fetched(NamedTuple):
     """
     What became of one block that was to be got.
 
