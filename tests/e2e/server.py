@@ -17,7 +17,13 @@ import attrs
 from tests.e2e.engine import process_group
 from tests.ports import free_ports
 
-__all__ = ["Server", "serve"]
+__all__ = ["Server", "follow", "serve"]
+
+_SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -98,26 +104,16 @@ def serve(
         TimeoutError: It did not get ready in time; likewise.
     """
     (port,) = free_ports(1)
-    command = [
-        *(str(Path(sys.executable).with_name("vllm")), "serve", str(model)),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"),
-        *("--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "16"),
-        "--enable-prompt-tokens-details",
-        *options,
-    ]
-    if kv_transfer_config is not None:
-        command += ["--kv-transfer-config", json.dumps(dict(kv_transfer_config))]
-    settings = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_LOGGING_LEVEL": "INFO",
-    }
+    command = _command(
+        *(model, "--host", "127.0.0.1", "--port", str(port)),
+        *("--enable-prompt-tokens-details", *options),
+        kv_transfer_config=kv_transfer_config,
+    )
     with (
         log.open("w") as output,
         process_group(
             command,
-            env=settings | dict(env or {}),
+            env=_SETTINGS | dict(env or {}),
             stdout=output,
             stderr=subprocess.STDOUT,
         ) as process,
@@ -135,6 +131,38 @@ def serve(
             process.terminate()
             with suppress(subprocess.TimeoutExpired):  # then the group is killed
                 process.wait(grace)
+
+
+@contextmanager
+def follow(
+    model: Path,
+    *options: str,
+    log: Path,
+    kv_transfer_config: Mapping[str, object] | None = None,
+) -> Iterator[None]:
+    """Run the ranks of another machine than the server's, and kill them: nothing ends them."""
+    command = _command(
+        *(model, "--headless", *options), kv_transfer_config=kv_transfer_config
+    )
+    with (
+        log.open("w") as output,
+        process_group(command, env=_SETTINGS, stdout=output, stderr=subprocess.STDOUT),
+    ):
+        yield
+
+
+def _command(
+    model: Path, *options: str, kv_transfer_config: Mapping[str, object] | None
+) -> list[str]:
+    command = [
+        *(str(Path(sys.executable).with_name("vllm")), "serve", str(model)),
+        *("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"),
+        *("--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "16"),
+        *options,
+    ]
+    if kv_transfer_config is not None:
+        command += ["--kv-transfer-config", json.dumps(dict(kv_transfer_config))]
+    return command
 
 
 def _await_ready(
