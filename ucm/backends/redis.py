@@ -81,6 +81,8 @@ class RedisBackend(Backend):
     def __init__(self, client: Any, settings: RedisSettings) -> None:  # noqa: ANN401 - or a cluster's
         self._client = client
         self._many = Many(settings.connections)
+        self._looks = Many(settings.connections)
+        """Apart, as looks wait for no blocks; what finds no connection would fail at once."""
         self._prefix = settings.prefix.encode()
         self._ttl = settings.ttl
         self._is_open = True
@@ -141,12 +143,17 @@ class RedisBackend(Backend):
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask for all heads at once."""
-        told = [Presence.UNKNOWN] * len(keys)
+        told = [[Presence.UNKNOWN] * len(keys)]
         if keys and self._is_open:
-            names = [("EXISTS", self._name(key, 0)) for key in keys]
-            for at, answer in enumerate(await self._call(names)):
-                if isinstance(answer, int):
-                    told[at] = Presence.PRESENT if answer else Presence.ABSENT
+            await self._looks.run([keys], self._exists, told)
+        return told[0]
+
+    async def _exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        told = [Presence.UNKNOWN] * len(keys)
+        names = [("EXISTS", self._name(key, 0)) for key in keys]
+        for at, answer in enumerate(await self._call(names)):
+            if isinstance(answer, int):
+                told[at] = Presence.PRESENT if answer else Presence.ABSENT
         return told
 
     async def get(
@@ -164,9 +171,13 @@ class RedisBackend(Backend):
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove heads and what parts they name."""
+        told = [[Verdict.UNAVAILABLE] * len(keys)]
+        if keys and self._is_open:
+            await self._looks.run([keys], self._delete, told)
+        return told[0]
+
+    async def _delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         told = [Verdict.UNAVAILABLE] * len(keys)
-        if not keys or not self._is_open:
-            return told
         heads = await self._call(
             [("GETRANGE", self._name(key, 0), 0, HEADER_BYTES) for key in keys]
         )
@@ -300,7 +311,7 @@ class RedisBackend(Backend):
             for at, (block, end) in enumerate(zip(blocks, told, strict=True))
             if end is Verdict.DONE and not _is_whole(len(block.data))
         ]
-        there = await self.exists([blocks[at].key for at in large])
+        there = await self._exists([blocks[at].key for at in large])
         commands, whose = [], []
         for at, presence in zip(large, there, strict=True):
             if presence is Presence.PRESENT:

@@ -277,6 +277,32 @@ class BackendContract(ABC):
                 assert await fetch_sound(backend, keys) == [True] * 3
         assert self.leftovers(tmp_path) == []
 
+    async def test_each_of_many_calls_has_an_answer(self, tmp_path: Path) -> None:
+        """However many prompts ask at once, none of them takes a tier that is well for silent."""
+        keys = make_keys(24)
+        told: list[object] = []
+
+        async with self.opened(tmp_path) as backend:
+
+            async def put(key: PackedKey) -> None:
+                told.extend(await backend.put([seal(key)]))
+
+            async def look(key: PackedKey) -> None:
+                told.extend(await backend.exists([key]))
+
+            async def get(key: PackedKey) -> None:
+                told.extend(await fetch_sound(backend, [key]))
+
+            async def delete(key: PackedKey) -> None:
+                told.extend(await backend.delete([key]))
+
+            for ask in (put, look, get, delete):
+                async with anyio.create_task_group() as group:
+                    for key in keys:
+                        group.start_soon(ask, key)
+        expected = Verdict.DONE, Presence.PRESENT, True, Verdict.DONE
+        assert [each for each in expected for _ in keys] == told
+
     @pytest.mark.parametrize("verb", ["put", "get", "exists", "delete"])
     async def test_cancelled_call_leaves_nothing_half_done(
         self, tmp_path: Path, verb: str
