@@ -308,6 +308,16 @@ BACKENDS = (
         ),
     ),
     Mutant(
+        name="looks_without_a_turn",
+        why="Where many prompts ask at once most are told that the tier does not answer.",
+        file=_REDIS,
+        find="await self._looks.run([keys], self._exists, told)",
+        replace="told = [await self._exists(keys)]",
+        killers=(
+            "tests/backends/test_redis.py::TestRedisBackend::test_each_of_many_calls_has_an_answer",
+        ),
+    ),
+    Mutant(
         name="earlier_release_is_garbage",
         why="After an update a server's blocks are deleted as damaged.",
         file=_REDIS,

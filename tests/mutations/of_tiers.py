@@ -111,9 +111,19 @@ TIERS = (
         name="spill_unverified",
         why="Damage in the slab is sealed as if it were the block.",
         file=_SPILL,
-        find="                lease.verify(0, len(keys))\n",
+        find="                _verify(lease)\n",
         replace="",
         killers=(f"{_RECYCLED}::test_damaged_block_is_not_put",),
+    ),
+    Mutant(
+        name="spill_takes_recycled_for_damaged",
+        why="Under pressure a slab that is well seems to rot.",
+        file=_SPILL,
+        find="        lease.recheck()\n        raise\n",
+        replace="        raise\n",
+        killers=(
+            f"{_RECYCLED}::test_slot_recycled_before_it_is_verified_is_not_damaged",
+        ),
     ),
     Mutant(
         name="batch_judged_by_its_worst",
