@@ -228,12 +228,21 @@ class FilesBackend(Backend):
 
     async def _make_room(self, nbytes: int) -> "_Room | None":
         """Return what is known of the room, made if it has to be; None: nothing."""
-        now, room = anyio.current_time(), self._room
-        if room is None or room.nbytes + nbytes > room.capacity:
-            await self._collect(nbytes)
-        elif now - self._collected_at > self._settings.collect_seconds:
-            self._start_collection(nbytes)  # others put, too; nobody waits for it
+        now = anyio.current_time()
+        if self._is_room(nbytes):
+            if now - self._collected_at > self._settings.collect_seconds:
+                self._start_collection(nbytes)  # others put, too; nobody waits for it
+            return self._room
+        is_begun = self._collection is not None
+        await self._collect(nbytes)
+        if is_begun and not self._is_room(nbytes):
+            await self._collect(nbytes)  # that one was to make less room, or none
         return self._room
+
+    def _is_room(self, nbytes: int) -> bool:
+        """Return whether there is room for so many bytes, as far as is known."""
+        room = self._room
+        return room is not None and room.nbytes + nbytes <= room.capacity
 
     async def _collect(self, nbytes: int) -> None:
         """Have a collection make room; goes on if whoever waits for it goes."""
