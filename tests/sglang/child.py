@@ -16,7 +16,11 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
+
+import torch
+import torch.distributed
 
 _FAILED = 1
 
@@ -37,13 +41,14 @@ class Serving:
         from sglang.srt.entrypoints.engine import Engine
 
         self._engine = Engine(**args)
-        self._retractions = 0
+        self._retractions = self._cached = 0
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Decode greedily."""
         sampling = {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True}
         said = self._engine.generate(input_ids=prompts, sampling_params=sampling)
         self._retractions += sum(one["meta_info"]["num_retractions"] for one in said)
+        self._cached += sum(one["meta_info"]["cached_tokens"] for one in said)
         return [one["output_ids"] for one in said]
 
     def abandon(self, prompts: list[list[int]]) -> None:
@@ -73,6 +78,14 @@ class Serving:
     def retractions(self) -> int:
         """Return how often a request has been taken its pages."""
         return self._retractions
+
+    def cached(self) -> int:
+        """Return how many tokens SGLang has not computed, as all ranks had them."""
+        return self._cached
+
+    def lose(self) -> None:
+        """Have one rank lose what the others load next."""
+        self._engine.collective_rpc("lose")
 
     def settle(self) -> None:
         """Wait for all saves, in the scheduler."""
@@ -157,14 +170,39 @@ def _look(scheduler: Any) -> None:
         cache._core for each in kinds for cache in (each._pool, each.staged._cache)
     ]
     fetched = [each._counters.total("ucm_fetched_parts_total") for each in cores]
-    told = {
+    told: dict[str, Any] = {
         "rows": sum(len(each.slots) for each in kinds),
         "loaded": int(sum(loaded)),
         "fetched": int(sum(fetched)),
         "are_served": all(each.fetches.is_served for each in cores),
         "left": left,
     }
+    ranks = _of_ranks(scheduler, told)
+    told["ranks"] = [each["loaded"] for each in ranks]
+    told["left"] = {name: sum(each["left"][name] for each in ranks) for name in left}
     raise ToldError(json.dumps(told))
+
+
+def _of_ranks(scheduler: Any, told: object) -> list[Any]:
+    """Return what each rank tells; all of them are asked at once."""
+    ranks: list[Any] = [None] * scheduler.tp_group.world_size
+    torch.distributed.all_gather_object(ranks, told, group=scheduler.tp_cpu_group)
+    return ranks
+
+
+def _lose(scheduler: Any) -> None:
+    """Have the last rank's next load find nothing staged: its look-up was too long ago."""
+    door = _door(scheduler)
+    if scheduler.tp_group.rank_in_group + 1 < scheduler.tp_group.world_size:
+        return
+
+    def load(rid: str, transfers: Sequence[Any]) -> bool:
+        del door.load
+        door._let_go(rid)
+        door._pages.staged.forget()
+        return door.load(rid, transfers)
+
+    door.load = load
 
 
 def _prepare() -> None:
@@ -177,6 +215,8 @@ def _prepare() -> None:
     from tests.sglang import stubs
 
     stubs.install()
+    # Of several ranks each would compile how it looks up its part of the vocabulary.
+    torch._dynamo.config.disable = True
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.models.deepseek_common import attention_backend_handler as latent
     from sglang.srt.models.registry import ModelRegistry
@@ -191,7 +231,7 @@ def _prepare() -> None:
     latent.AttentionBackendRegistry.register(
         "torch_native", lambda *_: latent.AttnForwardMethod.MLA
     )
-    Scheduler.settle, Scheduler.look = _settle, _look
+    Scheduler.settle, Scheduler.look, Scheduler.lose = _settle, _look, _lose
     set_start_method = multiprocessing.set_start_method
     multiprocessing.set_start_method = lambda method, force: set_start_method(
         "fork", force
@@ -207,6 +247,8 @@ def _serve(wanted: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(wanted["environment"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    from fastapi import HTTPException
+
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(wanted["socket"])
         lines = connection.makefile("rw")
@@ -218,6 +260,7 @@ def _serve(wanted: dict[str, Any]) -> None:
                 answer = {"said": getattr(serving, asked.pop("do"))(**asked)}
             except (
                 AssertionError,
+                HTTPException,
                 LookupError,
                 OSError,
                 RuntimeError,

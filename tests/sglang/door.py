@@ -26,6 +26,8 @@ from ucm.testing.door import POOL, ROOM, Ability, Door, Prompts, Setting
 __all__ = ["Forks", "SGLangDoor", "shared_forks"]
 
 _LIMIT_S = 240
+_CPUS = "SGLANG_CPU_OMP_THREADS_BIND"
+"""Each rank's; without it SGLang wants a NUMA node for each. A CPU without AMX ignores it."""
 _ENGINE = {
     "attention_backend": "torch_native",
     "device": "cpu",
@@ -159,6 +161,7 @@ class SGLangDoor(Door):
         model: What it serves.
         args: More of SGLang's own.
         stage_bytes: A setting of ours.
+        ranks: Processes that each have a part of every layer.
     """
 
     block_tokens = 16
@@ -177,13 +180,16 @@ class SGLangDoor(Door):
         model: models.Recipe = models.LLAMA,
         args: Mapping[str, Any] | None = None,
         stage_bytes: str = "16MiB",
+        ranks: int = 1,
     ) -> None:
         self._forks = forks
         self._model = model
-        self._args = dict(args or {})
+        self._args = {"tp_size": ranks, **(args or {})}
         self._layout = layout
         self._stage_bytes = stage_bytes
         self._environment = dict(environment or {})
+        if ranks > 1:
+            self._environment[_CPUS] = "|".join("0" * ranks)
         self._engine: Engine | None = None
         self._block_bytes = 4 * 2 * 16 * 2 * 32 * 4
 
