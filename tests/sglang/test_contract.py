@@ -77,6 +77,19 @@ def test_everything_that_writes_weights_asks_for_its_runners_first() -> None:
         assert "self._select_runners(" in ast.unparse(each), each.name
 
 
+def test_threads_of_a_storage_get_the_time_that_the_door_takes_them_for() -> None:
+    """R-81: ten seconds each; a call that lasts longer ends SGLang."""
+    controller = class_of(
+        "HiCacheController", "sglang/srt/managers/cache_controller.py"
+    )
+    (stop,) = (
+        each
+        for each in controller.body
+        if isinstance(each, ast.FunctionDef) and each.name == "_stop_storage_threads"
+    )
+    assert "t.join(timeout=10)" in ast.unparse(stop)
+
+
 def test_settings_that_count_are_settings_of_sglang() -> None:
     """R-81: none of another name is taken for not set."""
     fields: set[str] = set()

@@ -8,6 +8,7 @@ Run as ``python -m tests.stores.slab_child DIRECTORY ACTION ...``; speaks in lin
 import contextlib
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -63,6 +64,12 @@ def late(directory: Path, num_blocks: int) -> None:
         say("written")
 
 
+def stand_still(directory: Path, num_blocks: int) -> None:
+    """Stop within a change; who waits for us sees it."""
+    with open_slab(directory, num_blocks) as store, store._slab.index.locked():
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def churn(directory: Path, num_blocks: int, seed: int) -> None:
     """Save, read, forget and discard at random; report each round."""
     chance = random.Random(seed)
@@ -100,6 +107,7 @@ ACTIONS = {
     "save": save_some,
     "reserve": reserve,
     "late": late,
+    "stand still": stand_still,
     "churn": churn,
     "read": read_back,
 }

@@ -68,6 +68,7 @@ class Kit:
     ) -> Any:
         """Return a storage with a host pool, as SGLang makes it."""
         modules = self.installed(**more.pop("args", {}))
+        modules.hicache._LONGEST_S = more.pop("longest", modules.hicache._LONGEST_S)
         extra = {"backend_name": "x", "interface_v1": 1, **self.settings(**more)}
         config = types.SimpleNamespace(tp_rank=0, tp_size=1, extra_config=extra)
         storage = modules.hicache.Storage(config, {})

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """R-81: SGLang's storage, asked in the order in which SGLang asks."""
 
+import os
 import types
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from tests.integration.sglang import fake
 from tests.integration.sglang.fake import content_of, hashes
 from tests.integration.sglang.kit import Kit
+from tests.stores.slab_kit import Child
 from ucm.errors import ConfigError
 from ucm.testing.slab_damage import Damage, damage, stored
 
@@ -110,6 +112,26 @@ def test_call_that_saves_more_than_may_wait_is_whole(kit: Kit) -> None:
     storage = kit.storage(queue=few)
     assert [True] * 10 == storage.batch_set_v1(names, slots(pages))
     assert 10 == storage.batch_exists(names)
+
+
+@pytest.mark.slow
+def test_process_that_stands_still_delays_a_save_for_less_than_sglang_waits(
+    kit: Kit,
+) -> None:
+    """R-81: it has the index's lock, which nobody breaks. All pages are dropped together when
+    their time is up, and counted, not one after the other as each gives up the lock."""
+    longest = kit.storage()._kinds["kv"].pages._pool._core.timeout
+    assert (8.0, 8.0) == (longest.save, longest.load)
+    names, pages = hashes(6), list(range(6))
+    storage = kit.storage(longest=1.0, queue={"span_bytes": 2 * fake.PAGE_BYTES})
+    with Child(kit.slab, "stand still", 256) as other:
+        _, status = os.waitpid(other.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        assert [False] * 6 == storage.batch_set_v1(names, slots(pages))
+        other.kill()
+    counters = storage._kinds["kv"].pages._pool.measure().counters
+    settled = {name: n for name, n in counters.items() if "_settled_parts_" in name}
+    assert {"ucm_settled_parts_total|save|cancelled|deadline": 6} == settled
 
 
 def test_storage_without_a_store_answers(kit: Kit) -> None:

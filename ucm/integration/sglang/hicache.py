@@ -30,6 +30,10 @@ __all__ = ["Storage"]
 _THEIRS: Final = ("backend_name", "module_path", "class_name", "interface_v1")
 _KINDS: Final = (PoolName.KV, PoolName.SWA)
 """What is known of: pages of all tokens, and pages of a window."""
+_LONGEST_S: Final = 8.0
+"""Of a save or load. SGLang flushes and detaches nothing while it waits for one, and gives a
+thread that is within one 10 s to end; a load that nobody wants any more it does not wait for,
+and behind those 10 s it ends itself."""
 
 
 class _Kind:
@@ -133,6 +137,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             {name: extra[name] for name in extra if name not in _THEIRS},
             rows,
             (self._config.tp_rank, self._config.tp_size),
+            _LONGEST_S,
         )
         if (before := self._kinds.get(name)) is not None:
             before.pages.close()

@@ -11,9 +11,11 @@ Threading: saves on any thread; all else by one thread at a time.
 
 import contextlib
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import attrs
 import torch
 
 from ucm import blocking
@@ -39,6 +41,7 @@ class Pages:
         rows: The engine's pool.
         ranks: Which rank this is, and of how many. What all of them have alike is
             stored once.
+        longest: Seconds that a save or a load takes at most, whatever settings say.
     """
 
     def __init__(
@@ -47,10 +50,14 @@ class Pages:
         extra: Mapping[str, object],
         rows: Mapping[str, torch.Tensor],
         ranks: tuple[int, int],
+        longest: float = math.inf,
     ) -> None:
         extra = dict(extra)
         nbytes = read_size("stage_bytes", extra.pop("stage_bytes", _STAGE_BYTES))
         config = load(extra, name="the settings of SGLang's door").config
+        limits = config.timeout
+        bounds = {"save": min(limits.save, longest), "load": min(limits.load, longest)}
+        config = attrs.evolve(config, timeout=attrs.evolve(limits, **bounds))
         layout, keyspace = named(args, rows, config.weights_revision, ranks[1])
         self.num_slots = nbytes // layout.max_block_bytes
         """Pages that are staged at once."""
