@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.stores.index_kit import Index
+from tests.stores.slab_killer import Killer
 
 
 @pytest.fixture
@@ -18,6 +19,13 @@ def memory_path() -> Iterator[Path]:
     path = Path(f"/dev/shm/ucm-test-{os.getpid()}-path")
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def killer() -> Iterator[Killer]:
+    """Return what runs processes that are killed."""
+    with Killer() as made:
+        yield made
 
 
 @pytest.fixture

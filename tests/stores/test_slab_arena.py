@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.stores.slab_kit import die
-from tests.stores.test_slab_crash import killed_at
 from ucm.blocks import PackedKey
 from ucm.errors import BlockNotFoundError, ConfigError, StoreFullError
 from ucm.stores.slab import SlabStore
@@ -39,6 +38,11 @@ def open_class(
     return SlabStore(
         path=str(path), capacity_bytes=capacity, block_bytes=slot_bytes, **more
     )
+
+
+def change(path: str, capacity: int) -> None:
+    """Open a slab with another capacity, and leave it."""
+    open_class(Path(path), SMALL, capacity).close()
 
 
 def owned(store: SlabStore, slot_bytes: int) -> list[int]:
@@ -317,7 +321,7 @@ class TestCapacity:
     @pytest.mark.slow
     @pytest.mark.timeout(1200)
     @pytest.mark.parametrize("factor", [1, 4], ids=["smaller", "larger"])
-    def test_death_while_it_changes_leaves_a_slab(self, memory_path, factor):
+    def test_death_while_it_changes_leaves_a_slab(self, killer, memory_path, factor):
         """R-31: wherever whoever changes it is killed, the next opener finds blocks of
         both sizes, each of them right, and all of them where none had to go."""
         line = 0
@@ -331,9 +335,7 @@ class TestCapacity:
                 save(two, EVERY[203:212])
 
             line += 23
-            died = killed_at(
-                line, lambda: open_class(memory_path, SMALL, wanted).close()
-            )
+            died = killer.killed_at(line, change, str(memory_path), wanted)
             next_wanted = wanted if line % 2 else CAPACITY
             with (
                 open_class(memory_path, SMALL, next_wanted) as one,

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A death at every single line of the index, one after the other."""
 
+import functools
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import numpy as np
 import pytest
@@ -33,18 +33,16 @@ WATCHED = (
     *("_index.py", "_chains.py", "_oldest.py"),
     *("_one.py", "_reserving.py", "_tables.py", "_tally.py", "_tenants.py", "_used.py"),
 )
-LIVES = (
-    *("_arena.py", "_classes.py", "_creation.py", "_files.py", "_keyspaces.py"),
-    *("_locks.py", "_opened.py", "_populate.py", "_settle.py"),
-)
-ONLY_LOOK = {
-    *("_check", "_check_owner", "_find_loss", "check", "check_index"),
-    *("fit", "is_in_memory", "open"),
-}
 
 
 class Death(BaseException):
     """Stands for the end of the process; nothing may catch it."""
+
+
+@functools.cache
+def is_watched(code: CodeType) -> bool:
+    """Return whether its lines count."""
+    return code.co_filename.endswith(WATCHED)
 
 
 def run_until(line: int, action: Callable[[], None]) -> int:
@@ -59,18 +57,19 @@ def run_until(line: int, action: Callable[[], None]) -> int:
     """
     executed = 0
 
-    def trace(frame: FrameType, event: str, arg: object) -> object:
+    def on_line(frame: FrameType, event: str, arg: object) -> object:
         nonlocal executed
-        if not frame.f_code.co_filename.endswith(WATCHED):
-            return None
         if event == "line":
             executed += 1
             if executed == line:
                 raise Death
-        return trace
+        return on_line
+
+    def on_call(frame: FrameType, event: str, arg: object) -> object:
+        return on_line if is_watched(frame.f_code) else None
 
     before = sys.gettrace()  # coverage watches as well
-    sys.settrace(trace)
+    sys.settrace(on_call)
     try:
         action()
     except Death:
@@ -186,72 +185,41 @@ def test_death_at_any_line_leaves_a_whole_slab(tmp_path, action, monkeypatch):
     assert outcomes == ({False, True} if action in SHOWN else {False})
 
 
-def killed_at(line: int, action: Callable[[], None]) -> bool:
-    """
-    Run *action* in a process that is killed before the *line*-th line it executes.
-
-    Counted are lines of all that makes, joins and leaves a slab, without what only
-    looks: a death there is one before its caller's next line.
-
-    Returns:
-        Whether it was killed; it came to its end otherwise.
-    """
-    executed = 0
-
-    def trace(frame: FrameType, event: str, arg: object) -> object:
-        nonlocal executed
-        code = frame.f_code
-        if not code.co_filename.endswith(LIVES) or code.co_name in ONLY_LOOK:
-            return None
-        if event == "line":
-            executed += 1
-            if executed == line:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-
-    if not (child := os.fork()):
-        status = 1
-        try:
-            sys.settrace(trace)
-            action()
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert status in {0, signal.SIGKILL}
-    return status != 0
-
-
-def live_briefly(path: Path) -> None:
+def live_briefly(path: str) -> None:
     """Join, hold slots, describe and leave."""
-    with open_slab(path, 5) as store:
+    with open_slab(Path(path), 5) as store:
         store.reserve(NEW[:1], BLOCK_BYTES)
         store.describe(make_keyspace())
+
+
+def create(path: str) -> None:
+    """Make a slab, or join one."""
+    open_slab(Path(path), 5)
 
 
 @pytest.mark.timeout(1200)
 class TestKillsOfWholeLives:
     """Kill -9 before each line that a process runs from its first look to its end."""
 
-    def test_alone(self, memory_path):
+    def test_alone(self, killer, memory_path):
         """R-23: what was committed is there whoever dies while nobody else lives."""
         with open_slab(memory_path, 5) as store:
             save(store, OLD)
         line = 0
-        while killed_at(line := line + 1, lambda: live_briefly(memory_path)):
+        while killer.killed_at(line := line + 1, live_briefly, str(memory_path)):
             with open_slab(memory_path, 5) as store:
                 assert [payload(key) for key in OLD] == load(store, OLD)
                 assert 0 == store.stats().reserved_blocks
                 assert store.audit() == []
         assert line > 100
 
-    def test_beside_another(self, memory_path):
+    def test_beside_another(self, killer, memory_path):
         """R-23: the living keep their slots and get back those of the dead."""
         with open_slab(memory_path, 5) as witness:
             save(witness, OLD)
             lease = witness.reserve(NEW[3:], BLOCK_BYTES)
             line = 0
-            while killed_at(line := line + 1, lambda: live_briefly(memory_path)):
+            while killer.killed_at(line := line + 1, live_briefly, str(memory_path)):
                 with witness.reserve(NEW[:1], BLOCK_BYTES) as free:
                     assert 1 == len(free.keys)
                 assert [payload(key) for key in OLD] == load(witness, OLD)
@@ -261,13 +229,9 @@ class TestKillsOfWholeLives:
             assert 1 == lease.commit()
 
     @pytest.mark.parametrize("marked", [False, True], ids=["new", "half made"])
-    def test_creation(self, memory_path, marked):
+    def test_creation(self, killer, memory_path, marked):
         """R-24: a directory is ours again wherever its creation was killed, and what
         the next one leaves is a slab and nothing else."""
-
-        def create() -> None:
-            open_slab(memory_path, 5)
-
         line = 0
         died = True
         while died:
@@ -276,7 +240,7 @@ class TestKillsOfWholeLives:
                 for name in ("data", "arena", "index-4096.0.new", "slab.json.tmp"):
                     (memory_path / name).write_bytes(b'{"kind":"ucm-slab",')
                     (memory_path / name).chmod(0o600)
-            died = killed_at(line := line + 1, create)
+            died = killer.killed_at(line := line + 1, create, str(memory_path))
             with open_slab(memory_path, 5) as store:
                 assert 3 == save(store, OLD)
                 assert store.audit() == []
