@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continuous batching of a small model, started and asked by tests."""
 
-import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -97,9 +96,7 @@ class Engine:
 
     def stop(self) -> None:
         """End it."""
-        gc.freeze()  # it collects twice, which is a second each with all that tests import
         self.manager.stop(hard_stop=True)
-        gc.unfreeze()
         if self.prompts is not None:
             self.prompts.close()
 
