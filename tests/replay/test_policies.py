@@ -5,6 +5,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -274,12 +275,19 @@ class TestStores:
 
 
 class TestScenarios:
-    def test_engines_that_tell_their_hits_keep_them_in_the_store(self) -> None:
-        """What an engine finds in its own cache is not evicted below it."""
+    @pytest.fixture(scope="class")
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what became of one trace in all scenarios."""
         trace = generate("chat", minutes=20, rate=0.5, seed=1)
+        return list(scenarios.scenarios(trace, 400))
+
+    def test_engines_that_tell_their_hits_keep_them_in_the_store(
+        self, rows: list[dict[str, Any]]
+    ) -> None:
+        """What an engine finds in its own cache is not evicted below it."""
         found = [
             each
-            for each in scenarios.scenarios(trace, 400)
+            for each in rows
             if each["scenario"] == "engines" and each["policy"] == "ours"
         ]
         silent, told = found[:2]
@@ -289,22 +297,20 @@ class TestScenarios:
         )
         assert told["ratio"] > silent["ratio"] > silent["ratio_of_engines_alone"] > 0
 
-    def test_budget_moves_hits_to_what_is_retained(self) -> None:
+    def test_budget_moves_hits_to_what_is_retained(
+        self, rows: list[dict[str, Any]]
+    ) -> None:
         """Retention takes from the others what it gives, within its budget."""
-        trace = generate("chat", minutes=20, rate=0.5, seed=1)
-        found = [
-            each
-            for each in scenarios.scenarios(trace, 400)
-            if each["scenario"] == "retention"
-        ]
+        found = [each for each in rows if each["scenario"] == "retention"]
         none, _, quarter, _ = found
         assert quarter["ratio_of_retained"] > none["ratio_of_retained"]
         assert quarter["ratio_of_others"] < none["ratio_of_others"]
 
-    def test_parts_with_one_moment_leave_together(self) -> None:
+    def test_parts_with_one_moment_leave_together(
+        self, rows: list[dict[str, Any]]
+    ) -> None:
         """Of no block there is one part and not the other."""
-        trace = generate("chat", minutes=20, rate=0.5, seed=1)
-        apart, together = list(scenarios.scenarios(trace, 400))[-2:]
+        apart, together = rows[-2:]
         assert ("apart", "together") == (apart["evicted"], together["evicted"])
         assert 0 == together["requests_that_meet_a_broken_block"]
         assert 0 < apart["requests_that_meet_a_broken_block"]
