@@ -274,13 +274,14 @@ class TestStores:
         assert len(model.stamps) == store.stats().committed_blocks
 
 
-class TestScenarios:
-    @pytest.fixture(scope="class")
-    def rows(self) -> list[dict[str, Any]]:
-        """Return what became of one trace in all scenarios."""
-        trace = generate("chat", minutes=20, rate=0.5, seed=1)
-        return list(scenarios.scenarios(trace, 400))
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    """Return what became of one trace in all scenarios."""
+    trace = generate("chat", minutes=20, rate=0.5, seed=1)
+    return list(scenarios.scenarios(trace, 400))
 
+
+class TestScenarios:
     def test_engines_that_tell_their_hits_keep_them_in_the_store(
         self, rows: list[dict[str, Any]]
     ) -> None:
