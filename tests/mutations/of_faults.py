@@ -90,7 +90,7 @@ FAULTS = (
         name="damage_that_another_tier_makes_up_for_is_not_seen",
         why="A tier rots unseen until the other one has lost the block too.",
         file="ucm/agent/flights.py",
-        find="            self._counts.damaged[self._tiers.index(tier)] += len(wrong)\n",
+        find="            self._counts.damaged[number] += len(wrong)\n",
         replace="",
         killers=(_COUNTED,),
     ),

@@ -65,8 +65,8 @@ LIMITS = (
         name="slots_in_order_of_arrival_only",
         why="R-58: a batch job's fetches go before those of whom the engine runs first.",
         file=_FLIGHTS,
-        find="acquire(count, min(want.priority for want in wants))",
-        replace="acquire(count)",
+        find="self._budget.acquire(count, priority)",
+        replace="self._budget.acquire(count)",
         killers=(f"{_TERMS}::TestPriority::test_lowest_priority_has_its_slots_first",),
     ),
     Mutant(

@@ -10,16 +10,43 @@ _LOOKING = "ucm/agent/looking.py"
 _SPILL = "ucm/agent/spill.py"
 _ALONG = "tests/agent/test_looking.py::TestLookAlong"
 _BEFORE = "tests/agent/test_looking.py::TestLookBeforePut"
+_LINE = "tests/agent/test_fetch_line.py::TestLine"
 _JOINED = "tests/agent/test_fetch_joined.py::TestJoined"
 _FETCHES = "tests/agent/test_fetch_few.py::TestFewRequests"
 _SPILLS = "tests/agent/test_spill.py::TestSpill"
 
 PACKED = (
     Mutant(
+        name="each_prompt_has_a_line_of_its_own",
+        why="R-53: calls of a burst of prompts are under way at once, and all of them late.",
+        file=_FLIGHTS,
+        find="self._tiers[number], self._lines[number]",
+        replace="(tier := self._tiers[number]), Line(tier.capabilities.in_flight)",
+        killers=(
+            f"{_LINE}::test_prompts_that_come_at_once_are_served_one_after_the_other",
+        ),
+    ),
+    Mutant(
+        name="late_blocks_fetched_before_others",
+        why="R-54: under load each prompt is served as its time ends, and none is in time.",
+        file=_FLIGHTS,
+        find="if wants and line.is_late(",
+        replace="if not wants and line.is_late(",
+        killers=(f"{_LINE}::test_blocks_that_would_come_late_keep_nobody_waiting",),
+    ),
+    Mutant(
+        name="late_blocks_never_fetched",
+        why="R-53: a tier that is slower than a prompt's time never brings anything.",
+        file="ucm/agent/line.py",
+        find="self._turns.statistics().tasks_waiting and self._speed.is_known",
+        replace="self._speed.is_known",
+        killers=(f"{_LINE}::test_blocks_that_come_late_are_there_for_the_next_prompt",),
+    ),
+    Mutant(
         name="drive_stands_still_while_checksums_are_compared",
         why="A fetch from a drive takes a quarter longer.",
         file=_FLIGHTS,
-        find="                await turn.aclose()  # the next ones come while these are looked at\n",
+        find="                turn.close()  # the next ones come while these are looked at\n",
         replace="",
         killers=(
             f"{_FETCHES}::test_next_blocks_come_while_those_before_are_looked_at",

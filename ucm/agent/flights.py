@@ -18,7 +18,7 @@ Each has one end::
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -28,6 +28,7 @@ import attrs
 from ucm.agent.budget import Budget
 from ucm.agent.calls import blocks_per_call
 from ucm.agent.landing import REASONS, land
+from ucm.agent.line import Line
 from ucm.agent.looking import look_along
 from ucm.agent.wants import FetchCounts, Slab, Want
 from ucm.backends.abc import BackendCapabilities, Fetched, Presence
@@ -68,7 +69,7 @@ class Flight:
     medium: int = 0
     """Where it was: 0 the slab, tiers behind it."""
     turn: "_Turn | None" = None
-    """While it waits for slots."""
+    """While it waits for slots, or for its tier."""
     _done: anyio.Event | None = attrs.field(default=None, init=False)
     """Made for who waits: most end before they are waited for, and a turn of the loop each
     costs more than all else of a small block."""
@@ -88,7 +89,7 @@ class Flight:
 
 @attrs.define(eq=False)
 class _Turn:
-    """Flights that wait for their slots together, and what ends the wait."""
+    """Flights that wait together for slots, or for a tier, and what ends the wait."""
 
     flights: Sequence[Flight]
     scope: anyio.CancelScope = attrs.Factory(anyio.CancelScope)
@@ -130,6 +131,7 @@ class Flights:
         self._why_absent = why_absent
         self._brought = brought
         self._choices = [Choice() for _ in tiers]
+        self._lines = [Line(tier.capabilities.in_flight) for tier in tiers]
 
     def begin(self, key: PackedKey, nbytes: int, tiers: tuple[int, ...]) -> Flight:
         """Begin one; ``fly`` ends it."""
@@ -180,21 +182,26 @@ class Flights:
         wants = [want for each in flights for want in each.wants]
         if not wants:
             return None
-        turn = _Turn(flights)
-        for flight in flights:
-            flight.turn = turn
-        try:
-            with turn.scope:
-                await self._budget.acquire(count, min(want.priority for want in wants))
-        finally:
-            for flight in flights:
-                flight.turn = None
-        if turn.scope.cancelled_caught:
+        priority = min(want.priority for want in wants)
+        if not await self._wait(flights, self._budget.acquire(count, priority)):
             return None
         want = next((want for each in flights for want in each.wants), None)
         if want is None:  # gone as the slots were granted
             self._budget.release(count)
         return want
+
+    async def _wait(self, flights: Sequence[Flight], turn: Awaitable[None]) -> bool:
+        """Wait for a turn of flights; return whether it came before nobody wanted them."""
+        waiting = _Turn(flights)
+        for flight in flights:
+            flight.turn = waiting
+        try:
+            with waiting.scope:
+                await turn
+        finally:
+            for flight in flights:
+                flight.turn = None
+        return not waiting.scope.cancelled_caught
 
     async def _locate(self, flights: Sequence[Flight]) -> list[list[Flight]]:
         """Return by tier the flights whose blocks it has, up to the first that none has."""
@@ -259,26 +266,29 @@ class Flights:
         tier, began = self._tiers[number], anyio.current_time()
         for flight in found:
             flight.tiers = flight.tiers[flight.tiers.index(number) + 1 :]
-        limiter = anyio.CapacityLimiter(tier.capabilities.in_flight)
         async with anyio.create_task_group() as tasks:
             for batch in _batches(found, tier.capabilities):
-                tasks.start_soon(self._get, tier, batch, want, limiter)
+                tasks.start_soon(self._get, number, batch, want)
         landed = [each for each in found if each.is_done and not each.reason]
         if nbytes := sum(each.nbytes for each in landed):
             now = anyio.current_time()
             self._choices[number].saw(nbytes, now - began, now)
 
-    async def _get(
-        self,
-        tier: BreakerBackend,
-        batch: Sequence[Flight],
-        want: Want,
-        limiter: anyio.CapacityLimiter,
-    ) -> None:
-        async with contextlib.AsyncExitStack() as turn:
-            await turn.enter_async_context(limiter)
+    async def _get(self, number: int, batch: Sequence[Flight], want: Want) -> None:
+        """Get a batch in its turn, unless nobody wants it then, or it would be late."""
+        tier, line = self._tiers[number], self._lines[number]
+        self._end_unwanted(batch)
+        if not any(map(_is_open, batch)) or not await self._wait(batch, line.enter()):
+            return
+        with contextlib.ExitStack() as turn:
+            turn.callback(line.leave)
             self._end_unwanted(batch)
             flights = {flight.key: flight for flight in filter(_is_open, batch)}
+            nbytes, began = len(flights) * batch[0].nbytes, anyio.current_time()
+            wants = [one for flight in flights.values() for one in flight.wants]
+            if wants and line.is_late(nbytes, max(one.deadline for one in wants)):
+                self._end_open(batch)
+                flights.clear()
             lease = await self._reserve(flights, want) if flights else None
             if lease is None:
                 return
@@ -287,8 +297,10 @@ class Flights:
                 slots = lease.slots
                 targets = [slots.block(at).data for at in range(len(lease.keys))]
                 answers = await tier.get(lease.keys, targets) if targets else []
-                await turn.aclose()  # the next ones come while these are looked at
-                has_landed = await self._land(tier, lease, answers, flights)
+                turn.close()  # the next ones come while these are looked at
+                has_landed = await self._land(number, lease, answers, flights)
+                if not any(flight.reason for flight in flights.values()):
+                    line.saw(nbytes, anyio.current_time() - began)
             finally:
                 if not has_landed:
                     with anyio.CancelScope(shield=True):
@@ -311,7 +323,7 @@ class Flights:
 
     async def _land(
         self,
-        tier: BreakerBackend,
+        number: int,
         lease: WriteLease,
         answers: Sequence[Fetched],
         flights: dict[PackedKey, Flight],
@@ -340,8 +352,8 @@ class Flights:
             if reason is Reason.CORRUPT
         ]
         if wrong:  # or it would be got again for each request
-            self._counts.damaged[self._tiers.index(tier)] += len(wrong)
-            await tier.delete(wrong)
+            self._counts.damaged[number] += len(wrong)
+            await self._tiers[number].delete(wrong)
         return True
 
     def _end_open(self, flights: Sequence[Flight]) -> None:
