@@ -103,6 +103,24 @@ class TestOrders:
             order.owners[0].tenant,
         )
 
+    def test_table_of_small_numbers_is_no_sum(self) -> None:
+        """Blocks of a long prompt are more than 32 bits together, and each is well."""
+        blocks = np.full(4, 2**31 - 1, np.int32)
+        orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
+        keys = [bytes([at]) * 32 for at in range(4)]
+        asked = orders.check(Direction.LOAD, keys, blocks, 0, Place(), 5)
+        assert (2**31 - 1,) * 4 == asked.blocks
+        assert {int} == set(map(type, asked.blocks))
+
+    def test_group_is_the_layouts_number(self) -> None:
+        """An element of a tensor equals it, and is in no table: the loop would not get on."""
+        torch = pytest.importorskip("torch")
+        orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
+        asked = orders.check(
+            Direction.SAVE, [bytes(32)], [1], torch.tensor(0), Place(), 5
+        )
+        assert int is type(asked.group)
+
     def test_place_is_looked_at_in_the_call(self) -> None:
         """What is none is the caller's mistake, and no save without an end."""
         orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))

@@ -100,13 +100,15 @@ class Orders:
                 of one length from 8 to 64, or blocks are no whole numbers.
             LayoutError: There is no such group.
         """
-        used_ns = self._first_used_ns(self._group(group), place, now_ns)
+        shape = self._group(group)  # whose number is plain: a tensor's element is none
+        used_ns = self._first_used_ns(shape, place, now_ns)
         if len(keys) != len(blocks):
             raise KeyFormatError(f"{len(keys)} keys for {len(blocks)} blocks")
         hashes = _joined(keys)
         if type(blocks) is not range:  # which nobody can change
             blocks = _whole_numbers(tuple(blocks))
-        return Asked(direction, hashes, blocks, group, used_ns, int(place.tenant))
+        tenant = int(place.tenant)
+        return Asked(direction, hashes, blocks, shape.group_id, used_ns, tenant)
 
     def of(self, asked: Asked) -> list[SpanOrder]:
         """Return one order for each span of the blocks, in order."""
@@ -176,7 +178,7 @@ def _whole_numbers(blocks: tuple[int, ...]) -> tuple[int, ...]:
     where they are the same block.
     """
     try:
-        if type(sum(blocks)) is not int:  # which it is if all are: no bytecode for each
+        if set(map(type, blocks)) != {int}:  # no bytecode for each; a sum may overflow
             blocks = tuple(map(index, blocks))
     except TypeError as exc:
         raise KeyFormatError(f"a block is no whole number: {exc}") from None
