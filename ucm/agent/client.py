@@ -331,7 +331,8 @@ class AgentClient:
         """Return by when the agent has to say something behind this; 0: nothing is due."""
         number = message.number if isinstance(message, Done) else 0
         now, due = self._clock(), self._pending.copy().items()
-        return min((at for one, at in due if at > now and one != number), default=0.0)
+        first = min((at for one, at in due if at > now and one != number), default=0.0)
+        return first and max(first, now + _LEAST_S)
 
     async def _receive(self, reader: asyncio.StreamReader) -> FromAgent:
         header = await reader.readexactly(FRAME_HEADER.size)
