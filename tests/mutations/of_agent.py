@@ -22,6 +22,19 @@ _SPILLS = "tests/agent/test_spill.py::TestSpill"
 
 AGENT = (
     Mutant(
+        name="brief_want_silences_the_agent",
+        why="What others ask is refused for one that gave the agent no time to answer.",
+        file=_CLIENT,
+        find="return first and max(first, now + _LEAST_S)",
+        replace="return first",
+        killers=(
+            (
+                "tests/agent/test_client_brief.py::"
+                "test_brief_want_does_not_silence_an_agent_that_has_just_spoken"
+            ),
+        ),
+    ),
+    Mutant(
         name="answer_of_the_dropped_kept",
         why="Answers to requests that are over pile up in the engine.",
         file=_CLIENT,

@@ -46,6 +46,16 @@ HOSTS = (
         ),
     ),
     Mutant(
+        name="group_of_a_tensor",
+        why="A number that equals a group's and is in no table ends the loop, and the cache.",
+        file="ucm/cache/orders.py",
+        find="return Asked(direction, hashes, blocks, shape.group_id, used_ns, tenant)",
+        replace="return Asked(direction, hashes, blocks, group, used_ns, tenant)",
+        killers=(
+            "tests/cache/test_parts.py::TestOrders::test_group_is_the_layouts_number",
+        ),
+    ),
+    Mutant(
         name="place_of_an_array",
         why="A save whose place comes out of an array of 32 bits has no end.",
         file="ucm/cache/orders.py",
