@@ -81,8 +81,15 @@ def test_settings_of_ours_are_checked(kit: Kit) -> None:
 
 
 def test_weights_without_a_name_are_refused(kit: Kit, tmp_path: Path) -> None:
-    """R-81: a name of the hub, or a format that reads from elsewhere."""
-    for wrong in ({"model_path": "owner/model"}, {"load_format": "remote"}):
+    """R-81: a name of the hub, or what is read from elsewhere, also a part of it."""
+    for wrong in (
+        {"model_path": "owner/model"},
+        {"load_format": "remote"},
+        {"decrypted_config_file": "config.json"},
+        {"kt_weight_path": "experts"},
+        {"modelopt_checkpoint_restore_path": "quantised.pt"},
+        {"weight_cache_mode": "client"},
+    ):
         with pytest.raises(ConfigError, match="weights_revision"):
             kit.engine(args=wrong)
         kit.engine(args=wrong, weights_revision="r1")
@@ -115,6 +122,15 @@ def test_whatever_decides_bytes_is_in_the_key(kit: Kit) -> None:
         digest(kv_cache_dtype="fp8"),
         digest(model_impl="transformers"),
         digest(rl_on_policy_target="fsdp"),
+        digest(deepep_dispatcher_output_dtype="fp8"),
+        digest(enable_quant_communications=True),
+        digest(enable_w4a4_mxfp4_megamoe=True),
+        digest(enforce_shared_experts_fusion=True),
+        digest(flashinfer_a2a_dispatch_type="nvfp4"),
+        digest(flashinfer_mxfp4_moe_precision="fp8"),
+        digest(kt_method="AMXINT8"),
+        digest(kt_num_gpu_experts=1),
+        digest(modelopt_quant="fp8"),
     ]
     assert len(digests) == len(set(digests))
     assert digest() == digest()

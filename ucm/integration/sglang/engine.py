@@ -54,9 +54,21 @@ _TAKEN: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 _COUNTED: Final = (
     "attention_backend", "context_length", "dtype", "json_model_override_args",
     "kv_cache_dtype", "model_impl", "quantization", "rl_on_policy_target",
+    # Of the same files, computed in fewer bits.
+    "deepep_dispatcher_output_dtype", "enable_quant_communications",
+    "enable_w4a4_mxfp4_megamoe", "enforce_shared_experts_fusion",
+    "flashinfer_a2a_dispatch_type", "flashinfer_mxfp4_moe_precision", "kt_method",
+    "kt_num_gpu_experts", "modelopt_quant",
 )
 # fmt: on
 """Settings that decide the bytes of pages, beside what the pool shows."""
+_ELSEWHERE: Final[Mapping[str, tuple[object, ...]]] = {
+    "decrypted_config_file": (None,),
+    "kt_weight_path": (None,),
+    "modelopt_checkpoint_restore_path": (None,),
+    "weight_cache_mode": ("off", "daemon"),
+}
+"""With which values the model's directory has all that is loaded."""
 _POOLS: Final = ("MHATokenToKVPool", "MLATokenToKVPool")
 _HOST_POOLS: Final = ("MHATokenToKVPoolHost", "MLATokenToKVPoolHost")
 _LISTENS: Final = "ucm_doubt"
@@ -155,7 +167,9 @@ def named(
     """Return layout and key space of pages that so many ranks compute together."""
     place = Path(args.model_path)
     if not weights:
-        if args.load_format not in _FROM_DIRECTORY or not place.is_dir():
+        given = {"load_format": _FROM_DIRECTORY, **_ELSEWHERE}
+        is_elsewhere = any(getattr(args, each) not in given[each] for each in given)
+        if is_elsewhere or not place.is_dir():
             refuse(
                 "weights_revision",
                 "",
