@@ -22,6 +22,7 @@ from ucm.integration.sglang.engine import device_rows, named
         ("dllm_algorithm", "LowConfidence"),
         ("enable_dp_attention", True),
         ("enable_lora", True),
+        ("enable_memory_saver", True),
         ("is_embedding", True),
         ("pp_size", 2),
         ("quantization_param_path", "scales.json"),
@@ -36,6 +37,16 @@ def test_setting_that_is_not_taken_is_refused_by_name(
         kit.engine(args={name: value})
     with pytest.raises(ConfigError, match=name):
         kit.storage(args={name: value})
+
+
+def test_memory_that_is_given_back_is_taken_where_nothing_of_ours_is_in_it(
+    kit: Kit,
+) -> None:
+    """R-81: SGLang gives pages back before it tells the linker; HiCache has its own copies."""
+    kept = {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
+    with pytest.raises(ConfigError, match=r"enable_memory_saver.*read it"):
+        kit.engine(args=kept)
+    kit.storage(args=kept)
 
 
 def test_model_that_is_not_taken_is_refused_by_name(kit: Kit) -> None:

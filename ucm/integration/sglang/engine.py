@@ -95,6 +95,13 @@ def check(args: Theirs) -> None:
 
     if model_config_of(args).is_multimodal:
         refuse("model_path", args.model_path, "of an image a page's hash says a number")
+    if args.enable_memory_saver and not args.enable_weights_cpu_backup:
+        refuse(
+            "enable_memory_saver",
+            True,
+            "memory that is given back and taken again has other weights, and nothing tells",
+            "Give --enable-weights-cpu-backup, which keeps them.",
+        )
 
 
 def device_rows(pool: Theirs, page_tokens: int) -> dict[str, torch.Tensor]:
