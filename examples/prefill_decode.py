@@ -35,7 +35,7 @@ from tests.e2e.engine import (
     process_group,
     reset_prefix_cache,
 )
-from tests.e2e.models import LLAMA_DEMO, make_model
+from tests.e2e.models import LLAMA, LLAMA_DEMO, Recipe, make_model
 
 PREFILL, DECODE = "kv_producer", "kv_consumer"
 CONTINUATION = 16
@@ -50,14 +50,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.prefill_decode")
     parser.add_argument("--json", type=Path, help="write the result here as well")
     parser.add_argument("--tokens", type=int, default=4096, help="of the prefix")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a model too small to take any time"
+    )
     parser.add_argument("--engine", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.engine:
         role, store = options.engine
-        answer(role, Path(store), options.tokens)
+        answer(role, Path(store), options.tokens, LLAMA if options.tiny else LLAMA_DEMO)
         return 0
     started = time.monotonic()
-    tokens = [3 + (7919 * i + i * i // 7) % 8000 for i in range(options.tokens)]
+    vocabulary = 500 if options.tiny else 8000
+    tokens = [3 + (7919 * i + i * i // 7) % vocabulary for i in range(options.tokens)]
     tokens += range(100, 100 + QUESTION)
     blocks = options.tokens // BLOCK_TOKENS
     with contextlib.ExitStack() as stack:
@@ -65,7 +69,7 @@ def main() -> int:
         stack.callback(shutil.rmtree, store, ignore_errors=True)
         print("starting a prefill engine and a decode engine", flush=True)
         engines = {
-            role: stack.enter_context(_engine(role, store, options.tokens))
+            role: stack.enter_context(_engine(role, store, options))
             for role in (PREFILL, DECODE)
         }
         rows = [
@@ -105,10 +109,13 @@ def judge(rows: dict[str, Row], blocks: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _engine(role: str, store: Path, tokens: int) -> Iterator[subprocess.Popen[str]]:
+def _engine(
+    role: str, store: Path, options: argparse.Namespace
+) -> Iterator[subprocess.Popen[str]]:
     """Run an engine process for the length of the block; its log is shown if it dies."""
     command = [sys.executable, "-m", "examples.prefill_decode"]
-    command += ["--engine", role, str(store), "--tokens", str(tokens)]
+    command += ["--engine", role, str(store), "--tokens", str(options.tokens)]
+    command += ["--tiny"] if options.tiny else []
     with (
         tempfile.TemporaryFile("w+") as log,
         process_group(
@@ -174,12 +181,12 @@ def _print_table(rows: list[Row], tokens: int) -> None:
 # -- in an engine's process --------------------------------------------------------
 
 
-def answer(role: str, store: Path, tokens: int) -> None:
+def answer(role: str, store: Path, tokens: int, recipe: Recipe) -> None:
     """Run one engine, and answer a request per line until there are no more."""
     faulthandler.dump_traceback_later(TIMEOUT, exit=True)
     config = connector_config(type="slab", path=str(store / "slab"), capacity="1GiB")
     with in_process_engine(
-        make_model(LLAMA_DEMO),
+        make_model(recipe),
         kv_transfer_config=config | {"kv_role": role},
         kv_cache_memory_bytes=512 << 20,
         block_size=BLOCK_TOKENS,

@@ -162,6 +162,7 @@ class _Machine:
                 log=self._place / "log",
                 kv_transfer_config=config,
                 env={"PYTHONHASHSEED": "0"},
+                is_forked=True,  # the engine is imported once, and not six times
             )
         )
         self.engine = Engine(self.name, self._server.url, Subscription(publish, replay))

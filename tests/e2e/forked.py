@@ -11,6 +11,7 @@ import atexit
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ __all__ = ["Forked", "end_group", "forked", "live_members", "stand_in_for_spawn"
 
 ROOT = Path(__file__).resolve().parents[2]
 _PRELOADED = ["tests.e2e.preloaded"]
+_STARTING = threading.Lock()
 
 
 class _Process(context.ForkServerProcess):
@@ -100,6 +102,11 @@ class Forked:
             raise TimeoutError(f"process {self.pid} still runs after {timeout} s")
         return status
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._process.exitcode is not None
+
     def first_line(self, start: str, timeout: float) -> str:
         """
         Block until it has printed a line that starts so, and return it.
@@ -121,15 +128,24 @@ def forked(
     function: Callable[..., object],
     *,
     env: Mapping[str, str] | None = None,
+    log: Path | None = None,
     **arguments: object,
 ) -> Iterator[Forked]:
-    """Call a function of a module in a group of which nothing outlives the block."""
+    """
+    Call a function of a module in a group of which nothing outlives the block.
+
+    Args:
+        function: Defined at module level.
+        env: Added to the environment of the process.
+        log: Takes what it prints, on whichever of both; two files of ours if none.
+        arguments: Passed to the function.
+    """
     _ensure_running()
     with tempfile.TemporaryDirectory() as folder:
-        files = Path(folder) / "stdout", Path(folder) / "stderr"
+        files = (log or Path(folder) / "stdout", log or Path(folder) / "stderr")
         process = _Process(target=_call, args=(dict(env or {}), function, arguments))
         process.leads = True
-        with files[0].open("w") as stdout, files[1].open("w") as stderr:
+        with files[0].open("a") as stdout, files[1].open("a") as stderr:
             process.outputs = (stdout.fileno(), stderr.fileno())
             process.start()
         assert process.pid is not None
@@ -154,7 +170,7 @@ def _call(
 def _ensure_running() -> None:
     """Start what all others fork off, once; what it imports it finds as we do."""
     search = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with pytest.MonkeyPatch.context() as patch:
+    with _STARTING, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", search)
         forkserver.set_forkserver_preload(_PRELOADED)
         forkserver.ensure_running()

@@ -2,6 +2,8 @@
 """The real engine as a server: ``vllm serve`` on a loopback port."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,11 +12,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
 from tests.e2e.engine import process_group
+from tests.e2e.forked import Forked, forked
 from tests.ports import free_ports
 
 __all__ = ["Server", "follow", "serve"]
@@ -86,9 +89,13 @@ def serve(
     env: Mapping[str, str] | None = None,
     ready_timeout: float = 600.0,
     grace: float = 60.0,
+    is_forked: bool = False,
 ) -> Iterator[Server]:
     """
     Run ``vllm serve`` on a free loopback port for the length of the block.
+
+    With *is_forked* its processes fork off one that has imported the engine, which saves
+    as many times the ten seconds that this takes; what they run is the same.
 
     Args:
         model: Directory made by ``tests.e2e.models.make_model``.
@@ -98,6 +105,7 @@ def serve(
         env: Added to the environment.
         ready_timeout: Seconds until the server must answer.
         grace: Seconds between SIGTERM and SIGKILL at the end.
+        is_forked: Whether not to run the command itself.
 
     Raises:
         AssertionError: The server ended early; carries the end of its log.
@@ -109,15 +117,8 @@ def serve(
         *("--enable-prompt-tokens-details", *options),
         kv_transfer_config=kv_transfer_config,
     )
-    with (
-        log.open("w") as output,
-        process_group(
-            command,
-            env=_SETTINGS | dict(env or {}),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
+    start = _forked if is_forked else _run
+    with start(command, _SETTINGS | dict(env or {}), log) as process:
         server = Server(
             url=f"http://127.0.0.1:{port}",
             model=str(model),
@@ -128,9 +129,9 @@ def serve(
         try:
             yield server
         finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):  # then the group is killed
-                process.wait(grace)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+            process.wait(grace)  # then the group is killed
 
 
 @contextmanager
@@ -144,10 +145,7 @@ def follow(
     command = _command(
         *(model, "--headless", *options), kv_transfer_config=kv_transfer_config
     )
-    with (
-        log.open("w") as output,
-        process_group(command, env=_SETTINGS, stdout=output, stderr=subprocess.STDOUT),
-    ):
+    with _run(command, _SETTINGS, log):
         yield
 
 
@@ -165,9 +163,84 @@ def _command(
     return command
 
 
-def _await_ready(
-    server: Server, process: subprocess.Popen[str], timeout: float
-) -> None:
+class _Process(Protocol):
+    """What is known of a server's first process."""
+
+    pid: int
+
+    def has_ended(self) -> bool:
+        """Return whether it runs no more."""
+
+    def wait(self, timeout: float) -> None:
+        """Wait for its end, for so long."""
+
+
+@attrs.frozen
+class _Command:
+    """One that was started by its name."""
+
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def wait(self, timeout: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout)
+
+
+@attrs.frozen
+class _Fork:
+    """One that calls what the command does."""
+
+    process: Forked
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def has_ended(self) -> bool:
+        return self.process.has_ended
+
+    def wait(self, timeout: float) -> None:
+        with suppress(TimeoutError):
+            self.process.wait(timeout)
+
+
+@contextmanager
+def _run(
+    command: Sequence[str], env: Mapping[str, str], log: Path
+) -> Iterator[_Process]:
+    with (
+        log.open("w") as output,
+        process_group(
+            command, env=env, stdout=output, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        yield _Command(process)
+
+
+@contextmanager
+def _forked(
+    command: Sequence[str], env: Mapping[str, str], log: Path
+) -> Iterator[_Process]:
+    with forked(_main, env=env, log=log, arguments=command) as process:
+        yield _Fork(process)
+
+
+def _main(arguments: Sequence[str]) -> None:
+    """Do what the command does."""
+    sys.argv = list(arguments)
+    from vllm.entrypoints.cli.main import main
+
+    main()
+
+
+def _await_ready(server: Server, process: _Process, timeout: float) -> None:
     """Ask for the server's health until it answers, it ends, or time is over."""
     deadline = time.monotonic() + timeout
     while True:
@@ -176,8 +249,7 @@ def _await_ready(
                 return
         except (urllib.error.URLError, TimeoutError):
             tail = server.log.read_text(errors="replace")[-6000:]
-            assert process.poll() is None, f"the server ended:\n{tail}"
+            assert not process.has_ended(), f"the server ended:\n{tail}"
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not ready after {timeout} s:\n{tail}") from None
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
+            process.wait(0.2)

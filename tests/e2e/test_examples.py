@@ -47,7 +47,7 @@ class TestPrefillDecode:
         result = tmp_path / "result.json"
         run_example(
             *("examples.prefill_decode", "--tokens", str(BLOCKS * 128)),
-            *("--json", str(result)),
+            *("--json", str(result), "--tiny"),
         )
         told = json.loads(result.read_text())
         assert told["ok"]

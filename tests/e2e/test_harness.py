@@ -112,7 +112,10 @@ class TestProcesses:
         log = tmp_path / "server.log"
         store = tmp_path / "store"
         with serve(
-            llama, log=log, kv_transfer_config=example_connector(store)
+            llama,
+            log=log,
+            kv_transfer_config=example_connector(store),
+            is_forked=True,
         ) as server:
             cold = server.complete(PROMPT, max_tokens=8)
             server.post("/reset_prefix_cache")

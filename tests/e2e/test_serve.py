@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from tests.e2e.connector import LOADED, SAVED, prompt, ucm_config
+from tests.e2e.forked import live_members
 from tests.e2e.server import Server, serve
 from tests.e2e.test_multi import around
 
@@ -49,6 +50,7 @@ class TestServe:
                 log=tmp_path / f"{life}.log",
                 kv_transfer_config=config,
                 env=environment,
+                is_forked=life == "second",  # the first is the command itself
             ) as server:
                 for _ in range(2):
                     answer = server.complete(PROMPT, 8)
@@ -60,6 +62,7 @@ class TestServe:
                     server.post("/reset_prefix_cache")
                 loaded = server.counter(LOADED)
             assert {"first": 3, "second": 6}[life] == loaded
+            assert [] == live_members(server.pid)
         assert 1 == len(set(texts))
         assert [0, 384, 384, 384] == cached
 
@@ -74,7 +77,11 @@ class TestServe:
         options += ("--shutdown-timeout", "10")
         config = ucm_config(slab)
         with serve(
-            llama, *options, log=tmp_path / "log", kv_transfer_config=config
+            llama,
+            *options,
+            log=tmp_path / "log",
+            kv_transfer_config=config,
+            is_forked=True,
         ) as server:
             await_gauge(server, "ucm_healthy", 1.0)
             (capacity,) = server.samples("vllm:ucm_store_capacity_bytes")
