@@ -3,6 +3,7 @@
 
 import importlib
 from collections import Counter
+from collections.abc import Iterable
 from typing import Protocol
 
 WORLDS = {
@@ -23,8 +24,14 @@ class World(Protocol):
         """Run to the end."""
 
 
+def modules_of(names: Iterable[str]) -> list[str]:
+    """Return the modules of worlds."""
+    return [f"tests.simulation.{name}_world" for name in names]
+
+
 def make_world(name: str, seed: int, steps: int) -> World:
     """Return a world that has not run; others need not be importable."""
-    module = importlib.import_module(f"tests.simulation.{name}_world")
+    (name_of_module,) = modules_of([name])
+    module = importlib.import_module(name_of_module)
     world: World = getattr(module, WORLDS[name])(seed, steps)
     return world
