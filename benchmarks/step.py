@@ -45,4 +45,4 @@ def hashes_of(contents: Iterable[int]) -> list[bytes]:
 
 def sizes(scale: Scale) -> tuple[range, range]:
     """Return the rounds of a case and the steps of a round."""
-    return (range(2), range(15)) if scale.is_quick else (range(5), range(200))
+    return (range(2), range(5)) if scale.is_quick else (range(5), range(200))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks run, and the committed page tells what the committed results say."""
 
+import gc
 import json
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,14 @@ SMALLEST = {
     "trace_cost": "span",
 }
 """One case of each benchmark that starts no engine."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> Iterator[None]:
+    """Take what is there out of collections again, which a benchmark's end puts back."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def figure(what: str, verdict: str) -> dict[str, object]:
