@@ -15,7 +15,7 @@ NUM_LEARNT = 4
 
 
 class Slow(Unruly):
-    """One whose calls take a second each, and side by side as much longer."""
+    """One whose calls of four blocks take a second each, and side by side as much longer."""
 
     def __init__(self) -> None:
         super().__init__(in_flight=1)
@@ -27,7 +27,7 @@ class Slow(Unruly):
         self._under_way += 1
         self.most = max(self.most, self._under_way)
         try:
-            await anyio.sleep(1.0 * self._under_way)
+            await anyio.sleep(self._under_way * len(keys) / 4)
             return await super().get(keys, targets)
         finally:
             self._under_way -= 1
@@ -85,6 +85,22 @@ class TestLine:
         told, backend = fetched(slab, *[10.0] * 6)
         assert [(4, Reason.NONE, 1.0 + at) for at in range(6)] == told
         assert 1 == backend.most
+
+    def test_small_calls_go_side_by_side(self, slab) -> None:
+        """R-53: as many at a time as make up a large one, which a tier far away is good for."""
+        backend = Slow()
+
+        async def fetch():
+            await lay(backend, KEYS)
+            async with open_core(slab, backend) as core:
+                wants = [want_of(KEYS[at : at + 1]) for at in range(12)]
+                async with anyio.create_task_group() as tasks:
+                    for want in wants:
+                        tasks.start_soon(core.fetch, want)
+                return [want.found for want in wants]
+
+        assert [1] * 12 == run_virtual(fetch)
+        assert 4 == backend.most
 
     def test_blocks_that_would_come_late_keep_nobody_waiting(self, slab) -> None:
         """R-54: whose time would be over first hears so at once, and the next one is in time."""

@@ -21,7 +21,7 @@ PACKED = (
         why="R-53: calls of a burst of prompts are under way at once, and all of them late.",
         file=_FLIGHTS,
         find="self._tiers[number], self._lines[number]",
-        replace="(tier := self._tiers[number]), Line(tier.capabilities.in_flight)",
+        replace="(tier := self._tiers[number]), Line(tier.capabilities)",
         killers=(
             f"{_LINE}::test_prompts_that_come_at_once_are_served_one_after_the_other",
         ),
@@ -35,10 +35,18 @@ PACKED = (
         killers=(f"{_LINE}::test_blocks_that_would_come_late_keep_nobody_waiting",),
     ),
     Mutant(
+        name="small_calls_one_after_the_other",
+        why="A share far away serves two blocks at a time, and not thirty.",
+        file="ucm/agent/line.py",
+        find="max(1, int(_CALL * share_of_call(self._can, num_blocks, nbytes)))",
+        replace="_CALL",
+        killers=(f"{_LINE}::test_small_calls_go_side_by_side",),
+    ),
+    Mutant(
         name="late_blocks_never_fetched",
         why="R-53: a tier that is slower than a prompt's time never brings anything.",
         file="ucm/agent/line.py",
-        find="self._turns.statistics().tasks_waiting and self._speed.is_known",
+        find="self._room.num_waiting and self._speed.is_known",
         replace="self._speed.is_known",
         killers=(f"{_LINE}::test_blocks_that_come_late_are_there_for_the_next_prompt",),
     ),

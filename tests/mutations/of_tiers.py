@@ -230,8 +230,8 @@ TIERS = (
         name="late_want_keeps_its_turn",
         why="Slots are taken for requests that have long gone on.",
         file=_FLIGHTS,
-        find="            self._budget.release(count)\n        return want\n",
-        replace="            pass\n        return want\n",
+        find="            self._budget.release(count)\n        return wants[0]",
+        replace="            pass\n        return wants[0]",
         killers=(
             f"{_BUDGET}::test_slots_granted_as_the_last_want_goes_are_given_back",
         ),

@@ -24,6 +24,11 @@ class Budget:
         self._queue: list[tuple[int, int, int, anyio.Event]] = []
         """Priority, arrival and slots of those who wait; a heap."""
 
+    @property
+    def num_waiting(self) -> int:
+        """Those who wait for slots."""
+        return len(self._queue)
+
     async def acquire(self, count: int, priority: int = 0) -> None:
         """Wait for *count* slots, ``total`` at most; the lowest priority has them first."""
         turn = priority, next(self._arrivals), count, anyio.Event()

@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from ucm.backends.abc import BackendCapabilities
 
-__all__ = ["CALL_BYTES", "Blocking", "ThreadCalls", "blocks_per_call"]
+__all__ = ["CALL_BYTES", "Blocking", "ThreadCalls", "blocks_per_call", "share_of_call"]
 
 CALL_BYTES: Final = 32 << 20
 """Of one call of a tier at most, if it has more blocks than one."""
@@ -25,6 +25,11 @@ _T = TypeVar("_T")
 def blocks_per_call(can: BackendCapabilities, nbytes: int) -> int:
     """Return how many blocks of a size go with one call of a tier; at least one."""
     return max(1, min(can.batch_blocks, CALL_BYTES // nbytes))
+
+
+def share_of_call(can: BackendCapabilities, num_blocks: int, nbytes: int) -> float:
+    """Return how much of the largest call a smaller one is; at most 1."""
+    return min(1.0, max(num_blocks / can.batch_blocks, nbytes / CALL_BYTES))
 
 
 class Blocking(Protocol):

@@ -18,7 +18,7 @@ Each has one end::
 
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -28,7 +28,7 @@ import attrs
 from ucm.agent.budget import Budget
 from ucm.agent.calls import blocks_per_call
 from ucm.agent.landing import REASONS, land
-from ucm.agent.line import Line
+from ucm.agent.line import Line, Turn
 from ucm.agent.looking import look_along
 from ucm.agent.wants import FetchCounts, Slab, Want
 from ucm.backends.abc import BackendCapabilities, Fetched, Presence
@@ -68,7 +68,7 @@ class Flight:
     """Why it failed, or a tier did; none: the slab has the block, or nothing is known."""
     medium: int = 0
     """Where it was: 0 the slab, tiers behind it."""
-    turn: "_Turn | None" = None
+    turn: Turn | None = None
     """While it waits for slots, or for its tier."""
     _done: anyio.Event | None = attrs.field(default=None, init=False)
     """Made for who waits: most end before they are waited for, and a turn of the loop each
@@ -85,19 +85,6 @@ class Flight:
         self.is_done = True
         if self._done is not None:
             self._done.set()
-
-
-@attrs.define(eq=False)
-class _Turn:
-    """Flights that wait together for slots, or for a tier, and what ends the wait."""
-
-    flights: Sequence[Flight]
-    scope: anyio.CancelScope = attrs.Factory(anyio.CancelScope)
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether any of them is."""
-        return any(flight.wants for flight in self.flights)
 
 
 class Flights:
@@ -131,7 +118,7 @@ class Flights:
         self._why_absent = why_absent
         self._brought = brought
         self._choices = [Choice() for _ in tiers]
-        self._lines = [Line(tier.capabilities.in_flight) for tier in tiers]
+        self._lines = [Line(tier.capabilities) for tier in tiers]
 
     def begin(self, key: PackedKey, nbytes: int, tiers: tuple[int, ...]) -> Flight:
         """Begin one; ``fly`` ends it."""
@@ -179,29 +166,15 @@ class Flights:
 
     async def _take_turn(self, flights: Sequence[Flight], count: int) -> Want | None:
         """Wait for *count* slots; return whose they are, or None if nobody waited on."""
-        wants = [want for each in flights for want in each.wants]
+        wants = _wants_of(flights)
         if not wants:
             return None
         priority = min(want.priority for want in wants)
-        if not await self._wait(flights, self._budget.acquire(count, priority)):
+        if not await Turn(flights).comes(self._budget.acquire(count, priority)):
             return None
-        want = next((want for each in flights for want in each.wants), None)
-        if want is None:  # gone as the slots were granted
+        if not (wants := _wants_of(flights)):  # gone as the slots were granted
             self._budget.release(count)
-        return want
-
-    async def _wait(self, flights: Sequence[Flight], turn: Awaitable[None]) -> bool:
-        """Wait for a turn of flights; return whether it came before nobody wanted them."""
-        waiting = _Turn(flights)
-        for flight in flights:
-            flight.turn = waiting
-        try:
-            with waiting.scope:
-                await turn
-        finally:
-            for flight in flights:
-                flight.turn = None
-        return not waiting.scope.cancelled_caught
+        return wants[0] if wants else None
 
     async def _locate(self, flights: Sequence[Flight]) -> list[list[Flight]]:
         """Return by tier the flights whose blocks it has, up to the first that none has."""
@@ -278,14 +251,18 @@ class Flights:
         """Get a batch in its turn, unless nobody wants it then, or it would be late."""
         tier, line = self._tiers[number], self._lines[number]
         self._end_unwanted(batch)
-        if not any(map(_is_open, batch)) or not await self._wait(batch, line.enter()):
+        if not (wants := _wants_of(batch)):
+            return
+        share = line.share_of(len(batch), sum(each.nbytes for each in batch))
+        first = min(one.priority for one in wants)
+        if not await Turn(batch).comes(line.enter(share, first)):
             return
         with contextlib.ExitStack() as turn:
-            turn.callback(line.leave)
+            turn.callback(line.leave, share)
             self._end_unwanted(batch)
             flights = {flight.key: flight for flight in filter(_is_open, batch)}
             nbytes, began = len(flights) * batch[0].nbytes, anyio.current_time()
-            wants = [one for flight in flights.values() for one in flight.wants]
+            wants = _wants_of(batch)
             if wants and line.is_late(nbytes, max(one.deadline for one in wants)):
                 self._end_open(batch)
                 flights.clear()
@@ -389,6 +366,11 @@ class Flights:
 def _is_open(flight: Flight) -> bool:
     """Return whether it has not ended: some tier is yet to be asked."""
     return not flight.is_done
+
+
+def _wants_of(flights: Sequence[Flight]) -> list[Want]:
+    """Return who wants them, the first one first."""
+    return [want for flight in flights for want in flight.wants]
 
 
 def _batches(flights: Sequence[Flight], can: BackendCapabilities) -> list[list[Flight]]:

@@ -1,16 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The line in front of a tier: so many calls at a time, whoever wants them; first come, first served.
+The line in front of a tier: so much at a time, whoever wants it; first come, first served.
 
 Without it a burst of prompts would have all of its calls under way at once, each at a share of
-what the tier can do, and all of them would be late together. Time is of the event loop.
+what the tier can do, and all of them would be late together. Small calls go side by side, as
+many as make up the large ones that serve the tier best. Time is of the event loop.
 """
 
-import anyio
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Final
 
+import anyio
+import attrs
+
+from ucm.agent.budget import Budget
+from ucm.agent.calls import share_of_call
+from ucm.backends.abc import BackendCapabilities
 from ucm.worth import Speed
 
-__all__ = ["Line"]
+if TYPE_CHECKING:
+    from ucm.agent.flights import Flight
+
+__all__ = ["Line", "Turn"]
+
+_CALL: Final = 1024
+"""Of what may be under way, the largest call's part."""
 
 
 class Line:
@@ -18,31 +32,61 @@ class Line:
     Calls that get blocks from one tier.
 
     Args:
-        most: Calls at a time that serve it best.
+        can: What the tier says of itself.
     """
 
-    def __init__(self, most: int) -> None:
-        self._turns = anyio.CapacityLimiter(most)
+    def __init__(self, can: BackendCapabilities) -> None:
+        self._can = can
+        self._room = Budget(can.in_flight * _CALL)
         self._speed = Speed()
 
-    async def enter(self) -> None:
-        """Wait for a turn; ``leave`` ends it."""
-        await self._turns.acquire()
+    def share_of(self, num_blocks: int, nbytes: int) -> int:
+        """Return what a call of so many blocks and bytes takes of the room."""
+        return max(1, int(_CALL * share_of_call(self._can, num_blocks, nbytes)))
 
-    def leave(self) -> None:
+    async def enter(self, share: int, priority: int) -> None:
+        """Wait for one's turn; the lowest priority comes first."""
+        await self._room.acquire(share, priority)
+
+    def leave(self, share: int) -> None:
         """Let the next one in."""
-        self._turns.release()
+        self._room.release(share)
 
     def is_late(self, nbytes: int, deadline: float) -> bool:
         """
         Return whether blocks would come behind *deadline*, and keep others from being in time.
 
-        Where nobody waits it goes on: what comes late is there for the next prompt.
+        Where nobody waits they are got all the same: they are there for the next prompt.
         """
-        if not (self._turns.statistics().tasks_waiting and self._speed.is_known):
+        if not (self._room.num_waiting and self._speed.is_known):
             return False
         return anyio.current_time() + self._speed.seconds_of(nbytes) > deadline
 
     def saw(self, nbytes: int, seconds: float) -> None:
         """Take note of how long blocks took that came, from their turn until they were seen."""
         self._speed.saw(nbytes, seconds)
+
+
+@attrs.define(eq=False)
+class Turn:
+    """Flights that wait together for slots, or for a tier, and what ends the wait."""
+
+    flights: "Sequence[Flight]"
+    scope: anyio.CancelScope = attrs.Factory(anyio.CancelScope)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any of them is."""
+        return any(flight.wants for flight in self.flights)
+
+    async def comes(self, turn: Awaitable[None]) -> bool:
+        """Wait for it; return whether it came before nobody wanted them any more."""
+        for flight in self.flights:
+            flight.turn = self
+        try:
+            with self.scope:
+                await turn
+        finally:
+            for flight in self.flights:
+                flight.turn = None
+        return not self.scope.cancelled_caught
