@@ -28,6 +28,8 @@ __all__ = ["Forks", "SGLangDoor", "shared_forks"]
 _LIMIT_S = 240
 _CPUS = "SGLANG_CPU_OMP_THREADS_BIND"
 """Each rank's; without it SGLang wants a NUMA node for each. A CPU without AMX ignores it."""
+_BALANCE = "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"
+"""Ranks that find different memory free end the engine; here they share it with all else."""
 _ENGINE = {
     "attention_backend": "torch_native",
     "device": "cpu",
@@ -190,6 +192,7 @@ class SGLangDoor(Door):
         self._environment = dict(environment or {})
         if ranks > 1:
             self._environment[_CPUS] = "|".join("0" * ranks)
+            self._environment[_BALANCE] = "0"
         self._engine: Engine | None = None
         self._block_bytes = 4 * 2 * 16 * 2 * 32 * 4
 

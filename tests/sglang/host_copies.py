@@ -40,8 +40,10 @@ def _allocate(dims, dtype, device, pin_memory, allocator, **kwargs):
 
 def install() -> None:
     """Give them to SGLang."""
-    from sglang.srt.mem_cache.pool_host import common, mha, mla
+    from sglang.srt.mem_cache.pool_host import base, common, mha, mla
 
+    # It starts no engine where less than 10 GB are free besides; these need 30 MB.
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
     for pool in (mha, mla):
         pool.transfer_kv_direct = transfer_kv_direct
