@@ -112,6 +112,33 @@ class TestLine:
         ] == told
         assert not set(prompt(NUM_LEARNT + 1)) & set(backend.got)
 
+    def test_tier_that_is_asked_for_too_much_serves_as_many_as_it_can(
+        self, slab
+    ) -> None:
+        """R-54: of twice as many prompts as a tier can serve half are in time, and of those
+        that are not nothing is fetched."""
+        backend = Slow()
+
+        async def fetch():
+            await lay(backend, KEYS)
+            async with open_core(slab, backend) as core:
+                found = []
+
+                async def ask(number):
+                    await core.fetch(want := want_of(prompt(number), 2.75))
+                    found.append(want.found)
+                    core.drop(want)
+
+                async with anyio.create_task_group() as tasks:
+                    for number in range(20):
+                        tasks.start_soon(ask, number)
+                        await anyio.sleep(0.5)
+                return found
+
+        found = run_virtual(fetch)
+        assert sum(found) >= 4 * 10
+        assert sum(found) >= len(backend.got) - 4  # until its speed was known
+
     def test_blocks_that_come_late_are_there_for_the_next_prompt(self, slab) -> None:
         """R-53: where nobody else waits a tier that is too slow is asked all the same."""
         told, _ = fetched(slab, 0.5)
