@@ -167,6 +167,8 @@ class _Machine:
         )
         self.engine = Engine(self.name, self._server.url, Subscription(publish, replay))
         self._stack.callback(self.engine.close)
+        # It serves before its agent is there, and computes what only tiers have by then.
+        _until(lambda: self._server.samples("vllm:ucm_agent_up") == [1.0])
 
     def kill(self) -> None:
         """End it without a word."""
