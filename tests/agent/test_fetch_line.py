@@ -146,9 +146,22 @@ class TestLine:
         assert [True] * 4 == slab.contains(prompt(NUM_LEARNT))
 
     def test_who_wants_nothing_any_more_leaves_the_line(self, slab) -> None:
-        """R-53, R-63: a prompt that was given up in the line has no slots, and is not got."""
-        told, backend = fetched(slab, 10.0, 0.5, 10.0)
-        assert [(4, 1.0), (0, 0.5), (4, 2.0)] == [
-            (found, end) for found, _, end in told
-        ]
-        assert not set(prompt(NUM_LEARNT + 1)) & set(backend.got)
+        """R-53, R-63: the slots of a prompt that was given up in the line are others' before
+        its turn comes, and it is not got."""
+        backend = Slow()
+
+        async def fetch():
+            await lay(backend, KEYS)
+            async with open_core(slab, backend) as core:
+                first, late = want_of(prompt(0)), want_of(prompt(1), 0.5)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(core.fetch, first)
+                    await anyio.sleep(0.25)
+                    await core.fetch(late)
+                    core.drop(late)
+                    await anyio.sleep(0.125)  # the first one's call goes on
+                    left = core.fetcher._budget.left
+                return left, first.found
+
+        assert (50 - 4, 4) == run_virtual(fetch)
+        assert prompt(0) == backend.got

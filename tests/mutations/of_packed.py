@@ -27,6 +27,14 @@ PACKED = (
         ),
     ),
     Mutant(
+        name="given_up_in_the_line_keeps_its_slots",
+        why="R-63: behind a tier that hangs slots wait for a turn that nobody wants.",
+        file=_FLIGHTS,
+        find="not await Turn(batch).comes(line.enter(share, first))",
+        replace="await line.enter(share, first)",
+        killers=(f"{_LINE}::test_who_wants_nothing_any_more_leaves_the_line",),
+    ),
+    Mutant(
         name="late_blocks_fetched_before_others",
         why="R-54: under load each prompt is served as its time ends, and none is in time.",
         file=_FLIGHTS,

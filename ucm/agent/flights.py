@@ -6,11 +6,11 @@ Those of one want fly together. All tiers that the want may use are asked which 
 which; behind the first block that is nowhere nothing is fetched, nor behind the first whose
 tier is predicted to take longer than computing (``ucm.worth``), and the rest waits for its
 slots. The budget is apart from what saves take, and a want has what it needs of it whole
-before the next one has any.
+before the next one has any. Then its calls stand in line with those of others (``ucm.agent.line``).
 
 A block is seen only after its checksum, which travelled with it, was compared with the bytes
 that came. What one tier does not deliver the next one is asked for. A flight that nobody
-wants any more lands nowhere, and flights that wait for their slots end with their last want.
+wants any more lands nowhere, and flights that wait for their slots, or in line, end with their last want.
 Each has one end::
 
     begun = fetched + stored by others + failed (by reason) + open

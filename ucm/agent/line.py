@@ -4,7 +4,8 @@ The line in front of a tier: so much at a time, whoever wants it; first come, fi
 
 Without it a burst of prompts would have all of its calls under way at once, each at a share of
 what the tier can do, and all of them would be late together. Small calls go side by side, as
-many as make up the large ones that serve the tier best. Time is of the event loop.
+many as make up the large ones that serve the tier best. Time is of the event loop, on which all
+of it is called, by ``Flights``.
 """
 
 from collections.abc import Awaitable, Sequence

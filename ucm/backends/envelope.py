@@ -30,7 +30,7 @@ __all__ = ["ENVELOPE_VERSION", "GARBAGE", "HEADER_BYTES", "MAX_KEY_BYTES", "Enve
 
 ENVELOPE_VERSION = 1
 _FIELDS = struct.Struct(">4sBBHQQ96s")
-_CHECK = _CHECKSUM = struct.Struct(">Q")
+_CHECK = struct.Struct(">Q")
 _CHECKSUM_AT = 16
 _MAGIC = b"UCMB"
 HEADER_BYTES = _FIELDS.size + _CHECK.size
@@ -85,7 +85,7 @@ class Envelope:
         """Return what became of a block of which the header and *nbytes* bytes came."""
         if len(header) != HEADER_BYTES:
             return GARBAGE
-        (checksum,) = _CHECKSUM.unpack_from(header, _CHECKSUM_AT)
+        (checksum,) = _CHECK.unpack_from(header, _CHECKSUM_AT)
         claimed = cls(key, nbytes, checksum).encode()  # no other header would do
         return Fetched(Verdict.DONE, checksum) if header == claimed else GARBAGE
 
