@@ -32,12 +32,14 @@ from benchmarks import decode_side
 from benchmarks.decode_side import MODELS, PHASES, Model
 from benchmarks.harness import Figure, Note, Scale, Told, main
 from benchmarks.sides import (
+    EMPTY,
     EXAMPLE,
     LMCACHE,
     PLAIN,
     ServedSide,
     Side,
     absent,
+    empty,
     example,
     has_lmcache,
     ours,
@@ -61,7 +63,8 @@ _Run = Mapping[str, Any]
 def sides(model: Model, *, with_peers: bool) -> dict[str, Side]:
     """Return the sides that can take part here."""
     capacity = model.capacity
-    there = {PLAIN: Side(MEMORY, plain), AT_END: Side(MEMORY, ours(capacity))}
+    there = {PLAIN: Side(MEMORY, plain), EMPTY: Side(MEMORY, empty)}
+    there[AT_END] = Side(MEMORY, ours(capacity))
     for name, mode in ((EACH_BLOCK, "each_block"), (NEVER, "never")):
         there[name] = Side(MEMORY, ours(capacity, save_decoded=mode))
     there[AT_ONCE] = Side(MEMORY, ours(capacity, timeout={"company": 0}))
@@ -111,25 +114,28 @@ class Case:
         model: One of ``MODELS``.
         requests: At once.
         total: In each phase.
+        lives: One of ``LIVES``: how long the answers are.
         is_whole: Whether all modes and all peers take part.
     """
 
     model: str
     requests: int
     total: int
+    lives: str = "brief"
     is_whole: bool = False
 
     @property
     def name(self) -> str:
         """As it stands in tables."""
-        return f"{self.requests} decoding, {self.model}"
+        lives = "" if self.lives == "brief" else f", lives {self.lives}"
+        return f"{self.requests} decoding, {self.model}{lives}"
 
 
 def measure(case: Case, scale: Scale) -> Told:
     """Measure all sides of a case in turn."""
     there = sides(MODELS[case.model], with_peers=case.is_whole)
     if not case.is_whole:
-        chosen = (PLAIN, AT_END, EACH_BLOCK, AT_ONCE)
+        chosen = (PLAIN, EMPTY, AT_END, EACH_BLOCK, AT_ONCE)
         there = {name: side for name, side in there.items() if name in chosen}
     waits = compiled_waits()
     if waits:
@@ -146,7 +152,7 @@ def measure(case: Case, scale: Scale) -> Told:
     for name, side in runs.items():
         if name.startswith("ucm"):
             yield from _amounts(case, name, side)
-        if name not in (PLAIN, CONSUMER, NEVER):
+        if name not in (PLAIN, EMPTY, CONSUMER, NEVER):
             values = [run["turns"]["hits"] / run["there"] for run in side]
             target = ">= 0.99" if name in (AT_END, EACH_BLOCK, AT_ONCE) else ""
             yield Figure.over(case.name, f"{name}, found", "ratio", values, target)
@@ -169,6 +175,7 @@ def _in_turn(
                 model=case.model,
                 requests=case.requests,
                 total=total,
+                lives=case.lives,
             )
         except AssertionError as exc:
             if name not in PEERS:
@@ -208,21 +215,22 @@ def _p99(values: list[float]) -> float:
 
 
 def _ratios(case: str, phase: str, runs: Mapping[str, list[_Run]]) -> Iterator[Figure]:
-    """Hold each side against no connector, run by run."""
+    """Hold each side against no connector, and ours against an empty one, run by run."""
     for name, side in runs.items():
-        if name == PLAIN:
-            continue
         is_ours = name.startswith("ucm")
         bounds = {"step": STEP_BOUNDS.get(name, "<= 1.03"), "schedule": "<= 1.10"}
-        for part, bound in bounds.items():
-            values = [
-                statistics.median(one[phase]["steps"][part])
-                / statistics.median(other[phase]["steps"][part])
-                for one, other in zip(side, runs[PLAIN], strict=True)
-            ]
-            target = bound if is_ours else ""
-            what = f"{name} / {PLAIN}, {part}"
-            yield Figure.over(case, what, "ratio", values, target)
+        for base in (PLAIN, EMPTY) if is_ours else (PLAIN,):
+            if name == base:
+                continue
+            for part, bound in bounds.items():
+                values = [
+                    statistics.median(one[phase]["steps"][part])
+                    / statistics.median(other[phase]["steps"][part])
+                    for one, other in zip(side, runs[base], strict=True)
+                ]
+                target = bound if is_ours else ""
+                what = f"{name} / {base}, {part}"
+                yield Figure.over(case, what, "ratio", values, target)
 
 
 def _amounts(case: Case, name: str, side: list[_Run]) -> Iterator[Figure]:
@@ -249,6 +257,7 @@ def _notes(case: Case, waits: str) -> Iterator[Note]:
 
 ALL = (  # 190, 60, 130 and 80 s on two idle cores
     Case("64 KB blocks", 256, 800, is_whole=True),
+    Case("64 KB blocks", 256, 512, lives="as traced"),
     Case("64 KB blocks", 64, 256),
     Case("1 MB blocks", 256, 480),
     Case("1 MB blocks", 64, 192),

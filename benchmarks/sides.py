@@ -22,19 +22,22 @@ from benchmarks.stores import MEMORY
 from tests.e2e.engine import connector_config, process_group
 
 __all__ = [
+    "EMPTY",
     "EXAMPLE",
     "LMCACHE",
     "PLAIN",
     "ServedSide",
     "Side",
     "absent",
+    "empty",
     "example",
     "has_lmcache",
     "ours",
     "plain",
 ]
 
-PLAIN, EXAMPLE, LMCACHE = "no connector", "ExampleConnector", "LMCache server"
+PLAIN, EMPTY = "no connector", "empty connector"
+EXAMPLE, LMCACHE = "ExampleConnector", "LMCache server"
 
 
 @attrs.frozen
@@ -118,6 +121,15 @@ def _await_port(port: int) -> None:
 
 def plain(_: Path) -> None:
     """Return that there is no connector."""
+
+
+def empty(_: Path) -> dict[str, object]:
+    """Return what configures a connector that does nothing."""
+    return {
+        "kv_connector": "EmptyConnector",
+        "kv_connector_module_path": "benchmarks.empty_connector",
+        "kv_role": "kv_both",
+    }
 
 
 def ours(
