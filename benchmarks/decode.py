@@ -114,7 +114,7 @@ class Case:
         model: One of ``MODELS``.
         requests: At once.
         total: In each phase.
-        lives: One of ``LIVES``: how long the answers are.
+        lives: One of ``turns.LIVES``: how long the answers are.
         is_whole: Whether all modes and all peers take part.
     """
 

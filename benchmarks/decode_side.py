@@ -13,18 +13,17 @@ import functools
 import gc
 import hashlib
 import multiprocessing
-import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from gc import freeze  # an engine in process hides it
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from benchmarks.turns import Turn, found_at_best, new_turns, with_second_turns
 from tests.e2e.connector import await_pinned
 from tests.e2e.engine import (
     EXTERNAL_HITS,
@@ -37,7 +36,6 @@ from tests.e2e.engine import (
 from tests.e2e.models import LLAMA, Recipe, make_model
 
 __all__ = [
-    "LIVES",
     "MODELS",
     "PHASES",
     "Meter",
@@ -51,15 +49,6 @@ SAVED, LOADED = "vllm:ucm_saved_blocks", "vllm:ucm_loaded_blocks"
 PHASES = ("new", "turns")
 WARM_STEPS = 24
 """Steps at the start of a phase that count for nothing."""
-LIVES = {
-    "brief": (16, 96),
-    "as traced": (1, 24, 100, 213, 291, 350, 399, 447, 504, 597, 900),
-}
-"""
-Tokens of an answer, as quantiles at equal distances, between which lengths are equally
-frequent. ``as traced``: deciles of the 12 031 answers of the public conversation trace of
-Mooncake (arXiv:2407.00079), mean 343; the longest of 2000 is cut.
-"""
 _SETTLED_S = 1.0
 
 
@@ -100,14 +89,6 @@ MODELS = {
 }
 
 _Config = Mapping[str, object] | None
-
-
-@attrs.frozen
-class Turn:
-    """One request: what it asks and how many tokens it is given."""
-
-    prompt: list[int]
-    max_tokens: int
 
 
 # -- what is measured --------------------------------------------------------------
@@ -238,32 +219,7 @@ def own_cpu_seconds() -> float:
     return sum(_computed_ns.values()) / 1e9
 
 
-# -- what the engine is asked ------------------------------------------------------
-
-
-def _new_turns(count: int, seed: int, lives: str = "brief") -> list[Turn]:
-    """Return requests of which no two share a prefix."""
-    drawn = random.Random(seed)
-    lengths = list(pairwise(LIVES[lives]))
-    return [
-        Turn(
-            [drawn.randrange(5, 500) for _ in range(drawn.randrange(40, 81))],
-            drawn.randint(*drawn.choice(lengths)),
-        )
-        for _ in range(count)
-    ]
-
-
-def _with_second_turns(
-    turns: Sequence[Turn], before: Sequence[Turn], answers: Sequence[list[int]]
-) -> Iterator[Turn]:
-    """Put the conversation of before in front of every fourth request."""
-    for at, turn in enumerate(turns):
-        if at % 4:
-            yield turn
-        else:
-            told = before[at].prompt + answers[at]
-            yield attrs.evolve(turn, prompt=told + turn.prompt[:9])
+# -- how it is asked ------------------------------------------------------
 
 
 def _carry_out(llm: Any, turns: Sequence[Turn], at_once: int) -> list[list[int]]:  # noqa: ANN401
@@ -344,7 +300,7 @@ def decode(
         model: One of ``MODELS``.
         requests: At once.
         total: In each phase.
-        lives: One of ``LIVES``.
+        lives: One of ``turns.LIVES``.
         waits: See ``Meter``.
     """
     shape = MODELS[model]
@@ -365,14 +321,14 @@ def decode(
         await_pinned(llm)
         meter = Meter(waits)
         watch(llm.llm_engine.engine_core.engine_core, meter, requests)
-        _carry_out(llm, _new_turns(32, seed=0), 16)  # warms the kernels up
-        turns, answers = _new_turns(total, 1, lives), []
+        _carry_out(llm, new_turns(32, seed=0), 16)  # warms the kernels up
+        turns, answers = new_turns(total, 1, lives), []
         told: dict[str, Any] = {}
         digest = hashlib.sha256()
         for phase in PHASES:
             if answers:
-                later = _new_turns(total, 2, lives)
-                turns = list(_with_second_turns(later, turns, answers))
+                later = new_turns(total, 2, lives)
+                turns = list(with_second_turns(later, turns, answers))
             reset_prefix_cache(llm)
             gc.collect()
             freeze()
@@ -391,7 +347,7 @@ def decode(
                 **{name: after[name] - before[name] for name in after},
             }
         told["digest"] = digest.hexdigest()
-        told["there"] = _found_at_best(turns, shape.block_tokens)
+        told["there"] = found_at_best(turns, shape.block_tokens)
         return told
 
 
@@ -404,14 +360,3 @@ def _counts(llm: Any) -> dict[str, float]:  # noqa: ANN401
         "hits": counter(llm, EXTERNAL_HITS),
         "preempted": counter(llm, "vllm:num_preemptions"),
     }
-
-
-def _found_at_best(turns: Sequence[Turn], block_tokens: int) -> int:
-    """
-    Return how many tokens of the second turns could be found.
-
-    The last token of an answer was never computed; a block is found whole.
-    """
-    return sum(
-        (len(turn.prompt) - 9 - 1) // block_tokens * block_tokens for turn in turns[::4]
-    )

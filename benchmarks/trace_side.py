@@ -22,7 +22,8 @@ from typing import Any
 import attrs
 import pytest
 
-from benchmarks.decode_side import MODELS, _carry_out, _new_turns, _settle
+from benchmarks.decode_side import MODELS, _carry_out, _settle
+from benchmarks.turns import new_turns
 from tests.e2e.engine import generate, in_process_engine, reset_prefix_cache
 from tests.e2e.models import make_model
 from ucm.integration.vllm.lifelog import LifeLog
@@ -39,7 +40,7 @@ _PROMPTS, _PROMPT_TOKENS = 64, 384
 
 def _prompts(llm: Any, seed: int) -> None:  # noqa: ANN401 - vLLM's
     """Compute prompts of which no two share a prefix, for one token each."""
-    turns = _new_turns(_PROMPTS * _PROMPT_TOKENS // 40, seed)
+    turns = new_turns(_PROMPTS * _PROMPT_TOKENS // 40, seed)
     tokens = list(itertools.chain.from_iterable(turn.prompt for turn in turns))
     cut = range(0, _PROMPTS * _PROMPT_TOKENS, _PROMPT_TOKENS)
     generate(llm, [tokens[at : at + _PROMPT_TOKENS] for at in cut], 1)
@@ -47,7 +48,7 @@ def _prompts(llm: Any, seed: int) -> None:  # noqa: ANN401 - vLLM's
 
 def _decodes(llm: Any, seed: int) -> None:  # noqa: ANN401 - vLLM's
     """Have the engine full of requests that decode."""
-    _carry_out(llm, _new_turns(_REQUESTS * 5 // 4, seed), _REQUESTS)
+    _carry_out(llm, new_turns(_REQUESTS * 5 // 4, seed), _REQUESTS)
 
 
 WORK: Mapping[str, Callable[[Any, int], None]] = {

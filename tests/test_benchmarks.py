@@ -2,6 +2,7 @@
 """The benchmarks run, and the committed page tells what the committed results say."""
 
 import gc
+import itertools
 import json
 import math
 import os
@@ -33,6 +34,7 @@ from benchmarks import (
     tiers,
     trace_cost,
 )
+from benchmarks.turns import LIVES, Turn, found_at_best, new_turns, with_second_turns
 
 CASES = {
     module.__name__.split(".")[1]: module.CASES
@@ -294,17 +296,26 @@ class TestDecode:
         """The last token of an answer was never computed, so that it cannot complete
         a block that is to be found."""
         prompts = [[1] * 30, [2] * 30]
-        before = [decode_side.Turn(prompt, 3) for prompt in prompts]
-        later = [decode_side.Turn([9] * 12, 3) for _ in range(2)]
-        turns = list(
-            decode_side._with_second_turns(later, before, [[5, 6, 7], [5, 6, 7]])
-        )
+        before = [Turn(prompt, 3) for prompt in prompts]
+        later = [Turn([9] * 12, 3) for _ in range(2)]
+        turns = list(with_second_turns(later, before, [[5, 6, 7], [5, 6, 7]]))
         assert [[1] * 30 + [5, 6, 7] + [9] * 9, [9] * 12] == [
             turn.prompt for turn in turns
         ]
         assert [32, 32, 30, 0] == [
-            decode_side._found_at_best(turns, size) for size in (16, 32, 6, 33)
+            found_at_best(turns, size) for size in (16, 32, 6, 33)
         ]
+
+    def test_answers_are_as_long_as_they_were_traced(self) -> None:
+        """Between each two quantiles lie as many of them as between any others."""
+        bounds = LIVES["as traced"]
+        lengths = [turn.max_tokens for turn in new_turns(2000, 1, "as traced")]
+        assert bounds[0] <= min(lengths) <= max(lengths) <= bounds[-1]
+        shares = [
+            sum(low <= each < high for each in lengths) / len(lengths)
+            for low, high in itertools.pairwise(bounds)
+        ]
+        assert all(0.07 < share < 0.13 for share in shares)
 
     def test_longest_wait_for_the_lock_is_told_once_and_none_where_nobody_holds_it(
         self,
