@@ -146,17 +146,21 @@ class TestAccess:
 class TestLooks:
     @pytest.mark.parametrize("is_told", [True, False])
     def test_it_looks_by_itself_where_nobody_asks(self, tmp_path, is_told):
-        """X-11: now and then until its end, also where there is nowhere to listen."""
-        looks = threading.Semaphore(0)
+        """X-11: now and then until its end, also where there is nowhere to listen; and
+        makes no answer for it, which takes the interpreter lock for a millisecond."""
+        looks, answers = threading.Semaphore(0), []
 
         def tell():
-            looks.release()
-            return told()
+            answers.append(told())
+            return answers[-1]
 
         directory = tmp_path if is_told else None
-        server = serve_status(directory, "scheduler", tell, look_s=0.001)
+        server = serve_status(
+            directory, "scheduler", tell, look=looks.release, look_s=0.001
+        )
         for _ in range(3):
             assert looks.acquire(timeout=60.0)
+        assert [] == answers
         assert is_told == (tmp_path / "status").exists()
         server.close()
         assert "ucm-status" not in {thread.name for thread in threading.enumerate()}
@@ -166,7 +170,7 @@ class TestLooks:
         (tmp_path / "status").mkdir(mode=0o755)
         looked = threading.Event()
         server = serve_status(
-            tmp_path, "scheduler", lambda: looked.set() or {}, look_s=0.001
+            tmp_path, "scheduler", told, look=looked.set, look_s=0.001
         )
         assert looked.wait(60.0)
         server.close()

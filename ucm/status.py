@@ -112,8 +112,10 @@ class StatusServer:
         tell: Returns what ``Status`` has besides role, process id and time; called on the
             server's thread.
         threads: Where clock and thread come from.
-        look_s: Call *tell* after so long in which nobody asked, so that what it brings
-            up to date is fresh for others too; None: never.
+        look: Brings up to date what others tell; called on the server's thread after
+            *look_s* seconds in which nobody asked. It makes no answer: that takes a
+            millisecond, of an engine that waits for the interpreter lock.
+        look_s: None: never.
 
     Raises:
         OSError: The socket cannot be made there.
@@ -125,10 +127,12 @@ class StatusServer:
         role: str,
         tell: Callable[[], Mapping[str, object]],
         threads: Threads = SYSTEM,
+        look: Callable[[], object] = lambda: None,
         look_s: float | None = None,
     ) -> None:
         self._role = role
         self._tell = tell
+        self._look = look
         self._look_s = look_s
         self._clock = threads.monotonic
         self._began = self._clock()
@@ -191,7 +195,10 @@ class StatusServer:
             self._closed.wait(_ANSWER_S)
             return None
         if not self._closed.is_set():
-            self._answer()
+            with contextlib.suppress(
+                UCMError
+            ):  # it is being closed, or its store is gone
+                self._look()
         return None
 
     def _answer(self) -> bytes:
@@ -228,6 +235,7 @@ def serve_status(
     role: str,
     tell: Callable[[], Mapping[str, object]],
     threads: Threads = SYSTEM,
+    look: Callable[[], object] = lambda: None,
     look_s: float | None = None,
 ) -> StatusServer | None:
     """
@@ -238,16 +246,19 @@ def serve_status(
         role: Likewise.
         tell: Likewise.
         threads: Likewise.
+        look: Likewise.
         look_s: Likewise; where nobody can ask, it looks for itself alone.
     """
     for _ in range(2 if directory is not None else 0):
         try:
-            return StatusServer(directory, role, tell, threads, look_s)
+            return StatusServer(directory, role, tell, threads, look, look_s)
         except FileNotFoundError:  # the last one has just tidied up behind itself
             continue
         except OSError:
             break
-    return StatusServer(None, role, tell, threads, look_s) if look_s else None
+    if not look_s:
+        return None
+    return StatusServer(None, role, tell, threads, look, look_s)
 
 
 @attrs.define

@@ -30,10 +30,13 @@ def begin_vitals(vllm_config: Any, half: object) -> StatusServer | None:  # noqa
     is_scheduler = isinstance(half, SchedulerHalf)
     rank = vllm_config.parallel_config.rank
 
-    def tell() -> dict[str, object]:
+    def look() -> None:
         if isinstance(half, SchedulerHalf):
             half.refresh()
         half.counters.reach("ucm_dropped_log_lines_total", num_dropped(half.log))
+
+    def tell() -> dict[str, object]:
+        look()
         now = half.counters.snapshot()
         numbers = {"counters": now.counters, "gauges": now.gauges}
         told = {"engine": engine_id, "sizes": half.counts(), **numbers}
@@ -42,4 +45,5 @@ def begin_vitals(vllm_config: Any, half: object) -> StatusServer | None:  # noqa
         return told
 
     role = "scheduler" if is_scheduler else f"worker-{rank}"
-    return serve_status(half.store.directory, role, tell, look_s=_LOOK_S)
+    directory = half.store.directory
+    return serve_status(directory, role, tell, look=look, look_s=_LOOK_S)
