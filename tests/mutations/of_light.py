@@ -10,6 +10,10 @@ _STORE = "ucm/stores/slab/_store.py"
 _SHARING = "tests/stores/test_slab.py::TestSharing"
 _FEW = "tests/stores/test_slab_look_up.py::TestFewKeys"
 _DEADLINES = "ucm/pipeline/deadlines.py"
+_WORKERS = "tests/pipeline/test_workers.py"
+_TURNS_OF_JOBS = (
+    "test_interpreter_lock_is_given_up_between_small_jobs_that_come_at_once"
+)
 _SERVING = "tests/pipeline/test_serving.py::TestServing"
 _THROUGH = "tests/pipeline/test_deadlines.py::TestLookThrough::test_whoever_has_something_to_end_is_found_among_those_who_wait"
 _TURNS = "tests/test_intake.py::TestTurns::test_many_orders_of_a_step_are_taken_in_with_pauses[True]"
@@ -100,6 +104,32 @@ LIGHT = (
         replace="                pass\n",
         killers=(
             "tests/test_threads.py::TestSlowly::test_items_come_as_they_are_with_pauses_where_they_take_long[1.0-9]",
+        ),
+    ),
+    Mutant(
+        name="lock_kept_by_a_burst_of_copies",
+        why="The engine's thread waits for the lock until a burst of small copies is over.",
+        file="ucm/pipeline/workers.py",
+        find="                    self._give_way()",
+        replace="                    pass",
+        killers=(f"{_WORKERS}::{_TURNS_OF_JOBS}",),
+    ),
+    Mutant(
+        name="lock_given_up_behind_each_copy",
+        why="Each large copy of many waits for a wake-up that nobody needs.",
+        file="ucm/pipeline/workers.py",
+        find="ended + _AT_ONCE_S if is_brief else 0.0",
+        replace="ended + _AT_ONCE_S",
+        killers=(f"{_WORKERS}::{_TURNS_OF_JOBS}",),
+    ),
+    Mutant(
+        name="answer_made_that_nobody_asked_for",
+        why="Every few seconds a status that nobody reads keeps the lock for a millisecond.",
+        file="ucm/status.py",
+        find="                self._look()\n",
+        replace="                self._answer()\n",
+        killers=(
+            "tests/test_status.py::TestLooks::test_it_looks_by_itself_where_nobody_asks[True]",
         ),
     ),
     Mutant(

@@ -12,6 +12,7 @@ from tests.pipeline.kit import TIMEOUT
 from ucm.errors import WorkerDiedError
 from ucm.pipeline.workers import CopyThread
 from ucm.testing.faults import Gate
+from ucm.threads import Threads
 
 pytestmark = pytest.mark.asyncio
 dies = pytest.mark.filterwarnings(
@@ -192,3 +193,49 @@ class TestDeath:
             thread.post(die, None)
             thread._jobs = Late()
             await death_of(run(thread, int, 1))
+
+
+class Lock(Threads):
+    """A clock that jobs move, and what is done at which time; jobs end the thread's wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.monotonic = lambda: self.now
+        self.done: list[str] = []
+
+    def give_way(self) -> None:
+        """Take note."""
+        self.done.append("way")
+
+
+async def test_interpreter_lock_is_given_up_between_small_jobs_that_come_at_once() -> (
+    None
+):
+    """A burst of small copies keeps the engine's thread waiting for one of them at most.
+    Nobody waits longer for a job that was waited for, that only cleans up, or that comes
+    behind one which took long, and gave the lock up for its bytes."""
+    lock = Lock()
+    thread = CopyThread("ucm-test", lambda _: None, lock)
+
+    def job(told: tuple[str, float]) -> None:
+        name, seconds = told
+        lock.done.append(name)
+        lock.now += seconds
+
+    def put(name: str, seconds: float) -> None:
+        thread.put(job, (name, seconds), lambda _, why: None)
+
+    for name in ("first", "second"):
+        put(name, 0.0004)
+    thread.post(job, ("cleans up", 0.0))
+    put("long", 0.01)
+    put("behind it", 0.0)
+    thread.post(lambda _: setattr(lock, "now", lock.now + 1.0), None)
+    put("waited for", 0.0)
+    thread.start()
+    thread.stop()
+    assert thread.join(TIMEOUT)
+    assert [
+        *("first", "way", "second", "cleans up", "way", "long"),
+        *("behind it", "waited for"),
+    ] == lock.done

@@ -11,12 +11,17 @@ ends for any reason other than ``stop``, all jobs that no other runs fail with
 import contextlib
 from collections.abc import Callable
 from queue import Empty
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ucm.errors import WorkerDiedError
 from ucm.threads import SYSTEM, Queue, Threads
 
 __all__ = ["CopyThread"]
+
+_BRIEF_S: Final = 2e-3
+"""A job that takes longer gives the interpreter lock up meanwhile, for its bytes."""
+_AT_ONCE_S: Final = 5e-5
+"""A job that comes later was waited for, without the lock."""
 
 _A = TypeVar("_A")
 
@@ -50,7 +55,7 @@ class CopyThread:
         self._on_death = on_death
         self._jobs: Queue = threads.queue()
         self._dead = ""
-        self._clock = threads.monotonic
+        self._clock, self._give_way = threads.monotonic, threads.give_way
         names = [name] if count == 1 else [f"{name}-{at}" for at in range(count)]
         self._threads = [threads.thread(self._main, each) for each in names]
 
@@ -104,8 +109,15 @@ class CopyThread:
         job: _Job | None = None
         try:
             self._on_start()
+            kept_until = 0.0  # the interpreter lock, as a job that brief has done
             while (job := self._jobs.get()) is not None:
+                began = self._clock()
+                if began < kept_until and job[2] is not None:
+                    self._give_way()  # or a burst of small copies would keep it
                 _run(job)
+                ended = self._clock()
+                is_brief = ended < began + _BRIEF_S
+                kept_until = ended + _AT_ONCE_S if is_brief else 0.0
             clean = True
             self._jobs.put(None)  # for the next one
         finally:
