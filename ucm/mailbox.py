@@ -4,8 +4,8 @@ Messages from loop and copy threads to the engine's thread.
 
 Threading: ``put`` from any thread, ``drain`` and ``wait`` from the engine's thread only.
 A deque's ``append`` and ``popleft`` are atomic, so that there is no lock around it. The
-flag is raised behind each message and lowered before messages are taken: a message may
-leave it raised without need, never lowered.
+flag is raised behind each message, if it is not, and lowered before messages are taken: a
+message may leave it raised without need, never lowered.
 Bounded by the tickets that were accepted: each causes at most two messages.
 """
 
@@ -37,7 +37,8 @@ class Mailbox(Generic[_M]):
     def put(self, message: _M) -> None:
         """Leave a message. Never blocks."""
         self._messages.append(message)
-        self._filled.set()
+        if not self._filled.is_set():  # to raise it takes ten calls
+            self._filled.set()
         if self.on_put is not None:
             self.on_put()
 

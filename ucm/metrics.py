@@ -138,12 +138,14 @@ class Counters:
 
     def observe(self, name: str, value: float) -> None:
         """Add one observation; beyond a bound the oldest of an interval are lost."""
-        key = sample_key(name, {})
         with self._lock:
-            values = self._observed.setdefault(key, [])
+            every = self._distributions.get(name)
+            if every is None:
+                every = self._distributions[sample_key(name, {})] = Distribution()
+            every.add(value)
+            values = self._observed.setdefault(name, [])
             values.append(value)
             del values[:-_MAX_OBSERVATIONS]
-            self._distributions.setdefault(key, Distribution()).add(value)
 
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of a counter over all label values that match *labels*."""

@@ -123,7 +123,7 @@ INDEX = (
         name="first_come_first_served",
         why="Where there is little room the end of a prompt is kept and not its head.",
         file=_RESERVING,
-        find='wanted[np.argsort(-self._moments[wanted], kind="stable")]',
+        find='wanted[(-self._moments[wanted]).argsort(kind="stable")]',
         replace="wanted[np.argsort(wanted)]",
         killers=(_OLDER,),
     ),

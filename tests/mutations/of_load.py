@@ -279,8 +279,8 @@ LOAD = (
         name="slot_read_outside_of_the_pool",
         why="A damaged index ends the engine's process.",
         file="ucm/stores/slab/_digests.py",
-        find="if count and not 0 <= places.min()",
-        replace="if False and not 0 <= places.min()",
+        find="if count and not 0 <= min(named)",
+        replace="if False and not 0 <= min(named)",
         killers=(
             (
                 "tests/stores/test_slab_digests.py::TestMany::"

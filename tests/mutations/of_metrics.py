@@ -84,8 +84,8 @@ METRICS = (
         name="stored_blocks_make_bandwidth",
         why="X-10: saves of what is stored already look like a fast disk.",
         file=_RECORDER,
-        find="moved = (len(ticket.span) - outcome.skipped) * ticket.block_bytes",
-        replace="moved = len(ticket.span) * ticket.block_bytes",
+        find="moved = (num_blocks - outcome.skipped) * ticket.block_bytes",
+        replace="moved = num_blocks * ticket.block_bytes",
         killers=(f"{_TICKETS}::test_nothing_but_what_was_copied_is_a_hit",),
     ),
     Mutant(

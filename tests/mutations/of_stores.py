@@ -183,8 +183,8 @@ STORES = (
         name="death_amid_a_change",
         why="Chains and counts that a death left half done are used as they are.",
         file=_INDEX,
-        find="                self.repair(self.moment())\n",
-        replace="                pass\n",
+        find="            self.repair(self.moment())\n",
+        replace="            pass\n",
         killers=(f"{_RESTART}::test_half_done_change_is_put_right_by_the_next",),
     ),
     Mutant(

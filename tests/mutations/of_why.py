@@ -49,7 +49,7 @@ WHY = (
         name="evicted_together_not_remembered",
         why="R-71: where a prompt makes room for itself, nobody knows what went.",
         file="ucm/stores/slab/_reserving.py",
-        find="        index.part_with(victims, Fate.EVICTED)\n",
+        find="            index.part_with(victims, Fate.EVICTED)\n",
         replace="",
         killers=(
             f"{_TOLD}::test_evictions_one_by_one_and_together_are_remembered[5]",

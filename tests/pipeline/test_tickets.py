@@ -3,6 +3,7 @@
 
 import contextlib
 import gc
+import operator
 import threading
 import weakref
 
@@ -184,13 +185,21 @@ class TestTicket:
     def test_unwind_leaves_each_resource_once(self):
         """Resources are left exactly once, also when unwound twice."""
         ticket, resource = make_ticket(), Resource()
-        assert not ticket.owns_resources
         ticket.own(resource)
-        assert ticket.owns_resources
         for _ in range(2):
             ticket.unwind()
             assert 1 == resource.left
-            assert not ticket.owns_resources
+
+    def test_all_resources_are_left_also_when_one_fails(self):
+        """R-18: slots are not lost because a fence behind them could not be closed."""
+        ticket, resource = make_ticket(), Resource()
+        stack = contextlib.ExitStack()
+        stack.callback(operator.truediv, 1, 0)
+        ticket.own(resource)
+        ticket.own(stack)
+        with pytest.raises(ZeroDivisionError):
+            ticket.unwind()
+        assert 1 == resource.left
 
     def test_slots_stay_with_a_ticket_that_goes_on(self):
         """Slots stay from one job to the next, and however often it is asked."""
@@ -200,7 +209,6 @@ class TestTicket:
         ticket.end_work()
         ticket.give_back()
         assert 0 == resource.left
-        assert ticket.owns_resources
 
     def test_resources_outlive_a_job_whose_ticket_has_ended(self):
         """A ticket that ends while a job runs keeps its slots until the job is over."""

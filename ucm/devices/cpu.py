@@ -88,7 +88,7 @@ class _Table:
         """
         nbytes = self.stop - self.start
         if nbytes == pool.strides[0]:
-            cuts = np.flatnonzero(np.diff(slots) != 1) + 1
+            cuts = (slots[1:] - slots[:-1] != 1).nonzero()[0] + 1
         else:
             cuts = np.arange(1, len(slots))
         if (len(cuts) + 1) * _DIRECT_BYTES > len(slots) * nbytes:

@@ -43,6 +43,7 @@ class Item:
         "is_first",
         "is_given_up",
         "is_over",
+        "is_partial",
         "is_whole",
         "lane",
         "outcome",
@@ -65,6 +66,8 @@ class Item:
         self.row_ids = row_ids
         self.fence = fence
         self.is_first = is_first
+        self.is_partial = len(row_ids) < len(ticket.row_ids)
+        """Whether it brings not all of its ticket's rows."""
         self.copy: Fence | None = None
         """Passes when the device has copied the rows."""
         self.is_whole = False
@@ -91,11 +94,6 @@ class Item:
         self.is_given_up = True
         if self.task is not None:
             self.task.cancel()
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether it brings not all of its ticket's rows."""
-        return len(self.row_ids) < len(self.ticket.row_ids)
 
     @property
     def nbytes(self) -> int:

@@ -219,7 +219,8 @@ class Recorder:
         )
 
     def _count(self, ticket: Ticket, outcome: Outcome) -> None:
-        rest = len(ticket.span) - outcome.committed - outcome.skipped
+        num_blocks = len(ticket.span)
+        rest = num_blocks - outcome.committed - outcome.skipped
         ends = (
             (OutcomeKind.COMMITTED, Reason.NONE, outcome.committed),
             (OutcomeKind.SKIPPED, Reason.STORED, outcome.skipped),
@@ -235,7 +236,7 @@ class Recorder:
             parts, nbytes = _hit_keys(self._tier)
             totals[parts] = outcome.committed
             totals[nbytes] = outcome.committed * ticket.block_bytes
-        moved = (len(ticket.span) - outcome.skipped) * ticket.block_bytes
+        moved = (num_blocks - outcome.skipped) * ticket.block_bytes
         for stage, (_, end, spent) in ticket.stage_times.copy().items():
             if not end:
                 continue  # it failed there, or was left there

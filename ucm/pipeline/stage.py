@@ -96,7 +96,11 @@ class Segment:
     def __init__(self, stages: tuple[Stage[Any, Any], ...]) -> None:
         first = stages[0]
         self.stages = stages
-        self._copy_stages = [each for each in stages if isinstance(each, CopyStage)]
+        self._copy_stages = [
+            (each, type(each).is_for is CopyStage.is_for)
+            for each in stages
+            if isinstance(each, CopyStage)
+        ]  # each with whether it is for every item
         self.worker = first.worker if isinstance(first, CopyStage) else ""
         """The copy thread it runs on; empty for a loop stage."""
         self.is_copy = bool(self.worker)
@@ -108,7 +112,9 @@ class Segment:
 
     def is_for(self, item: Item) -> bool:
         """Return whether any of its copy stages has anything to do for an item."""
-        return any(stage.is_for(item) for stage in self._copy_stages)
+        return any(
+            is_always or each.is_for(item) for each, is_always in self._copy_stages
+        )
 
     def run_copy(self, item: Item) -> None:
         """
@@ -120,10 +126,10 @@ class Segment:
         ticket = item.ticket
         ticket.begin_work()
         try:
-            for stage in self._copy_stages:
+            for stage, is_always in self._copy_stages:
                 if ticket.outcome is not None:
                     raise TicketOverError(Reason.OVER)
-                if stage.is_for(item):
+                if is_always or stage.is_for(item):
                     started = _begun(stage.name, item)
                     stage.run(item)
                     _ended(stage.name, item, started)

@@ -143,10 +143,10 @@ class Ticket:
         "is_told",
         "is_traced",
         "mark",
+        "nbytes",
         "origin",
         "outcome",
         "owners",
-        "owns_resources",
         "read_lease",
         "released_at",
         "row_ids",
@@ -183,6 +183,8 @@ class Ticket:
         self._rows_left: Collection[RowId] = row_ids  # a set takes 2 KB
         self.rows_to_come = len(row_ids)  # no item has brought them
         self.block_bytes = block_bytes
+        self.nbytes = block_bytes * len(span.keys)
+        """Of all its blocks."""
         self.accepted_at = accepted_at
         self.clock = clock
         self.begun_at = self.released_at = 0.0
@@ -198,7 +200,6 @@ class Ticket:
         self.stage_times: dict[str, tuple[float, float, float]] = {}
         """First begin and last end of each stage, on *clock*, and how long it took."""
         self.outcome: Outcome | None = None
-        self.owns_resources = False
         self.write_lease: WriteLease | None = None
         self.read_lease: ReadLease | None = None
         self._changed = changed or Changes()
@@ -211,7 +212,7 @@ class Ticket:
         self.is_given_up = False
         """Whether its copy was."""
         self._num_jobs = 0
-        self._resources: contextlib.ExitStack | None = None
+        self._resources: list[contextlib.AbstractContextManager[object]] = []
         self.guard = BlockGuard(
             self._released, self._changed, len(span), self._not_zeroed
         )
@@ -236,11 +237,6 @@ class Ticket:
     def generation(self) -> int:
         """Of the first owner."""
         return self.owners[0].generation
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its blocks."""
-        return self.block_bytes * len(self.span)
 
     @property
     def is_shared(self) -> bool:
@@ -281,11 +277,8 @@ class Ticket:
         )
 
     def own(self, resource: contextlib.AbstractContextManager[object]) -> None:
-        """Tie a resource to the ticket; ``unwind`` leaves it exactly once."""
-        if self._resources is None:
-            self._resources = contextlib.ExitStack()
-        self._resources.enter_context(resource)
-        self.owns_resources = True
+        """Tie a resource, entered, to the ticket; ``unwind`` leaves it exactly once."""
+        self._resources.append(resource)
 
     def end(self, outcome: Outcome) -> bool:
         """Give the last word, and do what goes with it; False when it was given before."""
@@ -373,7 +366,7 @@ class Ticket:
 
     def give_back(self) -> None:
         """Have slots given back that neither the ticket nor a copy needs any more."""
-        if self.outcome is not None and self.owns_resources and not self._is_in_use():
+        if self.outcome is not None and self._resources and not self._is_in_use():
             self._listener.unwind(self)
 
     def unwind(self) -> None:
@@ -381,10 +374,8 @@ class Ticket:
         with self._changed.lock:
             if self._is_in_use():
                 return
-            resources, self._resources = self._resources, None
-            self.owns_resources = False
-        if resources is not None:
-            resources.close()
+            resources, self._resources = self._resources, []
+        _leave(resources)
 
     def _is_in_use(self) -> bool:
         guard = self.guard
@@ -397,3 +388,12 @@ class Ticket:
     def _not_zeroed(self) -> None:
         # The request of a load waits for blocks that nobody can give back.
         self._listener.failed(f"blocks of transfer {self.transfer_id} are not zeroed")
+
+
+def _leave(resources: list[contextlib.AbstractContextManager[object]]) -> None:
+    """Leave all of them, the last one first, also when one fails."""
+    if resources:
+        try:
+            resources.pop().__exit__(None, None, None)
+        finally:
+            _leave(resources)

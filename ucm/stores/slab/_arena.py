@@ -142,7 +142,7 @@ class Supply:
 
     def _has_all(self) -> bool:
         words = self._mine.index.words
-        there = sum(words[word] for word in _THERE)
+        there = sum(map(words.__getitem__, _THERE))
         return there == self._mine.geometry.num_slots
 
     def _owners(self) -> npt.NDArray[np.int64]:

@@ -251,8 +251,12 @@ class Chains:
     def link(self, slots: npt.NDArray[np.int64]) -> None:
         """Put slots, none of them linked, in front of their chains."""
         if len(slots) <= _FEW:
-            for slot in slots[::-1].tolist():
-                self.link_one(slot)
+            heads, nexts, hashes = self._heads, self._nexts, self._hashes
+            mask = len(heads) - 1
+            for slot in slots[::-1].tolist():  # as ``link_one``, without its calls
+                bucket = hashes[slot] & mask
+                nexts[slot] = heads[bucket]
+                heads[bucket] = slot
             return
         buckets = self.buckets(self.hashes[slots])
         order = np.argsort(buckets, kind="stable")

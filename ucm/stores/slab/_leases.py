@@ -58,7 +58,7 @@ class SlabWriteLease(WriteLease):
         on_end: Callable[["SlabWriteLease"], None],
     ) -> None:
         self.positions = tuple(grant.positions.tolist())
-        self.keys = tuple(keys[position] for position in self.positions)
+        self.keys = tuple(map(keys.__getitem__, self.positions))
         self.num_stored = grant.num_stored
         self.slots = slots
         self._slab = slab
@@ -196,7 +196,7 @@ class SlabReadLease(ReadLease):
                     f"{self.slots.block_bytes}",
                 )
         doubtful = self._doubtful(start, stop)
-        seeds = checksum_seeds(self.keys[position] for position in doubtful)
+        seeds = checksum_seeds(map(self.keys.__getitem__, doubtful))
         digests = digests_of(self.slots, doubtful, seeds)
         for position, found in zip(doubtful, digests, strict=True):
             if found != self._checksums[position]:

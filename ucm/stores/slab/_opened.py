@@ -34,7 +34,7 @@ from ucm.stores.slab._classes import ClassIndex, make_index, map_again, revive
 from ucm.stores.slab._creation import find_or_create, making, require_room
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._fates import make_fates
-from ucm.stores.slab._files import ARENA, DATA, is_in_memory, path_error, size_of
+from ucm.stores.slab._files import ARENA, DATA, is_in_memory, path_error, seek_of
 from ucm.stores.slab._layout import IndexLayout, Word
 from ucm.stores.slab._locks import FileLock, are_bound, entered, is_bound
 from ucm.stores.slab._memory import MemoryWishes
@@ -104,6 +104,7 @@ class OpenedSlab:
             undo.callback(self._door.close)
             self.directory.check()
             self.in_memory = is_in_memory(self.directory.fd)
+            self._end_of = seek_of(in_memory=self.in_memory)
             self._manifest = find_or_create(
                 self.directory,
                 None if joins_only else wanted,
@@ -187,9 +188,9 @@ class OpenedSlab:
         looks |= (now := time.monotonic()) >= self._look_at
         try:
             for name, fd, nbytes in self._files if looks else files:
-                size = size_of(fd, in_memory=self.in_memory)
+                size = self._end_of(fd, 0, os.SEEK_END)
                 if size < nbytes:
-                    return f"{name} was shortened to {size} bytes"
+                    return f"{name} was shortened to {max(0, size)} bytes"
             if not looks:
                 return ""
             for name, fd, _ in self._files:

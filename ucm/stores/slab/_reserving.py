@@ -120,7 +120,9 @@ class Reservation:
         victims, is_done = self._oldest(rest[len(free) :], kept, is_last=is_last)
         if not (is_done or is_last):
             return [], None
-        taken = np.concatenate((rest[: len(free) + len(victims)], own[0]))
+        taken = rest[: len(free) + len(victims)]
+        if len(own[0]):
+            taken = np.concatenate((taken, own[0]))
         if len(taken) < len(wanted):
             if index.reclaim(index.find_dead(index.reserving_owners())):
                 return self._try(is_last=is_last)
@@ -129,8 +131,10 @@ class Reservation:
                 raise StoreFullError("every slot is being written, or used later")
         else:
             self._later = later
-        victims = np.concatenate((victims, own[1]))
-        return [], self._take(taken, np.concatenate((free, victims)), victims)
+        if len(own[1]):
+            victims = np.concatenate((victims, own[1]))
+        slots = np.concatenate((free, victims)) if len(victims) else free
+        return [], self._take(taken, slots, victims)
 
     def _find(self) -> tuple[_Slots, _Slots]:
         """Return which keys get a slot next, and which may after them."""
@@ -149,10 +153,10 @@ class Reservation:
         if ahead is not None:
             self._held = np.concatenate((self._held, held))
             return ahead[:_PIECE][found < 0], ahead[_PIECE:]
-        self._held, self._num_stored = held, int(np.count_nonzero(found >= 0))
-        wanted = np.flatnonzero(found < 0)
+        wanted = (found < 0).nonzero()[0]
+        self._held, self._num_stored = held, len(found) - len(wanted)
         if not self._is_now:
-            wanted = wanted[np.argsort(-self._moments[wanted], kind="stable")]
+            wanted = wanted[(-self._moments[wanted]).argsort(kind="stable")]
         return wanted[:_PIECE], wanted[_PIECE:]
 
     def _among_own(
@@ -207,15 +211,18 @@ class Reservation:
 
     def _take(self, positions: _Slots, slots: _Slots, victims: _Slots) -> Grant:
         index = self._index
-        positions, slots = np.sort(positions), np.sort(slots)
+        positions, slots = positions.copy(), slots.copy()
+        positions.sort()  # of an array, in C; np.sort is a function of Python around it
+        slots.sort()
         places = None if self._places is None else self._places[positions]
         if not self._generation:
             index.words[_GENERATION] += 1
             self._generation = index.words[_GENERATION]
         index.begin(slots, victims, places)
-        index.part_with(victims, Fate.EVICTED)
-        index.vacate(victims)
-        index.words[_NUM_EVICTED] += len(victims)
+        if len(victims):
+            index.part_with(victims, Fate.EVICTED)
+            index.vacate(victims)
+            index.words[_NUM_EVICTED] += len(victims)
         fresh = np.zeros(len(slots), dtype=RECORD)
         fresh["owner"] = self._owner
         fresh["generation"] = self._generation

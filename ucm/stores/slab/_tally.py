@@ -100,7 +100,7 @@ class Tally:
         if count <= self._free[group]:
             self._words[_FREE_GROUP] = group
             start = group * GROUP
-            free = np.flatnonzero(self._groups[group] == FREE)
+            free: npt.NDArray[np.int64] = (self._groups[group] == FREE).nonzero()[0]
             return free[:count] + start
         groups = np.flatnonzero(self._free)
         enough = int(np.cumsum(self._free[groups]).searchsorted(count)) + 1
