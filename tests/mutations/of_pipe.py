@@ -187,8 +187,8 @@ PIPE = (
         name="shared_lane_of_the_first",
         why="A request's own saves wait behind what it shares, and the other way round.",
         file=_TICKETS,
-        find="        if self.is_shared:\n            return",
-        replace="        if False:\n            return",
+        find="    if len(owners) > 1:\n        return (direction, *_SHARED)",
+        replace="    if False:\n        return (direction, *_SHARED)",
         killers=(f"{_TICKET}::test_shared_tickets_have_one_lane",),
     ),
     Mutant(

@@ -101,6 +101,7 @@ class Segment:
             for each in stages
             if isinstance(each, CopyStage)
         ]  # each with whether it is for every item
+        self._is_always = any(is_always for _, is_always in self._copy_stages)
         self.worker = first.worker if isinstance(first, CopyStage) else ""
         """The copy thread it runs on; empty for a loop stage."""
         self.is_copy = bool(self.worker)
@@ -112,8 +113,8 @@ class Segment:
 
     def is_for(self, item: Item) -> bool:
         """Return whether any of its copy stages has anything to do for an item."""
-        return any(
-            is_always or each.is_for(item) for each, is_always in self._copy_stages
+        return self._is_always or any(
+            each.is_for(item) for each, _ in self._copy_stages
         )
 
     def run_copy(self, item: Item) -> None:

@@ -142,6 +142,7 @@ class Ticket:
         "is_noticed",
         "is_told",
         "is_traced",
+        "lane_key",
         "mark",
         "nbytes",
         "origin",
@@ -178,13 +179,13 @@ class Ticket:
         self.transfer_id = transfer_id
         self.direction = direction
         self.owners = owners
+        self.lane_key = _lane_key(direction, owners)
         self.span = span
         self.row_ids = row_ids
         self._rows_left: Collection[RowId] = row_ids  # a set takes 2 KB
         self.rows_to_come = len(row_ids)  # no item has brought them
         self.block_bytes = block_bytes
         self.nbytes = block_bytes * len(span.keys)
-        """Of all its blocks."""
         self.accepted_at = accepted_at
         self.clock = clock
         self.begun_at = self.released_at = 0.0
@@ -242,18 +243,6 @@ class Ticket:
     def is_shared(self) -> bool:
         """Whether its blocks are several requests'."""
         return len(self.owners) > 1
-
-    @property
-    def lane_key(self) -> LaneKey:
-        """
-        The lane it travels in.
-
-        Shared tickets have one of their own, all of them together: they keep their order
-        among themselves, and none with what travels for one of their requests alone.
-        """
-        if self.is_shared:
-            return (self.direction, *_SHARED)
-        return (self.direction, self.request_id, self.generation)
 
     @property
     def is_worked_on(self) -> bool:
@@ -388,6 +377,18 @@ class Ticket:
     def _not_zeroed(self) -> None:
         # The request of a load waits for blocks that nobody can give back.
         self._listener.failed(f"blocks of transfer {self.transfer_id} are not zeroed")
+
+
+def _lane_key(direction: Direction, owners: tuple[Owner, ...]) -> LaneKey:
+    """
+    Return the lane that a ticket travels in.
+
+    Shared tickets have one of their own, all of them together: they keep their order
+    among themselves, and none with what travels for one of their requests alone.
+    """
+    if len(owners) > 1:
+        return (direction, *_SHARED)
+    return (direction, RequestId(owners[0].request_id), owners[0].generation)
 
 
 def _leave(resources: list[contextlib.AbstractContextManager[object]]) -> None:
