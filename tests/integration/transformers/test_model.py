@@ -19,7 +19,7 @@ from tests.e2e.models import (
     MISTRAL,
     Recipe,
 )
-from tests.integration.transformers.kit import OTHER, model_of
+from tests.integration.transformers.kit import BF16, OTHER, model_of
 from ucm.errors import ConfigError
 from ucm.integration.transformers.model import identify, observe
 
@@ -62,7 +62,16 @@ class TestKeySpace:
 
     @pytest.mark.parametrize(
         "change",
-        ["weight", "recipe", "config", "attention", "precision", "code"],
+        [
+            "weight",
+            "recipe",
+            "config",
+            "attention",
+            "precision",
+            "code",
+            "frequencies",
+            "kind",
+        ],
     )
     def test_whatever_decides_the_states_makes_another(
         self, change: str, monkeypatch: pytest.MonkeyPatch
@@ -78,6 +87,10 @@ class TestKeySpace:
             model.set_attn_implementation("eager")
         elif change == "precision":
             monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+        elif change == "frequencies":
+            model.model.rotary_emb.inv_freq *= 1.01
+        elif change == "kind":
+            model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
         elif change == "code":
 
             class LlamaForCausalLM(type(model)):  # type: ignore[misc] # it is
@@ -86,6 +99,26 @@ class TestKeySpace:
             LlamaForCausalLM.__qualname__ = "LlamaForCausalLM"
             model.__class__ = LlamaForCausalLM
         assert before.digest != identity_of(model).keyspace.digest
+
+    @pytest.mark.parametrize("weights", ["", "v1"])
+    def test_model_whose_frequencies_were_rounded_is_another(
+        self, weights: str
+    ) -> None:
+        """R-05: ``to`` rounds them, so that its weights and its configuration are those
+        of a model that was loaded so, and its keys are turned otherwise."""
+        loaded = copy.deepcopy(model_of(BF16))
+        before = identity_of(loaded, weights).keyspace
+        assert torch.float32 == loaded.model.rotary_emb.inv_freq.dtype
+        moved = loaded.to(torch.bfloat16)
+        assert before.weights == identity_of(moved, weights).keyspace.weights
+        assert before.digest != identity_of(moved, weights).keyspace.digest
+
+    def test_named_weights_of_another_type_are_others(self) -> None:
+        """R-05: what is quantised once it is loaded has the name of its files."""
+        model = copy.deepcopy(model_of(LLAMA))
+        before = identity_of(model, "v1").keyspace
+        model.model.norm.bfloat16()
+        assert before.digest != identity_of(model, "v1").keyspace.digest
 
     def test_named_weights_are_not_read(self) -> None:
         """R-05: whoever names them says when they are others."""
@@ -162,8 +195,34 @@ class TestRefusals:
         model.peft_config = {"default": object()}
         with pytest.raises(ConfigError, match="peft_config"):
             identity_of(model)
+        model = copy.deepcopy(model_of(LLAMA))
+        model.model.layers[0].peft_config = {"default": object()}
+        with pytest.raises(ConfigError, match="peft_config"):
+            identity_of(model)
         model = copy.deepcopy(model_of(LLAMA)).train()
         with pytest.raises(ConfigError, match="training"):
+            identity_of(model)
+
+    def test_rank_of_a_model_is_refused(self) -> None:
+        """All ranks have blocks of the same size, and under one name the same keys."""
+        model = copy.copy(model_of(LLAMA))
+        model._tp_size = 2
+        with pytest.raises(ConfigError, match="tp_size=2"):
+            identity_of(model, "v1")
+
+    def test_model_that_counts_padding_is_refused(self) -> None:
+        """Its states behind padding are not those of the same tokens alone."""
+        config = transformers.RoFormerConfig(
+            is_decoder=True,
+            vocab_size=512,
+            embedding_size=64,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=96,
+        )
+        model = transformers.RoFormerForCausalLM(config).eval()
+        with pytest.raises(ConfigError, match="they count padding"):
             identity_of(model)
 
     def test_model_on_several_types_is_refused(self) -> None:

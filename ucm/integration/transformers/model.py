@@ -32,6 +32,8 @@ _NOT_DECIDING: Final = frozenset({"_name_or_path", "id2label", "label2id"})
 _FORM: Final = "block: layers, keys before values, [heads, tokens, dim]"
 _SAME: Final = 1e-2
 """Part of the largest number by which equal states may differ, for all that kernels do."""
+_PADDING: Final = 3
+"""Columns, enough to see whether they count."""
 _REMEDY: Final = "Generate with this model without ucm."
 
 
@@ -106,6 +108,7 @@ def identify(
             "attention": model.config._attn_implementation,  # noqa: SLF001 - no other name
             "precision": torch.get_float32_matmul_precision(),
             "code": _code_of(model),
+            "made": _made_by(model),
         },
     )
     return Identity(shape=shape, layout=layout, keyspace=keyspace)
@@ -117,12 +120,10 @@ def observe(model: PreTrainedModel) -> Shape:
 
     Raises:
         ConfigError: That is not keys and values of each token, of which those of the
-            first are the same in both.
+            first are the same in both, and padded too.
     """
     tokens = torch.tensor([[0, 0], [0, 1]], device=model.device)
-    with torch.inference_mode():
-        out = model(input_ids=tokens, use_cache=True)
-    cache: Any = getattr(out, "past_key_values", None)
+    cache = _run(model, tokens, 0)
     if type(cache) is not DynamicCache or not cache.layers:
         kind = type(cache).__name__
         raise _refused("past_key_values", kind, "it is no DynamicCache")
@@ -132,19 +133,50 @@ def observe(model: PreTrainedModel) -> Shape:
             raise _refused(
                 "layers", kind, "only layers that keep all tokens are stored"
             )
-    states = [each for layer in cache.layers for each in (layer.keys, layer.values)]
+    states = _states(cache)
     if len(places := {(each.dtype, each.device) for each in states}) != 1:
         told = sorted(map(str, places))
         raise _refused("layers", told, "they are not of one type on one device")
-    for first, second in (each[:, :, 0].float() for each in states):
-        limit = _SAME * float(first.abs().max())
-        if not torch.allclose(first, second, rtol=0, atol=limit):
-            raise _refused("attention", "not causal", "tokens look at later ones")
+    if not all(_is_same(*each[:, :, 0]) for each in states):
+        raise _refused("attention", "not causal", "tokens look at later ones")
+    padded = _states(_run(model, tokens, _PADDING))
+    for each, behind in zip(states, padded, strict=True):
+        if not _is_same(each, behind[:, :, -tokens.shape[1] :]):
+            raise _refused("positions", "of columns", "they count padding as tokens")
     layers = tuple(
         (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
         for layer in cache.layers
     )
     return Shape(layers=layers, dtype=states[0].dtype, device=states[0].device)
+
+
+def _run(model: PreTrainedModel, tokens: torch.Tensor, padding: int) -> Any:  # noqa: ANN401 - whatever it leaves behind
+    """Return what is kept of prompts behind so much padding, run as ``generate`` does."""
+    known = set(inspect.signature(model.forward).parameters)
+    if "kwargs" in known:  # who takes all passes them on
+        known.add("attention_mask")
+    if "attention_mask" not in known:
+        padding = 0
+    mask = torch.nn.functional.pad(torch.ones_like(tokens), (padding, 0))
+    told = {
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(1) - 1).clamp(min=0),
+    }
+    told = {name: each for name, each in told.items() if name in known}
+    ids = torch.nn.functional.pad(tokens, (padding, 0))
+    with torch.inference_mode():
+        out = model(input_ids=ids, use_cache=True, **told)
+    return getattr(out, "past_key_values", None)
+
+
+def _states(cache: DynamicCache) -> list[torch.Tensor]:
+    return [each for layer in cache.layers for each in (layer.keys, layer.values)]
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether states are equal, for all that kernels do."""
+    limit = _SAME * float(one.float().abs().max())
+    return torch.allclose(one.float(), other.float(), rtol=0, atol=limit)
 
 
 def _check_kind(model: PreTrainedModel) -> None:
@@ -156,13 +188,15 @@ def _check_kind(model: PreTrainedModel) -> None:
         )
     if config.get_text_config(decoder=True) is not config:
         raise _refused("model_type", config.model_type, "not all its input is tokens")
-    if getattr(model, "peft_config", None):
+    if any(getattr(each, "peft_config", None) for each in model.modules()):
         remedy = "Merge its adapters into the weights."
         raise _refused("peft_config", "set", "adapters come and go unseen", remedy)
     if model.training:
         raise _refused(
             "training", True, "it drops states at random", "Call model.eval()."
         )
+    if (ranks := getattr(model, "tp_size", None) or 1) > 1:
+        raise _refused("tp_size", ranks, "a rank's states are a part of all heads")
     for kind in _rope_kinds(getattr(config, "rope_parameters", None) or {}):
         if kind not in _LENGTH_FREE:
             problem = "keys depend on how long a prompt becomes"
@@ -186,6 +220,33 @@ def _weights_of(model: PreTrainedModel) -> str:
         remedy = "Give weights= a name that is another one whenever they are."
         raise _refused("weights", name, "they cannot be read", remedy)
     return reading.digest.hex()
+
+
+def _made_by(model: PreTrainedModel) -> list[str]:
+    """
+    Say what no file of weights holds: of which types the model is, and what it computes with.
+
+    Rotary frequencies are in no checkpoint, and ``model.to(torch.bfloat16)`` rounds them
+    where ``from_pretrained(dtype=torch.bfloat16)`` does not. What is quantised once it is
+    loaded has other types, also where its weights have a name.
+    """
+    made, stored = torch.nn.Module(), model.state_dict().keys()
+    types = hashlib.sha256()
+    for name, module in model.named_modules():
+        types.update(f"{name} {type(module).__qualname__}\n".encode())
+        tensors = {**dict(module.named_parameters(recurse=False)), **module._buffers}  # noqa: SLF001 - those that share memory too
+        for key, each in sorted(tensors.items()):
+            if each is None:
+                continue
+            told = f"{key} {type(each).__qualname__} {each.dtype} {[*each.shape]}\n"
+            types.update(told.encode())
+            if f"{name}.{key}".lstrip(".") not in stored:
+                made.register_buffer(f"{name}.{key}".replace(".", "/"), each)
+    reading = read_weights([made], lambda: False)
+    if reading is None or not reading.digest:
+        name = type(model).__name__
+        raise _refused("buffers", name, "what it computes with cannot be read")
+    return [types.hexdigest(), reading.digest.hex()]
 
 
 def _code_of(model: PreTrainedModel) -> str:
