@@ -86,6 +86,19 @@ class TestExact:
             assert (None, 0) == prompts.restore(IDS)
             assert before == loaded_blocks(prompts)
 
+    def test_cache_that_is_opened_in_inference_mode_is_written_outside_of_it(
+        self, tmp_path: Path
+    ) -> None:
+        """Where a server wraps all of its start in that mode, nothing could be saved."""
+        model = model_of(LLAMA)
+        with torch.inference_mode():
+            opened = open_prompts(tmp_path, model)
+        with opened as prompts:
+            fill(prompts, model)
+            with torch.inference_mode():
+                assert BLOCKS * BLOCK == prompts.restore(IDS).num_tokens
+            assert BLOCKS * BLOCK == prompts.restore(IDS).num_tokens
+
     def test_generated_tokens_are_restored_too(self, prompts: Any) -> None:
         """What a model has said is the beginning of what it is asked next."""
         model = model_of(LLAMA)

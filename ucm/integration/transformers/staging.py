@@ -61,12 +61,13 @@ class Staging:
         self._tokens = block_tokens
         self.lane_blocks = lane_blocks
         size = (lanes * lane_blocks, block_tokens * shape.token_elements)
-        self.pool = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        """``[num_blocks, elements]``: what is registered with a device."""
+        with torch.inference_mode(False):  # or nobody outside of it could write there
+            self.pool = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+            """``[num_blocks, elements]``: what is registered with a device."""
+            self._pages = list(self._find_pages())
         starts = range(0, len(self.pool), lane_blocks)
         self._free = deque(Lane(range(at, at + lane_blocks)) for at in starts)
         self._turns = threading.Semaphore(lanes)
-        self._pages = list(self._find_pages())
 
     @contextlib.contextmanager
     def lane(self, timeout: float) -> Iterator[Lane]:
