@@ -88,6 +88,9 @@ class TestPrefixHasher:
             (["a"] * 4, {}),
             ([1, 2, 3, 4], {"after": b"short"}),
             ([1, 2, 3, 4], {"after": bytes(32), "salt": b"s"}),
+            ([1, 2, 3, 4], {"after": "a" * 32}),
+            ([1, 2, 3, 4], {"salt": "tenant"}),
+            ([1, 2, 3, 4], {"salt": None}),
         ],
     )
     def test_what_is_no_prompt_is_refused(self, given: list, options: dict) -> None:

@@ -113,10 +113,15 @@ class PrefixHasher:
             after: The last key that is known of the prompt, which carries its salt.
 
         Raises:
-            KeyFormatError: A token is no such number, *after* no key, or there is a
-                salt beside it.
+            KeyFormatError: A token is no such number, the salt is no bytes, *after* no
+                key, or there is a salt beside it.
         """
-        if after and (salt or len(after) != _KEY_BYTES):
+        if not isinstance(salt, bytes):  # what it is may be a secret
+            told = type(salt).__name__
+            raise KeyFormatError(f"salt is {told}, not bytes: a text needs .encode()")
+        if after and (
+            salt or not isinstance(after, bytes) or len(after) != _KEY_BYTES
+        ):
             raise KeyFormatError("after is a key of 32 bytes, and carries its salt")
         data = _packed(tokens)
         key = after

@@ -22,7 +22,7 @@ from tests.integration.transformers.kit import (
     model_of,
     prompt,
 )
-from ucm.errors import ConfigError
+from ucm.errors import ConfigError, KeyFormatError
 from ucm.integration.transformers import BlockingPromptCache
 from ucm.integration.transformers.continuous import ContinuousPrompts
 
@@ -272,6 +272,12 @@ class TestRefusals:
         (name,) = settings
         manager = manager_of(model_of(LLAMA), **settings)
         assert name in refusal(tmp_path, manager)
+
+    def test_salt_that_is_text_is_refused(self, tmp_path: Path) -> None:
+        """At once: amid a search nobody would see why nothing is found."""
+        with pytest.raises(KeyFormatError, match="salt is str"):
+            Engine(model_of(LLAMA), tmp_path, salt="tenant")
+        assert [] == [*tmp_path.iterdir()]
 
     def test_other_release_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

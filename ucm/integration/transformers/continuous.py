@@ -72,6 +72,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
     Raises:
         ConfigError: It is another release, the manager runs, its cache cannot be reused
             by prefix, or a setting cannot be used.
+        KeyFormatError: The salt is no bytes.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         identity = identify(
             manager.model, block_tokens=tokens, weights=weights, form=_FORM
         )
+        self._hasher = PrefixHasher(identity.keyspace, tokens)
+        self._hasher.keys((), salt=salt)  # in a forward pass nobody would see it refused
         paged, allocator = _cache_of(manager, identity.layout.max_block_bytes)
         count = max(1, -(-slot_tokens // tokens))
         blocks: torch.Tensor = allocator._copy_view  # noqa: SLF001 - no other name
@@ -100,7 +103,6 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         )
         self._load_slots = count
         self._free = deque(range(count, 2 * count))
-        self._hasher = PrefixHasher(identity.keyspace, tokens)
         self._names: dict[int, tuple[bytes, bytes]] = {}
         """Of each hashed block the key of the one that it was computed behind, and its."""
         self.dropped_blocks = 0
