@@ -119,9 +119,7 @@ class PrefixHasher:
         if not isinstance(salt, bytes):  # what it is may be a secret
             told = type(salt).__name__
             raise KeyFormatError(f"salt is {told}, not bytes: a text needs .encode()")
-        if after and (
-            salt or not isinstance(after, bytes) or len(after) != _KEY_BYTES
-        ):
+        if after and (salt or not isinstance(after, bytes) or len(after) != _KEY_BYTES):
             raise KeyFormatError("after is a key of 32 bytes, and carries its salt")
         data = _packed(tokens)
         key = after

@@ -91,7 +91,9 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
             manager.model, block_tokens=tokens, weights=weights, form=_FORM
         )
         self._hasher = PrefixHasher(identity.keyspace, tokens)
-        self._hasher.keys((), salt=salt)  # in a forward pass nobody would see it refused
+        self._hasher.keys(
+            (), salt=salt
+        )  # in a forward pass nobody would see it refused
         paged, allocator = _cache_of(manager, identity.layout.max_block_bytes)
         count = max(1, -(-slot_tokens // tokens))
         blocks: torch.Tensor = allocator._copy_view  # noqa: SLF001 - no other name
