@@ -115,6 +115,7 @@ class Case:
         requests: At once.
         total: In each phase.
         lives: One of ``turns.LIVES``: how long the answers are.
+        threads: That the forward pass computes on; 0: on all cores, as the engine does.
         is_whole: Whether all modes and all peers take part.
     """
 
@@ -122,20 +123,22 @@ class Case:
     requests: int
     total: int
     lives: str = "brief"
+    threads: int = 0
     is_whole: bool = False
 
     @property
     def name(self) -> str:
         """As it stands in tables."""
         lives = "" if self.lives == "brief" else f", lives {self.lives}"
-        return f"{self.requests} decoding, {self.model}{lives}"
+        cores = f", forward on {self.threads}" if self.threads else ""
+        return f"{self.requests} decoding, {self.model}{lives}{cores}"
 
 
 def measure(case: Case, scale: Scale) -> Told:
     """Measure all sides of a case in turn."""
     there = sides(MODELS[case.model], with_peers=case.is_whole)
     if not case.is_whole:
-        chosen = (PLAIN, EMPTY, AT_END, EACH_BLOCK, AT_ONCE)
+        chosen = (PLAIN, EMPTY, AT_END, EACH_BLOCK, "" if case.threads else AT_ONCE)
         there = {name: side for name, side in there.items() if name in chosen}
     waits = compiled_waits()
     if waits:
@@ -176,6 +179,7 @@ def _in_turn(
                 requests=case.requests,
                 total=total,
                 lives=case.lives,
+                threads=case.threads,
             )
         except AssertionError as exc:
             if name not in PEERS:

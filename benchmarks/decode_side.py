@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 
 from benchmarks.turns import Turn, found_at_best, new_turns, with_second_turns
 from tests.e2e.connector import await_pinned
@@ -291,6 +292,7 @@ def decode(
     total: int,
     lives: str,
     waits: str,
+    threads: int = 0,
 ) -> dict[str, Any]:
     """
     Return the parts of each step in which about so many requests decode, by phase.
@@ -302,6 +304,7 @@ def decode(
         total: In each phase.
         lives: One of ``turns.LIVES``.
         waits: See ``Meter``.
+        threads: That the forward pass computes on; 0: on all cores.
     """
     shape = MODELS[model]
     # The loop below is the engine's own: as there, a step follows when all have ended.
@@ -319,6 +322,8 @@ def decode(
         **shape.options,
     ) as llm:
         await_pinned(llm)
+        if threads:
+            torch.set_num_threads(threads)
         meter = Meter(waits)
         watch(llm.llm_engine.engine_core.engine_core, meter, requests)
         _carry_out(llm, new_turns(32, seed=0), 16)  # warms the kernels up

@@ -116,10 +116,9 @@ class PrefixHasher:
             KeyFormatError: A token is no such number, the salt is no bytes, *after* no
                 key, or there is a salt beside it.
         """
-        if not isinstance(salt, bytes):  # what it is may be a secret
-            told = type(salt).__name__
-            raise KeyFormatError(f"salt is {told}, not bytes: a text needs .encode()")
-        if after and (salt or not isinstance(after, bytes) or len(after) != _KEY_BYTES):
+        _check_bytes("salt", salt)
+        _check_bytes("after", after)
+        if after and (salt or len(after) != _KEY_BYTES):
             raise KeyFormatError("after is a key of 32 bytes, and carries its salt")
         data = _packed(tokens)
         key = after
@@ -135,6 +134,13 @@ class PrefixHasher:
             key = digest.digest()
             keys.append(key)
         return keys
+
+
+def _check_bytes(name: str, given: object) -> None:
+    """Refuse a text, without its value, which may be a secret."""
+    if not isinstance(given, bytes):
+        told = type(given).__name__
+        raise KeyFormatError(f"{name} is {told}, not bytes: a text needs .encode()")
 
 
 def _packed(tokens: Iterable[int]) -> memoryview:
