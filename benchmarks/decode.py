@@ -138,7 +138,7 @@ def measure(case: Case, scale: Scale) -> Told:
     """Measure all sides of a case in turn."""
     there = sides(MODELS[case.model], with_peers=case.is_whole)
     if not case.is_whole:
-        chosen = (PLAIN, EMPTY, AT_END, EACH_BLOCK, "" if case.threads else AT_ONCE)
+        chosen = (PLAIN, EMPTY, AT_END, EACH_BLOCK, AT_ONCE)
         there = {name: side for name, side in there.items() if name in chosen}
     waits = compiled_waits()
     if waits:
@@ -206,15 +206,16 @@ def _steps(case: str, name: str, phase: str, side: list[_Run]) -> Iterator[Figur
         values = [1e3 * statistics.median(run.get(part, [0.0])) for run in runs]
         if any(values):
             yield Figure.over(case, f"{name}, {part}", "ms", values)
-    values = [1e3 * _p99(run["step"]) for run in runs]
+    values = [1e3 * p99(run["step"]) for run in runs]
     yield Figure.over(case, f"{name}, step, p99", "ms", values)
     if all("waited" in run for run in runs):
-        values = [1e3 * _p99(run["waited"]) for run in runs]
+        values = [1e3 * p99(run["waited"]) for run in runs]
         target = "<= 1" if name.startswith("ucm") else ""
         yield Figure.over(case, f"{name}, lock, p99", "ms", values, target)
 
 
-def _p99(values: list[float]) -> float:
+def p99(values: list[float]) -> float:
+    """Return what 99 of 100 do not exceed."""
     return sorted(values)[len(values) * 99 // 100]
 
 

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import gc
 import hashlib
+import itertools
 import multiprocessing
 import threading
 import time
@@ -24,6 +25,7 @@ from typing import Any
 import attrs
 import torch
 
+from benchmarks.baton import in_turn
 from benchmarks.turns import Turn, found_at_best, new_turns, with_second_turns
 from tests.e2e.connector import await_pinned
 from tests.e2e.engine import (
@@ -50,6 +52,8 @@ SAVED, LOADED = "vllm:ucm_saved_blocks", "vllm:ucm_loaded_blocks"
 PHASES = ("new", "turns")
 WARM_STEPS = 24
 """Steps at the start of a phase that count for nothing."""
+_SLICE_STEPS = 50
+"""Of one side, where sides take turns."""
 _SETTLED_S = 1.0
 
 
@@ -223,7 +227,12 @@ def own_cpu_seconds() -> float:
 # -- how it is asked ------------------------------------------------------
 
 
-def _carry_out(llm: Any, turns: Sequence[Turn], at_once: int) -> list[list[int]]:  # noqa: ANN401
+def _carry_out(
+    llm: Any,  # noqa: ANN401
+    turns: Sequence[Turn],
+    at_once: int,
+    pause: Callable[[], None] | None = None,
+) -> list[list[int]]:
     """Return the tokens of all requests; as many as asked are under way at any time."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -246,7 +255,11 @@ def _carry_out(llm: Any, turns: Sequence[Turn], at_once: int) -> list[list[int]]
 
     for _ in range(at_once):
         ask_next()
-    while engine.has_unfinished_requests():
+    for step in itertools.count(1):
+        if not engine.has_unfinished_requests():
+            break
+        if pause and not step % _SLICE_STEPS:
+            pause()
         for output in engine.step():
             if output.finished:
                 answers[int(output.request_id)] = list(output.outputs[0].token_ids)
@@ -293,6 +306,7 @@ def decode(
     lives: str,
     waits: str,
     threads: int = 0,
+    baton: str = "",
 ) -> dict[str, Any]:
     """
     Return the parts of each step in which about so many requests decode, by phase.
@@ -305,6 +319,7 @@ def decode(
         lives: One of ``turns.LIVES``.
         waits: See ``Meter``.
         threads: That the forward pass computes on; 0: on all cores.
+        baton: Path of the ``Baton`` with which sides take turns; empty: alone.
     """
     shape = MODELS[model]
     # The loop below is the engine's own: as there, a step follows when all have ended.
@@ -312,15 +327,18 @@ def decode(
     connector = str((kv_transfer_config or {}).get("kv_connector"))
     if connector.startswith("LMCache"):
         _bear_with_llvmlite()
-    with in_process_engine(
-        shape.make(shape.recipe),
-        kv_transfer_config=kv_transfer_config,
-        kv_cache_memory_bytes=shape.pool_bytes,
-        block_size=shape.block_tokens,
-        max_model_len=2048,
-        max_num_seqs=requests,
-        **shape.options,
-    ) as llm:
+    with (
+        in_turn(baton) as pause,
+        in_process_engine(
+            shape.make(shape.recipe),
+            kv_transfer_config=kv_transfer_config,
+            kv_cache_memory_bytes=shape.pool_bytes,
+            block_size=shape.block_tokens,
+            max_model_len=2048,
+            max_num_seqs=requests,
+            **shape.options,
+        ) as llm,
+    ):
         await_pinned(llm)
         if threads:
             torch.set_num_threads(threads)
@@ -339,7 +357,7 @@ def decode(
             freeze()
             meter.take()
             before, num_steps = _counts(llm), meter.num_steps
-            answers = _carry_out(llm, turns, requests)
+            answers = _carry_out(llm, turns, requests, pause)
             num_steps = meter.num_steps - num_steps
             if connector == "UCMConnector":
                 _settle(llm)

@@ -54,7 +54,10 @@ BENCHMARKS = (
     Benchmark("faults", "Faults below the slab", 10, "vllm"),
     Benchmark("pipeline", "Pipeline, end to end", 10),
     Benchmark("engine", "The real engine", 60, "vllm"),
-    Benchmark("decode", "An engine full of decoding requests", 10, "vllm"),
+    Benchmark("decode", "An engine full of decoding requests", 20, "vllm"),
+    Benchmark(
+        "abreast", "An engine full of decoding requests, sides in turn", 20, "vllm"
+    ),
     Benchmark("loads", "Loads to an accelerator, beside a busy engine", 1),
     Benchmark("load", "Requests per second without reuse", 5, "vllm"),
     Benchmark("trace_cost", "What tracing costs", 10, "vllm"),

@@ -9,12 +9,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import tests.engine_imports  # noqa: F401 - its import is what counts
 from benchmarks import (
+    abreast,
     decode,
     decode_side,
     engine,
@@ -34,11 +36,13 @@ from benchmarks import (
     tiers,
     trace_cost,
 )
+from benchmarks.baton import Baton, conduct, in_turn
 from benchmarks.turns import LIVES, Turn, found_at_best, new_turns, with_second_turns
 
 CASES = {
     module.__name__.split(".")[1]: module.CASES
     for module in (
+        abreast,
         decode,
         engine,
         engine_thread,
@@ -191,6 +195,35 @@ class TestCommandLine:
         ]
         assert numbers
         assert all(0 < value and math.isfinite(value) for value in numbers)
+
+
+class TestBaton:
+    def test_sides_compute_one_after_the_other(self, tmp_path: Path) -> None:
+        """Two that pause go round by round, and one that dies holds nobody up."""
+        acts: list[str] = []
+        ends = [str(tmp_path / name) for name in "abc"]
+        batons = [Baton(end, is_new=True) for end in ends]
+
+        def side(end: str, rounds: int) -> None:
+            with in_turn(end) as pause:
+                assert pause is not None
+                for _ in range(rounds):
+                    acts.append(end[-1])
+                    pause()
+
+        with ThreadPoolExecutor(2) as pool:
+            others = [pool.submit(side, end, 2) for end in ends[:2]]
+            conduct({baton: lambda at=at: at < 2 for at, baton in enumerate(batons)})
+            for other in others:
+                other.result(60)
+        assert [*"abab"] == acts
+        for baton in batons:
+            baton.close()
+
+    def test_who_is_alone_has_nobody_to_wait_for(self) -> None:
+        """Without a path an engine runs as it does elsewhere."""
+        with in_turn("") as pause:
+            assert pause is None
 
 
 class TestPeers:

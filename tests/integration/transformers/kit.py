@@ -61,16 +61,17 @@ def generate(
     past: Any = None,
     mask: torch.Tensor | None = None,
     num_tokens: int = 8,
+    **options: Any,
 ) -> Any:
-    """Decode greedily exactly so many tokens."""
+    """Decode exactly so many tokens, greedily unless *options* say otherwise."""
     return model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids) if mask is None else mask,
         past_key_values=past,
         max_new_tokens=num_tokens,
         min_new_tokens=num_tokens,
-        do_sample=False,
         return_dict_in_generate=True,
+        **{"do_sample": False, **options},
     )
 
 

@@ -99,6 +99,49 @@ class TestExact:
                 assert BLOCKS * BLOCK == prompts.restore(IDS).num_tokens
             assert BLOCKS * BLOCK == prompts.restore(IDS).num_tokens
 
+    def test_several_answers_to_a_prompt_start_from_one_restored_cache(
+        self, prompts: Any
+    ) -> None:
+        """As the page says it is done: drawn from the same seed they are the same."""
+        model = model_of(LLAMA)
+        fill(prompts, model)
+        past, num_tokens = prompts.restore(IDS)
+        assert BLOCKS * BLOCK == num_tokens
+        past.batch_repeat_interleave(2)
+        options = {"num_return_sequences": 2, "do_sample": True, "use_cache": True}
+        torch.manual_seed(0)
+        expected = generate(model, IDS, **options).sequences
+        torch.manual_seed(0)
+        assert torch.equal(expected, generate(model, IDS, past, **options).sequences)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"use_cache": False},
+            {"prefill_chunk_size": 32},
+            {"assistant_model": OTHER},
+            {"prompt_lookup_num_tokens": 3},
+        ],
+        ids=lambda options: next(iter(options)),
+    )
+    def test_generation_that_computes_its_prompt_anew_is_not_saved(
+        self, prompts: Any, options: dict[str, Any]
+    ) -> None:
+        """Transformers puts the whole prompt behind a cache of its own as well: what is
+        in it then is of other tokens, and nobody may find it."""
+        model = model_of(LLAMA)
+        if "assistant_model" in options:
+            options = {"assistant_model": model_of(options["assistant_model"])}
+        fill(prompts, model)
+        own = generate(model, IDS[:, : BLOCKS * BLOCK]).past_key_values
+        own.crop(BLOCKS * BLOCK)
+        restored, _ = prompts.restore(IDS)
+        expected = generate(model, IDS, own, **options).sequences
+        done = generate(model, IDS, restored, **options)
+        assert torch.equal(expected, done.sequences)
+        with pytest.raises(LayoutError, match=r"past_key_values: .* tokens"):
+            prompts.save(done.sequences, restored)
+
     def test_generated_tokens_are_restored_too(self, prompts: Any) -> None:
         """What a model has said is the beginning of what it is asked next."""
         model = model_of(LLAMA)
