@@ -127,7 +127,7 @@ DOORS = (
         name="preemption_not_passed_on",
         why="A request that comes back is taken for the one that lost its blocks.",
         file="ucm/integration/vllm/running.py",
-        find="for request_id in output.preempted_req_ids or ()",
+        find="for request_id in preempted or ()",
         replace="for request_id in ()",
         killers=(f"{_ORDERS}::TestHolds::test_preempted_request_defers_nothing",),
     ),

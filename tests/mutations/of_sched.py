@@ -20,8 +20,41 @@ _OTHERS = "tests/scheduler/test_decoded.py::TestOtherWays"
 _SHARED = "tests/scheduler/test_saves.py::TestSaves"
 _SIZES = "tests/scheduler/test_budget.py::TestSizes"
 _STEPS = "tests/integration/vllm/test_running.py"
+_QUIET = "tests/scheduler/test_quiet.py::test_short_way_plans_what_the_long_one_does"
 
 SCHED = (
+    Mutant(
+        name="quiet_plan_leaves_loads",
+        why="What waits for a load that no plan brings waits for ever.",
+        file="ucm/scheduler/adapter.py",
+        find="(self._queued_loads or self._touches)",
+        replace="self._touches",
+        killers=(_QUIET,),
+    ),
+    Mutant(
+        name="quiet_plan_leaves_touches",
+        why="Prefixes in use count as unused while the engine decodes.",
+        file="ucm/scheduler/adapter.py",
+        find="(self._queued_loads or self._touches)",
+        replace="self._queued_loads",
+        killers=(_QUIET,),
+    ),
+    Mutant(
+        name="quiet_plan_leaves_deferrals",
+        why="The engine is never told of a request that it has to free.",
+        file=_SAVES,
+        find=" + self._deferrals.num_new",
+        replace="",
+        killers=(_QUIET,),
+    ),
+    Mutant(
+        name="quiet_plan_leaves_company",
+        why="What waits for company waits until somebody new comes.",
+        file="ucm/scheduler/company.py",
+        find="        return self._since is not None\n",
+        replace="        return False\n",
+        killers=(_QUIET,),
+    ),
     Mutant(
         name="everybody_is_looked_at",
         why="R-18: each running request costs several objects in every step.",

@@ -30,7 +30,7 @@ from ucm.scheduler.requests import (
 )
 
 SIZE = ONE_FULL.max_block_bytes
-BUSY = StepFacts(is_idle=False)
+BUSY = None
 Make = Callable[..., SchedulerAdapter]
 
 

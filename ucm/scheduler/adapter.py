@@ -143,20 +143,14 @@ class SchedulerAdapter:
     @property
     def totals(self) -> Totals:
         """What was counted since the start."""
-        loaded = self._lives.loaded
+        loaded, ledger = self._lives.loaded, self._ledger
         return Totals(
-            saved_blocks=self._transfers.saved_blocks,
-            dropped_blocks=self._selector.dropped_blocks,
-            loaded_blocks=loaded.blocks,
-            loaded_tokens=loaded.tokens,
-            failed_loads=dict(loaded.failed),
-            held_blocks=self._ledger.held_blocks,
-            quarantined_holds=self._ledger.quarantined,
-            stray_reports=self._transfers.strays,
-            cut_plans=self._cut_plans,
+            self._transfers.saved_blocks,
+            self._selector.dropped_blocks,
+            *(loaded.blocks, loaded.tokens, dict(loaded.failed)),
+            *(ledger.held_blocks, ledger.quarantined),
+            *(self._transfers.strays, self._cut_plans),
         )
-
-    # From the engine, while it schedules.
 
     def tick(self, now: float) -> None:
         """Take note of the time, in seconds on the machine's monotonic clock."""
@@ -240,9 +234,19 @@ class SchedulerAdapter:
                 f"request {request_id}: no block to load {external_tokens} tokens into"
             )
 
-    def plan_step(self, facts: StepFacts) -> StepPlan:
-        """Return the orders of one step; every block that its saves read is held then."""
-        step = next(self._steps)
+    def plan_step(self, facts: StepFacts | None) -> StepPlan:
+        """
+        Return the orders of one step; every block that its saves read is held then.
+
+        Args:
+            facts: Of the step; None: it computes, and nothing else is to be told of it.
+        """
+        step, digest = next(self._steps), self._matcher.keyspace_digest or _NOWHERE
+        if facts is None:
+            is_quiet = self._selector.begins_quietly(step)
+            if is_quiet and not (self._queued_loads or self._touches):
+                return StepPlan(step=step, epoch=self._epoch, keyspace_digest=digest)
+            facts = StepFacts(is_idle=False)
         if facts.preempted:
             self._selector.preempted(self._lives, facts.preempted, step)
         loads, unfinished = self._queued_loads.take()
@@ -270,7 +274,7 @@ class SchedulerAdapter:
         return StepPlan(
             step=step,
             epoch=self._epoch,
-            keyspace_digest=self._matcher.keyspace_digest or _NOWHERE,
+            keyspace_digest=digest,
             loads=loads,
             unfinished=unfinished,
             saves=saves,
@@ -280,8 +284,6 @@ class SchedulerAdapter:
             deferred=deferred,
             is_idle=facts.is_idle,
         )
-
-    # From the workers.
 
     def apply_report(self, report: StepReport) -> None:
         """
@@ -340,8 +342,6 @@ class SchedulerAdapter:
         """Take note that the engine has freed the blocks of deferred requests."""
         self._deferrals.ended(request_ids)
         self.records.freed(request_ids)
-
-    # Upkeep.
 
     def agree(self, keyspace_digest: bytes, span_blocks: Mapping[GroupId, int]) -> None:
         """Begin to find and save; by group, tickets have *span_blocks* at most."""

@@ -106,8 +106,7 @@ class SaveSelector:
         self._goes = True
         """Whether this plan takes whatever there is."""
         self.dropped_blocks = 0
-        """Complete blocks that were never saved: nobody took them when it was their
-        turn or their only chance, or the engine took them back before."""
+        """Whole blocks that nobody took in time, or that the engine took back before."""
 
     def counts(self) -> dict[str, int]:
         """Return how many ended requests are not saved yet, and of how many blocks wait."""
@@ -116,8 +115,6 @@ class SaveSelector:
     def awaits_step(self) -> bool:
         """Return whether blocks wait for a step, even if nobody runs any more."""
         return bool(self._endings or self._company)
-
-    # As the engine tells.
 
     def preempted(self, lives: Lives, tokens: Mapping[str, int], step: int) -> None:
         """
@@ -176,11 +173,14 @@ class SaveSelector:
         return bool(left)
 
     def drop_endings(self) -> None:
-        """Save nothing more of requests that ended, nor let a step wait for others."""
+        """Save nothing more of those that ended, nor let a step wait for others."""
         self._drop(self._endings.drop_all())
         self._company.leave_all()
 
-    # Once per plan.
+    def begins_quietly(self, step: int) -> bool:
+        """Return whether no save, hold or deferral has a part in a plan without facts."""
+        n = len(self._endings) + self._deferrals.num_new + self._ledger.num_holds
+        return not (self._company.begin(step, self._now) or self._decoded.hurries or n)
 
     def orders(
         self, facts: StepFacts, lives: Sequence[Life], step: int

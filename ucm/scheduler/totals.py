@@ -25,7 +25,7 @@ class LoadTotals:
     failed: Counter[str] = attrs.Factory(Counter)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Totals:
     """
     What was counted since the start, once for all ranks.

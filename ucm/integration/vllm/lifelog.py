@@ -109,8 +109,11 @@ class LifeLog:
                 **_traced(self._records.of(request.request_id)),
             )
 
-    def traced(self, plan: StepPlan) -> StepPlan:
-        """Return a plan with the traces of its tickets."""
+    def ordered(self, plan: StepPlan, num_ranks: int) -> StepPlan:
+        """Tell what a plan holds, and return it with the traces of its tickets."""
+        if not (plan.saves or plan.loads):
+            return plan
+        self._held(plan, num_ranks)
         traces = self.traces_of(plan)
         return attrs.evolve(plan, traces=traces) if traces else plan
 
@@ -125,7 +128,7 @@ class LifeLog:
                 break
         return traces
 
-    def held(self, plan: StepPlan, num_ranks: int) -> None:
+    def _held(self, plan: StepPlan, num_ranks: int) -> None:
         """Tell which blocks the saves of a plan hold, until every rank lets go of them."""
         for order in plan.saves if self._log.is_enabled_for(logging.DEBUG) else ():
             self._log.debug(

@@ -114,17 +114,21 @@ class Running:
         self._requests[request.request_id] = request
         return self.wishes_of(request)
 
-    def step(self, output: Any) -> StepFacts:  # noqa: ANN401 - vLLM's SchedulerOutput
-        """Return the facts of a step; does not touch *output*."""
+    def step(self, output: Any) -> StepFacts | None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Return the facts of a step, if there is anything to tell; leaves *output*."""
+        scheduled = tuple(self._looked_at(output))
+        preempted, is_idle = output.preempted_req_ids, not output.num_scheduled_tokens
+        if not (scheduled or preempted or is_idle or self._adapter.holds_blocks):
+            return None  # who writes which blocks matters to who reads them
         return StepFacts(
-            scheduled=tuple(self._looked_at(output)),
+            scheduled=scheduled,
             preempted={
                 request_id: self._known_tokens(request_id)
-                for request_id in output.preempted_req_ids or ()
+                for request_id in preempted or ()
             },
             allocated=self._allocated(output),
             overwritten=overwritten_blocks(output),
-            is_idle=not output.num_scheduled_tokens,
+            is_idle=is_idle,
         )
 
     def end(

@@ -268,8 +268,7 @@ class SchedulerHalf:
         tokens -= sum(map(len, drafts.values()))
         self._paying.planned(tokens - len(output.num_scheduled_tokens), now)
         plan = self._tiers.planned(plan)
-        self._lifelog.held(plan, self._setup.topology.num_ranks)
-        plan = self._lifelog.traced(plan)
+        plan = self._lifelog.ordered(plan, self._setup.topology.num_ranks)
         self._lifelog.tell()
         return PlanEnvelope(encode(plan))
 
@@ -286,10 +285,11 @@ class SchedulerHalf:
             self._agree_late(envelope.handshakes)
             for payload in envelope.payloads:
                 self._apply_report(payload)
-        self._adapter.loads_finished(output.finished_recving or ())
-        self._paying.over(output.finished_recving or (), now)
-        for request_id in output.finished_recving or ():
-            self._tiers.drop(request_id)
+        if loaded := output.finished_recving:
+            self._adapter.loads_finished(loaded)
+            self._paying.over(loaded, now)
+            for request_id in loaded:
+                self._tiers.drop(request_id)
         self._adapter.deferral_ended(output.finished_sending or ())
         self._lifelog.tell()
 
