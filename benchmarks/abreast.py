@@ -5,9 +5,9 @@ The real engine full of decoding requests, with and without a connector, abreast
 What ``benchmarks.decode`` does, but all sides are there at once and take turns every
 fifty steps, so that ratios of a few hundredths can be told on a machine that is shared:
 see ``baton``. *no connector, again* is a second engine without one: what it differs by
-from the first is what these figures are worth. In some cases the forward pass computes
-on one core of two, as an accelerator's host has cores to spare: where it has both, whatever
-else computes is taken from it. Run ``python -m benchmarks.abreast``.
+from the first is what these figures are worth. The forward pass computes on one core of
+two, as an accelerator's host has cores to spare: where it has both, whatever else computes
+is taken from it, and ``benchmarks.decode`` says how much that is. Run ``python -m benchmarks.abreast``.
 """
 
 import functools
@@ -128,7 +128,6 @@ def _by_part(steps: list[float]) -> list[float]:
 
 ALL = (
     Case("64 KB blocks", 256, 512, lives="as traced", threads=1),
-    Case("64 KB blocks", 256, 512, lives="as traced"),
     Case("64 KB blocks", 256, 800, threads=1),
     Case("1 MB blocks", 64, 256, lives="as traced", threads=1),
 )
