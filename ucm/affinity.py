@@ -9,13 +9,15 @@ the machine says enough about itself; otherwise they run wherever the system put
 
 Linux lets each thread have CPUs of its own, and a new thread has those of the thread that
 started it. An engine that was bound to one CPU therefore has its copy threads there too,
-unless they are bound elsewhere.
+unless they are bound elsewhere. So would be what it starts beside itself, which serves
+other ranks too; that gets the CPUs of the engine (``engine_cpus``).
 
 Threading: ``plan_beside_engine`` is called on the engine's thread, ``bind_thread`` by
 each copy thread on itself, before its first job.
 """
 
 import contextlib
+import multiprocessing
 import os
 import re
 from collections.abc import Collection, Iterable
@@ -28,6 +30,7 @@ __all__ = [
     "OFF",
     "AffinityPlan",
     "bind_thread",
+    "engine_cpus",
     "format_cpulist",
     "num_verifying",
     "parse_cpulist",
@@ -155,6 +158,20 @@ def process_cpus() -> frozenset[int]:
             with contextlib.suppress(OSError):  # it has ended
                 cpus |= os.sched_getaffinity(int(thread))
     return frozenset(cpus)
+
+
+def engine_cpus() -> frozenset[int]:
+    """
+    Return the CPUs that the engine may use, of which this process may be one rank.
+
+    A rank may be bound to one core in all its threads. Who started it is not; which process
+    that is, is known of those that ``multiprocessing`` starts, as engines do.
+    """
+    cpus = process_cpus()
+    if (parent := multiprocessing.parent_process()) is not None and parent.pid:
+        with contextlib.suppress(OSError):  # it has ended
+            cpus |= os.sched_getaffinity(parent.pid)
+    return cpus
 
 
 def num_verifying(setting: int) -> int:

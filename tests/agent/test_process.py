@@ -4,6 +4,7 @@
 import asyncio
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -292,6 +294,52 @@ class TestAgent:
         assert [] == [str(each.message) for each in recwarn]
         os.kill(pid, signal.SIGKILL)
         assert pid == os.waitpid(pid, 0)[0]
+
+
+    def test_settings_that_end_with_their_engine_are_one_line(self, place) -> None:
+        """R-63: an engine that is killed while it starts its agent leaves no traceback."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        agent = subprocess.run(
+            [sys.executable, "-m", "ucm.agent", "--problem-fd", str(writer)],
+            input=b'{"store":',
+            pass_fds=(writer,),
+            cwd=ROOT,
+            capture_output=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        os.close(writer)
+        assert (2, 1) == (agent.returncode, agent.stderr.count(b"\n"))
+
+    def test_agent_is_not_bound_to_the_core_of_the_rank_that_starts_it(
+        self, place, monkeypatch
+    ) -> None:
+        """R-63: a rank's own core is the engine's, which polls there; the agent may run
+        wherever the engine may, and hears nothing of what binds the rank."""
+        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
+        monkeypatch.setenv("OMP_PROC_BIND", "true")
+        monkeypatch.chdir(ROOT)
+        settings = UCMConfig.from_mapping(place.settings)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as rank:
+            pid, cpus = rank.submit(_launch_bound, settings).result(LIMIT_S)
+            try:
+                assert 1 == len(cpus)
+                until(lambda: os.sched_getaffinity(pid) == os.sched_getaffinity(0))
+                environment = Path(f"/proc/{pid}/environ").read_bytes()
+                assert b"OMP_PROC_BIND" not in environment
+                assert b"PYTHONPATH" in environment
+            finally:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _launch_bound(config: UCMConfig) -> tuple[int, set[int]]:
+    """As a rank that is bound to a core, start an agent; return its id, and the core."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {min(os.sched_getaffinity(0))})
+    launch = Launcher(config)
+    launch()
+    return launch._process.pid, os.sched_getaffinity(0)
 
 
 class TestRefused:

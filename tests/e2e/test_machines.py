@@ -14,6 +14,7 @@ from ucm.cli.main import main
 
 PROMPT = prompt(900, 300)
 """Two whole blocks of 128 tokens, each in two parts."""
+PROVEN = "vllm:ucm_weights_proven"
 LIMIT_S = 300.0
 
 
@@ -51,6 +52,8 @@ class TestMachines:
             before = server.counter(LOADED)
             answer = server.complete(PROMPT, 8)["choices"][0]["text"]
             server.post("/reset_prefix_cache")
+            server.complete([3, 4, 5], 1)  # with it the weights come into doubt
+            until(server, lambda: server.samples(PROVEN) == [1.0])
             return answer, server.counter(LOADED) - before
 
         with (

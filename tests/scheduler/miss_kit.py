@@ -26,9 +26,10 @@ def why(
     hashes: list[bytes] = HASHES,
     computed: int = 0,
     name: str = "asks",
+    wishes: Wishes = NO_WISHES,
 ) -> Miss | None:
     """Look up and explain, as a door does."""
-    match = adapter.match_prefix(name, tokens, hashes, computed)
+    match = adapter.match_prefix(name, tokens, hashes, computed, wishes)
     return adapter.misses.explain(match, computed, nowhere)
 
 

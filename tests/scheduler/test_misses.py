@@ -347,6 +347,8 @@ class TestDeclined:
         )
         adapter.doubt(1)
         assert "unkeyed" == told(why(adapter))[0]
+        # As where ranks on other machines have told nothing yet.
+        assert "unkeyed" == told(why(adapter, wishes=Wishes(most_loaded=0)))[0]
 
     def test_keys_that_go_behind_the_look_up_leave_no_reason(
         self, index: SetIndex

@@ -8,6 +8,7 @@ already; 1 it failed, which the log tells; 2 a setting cannot be used, in one li
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from ucm.affinity import AffinityPlan, bind_thread, parse_cpulist
 from ucm.agent.launch import REFUSED
 from ucm.agent.node import AgentLock, Node
 from ucm.config import KVEvents, UCMConfig
@@ -41,7 +43,14 @@ def main() -> int:
         help="seconds to stay without engines; below 0: until SIGTERM",
     )
     parser.add_argument("--problem-fd", type=int, help="told what cannot be used")
+    parser.add_argument(
+        "--cpus",
+        type=parse_cpulist,
+        default=frozenset(),
+        help="that it may use, such as 8-15,24; else those that it was started on",
+    )
     arguments = parser.parse_args()
+    bind_thread(AffinityPlan(arguments.cpus, "of the engine"))
     try:
         config = _read(arguments.config)
         directory = Path(config.store.path)
@@ -71,7 +80,8 @@ def _refuse(problem: Exception, problem_fd: int | None) -> int:
     """Say why this agent cannot be used, also to the engine that started it."""
     sys.stderr.write(f"ucm agent: {problem}\n")
     if problem_fd is not None:
-        os.write(problem_fd, str(problem).encode()[:_MOST_PROBLEM])
+        with contextlib.suppress(BrokenPipeError):  # the engine is gone
+            os.write(problem_fd, str(problem).encode()[:_MOST_PROBLEM])
     return REFUSED
 
 

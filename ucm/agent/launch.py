@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from ucm.affinity import engine_cpus, format_cpulist
 from ucm.config import UCMConfig
 
 __all__ = ["REFUSED", "Launcher", "Pauses"]
@@ -25,6 +26,10 @@ _COMING_S: Final = 60.0
 _OTHER_S: Final = 5.0
 """Another engine's agent, that ours has met, serves by then."""
 _MOST_TEXT: Final = 4096
+_BINDING: Final = frozenset(
+    {"GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"}
+)
+"""What has a rank's process bind itself to cores, and the agent's too, if it inherits it."""
 
 
 class _Agent(subprocess.Popen[bytes]):
@@ -69,7 +74,9 @@ class Launcher:
     It is in a session of its own: what ends the engine's group does not end it. One that
     refuses its settings says why through a pipe, and is not started anew for a while. One that
     dies soon, again and again, is started less and less often. One that ends at once, well, has
-    met another engine's, which is waited for.
+    met another engine's, which is waited for. Its CPUs are the engine's, not those of the rank
+    that happens to start it: on one core with a rank that polls, it was seen to get no turn in
+    half a minute.
 
     Args:
         config: As the engine has it; travels by standard input, as it may hold secrets.
@@ -139,12 +146,15 @@ class Launcher:
         except OSError:  # as without an agent; it is tried again
             return
         command = [sys.executable, "-P", "-m", "ucm.agent", "--problem-fd", str(writer)]
+        command += ["--cpus", format_cpulist(engine_cpus())]
+        env = {name: os.environ[name] for name in os.environ.keys() - _BINDING}
         try:
             self._process = _Agent(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(writer,),
+                env=env,
                 start_new_session=True,
             )
         except OSError:  # as without an agent; it is tried again

@@ -188,7 +188,14 @@ class PrefixMatcher:
         return PrefixMatch(found_tokens, reason, wanted)
 
     def within(self, num_tokens: int, computed_tokens: int, loaded: int) -> int:
-        """Return how many tokens of a request to look at, to load so many at most."""
+        """
+        Return how many tokens of a request to look at, to load so many at most.
+
+        All of them while no key space is known: nothing is found whatever the limit, and
+        that is why.
+        """
+        if not self.keyspace_digest:
+            return num_tokens
         left = 0 if self._full_hits else 1  # to compute
         return min(num_tokens, computed_tokens + loaded + left)
 
