@@ -41,6 +41,7 @@ __all__ = [
     "UCMConfig",
     "Verify",
     "default_store_path",
+    "environment_without",
     "python_hash_seed",
     "settings_in_environment",
     "tell_native_code",
@@ -120,6 +121,12 @@ def settings_in_environment() -> dict[str, str]:
     """Return the variables of the environment whose names say that they are ours."""
     found = os.environ.items()  # noqa: TID251 - the one reader
     return {name: text for name, text in found if name.startswith(_PREFIX)}
+
+
+def environment_without(names: frozenset[str]) -> dict[str, str]:
+    """Return the environment for a process of ours, less some variables."""
+    found = os.environ.items()  # noqa: TID251 - the one reader
+    return {name: text for name, text in found if name not in names}
 
 
 def tell_native_code(variables: Mapping[str, str]) -> None:

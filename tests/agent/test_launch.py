@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """When agents are started, and how often one is looked for."""
 
-import io
-
 import pytest
 
 from ucm.agent import launch
@@ -14,7 +12,7 @@ class Process:
     """An agent that ends when a test says so."""
 
     def __init__(self, *_, **__) -> None:
-        self.stdin = io.BytesIO()
+        self.problem = ""
         self.code: int | None = None
 
     def poll(self) -> int | None:
@@ -31,21 +29,20 @@ class World:
 
     def starts(self) -> bool:
         """Find no agent; return whether one is started."""
-        before = self.launch._process
+        before = self.launch._agent
         self.launch()
-        return before is not self.launch._process
+        return before is not self.launch._agent
 
     def ends(self, code: int, seconds: float) -> None:
         """Let the one that was started end after so long."""
         self.now += seconds
-        self.launch._process.code = code
+        self.launch._agent.code = code
 
 
 @pytest.fixture
 def world(monkeypatch) -> World:
     """Return a launcher of processes that are none."""
     monkeypatch.setattr(launch, "_Agent", Process)
-    monkeypatch.setattr(launch, "_left_behind", [])
     return World()
 
 

@@ -2,7 +2,6 @@
 """The agent's process: when it is there, what it leaves, and when it ends."""
 
 import asyncio
-import gc
 import json
 import multiprocessing
 import os
@@ -21,10 +20,11 @@ import msgspec
 import pytest
 from structlog.testing import CapturingLogger
 
+from tests.kit.agents import agent_pid, end_agent, exit_code
 from tests.kit.file_tier import registration
 from tests.stores.slab_kit import open_slab
 from ucm.agent.client import AgentClient
-from ucm.agent.launch import Launcher, _left_behind
+from ucm.agent.launch import Launcher
 from ucm.agent.protocol import (
     FRAME_HEADER,
     SOCKET_NAME,
@@ -268,40 +268,40 @@ class TestAgent:
         launch = Launcher(UCMConfig.from_mapping(place.settings))
         with open_slab(place.slab, 64):
             launch()
-            first = launch._process
+            first = agent_pid(launch)
             launch()
-            assert first is launch._process
+            assert first == agent_pid(launch)
             with place.client():
-                first.kill()
-                first.wait()
-                until(lambda: launch() or first is not launch._process)
-                until(lambda: is_served(place, launch._process.pid))
-            launch._process.terminate()
-            assert 0 == launch._process.wait(LIMIT_S)
+                end_agent(launch)
+                until(lambda: launch() or first != agent_pid(launch))
+                until(lambda: is_served(place, agent_pid(launch)))
+            assert 0 == end_agent(launch, signal.SIGTERM)
 
-    def test_engine_that_ends_before_its_agent_is_warned_of_nothing(
-        self, place, monkeypatch, recwarn
+    def test_agent_is_no_child_of_the_engine_that_starts_it(
+        self, place, monkeypatch
     ) -> None:
-        """R-63: an agent is there to stay; Python takes a process that does for a leak."""
+        """R-55, R-63: vLLM kills all that descends from its processes when it ends; the
+        agent goes on, with what is to be spilled."""
         monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
         monkeypatch.chdir(ROOT)
         launch = Launcher(UCMConfig.from_mapping(place.settings))
         launch()
-        pid = launch._process.pid
-        del launch
-        _left_behind.pop()
-        gc.collect()
-        assert [] == [str(each.message) for each in recwarn]
-        os.kill(pid, signal.SIGKILL)
-        assert pid == os.waitpid(pid, 0)[0]
-
+        pid = agent_pid(launch)
+        try:
+            ancestors = [pid]
+            while ancestors[-1] > 1:
+                told = Path(f"/proc/{ancestors[-1]}/stat").read_text()
+                ancestors.append(int(told.rpartition(")")[2].split()[1]))
+            assert os.getpid() not in ancestors
+        finally:
+            assert -1 == end_agent(launch)
 
     def test_settings_that_end_with_their_engine_are_one_line(self, place) -> None:
         """R-63: an engine that is killed while it starts its agent leaves no traceback."""
         reader, writer = os.pipe()
         os.close(reader)
         agent = subprocess.run(
-            [sys.executable, "-m", "ucm.agent", "--problem-fd", str(writer)],
+            [sys.executable, "-m", "ucm.agent", "--engine-fd", str(writer)],
             input=b'{"store":',
             pass_fds=(writer,),
             cwd=ROOT,
@@ -339,7 +339,7 @@ def _launch_bound(config: UCMConfig) -> tuple[int, set[int]]:
         os.sched_setaffinity(int(thread), {min(os.sched_getaffinity(0))})
     launch = Launcher(config)
     launch()
-    return launch._process.pid, os.sched_getaffinity(0)
+    return agent_pid(launch), os.sched_getaffinity(0)
 
 
 class TestRefused:
@@ -364,18 +364,17 @@ class TestRefused:
                 client.close()
                 runner.run(other.aclose())
             (call,) = log.calls
-            refused, problem = launch._process, call.kwargs["error"]
-            assert ("agent.lost", 2) == (call.args[0], refused.returncode)
+            refused, problem = agent_pid(launch), call.kwargs["error"]
+            assert ("agent.lost", 2) == (call.args[0], exit_code(launch))
             assert "tiers.0.path" in problem
             assert ([problem] * 3, refused) == (
                 [launch() for _ in range(3)],
-                launch._process,
+                agent_pid(launch),
             )
             now[0] = 61.0
             launch()
-            assert refused is not launch._process
-            launch._process.kill()
-            launch._process.wait()
+            assert refused != agent_pid(launch)
+            end_agent(launch)
 
 
 def is_served(place: Place, pid: int) -> bool:

@@ -15,6 +15,7 @@ import pytest
 import ucm
 from tests.cache.kit import KEYSPACE, LAYOUT, keys_of, our_threads, run
 from tests.cache.test_opening import pool_of
+from tests.kit import agents
 from tests.kit.file_tier import registration
 from ucm.cache import aio
 from ucm.cache.sync import Cache
@@ -62,9 +63,8 @@ class Place:
 def end_agent(cache: Cache | aio.Cache) -> None:
     """Kill the agent that a cache has started, and have it start no other."""
     client = cache._core.fetches._client
-    agent, client._launch = client._launch._process, lambda: ""
-    agent.kill()
-    agent.wait(LIMIT_S)
+    launch, client._launch = client._launch, lambda: ""
+    agents.end_agent(launch)
 
 
 def until(is_so: Callable[[], bool]) -> None:

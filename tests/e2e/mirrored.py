@@ -16,6 +16,7 @@ from examples.kv_mirror import Place, Subscription
 from tests.backends.disk_kit import keys_on
 from tests.e2e.connector import halves, prompt, ucm_config
 from tests.e2e.engine import generate, in_process_engine, reset_prefix_cache
+from tests.kit.agents import end_agent
 from ucm.blocks import PackedKey, hash_of
 from ucm.stores.slab import SlabStore
 from ucm.stores.slab._chains import unpack_key
@@ -62,9 +63,7 @@ class Node:
 
     def kill_agent(self) -> None:
         """Kill it, and wait until it is gone."""
-        agent = self.client._launch._process
-        agent.kill()
-        agent.wait()
+        end_agent(self.client._launch)
 
     def until(self, is_so: Callable[[], bool]) -> None:
         """Let the engine run small steps and the subscriber listen until something is so."""

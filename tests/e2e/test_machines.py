@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine whose ranks are on two machines, each with a slab and an agent of its own."""
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from tests.e2e.connector import LOADED, prompt, ucm_config
 from tests.e2e.server import Server, follow, serve
 from tests.ports import free_ports
+from ucm.agent.protocol import SOCKET_NAME
 from ucm.cli.main import main
 
 PROMPT = prompt(900, 300)
@@ -37,7 +39,8 @@ class TestMachines:
         self, llama: Path, tmp_path: Path
     ) -> None:
         """Each rank's part comes from its own machine's slab or by way of the shared tier;
-        what one machine cannot have, or only damaged, is computed, and the tokens are right."""
+        what one machine cannot have, or only damaged, is computed, and the tokens are right.
+        R-63: the agents outlive the engine."""
         share = tmp_path / "share"
         tiers = [{"type": "files", "path": str(share)}]
         slabs = [tmp_path / f"slab{at}" for at in range(2)]
@@ -77,6 +80,9 @@ class TestMachines:
             for part in parts():
                 part.write_bytes(part.read_bytes()[:-1] + b"?")
             told["one part damaged"] = ask()
+        for slab in slabs:  # not killed with the engine: others may share it
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.connect(str(slab / SOCKET_NAME))
         assert {
             "from both slabs": (cold, 2),
             "one part by way of the tier": (cold, 2),

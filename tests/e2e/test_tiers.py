@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.connector import LOADED, halves, prompt, ucm_config
 from tests.e2e.engine import ROOT, generate, in_process_engine, reset_prefix_cache
 from tests.e2e.test_store_trouble import labelled
+from tests.kit.agents import end_agent
 from tests.kit.file_tier import registration
 from ucm.integration.vllm.tiers import Tiers
 from ucm.scheduler.prompts import PromptSpeed
@@ -123,9 +124,7 @@ class TestTiers:
             assert 2 == labelled(b.llm, LOADED)
             assert HIT == b.ask(0)
             assert 1 == b.wants("")
-            agent = b.tiers._client._launch._process
-            agent.kill()
-            agent.wait()
+            end_agent(b.tiers._client._launch)
             assert 0 == b.ask(3)
             b.until(lambda: b.is_joined)
             assert 2 * HIT == b.ask(1, 2)

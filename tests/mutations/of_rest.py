@@ -11,7 +11,7 @@ _RANKS = "tests/integration/vllm/test_elsewhere.py"
 _MACHINES = "tests/integration/vllm/test_machines.py"
 _LAUNCH = "ucm/agent/launch.py"
 _LAUNCHES = "tests/agent/test_launch.py"
-_LEFT = "tests/agent/test_process.py::TestAgent::test_engine_that_ends_before_its_agent_is_warned_of_nothing"
+_RUNS = "tests/agent/test_process.py::TestAgent"
 _DISK = "ucm/backends/disk/_backend.py"
 _CHANGING = "tests/backends/test_disk_changing.py::TestChanging"
 
@@ -132,12 +132,32 @@ REST = (
         ),
     ),
     Mutant(
-        name="agent_left_behind_taken_for_a_leak",
-        why="R-63: each engine that ends before its agent prints a ResourceWarning.",
+        name="agent_is_the_engines_child",
+        why="R-55: vLLM kills the agent when it ends, and what it was to spill is not spilled.",
         file=_LAUNCH,
-        find="            self._process = _Agent(\n",
-        replace="            self._process = subprocess.Popen(\n",
-        killers=(_LEFT,),
+        find="if pid := os.fork():\n    print(pid)\nelse:\n",
+        replace="pid = 0\nprint(os.getpid(), flush=True)\nif True:\n",
+        killers=(f"{_RUNS}::test_agent_is_no_child_of_the_engine_that_starts_it",),
+    ),
+    Mutant(
+        name="agent_bound_with_its_rank",
+        why="On one core with a rank that polls, an agent gets no turn for half a minute.",
+        file=_LAUNCH,
+        find="format_cpulist(engine_cpus())",
+        replace="format_cpulist(os.sched_getaffinity(0))",
+        killers=(
+            f"{_RUNS}::test_agent_is_not_bound_to_the_core_of_the_rank_that_starts_it",
+        ),
+    ),
+    Mutant(
+        name="limited_look_up_without_keys_says_nothing",
+        why="R-71: ranks elsewhere have told nothing yet, the keys are in doubt: no reason.",
+        file="ucm/scheduler/matching.py",
+        find="        if not self.keyspace_digest:\n            return num_tokens\n",
+        replace="",
+        killers=(
+            "tests/scheduler/test_misses.py::TestDeclined::test_unkeyed_long_ids_and_partial_blocks_are_told_apart",
+        ),
     ),
     Mutant(
         name="long_steps_charged_to_loads",

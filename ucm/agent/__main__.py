@@ -42,7 +42,11 @@ def main() -> int:
         default=_LINGER_S,
         help="seconds to stay without engines; below 0: until SIGTERM",
     )
-    parser.add_argument("--problem-fd", type=int, help="told what cannot be used")
+    parser.add_argument(
+        "--engine-fd",
+        type=int,
+        help="pipe to who started it: open as long as it lives, told how it ends",
+    )
     parser.add_argument(
         "--cpus",
         type=parse_cpulist,
@@ -51,22 +55,42 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     bind_thread(AffinityPlan(arguments.cpus, "of the engine"))
+    if arguments.engine_fd is not None:  # what we start may outlive us
+        os.set_inheritable(arguments.engine_fd, False)
     try:
-        config = _read(arguments.config)
-        directory = Path(config.store.path)
-        if not _await_slab(directory, arguments.linger):
-            return 0
+        code, problem = _serve(arguments.config, arguments.linger), ""
+    except (ConfigError, OSError, msgspec.DecodeError) as exc:
+        code, problem = REFUSED, str(exc)
+        sys.stderr.write(f"ucm agent: {problem}\n")
+    if arguments.engine_fd is not None:
+        with contextlib.suppress(BrokenPipeError):  # the engine is gone
+            told = f"{code}\n{problem}".encode()[:_MOST_PROBLEM]
+            os.write(arguments.engine_fd, told)
+    return code
+
+
+def _serve(path: Path | None, linger: float) -> int:
+    """
+    Serve as a file says; return the exit code.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+        OSError: Likewise.
+        msgspec.DecodeError: What it says is no JSON object.
+    """
+    config = _read(path)
+    directory = Path(config.store.path)
+    if not _await_slab(directory, linger):
+        return 0
+    try:
         lock = AgentLock(directory)
     except BlockingIOError:
         return 0
-    except (ConfigError, OSError, msgspec.DecodeError) as exc:
-        return _refuse(exc, arguments.problem_fd)
     log = open_log(config.log, "agent")
-    linger_s = arguments.linger if arguments.linger >= 0 else None
     try:
-        anyio.run(Node(config, log, linger_s).run)
-    except ConfigError as exc:
-        return _refuse(exc, arguments.problem_fd)
+        anyio.run(Node(config, log, linger if linger >= 0 else None).run)
+    except ConfigError:
+        raise
     except Exception as exc:  # noqa: BLE001 - a bug, of a backend maybe
         log.error(RUNTIME_FAILED, error=repr(exc))  # noqa: TRY400 - a line, no traceback
         return 1
@@ -74,15 +98,6 @@ def main() -> int:
         close_log(log)
         lock.close()
     return 0
-
-
-def _refuse(problem: Exception, problem_fd: int | None) -> int:
-    """Say why this agent cannot be used, also to the engine that started it."""
-    sys.stderr.write(f"ucm agent: {problem}\n")
-    if problem_fd is not None:
-        with contextlib.suppress(BrokenPipeError):  # the engine is gone
-            os.write(problem_fd, str(problem).encode()[:_MOST_PROBLEM])
-    return REFUSED
 
 
 def _await_slab(directory: Path, seconds: float) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from ucm.affinity import engine_cpus, format_cpulist
-from ucm.config import UCMConfig
+from ucm.config import UCMConfig, environment_without
 
 __all__ = ["REFUSED", "Launcher", "Pauses"]
 
@@ -30,17 +30,78 @@ _BINDING: Final = frozenset(
     {"GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"}
 )
 """What has a rank's process bind itself to cores, and the agent's too, if it inherits it."""
+_ORPHAN: Final = """
+import os, sys
+if pid := os.fork():
+    print(pid)
+else:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.execv(sys.argv[1], sys.argv[1:])
+"""
+_BETWEEN_S: Final = 5.0
+"""For a process that only starts another."""
+_DIED: Final = -1
+"""Stands for the exit code of an agent that said none."""
 
 
-class _Agent(subprocess.Popen[bytes]):
-    """A process that outlives who started it, which is no leak to be warned of."""
+class _Agent:
+    """
+    One that was started, which is nobody's child.
 
-    def __del__(self) -> None:
-        """Say nothing."""
+    vLLM kills whatever descends from its processes when it ends. What is known of the agent is
+    what comes through a pipe that it holds open as long as it lives: its exit code, and why it
+    cannot be used.
 
+    Args:
+        settings: What it reads; travels by standard input, as it may hold secrets.
 
-_left_behind: Final[list[_Agent]] = []
-"""Those that are to be reaped once they are over."""
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self, settings: bytes) -> None:
+        self.problem = ""
+        self._said = b""
+        self._code: int | None = None
+        self._reader, writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        command = [sys.executable, "-P", "-m", "ucm.agent", "--engine-fd", str(writer)]
+        command += ["--cpus", format_cpulist(engine_cpus())]
+        try:
+            between = subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _ORPHAN, *command],
+                input=settings,
+                stdout=subprocess.PIPE,
+                pass_fds=(writer,),
+                env=environment_without(_BINDING),
+                start_new_session=True,
+                timeout=_BETWEEN_S,
+                check=True,
+            )
+        except subprocess.SubprocessError as exc:
+            os.close(self._reader)
+            raise OSError(f"no process for the agent: {exc}") from exc
+        except OSError:
+            os.close(self._reader)
+            raise
+        finally:
+            os.close(writer)
+        self.pid = int(between.stdout)
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it lives."""
+        while self._code is None:
+            try:
+                said = os.read(self._reader, _MOST_TEXT)
+            except BlockingIOError:
+                return None
+            self._said += said
+            if not said:
+                os.close(self._reader)
+                code, _, problem = self._said.decode(errors="replace").partition("\n")
+                self._code = int(code) if code.isdecimal() else _DIED
+                self.problem = problem
+        return self._code
 
 
 class Pauses:
@@ -71,15 +132,15 @@ class Launcher:
     """
     Starts an agent in a process of its own, one at a time.
 
-    It is in a session of its own: what ends the engine's group does not end it. One that
-    refuses its settings says why through a pipe, and is not started anew for a while. One that
+    It is in a session of its own, and no child of the engine's: what ends the engine does not
+    end it. One that refuses its settings says why, and is not started anew for a while. One that
     dies soon, again and again, is started less and less often. One that ends at once, well, has
     met another engine's, which is waited for. Its CPUs are the engine's, not those of the rank
     that happens to start it: on one core with a rank that polls, it was seen to get no turn in
     half a minute.
 
     Args:
-        config: As the engine has it; travels by standard input, as it may hold secrets.
+        config: As the engine has it.
         clock: In seconds.
     """
 
@@ -88,19 +149,18 @@ class Launcher:
     ) -> None:
         self._settings = msgspec.json.encode(config)
         self._clock = clock
-        self._process: _Agent | None = None
-        self._problem_fd = -1
-        self._problem = ""
+        self._agent: _Agent | None = None
+        self._is_over = False
         self._started_at = self._not_before = 0.0
         self._starts = Pauses()
         self._met_another = False
 
     def is_coming(self) -> bool:
         """Return whether an agent that was started, ours or another's, is on its way."""
-        process, now = self._process, self._clock()
-        if process is None:
+        if self._agent is None:
             return False
-        if process.poll() is None:
+        now = self._clock()
+        if self._agent.poll() is None:
             return now < self._started_at + _COMING_S
         return self._met_another and now < self._not_before
 
@@ -111,22 +171,21 @@ class Launcher:
         Returns:
             Why the one before could not be used; empty if it could.
         """
-        if self._process is not None:
-            code = self._process.poll()
+        problem = ""
+        if self._agent is not None:
+            code = self._agent.poll()
             if code is None:
                 return ""
-            if self._problem_fd >= 0:
-                self._is_over(code)
+            if not self._is_over:
+                self._is_over = True
+                self._note_end(code)
+            problem = self._agent.problem
         if self._clock() >= self._not_before:
             self._start()
-        return self._problem
+        return problem
 
-    def _is_over(self, code: int) -> None:
-        """Read what the one that is over has said; decide when the next one is started."""
-        said = os.read(self._problem_fd, _MOST_TEXT).decode(errors="replace")
-        os.close(self._problem_fd)
-        self._problem_fd = -1
-        self._problem = said if code == REFUSED else ""
+    def _note_end(self, code: int) -> None:
+        """Decide when the next one is started."""
         now = self._clock()
         lasted_s = now - self._started_at
         pause_s = self._starts.next(lasted_s)
@@ -142,34 +201,7 @@ class Launcher:
     def _start(self) -> None:
         self._started_at = self._clock()
         try:
-            reader, writer = os.pipe()
+            self._agent = _Agent(self._settings)
+            self._is_over = False
         except OSError:  # as without an agent; it is tried again
-            return
-        command = [sys.executable, "-P", "-m", "ucm.agent", "--problem-fd", str(writer)]
-        command += ["--cpus", format_cpulist(engine_cpus())]
-        env = {name: os.environ[name] for name in os.environ.keys() - _BINDING}
-        try:
-            self._process = _Agent(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(writer,),
-                env=env,
-                start_new_session=True,
-            )
-        except OSError:  # as without an agent; it is tried again
-            os.close(reader)
-            return
-        finally:
-            os.close(writer)
-        self._problem_fd = reader
-        os.set_blocking(reader, True)
-        _left_behind[:] = [each for each in _left_behind if each.poll() is None]
-        _left_behind.append(self._process)
-        stdin = self._process.stdin
-        assert stdin is not None
-        try:
-            stdin.write(self._settings)
-            stdin.close()
-        except OSError:
             return

@@ -18,6 +18,7 @@ import torch
 
 from tests.integration.vllm.kit import engine_config, plain_cache
 from tests.integration.vllm.test_halves import NUM_BLOCKS, PAGE, request
+from tests.kit.agents import end_agent
 from tests.kit.file_tier import registration
 from ucm.agent.joining import check_machines
 from ucm.blocks import BlockKey, ShardId
@@ -80,7 +81,7 @@ class Cluster:
         self.scheduler.agree([worker.handshake() for worker in self.workers])
         self.clients = self.scheduler._tiers._client, self.workers[1]._wants._client
         until(lambda: all(client.is_up for client in self.clients))
-        self.agents = [agent_of(client) for client in self.clients]
+        self.agents = [client._launch for client in self.clients]
 
     def close(self) -> None:
         """End the engine; its agents stay."""
@@ -180,17 +181,11 @@ def start(tmp_path, monkeypatch):
         def start(*names: str) -> Cluster:
             made = Cluster(tmp_path, Path(shm), *names)
             for agent in made.agents:
-                stack.callback(agent.wait)
-                stack.callback(agent.kill)
+                stack.callback(end_agent, agent)
             stack.callback(made.close)
             return made
 
         yield start
-
-
-def agent_of(client):
-    """Return the agent's process that a client has started."""
-    return client._launch._process
 
 
 def keys_of(worker, digest, rank):
@@ -251,8 +246,7 @@ class TestMachines:
         until(lambda: parts(tmp_path) == 6)
         client = one.clients[1]
         client._launch = lambda: ""
-        agent_of_it = one.agents[1]
-        agent_of_it.kill()
+        end_agent(one.agents[1])
         until(lambda: not client.is_up)
         assert 0 == one.ask()
 
