@@ -9,7 +9,7 @@ all hooks of the worker's half (``hooks``), while something goes on beside it:
 - ``saturated``: steps come faster than they are saved, so that the queue is full;
 - ``busy loop``: the event loop runs Python all the time;
 - ``blocked store``: a store that does not answer;
-- ``disk``: a slab on a disk that is synced with each commit.
+- ``disk``: a slab on a disk.
 
 ``hooks empty`` is a step that saves nothing, ``hooks decoding`` one that saves a decoded
 block of each of twelve requests in one ticket, both with nothing beside them.
@@ -52,7 +52,7 @@ from benchmarks.step import (
     spans,
 )
 from ucm.blocks import KeySpace, Owner
-from ucm.config import Durability, UCMConfig
+from ucm.config import UCMConfig
 from ucm.devices.abc import Fence
 from ucm.devices.cpu import CPUDevice
 from ucm.runtime import Runtime
@@ -143,7 +143,6 @@ def _on_disk(home: Path) -> Beside:
         path=f"{home}/slab",
         capacity_bytes=4 * BLOCKS * BLOCK_BYTES,
         block_bytes=BLOCK_BYTES,
-        durability=Durability.POWER,
     )
     return Beside(store)
 

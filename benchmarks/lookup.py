@@ -19,7 +19,6 @@ import numpy as np
 
 from benchmarks.harness import Figure, Scale, Times, compare, main, make_keys, ratio
 from ucm.blocks import PackedKey
-from ucm.config import Durability
 from ucm.stores.slab import SlabStore
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._opened import OpenedSlab
@@ -39,7 +38,6 @@ def fill(path: Path, num_keys: int) -> None:
     slab = OpenedSlab(
         path,
         Geometry.fit(num_keys * SLOT_BYTES, SLOT_BYTES),
-        Durability.PROCESS,
         index_only=True,
         open_timeout=10.0,
         lock_timeout=10.0,

@@ -34,7 +34,6 @@ from benchmarks.harness import Figure, Scale, Side, Told, compare, main, ratio, 
 from benchmarks.memory import ROWS
 from benchmarks.requests import measure_memory, measure_requests
 from benchmarks.stores import MEMORY, return_nothing
-from ucm.config import Durability
 from ucm.pipeline import load
 from ucm.scheduler.messages import TransferKind
 from ucm.stores.abc import Store
@@ -140,15 +139,6 @@ def _in_memory(home: Path, block_bytes: int) -> Store:
     )
 
 
-def _synced(home: Path, block_bytes: int) -> Store:
-    return SlabStore(
-        path=f"{home}/slab",
-        capacity_bytes=POOL_SPANS * SPAN_BYTES,
-        block_bytes=block_bytes,
-        durability=Durability.POWER,
-    )
-
-
 def _slow(home: Path, block_bytes: int) -> Store:
     slow = Fault("commit", functools.partial(time.sleep, SLOW_S), nth=0)
     return FaultStore(_in_memory(home, block_bytes), FaultPlan(slow))
@@ -156,7 +146,6 @@ def _slow(home: Path, block_bytes: int) -> Store:
 
 STORES: dict[str, Callable[[Path, int], Store]] = {
     "slab in DRAM": _in_memory,
-    "synced slab on disk": _synced,
     "slab whose commit takes 20 ms": _slow,
 }
 

@@ -135,9 +135,8 @@ class Scale:
         self.measure("evict_after_all_were_touched", [lambda: self.save(self.keys(2))])
         self._measure_saves("_scattered")
         self.measure("rebuild", [lambda: self.index.rebuild(self.index.moment())])
-        self.measure("distrust", [self.index.distrust])
         self.measure("clear", [lambda: self.index.clear(b"")])
-        del self.locks["rebuild"], self.locks["distrust"], self.locks["join"]
+        del self.locks["rebuild"], self.locks["join"]
         longest = max(self.locks, key=self.locks.__getitem__)
         return {
             **self.results,

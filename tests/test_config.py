@@ -11,7 +11,6 @@ import yaml
 
 from scripts.settings_table import PAGE, ROOT, render, rewrite
 from ucm.config import (
-    Durability,
     LogConfig,
     QueueConfig,
     SaveDecoded,
@@ -20,6 +19,7 @@ from ucm.config import (
     ThreadConfig,
     TimeoutConfig,
     UCMConfig,
+    Verify,
     default_store_path,
 )
 from ucm.errors import ConfigError
@@ -50,7 +50,6 @@ class TestDefaults:
         config = UCMConfig.from_mapping({})
         assert UCMConfig() == config
         assert ("slab", 4 << 30) == (config.store.type, config.store.capacity)
-        assert Durability.PROCESS is config.store.durability
         assert (True, False) == tuple(getattr(config, key) for key in EVENT_KEYS)
         assert f"/dev/shm/ucm-{os.getuid()}" == default_store_path()
         assert default_store_path() == config.store.path
@@ -224,15 +223,15 @@ class TestValues:
 
     def test_enumerated_value_is_read_by_its_word(self):
         """An enumerated setting is given as its word."""
-        config = UCMConfig.from_mapping({"store": {"durability": "power"}})
-        assert Durability.POWER is config.store.durability
+        config = UCMConfig.from_mapping({"store": {"verify": "once"}})
+        assert Verify.ONCE is config.store.verify
 
-    @pytest.mark.parametrize("word", ["Power", "", None, 1, ["power"]])
+    @pytest.mark.parametrize("word", ["Once", "", None, 1, ["once"]])
     def test_unknown_word_lists_the_known_ones(self, word):
         """X-09: any other word is refused and the known ones are listed."""
-        error = refused({"store": {"durability": word}})
-        assert "store.durability" == error.key
-        assert "['process', 'power']" in error.remedy
+        error = refused({"store": {"verify": word}})
+        assert "store.verify" == error.key
+        assert "['always', 'once']" in error.remedy
 
     def test_unknown_log_level_lists_the_known_ones(self):
         """X-09: a level that does not exist is refused by name."""

@@ -52,12 +52,12 @@ _ADMISSION = {"enum": ["all", "again"]}
 
 
 class Durability(enum.Enum):
-    """What committed blocks of a slab survive."""
+    """What blocks on a tier survive."""
 
     PROCESS = "process"
     """The death of any process, but not of the machine."""
     POWER = "power"
-    """The machine too: every commit is flushed to the medium."""
+    """The machine too: every put is flushed to the medium."""
 
 
 class HugePages(enum.Enum):
@@ -163,9 +163,6 @@ class StoreConfig:
         "Bytes kept per node, for all ranks and engines together; `4GiB` or an integer.",
         read=read_size,
         least=1,
-    )
-    durability: Durability = field(
-        Durability.PROCESS, "`process` survives kill -9, `power` the machine as well."
     )
     retain_share: float = field(
         0.25,

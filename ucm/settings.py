@@ -35,6 +35,10 @@ __all__ = [
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", re.IGNORECASE)
 _UNITS = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_GONE = {
+    "store.durability": "Leave it out: a slab is memory. What is to outlast the machine goes "
+    "to a tier, such as disk with durability: power.",
+}
 _T = TypeVar("_T")
 
 
@@ -143,9 +147,8 @@ def read_section(cls: type[_T], given: object, prefix: str) -> _T:
         if name not in fields:
             close = difflib.get_close_matches(str(name), fields, n=1)
             hint = f"Did you mean {prefix}{close[0]}? " if close else ""
-            raise ConfigError(
-                key, value, "unknown key", f"{hint}Known: {sorted(fields)}."
-            )
+            known = f"{hint}Known: {sorted(fields)}."
+            raise ConfigError(key, value, "unknown key", _GONE.get(key, known))
         values[name] = _read_value(key, value, hints[name], fields[name].metadata)
     return cls(**values)
 

@@ -213,11 +213,19 @@ class TestErrors:
         assert len(str(error)) < 1000
 
 
+class TestGone:
+    def test_durability_of_a_slab_is_refused_with_what_took_its_place(self):
+        """A setting of former releases is no unknown word: a tier outlasts the machine."""
+        error = error_of({"store": {"durability": "power"}}, {})
+        assert "store.durability" == error.key
+        assert "disk with durability: power" in error.remedy
+
+
 class TestFlat:
     def test_every_setting_is_there_as_json_has_it(self):
         """Sections are gone, words are text, and no setting is left out."""
         found = flat(UCMConfig())
-        assert "process" == found["store.durability"]
+        assert "always" == found["store.verify"]
         num_leaves = sum(
             len(attrs.fields(type(section))) if attrs.has(type(section)) else 1
             for section in (

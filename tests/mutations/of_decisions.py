@@ -336,9 +336,8 @@ DECISIONS = (
         why="A misspelt setting is passed over, and its default serves in silence.",
         file="ucm/settings.py",
         find="""\
-            raise ConfigError(
-                key, value, "unknown key", f"{hint}Known: {sorted(fields)}."
-            )
+            known = f"{hint}Known: {sorted(fields)}."
+            raise ConfigError(key, value, "unknown key", _GONE.get(key, known))
 """,
         replace="            continue\n",
         killers=(

@@ -117,14 +117,6 @@ STORES = (
         replace="",
         killers=(f"{_CRASH}::test_lease_does_not_end_with_another_ones_slots",),
     ),
-    Mutant(
-        name="data_not_flushed",
-        why="A power loss leaves a committed index over bytes that never arrived.",
-        file=_LEASES,
-        find="            self._slab.sync_data()\n",
-        replace="",
-        killers=(f"{_RESTART}::test_commit_that_cannot_be_flushed_publishes_nothing",),
-    ),
     # Who may write what.
     Mutant(
         name="two_writers_of_a_key",
@@ -199,8 +191,8 @@ STORES = (
         name="unflushed_index_trusted",
         why="After a power loss blocks are served that never reached the disk.",
         file=_CLASSES,
-        find="                index.empty()\n",
-        replace="                index.distrust()\n",
+        find="            index.empty()\n",
+        replace="            index.rebuild(index.moment())\n",
         killers=(
             f"{_RESTART}::test_unsynced_slab_is_empty_after_a_crash_of_the_machine",
         ),

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from ucm.blocks import PackedKey
-from ucm.config import Durability, Verify
+from ucm.config import Verify
 from ucm.stores.slab import SlabStore
 from ucm.stores.slab._layout import IndexLayout, SlotState
 from ucm.testing.store_blocks import BLOCK_BYTES
@@ -24,7 +24,6 @@ def open_slab(
     num_blocks: int = 8,
     *,
     index_only: bool = False,
-    durability: Durability = Durability.PROCESS,
     verify: Verify = Verify.ALWAYS,
     open_timeout: float = 60.0,
     lock_timeout: float = 60.0,
@@ -37,7 +36,6 @@ def open_slab(
         capacity_bytes=num_blocks * SLOT_BYTES,
         block_bytes=block_bytes,
         index_only=index_only,
-        durability=durability,
         verify=verify,
         open_timeout=open_timeout,
         lock_timeout=lock_timeout,

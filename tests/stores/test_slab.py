@@ -2,7 +2,6 @@
 """The slab store passes the contract, survives restarts and refuses what is wrong."""
 
 import contextlib
-import errno
 import os
 import types
 from functools import partial
@@ -12,11 +11,9 @@ import pytest
 
 from tests.stores.slab_kit import SLOT_BYTES, RawSlab, die, index_path, open_slab
 from ucm.blocks import PackedKey
-from ucm.config import Durability, StoreConfig
+from ucm.config import StoreConfig
 from ucm.errors import (
     BlockCorruptError,
-    ConfigError,
-    StoreUnavailableError,
 )
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore, _chains, _classes, _store, _used
@@ -25,7 +22,6 @@ from ucm.stores.slab._locks import FileLock
 from ucm.stores.slab._tables import EVERYTHING
 from ucm.testing.store_blocks import (
     BLOCK_BYTES,
-    fill,
     load,
     make_keys,
     payload,
@@ -79,18 +75,6 @@ class TestSlabStoreInMemory(TestSlabStore):
         base.rmdir()
 
 
-class TestSlabStoreOnPower(TestSlabStore):
-    """The contract with every commit flushed to the disk."""
-
-    def make_store(self, directory: Path, num_blocks: int) -> Store:
-        """Make a slab that survives a power cut."""
-        return open_slab(directory, num_blocks, durability=Durability.POWER)
-
-    def reopen(self, directory: Path, num_blocks: int) -> Store | None:
-        """Open the slab that is there."""
-        return open_slab(directory, num_blocks, durability=Durability.POWER)
-
-
 class TestSharing:
     def test_openers_of_one_process_share_blocks(self, tmp_path):
         """A scheduler and a worker in one process see the same blocks."""
@@ -115,7 +99,7 @@ class TestSharing:
 
     def test_who_only_looks_takes_the_slots_as_they_are(self, tmp_path):
         """A scheduler asks for no memory: a slab of another capacity is looked into all
-        the same, and one of other durability is not."""
+        the same."""
         keys = make_keys(3)
         with open_slab(tmp_path / "s") as worker:
             save(worker, keys)
@@ -129,8 +113,6 @@ class TestSharing:
                 assert 3 == scheduler.match(keys)
                 assert worker.stats() == scheduler.stats()
                 assert worker.capabilities == scheduler.capabilities
-            with pytest.raises(ConfigError, match="durability"):
-                look(index_only=True, durability=Durability.POWER)
 
     def test_touch_by_one_opener_saves_from_eviction_by_another(self, tmp_path):
         """Uses are counted over all openers (S2-05)."""
@@ -277,48 +259,6 @@ class TestRestart:
         self.reboot(monkeypatch, tmp_path)
         with open_slab(tmp_path / "s") as again:
             assert [False] * 4 == again.contains(make_keys(2) + make_keys(2, first=9))
-
-    def test_power_slab_keeps_whole_records_after_a_crash_of_the_machine(
-        self, tmp_path, monkeypatch
-    ):
-        """With every commit flushed, blocks survive; torn records do not."""
-        keys = make_keys(4)
-        power = {"durability": Durability.POWER}
-        store = open_slab(tmp_path / "s", **power)
-        save(store, keys)
-        store.reserve(make_keys(1, first=9), BLOCK_BYTES)
-        die(store)
-        raw = RawSlab(tmp_path / "s")
-        raw.records["key"][raw.slot_of(keys[3])][5] ^= 1
-        self.reboot(monkeypatch, tmp_path)
-        with open_slab(tmp_path / "s", **power) as again:
-            assert [True] * 3 + [False] == again.contains(keys)
-            assert [payload(key) for key in keys[:3]] == load(again, keys[:3])
-            assert again.stats().reserved_blocks == 0
-            assert again.audit() == []
-
-    def test_commit_that_cannot_be_flushed_publishes_nothing(
-        self, tmp_path, monkeypatch
-    ):
-        """When the disk refuses the flush, the blocks are not visible (S4-31)."""
-
-        def fail(fd):
-            if next(fails):
-                raise OSError(errno.EIO, "gone")
-
-        for outcome in ([True], [False, True]):  # of the data, of the index
-            with (
-                open_slab(tmp_path / "s", durability=Durability.POWER) as store,
-                store.reserve(make_keys(2), BLOCK_BYTES) as lease,
-            ):
-                fill(lease)
-                fails = iter(outcome)
-                with monkeypatch.context() as patch:
-                    patch.setattr(os, "fsync", fail)
-                    with pytest.raises(StoreUnavailableError):
-                        lease.commit()
-                assert store.contains(make_keys(2)) == [False, False]
-                assert store.audit() == []
 
     @pytest.mark.parametrize("text", ["", '{"kind":"ucm-'], ids=["empty", "torn"])
     def test_creation_killed_at_its_start_is_made_up_for(self, tmp_path, text):

@@ -62,7 +62,6 @@ def as_an_earlier_release_left_it(root: Path, schema: int, num_slots: int) -> No
         "schema": schema,
         "slot_bytes": SLOT_BYTES,
         "num_slots": num_slots,
-        "durability": "process",
     }
     if schema > 1:
         text = {"kind": "ucm-slab"} | text
@@ -131,7 +130,7 @@ class TestForeign:
 
 
 class TestReleases:
-    @pytest.mark.parametrize("schema", [1, 2, 4])
+    @pytest.mark.parametrize("schema", [1, 2, 4, 5])
     def test_slab_of_an_earlier_release_is_refused_by_name(self, tmp_path, schema):
         """Its users would not see our locks, nor we theirs; nothing is changed."""
         path = tmp_path / "s"
@@ -140,7 +139,7 @@ class TestReleases:
         for index_only in (False, True):
             with pytest.raises(ConfigError, match="another release made it") as caught:
                 open_slab(path, index_only=index_only)
-            assert f"schema version is {schema}, not 5" in str(caught.value)
+            assert f"schema version is {schema}, not 6" in str(caught.value)
             assert "remove the directory" in caught.value.remedy
         assert before == tree(path)
 

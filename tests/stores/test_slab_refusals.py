@@ -64,8 +64,8 @@ class TestRefusals:
         ("change", "key"),
         [
             ({"data_bytes": 1 << 20}, "store.path"),
-            ({"schema": 6}, "store.path"),
-            ({"durability": "power"}, "store.durability"),
+            ({"schema": 5}, "store.path"),
+            ({"schema": 7}, "store.path"),
             ({"color": "red"}, "store.path"),
         ],
     )

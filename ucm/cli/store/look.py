@@ -211,7 +211,7 @@ def stat(path: Path, *, key: str, as_json: bool) -> int:
     if as_json:
         say_json(attrs.asdict(facts))
         return 0
-    used = "memory" if facts.in_memory else f"a disk, durable: {facts.durability}"
+    used = "memory" if facts.in_memory else "a disk"
     lines = [
         (
             f"{facts.path}: {size_text(facts.data_bytes)} of {used}, "

@@ -21,7 +21,7 @@ from ucm.blocks import PackedKey
 from ucm.errors import KeyFormatError
 from ucm.stores.slab._layout import KEY_WORDS, is_used
 
-__all__ = ["NO_SLOT", "Chains", "KeyBatch", "have_their_hash", "pack_one", "unpack_key"]
+__all__ = ["NO_SLOT", "Chains", "KeyBatch", "pack_one", "unpack_key"]
 
 NO_SLOT = -1
 _FEW = 64
@@ -101,22 +101,6 @@ def unpack_key(words: npt.NDArray[np.uint64]) -> PackedKey:
     """Return the packed key of one ``[KEY_WORDS]`` row; any bytes give some key."""
     field = np.ascontiguousarray(words).tobytes()
     return PackedKey(field[: min(field[-1], _MAX_KEY_BYTES)])
-
-
-def have_their_hash(records: npt.NDArray[Any], seed: int) -> npt.NDArray[np.bool_]:
-    """Return which records have the hash of their key; without Python for each."""
-    fields = np.ascontiguousarray(records["key"]).view(np.uint8)
-    sizes = fields[:, -1]
-    whole = np.zeros(len(records), dtype=np.bool_)
-    for size in np.unique(sizes).tolist():
-        if 0 < size < fields.shape[1]:
-            at = np.flatnonzero(sizes == size)
-            keys = np.ascontiguousarray(fields[at, :size]).view(f"V{size}")[:, 0]
-            digests = b"".join(
-                map(xxh3_64_digest, keys.tolist(), itertools.repeat(seed))
-            )
-            whole[at] = np.frombuffer(digests, dtype=">u8") == records["hash"][at]
-    return whole
 
 
 class Chains:

@@ -19,7 +19,6 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ucm.config import Durability
 from ucm.errors import ConfigError
 from ucm.stores.slab._extents import UNUSED, Geometry
 from ucm.stores.slab._fates import map_fates
@@ -169,7 +168,7 @@ def make_index(directory: Directory, name: str, geometry: Geometry) -> None:
         raise
 
 
-def revive(opened: ClassIndex, durability: Durability) -> bool:
+def revive(opened: ClassIndex) -> bool:
     """
     Decide what an index is worth that nobody uses; it may be from before a reboot.
 
@@ -180,10 +179,7 @@ def revive(opened: ClassIndex, durability: Durability) -> bool:
     rebooted: bool = index.header[Word.BOOT : Word.BOOT + 2].tolist() != boot
     if rebooted:
         if not index.header[Word.CLEAN]:
-            if durability is Durability.POWER:
-                index.distrust()
-            else:
-                index.empty()
+            index.empty()
         index.start_clock()
         index.header[Word.BOOT : Word.BOOT + 2] = boot
     return rebooted

@@ -67,7 +67,6 @@ def compact(path: Path, *, memory: bool) -> Compacted:
             opened = OpenedSlab(
                 path,
                 surveyed.geometry,
-                survey.manifest.durability,
                 index_only=True,
                 open_timeout=_TIMEOUT_S,
                 lock_timeout=_TIMEOUT_S,

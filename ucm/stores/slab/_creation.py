@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ucm.config import Durability
 from ucm.errors import ConfigError
 from ucm.stores.slab._arena import Arena
 from ucm.stores.slab._classes import make_index
@@ -54,7 +53,6 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFAULT, errno.ENOMEM, errno.EFBIG}
 def find_or_create(
     directory: Directory,
     geometry: Geometry | None,
-    durability: Durability,
     *,
     in_memory: bool,
 ) -> Manifest:
@@ -64,7 +62,6 @@ def find_or_create(
     Args:
         directory: Where, locked.
         geometry: How it is cut if it is made; None: make none.
-        durability: What its blocks survive, or will.
         in_memory: Whether the directory lies in memory.
 
     Raises:
@@ -74,17 +71,14 @@ def find_or_create(
     """
     found = Manifest.read(directory)
     if found is not None:
-        found.require(directory.root, durability)
         return found
     if geometry is None:
         raise foreign(directory.root, f"it has no {MANIFEST}")
-    return _create(directory, geometry, durability, in_memory=in_memory)
+    return _create(directory, geometry, in_memory=in_memory)
 
 
-def _create(
-    directory: Directory, geometry: Geometry, durability: Durability, *, in_memory: bool
-) -> Manifest:
-    manifest = Manifest.of(geometry, durability)
+def _create(directory: Directory, geometry: Geometry, *, in_memory: bool) -> Manifest:
+    manifest = Manifest.of(geometry)
     index = manifest.index_of(geometry.slot_bytes)
     with making(directory, geometry):
         require_ours(directory, manifest.encode())

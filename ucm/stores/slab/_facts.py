@@ -57,7 +57,6 @@ class SlabFacts:
 
     path: str
     in_memory: bool
-    durability: str
     revision: int
     """How often it was cut anew."""
     data_bytes: int
@@ -90,7 +89,6 @@ def facts_of(survey: SlabSurvey) -> SlabFacts:
     return SlabFacts(
         path=str(survey.path),
         in_memory=survey.in_memory,
-        durability=survey.manifest.durability.value,
         revision=survey.manifest.revision,
         data_bytes=cut.data_bytes,
         extent_bytes=cut.extent_bytes,

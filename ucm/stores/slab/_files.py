@@ -34,7 +34,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from ucm.config import Durability, HugePages
+from ucm.config import HugePages
 from ucm.errors import ConfigError
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._memory import advise, populate
@@ -60,7 +60,7 @@ _seek = ctypes.PyDLL(None).lseek
 _seek.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_int)
 _seek.restype = ctypes.c_longlong
 
-_SCHEMA_VERSION = 5
+_SCHEMA_VERSION = 6
 MANIFEST = "slab.json"
 MARK = "slab.json.tmp"
 DATA = "data"
@@ -88,12 +88,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extent_bytes: int
     revision: int
     """How often it was cut anew; part of the names of its indexes."""
-    durability: Durability
 
     @classmethod
-    def of(
-        cls, geometry: Geometry, durability: Durability, revision: int = 0
-    ) -> "Manifest":
+    def of(cls, geometry: Geometry, revision: int = 0) -> "Manifest":
         """Describe a slab."""
         return cls(
             "ucm-slab",
@@ -101,7 +98,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             geometry.data_bytes,
             geometry.extent_bytes,
             revision,
-            durability,
         )
 
     def encode(self) -> bytes:
@@ -144,21 +140,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise foreign(root, f"its {MANIFEST} is not of a slab ({exc})") from exc
-
-    def require(self, root: Path, durability: Durability) -> None:
-        """
-        Make sure that the slab in *root* survives what was asked for.
-
-        Raises:
-            ConfigError: It does not.
-        """
-        if self.durability is not durability:
-            raise ConfigError(
-                "store.durability",
-                durability.value,
-                f"the slab in {root} was made for {self.durability.value!r}",
-                f"Ask for {self.durability.value!r}, or use another path.",
-            )
 
 
 def path_error(root: Path, problem: str) -> ConfigError:

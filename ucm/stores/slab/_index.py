@@ -31,7 +31,7 @@ import numpy.typing as npt
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreUnavailableError
 from ucm.fates import Fate
-from ucm.stores.slab._chains import NO_SLOT, KeyBatch, have_their_hash
+from ucm.stores.slab._chains import NO_SLOT, KeyBatch
 from ucm.stores.slab._changes import STORED
 from ucm.stores.slab._gone import Gone
 from ucm.stores.slab._layout import (
@@ -106,19 +106,6 @@ class SlotIndex(Gone):
     def is_formatted(self) -> bool:
         """Return whether the file is an index at all."""
         return bool(self.words[Word.MAGIC] == MAGIC)
-
-    def distrust(self) -> None:
-        """Keep only records that are whole, after a crash of the machine."""
-        self.distrust_derived()
-        for start in range(0, self.layout.num_slots, _STEP):
-            part = slice(start, start + _STEP)
-            states = self.state[part]
-            committed = np.flatnonzero(states == COMMITTED)
-            whole = committed[have_their_hash(self.records[part][committed], self.seed)]
-            states[states != ABSENT] = FREE
-            states[whole] = COMMITTED
-        self.words[_PUBLISHING] = 0
-        self.rebuild(self.moment())
 
     # -- locks and versions ------------------------------------------------------
 

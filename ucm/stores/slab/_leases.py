@@ -105,7 +105,6 @@ class SlabWriteLease(WriteLease):
         kept = [at for at in range(len(self.keys)) if at not in without]
         checksums = self._sealed(kept)
         if kept:
-            self._slab.sync_data()
             try:
                 self._slab.index.publish(
                     self._grant,
@@ -117,12 +116,6 @@ class SlabWriteLease(WriteLease):
                 self.discard()
                 raise
             self._end()
-            try:
-                self._slab.sync_index()
-            except StoreUnavailableError:
-                keys = [self.keys[at] for at in kept]
-                self._slab.index.forget(self._slab.index.batch(keys))
-                raise
         else:
             self.discard()
         return len(kept)

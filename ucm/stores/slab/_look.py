@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from ucm.config import Durability, StoreConfig
+from ucm.config import StoreConfig
 from ucm.errors import ConfigError
 from ucm.stores.slab import _creation
 from ucm.stores.slab._creation import require_ours
@@ -26,7 +26,7 @@ from ucm.stores.slab._room import Room, memory_rooms
 
 __all__ = ["SlabLook", "look"]
 
-_SOME = Manifest.of(Geometry(1, 1, 1), Durability.PROCESS).encode()
+_SOME = Manifest.of(Geometry(1, 1, 1)).encode()
 """Of a slab; only its beginning counts."""
 
 
@@ -160,10 +160,6 @@ def _found(root: Path, config: StoreConfig, block_bytes: int | None) -> SlabLook
 def _misfits(
     manifest: Manifest, root: Path, config: StoreConfig, block_bytes: int | None
 ) -> Iterator[ConfigError]:
-    try:
-        manifest.require(root, config.durability)
-    except ConfigError as exc:
-        yield exc
     if block_bytes is not None and manifest.of_class(block_bytes) is None:
         yield path_error(
             root,

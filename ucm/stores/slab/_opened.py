@@ -25,7 +25,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ucm.config import Durability
 from ucm.errors import ConfigError, StoreUnavailableError
 from ucm.stores.abc import StoreGrowth
 from ucm.stores.slab import _creation
@@ -58,7 +57,6 @@ class OpenedSlab:
     Args:
         root: Its directory; made, with a slab in it, if need be.
         wanted: How it is cut if it is made, and for which blocks.
-        durability: What its blocks survive.
         index_only: Leave the slots unmapped, and take a slab of any size that is there.
         open_timeout: Longest wait for others that create, join or leave, in seconds.
         lock_timeout: Longest wait for the locks of index and arena, in seconds, once
@@ -75,7 +73,6 @@ class OpenedSlab:
         self,
         root: Path,
         wanted: Geometry,
-        durability: Durability,
         *,
         index_only: bool,
         open_timeout: float,
@@ -84,7 +81,6 @@ class OpenedSlab:
         joins_only: bool = False,
     ) -> None:
         self.root = root = root.absolute()
-        self.durability = durability
         self.pool: npt.NDArray[np.uint8] | None = None
         self.is_open = False
         self.caveat = ""
@@ -108,7 +104,6 @@ class OpenedSlab:
             self._manifest = find_or_create(
                 self.directory,
                 None if joins_only else wanted,
-                durability,
                 in_memory=self.in_memory,
             )
             self._data_fd = self._open(DATA)
@@ -203,16 +198,6 @@ class OpenedSlab:
             return f"its files were removed or moved ({exc})"
         self._look_at = now + _LOOK_EVERY_S
         return ""
-
-    def sync_data(self) -> None:
-        """Wait until all slots are on the disk, where the slab promises that."""
-        if self.durability is Durability.POWER:
-            self._sync(self._data_fd)
-
-    def sync_index(self) -> None:
-        """Wait until the index is on the disk, where the slab promises that."""
-        if self.durability is Durability.POWER:
-            self._sync(self._class.lock.fd)
 
     def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
         """Have *tell* called as memory comes; a slab that nobody populates has it all."""
@@ -337,7 +322,7 @@ class OpenedSlab:
         index, owners = self.index, self._class.owners
         rebooted = False
         if not owners.are_others():
-            rebooted = revive(self._class, self.durability)
+            rebooted = revive(self._class)
             with self.arena.lock.held():
                 drop_what_others_own(self._class, self.arena.owners)
         with index.locked():

@@ -146,7 +146,7 @@ def _open_classes(
         if match and geometry and geometry.slot_bytes == int(match[1]):
             opened = ClassIndex.open(directory, name, geometry, 5.0, at_once=False)
             yield stack.enter_context(opened.closing())
-            revive(opened, manifest.durability)
+            revive(opened)
 
 
 def _dismiss(directory: Directory, opened: ClassIndex, wanted: Geometry | None) -> bool:
@@ -177,7 +177,7 @@ def _cut_anew(
     old, data_fd = slab.geometry, slab.data_fd
     keeps = slab.manifest.of_class(wanted.slot_bytes) is not None
     new = attrs.evolve(wanted, extent_bytes=old.extent_bytes) if keeps else wanted
-    manifest = Manifest.of(new, slab.manifest.durability, slab.manifest.revision + 1)
+    manifest = Manifest.of(new, slab.manifest.revision + 1)
     places = place_extents(_uses(slab, owners), new.num_extents) if keeps else {}
     if more := max(0, new.data_bytes - old.data_bytes):
         layouts = [

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
-from ucm.config import Durability, HugePages, StoreConfig, Verify
+from ucm.config import HugePages, StoreConfig, Verify
 from ucm.errors import BlockNotFoundError, ConfigError
 from ucm.fates import Fate, Told
 from ucm.plan import HostSlots
@@ -70,7 +70,6 @@ class SlabStore(Store):
         block_bytes: The largest block to be stored.
         index_only: Do not map the slots; ``reserve`` and ``read`` are refused. A slab
             that is there is taken whatever its capacity: looking blocks up asks for none.
-        durability: What committed blocks survive.
         huge_pages: Whether the slots come in huge pages.
         numa: On which nodes of the machine they lie.
         verify: How often the bytes of a block are held against its checksum.
@@ -84,7 +83,7 @@ class SlabStore(Store):
 
     Raises:
         ConfigError: ``store.path``, ``store.capacity``, ``store.block_bytes``,
-            ``store.durability``, ``store.huge_pages`` or ``store.numa`` cannot be used;
+            ``store.huge_pages`` or ``store.numa`` cannot be used;
             says why and what to do.
         StoreUnavailableError: Others held a lock for too long.
     """
@@ -96,7 +95,6 @@ class SlabStore(Store):
         capacity_bytes: int,
         block_bytes: int,
         index_only: bool = False,
-        durability: Durability = Durability.PROCESS,
         huge_pages: HugePages = HugePages.AUTO,
         numa: str = "off",
         verify: Verify = Verify.ALWAYS,
@@ -109,7 +107,6 @@ class SlabStore(Store):
         self._slab = OpenedSlab(
             Path(path),
             Geometry.fit(capacity_bytes, block_bytes),
-            durability,
             index_only=index_only,
             open_timeout=open_timeout,
             lock_timeout=lock_timeout,
@@ -149,7 +146,6 @@ class SlabStore(Store):
             capacity_bytes=config.capacity,
             block_bytes=block_bytes,
             index_only=index_only,
-            durability=config.durability,
             lock_timeout=_SCHEDULER_WAITS if index_only else 5.0,
             retain_share=config.retain_share,
             tenant_share=config.tenant_share,
@@ -182,7 +178,6 @@ class SlabStore(Store):
                 capacity_bytes=manifest.data_bytes,
                 block_bytes=block_bytes,
                 index_only=index_only,
-                durability=manifest.durability,
                 open_timeout=10.0,
                 joins_only=True,
             )
@@ -319,16 +314,12 @@ class SlabStore(Store):
     def forget(self, keys: Sequence[PackedKey], fate: Fate = Fate.FORGOTTEN) -> int:
         """Make committed blocks invisible and free their slots; return how many."""
         self._slab.check()
-        count = self._slab.index.forget(self._slab.index.batch(keys), fate)
-        self._slab.sync_index()
-        return count
+        return self._slab.index.forget(self._slab.index.batch(keys), fate)
 
     def clear(self, prefix: bytes) -> int:
         """Forget every committed block whose packed key starts with *prefix*."""
         self._slab.check()
-        count = self._slab.index.clear(prefix)
-        self._slab.sync_index()
-        return count
+        return self._slab.index.clear(prefix)
 
     def describe(self, keyspace: KeySpace) -> None:
         """Keep the text of a key space beside the blocks; the newest 64 are kept."""

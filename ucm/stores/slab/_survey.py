@@ -23,7 +23,6 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from ucm.blocks import KeySpace, PackedKey
-from ucm.config import Durability
 from ucm.errors import (
     BlockCorruptError,
     BlockNotFoundError,
@@ -112,7 +111,6 @@ class ClassSurvey:
         fd: The same, open for reading; closed by the caller.
         data_fd: The slab's data, likewise.
         geometry: How the data are cut for it.
-        durability: What its blocks survive.
     """
 
     def __init__(
@@ -121,7 +119,6 @@ class ClassSurvey:
         fd: int,
         data_fd: int,
         geometry: Geometry,
-        durability: Durability,
     ) -> None:
         self.name = name
         self.fd = fd
@@ -131,9 +128,7 @@ class ClassSurvey:
         header = self.header()
         self.seed = int(header[Word.SEED])
         is_old = header[Word.BOOT : Word.BOOT + 2].tolist() != boot_words()
-        self.goes = (
-            is_old and not header[Word.CLEAN] and durability is not Durability.POWER
-        )
+        self.goes = is_old and not header[Word.CLEAN]
         """The machine was started again since: whoever opens the slab forgets it all."""
         self._now = time.monotonic_ns() + int(header[Word.CLOCK_BASE])
         if is_old:
@@ -337,9 +332,7 @@ class SlabSurvey:
             fd = self._open(name, undo)
             if os.fstat(fd).st_size != IndexLayout(geometry.num_slots).nbytes:
                 raise path_error(self.path, f"{name} has another size than it should")
-            found = ClassSurvey(
-                name, fd, self._data_fd, geometry, self.manifest.durability
-            )
+            found = ClassSurvey(name, fd, self._data_fd, geometry)
             if found.header()[Word.MAGIC] != MAGIC:
                 raise path_error(self.path, f"{name} is no index")
             yield found
