@@ -3,8 +3,8 @@
 
 import itertools
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from tests.pipeline.kit import Told
 from tests.rig import KEYSPACE_DIGEST, LAYOUT, NUM_ROWS, null_log, order
@@ -44,7 +44,7 @@ class TestOwners:
         owners = (Owner("a", 1, 1), Owner("b", 2, 2))
         save = order(1, Direction.SAVE, range(3), range(1, 4))
         intake = make_intake(SYSTEM)
-        save = attrs.evolve(save, owners=owners)
+        save = replace(save, owners=owners)
         intake.submit(KEYSPACE_DIGEST, [save], DoneFence(), None)
         intake.take_in()
         (ticket,) = intake.open.values()
@@ -57,7 +57,7 @@ class TestOwners:
         owners = (Owner("a", 1, 1, 1000, 7), Owner("b", 2, 3, 5000), Owner("c", 3, 2))
         save = order(1, Direction.SAVE, range(6), range(1, 7))
         intake = make_intake(At(3.0))
-        save = attrs.evolve(save, owners=owners)
+        save = replace(save, owners=owners)
         intake.submit(KEYSPACE_DIGEST, [save], DoneFence(), None)
         intake.take_in()
         (ticket,) = intake.open.values()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank knows of its requests, and what it tells of them."""
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from tests.pipeline.kit import make_ticket
 from tests.rig import order
@@ -44,7 +44,7 @@ class TestSharedSaves:
         """Return what knows of one save of three requests, two of which are deferred."""
         progress = Progress()
         shared = order(1, Direction.SAVE, range(4), range(1, 5))
-        progress.begin_saves([attrs.evolve(shared, owners=self.OWNERS)])
+        progress.begin_saves([replace(shared, owners=self.OWNERS)])
         progress.defer(
             [
                 Deferral(request_id="a", generation=1),
@@ -72,7 +72,7 @@ class TestSharedSaves:
         progress = self.progress()
         own = (Owner("a", 1, 4),)
         save = order(2, Direction.SAVE, range(4), range(1, 5))
-        progress.begin_saves([attrs.evolve(save, owners=own)])
+        progress.begin_saves([replace(save, owners=own)])
         progress.note([self.released(1, self.OWNERS)])
         assert {"c"} == progress.take_freed()
         progress.note([self.released(2, own)])

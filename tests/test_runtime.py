@@ -3,8 +3,8 @@
 
 import threading
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from tests.rig import BLOCK_BYTES, KEYSPACE_DIGEST, keys_of, order, running
 from ucm.blocks import KeyPacker
@@ -83,7 +83,7 @@ class TestSubmit:
     def test_batch_that_cannot_be_made_fails_the_runtime(self):
         """A caller's bug ends in a told failure, never in a ticket without an end."""
         orders = [order(n, SAVE, range(n, n + 1), range(n, n + 1)) for n in (2, 3)]
-        orders[1] = attrs.evolve(orders[1], group_id=7)
+        orders[1] = replace(orders[1], group_id=7)
         gate = Gate()
         with running() as rig:
             rig.submit(order(1, SAVE, range(1), range(1, 2)))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is loaded, and what follows when a load fails."""
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from tests.scheduler.model import (
     DIGEST,
@@ -282,7 +282,7 @@ class TestFailures:
         for now, until in ((10.0, 11.0), (20.0, 22.0)):
             adapter.tick(now)
             (order,) = load(adapter, "r", [1, 2])
-            report = attrs.evolve(loaded(order), failures=(failure_of(order, 1),))
+            report = replace(loaded(order), failures=(failure_of(order, 1),))
             adapter.apply_report(report)
             adapter.request_finished("r")
             adapter.tick(until - 0.01)
@@ -361,7 +361,7 @@ class TestTotals:
         (order,) = load(on_two, "r", [1, 2])
         for rank, reason in ((0, Reason.CORRUPT), (1, Reason.EVICTED)):
             failed = (failure_of(order, 1, reason),)
-            on_two.apply_report(attrs.evolve(loaded(order, rank=rank), failures=failed))
+            on_two.apply_report(replace(loaded(order, rank=rank), failures=failed))
         assert {"corrupt": 1} == on_two.totals.failed_loads
         assert (0, 0) == (on_two.totals.loaded_tokens, on_two.totals.loaded_blocks)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from msgspec.structs import replace
 
 from tests.kit.lockstep import QueueBounds, TraceChecker
 from tests.kit.simulation import Simulation
@@ -308,7 +309,7 @@ class RuntimeWorld(ABC):
         if may_share and self.dice.random() < 0.5:
             rest = Owner(self.dice.choice("efg"), 0, len(blocks) - 1)
             owners = (Owner(request, generation, 1), rest)
-            order = attrs.evolve(order, owners=owners)
+            order = replace(order, owners=owners)
         self.transfers[self.next_id] = Transfer(order)
         self.next_id += 1
         return order

@@ -12,7 +12,6 @@ tensors.
 import enum
 from typing import Final, TypeVar
 
-import attrs
 import msgspec
 import numpy as np
 
@@ -41,6 +40,10 @@ MESSAGE_VERSION: Final = 7
 MAX_MESSAGE_BYTES: Final = 8 << 20
 
 
+class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is as it mostly is takes no room in a message."""
+
+
 class TransferKind(enum.IntEnum):
     """Which way the bytes go."""
 
@@ -48,8 +51,7 @@ class TransferKind(enum.IntEnum):
     LOAD = 1
 
 
-@attrs.frozen(kw_only=True)
-class SpanOrder:
+class SpanOrder(_Record, frozen=True, kw_only=True):
     """
     One ticket that every rank is to carry out on its own shard.
 
@@ -70,7 +72,7 @@ class SpanOrder:
     block_ids: tuple[int, ...]
     hashes: bytes
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         if not self.block_ids or len(self.hashes) % len(self.block_ids):
             raise MessageError(
                 f"transfer {self.transfer_id}: {len(self.hashes)} bytes of hashes for "
@@ -102,16 +104,14 @@ class SpanOrder:
         return split
 
 
-@attrs.frozen(kw_only=True)
-class Deferral:
+class Deferral(_Record, frozen=True, kw_only=True):
     """A finished request whose blocks the engine holds until every rank reports it."""
 
     request_id: str
     generation: int
 
 
-@attrs.frozen(kw_only=True)
-class PrefixWant:
+class PrefixWant(_Record, frozen=True, kw_only=True):
     """
     Blocks of a request that ranks on other machines are to have fetched and kept.
 
@@ -142,8 +142,7 @@ class PrefixWant:
     priority: int = 0
 
 
-@attrs.frozen
-class Forgotten:
+class Forgotten(_Record, frozen=True):
     """
     Blocks that ranks on other machines are to delete, each of its own part.
 
@@ -160,8 +159,7 @@ class Forgotten:
     hashes: tuple[bytes, ...]
 
 
-@attrs.frozen(kw_only=True)
-class StepPlan:
+class StepPlan(_Record, frozen=True, kw_only=True):
     """
     The orders of one engine step.
 
@@ -197,10 +195,10 @@ class StepPlan:
     saves: tuple[SpanOrder, ...] = ()
     fences: tuple[int, ...] = ()
     overwritten: tuple[int, ...] = ()
-    lost: dict[int, tuple[int, ...]] = attrs.Factory(dict)
+    lost: dict[int, tuple[int, ...]] = {}
     deferred: tuple[Deferral, ...] = ()
     is_idle: bool = False
-    traces: dict[int, str] = attrs.Factory(dict)
+    traces: dict[int, str] = {}
     wants: tuple[PrefixWant, ...] = ()
     dropped: tuple[int, ...] = ()
     forgotten: tuple[Forgotten, ...] = ()
@@ -212,8 +210,7 @@ class StepPlan:
         return not (orders or self.overwritten or self.deferred)
 
 
-@attrs.frozen(kw_only=True)
-class Failure:
+class Failure(_Record, frozen=True, kw_only=True):
     """
     A load that did not succeed; its request is recomputed.
 
@@ -234,8 +231,7 @@ class Failure:
     reason: Reason
 
 
-@attrs.frozen(kw_only=True)
-class WeightsNews:
+class WeightsNews(_Record, frozen=True, kw_only=True):
     """
     What a rank knows of its weights.
 
@@ -255,8 +251,7 @@ class WeightsNews:
     base: bytes = b""
 
 
-@attrs.frozen(kw_only=True)
-class StepReport:
+class StepReport(_Record, frozen=True, kw_only=True):
     """
     What one rank has to tell since its last report.
 
@@ -282,16 +277,16 @@ class StepReport:
     quarantined: tuple[int, ...] = ()
     settled_saves: tuple[int, ...] = ()
     unstored_saves: tuple[int, ...] = ()
-    new_blocks: dict[int, int] = attrs.Factory(dict)
-    why_unstored: dict[int, Reason] = attrs.Factory(dict)
+    new_blocks: dict[int, int] = {}
+    why_unstored: dict[int, Reason] = {}
     loads_done: tuple[int, ...] = ()
     failures: tuple[Failure, ...] = ()
     healthy: bool = True
     weights: WeightsNews | None = None
-    reached: dict[int, int] = attrs.Factory(dict)
+    reached: dict[int, int] = {}
 
 
-_Message = TypeVar("_Message", StepPlan, StepReport)
+_Told = TypeVar("_Told", StepPlan, StepReport)
 _ENCODER = msgspec.msgpack.Encoder()
 _VERSION_BYTE = bytes([MESSAGE_VERSION])
 
@@ -334,7 +329,7 @@ _PLAN_DECODER = msgspec.msgpack.Decoder(StepPlan)
 _REPORT_DECODER = msgspec.msgpack.Decoder(StepReport)
 
 
-def _decode(data: bytes, decoder: "msgspec.msgpack.Decoder[_Message]") -> _Message:
+def _decode(data: bytes, decoder: "msgspec.msgpack.Decoder[_Told]") -> _Told:
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError(f"{len(data)} bytes are more than {MAX_MESSAGE_BYTES}")
     if data[:1] != _VERSION_BYTE:

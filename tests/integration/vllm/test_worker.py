@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import structlog
 import torch
+from msgspec.structs import replace
 
 from tests.rig import BLOCK_BYTES, LAYERS, LAYOUT, NUM_BLOCKS, NUM_ROWS, PAGE_BYTES
 from ucm.blocks import KeySpace, Owner
@@ -123,7 +124,7 @@ def an_order(
 
 def step(half: WorkerHalf, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
     """Call the hooks of one engine step and return what the engine is told."""
-    envelope = PlanEnvelope(encode(attrs.evolve(plan, keyspace_digest=KEYSPACE.digest)))
+    envelope = PlanEnvelope(encode(replace(plan, keyspace_digest=KEYSPACE.digest)))
     half.fence(envelope)
     half.bind(envelope)
     half.start_loads()

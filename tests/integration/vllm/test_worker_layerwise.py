@@ -3,8 +3,8 @@
 
 from collections.abc import Callable
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from tests.integration.vllm.test_worker import (
     KEYSPACE,
@@ -36,7 +36,7 @@ def forward(
     half: WorkerHalf, plan: StepPlan, in_layer: Callable[[str], None] = lambda _: None
 ) -> Told:
     """Call the hooks of one engine step with a forward pass, and return what is told."""
-    envelope = PlanEnvelope(encode(attrs.evolve(plan, keyspace_digest=KEYSPACE.digest)))
+    envelope = PlanEnvelope(encode(replace(plan, keyspace_digest=KEYSPACE.digest)))
     half.fence(envelope)
     half.bind(envelope)
     half.start_loads()
@@ -78,7 +78,7 @@ class TestSaves:
         begun in time; other saves stay in flight."""
         gate = Gate()
         saves = (an_order(1, SAVE, range(1, 3)), an_order(2, SAVE, range(5, 7)))
-        other = attrs.evolve(
+        other = replace(
             saves[1],
             owners=(saves[1].owners[0]._replace(request_id="s"),),
             hashes=bytes(range(64)),
@@ -111,7 +111,7 @@ class TestSaves:
             assert half._runtime.flush(5.0)
             half._weights.written()
             memory[:, 9:11] = 7
-            new = attrs.evolve(saves[1], hashes=bytes(range(64)))
+            new = replace(saves[1], hashes=bytes(range(64)))
             forward(half, StepPlan(step=2, saves=(new,), loads=(load,)))
             assert half._runtime.flush(5.0)
             half.finished()
@@ -122,7 +122,7 @@ class TestSaves:
             assert ((1, 3), (2,)) == (tuple(sorted(told.released)), told.loads_done)
             assert "" == half._runtime.failure
             assert (memory[:, 9:11] == 7).all()
-            again = attrs.evolve(new, transfer_id=4)
+            again = replace(new, transfer_id=4)
             forward(half, StepPlan(step=3, epoch=1, saves=(again,)))
             assert half._runtime.flush(5.0)
             report = half.report()
@@ -243,9 +243,7 @@ class TestLoads:
         a block: the others are good and found again."""
         save = an_order(1, SAVE, range(1, 3))
         good = an_order(2, LOAD, range(9, 11))
-        bad = attrs.evolve(
-            an_order(3, LOAD, range(11, 12)), hashes=(99).to_bytes(32, "big")
-        )
+        bad = replace(an_order(3, LOAD, range(11, 12)), hashes=(99).to_bytes(32, "big"))
         with working(mode=LAYERWISE) as half:
             forward(half, StepPlan(step=1, saves=(save,)))
             assert half._runtime.flush(60.0)

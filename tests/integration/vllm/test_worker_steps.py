@@ -6,8 +6,8 @@ import functools
 import sys
 from collections.abc import Iterator
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from tests.integration.vllm.test_worker import KEYSPACE, an_order, step, working
 from tests.rig import LAYERS
@@ -37,7 +37,7 @@ SECOND = {"overwrites_first": True, "confirms": True}
 
 def enveloped(plan: StepPlan) -> PlanEnvelope:
     """Return a plan as the engine hands it out."""
-    return PlanEnvelope(encode(attrs.evolve(plan, keyspace_digest=KEYSPACE.digest)))
+    return PlanEnvelope(encode(replace(plan, keyspace_digest=KEYSPACE.digest)))
 
 
 def told(half: WorkerHalf) -> StepReport:
@@ -145,7 +145,7 @@ class TestShared:
         gate = Gate()
         plan = FaultPlan(Fault("reserve", gate))
         config: dict[str, object] = {"timeout": {"fence": 0.01}}
-        shared = attrs.evolve(SAVE, owners=(Owner("r", 1, 1), Owner("s", 1, 3)))
+        shared = replace(SAVE, owners=(Owner("r", 1, 1), Owner("s", 1, 3)))
         with working(plan, config=config, **runner) as half:
             step(half, StepPlan(step=1, saves=(shared,)))
             gate.wait_reached()
@@ -340,9 +340,7 @@ class TestCost:
     def test_ticket_of_many_requests_is_submitted_and_told_once(self):
         """Twelve decoded blocks are one ticket: one wake-up, one release, one end."""
         owners = tuple(Owner(f"request-{at}", 1, 1) for at in range(12))
-        shared = attrs.evolve(
-            an_order(1, TransferKind.SAVE, range(1, 13)), owners=owners
-        )
+        shared = replace(an_order(1, TransferKind.SAVE, range(1, 13)), owners=owners)
         with working() as half:
             woken, wake = [], half._runtime._loop._waker.wake
             half._runtime._loop._waker.wake = lambda: (woken.append(1), wake())

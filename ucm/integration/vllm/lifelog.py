@@ -10,7 +10,7 @@ Threading: the engine's scheduler thread.
 import logging
 from typing import Any, Final
 
-import attrs
+from msgspec.structs import replace
 
 from ucm.blocks import id_in_log, whose
 from ucm.integration.vllm.lookups import Lookup
@@ -115,7 +115,7 @@ class LifeLog:
             return plan
         self._held(plan, num_ranks)
         traces = self.traces_of(plan)
-        return attrs.evolve(plan, traces=traces) if traces else plan
+        return replace(plan, traces=traces) if traces else plan
 
     def traces_of(self, plan: StepPlan) -> dict[int, str]:
         """Return the traces of tickets that have one owner, which brought one."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
+from msgspec.structs import replace
 
 from ucm.agent.client import AgentClient
 from ucm.agent.health import AgentHealth
@@ -147,7 +148,7 @@ class Tiers:
         if not self.elsewhere.ranks:
             return plan
         news = self.elsewhere.take()
-        return attrs.evolve(plan, **news._asdict()) if any(news) else plan
+        return replace(plan, **news._asdict()) if any(news) else plan
 
     def within_reach(
         self, request_id: str, computed_tokens: int, wishes: Wishes
