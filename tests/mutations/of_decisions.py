@@ -71,9 +71,9 @@ DECISIONS = (
     Mutant(
         name="no_fence_for_loads",
         why="A load overwrites a block that a save still reads.",
-        file=_ADAPTER,
-        find="facts.written_blocks(self._layout, loads), facts",
-        replace="facts.written_blocks(self._layout), facts",
+        file="ucm/scheduler/holds.py",
+        find="facts.written_blocks(layout, loads)",
+        replace="facts.written_blocks(layout)",
         killers=(f"{_FENCES}::test_destination_of_a_load_is_fenced",),
     ),
     Mutant(
@@ -160,8 +160,8 @@ DECISIONS = (
         name="bypass_forgotten",
         why="Plans go on to a worker that is dead because it, or another, said hello.",
         file=_ADAPTER,
-        find="self._bypass |= not report.healthy",
-        replace="self._bypass = not report.healthy",
+        find="        if not report.healthy:\n            self._bypass = True\n",
+        replace="        self._bypass = not report.healthy\n        if self._bypass:\n",
         killers=(f"{_REPORTS}::test_failed_runtime_stops_new_work_only",),
     ),
     Mutant(

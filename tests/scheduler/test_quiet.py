@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 
 from tests.scheduler.model import (
@@ -19,6 +20,16 @@ from ucm.scheduler.messages import StepPlan, StepReport
 from ucm.scheduler.requests import StepFacts
 
 _SIZE = ONE_FULL.max_block_bytes
+
+
+@attrs.frozen(kw_only=True)
+class _Told(StepFacts):
+    """Facts that are gone through, whatever they are."""
+
+    @property
+    def is_of_nobody(self) -> bool:
+        """Say that somebody is told of."""
+        return False
 
 
 def _over(plan: StepPlan) -> StepReport:
@@ -73,21 +84,27 @@ def _hurry(adapter: SchedulerAdapter) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at_once", "in_company"])
+@pytest.mark.parametrize("blocks", [(), (99,), (1, 99)], ids=["none", "free", "held"])
 @pytest.mark.parametrize(
     "prepare",
     [_nothing, _load, _touch, _hold, _deferral, _company, _ending, _hurry],
     ids=lambda prepare: prepare.__name__[1:],
 )
 def test_short_way_plans_what_the_long_one_does(
-    prepare: Callable[[SchedulerAdapter], None], waits: bool
+    prepare: Callable[[SchedulerAdapter], None], blocks: tuple[int, ...], waits: bool
 ) -> None:
-    """R-18: whatever waits goes with the same plan and to the same store, what comes
-    behind it is planned alike, and nothing is left behind."""
+    """R-18: whatever waits goes with the same plan and to the same store, who reads blocks
+    that others are given is fenced, what comes behind is planned alike, and nothing is left."""
+    given = {"allocated": blocks, "is_idle": False}
     told: list[tuple[list[StepPlan], dict[str, int], list[bytes]]] = []
-    for nothing_new in (None, StepFacts(is_idle=False)):
+    for nothing_new in (
+        _Told(**given),
+        StepFacts(**given),
+        *(() if blocks else (None,)),
+    ):
         index = SetIndex()
         index.put(0, HASHES[:2])
-        company = 4 * _SIZE if waits else 0
+        company = 8 * _SIZE if waits else 0
         adapter = make_adapter(
             ONE_FULL, index, decoded=AT_END, company=company, max_step_blocks=2
         )
@@ -100,4 +117,16 @@ def test_short_way_plans_what_the_long_one_does(
             adapter.apply_report(_over(plan))
         plans.append(adapter.plan_step(nothing_new))
         told.append((plans, adapter.counts(), touched))
-    assert told[0] == told[1]
+    assert told == [told[0]] * len(told)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at_once", "in_company"])
+def test_requests_of_a_failed_worker_are_let_go_by_the_next_plan(waits: bool) -> None:
+    """Nothing more is saved of those that ended: their blocks go back, whoever decodes."""
+    company = 8 * _SIZE if waits else 0
+    adapter = make_adapter(ONE_FULL, SetIndex(), decoded=AT_END, company=company)
+    _ending(adapter)
+    adapter.apply_report(StepReport(rank=0, healthy=False))
+    (deferral,) = adapter.plan_step(None).deferred
+    assert "e" == deferral.request_id
+    assert 0 == adapter.counts()["endings"]

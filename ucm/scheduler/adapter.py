@@ -39,7 +39,7 @@ from ucm.scheduler.budget import LoadQueue, cut_lost
 from ucm.scheduler.decoded import SaveLimits
 from ucm.scheduler.due import Due
 from ucm.scheduler.endings import Deferrals
-from ucm.scheduler.holds import HoldLedger, Readers
+from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.lives import Lives
 from ucm.scheduler.loads import LoadSelector
 from ucm.scheduler.matches import MatchReason, PrefixMatch
@@ -242,11 +242,12 @@ class SchedulerAdapter:
             facts: Of the step; None: it computes, and nothing else is to be told of it.
         """
         step, digest = next(self._steps), self._matcher.keyspace_digest or _NOWHERE
-        if facts is None:
-            is_quiet = self._selector.begins_quietly(step)
-            if is_quiet and not (self._queued_loads or self._touches):
+        if facts is None or facts.is_of_nobody:
+            ledger, is_quiet = self._ledger, self._selector.begins_quietly(step)
+            is_quiet = is_quiet and not (self._queued_loads or self._touches)
+            if is_quiet and (not facts or not ledger.readers_in(facts, self._layout)):
                 return StepPlan(step=step, epoch=self._epoch, keyspace_digest=digest)
-            facts = StepFacts(is_idle=False)
+            facts = facts or StepFacts(is_idle=False)
         if facts.preempted:
             self._selector.preempted(self._lives, facts.preempted, step)
         loads, unfinished = self._queued_loads.take()
@@ -260,11 +261,7 @@ class SchedulerAdapter:
                 self._touches.add(life.stay.moment, request.hashes, tokens)
         self._touches.mark(step, at_once=facts.is_idle)
         # Before the saves: these read what this step writes, after it was written.
-        readers = Readers()
-        if self._ledger.num_holds:
-            readers = self._ledger.readers_apart(
-                facts.written_blocks(self._layout, loads), facts.overwritten
-            )
+        readers = self._ledger.readers_in(facts, self._layout, loads)
         select = self._selector.orders if self._saves_now else self._selector.nothing
         saves = select(facts, lives, step)
         self.records.ordered(saves)
@@ -305,7 +302,9 @@ class SchedulerAdapter:
             if self._transfers.end(TransferKind.LOAD, transfer_id, report.rank)
         )
         self.records.saved(self._transfers.end_saves(report))
-        self._bypass |= not report.healthy
+        if not report.healthy:
+            self._bypass = True
+            self._selector.drop_endings()
 
     def loads_finished(self, request_ids: Collection[str]) -> None:
         """Take note that the engine was told that the requests' loads have ended."""

@@ -74,18 +74,13 @@ class Company:
         self._nbytes += nbytes
         self._since = self._since or self._plan
 
-    def begin(self, step: int, now: float) -> bool:
-        """Take note of the plan that begins; return whether anything waits."""
-        self._plan = step, now
-        return self._since is not None
-
     def goes(self, step: int, now: float) -> bool:
         """Return whether what waits goes with this plan, which begins."""
         self._plan = step, now
-        if self._nbytes >= self._most:
-            return True
         if self._since is None:
             return False
+        if self._nbytes >= self._most:
+            return True
         since, began = self._since
         return step - since >= MOST_STEPS or now - began >= self._seconds
 

@@ -19,6 +19,9 @@ from collections.abc import Collection, Iterable
 import attrs
 
 from ucm.errors import LedgerError
+from ucm.layout import KVLayout
+from ucm.scheduler.messages import SpanOrder
+from ucm.scheduler.requests import StepFacts
 
 __all__ = ["HoldLedger", "Readers"]
 
@@ -48,6 +51,12 @@ class Readers:
     fenced: tuple[int, ...] = ()
     overwritten: tuple[int, ...] = ()
     lost: dict[int, tuple[int, ...]] = attrs.Factory(dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.fenced or self.overwritten)
+
+
+_NOBODY = Readers()
 
 
 class HoldLedger:
@@ -166,12 +175,23 @@ class HoldLedger:
                 readers.add(transfer_id)
         return readers
 
+    def readers_in(
+        self, facts: StepFacts, layout: KVLayout, loads: Iterable[SpanOrder] = ()
+    ) -> Readers:
+        """Return which tickets read what a step writes, its loads included."""
+        if not self._holds:
+            return _NOBODY
+        written = facts.written_blocks(layout, loads)
+        return self.readers_apart(written, facts.overwritten)
+
     def readers_apart(
         self, written: Collection[int], overwritten: Collection[int]
     ) -> Readers:
         """Return the readers of blocks, and apart those that also read overwritten ones."""
         torn = self.readers_of(overwritten)
         fenced = self.readers_of(written) - torn
+        if not (fenced or torn):
+            return _NOBODY
         lost = {}
         for transfer_id in sorted(fenced | torn):
             hold = self._holds[transfer_id]

@@ -209,7 +209,7 @@ class Records:
         Args:
             at_end: Nor will it come back after this.
         """
-        if self._closing and (at_end or self._is_last()):
+        if self._closing and (at_end or (not self._present and self._is_last())):
             for record in [each for some in self._closing.values() for each in some]:
                 self._settle(record)
         if not self._settled:
@@ -219,7 +219,7 @@ class Records:
 
     def _is_last(self) -> bool:
         closing = (each for some in self._closing.values() for each in some)
-        return not self._present and not any(each.is_deferred for each in closing)
+        return not any(each.is_deferred for each in closing)
 
     def _settle(self, record: Record) -> None:
         request_id = record.request_id

@@ -187,6 +187,11 @@ class StepFacts:
     def _is_nobody_told(self) -> bool:
         return not self.scheduled
 
+    @property
+    def is_of_nobody(self) -> bool:
+        """Whether some run, and nothing is to be told of any of them."""
+        return not (self.scheduled or self.preempted or self.is_idle)
+
     def written_blocks(
         self, layout: KVLayout, loads: Iterable[SpanOrder] = ()
     ) -> set[int]:

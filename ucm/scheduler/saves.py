@@ -178,9 +178,9 @@ class SaveSelector:
         self._company.leave_all()
 
     def begins_quietly(self, step: int) -> bool:
-        """Return whether no save, hold or deferral has a part in a plan without facts."""
-        n = len(self._endings) + self._deferrals.num_new + self._ledger.num_holds
-        return not (self._company.begin(step, self._now) or self._decoded.hurries or n)
+        """Return whether no save or deferral has a part in a plan that tells of no request."""
+        goes = self._company.goes(step, self._transfers.denied.now)
+        return not (goes or self._decoded.hurries or self._deferrals.num_new)
 
     def orders(
         self, facts: StepFacts, lives: Sequence[Life], step: int

@@ -242,22 +242,28 @@ class TestBlockTables:
         """New blocks are put behind those known; a resumed request starts afresh."""
         running(version)
         tables = compat.BlockTables()
-        resolve = tables.begin_step(step(version, new=[("r", ([1, 2],))]))
+        resolve, _ = tables.begin_step(step(version, new=[("r", ([1, 2],))]))
         assert [[1, 2]] == resolve("r")
         tables.begin_step(step(version, cached=[("r", ([3],)), ("s", ([9],))]))
-        resolve = tables.begin_step(step(version, cached=[("r", None)]))
+        resolve, _ = tables.begin_step(step(version, cached=[("r", None)]))
         assert [[1, 2, 3]] == resolve("r")
         assert [[9]] == resolve("s")
         again = step(version, cached=[("r", ([7, 8],))], resumed=["r"])
-        assert [[7, 8]] == tables.begin_step(again)("r")
+        assert [[7, 8]] == tables.begin_step(again)[0]("r")
 
     def test_tables_of_the_engine_are_not_kept(self, running):
         """A release that gives full tables is asked, and nothing grows here."""
         running("0.30.0")
         tables = compat.BlockTables()
-        state = SimpleNamespace(get_block_ids=lambda name: [[len(name)]])
-        resolve = tables.begin_step(step("0.30.0", state=state, new=[("r", ([1],))]))
+        state = SimpleNamespace(
+            get_block_ids=lambda name: [[len(name)]],
+            boundary_state_offloads={"r": [(0, 1, 2)]},
+        )
+        resolve, offers = tables.begin_step(
+            step("0.30.0", state=state, new=[("r", ([1],))])
+        )
         assert [[3]] == resolve("abc")
+        assert {"r": [(0, 1, 2)]} == offers
         assert 0 == len(tables)
 
     def test_finished_request_leaves_nothing(self, running):

@@ -29,6 +29,7 @@ __all__ = [
     "BlockTables",
     "Feature",
     "Place",
+    "StateOffers",
     "as_text",
     "check_groups",
     "engine_name",
@@ -41,7 +42,6 @@ __all__ = [
     "layout_name",
     "overwritten_blocks",
     "places",
-    "state_offers",
     "tp_replicas",
     "transfer_results",
     "version",
@@ -328,18 +328,8 @@ def overwritten_blocks(output: Any) -> frozenset[int]:  # noqa: ANN401 - vLLM's 
     )
 
 
-def state_offers(output: Any) -> Mapping[str, Sequence[tuple[int, int, int]]]:  # noqa: ANN401 - vLLM's SchedulerOutput
-    """
-    Return the recurrent states that a step completes, by request.
-
-    Each is group, block and tokens. A release that offers none has no recurrent groups
-    here; see ``check_groups``.
-    """
-    if not has("block_state"):
-        return {}
-    offers: Mapping[str, Sequence[tuple[int, int, int]]]
-    offers = output.kv_connector_block_state.boundary_state_offloads
-    return offers
+StateOffers = Mapping[str, Sequence[tuple[int, int, int]]]
+"""By request: group, block and tokens."""
 
 
 class BlockTables:
@@ -352,6 +342,7 @@ class BlockTables:
 
     def __init__(self) -> None:
         self._kept: dict[str, list[list[int]]] = {}
+        self._are_told = has("block_state")
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -359,12 +350,18 @@ class BlockTables:
     def begin_step(
         self,
         output: Any,  # noqa: ANN401 - vLLM's SchedulerOutput
-    ) -> Callable[[str], Sequence[Sequence[int]]]:
-        """Take a step's news; return how to look a scheduled request's tables up."""
-        if has("block_state"):
-            resolve: Callable[[str], Sequence[Sequence[int]]]
-            resolve = output.kv_connector_block_state.get_block_ids
-            return resolve
+    ) -> tuple[Callable[[str], Sequence[Sequence[int]]], StateOffers]:
+        """
+        Take a step's news.
+
+        Returns:
+            How to look a scheduled request's tables up, and the recurrent states that the
+            step completes. A release that offers none has no recurrent groups here; see
+            ``check_groups``.
+        """
+        if self._are_told:
+            state = output.kv_connector_block_state
+            return state.get_block_ids, state.boundary_state_offloads
         for new in output.scheduled_new_reqs:
             self._kept[new.req_id] = [list(table) for table in new.block_ids]
         cached = output.scheduled_cached_reqs
@@ -376,7 +373,7 @@ class BlockTables:
             elif new_ids is not None:
                 for table, more in zip(self._kept[request_id], new_ids, strict=True):
                     table.extend(more)
-        return self._kept.__getitem__
+        return self._kept.__getitem__, {}
 
     def forget(self, request_id: str) -> None:
         """Let go of a request that is finished or preempted."""

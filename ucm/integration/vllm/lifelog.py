@@ -43,11 +43,13 @@ class LifeLog:
     Args:
         records: Of all requests.
         log: Where their lines go.
+        num_ranks: Of the engine.
     """
 
-    def __init__(self, records: Records, log: Log) -> None:
+    def __init__(self, records: Records, log: Log, num_ranks: int = 1) -> None:
         self._records = records
         self._log = log
+        self._num_ranks = num_ranks
         self._tells_ends = is_told(log, REQUEST_ENDED)
         self._tells_hits = is_told(log, PREFIX_MATCHED)
         self._tells_misses = is_told(log, PREFIX_MISSED)
@@ -109,11 +111,11 @@ class LifeLog:
                 **_traced(self._records.of(request.request_id)),
             )
 
-    def ordered(self, plan: StepPlan, num_ranks: int) -> StepPlan:
+    def ordered(self, plan: StepPlan) -> StepPlan:
         """Tell what a plan holds, and return it with the traces of its tickets."""
         if not (plan.saves or plan.loads):
             return plan
-        self._held(plan, num_ranks)
+        self._held(plan)
         traces = self.traces_of(plan)
         return replace(plan, traces=traces) if traces else plan
 
@@ -128,7 +130,7 @@ class LifeLog:
                 break
         return traces
 
-    def _held(self, plan: StepPlan, num_ranks: int) -> None:
+    def _held(self, plan: StepPlan) -> None:
         """Tell which blocks the saves of a plan hold, until every rank lets go of them."""
         for order in plan.saves if self._log.is_enabled_for(logging.DEBUG) else ():
             self._log.debug(
@@ -136,7 +138,7 @@ class LifeLog:
                 **whose(order.owners),
                 hold_id=order.transfer_id,
                 blocks=len(order.block_ids),
-                ranks_left=num_ranks,
+                ranks_left=self._num_ranks,
             )
 
     def released(self, report: StepReport) -> None:

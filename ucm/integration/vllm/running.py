@@ -12,14 +12,14 @@ Threading: all of it runs on the engine's scheduler thread, and nothing waits.
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, overload
 
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.compat import (
     BlockTables,
+    StateOffers,
     overwritten_blocks,
-    state_offers,
 )
 from ucm.integration.vllm.wishes import WishReader
 from ucm.scheduler.adapter import SchedulerAdapter
@@ -116,12 +116,14 @@ class Running:
 
     def step(self, output: Any) -> StepFacts | None:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return the facts of a step, if there is anything to tell; leaves *output*."""
-        scheduled = tuple(self._looked_at(output))
+        resolve, offers = self._tables.begin_step(output)
+        always = {*output.scheduled_cached_reqs.resumed_req_ids, *offers}
+        new, due = output.scheduled_new_reqs, self._due_ones(output, always)
         preempted, is_idle = output.preempted_req_ids, not output.num_scheduled_tokens
-        if not (scheduled or preempted or is_idle or self._adapter.holds_blocks):
+        if not (new or due or preempted or is_idle or self._adapter.holds_blocks):
             return None  # who writes which blocks matters to who reads them
         return StepFacts(
-            scheduled=scheduled,
+            scheduled=tuple(self._looked_at(output, due, resolve, offers)),
             preempted={
                 request_id: self._known_tokens(request_id)
                 for request_id in preempted or ()
@@ -155,9 +157,13 @@ class Running:
             wishes=wishes,
         )
 
-    def _looked_at(self, output: Any) -> Iterator[ScheduledRequest]:  # noqa: ANN401 - vLLM's SchedulerOutput
-        resolve = self._tables.begin_step(output)
-        offers = state_offers(output)
+    def _looked_at(
+        self,
+        output: Any,  # noqa: ANN401 - vLLM's SchedulerOutput
+        due: Sequence[tuple[str, int]],
+        resolve: Callable[[str], Any],
+        offers: StateOffers,
+    ) -> Iterator[ScheduledRequest]:
         counts = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
             yield self._facts(
@@ -168,7 +174,7 @@ class Running:
                 new.block_ids,
             )
         resumed = output.scheduled_cached_reqs.resumed_req_ids
-        for request_id, computed in self._due_ones(output, {*resumed, *offers}):
+        for request_id, computed in due:
             blocks = resolve(request_id) if request_id in resumed else None
             yield self._facts(
                 request_id, (computed, counts[request_id]), resolve, offers, blocks
@@ -183,8 +189,9 @@ class Running:
         cached, counts = output.scheduled_cached_reqs, output.num_scheduled_tokens
         ids, computed = cached.req_ids, cached.num_computed_tokens
         # Whoever is scheduled advances by a token at least, which none of the others does.
-        new = sum(counts[each.req_id] for each in output.scheduled_new_reqs)
-        most = sum(counts.values()) - new - len(ids) + 1
+        most = sum(counts.values()) - len(ids) + 1
+        for new in output.scheduled_new_reqs:
+            most -= counts[new.req_id]
         if self._due.is_nobody(most) and not always:
             return ()
         # No line of Python for each: this is the one thing that grows with who runs.
@@ -204,7 +211,7 @@ class Running:
         request_id: str,
         tokens: tuple[int, int],
         resolve: Callable[[str], Any],
-        offers: Mapping[str, Sequence[tuple[int, int, int]]],
+        offers: StateOffers,
         blocks: Sequence[Sequence[int]] | None,
     ) -> ScheduledRequest:
         """Return the facts of one request; one that goes on has no *blocks* to tell."""

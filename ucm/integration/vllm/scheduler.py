@@ -87,7 +87,9 @@ class SchedulerHalf:
             parks=self._parks,
             limits=setup.save_limits(),
         )
-        self._lifelog = LifeLog(self._adapter.records, self._log)
+        self._lifelog = LifeLog(
+            self._adapter.records, self._log, setup.topology.num_ranks
+        )
         self._adapters = Adapters(
             setup.adapters,
             is_immutable=setup.config.immutable_adapters,
@@ -264,11 +266,11 @@ class SchedulerHalf:
         plan = self._adapter.plan_step(self._running.step(output))
         self._doubts.sent(in_use=bool(len(self._running)))
         tokens = getattr(output, "total_num_scheduled_tokens", 0)
-        drafts = getattr(output, "scheduled_spec_decode_tokens", None) or {}
-        tokens -= sum(map(len, drafts.values()))
+        if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
+            tokens -= sum(map(len, drafts.values()))
         self._paying.planned(tokens - len(output.num_scheduled_tokens), now)
         plan = self._tiers.planned(plan)
-        plan = self._lifelog.ordered(plan, self._setup.topology.num_ranks)
+        plan = self._lifelog.ordered(plan)
         self._lifelog.tell()
         return PlanEnvelope(encode(plan))
 
