@@ -43,6 +43,17 @@ class TestVerbs:
             assert 2 == cache.forget(keys[3:])
             assert 3 == cache.load(keys, range(20, 25)).leading + 1
 
+    def test_wait_without_end_is_a_wait(self) -> None:
+        """Who gives no limit says infinity, which no lock of Python's takes."""
+        host = Host()
+        keys, ever = keys_of(2), float("inf")
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            cache.save(keys, range(2)).wait_committed()
+            assert 2 == cache.match(keys, timeout=ever)
+            assert [True, True] == cache.contains(keys, timeout=1e10)
+            assert 2 == cache.prefetch(keys, timeout=ever).found
+            assert cache.begin_load(keys, [4, 5]).wait_until_over(ever)
+
     def test_saves_of_many_threads_are_all_stored(self) -> None:
         """Calls of several threads at once neither mix nor lose anything."""
         host = Host(config={"queue": {"tickets": 2}})

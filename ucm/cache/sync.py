@@ -12,6 +12,7 @@ Threading: all of it from any thread, also at once.
 
 import contextlib
 from collections.abc import Callable, Sequence
+from threading import TIMEOUT_MAX
 from types import TracebackType
 from typing import TypeVar
 
@@ -387,7 +388,7 @@ def _wait_until(core: Core, pending: Pending[_T], limit: float) -> None:
     over = core.new_event()
     if pending.subscribe(over.set):
         try:
-            over.wait(limit)
+            over.wait(min(limit, TIMEOUT_MAX))  # what is more is an error there
         finally:
             pending.unsubscribe(over.set)
 
