@@ -3,7 +3,9 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +81,12 @@ class TestPrefixHasher:
         assert want == HASHER.keys(np.array([1, 2, 3, 4], np.int32))
         assert want == HASHER.keys(each for each in (1, 2, 3, 4))
 
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    def test_bytes_are_a_token_each(self, kind: Callable[[bytes], Any]) -> None:
+        """A model of bytes has them: eight of them are no token of 64 bits."""
+        assert HASHER.keys(range(16)) == HASHER.keys(kind(bytes(range(16))))
+        assert 3 == len(HASHER.keys(kind(b"not in eights")))
+
     @pytest.mark.parametrize(
         ("given", "options"),
         [
@@ -131,6 +139,18 @@ class TestPagedLayout:
         """In the order of the mapping, which is that of execution."""
         assert ("a", "b") == LAYOUT.layers
         assert 128 == LAYOUT.max_block_bytes
+
+    def test_numbers_of_numpy_are_numbers(self) -> None:
+        """A product of a shape is one; half a byte is none."""
+        small = np.int8(64)
+        layout = ucm.paged_layout({"a": small, "b": small}, block_tokens=np.int8(4))
+        assert LAYOUT.fingerprint() == layout.fingerprint()
+        wide = ucm.paged_layout({"a": 64}, block_tokens=16)
+        keyspace = ucm.keyspace_of(wide, **TOLD)
+        keys = ucm.PrefixHasher(keyspace, np.int8(16)).keys(range(32))
+        assert ucm.PrefixHasher(keyspace, 16).keys(range(32)) == keys
+        with pytest.raises(TypeError):
+            ucm.paged_layout({"a": 64.5}, block_tokens=4)
 
     def test_no_layer_is_refused(self) -> None:
         """There is nothing to store."""

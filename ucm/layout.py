@@ -53,7 +53,7 @@ class RowLayout:
     """
 
     row_id: RowId
-    page_bytes: int = attrs.field(validator=attrs.validators.gt(0))
+    page_bytes: int = attrs.field(converter=index, validator=attrs.validators.gt(0))
     layer_names: tuple[str, ...] = attrs.field(validator=attrs.validators.min_len(1))
 
 
@@ -79,7 +79,9 @@ class GroupLayout:
         ),
     )
     window_tokens: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(attrs.validators.gt(0))
+        default=None,
+        converter=attrs.converters.optional(index),
+        validator=attrs.validators.optional(attrs.validators.gt(0)),
     )
     rows: tuple[RowLayout, ...]
 
@@ -172,7 +174,9 @@ class KVLayout:
     """
 
     groups: tuple[GroupLayout, ...]
-    hash_block_tokens: int = attrs.field(validator=attrs.validators.gt(0))
+    hash_block_tokens: int = attrs.field(
+        converter=index, validator=attrs.validators.gt(0)
+    )
     engine_tag: str
     layer_order: tuple[str, ...] = ()
 

@@ -91,7 +91,7 @@ class PrefixHasher:
                 f"block_tokens={block_tokens}, and {keyspace.block_tokens} in the key "
                 "space"
             )
-        self._block_tokens = block_tokens
+        self._block_tokens = keyspace.block_tokens  # numpy's numbers may be small
         self._root = hashlib.sha256(ALGORITHM.encode() + b"\0" + keyspace.digest)
 
     def keys(
@@ -146,7 +146,9 @@ def _check_bytes(name: str, given: object) -> None:
 def _packed(tokens: Iterable[int]) -> memoryview:
     """Return tokens as 8 bytes each."""
     try:
-        packed = array("q", tokens)
+        # An array takes bytes for numbers of eight of them each.
+        each = tuple(tokens) if isinstance(tokens, bytes | bytearray) else tokens
+        packed = array("q", each)
     except (TypeError, OverflowError) as exc:
         raise KeyFormatError(f"a token is no 64-bit integer: {exc}") from exc
     if packed and min(packed) < 0:

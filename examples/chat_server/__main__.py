@@ -49,6 +49,8 @@ def main(
     transformers.logging.disable_progress_bar()
     path = model or str(make_tiny(_CACHE))
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    if not tokenizer.chat_template:
+        raise click.BadParameter("its tokenizer has no template for chats")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(path)
     Path(store).parent.mkdir(parents=True, exist_ok=True)
     config: dict[str, object] = {"store": {"path": store, "capacity": capacity}}

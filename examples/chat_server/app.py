@@ -18,7 +18,7 @@ import torch
 from anyio.streams.memory import MemoryObjectReceiveStream
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -124,24 +124,38 @@ async def _health(request: Request) -> Response:
 async def _refuse(_: Request, refusal: Exception) -> Response:
     assert isinstance(refusal, Refusal)
     error = {"message": refusal.text, "code": refusal.status}
-    return JSONResponse({"error": error}, status_code=refusal.status)
+    # Of a request that was not read nobody reads the rest.
+    headers = {"connection": "close"} if refusal.status in (408, 413) else None
+    return JSONResponse({"error": error}, status_code=refusal.status, headers=headers)
 
 
 async def _complete(request: Request) -> "_Completion":
     chat: Chat = request.app.state.chat
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_BODY_BYTES:
-            raise Refusal(413, f"more than {_MAX_BODY_BYTES} bytes")
+    body = await _read(request, chat.limits.deadline)
     try:
         asked = _decode(body)
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
         raise Refusal(400, str(exc)) from exc
     if asked.max_tokens > chat.limits.tokens:
         raise Refusal(400, f"max_tokens is above {chat.limits.tokens}")
     messages = [{"role": each.role, "content": each.content} for each in asked.messages]
     return _Completion(chat, asked, await chat.encode(messages))
+
+
+async def _read(request: Request, seconds: float) -> bytes:
+    """Return what a client sends, if all of it comes in time."""
+    body = bytearray()
+    try:
+        with anyio.fail_after(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > _MAX_BODY_BYTES:
+                    raise Refusal(413, f"more than {_MAX_BODY_BYTES} bytes")
+    except TimeoutError as exc:
+        raise Refusal(408, "not all of the request came in time") from exc
+    except ClientDisconnect as exc:
+        raise Refusal(400, "the client went away") from exc  # nobody hears it
+    return bytes(body)
 
 
 @attrs.frozen

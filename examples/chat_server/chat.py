@@ -18,6 +18,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 import attrs
+import jinja2
 import torch
 from anyio.streams.memory import MemoryObjectSendStream
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -124,12 +125,17 @@ class Chat:
         return self._num_asked
 
     async def encode(self, messages: Sequence[dict[str, str]]) -> torch.Tensor:
-        """Return ``[1, length]`` tokens of a conversation."""
+        """Return ``[1, length]`` tokens of a conversation, if the model's template has it."""
 
         def run() -> torch.Tensor:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
+            try:
+                text = self._tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=True
+                )
+            except (
+                jinja2.TemplateError
+            ) as exc:  # such as of roles that do not alternate
+                raise Refusal(400, f"the model's template: {exc}") from exc
             ids = self._tokenizer(text, return_tensors="pt", add_special_tokens=False)
             return ids.input_ids.to(self._model.device)
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """R-41: the same verbs for a host without a loop, on any of its threads."""
 
+import sys
 import threading
+from collections.abc import Callable
 from concurrent import futures
+from types import FrameType
 from typing import Any, NoReturn
 
 import pytest
@@ -18,6 +21,29 @@ from ucm.errors import (
 )
 from ucm.pipeline.tickets import OutcomeKind
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
+
+
+def interrupted_at(nth: int, call: Callable[[], object]) -> bool:
+    """Call; return whether there was an *nth* point in the library, to interrupt it at."""
+    points = 0
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        nonlocal points
+        if "/ucm/cache/" in frame.f_code.co_filename and event in ("call", "c_return"):
+            points += 1
+            if points > nth:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    try:
+        sys.setprofile(look)
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(before)
+    return False
 
 
 class TestVerbs:
@@ -42,6 +68,17 @@ class TestVerbs:
             assert (5, 5) == (told.saved_blocks, told.loaded_blocks)
             assert 2 == cache.forget(keys[3:])
             assert 3 == cache.load(keys, range(20, 25)).leading + 1
+
+    def test_wait_without_end_is_a_wait(self) -> None:
+        """Who gives no limit says infinity, which no lock of Python's takes."""
+        host = Host()
+        keys, ever = keys_of(2), float("inf")
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            cache.save(keys, range(2)).wait_committed()
+            assert 2 == cache.match(keys, timeout=ever)
+            assert [True, True] == cache.contains(keys, timeout=1e10)
+            assert 2 == cache.prefetch(keys, timeout=ever).found
+            assert cache.begin_load(keys, [4, 5]).wait_until_over(ever)
 
     def test_saves_of_many_threads_are_all_stored(self) -> None:
         """Calls of several threads at once neither mix nor lose anything."""
@@ -167,6 +204,22 @@ class TestMistakes:
             with pytest.raises(KeyboardInterrupt):
                 cache.load(keys_of(2), [4, 5])
             assert 0 == len(core._users)
+
+    @pytest.mark.parametrize("verb", ["load", "save"])
+    def test_caller_interrupted_anywhere_leaves_nothing_that_goes_on(
+        self, verb: str
+    ) -> None:
+        """Wherever Python looks for signals: calls of ours, and ends of the others."""
+        host, keys = Host(), keys_of(2)
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            cache.save(keys, [0, 1]).wait_committed()
+            call: Callable[..., object] = getattr(cache, verb)
+            nth = 0
+            while interrupted_at(nth, lambda: call(keys, [4, 5])):
+                assert 0 == len(host.core._users)  # they are the host's again
+                nth += 1
+            cache.flush()
+            assert 20 < nth
 
     def test_load_that_never_ends_is_an_error_with_a_name(self) -> None:
         """Its blocks are still written to: the host must not believe they are free."""

@@ -225,6 +225,25 @@ class TestWrongPlace:
         with leaving_nothing(host):
             run("asyncio", main)
 
+    @both_loops
+    def test_cache_is_not_awaited_on_the_next_loop_of_its_thread(
+        self, loop: str
+    ) -> None:
+        """A load would write to blocks whose host has an error of its loop's instead."""
+        host = Host()
+
+        async def elsewhere() -> None:
+            for call in (cache.match(keys_of(1)), cache.load(keys_of(1), [1])):
+                with pytest.raises(PipelineError, match="another loop"):
+                    await call
+
+        with leaving_nothing(host), asyncio.Runner() as own:
+            opening = Opening(host.open_core)
+            cache = own.run(opening.__aenter__())
+            run(loop, elsewhere)
+            own.run(cache.flush())
+            own.run(opening.__aexit__(None, None, None))
+
     def test_closed_runtime_serves_no_more(self) -> None:
         """A host that begins to serve after the end is told so."""
         host = Host()

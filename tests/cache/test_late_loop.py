@@ -3,6 +3,7 @@
 
 from collections.abc import Awaitable, Callable
 
+import anyio
 import pytest
 
 from tests.cache.kit import Host, keys_of, leaving_nothing, run
@@ -12,16 +13,23 @@ from ucm.pipeline.outcomes import OutcomeKind
 
 
 def late(host: Host, act: Callable[[Cache, Save], Awaitable[None]]) -> Save:
-    """Save four blocks while our loop hears of nothing, and go on; return the save."""
+    """Save four blocks while our loop hears of nothing, and go on; return the save.
+
+    It hears of it when the host's loop has nothing else to do.
+    """
     saves = []
 
     async def main() -> None:
         async with host.cache() as cache:
             assert host.core is not None
-            host.core._serving.wake = lambda: None
+            wake, host.core._serving.wake = host.core._serving.wake, lambda: None
             saves.append(cache.save(keys_of(4), range(4)))
             assert 1 == len(host.core._asked)
-            await act(cache, saves[0])
+            async with anyio.create_task_group() as group:
+                group.start_soon(act, cache, saves[0])
+                await anyio.wait_all_tasks_blocked()
+                host.core._serving.wake = wake
+                wake()
 
     with leaving_nothing(host):
         run("asyncio", main)
@@ -80,6 +88,7 @@ def test_keys_that_the_host_changes_afterwards_are_those_it_gave() -> None:
             save = cache.save(keys, blocks)
             keys.reverse()
             blocks.clear()
+            host.core._serving.wake = wake
             wake()
             assert (await save.committed).is_whole
             assert 2 == await cache.match(keys_of(2))

@@ -132,37 +132,50 @@ class TestBlockUsers:
     def test_many_read_and_one_writes(self) -> None:
         """Until the last reader has given a block back it is not written."""
         users = BlockUsers()
-        users.read([1, 2])
-        users.read([2, 3])
+        users.read([1, 2], "a")
+        users.read([2, 3], "a")
         users.count()
         users.give_back([1, 2])
         with pytest.raises(BlockInUseError, match="block 2"):
-            users.write([1, 2])
+            users.write([1, 2], "a")
         users.give_back([2, 3])
-        users.write([1, 2])
+        users.write([1, 2], "a")
         with pytest.raises(BlockInUseError):
-            users.write([2])
+            users.write([2], "a")
 
     def test_refused_reader_has_taken_nothing(self) -> None:
         """All or none."""
         users = BlockUsers()
-        users.write([2])
+        users.write([2], "a")
         with pytest.raises(BlockInUseError):
-            users.read([1, 2, 3])
+            users.read([1, 2, 3], "a")
         users.give_back([2])
         assert 0 == len(users)
 
     def test_block_is_not_written_twice_by_one(self) -> None:
         """Which bytes would be in it nobody could say."""
         with pytest.raises(BlockInUseError, match="block 4"):
-            BlockUsers().write([4, 5, 4])
+            BlockUsers().write([4, 5, 4], "a")
+
+    def test_undone_taker_leaves_no_trace_and_others_have_theirs(self) -> None:
+        """Refused, interrupted amid it or behind it: of whom nothing is there."""
+        users = BlockUsers()
+        users.read([1], "a")
+        users.write([2, 3], "b")
+        users.read([1, 4], "c")
+        for blocks, owner in (([1, 4], "c"), ([2, 3], "d"), ([1], "d")):
+            users.undo(blocks, owner)
+        assert 3 == len(users)
+        users.undo([2, 3], "b")
+        users.write([2, 3, 4], "e")
+        assert 4 == len(users)
 
     @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6)))
     def test_all_is_free_in_the_end(self, reads: list[list[int]]) -> None:
         """Whoever reads what, and how often."""
         users = BlockUsers()
         for blocks in reads:
-            users.read(blocks)
+            users.read(blocks, "a")
         for blocks in reads:
             users.count()
             users.give_back(blocks)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the example server has only so much of, and what it says when that is used up."""
 
+import copy
 import functools
 import threading
 from collections.abc import Awaitable, Callable
@@ -12,9 +13,11 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 import transformers
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
+from examples.chat_server.__main__ import main as serve
 from examples.chat_server.app import make_app
 from examples.chat_server.chat import Chat, Limits, Piece, Refusal
 from examples.chat_server.tiny import make_tiny
@@ -216,10 +219,12 @@ async def fetch(
     path: str,
     body: bytes = b"",
     until: Callable[[], Awaitable[object]] = stay,
+    *,
+    is_whole: bool = True,
 ) -> tuple[int, dict[bytes, bytes], bytes]:
     """Ask an application without a socket, and go away at some time."""
     status, headers, said = 0, {}, b""
-    given = [{"type": "http.request", "body": body, "more_body": False}]
+    given = [{"type": "http.request", "body": body, "more_body": not is_whole}]
 
     async def receive() -> Any:
         if given:
@@ -252,6 +257,11 @@ def test_requests_are_answered_or_refused_by_name(
 ) -> None:
     """As a whole without streaming; what is not understood is said in words."""
     model, tokenizer = tiny(directory)
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'nobody' %}{{ raise_exception('who is nobody') }}"
+        "{% endif %}" + tokenizer.chat_template
+    )
     app = make_app(model, tokenizer, config_of(tmp_path), Limits(tokens=8))
     ask = functools.partial(fetch, app, "POST", "/v1/chat/completions")
 
@@ -268,6 +278,9 @@ def test_requests_are_answered_or_refused_by_name(
                 (good.replace(b"3}", b"9}"), 400, b"above 8"),
                 (good.replace(b"3}", b'3,"temperature":1}'), 400, b"temperature"),
                 (b" " * (1 << 20) + good, 413, b"bytes"),
+                (good.replace(b"So", b"\xff"), 400, b"utf-8"),
+                (b'{"x":' + b"[" * 100_000, 400, b"recursion"),
+                (good.replace(b"user", b"nobody"), 400, b"who is nobody"),
             ):
                 status, _, said = await ask(body)
                 assert code == status
@@ -282,6 +295,41 @@ def test_requests_are_answered_or_refused_by_name(
                 assert b"default-src 'none'" in headers[b"content-security-policy"]
 
     run("asyncio", main)
+
+
+@pytest.mark.slow
+def test_request_that_does_not_come_to_its_end_is_not_waited_for(
+    tmp_path: Path, directory: Path
+) -> None:
+    """It is told after its deadline, and who goes away amid it leaves no error."""
+    model, tokenizer = tiny(directory)
+    app = make_app(model, tokenizer, config_of(tmp_path), Limits(deadline=0.01))
+    ask = functools.partial(
+        fetch, app, "POST", "/v1/chat/completions", b"{", is_whole=False
+    )
+
+    async def main() -> None:
+        async with app.router.lifespan_context(app):
+            status, headers, _ = await ask()
+            assert (408, b"close") == (status, headers[b"connection"])
+            status, _, _ = await ask(until=anyio.lowlevel.checkpoint)
+            assert 400 == status
+
+    run("asyncio", main)
+
+
+@pytest.mark.slow
+def test_model_without_a_template_for_chats_is_refused_at_the_start(
+    tmp_path: Path, directory: Path
+) -> None:
+    """Or each request would end in an error of the server's."""
+    _, tokenizer = tiny(directory)
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    done = CliRunner().invoke(serve, [str(tmp_path)])
+    assert 2 == done.exit_code
+    assert "no template for chats" in done.output
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ _USERS = "ucm/cache/users.py"
 _ROOM = "ucm/cache/room.py"
 _SERVING = "ucm/cache/serving.py"
 _LOOP = "ucm/cache/host_loop.py"
+_ASKING = "ucm/cache/asking.py"
+_WAITS = "ucm/cache/waits.py"
 _OPENING = "ucm/cache/opening.py"
 _PREFIXES = "ucm/prefixes.py"
 _BUFFERS = "ucm/devices/_buffers.py"
@@ -48,9 +50,9 @@ LIB = (
         name="refused_reader_keeps_some",
         why="Blocks that nobody uses can never be loaded into again.",
         file=_USERS,
-        find="        if not self._written.isdisjoint(blocks):\n",
+        find="        if not self._written.keys().isdisjoint(blocks):\n",
         replace="        self._readers.update(dict.fromkeys(blocks, 1))\n"
-        "        if not self._written.isdisjoint(blocks):\n",
+        "        if not self._written.keys().isdisjoint(blocks):\n",
         killers=(f"{_PARTS}::TestBlockUsers::test_refused_reader_has_taken_nothing",),
     ),
     Mutant(
@@ -191,8 +193,8 @@ LIB = (
         name="submitted_in_the_dark",
         why="Whoever asks a pipeline that has died waits for a refusal nobody polls.",
         file=_CORE,
-        find="        if not self._serving.is_serving:\n",
-        replace="        if False:\n",
+        find="        if self._serving.is_serving:\n",
+        replace="        if True:\n",
         killers=(
             f"{_CLOSE}::TestDeadPipeline::test_everybody_hears_when_our_loop_dies",
         ),
@@ -201,8 +203,8 @@ LIB = (
         name="store_closed_under_a_question",
         why="A look-up that returns late reads memory that is not there any more.",
         file=_CORE,
-        find="            self._store.is_asked = not self._questions.close(",
-        replace="            self._store.is_asked = False and self._questions.close(",
+        find="            self._kept.is_asked = not self._questions.close(",
+        replace="            self._kept.is_asked = False and self._questions.close(",
         killers=(
             f"{_CLOSE}::TestClose::test_question_that_hangs_keeps_the_store_open",
         ),
@@ -287,7 +289,7 @@ LIB = (
     Mutant(
         name="retained_until_now",
         why="What a host wants to keep goes first.",
-        file=_CORE,
+        file=_ASKING,
         find="self._now_ns() + int(ttl * 1e9))",
         replace="self._now_ns())",
         killers=(f"{_VERBS}::TestRoom::test_retained_blocks_stay_where_used_ones_go",),
@@ -295,7 +297,7 @@ LIB = (
     Mutant(
         name="kept_for_as_long_as_any",
         why="Of what a host keeps, what matters less stays as long as what matters most.",
-        file=_CORE,
+        file=_ASKING,
         find="self._now_ns() + int(ttl * 1e9))",
         replace="self._now_ns() + int(600e9))",
         killers=(f"{_VERBS}::TestRoom::test_priority_is_a_time_that_wears_off",),
@@ -379,9 +381,9 @@ LIB = (
     Mutant(
         name="hung_store_is_waited_for",
         why="A host's request stands still for as long as the store does.",
-        file=_SYNC,
-        find="        over.wait(limit)\n",
-        replace="        over.wait()\n",
+        file=_WAITS,
+        find="            over.wait(min(limit, TIMEOUT_MAX))",
+        replace="            over.wait()",
         killers=(
             f"{_BLOCKING}::TestMistakes::test_store_that_does_not_answer_is_not_waited_for",
         ),

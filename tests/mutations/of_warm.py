@@ -28,8 +28,8 @@ WARM = (
         name="readers_counted_on_the_hosts_loop",
         why="A host's loop stands still for longer the more blocks it saves.",
         file=_USERS,
-        find="        self._uncounted.append(blocks)\n",
-        replace="        self._uncounted.append(blocks)\n        self._count_all()\n",
+        find="        self._uncounted.append((blocks, owner))\n",
+        replace="        self._uncounted.append((blocks, owner))\n        self._count_all()\n",
         killers=(f"{_MANY}::test_save_costs_the_same_however_many_blocks_it_has",),
     ),
     Mutant(

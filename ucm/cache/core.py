@@ -12,14 +12,13 @@ do. Notices are handed out on our loop, but not while ``close`` has the runtime.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
+from functools import partial
 from itertools import count
-from typing import TypeVar
-
-import attrs
 
 from ucm.agent.client import AgentClient
-from ucm.blocks import KeySpace, PackedKey, ShardId
+from ucm.blocks import KeySpace, ShardId
+from ucm.cache.asking import Asking
 from ucm.cache.fetches import Fetches
 from ucm.cache.measuring import measured, statistics_of
 from ucm.cache.orders import Asked, Orders
@@ -31,7 +30,6 @@ from ucm.cache.transfers import Statistics, Transfer
 from ucm.cache.users import BlockUsers
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, EventRef, Fence
-from ucm.errors import PipelineClosedError, PipelineError
 from ucm.layout import KVLayout
 from ucm.metrics import Counters, Snapshot
 from ucm.pipeline.outcomes import Outcome, OutcomeKind
@@ -48,11 +46,8 @@ from ucm.tracing import Log
 
 __all__ = ["Core"]
 
-_LONGEST_TTL_S = 86400.0
-_T = TypeVar("_T")
 
-
-class Core:
+class Core(Asking):
     """
     A cache that is served.
 
@@ -87,11 +82,10 @@ class Core:
         self.new_event, self.now = threads.event, threads.monotonic  # for who waits
         self._device = device
         self._digest = keyspace.digest
-        self._threads = threads
         self._counters = Counters()
-        self._store = KeptStore(store)
+        self._kept = KeptStore(store)
         self._runtime = Runtime(
-            self._store,
+            self._kept,
             device,
             layout=layout,
             config=config,
@@ -102,21 +96,23 @@ class Core:
             before_commit=before_commit,
         )
         queue = config.queue
-        self._orders = Orders(layout, shard, self._digest, queue.span_bytes, count(1))
+        orders = Orders(layout, shard, self._digest, queue.span_bytes, count(1))
         self._lock, self._closing = threads.lock(), threads.lock()
         self._ends = threads.lock()  # of every ``Pending``: they end under the other
-        self._questions = Questions(self._ends, threads)
+        questions = Questions(self._ends, threads)
+        super().__init__(self._kept, orders, questions, threads)
         self.fetches = Fetches(
-            *(client, self._store.match, self._questions, self._orders),
+            *(client, self._kept.match, questions, orders),
             *(config.timeout, self._counters, threads),
         )
         self._asked: deque[tuple[Transfer, Asked, Fence, bool]] = deque()
         self._taking = threads.lock()  # of who makes tickets of what was asked for
+        self._unwanted: deque[Transfer] = deque()
         self._open: dict[int, Transfer] = {}  # by the number of each ticket under way
         self._users = BlockUsers()
         self._room: Room[tuple[SpanOrder, Fence]] = Room(queue.tickets, queue.nbytes)
         self._serving = Serving(self._runtime, self._attend, threads)
-        self._is_open, self._is_polled = False, True
+        self._is_polled = True
 
     def open(self) -> None:
         """
@@ -168,50 +164,8 @@ class Core:
 
         Its blocks are released as soon as no copy touches them.
         """
-        self._take_in()
-        with self._lock:
-            if not self._is_open:
-                return  # what is left ends with the close
-            wanted = [each for each in transfer.orders if each in self._open]
-            in_line = self._room.withdraw(
-                lambda entry: entry[0].transfer_id in transfer.orders
-            )
-        self._runtime.abandon(wanted, Reason.WITHDRAWN)
-        for order, _ in in_line:
-            self._end_here(order.transfer_id, OutcomeKind.CANCELLED, Reason.WITHDRAWN)
-
-    def match(self, keys: Sequence[bytes], *, group: int) -> Pending[int]:
-        """Ask how many keys from the first are stored."""
-        return self._ask(self._store.match, keys, group)
-
-    def contains(self, keys: Sequence[bytes], *, group: int) -> Pending[list[bool]]:
-        """Ask of each key whether it is stored."""
-        return self._ask(self._store.contains, keys, group)
-
-    def touch(
-        self, keys: Sequence[bytes], *, group: int, place: Place
-    ) -> Pending[None]:
-        """Say that blocks are used."""
-        return self._touch(keys, group, place, self._now_ns())
-
-    def retain(
-        self, keys: Sequence[bytes], *, ttl: float, group: int, place: Place
-    ) -> Pending[None]:
-        """Keep blocks as if they were used in *ttl* seconds; see ``Cache.retain``."""
-        if not 0 < ttl <= _LONGEST_TTL_S:
-            raise ValueError(f"ttl={ttl} is not above 0 and at most {_LONGEST_TTL_S} s")
-        place = attrs.evolve(place, began_ns=0)
-        return self._touch(keys, group, place, self._now_ns() + int(ttl * 1e9))
-
-    def _touch(
-        self, keys: Sequence[bytes], group: int, place: Place, now_ns: int
-    ) -> Pending[None]:
-        uses = self._orders.uses(len(keys), group, place, now_ns)
-        return self._ask(lambda packed: self._store.touch(packed, uses), keys, group)
-
-    def forget(self, keys: Sequence[bytes], *, group: int) -> Pending[int]:
-        """Have blocks made invisible; ask how many were there."""
-        return self._ask(self._store.forget, keys, group)
+        self._unwanted.append(transfer)
+        self._have_attended()
 
     def statistics(self) -> Pending[Statistics]:
         """Ask how things stand."""
@@ -224,9 +178,9 @@ class Core:
 
     def open_transfers(self) -> list[Transfer]:
         """Return what is not over, in the order in which it was asked for."""
-        self._take_in()
-        with self._lock:
-            return list(dict.fromkeys(self._open.values()))
+        with self._taking, self._lock:
+            asked = [each[0] for each in self._asked]
+            return list(dict.fromkeys([*self._open.values(), *asked]))
 
     def close(self) -> None:
         """
@@ -246,7 +200,7 @@ class Core:
             for order, _ in in_line:
                 self._end_here(order.transfer_id, OutcomeKind.CANCELLED, Reason.CLOSED)
             self.fetches.close()
-            self._store.is_asked = not self._questions.close(self.timeout.shutdown)
+            self._kept.is_asked = not self._questions.close(self.timeout.shutdown)
             self._runtime.close()
             self._serving.join(self.timeout.shutdown)
             self._is_polled = True
@@ -256,24 +210,6 @@ class Core:
             self._open.clear()
 
     # On whatever thread asks.
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise PipelineClosedError("the cache is closed")
-
-    def _now_ns(self) -> int:
-        return int(self._threads.monotonic() * 1e9)
-
-    def _ask(
-        self,
-        question: Callable[[list[PackedKey]], _T],
-        keys: Sequence[bytes],
-        group: int,
-    ) -> Pending[_T]:
-        """Ask the store about keys, which are checked here and packed there."""
-        self._check_open()
-        packer, own = self._orders.packer(keys, group), tuple(keys)
-        return self._questions.ask(lambda: question(packer.pack(own)))
 
     def _begin(self, asked: Asked, after: EventRef | None, *, waits: bool) -> Transfer:
         """
@@ -285,31 +221,60 @@ class Core:
         if not asked.blocks:
             transfer.begin(())
             return transfer
-        fence = self._device.lease(after)
-        take = self._users.write if transfer.is_load else self._users.read
-        with self._lock:
-            try:
-                self._check_open()
-                take(asked.blocks)
-            except PipelineError:
-                fence.close()
-                raise
-            is_alone = not self._asked
-            self._asked.append((transfer, asked, fence, waits))
-        if transfer.is_load:
-            self.fetches.loading(transfer, asked)
-            self._take_in()  # somebody waits
-        elif is_alone:
-            self._serving.wake()
-        if not self._serving.is_serving:
-            self._attend()
+        fence, is_begun = self._device.lease(after), False
+        try:
+            is_alone = self._ask_for(transfer, asked, fence, waits=waits)
+            if transfer.is_load:
+                self.fetches.loading(transfer, asked)
+            if is_alone or transfer.is_load:  # for which somebody waits
+                self._have_attended()
+            is_begun = True
+        finally:
+            if not is_begun:
+                self.undo(transfer)
         return transfer
 
+    def _ask_for(
+        self, transfer: Transfer, asked: Asked, fence: Fence, *, waits: bool
+    ) -> bool:
+        """Stand behind those who asked before; return whether there are none."""
+        take = self._users.write if transfer.is_load else self._users.read
+        entry = (transfer, asked, fence, waits)
+        with self._lock:
+            is_alone = not self._asked
+            try:
+                self._check_open()
+                take(asked.blocks, transfer)
+                self._asked.append(entry)
+            finally:
+                if not self._asked or self._asked[-1] is not entry:
+                    self._users.undo(asked.blocks, transfer)
+                    fence.close()
+        return is_alone
+
+    def undo(self, transfer: Transfer) -> None:
+        """Let nothing go on for a caller who was interrupted, as by Ctrl-C."""
+        with self._taking, self._lock:
+            is_asked = transfer.orders or any(
+                transfer is each[0] for each in self._asked
+            )
+        over = self.new_event()
+        if is_asked and transfer.released.subscribe(over.set):
+            self.cancel(transfer)
+            over.wait(self.timeout.stuck)
+
+    def _have_attended(self) -> None:
+        if self._serving.is_serving:
+            self._serving.wake()
+        else:
+            self._attend()
+
     def _take_in(self) -> None:
-        """Make tickets of what was asked for by now."""
+        """Make tickets of what was asked for by now; no signal's handler may cut in."""
         with self._taking:
             while self._asked:
-                transfer, asked, fence, waits = self._asked.popleft()
+                with self._lock:
+                    transfer, asked, fence, waits = self._asked.popleft()
                 orders = self._orders.of(asked)
                 transfer.begin(orders)
                 with self._lock:
@@ -367,11 +332,27 @@ class Core:
     def _attend(self) -> None:
         """Take in what was asked for, and hand out what there is to poll."""
         self._take_in()
+        self._let_go()
         with self._lock:
             notices = self._runtime.poll() if self._is_polled else ()
         for notice in notices:
             self._note(notice)
         self._look_at_line()
+
+    def _let_go(self) -> None:
+        """End what nobody wants any more; what is left ends with the close."""
+        while self._unwanted:
+            orders = self._unwanted.popleft().orders
+            with self._lock:
+                if not self._is_open:
+                    return
+                wanted = [each for each in orders if each in self._open]
+                in_line = self._room.withdraw(partial(_is_in, orders))
+            self._runtime.abandon(wanted, Reason.WITHDRAWN)
+            for order, _ in in_line:
+                self._end_here(
+                    order.transfer_id, OutcomeKind.CANCELLED, Reason.WITHDRAWN
+                )
 
     def _note(self, notice: Notice) -> None:
         transfer_id, outcome = notice.ticket.transfer_id, notice.outcome
@@ -391,6 +372,7 @@ class Core:
             transfer.give_up()
 
     def _statistics(self) -> Statistics:
+        self._take_in()
         return statistics_of(
             self._counters,
             self._store.stats(),
@@ -398,3 +380,7 @@ class Core:
             waiting_parts=self._room.num_waiting,
             failure=self._runtime.failure,
         )
+
+
+def _is_in(orders: Container[int], entry: tuple[SpanOrder, Fence]) -> bool:
+    return entry[0].transfer_id in orders

@@ -8,7 +8,6 @@ Threading: made, waited on and closed on the loop; what ends a ``Pending`` may b
 import asyncio
 import contextlib
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -36,24 +35,28 @@ class HostLoop:
     def __init__(self, threads: Threads) -> None:
         self._calls: deque[Callable[[], None]] = deque()
         self._is_woken = False
-        self._thread = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None
         trio: Any = sys.modules.get("trio")
         if trio is not None and trio.lowlevel.in_trio_task():
             self._trio = trio
             self._wake = self._wake_trio
+            self._running: Callable[[], object] = trio.lowlevel.current_trio_token
             self._token = trio.lowlevel.current_trio_token()
             self.close: Callable[[], None] = lambda: None
         else:
-            self._loop = asyncio.get_running_loop()
+            self._running = asyncio.get_running_loop
+            self._token = self._loop = asyncio.get_running_loop()
             waker = threads.waker(self._loop, self._run)
             self._wake = waker.wake
             self.close = waker.close
 
     @property
     def is_here(self) -> bool:
-        """Whether the loop is of the calling thread."""
-        return threading.get_ident() == self._thread
+        """Whether the caller runs on it; one thread may have several in turn."""
+        try:
+            return self._running() is self._token
+        except RuntimeError:  # none runs here
+            return False
 
     async def wait(self, pending: Pending[Any], limit: float) -> None:
         """Wait until something has ended, for *limit* seconds at most."""

@@ -67,7 +67,6 @@ class Questions:
         if len(self._asked) >= _MOST:
             answer.end(None, StoreUnavailableError(f"{_MOST} questions wait for it"))
             return answer
-        self._asked[answer] = None  # type: ignore[index] # of whatever type
 
         def run(answer: Pending[_T]) -> None:
             try:
@@ -84,7 +83,14 @@ class Questions:
             self._asked.pop(answer, None)  # type: ignore[arg-type] # whatever type
             answer.end(None, error)
 
-        self._thread.put(run, answer, died)
+        is_put = False
+        try:
+            self._asked[answer] = None  # type: ignore[index] # of whatever type
+            self._thread.put(run, answer, died)
+            is_put = True
+        finally:
+            if not is_put:  # who asks was interrupted
+                self._asked.pop(answer, None)  # type: ignore[arg-type] # whatever type
         return answer
 
     def close(self, timeout: float) -> bool:

@@ -19,6 +19,7 @@ from ucm.cache.core import Core
 from ucm.cache.fetches import Fetch, Fetched
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
+from ucm.cache.waits import late, result_of, wait, wait_until
 from ucm.devices.abc import EventRef
 from ucm.errors import DeviceTimeoutError, StoreUnavailableError
 from ucm.metrics import Snapshot
@@ -54,7 +55,7 @@ class Save:
         Raises:
             DeviceTimeoutError: A copy did not come to an end in its time.
         """
-        _wait(self._core, self._transfer.released, self._limit)
+        wait(self._core, self._transfer.released, self._limit)
 
     def wait_committed(self) -> Result:
         """
@@ -63,7 +64,7 @@ class Save:
         Raises:
             DeviceTimeoutError: It did not come to an end in its time.
         """
-        return _wait(self._core, self._transfer.over, self._limit)
+        return wait(self._core, self._transfer.over, self._limit)
 
     @property
     def is_over(self) -> bool:
@@ -118,12 +119,12 @@ class Load:
         Raises:
             DeviceTimeoutError: A copy does not end: the blocks must not be used again.
         """
-        return _wait(self._core, self._transfer.over, self._limit)
+        return wait(self._core, self._transfer.over, self._limit)
 
     def wait_until_over(self, timeout: float) -> bool:
         """Block for *timeout* seconds at most; return whether it is over."""
         with contextlib.suppress(DeviceTimeoutError):  # which may be its end as well
-            _wait(self._core, self._transfer.over, timeout)
+            wait(self._core, self._transfer.over, timeout)
         return self.is_over
 
     def when_over(self, call: Callable[[], None]) -> None:
@@ -153,7 +154,7 @@ class Answer:
     def is_over(self) -> bool:
         """Whether there is an answer, or no time for one any more."""
         if not self._pending.is_done and self._core.now() >= self._until:
-            self._pending.end(None, _late())
+            self._pending.end(None, late())
         return self._pending.is_done
 
     @property
@@ -259,7 +260,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
     ) -> Fetched:
         """Have what the store lacks of *keys* fetched from tiers; say what there is."""
         with self._core.fetches.begin(keys, group, timeout) as fetch:
-            _wait_until(self._core, fetch.over, fetch.left)
+            wait_until(self._core, fetch.over, fetch.left)
             return fetch.result()
 
     def begin_prefetch(
@@ -284,13 +285,13 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         transfer = self._core.load(keys, blocks, group=group, place=place)
         is_interrupted = True
         try:
-            _wait_until(self._core, transfer.over, self._load_limit)
+            wait_until(self._core, transfer.over, self._load_limit)
             is_interrupted = False
         finally:
             if is_interrupted:
                 self._core.cancel(transfer)
-                _wait_until(self._core, transfer.over, self._load_limit)
-        return _result(transfer.over, self._load_limit)
+                wait_until(self._core, transfer.over, self._load_limit)
+        return result_of(transfer.over, self._load_limit)
 
     def begin_load(
         self,
@@ -302,7 +303,13 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
     ) -> Load:
         """Have stored blocks loaded; returns at once."""
         transfer = self._core.load(keys, blocks, group=group, place=place)
-        return Load(self._core, transfer, self._load_limit)
+        load = None
+        try:
+            load = Load(self._core, transfer, self._load_limit)
+        finally:
+            if load is None:
+                self._core.undo(transfer)
+        return load
 
     def begin_contains(
         self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
@@ -321,11 +328,17 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         after: EventRef | None = None,
         wait_for_room: bool = False,
     ) -> Save:
-        """Have blocks saved; returns at once."""
+        """Have blocks saved; returns at once. Interrupted, it leaves none in use."""
         transfer = self._core.save(
             keys, blocks, group=group, place=place, after=after, waits=wait_for_room
         )
-        return Save(self._core, transfer, self._save_limit)
+        save = None
+        try:
+            save = Save(self._core, transfer, self._save_limit)
+        finally:
+            if save is None:
+                self._core.undo(transfer)
+        return save
 
     def touch(
         self, keys: Sequence[bytes], *, group: int = 0, place: Place = _ANYWHERE
@@ -351,7 +364,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
     def flush(self) -> None:
         """Block until every save and load that was asked for by now is over."""
         for transfer in self._core.open_transfers():
-            _wait(self._core, transfer.over, self._save_limit)
+            wait(self._core, transfer.over, self._save_limit)
 
     def measure(self) -> Snapshot:
         """Return all metrics, for ``ucm.exporter``; any thread that may wait a second."""
@@ -363,36 +376,9 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
 
     def _answer(self, pending: Pending[_T], timeout: float | None = None) -> _T:
         """Wait for the store's answer; nobody is asked once nobody waits."""
-        late = _late()
+        too_late = late()
         limit = self._core.timeout.load if timeout is None else timeout
         try:
-            return _wait(self._core, pending, limit, late)
+            return wait(self._core, pending, limit, too_late)
         finally:
-            pending.end(None, late)
-
-
-def _late() -> StoreUnavailableError:
-    return StoreUnavailableError("the store did not answer in time")
-
-
-def _wait(
-    core: Core, pending: Pending[_T], limit: float, late: Exception | None = None
-) -> _T:
-    """Block until something has ended, for *limit* seconds at most."""
-    _wait_until(core, pending, limit)
-    return _result(pending, limit, late)
-
-
-def _wait_until(core: Core, pending: Pending[_T], limit: float) -> None:
-    over = core.new_event()
-    if pending.subscribe(over.set):
-        try:
-            over.wait(limit)
-        finally:
-            pending.unsubscribe(over.set)
-
-
-def _result(pending: Pending[_T], limit: float, late: Exception | None = None) -> _T:
-    if not pending.is_done:
-        raise late or DeviceTimeoutError(f"no end after {limit} seconds")
-    return pending.result()
+            pending.end(None, too_late)
