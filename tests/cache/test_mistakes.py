@@ -119,6 +119,9 @@ class TestMistakes:
                     await cache.match([one], group=1)
                 with pytest.raises(ValueError, match="ttl"):
                     await cache.retain([one], ttl=0)
+                for seconds in (-1.0, float("nan")):
+                    with pytest.raises(ValueError, match="timeout"):
+                        await cache.prefetch([one], timeout=seconds)
                 with pytest.raises(EventNotRecordedError):
                     cache.save([one], [1], after=object())
                 assert 0 == (await cache.statistics()).open_transfers

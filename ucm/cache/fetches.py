@@ -180,11 +180,14 @@ class Fetches:
             KeyFormatError: They are none.
             LayoutError: There is no such group.
             PipelineClosedError: The cache is closed.
+            ValueError: *timeout* is below 0 or no number.
         """
         if not self._is_open:
             raise PipelineClosedError("the cache is closed")
         packer, own = self._orders.packer(keys, group), tuple(keys)
         seconds = self._timeout.fetch if timeout is None else timeout
+        if not seconds >= 0:  # nor is NaN, which would upset a loop's timers
+            raise ValueError(f"timeout={timeout} is not 0 or more seconds")
         until = self.now() + min(seconds, LONGEST_S)
         over: Pending[Answer] = Pending(self._ends)
         fetch = Fetch(self, next(self._names), own, group, until, over)
