@@ -2,6 +2,7 @@
 """The agent's process: when it is there, what it leaves, and when it ends."""
 
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -295,6 +296,25 @@ class TestAgent:
             assert os.getpid() not in ancestors
         finally:
             assert -1 == end_agent(launch)
+
+    def test_engine_that_lets_go_of_its_agent_keeps_no_pipe_to_it(
+        self, place, monkeypatch
+    ) -> None:
+        """R-63: a host that opens and closes its cache all day does not run out of files."""
+        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
+        monkeypatch.chdir(ROOT)
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        launch = Launcher(UCMConfig.from_mapping(place.settings))
+        launch()
+        pid = agent_pid(launch)
+        try:
+            assert before + 1 == len(os.listdir("/proc/self/fd"))
+            del launch
+            gc.collect()
+            assert before == len(os.listdir("/proc/self/fd"))
+        finally:
+            os.kill(pid, signal.SIGKILL)
 
     def test_settings_that_end_with_their_engine_are_one_line(self, place) -> None:
         """R-63: an engine that is killed while it starts its agent leaves no traceback."""

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -64,6 +65,7 @@ class _Agent:
         self._said = b""
         self._code: int | None = None
         self._reader, writer = os.pipe()
+        self._close = weakref.finalize(self, os.close, self._reader)
         os.set_blocking(self._reader, False)
         command = [sys.executable, "-P", "-m", "ucm.agent", "--engine-fd", str(writer)]
         command += ["--cpus", format_cpulist(engine_cpus())]
@@ -79,11 +81,7 @@ class _Agent:
                 check=True,
             )
         except subprocess.SubprocessError as exc:
-            os.close(self._reader)
             raise OSError(f"no process for the agent: {exc}") from exc
-        except OSError:
-            os.close(self._reader)
-            raise
         finally:
             os.close(writer)
         self.pid = int(between.stdout)
@@ -97,7 +95,7 @@ class _Agent:
                 return None
             self._said += said
             if not said:
-                os.close(self._reader)
+                self._close()
                 code, _, problem = self._said.decode(errors="replace").partition("\n")
                 self._code = int(code) if code.isdecimal() else _DIED
                 self.problem = problem
