@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -64,6 +65,7 @@ class _Agent:
         self.problem = ""
         self._said = b""
         self._code: int | None = None
+        self._lock = threading.Lock()
         self._reader, writer = os.pipe()
         self._close = weakref.finalize(self, os.close, self._reader)
         os.set_blocking(self._reader, False)
@@ -87,19 +89,21 @@ class _Agent:
         self.pid = int(between.stdout)
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it lives."""
-        while self._code is None:
-            try:
-                said = os.read(self._reader, _MOST_TEXT)
-            except BlockingIOError:
-                return None
-            self._said += said
-            if not said:
-                self._close()
-                code, _, problem = self._said.decode(errors="replace").partition("\n")
-                self._code = int(code) if code.isdecimal() else _DIED
-                self.problem = problem
-        return self._code
+        """Return its exit code; None while it lives. Any thread."""
+        with self._lock:
+            while self._code is None:
+                try:
+                    said = os.read(self._reader, _MOST_TEXT)
+                except BlockingIOError:
+                    return None
+                self._said += said
+                if not said:
+                    self._close()
+                    code, _, self.problem = self._said.decode(
+                        errors="replace"
+                    ).partition("\n")
+                    self._code = int(code) if code.isdecimal() else _DIED
+            return self._code
 
 
 class Pauses:
