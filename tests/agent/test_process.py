@@ -2,7 +2,6 @@
 """The agent's process: when it is there, what it leaves, and when it ends."""
 
 import asyncio
-import gc
 import json
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -111,13 +109,6 @@ class Place:
         told = msgspec.msgpack.decode(data[FRAME_HEADER.size :], type=FromAgent)
         assert isinstance(told, Status)
         return told.told
-
-
-@pytest.fixture
-def place(tmp_path):
-    """Return where it all is; the slab's path is short."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
-        yield Place(tmp_path, Path(shm))
 
 
 def until(is_so) -> None:
@@ -277,44 +268,6 @@ class TestAgent:
                 until(lambda: launch() or first != agent_pid(launch))
                 until(lambda: is_served(place, agent_pid(launch)))
             assert 0 == end_agent(launch, signal.SIGTERM)
-
-    def test_agent_is_no_child_of_the_engine_that_starts_it(
-        self, place, monkeypatch
-    ) -> None:
-        """R-55, R-63: vLLM kills all that descends from its processes when it ends; the
-        agent goes on, with what is to be spilled."""
-        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
-        monkeypatch.chdir(ROOT)
-        launch = Launcher(UCMConfig.from_mapping(place.settings))
-        launch()
-        pid = agent_pid(launch)
-        try:
-            ancestors = [pid]
-            while ancestors[-1] > 1:
-                told = Path(f"/proc/{ancestors[-1]}/stat").read_text()
-                ancestors.append(int(told.rpartition(")")[2].split()[1]))
-            assert os.getpid() not in ancestors
-        finally:
-            assert -1 == end_agent(launch)
-
-    def test_engine_that_lets_go_of_its_agent_keeps_no_pipe_to_it(
-        self, place, monkeypatch
-    ) -> None:
-        """R-63: a host that opens and closes its cache all day does not run out of files."""
-        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
-        monkeypatch.chdir(ROOT)
-        gc.collect()
-        before = len(os.listdir("/proc/self/fd"))
-        launch = Launcher(UCMConfig.from_mapping(place.settings))
-        launch()
-        pid = agent_pid(launch)
-        try:
-            assert before + 1 == len(os.listdir("/proc/self/fd"))
-            del launch
-            gc.collect()
-            assert before == len(os.listdir("/proc/self/fd"))
-        finally:
-            os.kill(pid, signal.SIGKILL)
 
     def test_settings_that_end_with_their_engine_are_one_line(self, place) -> None:
         """R-63: an engine that is killed while it starts its agent leaves no traceback."""

@@ -137,7 +137,9 @@ REST = (
         file=_LAUNCH,
         find="if pid := os.fork():\n    print(pid)\nelse:\n",
         replace="pid = 0\nprint(os.getpid(), flush=True)\nif True:\n",
-        killers=(f"{_RUNS}::test_agent_is_no_child_of_the_engine_that_starts_it",),
+        killers=(
+            "tests/agent/test_orphan.py::TestOrphan::test_agent_is_no_child_of_the_engine_that_starts_it",
+        ),
     ),
     Mutant(
         name="agent_bound_with_its_rank",
