@@ -132,9 +132,7 @@ class Chat:
                 text = self._tokenizer.apply_chat_template(
                     list(messages), tokenize=False, add_generation_prompt=True
                 )
-            except (
-                jinja2.TemplateError
-            ) as exc:  # such as of roles that do not alternate
+            except jinja2.TemplateError as exc:  # roles that do not alternate
                 raise Refusal(400, f"the model's template: {exc}") from exc
             ids = self._tokenizer(text, return_tensors="pt", add_special_tokens=False)
             return ids.input_ids.to(self._model.device)

@@ -40,8 +40,8 @@ else:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.execv(sys.argv[1], sys.argv[1:])
 """
-_BETWEEN_S: Final = 5.0
-"""For a process that only starts another."""
+_BETWEEN_S: Final = 30.0
+"""For a process that only starts another; the client's thread waits, and no engine."""
 _DIED: Final = -1
 """Stands for the exit code of an agent that said none."""
 

@@ -58,7 +58,6 @@ _ATTEMPTS = 8
 # Members of an enum cost more than all else in a look at one key.
 _VERSION = int(Word.VERSION)
 _PUBLISHING = int(Word.PUBLISHING)
-_STEP = 1 << 16
 _T = TypeVar("_T")
 
 
