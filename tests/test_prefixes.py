@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of prompts, key spaces and layouts of hosts."""
 
+import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -28,6 +29,7 @@ TOLD = {
     "settings": {"rope": 1.0},
 }
 KEYSPACE = ucm.keyspace_of(LAYOUT, **TOLD)
+DEEP: list[object] = functools.reduce(lambda inner, _: [inner], range(100_000), [])
 HASHER = ucm.PrefixHasher(KEYSPACE, 4)
 tokens = st.lists(st.integers(0, 2**63 - 1), max_size=40)
 
@@ -127,7 +129,12 @@ class TestKeySpace:
         with pytest.raises(KeyFormatError, match=field):
             ucm.keyspace_of(LAYOUT, **{**TOLD, field: ""})
 
-    @pytest.mark.parametrize("value", [object(), float("nan"), {1j}])
+    def test_text_that_no_file_takes_is_refused(self) -> None:
+        """Half a character was found when the first key was made, by a bare error."""
+        with pytest.raises(KeyFormatError, match="model"):
+            ucm.keyspace_of(LAYOUT, **{**TOLD, "model": "m\ud800"})
+
+    @pytest.mark.parametrize("value", [object(), float("nan"), {1j}, DEEP])
     def test_settings_that_are_no_json_are_refused(self, value: object) -> None:
         """Their text might differ from process to process."""
         with pytest.raises(KeyFormatError, match="settings"):

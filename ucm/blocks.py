@@ -90,6 +90,12 @@ def _is_text(
         raise KeyFormatError(
             f"key space field {attribute.name} must be text, not empty"
         )
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise KeyFormatError(
+            f"key space field {attribute.name} is no text that can be written: {exc}"
+        ) from exc
 
 
 @attrs.frozen(kw_only=True)

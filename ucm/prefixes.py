@@ -191,7 +191,7 @@ def keyspace_of(
     """
     try:
         told = json.dumps(dict(settings or {}), sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, RecursionError) as exc:
         raise KeyFormatError(f"settings are no plain JSON: {exc}") from exc
     return KeySpace(
         model=model,

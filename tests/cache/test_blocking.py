@@ -245,3 +245,40 @@ class TestMistakes:
         cache.close()
         gate.open()
         host.join()
+
+    def test_close_that_is_interrupted_closes_all_the_same(self) -> None:
+        """Ctrl-C while it drains left the loop running, and a second close did nothing."""
+        nth, is_interrupted = 0, True
+        while is_interrupted:
+            host = Host()
+            with leaving_nothing(host):
+                cache = Cache(*host.open_core())
+                save = cache.save(keys_of(2), [0, 1])
+                is_interrupted = interrupted_at(nth, cache.close)
+                cache.close()
+                assert save.is_over
+                host.join()
+            nth += 1
+        assert 1 < nth
+
+    def test_close_of_two_threads_closes_in_order(self) -> None:
+        """What was opened last is closed before the rest, whoever closes it."""
+        host, gate = Host(), Gate()
+        core, opened = host.open_core()
+        closed: list[str] = []
+
+        def last() -> None:
+            gate()
+            closed.append("last")
+
+        opened.callback(closed.append, "first")
+        opened.callback(last)
+        cache = Cache(core, opened)
+        with leaving_nothing(host), futures.ThreadPoolExecutor(2) as pool:
+            one = pool.submit(cache.close)
+            gate.wait_reached()
+            other = pool.submit(cache.close)
+            futures.wait([other], 0.1)  # as long as one that does not wait takes
+            gate.open()
+            futures.wait([one, other])
+        assert ["last", "first"] == closed

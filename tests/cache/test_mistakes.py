@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes of a host have names, and trouble with the store is no error of its own."""
 
+from decimal import Decimal
 from typing import Any
 
 import anyio
@@ -119,6 +120,8 @@ class TestMistakes:
                     await cache.match([one], group=1)
                 with pytest.raises(ValueError, match="ttl"):
                     await cache.retain([one], ttl=0)
+                for ttl in (Decimal(2), np.float16(2)):  # numbers all the same
+                    await cache.retain([one], ttl=ttl)
                 for seconds in (-1.0, float("nan")):
                     with pytest.raises(ValueError, match="timeout"):
                         await cache.prefetch([one], timeout=seconds)

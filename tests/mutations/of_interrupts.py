@@ -43,6 +43,22 @@ INTERRUPTS = (
         ),
     ),
     Mutant(
+        name="close_where_a_signal_cuts_in",
+        why="Ctrl-C leaves a loop that runs, and a slab's slots in use.",
+        file=_SYNC,
+        find="                closing = aside.submit(self._close)\n",
+        replace="                closing = aside.submit(int)\n                self._close()\n",
+        killers=(f"{_BLOCKING}test_close_that_is_interrupted_closes_all_the_same",),
+    ),
+    Mutant(
+        name="two_threads_close_one_cache",
+        why="The log is closed under the one that still drains.",
+        file=_SYNC,
+        find="        with self._closing:  # of two",
+        replace="        if self._closing:  # of two",
+        killers=(f"{_BLOCKING}test_close_of_two_threads_closes_in_order",),
+    ),
+    Mutant(
         name="lane_of_an_interrupted_save_is_free",
         why="The next prompt's bytes are stored under keys of the one before.",
         file="ucm/integration/transformers/dynamic.py",

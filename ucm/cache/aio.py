@@ -167,8 +167,8 @@ class Cache:
     ``PrefixHasher.keys`` makes them; *blocks* are ``[n]`` indexes into the host's pool,
     aligned with the keys; *group* is the group of the layout they belong to.
 
-    Every call raises ``PipelineClosedError`` once the cache is closed, ``KeyFormatError``
-    for keys that are none or do not match the blocks, and ``LayoutError`` for an unknown
+    Every call but ``flush`` and ``measure`` raises ``PipelineClosedError`` once the cache is
+    closed, and each ``KeyFormatError`` for keys that are none or do not match the blocks, and ``LayoutError`` for an unknown
     group: mistakes of the caller, found before anything is done.
 
     Args:

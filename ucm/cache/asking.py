@@ -63,6 +63,7 @@ class Asking:
         self, keys: Sequence[bytes], *, ttl: float, group: int, place: Place
     ) -> Pending[None]:
         """Keep blocks as if they were used in *ttl* seconds; see ``Cache.retain``."""
+        ttl = float(ttl)  # small numbers of numpy's would overflow
         if not 0 < ttl <= _LONGEST_TTL_S:
             raise ValueError(f"ttl={ttl} is not above 0 and at most {_LONGEST_TTL_S} s")
         place = attrs.evolve(place, began_ns=0)

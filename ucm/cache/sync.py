@@ -11,7 +11,9 @@ Threading: all of it from any thread, also at once.
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
@@ -219,6 +221,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
     def __init__(self, core: Core, opened: contextlib.ExitStack) -> None:
         self._core = core
         self._opened = opened
+        self._closing = threading.Lock()
         timeout = core.timeout
         self._save_limit = 2 * timeout.save + timeout.stuck + timeout.shutdown
         self._load_limit = timeout.load + timeout.stuck + timeout.shutdown
@@ -232,8 +235,22 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         self.close()
 
     def close(self) -> None:
-        """Drain for ``timeout.shutdown``, end the rest, and close all. Idempotent."""
-        self._opened.close()
+        """
+        Drain for ``timeout.shutdown``, end the rest, and close all. Idempotent.
+
+        Interrupted, as by Ctrl-C, it closes all the same, and raises then.
+        """
+        with ThreadPoolExecutor(1, "ucm-close") as aside:  # where no signal cuts in
+            try:
+                closing = aside.submit(self._close)
+            except RuntimeError:  # the interpreter ends, and starts no thread any more
+                self._close()
+            else:
+                closing.result()
+
+    def _close(self) -> None:
+        with self._closing:  # of two threads each finds it closed when it returns
+            self._opened.close()
 
     def match(
         self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
