@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Many calls of a native function by one call from Python: see native.py. Knows nothing of
-// what it calls, and needs no header of Python's or of anybody else's.
+// Many native calls by one call from Python: see native.py. Knows nothing of what it is for,
+// and needs no header of Python's or of anybody else's.
 
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 typedef uint64_t digest_function(const void *, size_t, uint64_t);
 typedef int batch_function(uint64_t *, uint64_t *, uint64_t *, size_t, void *, void *,
                            size_t, void *, void *);
 
 // Raise it with each change of the functions below: native.py takes no other.
-int ucm_version(void) { return 1; }
+int ucm_version(void) { return 2; }
 
 // Put the digest of each slot of a pool into `digests`.
 void ucm_digests(digest_function *digest, const uint8_t *pool, size_t slot_bytes,
@@ -34,4 +42,88 @@ int ucm_copies(batch_function *batch, uint64_t *targets, uint64_t *sources,
         if (code) return code;
     }
     return 0;
+}
+
+// Whether whoever asked has gone, and how many threads use its memory just now.
+struct gate {
+    atomic_int is_left, num_touching;
+};
+
+// Let nobody use a caller's memory any more; return once nobody does.
+void ucm_leave(struct gate *gate) {
+    atomic_store(&gate->is_left, 1);
+    while (atomic_load(&gate->num_touching)) sched_yield();
+}
+
+// Errors beside those of the system.
+enum { WRONG = -1, LEFT = -2 };
+
+// Copy to a caller's memory, or not: one of both sides sees what the other has written first.
+static int hand_over(struct gate *gate, void *target, const void *source, size_t nbytes) {
+    atomic_fetch_add(&gate->num_touching, 1);
+    int is_left = atomic_load(&gate->is_left);
+    if (!is_left) memcpy(target, source, nbytes);
+    atomic_fetch_sub(&gate->num_touching, 1);
+    return is_left ? LEFT : 0;
+}
+
+static int read_at(int file, uint8_t *memory, size_t nbytes, size_t place) {
+    for (size_t done = 0; done < nbytes;) {
+        ssize_t got = pread(file, memory + done, nbytes - done, (off_t)(place + done));
+        if (got == 0) return WRONG;
+        if (got > 0) done += (size_t)got;
+        else if (errno != EINTR) return errno;
+    }
+    return 0;
+}
+
+// A file's first bytes go to `header`, the others to `target`, by way of `piece`.
+static int read_open(int file, uint8_t *header, size_t header_bytes, uint8_t *target,
+                     size_t nbytes, uint8_t *piece, size_t piece_bytes, struct gate *gate) {
+    struct stat is;
+    if (fstat(file, &is)) return errno;
+    size_t whole = header_bytes + nbytes;
+    if (!S_ISREG(is.st_mode) || is.st_size < 0 || (size_t)is.st_size != whole) return WRONG;
+    for (size_t place = 0; place < whole;) {
+        size_t some = whole - place < piece_bytes ? whole - place : piece_bytes;
+        int error = read_at(file, piece, some, place);
+        if (error) return error;
+        size_t skip = place ? 0 : header_bytes;
+        memcpy(header, piece, skip);
+        if (some > skip)
+            error = hand_over(gate, target + place + skip - header_bytes, piece + skip,
+                              some - skip);
+        if (error) return error;
+        place += some;
+    }
+    return 0;
+}
+
+// Read files of just so many bytes each behind a header; a piece is longer than that. Those
+// `marked` are given the present time. `errors` gets what became of each.
+void ucm_read_files(const char *const *paths, const uint8_t *marked, size_t count,
+                    uint8_t *headers, size_t header_bytes, uint8_t *const *targets,
+                    const size_t *sizes, uint8_t *piece, size_t piece_bytes,
+                    struct gate *gate, int *errors) {
+    for (size_t at = 0; at < count; at++) {
+        if (atomic_load(&gate->is_left)) {
+            errors[at] = LEFT;
+            continue;
+        }
+        int file = open(paths[at], O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+        if (file < 0) {
+            errors[at] = errno;
+            continue;
+        }
+        errors[at] = read_open(file, headers + at * header_bytes, header_bytes, targets[at],
+                               sizes[at], piece, piece_bytes, gate);
+        if (!errors[at] && marked[at]) (void)!futimens(file, NULL);
+        close(file);
+    }
+}
+
+// Look for files, and follow no links; `errors` gets 0 for each that is there.
+void ucm_find_files(const char *const *paths, size_t count, int *errors) {
+    struct stat is;
+    for (size_t at = 0; at < count; at++) errors[at] = lstat(paths[at], &is) ? errno : 0;
 }

@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["LIBRARY", "Native", "find_native"]
 
-_VERSION = 1
+_VERSION = 2
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 
 
@@ -52,6 +52,18 @@ class Native:
             *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _SIZE),
             *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
         )
+        self.leave: Callable[..., Any] = library.ucm_leave
+        library.ucm_leave.restype = None
+        library.ucm_leave.argtypes = (_ADDRESS,)
+        self.read_files: Callable[..., Any] = library.ucm_read_files
+        library.ucm_read_files.restype = None
+        library.ucm_read_files.argtypes = (
+            *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _SIZE, _ADDRESS),
+            *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS),
+        )
+        self.find_files: Callable[..., Any] = library.ucm_find_files
+        library.ucm_find_files.restype = None
+        library.ucm_find_files.argtypes = (_ADDRESS, _SIZE, _ADDRESS)
 
 
 def find_native(directory: Path) -> Native | None:

@@ -145,7 +145,8 @@ class TestCancelled:
 
         def work(item):
             gate()
-            used.append((crew.is_left, crew.touch(lambda: used.append("touched"))))
+            mine = crew.gate
+            used.append((mine.is_left, mine.touch(lambda: used.append("touched"))))
 
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: crew.run([1], work, [None], leave=True))
@@ -169,7 +170,7 @@ class TestCancelled:
 
         opener = threading.Timer(0.05, opened)
         async with anyio.create_task_group() as group:
-            work = lambda item: crew.touch(copy)
+            work = lambda item: crew.gate.touch(copy)
             group.start_soon(lambda: crew.run([1], work, [None], leave=True))
             await reached(gate)
             opener.start()

@@ -9,10 +9,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from tests.native_kit import build
+from ucm import native
 from ucm.backends.abc import Fetched, Presence, Verdict
 from ucm.backends.files import FilesBackend, _backend, _share
 from ucm.backends.wrap import DeadlineBackend
-from ucm.errors import ConfigError
 from ucm.testing.backend_contract import (
     BLOCK,
     BackendContract,
@@ -25,6 +26,18 @@ from ucm.testing.store_blocks import make_keys
 
 MOST = 16
 KEYS = make_keys(4)
+
+
+@pytest.fixture(autouse=True, params=["native", "python"])
+def way(request, tmp_path_factory, monkeypatch):
+    """Read by few calls from Python, and by one for each that the system does."""
+    library = None
+    if request.param == "native":
+        library = build(tmp_path_factory.getbasetemp())
+    monkeypatch.setattr(native, "LIBRARY", library)
+
+
+BY_PYTHON = pytest.mark.parametrize("way", ["python"], indirect=True)
 
 
 async def open_files(path, /, **settings):
@@ -202,7 +215,7 @@ class TestShared:
         backend = await open_files(root)
         assert [Verdict.DONE] == await put(backend, KEYS[0])
         before = find(root, KEYS[0]).stat().st_ino
-        monkeypatch.setattr(_share.Share, "look", lambda self, key: Presence.ABSENT)
+        monkeypatch.setattr(_share.Share, "look", lambda self, keys: [Presence.ABSENT])
         assert [Verdict.PRESENT] == await put(backend, KEYS[0])
         assert before == find(root, KEYS[0]).stat().st_ino
         await backend.aclose()
@@ -237,7 +250,7 @@ class Mount:
         self.error, self.gate = 0, None
         for name in names:
             real = getattr(os, name)
-            monkeypatch.setattr(_share.os, name, self.around(real))
+            monkeypatch.setattr(os, name, self.around(real))
 
     def around(self, real):
         """Return a call that meets the mount's state first."""
@@ -252,6 +265,7 @@ class Mount:
         return call
 
 
+@BY_PYTHON  # the calls of which are put in the way of
 @pytest.mark.asyncio
 class TestHung:
     @pytest.mark.parametrize("verb", ["exists", "get", "put", "delete"])
@@ -345,55 +359,4 @@ class TestHung:
         assert [verdict] == await put(backend, KEYS[1])
         mount.error = 0
         assert [True, False] == await fetch_sound(backend, KEYS[:2])
-        await backend.aclose()
-
-
-@pytest.mark.asyncio
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("settings", "key"),
-        [
-            ({"path": ""}, "path"),
-            ({"path": ["/a"]}, "path"),
-            ({"capacity": 128}, "capacity"),
-            ({"durability": "node"}, "durability"),
-            ({"threads": 1}, "threads"),
-            ({"mode": 1}, "mode"),
-        ],
-    )
-    async def test_wrong_setting_is_named(self, root, settings, key):
-        """Refused at start, by its dotted key."""
-        with pytest.raises(ConfigError) as caught:
-            await open_files(root, **settings)
-        assert f"tiers.0.{key}" == caught.value.key
-
-    async def test_path_is_needed(self):
-        """There is no directory of its own."""
-        with pytest.raises(ConfigError, match="missing"):
-            await FilesBackend.open_configured({}, "tiers.0")
-
-    async def test_directory_of_somebody_else_is_left_alone(self, tmp_path):
-        """R-24: nothing is changed where there is something and no mark of ours."""
-        (tmp_path / "thesis.txt").write_text("all of it")
-        with pytest.raises(ConfigError, match="nothing in it was changed"):
-            await open_files(tmp_path)
-        assert ["thesis.txt"] == os.listdir(tmp_path)
-
-    async def test_path_that_is_a_file_is_refused(self, tmp_path):
-        """Told at start, with the error of the system."""
-        (tmp_path / "file").touch()
-        with pytest.raises(ConfigError, match="cannot be used"):
-            await open_files(tmp_path / "file")
-
-    @pytest.mark.parametrize("durability", ["process", "power"])
-    async def test_durability_is_what_was_asked_for(
-        self, root, monkeypatch, durability
-    ):
-        """For power, file and directory are flushed before a block is done."""
-        flushed = []
-        monkeypatch.setattr(_share.os, "fsync", flushed.append)
-        backend = await open_files(root, durability=durability)
-        await put(backend, KEYS[0])
-        assert durability == backend.capabilities.durable
-        assert {"process": 0, "power": 2}[durability] == len(flushed)
         await backend.aclose()

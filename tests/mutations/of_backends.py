@@ -13,6 +13,7 @@ _OBJECT = "ucm/backends/object.py"
 _PLACES = "ucm/backends/_places.py"
 _HUNG = "tests/backends/test_files.py::TestHung"
 _ORPHANS = "tests/backends/test_files.py::TestOrphans"
+_READING = "ucm/backends/files/_reading.py"
 _SERVER = "tests/backends/test_redis.py::TestServer"
 _SERVICE = "tests/backends/test_object.py::TestService"
 _SHARE = "ucm/backends/files/_share.py"
@@ -241,9 +242,9 @@ BACKENDS = (
     Mutant(
         name="late_bytes_written_to_the_caller",
         why="A read that hung writes to a slot that is another block's by now.",
-        file="ucm/backends/files/_backend.py",
-        find="            return self._crew.touch(copy)",
-        replace="            copy()\n            return True",
+        file=_READING,
+        find="        if not gate.touch(copy):\n            return Came(LEFT)\n",
+        replace="        copy()\n",
         killers=(f"{_HUNG}::test_call_on_a_hung_mount_ends_at_its_deadline",),
     ),
     Mutant(
@@ -258,8 +259,8 @@ BACKENDS = (
         name="mount_that_fails_is_a_miss",
         why="While a share is away its blocks are computed, and told to be gone (R-51).",
         file=_SHARE,
-        find="            return Presence.UNKNOWN\n",
-        replace="            return Presence.ABSENT\n",
+        find="_PRESENCES.get(error, Presence.UNKNOWN)",
+        replace="_PRESENCES.get(error, Presence.ABSENT)",
         killers=(f"{_HUNG}::test_error_is_told_apart_from_an_answer",),
     ),
     Mutant(

@@ -10,6 +10,7 @@ _POLICY = (
     "::test_engine_s_policy_decides_whose_fetch_is_first"
 )
 _MOONCAKE = "ucm/backends/mooncake.py"
+_GATE = "tests/backends/test_files_reading.py::TestGate"
 _TIMEOUTS = "tests/backends/test_mooncake.py::TestTimeouts"
 
 BELOW = (
@@ -60,5 +61,21 @@ BELOW = (
         find="_CALL_BLOCKS = 4\n",
         replace="_CALL_BLOCKS = 8\n",
         killers=(f"{_TIMEOUTS}::test_calls_at_a_time_wait_two_time_outs",),
+    ),
+    Mutant(
+        name="late_bytes_written_by_native_code",
+        why="A read that hung writes to a slot that is another block's by now.",
+        file="ucm/native.c",
+        find="    if (!is_left) memcpy(target, source, nbytes);\n",
+        replace="    memcpy(target, source, nbytes);\n    is_left = 0;\n",
+        killers=(f"{_GATE}::test_who_leaves_amid_a_native_read_gets_nothing_more",),
+    ),
+    Mutant(
+        name="native_copies_are_not_waited_for",
+        why="A slot is given back while a thread just writes to it.",
+        file="ucm/native.c",
+        find="    while (atomic_load(&gate->num_touching)) sched_yield();\n",
+        replace="    (void)sched_yield;\n",
+        killers=(f"{_GATE}::test_who_leaves_waits_for_a_native_copy",),
     ),
 )

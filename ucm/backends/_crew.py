@@ -18,6 +18,8 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
+from ucm.backends._gate import Gate
+
 __all__ = ["Crew", "Job"]
 
 _Item = TypeVar("_Item")
@@ -37,12 +39,11 @@ class _Batch(Generic[_Item, _T]):
         self._work = work
         self._results: Any = results
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
         self._next = 0
-        self._num_touching = 0
         self.num_working = 0
-        self.is_left = False
-        """Whoever waited for it has gone, and taken its memory along."""
+        self.gate = Gate()
+        """To the memory of whoever waits for it."""
         self.error: Exception | None = None
         self.over = anyio.Event()
         """Nobody works on it any more, and nobody will."""
@@ -68,20 +69,6 @@ class _Batch(Generic[_Item, _T]):
                 self._loop.call_soon_threadsafe(self.over.set)
         return is_left
 
-    def touch(self, use: Callable[[], None]) -> bool:
-        """Use memory of whoever waits, on a thread; False, unused, where nobody does."""
-        with self._lock:
-            if self.is_left:
-                return False
-            self._num_touching += 1
-        try:
-            use()
-        finally:
-            with self._lock:
-                self._num_touching -= 1
-                self._lock.notify_all()
-        return True
-
     def stop(self, *, leave: bool) -> bool:
         """
         Let nobody begin with another item; return whether somebody still works.
@@ -92,9 +79,10 @@ class _Batch(Generic[_Item, _T]):
         """
         with self._lock:
             self._next = len(self._items)
-            self.is_left = leave
-            self._lock.wait_for(lambda: not (leave and self._num_touching))
-            return self.num_working > 0
+            is_working = self.num_working > 0
+        if leave:
+            self.gate.leave()
+        return is_working
 
 
 class Job(Generic[_T]):
@@ -177,7 +165,7 @@ class Crew:
                 the others are through.
             results: As long as *items*.
             leave: End at once when cancelled, and begin nothing while all threads hang;
-                *work* uses the caller's memory by way of ``touch`` only, or does no harm
+                *work* uses the caller's memory by way of ``gate`` only, or does no harm
                 with it.
         """
         if not items or (leave and self.num_hung >= self.num_threads):
@@ -213,21 +201,11 @@ class Crew:
         self._queue.put(job.batch)
         return job
 
-    def touch(self, use: Callable[[], None]) -> bool:
-        """
-        Use memory of the caller of ``run``, from within *work*, for as long as a copy takes.
-
-        Returns:
-            False if the caller has gone; then *use* was not called.
-        """
-        batch: _Batch[Any, Any] = self._at.batch
-        return batch.touch(use)
-
     @property
-    def is_left(self) -> bool:
-        """Whether the caller of ``run`` has gone, for *work*."""
+    def gate(self) -> Gate:
+        """To the memory of the caller of ``run``, for *work*."""
         batch: _Batch[Any, Any] = self._at.batch
-        return batch.is_left
+        return batch.gate
 
     async def aclose(self, seconds: float = 2.0) -> bool:
         """

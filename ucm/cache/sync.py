@@ -210,8 +210,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
     """
     Saves and loads blocks of a host; made by ``ucm.blocking.open``.
 
-    Each verb is that of ``ucm.cache.aio.Cache``, with the same arguments and errors, and
-    blocks for at most the same time.
+    Each verb is that of ``ucm.cache.aio.Cache``, and blocks for at most the same time.
 
     Args:
         core: What does it.
@@ -249,7 +248,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
                 closing.result()
 
     def _close(self) -> None:
-        with self._closing:  # of two threads each finds it closed when it returns
+        with self._closing:  # whoever returns finds it closed
             self._opened.close()
 
     def match(

@@ -12,12 +12,12 @@ through the share, on one thread, and nobody who puts meanwhile goes over the bo
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
 import anyio
 import attrs
-import numpy as np
 
 from ucm.backends._crew import Crew, Job
 from ucm.backends.abc import (
@@ -40,6 +40,7 @@ __all__ = ["FilesBackend", "FilesSettings"]
 
 _LARGEST_BLOCK = 1 << 30
 _OPENING_S = 5.0
+_PART_BYTES = 1 << 20
 _SPARE = 16
 """A collection makes a sixteenth of the capacity free."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
@@ -155,20 +156,29 @@ class FilesBackend(Backend):
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask the mount for each."""
-        told = [Presence.UNKNOWN] * len(keys)
+        parts = self._parts([0] * len(keys))
+        told = [[Presence.UNKNOWN] * len(keys[part]) for part in parts]
+
+        def look(part: slice) -> list[Presence]:
+            return self._share.look(keys[part])
+
         if self._can_ask():
-            await self._crew.run(keys, self._share.look, told, leave=True)
-        return told
+            await self._crew.run(parts, look, told, leave=True)
+        return list(chain.from_iterable(told))
 
     async def get(
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
     ) -> list[Fetched]:
         """Read each file."""
-        told = [_UNAVAILABLE] * len(keys)
+        parts = self._parts(list(map(len, targets)))
+        told = [[_UNAVAILABLE] * len(keys[part]) for part in parts]
+
+        def read(part: slice) -> list[Fetched]:
+            return self._share.read(keys[part], targets[part], self._crew.gate)
+
         if self._can_ask():
-            pairs = list(zip(keys, targets, strict=True))
-            await self._crew.run(pairs, self._read, told, leave=True)
-        return told
+            await self._crew.run(parts, read, told, leave=True)
+        return list(chain.from_iterable(told))
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Write each to a file, for as long as there is room."""
@@ -224,6 +234,14 @@ class FilesBackend(Backend):
             self._is_open = False
             await self._crew.aclose()
 
+    def _parts(self, sizes: Sequence[int]) -> list[slice]:
+        """Cut a batch into parts for one thread each: few blocks go with one call of the system."""
+        if not sizes:
+            return []
+        for_each = -(-len(sizes) // self._settings.threads)
+        count = max(1, min(for_each, _PART_BYTES // max(1, *sizes)))
+        return [slice(at, at + count) for at in range(0, len(sizes), count)]
+
     # Room.
 
     async def _make_room(self, nbytes: int) -> "_Room | None":
@@ -277,21 +295,8 @@ class FilesBackend(Backend):
 
     # On threads of the crew.
 
-    def _read(self, pair: tuple[PackedKey, memoryview]) -> Fetched:
-        key, target = pair
-
-        def take(data: memoryview) -> bool:
-            def copy() -> None:  # by numpy, which lets others run meanwhile
-                np.copyto(
-                    np.frombuffer(target, np.uint8), np.frombuffer(data, np.uint8)
-                )
-
-            return self._crew.touch(copy)
-
-        return self._share.read(key, len(target), take)
-
     def _write(self, block: Sealed) -> Verdict:
-        return self._share.write(block, lambda: not self._crew.is_left)
+        return self._share.write(block, lambda: not self._crew.gate.is_left)
 
 
 @attrs.define

@@ -23,19 +23,20 @@ import itertools
 import math
 import os
 import re
-import stat
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from ucm import native
+from ucm.backends._gate import Gate
 from ucm.backends._places import claim, give_name, path_error
 from ucm.backends.abc import Fetched, Presence, Sealed, Verdict
-from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope
+from ucm.backends.envelope import GARBAGE, Envelope
+from ucm.backends.files._reading import WRONG, Asked, find_reader
 from ucm.blocks import PackedKey
 
 __all__ = ["MANIFEST", "Collected", "Manifest", "Share"]
@@ -57,6 +58,12 @@ _MOST_MARKED = 1 << 16
 _NUMBERS = itertools.count()
 """Of files that this process has written, on whatever share."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+_NOT_READ = {
+    errno.ENOENT: Fetched(Verdict.ABSENT),
+    **dict.fromkeys((errno.ELOOP, errno.ENXIO, WRONG), GARBAGE),
+}
+"""What it means that a file was not read, where that is not that nobody can say."""
+_PRESENCES = {0: Presence.PRESENT, errno.ENOENT: Presence.ABSENT}
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,18 +88,6 @@ class _File(NamedTuple):
     path: str
 
 
-class _Memory(threading.local):
-    """Memory of a thread, which a read that hangs may write to whenever it likes."""
-
-    view: memoryview = memoryview(bytearray())
-
-    def get(self, nbytes: int) -> memoryview:
-        """Return so much memory; what was in it is not cleared."""
-        if len(self.view) < nbytes:
-            self.view = memoryview(bytearray(nbytes))
-        return self.view[:nbytes]
-
-
 class Share:
     """
     The directory as one process uses it.
@@ -113,7 +108,7 @@ class Share:
         self._touch_s = touch_s
         self._orphan_s = orphan_s
         self._is_lasting = lasting
-        self._memory = _Memory()
+        self._reader = find_reader(native.LIBRARY)
         self._marked: dict[PackedKey, float] = {}
         self._me = _identity(os.getpid())
 
@@ -134,42 +129,27 @@ class Share:
                 raise
             raise path_error(key, self._root, f"it cannot be used: {exc}") from exc
 
-    def look(self, key: PackedKey) -> Presence:
-        """Return whether a block is there."""
-        try:
-            os.stat(self._path(key), follow_symlinks=False)
-        except FileNotFoundError:
-            return Presence.ABSENT
-        except OSError:
-            return Presence.UNKNOWN
-        return Presence.PRESENT
+    def look(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Return whether blocks are there."""
+        errors = self._reader.find(list(map(self._path, keys)))
+        return [_PRESENCES.get(error, Presence.UNKNOWN) for error in errors]
 
     def read(
-        self, key: PackedKey, nbytes: int, take: Callable[[memoryview], bool]
-    ) -> Fetched:
-        """Read a block of so many bytes into memory of the thread; *take* gets them."""
-        try:
-            fd = os.open(self._path(key), os.O_RDONLY | _FLAGS)
-        except FileNotFoundError:
-            return Fetched(Verdict.ABSENT)
-        except OSError as exc:
-            return GARBAGE if exc.errno in (errno.ELOOP, errno.ENXIO) else _UNAVAILABLE
-        try:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode) or info.st_size != HEADER_BYTES + nbytes:
-                return GARBAGE
-            value = self._memory.get(HEADER_BYTES + nbytes)
-            if not _read_whole(fd, value):
-                return GARBAGE
-            judged = Envelope.judge(value[:HEADER_BYTES], key, nbytes)
-            if judged.verdict is Verdict.DONE and not take(value[HEADER_BYTES:]):
-                return _UNAVAILABLE
-            self._mark_used(fd, key)
-        except OSError:
-            return _UNAVAILABLE
-        finally:
-            os.close(fd)
-        return judged
+        self, keys: Sequence[PackedKey], targets: Sequence[memoryview], gate: Gate
+    ) -> list[Fetched]:
+        """Read blocks into targets of their length, while *gate* is open."""
+        asked = [
+            Asked(self._path(key), target, self._is_due(key))
+            for key, target in zip(keys, targets, strict=True)
+        ]
+        return [
+            Envelope.judge(came.header, key, len(target))
+            if not came.error
+            else _NOT_READ.get(came.error, _UNAVAILABLE)
+            for came, key, target in zip(
+                self._reader.read(asked, gate), keys, targets, strict=True
+            )
+        ]
 
     def write(self, block: Sealed, is_wanted: Callable[[], bool]) -> Verdict:
         """
@@ -179,7 +159,7 @@ class Share:
             block: What is written.
             is_wanted: Whether the bytes were the block's all the while.
         """
-        if self.look(block.key) is Presence.PRESENT:
+        if self.look([block.key]) == [Presence.PRESENT]:
             return Verdict.PRESENT
         temporary = f"{self._writing}/{self._me}.{next(_NUMBERS)}"
         try:
@@ -282,30 +262,20 @@ class Share:
                         info = entry.stat(follow_symlinks=False)
                         yield _File(info.st_mtime_ns, info.st_size, entry.path)
 
-    def _mark_used(self, fd: int, key: PackedKey) -> None:
-        """Mark a file as used, unless this process has done so just now."""
+    def _is_due(self, key: PackedKey) -> bool:
+        """Return whether a file is to be marked as used: this process has not done so lately."""
         now = time.monotonic()
-        if now - self._marked.get(key, -math.inf) >= self._touch_s:
-            if len(self._marked) >= _MOST_MARKED:
-                self._marked.clear()
-            self._marked[key] = now
-            os.utime(fd)
+        if now - self._marked.get(key, -math.inf) < self._touch_s:
+            return False
+        if len(self._marked) >= _MOST_MARKED:
+            self._marked.clear()
+        self._marked[key] = now
+        return True
 
     def _path(self, key: PackedKey) -> str:
         """Return where a block lies; what spreads blocks is not what attackers choose."""
         spread = f"{xxh3_64_intdigest(key):016x}"
         return f"{self._blocks}/{spread[:2]}/{spread[2:4]}/{key.hex()}"
-
-
-def _read_whole(fd: int, value: memoryview) -> bool:
-    """Fill *value* from a file that may give it in pieces; False where it ends before."""
-    done = 0
-    while done < len(value):
-        got = os.preadv(fd, [value[done:]], done)
-        if not got:
-            return False
-        done += got
-    return True
 
 
 def _write_whole(fd: int, header: bytes, data: memoryview) -> None:

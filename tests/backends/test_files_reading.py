@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How files of blocks are read: by few native calls, and by Python's own; both do the same."""
+
+import ctypes
+import errno
+import os
+import threading
+from concurrent import futures
+
+import numpy as np
+import pytest
+
+from tests.native_kit import build
+from ucm import native
+from ucm.backends._gate import Gate
+from ucm.backends.envelope import HEADER_BYTES
+from ucm.backends.files._reading import LEFT, WRONG, Asked, Came, find_reader
+
+LENGTHS = (1, 4096, (1 << 18) - HEADER_BYTES, 1 << 18, (1 << 20) + 77)
+"""Of blocks: within a piece, just one, and of several pieces."""
+
+
+@pytest.fixture(params=["native", "python"])
+def reader(request, tmp_path_factory, monkeypatch):
+    """Return a reader of each kind."""
+    library = None
+    if request.param == "native":
+        library = build(tmp_path_factory.getbasetemp())
+    monkeypatch.setattr(native, "LIBRARY", library)
+    return find_reader(library)
+
+
+def make_file(path, nbytes):
+    """Write a file of so many bytes behind a header; return all of them."""
+    content = np.random.default_rng(nbytes).bytes(HEADER_BYTES + nbytes)
+    path.write_bytes(content)
+    return content
+
+
+def ask(path, nbytes, *, is_marked=False):
+    """Ask for a file, into memory of ones."""
+    return Asked(str(path), memoryview(bytearray(b"\1" * nbytes)), is_marked)
+
+
+class TestReading:
+    def test_header_and_bytes_arrive(self, reader, tmp_path):
+        """Of files of all lengths, many of them by one call."""
+        contents = [make_file(tmp_path / str(n), n) for n in LENGTHS]
+        asked = [ask(tmp_path / str(n), n) for n in LENGTHS]
+        assert [Came(0, each[:HEADER_BYTES]) for each in contents] == reader.read(
+            asked, Gate()
+        )
+        assert [each[HEADER_BYTES:] for each in contents] == [
+            bytes(each.target) for each in asked
+        ]
+
+    def test_what_is_no_file_of_that_length_is_told_apart(self, reader, tmp_path):
+        """R-51: absent, not ours, and not to be had are three answers; others are read."""
+        make_file(tmp_path / "whole", 5)
+        make_file(tmp_path / "longer", 6)
+        (tmp_path / "cut").write_bytes(bytes(3))
+        (tmp_path / "link").symlink_to("whole")
+        (tmp_path / "directory").mkdir()
+        os.mkfifo(tmp_path / "fifo")
+        names = ("absent", "longer", "cut", "directory", "fifo", "link")
+        names = (*names, "whole/below", "whole")
+        came = reader.read([ask(tmp_path / name, 5) for name in names], Gate())
+        assert [
+            *(errno.ENOENT, WRONG, WRONG, WRONG, WRONG, errno.ELOOP),
+            *(errno.ENOTDIR, 0),
+        ] == [each.error for each in came]
+
+    def test_only_what_is_marked_is_used_now(self, reader, tmp_path):
+        """A share makes room from the time of a file's last use."""
+        for name in ("marked", "other"):
+            make_file(tmp_path / name, 5)
+            os.utime(tmp_path / name, (1.0, 1.0))
+        asked = [
+            ask(tmp_path / "marked", 5, is_marked=True),
+            ask(tmp_path / "other", 5),
+        ]
+        reader.read(asked, Gate())
+        assert [True, False] == [
+            (tmp_path / name).stat().st_mtime > 1.0 for name in ("marked", "other")
+        ]
+
+    def test_files_are_looked_for_without_following_links(self, reader, tmp_path):
+        """A link to nowhere is there; below a file nothing can be looked for."""
+        make_file(tmp_path / "file", 5)
+        (tmp_path / "link").symlink_to("nowhere")
+        paths = [str(tmp_path / name) for name in ("file", "absent", "link", "file/x")]
+        assert [0, errno.ENOENT, 0, errno.ENOTDIR] == reader.find(paths)
+
+    def test_nothing_is_done_for_nobody(self, reader):
+        """Of no files."""
+        assert ([], []) == (reader.read([], Gate()), reader.find([]))
+
+
+class TestGate:
+    def test_memory_of_a_caller_who_has_gone_is_not_written_to(self, reader, tmp_path):
+        """X-14: what comes too late is thrown away."""
+        make_file(tmp_path / "file", LENGTHS[-1])
+        asked, gate = [ask(tmp_path / "file", LENGTHS[-1])] * 2, Gate()
+        gate.leave()
+        assert [LEFT] * 2 == [each.error for each in reader.read(asked, gate)]
+        assert {1} == set(asked[0].target)
+
+    def test_who_leaves_amid_a_native_read_gets_nothing_more(self, tmp_path):
+        """X-14: a read that hung comes back, and finds that its caller has gone."""
+        library = build(tmp_path)
+        gate, target, piece = Gate(), bytearray(5), bytearray(64)
+        left = (ctypes.c_int * 2)(1, 0)
+        (tmp_path / "file").write_bytes(bytes(left) + b"bytes")
+        errors = (ctypes.c_int * 1)()
+        memory = (ctypes.c_char * 5).from_buffer(target)
+        library.read_files(
+            (ctypes.c_char_p * 1)(os.fsencode(tmp_path / "file")),
+            *(
+                b"\0",
+                1,
+                gate.words,
+                ctypes.sizeof(left),
+            ),  # its header makes the caller leave
+            (ctypes.c_void_p * 1)(ctypes.addressof(memory)),
+            *((ctypes.c_size_t * 1)(5), (ctypes.c_char * 64).from_buffer(piece), 64),
+            *(gate.words, errors),
+        )
+        assert (LEFT, bytes(5)) == (errors[0], bytes(target))
+
+    def test_who_leaves_waits_for_a_copy(self, reader):
+        """Behind it the memory is the caller's alone, whoever was just at it."""
+        gate, copying, copied = Gate(), threading.Event(), threading.Event()
+
+        def copy() -> None:
+            copying.set()
+            copied.wait(60.0)
+
+        with futures.ThreadPoolExecutor(2) as pool:
+            toucher = pool.submit(gate.touch, copy)
+            copying.wait(60.0)
+            leaver = pool.submit(gate.leave)
+            assert futures.wait([leaver], 0.05).not_done
+            copied.set()
+            assert toucher.result(60.0)
+            leaver.result(60.0)
+        assert not gate.touch(copying.clear)
+
+    def test_who_leaves_waits_for_a_native_copy(self, tmp_path, monkeypatch):
+        """The same of threads that hold nothing of Python's."""
+        monkeypatch.setattr(native, "LIBRARY", build(tmp_path))
+        gate = Gate()
+        gate.words[1] = 1  # as while one copies
+        with futures.ThreadPoolExecutor(1) as pool:
+            leaver = pool.submit(gate.leave)
+            try:
+                assert futures.wait([leaver], 0.05).not_done
+            finally:
+                gate.words[1] = 0
+            leaver.result(60.0)
+        assert [1, 0] == list(gate.words)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+How files of blocks are read: several by one call where ``ucm.native`` was built, else one by one.
+
+Each call to the system gives the interpreter lock up, and waits for it again: sixteen threads that
+read what the mount has in memory did little else. What is done is the same.
+
+A read may hang for as long as the mount's server is away. It goes to memory of the thread, and from
+there, while it is in the CPU's cache, to whoever asked, if that is still there.
+
+Threading: on many threads at once; all of it may hang.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import threading
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from ucm import native
+from ucm.backends._gate import Gate
+from ucm.backends.envelope import HEADER_BYTES
+
+__all__ = ["LEFT", "WRONG", "Asked", "Came", "PlainReader", "Reader", "find_reader"]
+
+WRONG: Final = -1
+"""In place of a system's error: no plain file of just that length."""
+LEFT: Final = -2
+"""In place of a system's error: whoever asked has gone."""
+_PIECE_BYTES: Final = 1 << 18
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Asked(NamedTuple):
+    """A file, where what is behind its header goes, and whether it is given the present time."""
+
+    path: str
+    target: memoryview
+    is_marked: bool
+
+
+class Came(NamedTuple):
+    """The number of an error, or 0 and the header; the target has what is behind it, then."""
+
+    error: int
+    header: bytes = b""
+
+
+class Reader(Protocol):
+    """Reads and looks for files."""
+
+    def read(self, asked: Sequence[Asked], gate: Gate) -> list[Came]:
+        """Read files, for as long as the *gate* is open."""
+
+    def find(self, paths: Sequence[str]) -> list[int]:
+        """Return for each file 0 or the number of an error; follows no links."""
+
+
+class _Memory(threading.local):
+    """Memory of a thread, which a read that hangs may write to whenever it likes."""
+
+    view: memoryview = memoryview(bytearray())
+
+    def get(self, nbytes: int) -> memoryview:
+        """Return so much memory; what was in it is not cleared."""
+        if len(self.view) < nbytes:
+            self.view = memoryview(bytearray(nbytes))
+        return self.view[:nbytes]
+
+
+class PlainReader:
+    """Makes each call from Python."""
+
+    def __init__(self) -> None:
+        self._memory = _Memory()
+
+    def read(self, asked: Sequence[Asked], gate: Gate) -> list[Came]:
+        """Read one after the other."""
+        return [self._read(each, gate) for each in asked]
+
+    def find(self, paths: Sequence[str]) -> list[int]:
+        """Look for one after the other."""
+        return list(map(_find, paths))
+
+    def _read(self, asked: Asked, gate: Gate) -> Came:
+        try:
+            file = os.open(asked.path, _FLAGS)
+        except OSError as exc:
+            return Came(exc.errno or errno.EIO)
+        try:
+            return self._read_open(file, asked, gate)
+        except OSError as exc:
+            return Came(exc.errno or errno.EIO)
+        finally:
+            os.close(file)
+
+    def _read_open(self, file: int, asked: Asked, gate: Gate) -> Came:
+        info, whole = os.fstat(file), HEADER_BYTES + len(asked.target)
+        if not stat.S_ISREG(info.st_mode) or info.st_size != whole:
+            return Came(WRONG)
+        value = self._memory.get(whole)
+        done = 0
+        while done < whole:
+            got = os.preadv(file, [value[done:]], done)
+            if not got:
+                return Came(WRONG)
+            done += got
+
+        def copy() -> None:  # by numpy, which lets others run meanwhile
+            target = np.frombuffer(asked.target, np.uint8)
+            np.copyto(target, np.frombuffer(value[HEADER_BYTES:], np.uint8))
+
+        if not gate.touch(copy):
+            return Came(LEFT)
+        if asked.is_marked:
+            with contextlib.suppress(OSError):  # of a mount that is not written to
+                os.utime(file)
+        return Came(0, bytes(value[:HEADER_BYTES]))
+
+
+class _NativeReader:
+    """Has ``native.c`` make the calls."""
+
+    def __init__(self, library: native.Native) -> None:
+        self._library = library
+        self._memory = _Memory()
+
+    def read(self, asked: Sequence[Asked], gate: Gate) -> list[Came]:
+        """Read all by one call."""
+        count = len(asked)
+        headers = np.empty((count, HEADER_BYTES), np.uint8)
+        errors = (ctypes.c_int * count)()
+        piece = self._memory.get(_PIECE_BYTES)
+        self._library.read_files(
+            _names([each.path for each in asked]),
+            bytes(each.is_marked for each in asked),
+            *(count, headers.ctypes.data, HEADER_BYTES),
+            (ctypes.c_void_p * count)(*[_address(each.target) for each in asked]),
+            (ctypes.c_size_t * count)(*[len(each.target) for each in asked]),
+            *(_address(piece), len(piece), gate.words, errors),
+        )
+        return [
+            Came(error, b"" if error else header.tobytes())
+            for error, header in zip(errors, headers, strict=True)
+        ]
+
+    def find(self, paths: Sequence[str]) -> list[int]:
+        """Look for all by one call."""
+        errors = (ctypes.c_int * len(paths))()
+        self._library.find_files(_names(paths), len(paths), errors)
+        return list(errors)
+
+
+def find_reader(library: native.Native | None) -> Reader:
+    """Return what reads files here."""
+    return PlainReader() if library is None else _NativeReader(library)
+
+
+def _names(paths: Sequence[str]) -> "ctypes.Array[ctypes.c_char_p]":
+    return (ctypes.c_char_p * len(paths))(*map(os.fsencode, paths))
+
+
+def _address(memory: memoryview) -> int:
+    array = np.frombuffer(memory, np.uint8)
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _find(path: str) -> int:
+    try:
+        os.stat(path, follow_symlinks=False)
+    except OSError as exc:
+        return exc.errno or errno.EIO
+    return 0
