@@ -140,10 +140,10 @@ class Core(Asking):
         waits: bool,
     ) -> Transfer:
         """Have blocks saved; see ``Cache.save``."""
-        self._check_open()
-        asked = self._orders.check(
-            Direction.SAVE, keys, blocks, group, place, self._now_ns()
-        )
+        if not self._is_open:  # a host's loop stands still: each call counts
+            self._check_open()
+        now_ns = int(self._threads.monotonic() * 1e9)
+        asked = self._orders.check(Direction.SAVE, keys, blocks, group, place, now_ns)
         return self._begin(asked, after, waits=waits)
 
     def load(
@@ -243,7 +243,8 @@ class Core(Asking):
         with self._lock:
             is_alone = not self._asked
             try:
-                self._check_open()
+                if not self._is_open:
+                    self._check_open()
                 take(asked.blocks, transfer)
                 self._asked.append(entry)
             finally:

@@ -3,8 +3,9 @@
 
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from ucm.blocks import GroupId, KeyPacker, Owner, ShardId
@@ -25,7 +26,7 @@ _KEY_SIZES: Final = frozenset(range(8, 65))
 _HOST: Final = "host"
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True):
     """A save or load of a host, checked, and nobody else's to change."""
 
     direction: Direction
@@ -100,7 +101,7 @@ class Orders:
                 of one length from 8 to 64, or blocks are no whole numbers.
             LayoutError: There is no such group.
         """
-        shape = self._group(group)  # whose number is plain: a tensor's element is none
+        shape = self._groups.get(GroupId(group)) or self._group(group)
         used_ns = self._first_used_ns(shape, place, now_ns)
         if len(keys) != len(blocks):
             raise KeyFormatError(f"{len(keys)} keys for {len(blocks)} blocks")
@@ -108,11 +109,12 @@ class Orders:
         if type(blocks) is not range:  # which nobody can change
             blocks = _whole_numbers(tuple(blocks))
         tenant = int(place.tenant)
+        # The group's own number is a plain one: a tensor's element is none.
         return Asked(direction, hashes, blocks, shape.group_id, used_ns, tenant)
 
     def of(self, asked: Asked) -> list[SpanOrder]:
         """Return one order for each span of the blocks, in order."""
-        direction, hashes, blocks, group, used_ns, tenant = asked
+        hashes, blocks, group = asked.hashes, asked.blocks, asked.group
         shape = self._group(group)
         life = next(self._numbers)
         orders = []
@@ -124,13 +126,13 @@ class Orders:
                 _HOST,
                 life,
                 len(block_ids),
-                used_ns - last * shape.block_tokens,
-                tenant,
+                asked.used_ns - last * shape.block_tokens,
+                asked.tenant,
             )
             orders.append(
                 SpanOrder(
                     transfer_id=next(self._numbers),
-                    kind=_KINDS[direction],
+                    kind=_KINDS[asked.direction],
                     owners=(owner,),
                     group_id=group,
                     block_ids=block_ids,

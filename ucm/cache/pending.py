@@ -7,31 +7,28 @@ the thread that brings the result; it must be brief and raise nothing.
 """
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ucm.threads import Lock
+import msgspec
 
 __all__ = ["Pending"]
 
 T = TypeVar("T")
 
 
-class Pending(Generic[T]):
+class Pending(msgspec.Struct, Generic[T], eq=False):  # made by one call, of C
     """
     Ends once, with a value or an error.
 
     Args:
-        lock: Shared by many: it is held for a few instructions.
+        _lock: A ``ucm.threads.Lock``, shared by many: it is held for a few instructions.
     """
 
-    __slots__ = ("_lock", "_value", "_waiters", "error", "is_done")
-
-    def __init__(self, lock: Lock) -> None:
-        self._lock = lock
-        self._waiters: list[Callable[[], None]] = []
-        self._value: T | None = None
-        self.error: Exception | None = None
-        self.is_done = False
+    _lock: Any
+    _waiters: list[Callable[[], None]] = []
+    _value: T | None = None
+    error: Exception | None = None
+    is_done: bool = False
 
     @property
     def num_waiters(self) -> int:

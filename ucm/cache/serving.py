@@ -2,7 +2,7 @@
 """
 The library's own loop, on a thread of its own, under a runtime.
 
-Threading: ``start`` and ``join`` block; ``wake`` is called on any thread and does not.
+Threading: ``start`` and ``join`` block.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import anyio
 from ucm.errors import PipelineClosedError, UCMError
 from ucm.runtime import Runtime
 from ucm.threads import Threads
-from ucm.waker import Waker
 
 __all__ = ["Serving"]
 
@@ -37,7 +36,8 @@ class Serving:
         self._threads = threads
         self._up = threads.event()
         self._thread = threads.thread(self._main, "ucm-loop")
-        self._waker: Waker | None = None
+        self.wake: Callable[[], None] = lambda: None
+        """Have somebody attend soon; any thread, and nothing while nobody does."""
         self._refusal: UCMError | None = None
         self.is_serving = True
         """Whether somebody attends to what is asked for; from before the start on."""
@@ -48,11 +48,6 @@ class Serving:
         if self._up.wait(timeout) and self._refusal is None and self.is_serving:
             return None
         return self._refusal or PipelineClosedError("the loop did not start")
-
-    def wake(self) -> None:
-        """Have somebody attend soon."""
-        if self._waker is not None:
-            self._waker.wake()
 
     def join(self, timeout: float) -> None:
         """Wait for the end of the loop, for *timeout* seconds at most."""
@@ -69,7 +64,8 @@ class Serving:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        self._waker = waker = self._threads.waker(loop, self._attend)
+        waker = self._threads.waker(loop, self._attend)
+        self.wake = waker.wake
         loop.call_soon(self._up.set)  # once the pipeline waits for something to do
         try:
             await self._runtime.serve(waker.wake)

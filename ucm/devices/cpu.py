@@ -229,7 +229,8 @@ class CPUDevice(PagedDevice[_Group]):
             DeviceError: The device is closed, or nothing is registered.
             EventNotRecordedError: Any event: torch records none on the CPU.
         """
-        self._check_registered()
+        if self._tensors is None or self._is_closed:
+            self._check_registered()
         if event is not None:
             raise EventNotRecordedError(
                 f"a {type(event).__name__} proves nothing on the CPU, where no event "
