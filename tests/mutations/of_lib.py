@@ -254,8 +254,8 @@ LIB = (
         name="depth_forgotten",
         why="Room is made from the head of a prefix, and the rest of it is of no use.",
         file=_ORDERS,
-        find="                used_ns - last * shape.block_tokens,\n",
-        replace="                used_ns,\n",
+        find="                asked.used_ns - last * shape.block_tokens,\n",
+        replace="                asked.used_ns,\n",
         killers=(
             f"{_PARTS}::TestOrders::test_deeper_blocks_count_as_used_before_those_they_need",
         ),
