@@ -79,6 +79,9 @@ def run_until(line: int, action: Callable[[], None]) -> int:
     return executed
 
 
+# None of these leaves a ``with``: that would wait for a lock which the dead still has.
+
+
 def evicting_save(store: SlabStore) -> None:
     """Save four blocks into five slots, three of which are in use."""
     lease = store.reserve(NEW, BLOCK_BYTES)
@@ -106,13 +109,18 @@ def forget(store: SlabStore) -> None:
 def tenants_save(store: SlabStore) -> None:
     """Save four blocks of one tenant, at the cost of another one's."""
     later = uses_at([time.monotonic_ns()] * 4, tenant=7)
-    save(store, NEW, BLOCK_BYTES, later)
+    lease = store.reserve(NEW, BLOCK_BYTES, later)
+    fill(lease)
+    lease.commit()
 
 
 def lonely_save(store: SlabStore) -> None:
     """Save one block alone, at the cost of another."""
-    with store.reserve(NEW[2:], BLOCK_BYTES):
-        save(store, NEW[:1])
+    others = store.reserve(NEW[2:], BLOCK_BYTES)
+    lease = store.reserve(NEW[:1], BLOCK_BYTES)
+    fill(lease)
+    lease.commit()
+    others.discard()
 
 
 def withdraw(store: SlabStore) -> None:
