@@ -50,6 +50,7 @@ BENCHMARKS = (
     Benchmark("lookup", "Prefix match", 1),
     Benchmark("engine_thread", "Cost on the engine's threads", 5),
     Benchmark("lives", "What a request's life costs", 1, "vllm"),
+    Benchmark("embed", "What a save costs a host's loop", 2),
     Benchmark("tiers", "Below the slab", 20),
     Benchmark("faults", "Faults below the slab", 10, "vllm"),
     Benchmark("pipeline", "Pipeline, end to end", 10),

@@ -19,6 +19,7 @@ from benchmarks import (
     abreast,
     decode,
     decode_side,
+    embed,
     engine,
     engine_thread,
     faults,
@@ -44,6 +45,7 @@ CASES = {
     for module in (
         abreast,
         decode,
+        embed,
         engine,
         engine_thread,
         faults,
@@ -59,6 +61,7 @@ CASES = {
     )
 }
 SMALLEST = {
+    "embed": "few",
     "gather": "alone 64 KB, padded",
     "stores": "memory 2 MB",
     "lookup": "small",
