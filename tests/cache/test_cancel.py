@@ -3,6 +3,7 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
@@ -12,6 +13,7 @@ import attrs
 import pytest
 
 from tests.cache.kit import (
+    LIMIT_S,
     Host,
     both_loops,
     keys_of,
@@ -289,6 +291,60 @@ def test_load_cancelled_twice_still_waits_for_the_copy() -> None:
 
     with leaving_nothing(host):
         run("asyncio", main)
+
+
+class TestCut:
+    """Tasks that are cancelled by asyncio's own means, which know no scope that shields."""
+
+    def test_task_cancelled_again_and_again_closes_all(self) -> None:
+        """R-42: a cache that a task leaves is closed behind it, and not left to nobody."""
+        gate = Gate()
+        host = Host(FaultPlan(Fault("reserve", gate)))
+
+        async def serve() -> None:
+            async with host.cache() as cache:
+                await cache.save(KEYS, range(6)).committed
+
+        async def main() -> None:
+            task = asyncio.create_task(serve())
+            await anyio.to_thread.run_sync(gate.wait_reached)
+            await cancel_often(task)
+            assert not task.done()
+            gate.open()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert set() == our_threads()
+
+        with leaving_nothing(host):
+            run("asyncio", main)
+
+    def test_task_cancelled_while_it_opens_leaves_nothing(self) -> None:
+        """R-42: what a thread opens then, for nobody, is closed."""
+        host, opens, goes_on = Host(), threading.Event(), threading.Event()
+
+        def open_core():
+            opens.set()
+            assert goes_on.wait(LIMIT_S)
+            return host.open_core()
+
+        async def main() -> None:
+            task = asyncio.create_task(Opening(open_core).__aenter__())
+            await anyio.to_thread.run_sync(opens.wait)
+            await cancel_often(task)
+            goes_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        with leaving_nothing(host):
+            run("asyncio", main)
+
+
+async def cancel_often(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task whenever it waits, a few times over."""
+    for _ in range(5):
+        task.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
 
 
 @both_loops

@@ -110,6 +110,37 @@ class TestTold:
         with leaving_nothing(host), Cache(*host.open_core()) as cache:
             assert cache.save(keys_of(2), range(2)).wait_committed().is_whole
 
+    @both_loops
+    def test_two_who_close_at_once_tell_everybody(self, loop: str) -> None:
+        """The second returns with the first, and whoever waits hears of the end, not of its
+        own deadline, which is minutes away."""
+        gate, late = Gate(), {"timeout": {"save": 600.0, "shutdown": 0.05}}
+        host = Host(FaultPlan(Fault("reserve", gate)), late)
+
+        async def main() -> None:
+            opening = Opening(host.open_core)
+            cache = await opening.__aenter__()
+            save = cache.save(keys_of(2), range(2))
+
+            async def wait() -> None:
+                end = await save.committed
+                assert OutcomeKind.CANCELLED is end.kind
+
+            async def close() -> None:
+                await opening.__aexit__(None, None, None)
+                assert save.is_over
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(wait)
+                await anyio.to_thread.run_sync(gate.wait_reached)
+                group.start_soon(close)
+                group.start_soon(close)
+            gate.open()
+
+        run(loop, main)
+        host.join()
+        host.check_left()
+
 
 @both_loops
 class TestEndOfTheLoop:
@@ -243,6 +274,21 @@ class TestWrongPlace:
             run(loop, elsewhere)
             own.run(cache.flush())
             own.run(opening.__aexit__(None, None, None))
+
+    @both_loops
+    def test_cache_of_a_loop_that_has_ended_is_closed_on_another(
+        self, loop: str
+    ) -> None:
+        """Whoever comes behind it lets go of memory and threads."""
+        host = Host()
+        opening = Opening(host.open_core)
+
+        async def close() -> None:
+            await opening.__aexit__(None, None, None)
+
+        with leaving_nothing(host):
+            asyncio.run(opening.__aenter__())
+            run(loop, close)
 
     def test_closed_runtime_serves_no_more(self) -> None:
         """A host that begins to serve after the end is told so."""

@@ -123,4 +123,24 @@ INTERRUPTS = (
             f"{_MISTAKES}test_keys_that_are_none_are_refused_before_anything_is_done",
         ),
     ),
+    Mutant(
+        name="close_can_be_cut",
+        why="A task that is cancelled twice leaves a cache that nobody can close.",
+        file="ucm/cache/host_loop.py",
+        find="            while not called.done():",
+        replace="            if not called.done():",
+        killers=(
+            "tests/cache/test_cancel.py::TestCut::test_task_cancelled_again_and_again_closes_all",
+        ),
+    ),
+    Mutant(
+        name="two_close_at_once",
+        why="Who waits is told by nobody, once the second has let go of the loop.",
+        file="ucm/cache/host_loop.py",
+        find="            with self._is_taken:\n                return function()",
+        replace="            return function()",
+        killers=(
+            "tests/cache/test_close.py::TestTold::test_two_who_close_at_once_tell_everybody",
+        ),
+    ),
 )

@@ -156,9 +156,9 @@ LIB = (
     Mutant(
         name="close_can_be_cancelled",
         why="A host that is cancelled leaves its saves and threads to nobody.",
-        file=_AIO,
-        find="        with anyio.CancelScope(shield=True):\n            await in_thread",
-        replace="        with anyio.CancelScope():\n            await in_thread",
+        file="ucm/cache/host_loop.py",
+        find="        with anyio.CancelScope(shield=True):\n            if _running",
+        replace="        with anyio.CancelScope():\n            if _running",
         killers=(
             f"{_CANCEL}::test_open_and_close_cancelled_at_each_point_leave_nothing",
         ),

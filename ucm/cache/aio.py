@@ -16,7 +16,7 @@ import anyio.lowlevel
 
 from ucm.cache.core import Core
 from ucm.cache.fetches import Fetched
-from ucm.cache.host_loop import HostLoop, in_thread
+from ucm.cache.host_loop import HostLoop
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.devices.abc import EventRef
@@ -56,7 +56,7 @@ class Opening(contextlib.AbstractAsyncContextManager["Cache"]):
         self._host = HostLoop(self._threads)
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self._close)
-            core = await in_thread(self._open)
+            core = await self._host.in_thread(self._open)
             await anyio.lowlevel.checkpoint()  # it may have been cancelled meanwhile
             undo.pop_all()
         return Cache(core, self._host)
@@ -75,12 +75,12 @@ class Opening(contextlib.AbstractAsyncContextManager["Cache"]):
 
     async def _close(self) -> None:
         """Close it whatever happens meanwhile: that takes a bounded time."""
-        with anyio.CancelScope(shield=True):
-            await in_thread(self._opened.close)
-            await anyio.lowlevel.checkpoint()  # who waited is told
-        if self._host is not None:
-            self._host.close()
-            self._host = None
+        if (host := self._host) is not None:
+            try:
+                await host.in_thread(self._opened.close)
+            finally:
+                host.close()
+                self._host = None
 
 
 class Moment(Awaitable[_T], Generic[_T]):

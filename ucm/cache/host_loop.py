@@ -10,6 +10,8 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any, TypeVar
 
 import anyio
@@ -18,8 +20,9 @@ import anyio.to_thread
 
 from ucm.cache.pending import Pending
 from ucm.threads import Threads
+from ucm.waker import LoopWaker
 
-__all__ = ["HostLoop", "in_thread"]
+__all__ = ["HostLoop"]
 
 _T = TypeVar("_T")
 
@@ -35,20 +38,26 @@ class HostLoop:
     def __init__(self, threads: Threads) -> None:
         self._calls: deque[Callable[[], None]] = deque()
         self._is_woken = False
+        self._is_taken = threads.lock()
+        """By who calls on a thread."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        trio: Any = sys.modules.get("trio")
-        if trio is not None and trio.lowlevel.in_trio_task():
+        if (trio := _running_trio()) is not None:
             self._trio = trio
             self._wake = self._wake_trio
             self._running: Callable[[], object] = trio.lowlevel.current_trio_token
             self._token = trio.lowlevel.current_trio_token()
-            self.close: Callable[[], None] = lambda: None
         else:
             self._running = asyncio.get_running_loop
             self._token = self._loop = asyncio.get_running_loop()
-            waker = threads.waker(self._loop, self._run)
-            self._wake = waker.wake
-            self.close = waker.close
+            self._waker = threads.waker(self._loop, self._run)
+            self._wake = self._waker.wake
+
+    def close(self) -> None:
+        """Wake those who wait for what has ended, and let go of the loop. Idempotent."""
+        if self._loop is not None:
+            self._wake = LoopWaker(self._loop, self._run).wake  # of who is late
+            self._waker.close()
+            self._run()
 
     @property
     def is_here(self) -> bool:
@@ -57,6 +66,34 @@ class HostLoop:
             return self._running() is self._token
         except RuntimeError:  # none runs here
             return False
+
+    async def in_thread(self, function: Callable[[], _T]) -> _T:
+        """
+        Call on a thread, one at a time, and to its end, however often somebody cancels.
+
+        On any loop: who opened a cache on one that has ended closes it on another.
+        """
+
+        def call() -> _T:
+            with self._is_taken:
+                return function()
+
+        with anyio.CancelScope(shield=True):
+            if _running_trio() is not None:
+                alone = anyio.CapacityLimiter(1)  # however many the host has under way
+                return await anyio.to_thread.run_sync(call, limiter=alone)
+            aside = ThreadPoolExecutor(1, "ucm-aside")
+            called = asyncio.get_running_loop().run_in_executor(aside, call)
+            cut: BaseException | None = None
+            while not called.done():
+                try:
+                    await asyncio.wait([called])
+                except asyncio.CancelledError as exc:  # of a task, which minds no scope
+                    cut = exc
+            aside.shutdown()  # at once: it is idle
+        if cut is not None and called.exception() is None:
+            raise cut
+        return called.result()
 
     async def wait(self, pending: Pending[Any], limit: float) -> None:
         """Wait until something has ended, for *limit* seconds at most."""
@@ -117,6 +154,7 @@ class HostLoop:
             self._calls.popleft()()
 
 
-async def in_thread(function: Callable[[], _T]) -> _T:
-    """Call on a thread of its own, however many the host has under way; to its end."""
-    return await anyio.to_thread.run_sync(function, limiter=anyio.CapacityLimiter(1))
+def _running_trio() -> ModuleType | None:
+    """Return trio if the caller runs in it, and None elsewhere."""
+    trio = sys.modules.get("trio")
+    return trio if trio is not None and trio.lowlevel.in_trio_task() else None
