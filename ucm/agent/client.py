@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from ucm.agent.dialing import dial
 from ucm.agent.launch import Pauses
 from ucm.agent.protocol import (
     FRAME_HEADER,
@@ -284,8 +285,7 @@ class AgentClient:
     async def _connect(self) -> asyncio.StreamReader:
         fd = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            path = str(within(fd, SOCKET_NAME))
-            reader, self._writer = await asyncio.open_unix_connection(path)
+            reader, self._writer = await dial(str(within(fd, SOCKET_NAME)))
         finally:
             os.close(fd)
         peer: socket.socket = self._writer.get_extra_info("socket")

@@ -184,6 +184,7 @@ class Fetches:
         """
         if not self._is_open:
             raise PipelineClosedError("the cache is closed")
+        self._questions.check_process()
         packer, own = self._orders.packer(keys, group), tuple(keys)
         seconds = self._timeout.fetch if timeout is None else timeout
         if not seconds >= 0:  # nor is NaN, which would upset a loop's timers

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+How a client comes by a connection to the agent, which is its process's alone.
+
+A child that is forked off a host has the host's sockets as well. An agent would take it for the
+host behind the host's end: it would never go, and keep what the host had wanted.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import weakref
+
+__all__ = ["dial"]
+
+_in_this_process: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+async def dial(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """
+    Connect to a socket of this machine; a forked child has no part in the connection.
+
+    Raises:
+        OSError: Nobody listens there.
+    """
+    own = socket.socket(socket.AF_UNIX)
+    _in_this_process.add(own)
+    with contextlib.ExitStack() as undo:
+        undo.callback(own.close)
+        own.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(own, path)
+        connected = await asyncio.open_unix_connection(sock=own)
+        undo.pop_all()
+    return connected
+
+
+def _leave_all() -> None:
+    for own in list(_in_this_process):
+        if (fd := own.detach()) >= 0:  # who closes it later closes nothing
+            os.close(fd)
+
+
+os.register_at_fork(after_in_child=_leave_all)
