@@ -121,6 +121,7 @@ class TestTypes:
         [
             ({"store": {"type": 3}}, "store.type", "int is not str"),
             ({"store": {"path": None}}, "store.path", "NoneType is not str"),
+            ({"store": {"path": "a\0b"}}, "store.path", "character 0"),
             ({"queue": {"tickets": "8"}}, "queue.tickets", "str is not int"),
             ({"queue": {"tickets": 8.0}}, "queue.tickets", "float is not int"),
             ({"queue": {"tickets": True}}, "queue.tickets", "bool is not int"),

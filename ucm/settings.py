@@ -169,6 +169,8 @@ def _read_value(
             f"{type(value).__name__} is not {hint.__name__}",
             f"Give a {hint.__name__}.",
         )
+    elif isinstance(value, str) and "\0" in value:
+        raise ConfigError(key, value, "has a character 0", "Leave it out.")
     least = metadata["least"]
     if least is not None and not least <= typing.cast(float, value) < math.inf:
         remedy = f"Give a finite number of at least {least}."

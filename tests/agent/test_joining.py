@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tiers there can be, and who needs an agent."""
 
+from pathlib import Path
+
 import pytest
 from structlog.testing import CapturingLogger
 
@@ -25,6 +27,27 @@ def test_unknown_tier_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ConfigError, match="Registered") as caught:
         check_tiers(config)
     assert "tiers.0.type" == caught.value.key
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"path": Path("/mnt/ucm")}, "tiers.0"),
+        ({"path": "/mnt/\udcff"}, "tiers.0"),
+        ({"path": b"/mnt/ucm"}, "tiers.0"),
+        ({3: "three"}, "tiers.0"),
+        ({}, "store.path"),
+    ],
+)
+def test_what_no_agent_can_be_told_is_refused_by_name(more: dict, key: str) -> None:
+    """R-63: a path that is no text, as a host may well give it, was an error of JSON's."""
+    path = "/dev/shm/\udcff" if key == "store.path" else "/dev/shm/ucm"
+    config = UCMConfig.from_mapping(
+        {"store": {"path": path}, "tiers": [{"type": "files", **more}]}
+    )
+    with pytest.raises(ConfigError, match="cannot be told") as caught:
+        check_tiers(config)
+    assert key == caught.value.key
 
 
 def test_without_tiers_there_is_no_client() -> None:

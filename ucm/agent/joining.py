@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How who wants blocks of tiers, an engine or another host, comes to its node's agent."""
 
+import json
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from ucm.agent.admission import admission_of
 from ucm.agent.client import AgentClient
@@ -43,6 +46,24 @@ def check_tiers(config: UCMConfig) -> None:
                 f"tiers.{number}.type", tier["type"], "unknown", f"Registered: {known}."
             )
         admission_of(tier, f"tiers.{number}")
+        _check_told(f"tiers.{number}", tier)
+    _check_told("store.path", config.store.path)
+
+
+def _check_told(key: str, value: object) -> None:
+    """Refuse what an agent cannot be told: it gets its settings as JSON."""
+    try:
+        json.dumps(
+            value
+        )  # which takes no bytes; the other makes a text of letters of them
+        msgspec.json.encode(value, order="deterministic")
+    except (RecursionError, TypeError, ValueError) as exc:
+        raise ConfigError(
+            key,
+            value,
+            f"the agent of tiers cannot be told it: {exc}",
+            "Give texts, numbers, and lists and mappings of these; a path as a text.",
+        ) from exc
 
 
 def check_machines(config: UCMConfig) -> None:

@@ -47,7 +47,7 @@ _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 
 
 def _read_path(key: str, value: object) -> Path | None:
-    if isinstance(value, str) and value:
+    if isinstance(value, str) and value and "\0" not in value:
         return Path(value).absolute()
     raise ConfigError(key, value, "no directory", "Give one, on the mount.")
 
