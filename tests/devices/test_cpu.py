@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ucm.blocks import BlockId, GroupId, RowId
 from ucm.devices import cpu
@@ -282,6 +283,28 @@ class TestRefusals:
                     "b": flat.as_strided((4, 64), (stride, 1), offset),
                 },
             )
+
+    def test_tensors_over_one_array_that_touch_each_other_name_both_layers(
+        self,
+    ) -> None:
+        """Each has a storage of its own, which begins where its view of the memory does."""
+        flat = np.zeros(9 * 64, np.uint8)
+        first, second, third = (
+            torch.from_numpy(flat[start : start + 256].reshape(4, 64))
+            for start in (0, 32, 256)
+        )
+        layout = layout_of({"a": 64, "b": 64})
+        with pytest.raises(LayoutError, match="'a' and 'b' overlap"):
+            CPUDevice().register(layout, {"a": first, "b": second})
+        CPUDevice().register(layout, {"a": first, "b": third})
+
+    @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+    def test_tensor_without_memory_is_refused(self) -> None:
+        """What torch traces with has a shape and an address of zero."""
+        with FakeTensorMode():
+            fake = torch.zeros(4, 64, dtype=torch.uint8)
+        with pytest.raises(LayoutError, match="'a' has no memory"):
+            CPUDevice().register(layout_of({"a": 64}), {"a": fake})
 
     def test_a_pool_without_blocks_is_refused(self) -> None:
         """The number of blocks is at least one."""

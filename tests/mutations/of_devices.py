@@ -88,7 +88,7 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="rows_on_the_same_bytes",
         why="A load of one layer overwrites another one's pages.",
         file=_REGIONS,
-        find="            if not _are_apart(mine, theirs):",
+        find="            if not _are_apart(mine, theirs, apart):",
         replace="            if False:",
         killers=(f"{_CPU}::test_rows_on_the_same_bytes_are_refused",),
     ),

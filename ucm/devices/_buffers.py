@@ -82,8 +82,9 @@ def find_buffers(
                 f"layers {other!r} and {name!r} share row {row.row_id} and lie apart"
             )
         regions[group_id, row.row_id] = (region,)
-    check_apart(layout, regions)
-    return KVMemory((_AllMemory(tuple(arrays.values())),), regions, num_blocks)
+    memory = (_AllMemory(tuple(arrays.values())),)
+    check_apart(layout, regions, memory)
+    return KVMemory(memory, regions, num_blocks)
 
 
 def _array_of(name: str, buffer: object) -> npt.NDArray[np.void]:

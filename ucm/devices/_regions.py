@@ -48,9 +48,11 @@ def layers_of(layout: KVLayout) -> Iterator[tuple[GroupId, RowLayout, str]]:
                 yield group.group_id, row, name
 
 
-def check_apart(layout: KVLayout, regions: _Regions) -> None:
+def check_apart(
+    layout: KVLayout, regions: _Regions, storages: Sequence[Storage]
+) -> None:
     """
-    Refuse rows of a group that overlap.
+    Refuse rows of a group that overlap, also by storages that share memory.
 
     Raises:
         LayoutError: Two do; names a layer of each.
@@ -61,24 +63,29 @@ def check_apart(layout: KVLayout, regions: _Regions) -> None:
                 (row, part)
                 for row in group.rows
                 for part in regions[group.group_id, row.row_id]
-            ]
+            ],
+            [storage.data_ptr() for storage in storages],
         )
 
 
-def _check_rows(rows: Sequence[tuple[RowLayout, Region]]) -> None:
+def _check_rows(
+    rows: Sequence[tuple[RowLayout, Region]], addresses: Sequence[int]
+) -> None:
     for index, (row, mine) in enumerate(rows):
         for other, theirs in rows[:index]:
-            if not _are_apart(mine, theirs):
+            apart = addresses[theirs.storage_id] - addresses[mine.storage_id]
+            if not _are_apart(mine, theirs, apart):
                 raise LayoutError(
                     f"layers {other.layer_names[0]!r} and {row.layer_names[0]!r} "
                     f"overlap: {theirs} and {mine}"
                 )
 
 
-def _are_apart(a: Region, b: Region) -> bool:
-    if a.storage_id != b.storage_id or a.end <= b.offset or b.end <= a.offset:
+def _are_apart(a: Region, b: Region, apart: int) -> bool:
+    """Compare places, of which *b*'s storage begins *apart* bytes behind *a*'s."""
+    if a.end <= b.offset + apart or b.end + apart <= a.offset:
         return True
     if a.block_stride != b.block_stride:
         return False
-    phase = (b.offset - a.offset) % a.block_stride
+    phase = (b.offset + apart - a.offset) % a.block_stride
     return a.page_bytes <= phase <= a.block_stride - b.page_bytes

@@ -95,7 +95,7 @@ def find_regions(
                 f"apart: {places} and {tuple(found)}"
             )
         regions[group_id, row.row_id] = tuple(found)
-    check_apart(layout, regions)
+    check_apart(layout, regions, tuple(storages.values()))
     return KVMemory(tuple(storages.values()), regions, num_blocks)
 
 
@@ -173,6 +173,8 @@ def _find_region(
             f"layer {name!r}: pages of {row.page_bytes} bytes from offset "
             f"{region.offset} end at {region.end}, behind the storage's {nbytes} bytes"
         )
+    if not tensor.untyped_storage().data_ptr():
+        raise LayoutError(f"layer {name!r} has no memory, as tensors that are traced")
     return region
 
 
