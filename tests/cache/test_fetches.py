@@ -87,6 +87,22 @@ def test_fetched_blocks_are_kept_until_the_last_is_loaded(tmp_path) -> None:
         assert Drop(1) == agent.hear()
 
 
+def test_what_is_given_up_is_over(tmp_path) -> None:
+    """Who looks step by step whether it is would look until its time is up."""
+    host = Host()
+    with (
+        beside_agent(host, tmp_path, lambda _: SILENT) as agent,
+        leaving_nothing(host),
+        blocking(host) as cache,
+    ):
+        begun = cache.begin_prefetch(KEYS, timeout=30.0)
+        assert 1 == agent.hear().number
+        begun.give_up()
+        assert begun.is_over
+        assert (0, Reason.DEADLINE) == (begun.result().found, begun.result().reason)
+        assert Drop(1) == agent.hear()
+
+
 def test_load_right_behind_the_answer_ends_what_is_kept(tmp_path, monkeypatch) -> None:
     """R-53: who loads before the thread that has asked gets on keeps no slots, either."""
     host, is_loaded = Host(), threading.Event()

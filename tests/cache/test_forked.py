@@ -24,11 +24,14 @@ def test_forked_child_is_told_that_nothing_serves_it() -> None:
             lambda: cache.prefetch(keys),
             cache.statistics,
         )
+        cache.save(keys_of(2, 1), range(2))  # perhaps under way as it forks
         if not (child := os.fork()):
             try:
                 for call in calls:
                     with pytest.raises(PipelineClosedError, match="forked"):
                         call()
+                cache.flush()
+                cache.close()
                 os._exit(0)
             finally:
                 traceback.print_exc()

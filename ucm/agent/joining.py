@@ -53,9 +53,7 @@ def check_tiers(config: UCMConfig) -> None:
 def _check_told(key: str, value: object) -> None:
     """Refuse what an agent cannot be told: it gets its settings as JSON."""
     try:
-        json.dumps(
-            value
-        )  # which takes no bytes; the other makes a text of letters of them
+        json.dumps(value)  # which takes no bytes, of which the next one makes a text
         msgspec.json.encode(value, order="deterministic")
     except (RecursionError, TypeError, ValueError) as exc:
         raise ConfigError(

@@ -81,8 +81,7 @@ class Asking:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise PipelineClosedError("the cache is closed")
-        self._questions.check_process()
+            raise PipelineClosedError(self._questions.why_closed)
 
     def _now_ns(self) -> int:
         return int(self._threads.monotonic() * 1e9)

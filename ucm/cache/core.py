@@ -20,6 +20,7 @@ from ucm.agent.client import AgentClient
 from ucm.blocks import KeySpace, ShardId
 from ucm.cache.asking import Asking
 from ucm.cache.fetches import Fetches
+from ucm.cache.forked import WHY_CLOSED, left_in_children
 from ucm.cache.measuring import measured, statistics_of
 from ucm.cache.orders import Asked, Orders
 from ucm.cache.pending import Pending
@@ -113,6 +114,8 @@ class Core(Asking):
         self._room: Room[tuple[SpanOrder, Fence]] = Room(queue.tickets, queue.nbytes)
         self._serving = Serving(self._runtime, self._attend, threads)
         self._is_polled = True
+        self._is_forked = False
+        left_in_children(self)
 
     def open(self) -> None:
         """
@@ -178,6 +181,8 @@ class Core(Asking):
 
     def open_transfers(self) -> list[Transfer]:
         """Return what is not over, in the order in which it was asked for."""
+        if self._is_forked:
+            return []
         with self._taking, self._lock:
             asked = [each[0] for each in self._asked]
             return list(dict.fromkeys([*self._open.values(), *asked]))
@@ -188,6 +193,8 @@ class Core(Asking):
 
         Every ``Pending`` has its end when this returns.
         """
+        if self._is_forked:
+            return
         with self._closing:
             with self._lock:
                 was_open, self._is_open = self._is_open, False
@@ -208,6 +215,11 @@ class Core(Asking):
             for transfer in self.open_transfers():
                 transfer.give_up()  # a copy may go on; nobody sees its end
             self._open.clear()
+
+    def leave(self) -> None:
+        """Be closed in a forked child, where nothing of ours runs; see ``forked``."""
+        self._is_forked, self._is_open, self.fetches.is_open = True, False, False
+        self._questions.why_closed = WHY_CLOSED
 
     # On whatever thread asks.
 

@@ -111,9 +111,10 @@ class Fetch:
         return max(self.until - self._fetches.now(), 0.0)
 
     def give_up(self) -> None:
-        """Want it no more. Idempotent."""
+        """Want it no more; nobody waits for it. Idempotent."""
         self.is_given_up = True
         self._fetches.drop(self)
+        self.over.end(_NO_ANSWER)
 
     def result(self) -> Fetched:
         """Return what there is, now that nobody waits any more; raises what asking did."""
@@ -162,7 +163,7 @@ class Fetches:
         self._names = map(str, itertools.count())
         self._kept: dict[str, tuple[Fetch, float]] = {}
         """What the agent may keep something for, and until when."""
-        self._is_open = True
+        self.is_open = True
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -182,9 +183,8 @@ class Fetches:
             PipelineClosedError: The cache is closed.
             ValueError: *timeout* is below 0 or no number.
         """
-        if not self._is_open:
-            raise PipelineClosedError("the cache is closed")
-        self._questions.check_process()
+        if not self.is_open:
+            raise PipelineClosedError(self._questions.why_closed)
         packer, own = self._orders.packer(keys, group), tuple(keys)
         seconds = self._timeout.fetch if timeout is None else timeout
         if not seconds >= 0:  # nor is NaN, which would upset a loop's timers
@@ -276,6 +276,6 @@ class Fetches:
 
     def close(self) -> None:
         """Leave the agent. Idempotent."""
-        self._is_open = False
+        self.is_open = False
         if self._client is not None:
             self._client.close()

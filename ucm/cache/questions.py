@@ -5,7 +5,6 @@ Questions to the store, which may block, in turn on a thread of their own.
 Threading: ``ask`` on any thread, ``close`` once.
 """
 
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -51,19 +50,8 @@ class Questions:
         self._lock = lock
         self._thread = CopyThread("ucm-ask", lambda _: None, threads)
         self._asked: dict[Pending[object], None] = {}
-        self._pid = os.getpid()
-
-    def check_process(self) -> None:
-        """
-        Refuse to serve a forked child, in which nothing of ours runs.
-
-        Raises:
-            PipelineClosedError: It is one.
-        """
-        if os.getpid() != self._pid:
-            raise PipelineClosedError(
-                "the cache was opened before this process was forked: open one here"
-            )
+        self.why_closed = "the cache is closed"
+        """To whoever asks once it is."""
 
     def start(self) -> None:
         """Start the thread."""
