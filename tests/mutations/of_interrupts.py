@@ -43,6 +43,17 @@ INTERRUPTS = (
         ),
     ),
     Mutant(
+        name="forked_child_believes_it_is_served",
+        why="Each call waits out its limit for threads that only the parent has.",
+        file="ucm/cache/forked.py",
+        find="        served.leave()\n",
+        replace="        pass\n",
+        killers=(
+            "tests/cache/test_forked.py"
+            "::test_forked_child_is_told_that_nothing_serves_it",
+        ),
+    ),
+    Mutant(
         name="close_where_a_signal_cuts_in",
         why="Ctrl-C leaves a loop that runs, and a slab's slots in use.",
         file=_SYNC,

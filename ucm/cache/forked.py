@@ -5,7 +5,7 @@ import os
 import weakref
 from typing import Final, Protocol
 
-__all__ = ["WHY_CLOSED", "left_in_children"]
+__all__ = ["WHY_CLOSED", "Served", "left_in_children"]
 
 WHY_CLOSED: Final = "the cache was opened before this process was forked: open one here"
 
