@@ -303,8 +303,8 @@ def decode(
     model: str,
     requests: int,
     total: int,
-    lives: str,
-    waits: str,
+    lives: str = "brief",
+    waits: str = "",
     threads: int = 0,
     baton: str = "",
 ) -> dict[str, Any]:

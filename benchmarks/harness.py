@@ -278,29 +278,33 @@ def main(
     )
     figures: list[Figure] = []
     notes: list[Note] = []
-    for run in chosen.values():
-        for told in run(scale):
+    try:
+        for told in itertools.chain.from_iterable(
+            run(scale) for run in chosen.values()
+        ):
             if isinstance(told, Note):
                 notes.append(told)
                 print(f"{told.case:34} {told.text}", flush=True)
             else:
                 figures.append(told)
                 _print(told)
-    gc.unfreeze()
-    if given.json:
-        results = {
-            "benchmark": name,
-            "is_quick": given.quick,
-            "only": given.only,
-            "environment": environment,
-            "samples": samples,
-            "repeats": repeats,
-            "rounds": given.rounds,
-            "seconds": round(time.monotonic() - started, 1),
-            "figures": [
-                {**figure._asdict(), "verdict": figure.verdict} for figure in figures
-            ],
-            "notes": [note._asdict() for note in notes],
-        }
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
+        gc.unfreeze()
+    finally:  # a case that fails takes nothing along of what was measured before it
+        if given.json:
+            results = {
+                "benchmark": name,
+                "is_quick": given.quick,
+                "only": given.only,
+                "environment": environment,
+                "samples": samples,
+                "repeats": repeats,
+                "rounds": given.rounds,
+                "seconds": round(time.monotonic() - started, 1),
+                "figures": [
+                    {**figure._asdict(), "verdict": figure.verdict}
+                    for figure in figures
+                ],
+                "notes": [note._asdict() for note in notes],
+            }
+            given.json.parent.mkdir(parents=True, exist_ok=True)
+            given.json.write_text(json.dumps(results, indent=1) + "\n")
