@@ -7,6 +7,7 @@ __all__ = ["INTERRUPTS"]
 
 _SYNC = "ucm/cache/sync.py"
 _STAGING = "tests/integration/transformers/test_staging.py::"
+_FORKED = "tests/cache/test_forked.py"
 _RESET = "tests/integration/vllm/test_tier_trouble.py::TestReset::"
 _STAGED = "tests/cache/test_staged.py::TestStaged::"
 _CHAT = "tests/examples/test_chat.py::"
@@ -48,10 +49,7 @@ INTERRUPTS = (
         file="ucm/cache/forked.py",
         find="        served.leave()\n",
         replace="        pass\n",
-        killers=(
-            "tests/cache/test_forked.py"
-            "::test_forked_child_is_told_that_nothing_serves_it",
-        ),
+        killers=(f"{_FORKED}::test_forked_child_is_told_that_nothing_serves_it",),
     ),
     Mutant(
         name="close_where_a_signal_cuts_in",
