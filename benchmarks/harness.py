@@ -278,6 +278,7 @@ def main(
     )
     figures: list[Figure] = []
     notes: list[Note] = []
+    is_whole = False
     try:
         for told in itertools.chain.from_iterable(
             run(scale) for run in chosen.values()
@@ -289,7 +290,12 @@ def main(
                 figures.append(told)
                 _print(told)
         gc.unfreeze()
+        is_whole = True
     finally:  # a case that fails takes nothing along of what was measured before it
+        if not is_whole:
+            notes.append(
+                Note(name, "a case failed: it and those behind it are missing.")
+            )
         if given.json:
             results = {
                 "benchmark": name,

@@ -196,9 +196,9 @@ class TestCommandLine:
         told = tmp_path / "told.json"
         with pytest.raises(TypeError, match="missing"):
             harness.main("two", {"a": measured, "b": fails}, ["--json", str(told)])
-        assert ["first"] == [
-            each["case"] for each in json.loads(told.read_text())["figures"]
-        ]
+        results = json.loads(told.read_text())
+        assert ["first"] == [each["case"] for each in results["figures"]]
+        assert "missing" in results["notes"][0]["text"]  # the page says so
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", sorted(SMALLEST))
