@@ -167,9 +167,10 @@ class Cache:
     ``PrefixHasher.keys`` makes them; *blocks* are ``[n]`` indexes into the host's pool,
     aligned with the keys; *group* is the group of the layout they belong to.
 
-    Every call but ``flush`` and ``measure`` raises ``PipelineClosedError`` once the cache is
-    closed, and each ``KeyFormatError`` for keys that are none or do not match the blocks, and ``LayoutError`` for an unknown
-    group: mistakes of the caller, found before anything is done.
+    Each call but ``flush`` and ``measure`` raises ``PipelineClosedError`` once the cache is
+    closed, ``KeyFormatError`` for keys that are none or do not match the blocks, and
+    ``LayoutError`` for an unknown group: mistakes of the caller, found before anything is
+    done.
 
     Args:
         core: What does it.

@@ -41,6 +41,7 @@ __all__ = ["FilesBackend", "FilesSettings"]
 _LARGEST_BLOCK = 1 << 30
 _OPENING_S = 5.0
 _PART_BYTES = 1 << 20
+"""Of blocks that one thread reads by one call, if it has more than one."""
 _SPARE = 16
 """A collection makes a sixteenth of the capacity free."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
