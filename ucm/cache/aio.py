@@ -169,8 +169,7 @@ class Cache:
 
     Each call but ``flush`` and ``measure`` raises ``PipelineClosedError`` once the cache is
     closed, ``KeyFormatError`` for keys that are none or do not match the blocks, and
-    ``LayoutError`` for an unknown group: mistakes of the caller, found before anything is
-    done.
+    ``LayoutError`` for an unknown group: mistakes, found before anything is done.
 
     Args:
         core: What does it.
