@@ -236,7 +236,7 @@ class Bench:
     def memcpy_span(self, number: int) -> None:
         """Copy the bytes of one span from the engine's memory into a mapped file."""
         if self._target is None:
-            self._target = mapped(self._home, self._source.nbytes, in_memory=True)
+            self._target = mapped(self._home, self._source.nbytes)
         start = number * self.span_bytes % len(self._source)
         part = slice(start, start + self.span_bytes)
         np.copyto(self._target[part], self._source[part])

@@ -33,7 +33,7 @@ from benchmarks.stores import MEMORY
 from tests import conftest as _engine_environment  # noqa: F401  children inherit it
 from tests.e2e.engine import run_function
 
-OURS, ON_DISK = "ucm, slab in DRAM", "ucm, slab on disk"
+OURS = "ucm, slab in DRAM"
 ROWWISE = "ucm layer-wise, slab in DRAM"
 TIMEOUT_S = 600.0
 CHUNK_TOKENS = 4096
@@ -49,7 +49,6 @@ def sides(scale: Scale) -> dict[str, Side]:
         PLAIN: Side(MEMORY, plain),
         OURS: Side(MEMORY, ours()),
         ROWWISE: Side(MEMORY, ours(use_layerwise=True)),
-        ON_DISK: Side(scale.directory, ours()),
         EXAMPLE: Side(MEMORY, example),
     }
     if has_lmcache():
@@ -128,19 +127,16 @@ def measure_ttft(tokens: int, rounds: int, scale: Scale) -> Told:
         "0 %": {
             (OURS, PLAIN): "",
             (ROWWISE, PLAIN): "",
-            (ON_DISK, PLAIN): "",
             (EXAMPLE, PLAIN): "",
         },
         "50 %": {
             (OURS, PLAIN): "",
             (ROWWISE, PLAIN): "",
-            (ON_DISK, PLAIN): "",
             (OURS, EXAMPLE): "",
         },
         "100 %": {
             (OURS, PLAIN): "<= 1.3",
             (ROWWISE, PLAIN): "",
-            (ON_DISK, PLAIN): "<= 1.3",
             (OURS, EXAMPLE): "<= 1",
             (OURS, LMCACHE): "<= 1",
             (EXAMPLE, PLAIN): "",
@@ -181,7 +177,7 @@ def measure_throughput(scale: Scale) -> Told:
         taken = [each["batch"] for each in rounds_of]
         if name != PLAIN:
             values = [theirs / mine for mine, theirs in zip(taken, plain, strict=True)]
-            target = ">= 0.98" if name in (OURS, ON_DISK) else ""
+            target = ">= 0.98" if name == OURS else ""
             yield Figure.over(case, f"{name} / {PLAIN}", "ratio", values, target)
         rates = [requests * (tokens + tokens // 8) / spent for spent in taken]
         yield Figure.over(case, name, "tok/s", rates)

@@ -8,8 +8,7 @@ all hooks of the worker's half (``hooks``), while something goes on beside it:
 - ``idle``: nothing; each step begins when the one before is over;
 - ``saturated``: steps come faster than they are saved, so that the queue is full;
 - ``busy loop``: the event loop runs Python all the time;
-- ``blocked store``: a store that does not answer;
-- ``disk``: a slab on a disk.
+- ``blocked store``: a store that does not answer.
 
 ``hooks empty`` is a step that saves nothing, ``hooks decoding`` one that saves a decoded
 block of each of twelve requests in one ticket, both with nothing beside them.
@@ -51,6 +50,7 @@ from benchmarks.step import (
     sizes,
     spans,
 )
+from benchmarks.stores import MEMORY
 from ucm.blocks import KeySpace, Owner
 from ucm.config import UCMConfig
 from ucm.devices.abc import Fence
@@ -64,7 +64,6 @@ from ucm.scheduler.messages import (
 )
 from ucm.stores.abc import Store
 from ucm.stores.memory import MemoryStore
-from ucm.stores.slab import SlabStore
 from ucm.testing.faults import Fault, FaultPlan, FaultStore
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import Log
@@ -138,21 +137,11 @@ def _memory() -> Store:
     return MemoryStore(4 * BLOCKS, BLOCK_BYTES)
 
 
-def _on_disk(home: Path) -> Beside:
-    store = SlabStore(
-        path=f"{home}/slab",
-        capacity_bytes=4 * BLOCKS * BLOCK_BYTES,
-        block_bytes=BLOCK_BYTES,
-    )
-    return Beside(store)
-
-
 CONDITIONS: dict[str, Callable[[Path], Beside]] = {
     "idle": lambda _: Beside(_memory(), waits=True),
     "saturated": lambda _: Beside(_memory()),
     "busy loop": _busy,
     "blocked store": _blocked,
-    "disk": _on_disk,
 }
 
 
@@ -170,7 +159,7 @@ def measure_submit(name: str, scale: Scale) -> Iterator[Figure]:
     layout, caches = make_memory(BLOCKS + 1, PAGE_BYTES)
     device = CPUDevice(BLOCKS + 1)
     device.register(layout, caches)
-    with tempfile.TemporaryDirectory(dir=scale.directory) as home:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as home:
         beside = CONDITIONS[name](Path(home))
         with running(
             beside.store, device, layout, Path(home), threads=beside.threads
@@ -238,9 +227,7 @@ def measure_hooks(
     rounds, steps = sizes(scale)
     taken: dict[str, list[list[float]]] = {hook: [] for hook in HOOKS}
     with contextlib.ExitStack() as stack:
-        home = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(dir=scale.directory))
-        )
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=MEMORY)))
         beside = CONDITIONS[beside_as](home)
         half = _worker(beside, stack.enter_context(log_in(home)))
         stack.callback(half.close)

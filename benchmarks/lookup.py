@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Figure, Scale, Times, compare, main, make_keys, ratio
+from benchmarks.stores import MEMORY
 from ucm.blocks import PackedKey
 from ucm.stores.slab import SlabStore
 from ucm.stores.slab._extents import Geometry
@@ -122,7 +123,7 @@ def ask(home: Path, sizes: list[int], scale: Scale) -> tuple[Times, dict[int, li
 
 def measure(sizes: list[int], scale: Scale) -> Iterator[Figure]:
     """Fill here, ask from another process."""
-    with tempfile.TemporaryDirectory(prefix="ucm-lookup-", dir=scale.directory) as home:
+    with tempfile.TemporaryDirectory(prefix="ucm-lookup-", dir=MEMORY) as home:
         for num_keys in sizes:
             fill(Path(home) / str(num_keys), num_keys)
         with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Files", "LocalCPU", "PeersError", "enter", "has_lmcache", "interpreter"]
+__all__ = ["LocalCPU", "PeersError", "enter", "has_lmcache", "interpreter"]
 
 _HOME = Path(__file__).resolve().parents[1] / ".cache" / "peers"
 _PACKAGES = (
@@ -193,50 +193,3 @@ class LocalCPU:
     def close(self) -> None:
         """Let go of its memory."""
         self._backend.memory_allocator.close()  # all else of its ``close`` counts tokens
-
-
-class Files:
-    """
-    One plain file per block: the least that a store with a file per block has to do.
-
-    Args:
-        home: Where they are.
-        source: What is saved by one call.
-        target: Where to load to, as large.
-    """
-
-    def __init__(self, home: Path, source: _Blocks, target: _Blocks) -> None:
-        self._home = home
-        self._span = len(source)
-        self._source, self._target = source, target
-        self._first = 0
-
-    def save(self, _: int) -> Callable[[], object]:
-        """Write and rename; what was written before is removed first, untimed."""
-        for position in range(self._span):
-            (self._home / f"{self._first + position}").unlink(missing_ok=True)
-        self._first += self._span
-
-        def call() -> None:
-            for position, block in enumerate(self._source):
-                temporary = self._home / "temporary"
-                with temporary.open("xb", buffering=0) as file:
-                    file.write(block.data)
-                temporary.rename(self._home / f"{self._first + position}")
-
-        return call
-
-    def load(self, _: int) -> Callable[[], object]:
-        """Read all files of the last save."""
-
-        def call() -> None:
-            for position, block in enumerate(self._target):
-                path = self._home / f"{self._first + position}"
-                with path.open("rb", buffering=0) as file:
-                    file.readinto(block.data)
-
-        return call
-
-
-if __name__ == "__main__":
-    print(interpreter())

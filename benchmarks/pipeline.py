@@ -176,8 +176,7 @@ def hold_times(
 
 def measure_hold(name: str, scale: Scale) -> Iterator[Figure]:
     """Measure how long blocks are held, for requests of one span and of four."""
-    parent = scale.directory if "disk" in name else MEMORY
-    with tempfile.TemporaryDirectory(prefix="ucm-pipeline-", dir=parent) as home:
+    with tempfile.TemporaryDirectory(prefix="ucm-pipeline-", dir=MEMORY) as home:
         store = STORES[name](Path(home), 64 * KB * ROWS)
         bench = Bench(store, 64 * KB, Path(home))
         for number in range(POOL_SPANS):  # touches every slot

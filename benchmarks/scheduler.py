@@ -24,6 +24,7 @@ from benchmarks.step import (
     sizes,
     spans,
 )
+from benchmarks.stores import MEMORY
 from ucm.blocks import ShardId
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import StepReport, decode_plan, encode
@@ -49,7 +50,7 @@ def measure_scheduler(scale: Scale) -> Iterator[Figure]:
     rounds, steps = sizes(scale)
     taken: dict[str, list[list[float]]] = {}
     layout, _ = make_memory(1, PAGE_BYTES)
-    with tempfile.TemporaryDirectory(dir=scale.directory) as home:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as home:
         path = Path(home) / "slab"
         num_keys = STORED_STEPS * BLOCKS
         fill(path, num_keys)

@@ -29,7 +29,7 @@ benchmarks.slab_report`.
 
 `python -m benchmarks.slab_scale`: the index alone; the data are simulated, since no machine at
 hand has so much. CPU time of one thread in milliseconds. *Repair* is what the next user pays when
-a process died amid a change of {most} slots, *rebuild* what the first one after a reboot does.
+a process died amid a change of {most} slots, *rebuild* when nobody knows amid which.
 *Evict* makes room for so many blocks, *scattered* when the oldest lie anywhere. *Lock* is the
 longest time for which the index was locked, by anything but a rebuild.
 

@@ -6,9 +6,7 @@ A save reserves, copies each block into its slot, seals what is still in the CPU
 and commits; the slab is full, so that each save also evicts. A load reads, verifies,
 copies out and rechecks. LMCache's local CPU back end, where it can be installed (see
 ``benchmarks.peers``), holds as much, is as full, and copies by the same calls; it keeps no
-checksums, and its memory is one process's. On the disk, one plain file per block (written
-under another name, then renamed; never synced) stands beside the slab: less than any store
-with a file per block has to do.
+checksums, and its memory is one process's.
 
 What the machine can do is the same bytes, copied in pieces of a block into or out of a
 plain file that is mapped as the slab's is, and hashed there in the same order by the same
@@ -48,7 +46,7 @@ from benchmarks.harness import (
     ratio,
     speed,
 )
-from benchmarks.peers import Files, LocalCPU, enter, has_lmcache
+from benchmarks.peers import LocalCPU, enter, has_lmcache
 from ucm.blocks import PackedKey
 from ucm.config import Verify
 from ucm.stores.slab import SlabStore, _leases
@@ -235,14 +233,14 @@ class Slab:
 
 @contextlib.contextmanager
 def opened(
-    parent: Path, block_bytes: int, nbytes: int, batch: int = BATCH
-) -> Iterator[tuple[Slab, LocalCPU | None, Files]]:
-    """Open a slab that is full, the peer if it is there, and a directory beside it."""
+    block_bytes: int, nbytes: int, batch: int = BATCH
+) -> Iterator[tuple[Slab, LocalCPU | None]]:
+    """Open a slab that is full, and the peer if it is there."""
     source = np.ones((nbytes // block_bytes, block_bytes), dtype=np.uint8)
     target = np.zeros_like(source)
     target[:] = 1  # touches every page
     with (
-        tempfile.TemporaryDirectory(prefix="ucm-stores-", dir=parent) as home,
+        tempfile.TemporaryDirectory(prefix="ucm-stores-", dir=MEMORY) as home,
         contextlib.ExitStack() as closing,
     ):
         always, once = (
@@ -256,23 +254,21 @@ def opened(
             )
             for verify in (Verify.ALWAYS, Verify.ONCE)
         )
-        shared = mapped(Path(home), nbytes, in_memory=parent == MEMORY)
+        shared = mapped(Path(home), nbytes)
         slab = Slab((always, once), source, target, shared.reshape(source.shape), batch)
         slab.fill()
         peer = None
-        if parent == MEMORY and has_lmcache():
+        if has_lmcache():
             peer = LocalCPU(source, target, batch)
             closing.callback(peer.close)
-        files = Path(home) / "files"
-        files.mkdir()
-        yield slab, peer, Files(files, source[:BATCH], target[:BATCH])
+        yield slab, peer
 
 
 def in_memory(size: str, batch: int, scale: Scale) -> Told:
     """Measure a slab in memory beside LMCache, and what its parts cost."""
     block_bytes, alone = SIZES[size], ", one block" if batch == 1 else ""
     nbytes = POOL_BYTES // 4 if scale.is_quick else POOL_BYTES
-    with opened(MEMORY, block_bytes, nbytes, batch) as (slab, peer, _):
+    with opened(block_bytes, nbytes, batch) as (slab, peer):
         for verb in ("save", "load"):
             case = f"memory, {size}{alone}, {verb}"
             bare = "no checksums" if verb == "save" else "verified once"
@@ -324,32 +320,11 @@ def parts(times: Times, case: str, bare: str, batch: int) -> Note:
     )
 
 
-def on_disk(size: str, scale: Scale) -> Told:
-    """Measure a slab on a disk."""
-    block_bytes = SIZES[size]
-    nbytes = POOL_BYTES // 4 if scale.is_quick else POOL_BYTES
-    with opened(scale.directory, block_bytes, nbytes) as (slab, _, files):
-        for verb in ("save", "load"):
-            case = f"disk, {size}, {verb}"
-            slab_side: Side = getattr(slab, verb)
-            copy: Side = getattr(slab, f"copy_{verb}")
-            times = compare({"slab": slab_side, "mapped file": copy}, scale)
-            yield ratio(times, "slab", "mapped file", case)
-            for side in times:
-                yield speed(times, side, case, BATCH * block_bytes)
-        yield from against_files(slab, files, size, scale)
-        yield Note(
-            f"disk, {size}",
-            "no peer writes to it: a plain file per block, which does less than any "
-            "of them, stands in. O_DIRECT: the slab has none, no figure.",
-        )
-
-
-def mapped(home: Path, nbytes: int, *, in_memory: bool) -> _Blocks:
+def mapped(home: Path, nbytes: int) -> _Blocks:
     """Return touched bytes of a plain file, mapped just as a slab's are."""
     with (home / "mapped").open("x+b") as file:
         file.truncate(nbytes)
-        there = np.frombuffer(map_file(file.fileno(), in_memory=in_memory), np.uint8)
+        there = np.frombuffer(map_file(file.fileno(), at_once=True), np.uint8)
     there[:] = 1
     return there
 
@@ -359,26 +334,12 @@ def return_nothing(_: object, positions: Sequence[int], __: object) -> list[int]
     return [0] * len(positions)
 
 
-def against_files(
-    slab: Slab, files: Files, size: str, scale: Scale
-) -> Iterator[Figure]:
-    """Measure beside one plain file per block."""
-    scale = scale._replace(samples=min(scale.samples, 5), repeats=1)
-    for verb, target in (("save", ">= 5"), ("load", ">= 1")):
-        case = f"disk, {size}, {verb}"
-        sides = {"slab": getattr(slab, verb), "file per block": getattr(files, verb)}
-        times = compare(sides, scale)
-        yield ratio(times, "slab", "file per block", case, target)
-        yield speed(times, "file per block", case, BATCH * SIZES[size])
-
-
 CASES = {
     **{f"memory {size}": functools.partial(in_memory, size, BATCH) for size in SIZES},
     **{
         f"memory {size}, one block": functools.partial(in_memory, size, 1)
         for size in SIZES
     },
-    **{f"disk {size}": functools.partial(on_disk, size) for size in SIZES},
 }
 
 

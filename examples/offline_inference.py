@@ -34,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.offline_inference")
     parser.add_argument("--model", help="a directory or a name that vLLM knows")
     options = parser.parse_args()
-    store = Path(tempfile.mkdtemp(prefix="ucm-offline-"))
+    store = Path(tempfile.mkdtemp(prefix="ucm-offline-", dir="/dev/shm"))
     try:
         llm = _engine(options.model or _small_model(), store / "slab")
         first, first_s = _ask(llm)

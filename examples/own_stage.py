@@ -49,7 +49,7 @@ class Count(OwnStage):
 count = Count()
 keys = ucm.PrefixHasher(KEYSPACE, 16).keys(range(64))
 with (
-    tempfile.TemporaryDirectory() as path,
+    tempfile.TemporaryDirectory(dir="/dev/shm") as path,
     ucm.blocking.open(
         {"store": {"path": f"{path}/slab", "capacity": "1MiB"}},
         layout=LAYOUT,

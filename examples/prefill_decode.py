@@ -65,7 +65,7 @@ def main() -> int:
     tokens += range(100, 100 + QUESTION)
     blocks = options.tokens // BLOCK_TOKENS
     with contextlib.ExitStack() as stack:
-        store = Path(tempfile.mkdtemp(prefix="ucm-prefill-decode-"))
+        store = Path(tempfile.mkdtemp(prefix="ucm-prefill-decode-", dir="/dev/shm"))
         stack.callback(shutil.rmtree, store, ignore_errors=True)
         print("starting a prefill engine and a decode engine", flush=True)
         engines = {

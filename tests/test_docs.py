@@ -182,7 +182,7 @@ class TestCode:
         (block,) = (
             one for one in blocks("python") if one.page == DOCS / "quickstart.md"
         )
-        text = block.text.replace("/tmp/ucm-quickstart", str(tmp_path / "slab"))
+        text = block.text.replace("/dev/shm/ucm-quickstart", str(tmp_path / "slab"))
         told = [
             subprocess.run(
                 [sys.executable, "-c", text],

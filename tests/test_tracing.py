@@ -68,7 +68,7 @@ EVENTS = {
     "STORE_BYPASSED": "store.bypassed",
     "STORE_HUNG": "store.hung",
     "STORE_DESCRIBE_FAILED": "store.describe_failed",
-    "STORE_EXPERIMENTAL": "store.experimental",
+    "STORE_CAVEAT": "store.caveat",
     "STORE_GROWN": "store.grown",
     "STORE_SHORT": "store.short",
     "TICKET_ACCEPTED": "ticket.accepted",

@@ -197,8 +197,8 @@ store.short: warning, worker, change
 store.describe_failed: warning, scheduler, change
     The key space could not be described in the store.
     > error
-store.experimental: warning, scheduler, process
-    The store has a caveat.
+store.caveat: warning, worker, process
+    The store is not quite what was configured.
     > remedy
 setting.translated: warning, any, process
     Settings of another connector were understood; what to write instead.

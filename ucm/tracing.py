@@ -62,8 +62,8 @@ __all__ = [
     "STAGE_STARTED",
     "STORE_ANSWERS",
     "STORE_BYPASSED",
+    "STORE_CAVEAT",
     "STORE_DESCRIBE_FAILED",
-    "STORE_EXPERIMENTAL",
     "STORE_GROWN",
     "STORE_HUNG",
     "STORE_SHORT",
@@ -138,7 +138,7 @@ STORE_HUNG: Final = "store.hung"
 STORE_GROWN: Final = "store.grown"
 STORE_SHORT: Final = "store.short"
 STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
-STORE_EXPERIMENTAL: Final = "store.experimental"
+STORE_CAVEAT: Final = "store.caveat"
 SETTING_UNSAFE: Final = "setting.unsafe"
 SETTING_TRANSLATED: Final = "setting.translated"
 ENGINE_UNTRIED: Final = "engine.untried"

@@ -30,6 +30,7 @@ from examples.demo.phases import BLOCK_TOKENS, PREFIX_BLOCKS, PROMPT
 from tests.e2e.engine import ROOT, process_group
 from ucm.cli.main import main as ucm_command
 
+HOME = Path("/dev/shm")
 NEEDED_BYTES = 2 << 30
 STRIPE = 64 << 10
 Row = dict[str, Any]
@@ -46,8 +47,9 @@ def main() -> int:
         help="where to draw what happened",
     )
     options = parser.parse_args()
+    require_room(HOME)
     started = time.monotonic()
-    store = Path(tempfile.mkdtemp(prefix=f"ucm-demo-{os.getpid()}-", dir=_store_home()))
+    store = Path(tempfile.mkdtemp(prefix=f"ucm-demo-{os.getpid()}-", dir=HOME))
     logs = Path(tempfile.mkdtemp(prefix="ucm-demo-logs-"))
     try:
         progress(started, f"store in {store}")
@@ -76,14 +78,20 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def _store_home() -> Path:
-    """Return /dev/shm where there is room for the store, else .demo."""
-    shm = Path("/dev/shm")
-    if shm.is_dir() and shutil.disk_usage(shm).free > NEEDED_BYTES:
-        return shm
-    home = ROOT / ".demo"
-    home.mkdir(exist_ok=True)
-    return home
+def require_room(home: Path) -> None:
+    """
+    Make sure that the store fits where it is to be.
+
+    Raises:
+        SystemExit: It does not; says what to do.
+    """
+    left = shutil.disk_usage(home).free
+    if left < NEEDED_BYTES:
+        raise SystemExit(
+            f"The demo's store is memory: {NEEDED_BYTES >> 20} MiB in {home}, of which "
+            f"{left >> 20} MiB are left. Make that mount larger, such as by docker run "
+            "--shm-size=4g, or mount -o remount,size=4g."
+        )
 
 
 def progress(started: float, text: str) -> None:

@@ -184,15 +184,6 @@ class TestCompact:
             assert list(map(payload, make_keys(1))) == load(store, make_keys(1))
             assert 64 == save(store, make_keys(64, first=100))
 
-    def test_memory_of_a_disk_stays(self, path, tmp_path, capsys, monkeypatch):
-        """A slab on a disk keeps its place there: a copy must not fail for want of it."""
-        monkeypatch.setattr("ucm.stores.slab._survey.is_in_memory", lambda _: False)
-        answer = ask(capsys, "store", "compact", path, "--memory")
-        assert (0, "the slab lies on a disk") == (
-            answer["nbytes"],
-            answer["kept_because"],
-        )
-
 
 class TestJoin:
     def test_slab_that_is_gone_when_it_is_joined_is_not_made(self, tmp_path):

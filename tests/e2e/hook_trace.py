@@ -114,6 +114,6 @@ def _without_repeats(trace: HookTrace) -> HookTrace:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         recorded = record(models.make_model(models.LLAMA), Path(folder) / "slab")
     sys.stdout.write(recorded.to_json())

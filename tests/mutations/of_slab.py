@@ -242,14 +242,14 @@ SLAB = (
         killers=(f"{_ROOMS}::TestRooms::test_every_limit_above_us_counts",),
     ),
     Mutant(
-        name="disk_limited_by_memory",
-        why="A slab on a disk is refused for memory that it does not take.",
-        file=_CREATION,
-        find="    if in_memory:\n        rooms",
-        replace="    if True:\n        rooms",
-        killers=(f"{_ROOMS}::TestStart::test_limit_on_memory_is_none_on_a_disk",),
+        name="slab_on_a_disk",
+        why="Copies wait for a disk while they hold the engine's blocks.",
+        file="ucm/stores/slab/_locks.py",
+        find="                require_memory(root)\n",
+        replace="",
+        killers=(f"{_DIRECTORY}::TestPlaces::test_slab_on_a_disk_is_refused",),
     ),
-    # What grows, and what a disk reads.
+    # What grows.
     Mutant(
         name="key_spaces_kept_for_ever",
         why="Each reset leaves a file, until the directory is full.",
@@ -268,16 +268,6 @@ SLAB = (
         replace="sorted(written)",
         killers=(
             f"{_DIRECTORY}::TestKeySpaces::test_thousand_resets_leave_as_many_texts_as_one_reads",
-        ),
-    ),
-    Mutant(
-        name="huge_pages_of_a_disk",
-        why="To save four MiB a slab on a disk reads two hundred.",
-        file=_FILES,
-        find="    if in_memory:\n        memory = np.frombuffer",
-        replace="    if True:\n        memory = np.frombuffer",
-        killers=(
-            f"{_DIRECTORY}::TestPlaces::test_only_memory_is_populated_and_asked_for_huge_pages",
         ),
     ),
 )

@@ -187,26 +187,6 @@ STORES = (
         replace="",
         killers=(f"{_PROCESSES}::test_writer_killed_before_commit_leaves_nothing",),
     ),
-    Mutant(
-        name="unflushed_index_trusted",
-        why="After a power loss blocks are served that never reached the disk.",
-        file=_CLASSES,
-        find="            index.empty()\n",
-        replace="            index.rebuild(index.moment())\n",
-        killers=(
-            f"{_RESTART}::test_unsynced_slab_is_empty_after_a_crash_of_the_machine",
-        ),
-    ),
-    Mutant(
-        name="clean_for_ever",
-        why="One orderly end makes every later crash of the machine look like one.",
-        file=_OPENED,
-        find="            index.header[Word.CLEAN] = 0\n",
-        replace="",
-        killers=(
-            f"{_RESTART}::test_clean_slab_is_empty_after_a_later_crash_of_the_machine",
-        ),
-    ),
     # Look-ups that are not answered.
     Mutant(
         name="look_ups_never_bypassed",

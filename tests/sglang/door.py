@@ -52,7 +52,7 @@ class Forks:
 
     def __init__(self) -> None:
         site = environment()
-        self.root = Path(tempfile.mkdtemp(prefix="ucm-sglang-"))
+        self.root = Path(tempfile.mkdtemp(prefix="ucm-sglang-", dir="/dev/shm"))
         self._log = (self.root / "forks.log").open("w")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.sglang.child"],

@@ -2,8 +2,7 @@
 """Where slabs of tests lie."""
 
 import contextlib
-import os
-import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +10,22 @@ import pytest
 
 from tests.stores.index_kit import Index
 from tests.stores.slab_killer import Killer
+from ucm.stores.slab import mount_of
 
 
 @pytest.fixture
-def memory_path() -> Iterator[Path]:
-    """Return a path in memory where nothing is, and leave nothing there."""
-    path = Path(f"/dev/shm/ucm-test-{os.getpid()}-path")
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+def disk_path() -> Iterator[Path]:
+    """Return a directory on a disk; skip where there is none."""
+    with tempfile.TemporaryDirectory(prefix="ucm-test-", dir="/var/tmp") as made:
+        if mount_of(Path(made)).kind == "tmpfs":
+            pytest.skip("/var/tmp is memory here")
+        yield Path(made)
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Path:
+    """Return a path where nothing is."""
+    return tmp_path / "memory"
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ LIVES = (
 )
 ONLY_LOOK = {
     *("_check", "_check_owner", "_find_loss", "check", "check_index"),
-    *("fit", "is_in_memory", "open"),
+    *("fit", "mount_of", "require_memory", "open"),
 }
 
 

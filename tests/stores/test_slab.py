@@ -3,7 +3,6 @@
 
 import contextlib
 import os
-import types
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from ucm.errors import (
     BlockCorruptError,
 )
 from ucm.stores.abc import Store
-from ucm.stores.slab import SlabStore, _chains, _classes, _store, _used
+from ucm.stores.slab import SlabStore, _chains, _store
 from ucm.stores.slab._layout import Word
 from ucm.stores.slab._locks import FileLock
 from ucm.stores.slab._tables import EVERYTHING
@@ -59,20 +58,6 @@ class TestSlabStore(StoreContract):
     def audit(self, store: Store) -> list[str]:
         """Compare records, chains, free stack and counts."""
         return store.audit()
-
-
-class TestSlabStoreInMemory(TestSlabStore):
-    """The contract in DRAM (S3-12)."""
-
-    @pytest.fixture
-    def tmp_path(self, tmp_path_factory):
-        """Use a file system that is made of memory."""
-        base = Path(f"/dev/shm/ucm-test-{os.getpid()}")
-        base.mkdir(0o700)
-        yield base
-        for path in sorted(base.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        base.rmdir()
 
 
 class TestSharing:
@@ -199,12 +184,6 @@ class TestSharing:
 
 
 class TestRestart:
-    def reboot(self, monkeypatch, tmp_path):
-        """Pretend that the machine was started again."""
-        boot_id = tmp_path / "boot_id"
-        boot_id.write_text("01234567-89ab-cdef-0123-456789abcdef\n")
-        monkeypatch.setattr(_classes, "_BOOT_ID", boot_id)
-
     def test_killed_user_loses_no_block(self, tmp_path):
         """What was committed before a kill is there at the next start."""
         keys = make_keys(4)
@@ -217,48 +196,6 @@ class TestRestart:
             assert again.stats().reserved_blocks == 0
             assert 2 == again._slab.owner_id
             assert again.audit() == []
-
-    def test_clean_slab_survives_a_reboot(self, tmp_path, monkeypatch):
-        """After an orderly end all blocks and their order of use come back."""
-        keys = make_keys(8)
-        with open_slab(tmp_path / "s") as store:
-            for key in keys:
-                save(store, [key])
-            store.touch(keys[:1])
-        self.reboot(monkeypatch, tmp_path)
-        began_anew = types.SimpleNamespace(monotonic_ns=lambda: 0)
-        monkeypatch.setattr(_used, "time", began_anew)
-        with open_slab(tmp_path / "s") as again:
-            assert again.match(keys) == 8
-            again.touch(keys[1:2])
-            save(again, make_keys(1, first=20))
-            assert again.contains(keys) == [True, True, False] + [True] * 5
-
-    def test_unsynced_slab_is_empty_after_a_crash_of_the_machine(
-        self, tmp_path, monkeypatch
-    ):
-        """An index that was never flushed is not believed after a reboot."""
-        store = open_slab(tmp_path / "s")
-        save(store, make_keys(4))
-        die(store)
-        self.reboot(monkeypatch, tmp_path)
-        with open_slab(tmp_path / "s") as again:
-            assert again.match(make_keys(4)) == 0
-            assert again.audit() == []
-            assert save(again, make_keys(8)) == 8
-
-    def test_clean_slab_is_empty_after_a_later_crash_of_the_machine(
-        self, tmp_path, monkeypatch
-    ):
-        """An orderly end vouches for nothing that was written since the next start."""
-        with open_slab(tmp_path / "s") as store:
-            save(store, make_keys(2))
-        store = open_slab(tmp_path / "s")
-        save(store, make_keys(2, first=9))
-        die(store)
-        self.reboot(monkeypatch, tmp_path)
-        with open_slab(tmp_path / "s") as again:
-            assert [False] * 4 == again.contains(make_keys(2) + make_keys(2, first=9))
 
     @pytest.mark.parametrize("text", ["", '{"kind":"ucm-'], ids=["empty", "torn"])
     def test_creation_killed_at_its_start_is_made_up_for(self, tmp_path, text):

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tests.stores.slab_kit import SLOT_BYTES, die, open_slab
+from ucm.config import StoreConfig
 from ucm.errors import ConfigError
-from ucm.stores.slab import SlabStore
+from ucm.stores.slab import SlabStore, look
 from ucm.stores.slab._layout import IndexLayout
 from ucm.testing.store_blocks import load, make_keys, make_keyspace, payload, save
 
@@ -227,18 +228,32 @@ class TestKeySpaces:
 
 
 class TestPlaces:
-    def test_only_memory_is_populated_and_asked_for_huge_pages(
-        self, tmp_path, memory_path
-    ):
-        """On a disk both would read what nobody asked for; there the slab says that
-        it is experimental."""
-        for path, in_memory in ((tmp_path / "s", False), (memory_path, True)):
-            with open_slab(path, 512) as store:
-                assert in_memory == store._slab.in_memory
-                assert in_memory == (store.capabilities.caveat == "")
-                smaps = Path("/proc/self/smaps").read_text()
-                entry = smaps.partition(f"{path}/data\n")[2].partition("VmFlags:")[2]
-                assert in_memory == (" hg" in entry.partition("\n")[0])
+    @pytest.mark.parametrize("index_only", [False, True])
+    def test_slab_on_a_disk_is_refused(self, disk_path, index_only):
+        """Copies would wait for it while they hold blocks; the remedy names the tier for
+        it, and nothing is made there."""
+        with pytest.raises(
+            ConfigError, match=r"a slab is memory.*/dev/shm.*type: disk"
+        ):
+            open_slab(disk_path / "s", index_only=index_only)
+        (problem,) = look(
+            StoreConfig(path=str(disk_path / "s"), capacity=1 << 20)
+        ).problems
+        assert "a slab is memory" in str(problem)
+        assert [] == [*disk_path.iterdir()]
+
+    @pytest.mark.parametrize("place", ["/proc/ucm", "/sys/ucm"])
+    def test_what_is_no_place_for_files_is_refused_at_once(self, place):
+        """R-24: nobody waits for a directory that can never be made."""
+        with pytest.raises(ConfigError, match="a slab is memory"):
+            open_slab(Path(place))
+
+    def test_memory_is_asked_for_huge_pages(self, tmp_path):
+        """R-27: the kernel decides; it was told."""
+        with open_slab(tmp_path / "s", 512):
+            smaps = Path("/proc/self/smaps").read_text()
+            entry = smaps.partition(f"{tmp_path}/s/data\n")[2].partition("VmFlags:")[2]
+            assert " hg" in entry.partition("\n")[0]
 
     def test_settings_of_a_dead_user_do_not_outlive_it(self, tmp_path):
         """A user that died without leaving is no user when the next one looks."""

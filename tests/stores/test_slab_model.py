@@ -53,7 +53,7 @@ class SlabAgainstMemory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.home = tempfile.TemporaryDirectory(prefix="ucm-test-")
+        self.home = tempfile.TemporaryDirectory(prefix="ucm-test-", dir="/dev/shm")
         self.path = Path(self.home.name) / "s"
         self.model = MemoryStore(NUM_BLOCKS, BLOCK_BYTES)
         self.slab = open_slab(self.path, NUM_BLOCKS)

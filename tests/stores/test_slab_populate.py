@@ -136,12 +136,6 @@ class TestJoining:
             assert one._slab.populator._thread is None
             assert two._slab.populator._thread is None
 
-    def test_disk_needs_none(self, tmp_path):
-        """Blocks of a disk have their place from the start."""
-        with open_small(tmp_path / "s") as store:
-            assert 24 == num_there(store)
-            assert store._slab.populator is None
-
 
 class TestEnds:
     def test_another_goes_on_where_one_died(self, memory_path, kernel):

@@ -159,7 +159,7 @@ class TestRefusals:
             ("missing/s", "does not exist"),
             ("file", "not a directory"),
             ("link", "not a directory"),
-            ("/sys/kernel/s", "cannot be made"),
+            ("/sys/kernel/s", "a slab is memory"),
         ],
     )
     def test_unusable_path_is_refused(self, tmp_path, path, told):

@@ -135,10 +135,3 @@ class TestStart:
         files = {"proc/meminfo": "MemAvailable: 1024 kB\n"}
         told = self.refuse(monkeypatch, tmp_path, memory_path, files)
         assert "free are 1048576 bytes of the machine's available memory" in told
-
-    def test_limit_on_memory_is_none_on_a_disk(self, monkeypatch, tmp_path):
-        """R-26: pages of a file on a disk make way."""
-        files = {"proc/meminfo": "MemAvailable: 0 kB\n"}
-        system = make_system(tmp_path / "system", files)
-        monkeypatch.setattr(_creation, "SYSTEM", system)
-        open_slab(tmp_path / "s").close()

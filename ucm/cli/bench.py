@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ucm bench``: what memory and disk of this machine give our store, in seconds."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ucm.cli.measuring import Plan, Row, measure_disk, measure_store, workplace
 from ucm.cli.output import console, json_option, say_json, table
 from ucm.cli.telling import SIZE, examples, plain
 from ucm.settings import size_text
-from ucm.stores.slab import is_in_memory
+from ucm.stores.slab import mount_of
 
 __all__ = ["bench"]
 
@@ -68,11 +67,7 @@ def bench(
 def _measure(path: Path, plan: Plan) -> dict[str, Any]:
     click.echo(f"measuring in {plain(str(path))}", err=True)
     with workplace(path, plan.size) as folder:
-        fd = os.open(folder, os.O_DIRECTORY)
-        try:
-            in_memory = is_in_memory(fd)
-        finally:
-            os.close(fd)
+        in_memory = mount_of(folder).kind == "tmpfs"
         rows: list[Row]
         if in_memory:
             rows, is_direct = list(measure_store(folder, plan)), False

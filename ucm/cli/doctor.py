@@ -16,9 +16,9 @@ from ucm.cli.output import console, json_option, say_json, table
 from ucm.cli.telling import examples
 from ucm.config import StoreConfig, python_hash_seed
 from ucm.doctor.engine import EngineFacts, check_engine
-from ucm.doctor.findings import Finding, Severity, note
+from ucm.doctor.findings import Finding, Severity, note, wrong
 from ucm.doctor.machine import check_machine, gather_machine
-from ucm.doctor.place import DiskFacts, check_disk, check_place, probe_disk, within
+from ucm.doctor.place import check_place, within
 from ucm.doctor.sizing import (
     Deployment,
     ModelFacts,
@@ -193,12 +193,12 @@ def _check_store(
     block_bytes = sized[1].block_bytes if sized else None
     asked = _ask(store, block_bytes)
     if asked is None:
-        yield from check_disk(None, Path(store.path))
+        remedy = "Look at the mount; an engine would wait for it as well."
+        yield wrong("store", f"{store.path} does not answer", remedy)
         return
-    directory, facts, seen = asked
-    yield from check_disk(facts, directory)
+    directory, seen = asked
     yield from check_place(store, seen, block_bytes)
-    if tries:
+    if tries and seen.rooms:
         yield _try(directory)
     if sized is not None:
         yield from check_sizes(
@@ -219,18 +219,13 @@ def _check_tiers(tiers: Sequence[Mapping[str, object]]) -> list[Finding]:
     return [check_tier(tier, f"tiers.{at}") for at, tier in enumerate(tiers)]
 
 
-def _ask(
-    store: StoreConfig, block_bytes: int | None
-) -> tuple[Path, DiskFacts, SlabLook] | None:
+def _ask(store: StoreConfig, block_bytes: int | None) -> tuple[Path, SlabLook] | None:
     """Return where something may be tried, and what is found; None if it hangs."""
     directory = within(_ANSWERS_S, lambda: _existing(Path(store.path)))
     if directory is None:
         return None
-    facts = within(_ANSWERS_S, lambda: probe_disk(directory))
-    if facts is None:
-        return None
     seen = within(_ANSWERS_S, lambda: look(store, block_bytes))
-    return None if seen is None else (directory, facts, seen)
+    return None if seen is None else (directory, seen)
 
 
 def _existing(path: Path) -> Path:

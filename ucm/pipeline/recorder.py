@@ -29,6 +29,7 @@ from ucm.tracing import (
     RUNTIME_FAILED,
     RUNTIME_STARTED,
     SOURCE_RELEASED,
+    STORE_CAVEAT,
     TICKET_ACCEPTED,
     TICKET_REFUSED,
     TICKET_SETTLED,
@@ -178,6 +179,8 @@ class Recorder:
         """Tell that saves and loads are served from now on."""
         names = {"store": type(store).__name__, "device": type(device).__name__}
         self._log.info(RUNTIME_STARTED, **names, **device.describe())
+        if caveat := store.capabilities.caveat:
+            self._log.warning(STORE_CAVEAT, remedy=caveat)
         summarize(self._log, self.counters.totals)
 
     def failed(self, why: str) -> None:

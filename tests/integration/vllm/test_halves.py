@@ -4,13 +4,10 @@
 import contextlib
 import fcntl
 import shutil
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
 import pytest
-import structlog
 import torch
 
 from tests.integration.vllm.kit import NUM_BLOCKS, engine_config, plain_cache
@@ -24,9 +21,10 @@ from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.reasons import Reason
 from ucm.scheduler.messages import Failure, StepReport, encode
+from ucm.stores.slab import SlabStore
 from ucm.stores.slab._layout import Word
 from ucm.stores.slab._opened import _in_this_process
-from ucm.tracing import STORE_EXPERIMENTAL
+from ucm.tracing import STORE_CAVEAT
 
 PAGE = 1024
 HASHES = [bytes([number]) * 32 for number in range(1, 9)]
@@ -336,22 +334,16 @@ class TestTogether:
 
 
 class TestStart:
-    def test_slab_on_a_disk_is_warned_of_and_one_in_memory_is_not(self, tmp_path):
-        """The scheduler's log says that a slab on a disk is experimental, and why."""
-        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ucm-test-") as memory:
-            for place in (tmp_path, Path(memory)):
-                structlog.configure()
-                try:
-                    with structlog.testing.capture_logs() as events:
-                        half = SchedulerHalf(make_setup(place))
-                        caveat = half._store.capabilities.caveat
-                        half.close()
-                finally:
-                    structlog.reset_defaults()
-                told = [each for each in events if each["event"] == STORE_EXPERIMENTAL]
-                assert (place == tmp_path) == bool(caveat)
-                assert [caveat] * len(told) == [each["remedy"] for each in told]
-                assert bool(caveat) == bool(told)
+    def test_slab_of_another_size_is_warned_of(self, tmp_path):
+        """R-31: a worker's log says why its capacity is not the one that was set."""
+        block_bytes = make_setup(tmp_path).layout.max_block_bytes
+        path, nbytes = str(tmp_path / "slab"), 1 << 21
+        other = SlabStore(path=path, capacity_bytes=nbytes, block_bytes=block_bytes)
+        with other, traced_engine(tmp_path):
+            pass
+        events = read_traces(tmp_path / "traces")
+        (told,) = (each for each in events if each["event"] == STORE_CAVEAT)
+        assert f"{nbytes} bytes, not the {nbytes // 2}" in told["remedy"]
 
     def test_unknown_device_is_refused(self, tmp_path):
         """A device that nobody can copy from stops the start."""

@@ -67,7 +67,7 @@ class World:
     def __init__(self, **more) -> None:
         self.now = 100.0
         self.client, self.counters = Client(), Counters()
-        words = EventWords([FULL], is_memory=True)
+        words = EventWords([FULL])
         words.joined(["disk"])
         self.teller = EventTeller(
             *(self.client, ONE_FULL, [ShardId(0)], words),
@@ -307,7 +307,7 @@ class TestDescribe:
 class TestWords:
     def test_tiers_are_told_apart(self) -> None:
         """R-57: two tiers of one kind have two names, and what other machines see is remote."""
-        words = EventWords([FULL], is_memory=False)
+        words = EventWords([FULL])
         words.joined(["disk", "disk", "redis"])
         assert ["slab", "disk", "disk.1", "redis"] == list(words._owners)
         world = World()
@@ -316,7 +316,7 @@ class TestWords:
             *(stored(1, medium=medium) for medium in range(4)), begins=True, listed=True
         )
         assert [
-            ("STORAGE", "slab", "LOCAL"),
+            ("CPU", "slab", "LOCAL"),
             ("STORAGE", "disk", "LOCAL"),
             ("STORAGE", "disk.1", "LOCAL"),
             ("STORAGE", "redis", "REMOTE"),
@@ -337,7 +337,7 @@ class TestWords:
         class Removed(msgspec.Struct):
             block_hashes: list
 
-        words = EventWords([FULL], is_memory=True)
+        words = EventWords([FULL])
         words._removed = Removed
         world = World()
         world.teller._words = words
@@ -374,7 +374,7 @@ class TestCheck:
     def test_nothing_is_told_unless_asked(self) -> None:
         """R-18, R-57: off by default, and then there is nothing that could cost anything."""
         setup = SimpleNamespace(config=self.config())
-        teller = open_teller(setup, Client(), Counters(), "memory")
+        teller = open_teller(setup, Client(), Counters())
         assert type(teller) is NoTeller
         teller.rekey(DIGEST)
         teller.begun(request(), [])

@@ -211,10 +211,9 @@ def stat(path: Path, *, key: str, as_json: bool) -> int:
     if as_json:
         say_json(attrs.asdict(facts))
         return 0
-    used = "memory" if facts.in_memory else "a disk"
     lines = [
         (
-            f"{facts.path}: {size_text(facts.data_bytes)} of {used}, "
+            f"{facts.path}: {size_text(facts.data_bytes)} of memory, "
             f"{'in use' if facts.is_in_use else 'used by nobody'}"
         ),
         (
@@ -262,8 +261,6 @@ def _lines_of(each: ClassFacts) -> list[str]:
         lines.append(f"  its lock is held by process {each.locked_by}")
     if each.is_unfinished:
         lines.append("  a change is going on, or whoever began it died")
-    if each.goes:
-        lines.append("  from before the machine's last start: not taken up again")
     return lines
 
 

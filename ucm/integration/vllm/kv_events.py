@@ -278,13 +278,13 @@ def _counted(news: Sequence[News]) -> Counter[str]:
 
 
 def open_teller(
-    setup: Setup, client: AgentClient | None, counters: Counters, slab: str
+    setup: Setup, client: AgentClient | None, counters: Counters
 ) -> NoTeller:
-    """Return what tells of blocks in a slab, if that is wanted; ``memory`` or ``disk``."""
+    """Return what tells of blocks, if that is wanted."""
     wanted = setup.config.kv_events
     if client is None or wanted is KVEvents.OFF:
         return NoTeller()
-    words = EventWords(setup.group_words, is_memory=slab == "memory")
+    words = EventWords(setup.group_words)
     alone = wanted is KVEvents.NODE
     shards = setup.topology.shards
     return EventTeller(

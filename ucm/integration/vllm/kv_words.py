@@ -103,15 +103,13 @@ class EventWords:
 
     Args:
         groups: By number.
-        is_memory: The slab is memory, and not a disk.
     """
 
-    def __init__(self, groups: Sequence[GroupWords], *, is_memory: bool) -> None:
+    def __init__(self, groups: Sequence[GroupWords]) -> None:
         from vllm.distributed import kv_events
         from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
         self._groups = groups
-        self._slab = "CPU" if is_memory else "STORAGE"
         self._stored = kv_events.BlockStored
         self._removed = kv_events.BlockRemoved
         self._hash = maybe_convert_block_hash
@@ -143,7 +141,7 @@ class EventWords:
         hashes = [self._hash(one.block_hash) for one in run]
         owner = self._owners[first.medium]
         where = {
-            "medium": "STORAGE" if first.medium else self._slab,
+            "medium": "STORAGE" if first.medium else "CPU",
             "group_idx": first.group,
             "locality": "LOCAL" if owner.partition(".")[0] in _LOCAL else "REMOTE",
             "ownership": owner,

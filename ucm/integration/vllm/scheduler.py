@@ -42,7 +42,6 @@ from ucm.tracing import (
     SCHEDULER_CLOSED,
     SCHEDULER_STARTED,
     STORE_DESCRIBE_FAILED,
-    STORE_EXPERIMENTAL,
     close_log,
     summarize,
 )
@@ -65,8 +64,6 @@ class SchedulerHalf:
         self._log = self.log = setup.open_log("scheduler")
         self._counters = self.counters = Counters()
         store = setup.open_store(index_only=True)
-        if caveat := store.capabilities.caveat:
-            self._log.warning(STORE_EXPERIMENTAL, remedy=caveat)
         self._clock = setup.threads.monotonic
         self._store = self.store = BypassStore(
             store, counters=self._counters, log=self._log, clock=self._clock
@@ -122,9 +119,7 @@ class SchedulerHalf:
             *(self._adapter.matcher, of_tiers, setup.config, paying.prompts),
             *(self._counters, self._clock),
         )
-        self.events = open_teller(
-            setup, client, self._counters, store.capabilities.tier
-        )
+        self.events = open_teller(setup, client, self._counters)
         self._hits = Hits(self._counters, store.capabilities.tier)
         self.hit_sources = self._hits.sources
         self._agreement = Agreement(setup.topology, setup.facts(0))

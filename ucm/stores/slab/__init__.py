@@ -4,8 +4,8 @@
 from ucm.stores.slab._compact import Compacted, compact
 from ucm.stores.slab._explain import Explanation, explain
 from ucm.stores.slab._facts import ClassFacts, SlabFacts, facts_of
-from ucm.stores.slab._files import is_in_memory
 from ucm.stores.slab._look import SlabLook, look
+from ucm.stores.slab._memory import Mount, mount_of
 from ucm.stores.slab._room import Room
 from ucm.stores.slab._store import SlabStore
 from ucm.stores.slab._survey import Blocks, ClassSurvey, SlabSurvey
@@ -17,6 +17,7 @@ __all__ = [
     "ClassSurvey",
     "Compacted",
     "Explanation",
+    "Mount",
     "Room",
     "Seen",
     "SlabFacts",
@@ -26,7 +27,7 @@ __all__ = [
     "compact",
     "explain",
     "facts_of",
-    "is_in_memory",
     "look",
+    "mount_of",
     "verify",
 ]

@@ -249,7 +249,6 @@ class Supply:
         with self._arena.lock.held():
             if owners[extent] != victim.geometry.slot_bytes:
                 return False
-            victim.index.header[Word.CLEAN] = 0
             _reclaim(victim)
             if not victim.index.withdraw(victim.geometry.slots_of(extent)):
                 return False

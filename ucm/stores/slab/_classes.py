@@ -10,9 +10,7 @@ import contextlib
 import mmap
 import os
 import time
-import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -29,26 +27,14 @@ from ucm.stores.slab._locks import FileLock, Owners
 
 __all__ = [
     "ClassIndex",
-    "boot_words",
     "extents_of",
     "make_index",
     "map_again",
-    "revive",
     "take_along",
     "uses_of",
 ]
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_CARRIED = (
-    *(Word.SEED, Word.GENERATION, Word.NUM_EVICTED, Word.OWNER),
-    *(Word.BOOT, Word.BOOT + 1, Word.CLOCK_BASE),
-)
-
-
-def boot_words() -> list[int]:
-    """Return what tells this run of the machine from any other."""
-    data = uuid.UUID(_BOOT_ID.read_text().strip()).bytes
-    return [int(word) for word in np.frombuffer(data, dtype=np.int64)]
+_CARRIED = (Word.SEED, Word.GENERATION, Word.NUM_EVICTED, Word.OWNER)
 
 
 @attrs.frozen(eq=False)
@@ -133,7 +119,7 @@ def map_again(
         fd = directory.open(name)
         try:
             is_held = os.path.samestat(os.fstat(fd), os.fstat(held_fd))
-            mapping = map_file(fd, in_memory=at_once)
+            mapping = map_file(fd, at_once=at_once)
         finally:
             os.close(fd)
     except ConfigError:  # a ValueError that says it better
@@ -160,29 +146,10 @@ def make_index(directory: Directory, name: str, geometry: Geometry) -> None:
         with contextlib.closing(lock):
             index = SlotIndex(memoryview(mmap.mmap(lock.fd, 0)), layout, lock, list)
             index.format()
-            index.header[Word.BOOT : Word.BOOT + 2] = boot_words()
-            os.fsync(lock.fd)
         directory.rename(name + NEW, name)
     except OSError:
         directory.remove(name + NEW)
         raise
-
-
-def revive(opened: ClassIndex) -> bool:
-    """
-    Decide what an index is worth that nobody uses; it may be from before a reboot.
-
-    Returns:
-        Whether it was.
-    """
-    index, boot = opened.index, boot_words()
-    rebooted: bool = index.header[Word.BOOT : Word.BOOT + 2].tolist() != boot
-    if rebooted:
-        if not index.header[Word.CLEAN]:
-            index.empty()
-        index.start_clock()
-        index.header[Word.BOOT : Word.BOOT + 2] = boot
-    return rebooted
 
 
 def extents_of(opened: ClassIndex) -> npt.NDArray[np.int64]:
@@ -204,12 +171,11 @@ def uses_of(opened: ClassIndex, extents: npt.NDArray[np.int64], pick: int) -> li
         Nanoseconds of the machine's clock, ``UNUSED`` where nothing is stored.
     """
     index, found = opened.index, []
-    base = int(index.header[Word.CLOCK_BASE])
     for extent in extents.tolist():
         slots = opened.geometry.slots_of(extent)
         part = slice(slots[0], slots[-1] + 1) if len(slots) else slice(0)
         stamps = index.stamps[part][index.state[part] == SlotState.COMMITTED]
-        use = (stamps.min(), stamps.max())[pick] - base if len(stamps) else UNUSED
+        use = (stamps.min(), stamps.max())[pick] if len(stamps) else UNUSED
         found.append(int(use))
     return found
 
@@ -240,7 +206,7 @@ def take_along(old: ClassIndex, new: ClassIndex, places: dict[int, int]) -> None
         new.index.seed = old.index.seed
         for into, of in zip(_per_slot(new.index), _per_slot(old.index), strict=True):
             into[targets] = of[sources]
-        new.index.rebuild(time.monotonic_ns() + new.index.words[Word.CLOCK_BASE])
+        new.index.rebuild(time.monotonic_ns())
 
 
 def _per_slot(index: SlotIndex) -> list[npt.NDArray[Any]]:

@@ -95,8 +95,6 @@ def _release_empty(opened: OpenedSlab) -> int:
 
 
 def _return_memory(survey: SlabSurvey) -> tuple[int, str]:
-    if not survey.in_memory:
-        return 0, "the slab lies on a disk"
     with (
         contextlib.ExitStack() as end,
         entered(survey.path, _TIMEOUT_S, makes=False) as (directory, door),

@@ -53,8 +53,6 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFAULT, errno.ENOMEM, errno.EFBIG}
 def find_or_create(
     directory: Directory,
     geometry: Geometry | None,
-    *,
-    in_memory: bool,
 ) -> Manifest:
     """
     Return what the slab in a directory is; make one if there is none.
@@ -62,7 +60,6 @@ def find_or_create(
     Args:
         directory: Where, locked.
         geometry: How it is cut if it is made; None: make none.
-        in_memory: Whether the directory lies in memory.
 
     Raises:
         ConfigError: The directory is not ours, there is no slab and none is to be made,
@@ -74,17 +71,17 @@ def find_or_create(
         return found
     if geometry is None:
         raise foreign(directory.root, f"it has no {MANIFEST}")
-    return _create(directory, geometry, in_memory=in_memory)
+    return _create(directory, geometry)
 
 
-def _create(directory: Directory, geometry: Geometry, *, in_memory: bool) -> Manifest:
+def _create(directory: Directory, geometry: Geometry) -> Manifest:
     manifest = Manifest.of(geometry)
     index = manifest.index_of(geometry.slot_bytes)
     with making(directory, geometry):
         require_ours(directory, manifest.encode())
         made = (DATA, ARENA, *_indexes(directory), index, index + NEW, MARK)
         directory.remove(*made)
-        require_room(directory, _needed(geometry), in_memory=in_memory)
+        require_room(directory, _needed(geometry))
         try:
             directory.write(MARK, manifest.encode())
             owners = np.full(geometry.num_extents, NOBODY)
@@ -93,8 +90,6 @@ def _create(directory: Directory, geometry: Geometry, *, in_memory: bool) -> Man
             fd = directory.open(DATA)
             try:
                 os.ftruncate(fd, geometry.data_bytes)
-                if not in_memory:
-                    os.posix_fallocate(fd, 0, geometry.data_bytes)
             finally:
                 os.close(fd)
             make_index(directory, index, geometry)
@@ -102,7 +97,6 @@ def _create(directory: Directory, geometry: Geometry, *, in_memory: bool) -> Man
         except (OSError, ConfigError):
             directory.remove(*made)
             raise
-        os.fsync(directory.fd)
     return manifest
 
 
@@ -125,14 +119,14 @@ def making(directory: Directory, geometry: Geometry) -> Iterator[None]:
         ) from exc
 
 
-def require_room(directory: Directory, nbytes: int, *, in_memory: bool) -> None:
+def require_room(directory: Directory, nbytes: int) -> None:
     """
     Make sure that so much can be made in a directory, without a kill for memory.
 
     Raises:
         ConfigError: It cannot; tells both numbers, and of which limit.
     """
-    least = least_room(directory, in_memory=in_memory)
+    least = least_room(directory)
     if least.left < nbytes + _SPARE_BYTES:
         raise _no_room(
             directory,
@@ -141,13 +135,11 @@ def require_room(directory: Directory, nbytes: int, *, in_memory: bool) -> None:
         )
 
 
-def least_room(directory: Directory, *, in_memory: bool) -> Room:
+def least_room(directory: Directory) -> Room:
     """Return what is shortest: the file system, the machine's memory or a limit."""
     system = os.fstatvfs(directory.fd)
-    rooms = [Room(system.f_bavail * system.f_frsize, "the file system")]
-    if in_memory:
-        rooms += memory_rooms(SYSTEM)
-    return min(rooms, key=lambda room: room.left)
+    mount = Room(system.f_bavail * system.f_frsize, "the file system")
+    return min([mount, *memory_rooms(SYSTEM)], key=lambda room: room.left)
 
 
 def _needed(geometry: Geometry) -> int:

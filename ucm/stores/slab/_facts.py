@@ -47,8 +47,6 @@ class ClassFacts:
     """Processes that hold the lock of the index right now, as far as one can see."""
     is_unfinished: bool
     """A change is going on, or whoever began it died: the next one to change finishes."""
-    goes: bool
-    """What it holds is not taken up again: the machine was started again since."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +54,6 @@ class SlabFacts:
     """All of a slab."""
 
     path: str
-    in_memory: bool
     revision: int
     """How often it was cut anew."""
     data_bytes: int
@@ -88,7 +85,6 @@ def facts_of(survey: SlabSurvey) -> SlabFacts:
     there = int(np.count_nonzero(populated))
     return SlabFacts(
         path=str(survey.path),
-        in_memory=survey.in_memory,
         revision=survey.manifest.revision,
         data_bytes=cut.data_bytes,
         extent_bytes=cut.extent_bytes,
@@ -147,7 +143,6 @@ def _class_facts(surveyed: ClassSurvey, extents: int) -> ClassFacts:
         num_tenants=len(places),
         locked_by=holders_of(surveyed.fd, _LOCKS),
         is_unfinished=bool(header[Word.VERSION] & 1),
-        goes=surveyed.goes,
     )
 
 

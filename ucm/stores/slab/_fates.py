@@ -103,7 +103,7 @@ def map_fates(directory: Directory, *, at_once: bool) -> Fates:
         fd = directory.open(FATES)
         try:
             if _has_size(fd):
-                return Fates(map_file(fd, in_memory=at_once))
+                return Fates(map_file(fd, at_once=at_once))
         finally:
             os.close(fd)
     return Fates()

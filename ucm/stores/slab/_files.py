@@ -27,7 +27,6 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +36,7 @@ import numpy as np
 from ucm.config import HugePages
 from ucm.errors import ConfigError
 from ucm.stores.slab._extents import Geometry
-from ucm.stores.slab._memory import advise, populate
+from ucm.stores.slab._memory import advise, mount_of, populate
 
 __all__ = [
     "ARENA",
@@ -50,15 +49,22 @@ __all__ = [
     "Directory",
     "Manifest",
     "foreign",
-    "is_in_memory",
     "map_file",
     "path_error",
-    "seek_of",
+    "require_memory",
+    "seek",
 ]
 
-_seek = ctypes.PyDLL(None).lseek
-_seek.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_int)
-_seek.restype = ctypes.c_longlong
+seek = ctypes.PyDLL(None).lseek
+"""
+Tells the size of an open file, at a third of what ``fstat`` costs.
+
+Of memory it need not give up the interpreter lock, which nobody waits for long enough: to
+have it back takes a thousand times as long beside a busy thread. A file that is not open
+has a size below zero.
+"""
+seek.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_int)
+seek.restype = ctypes.c_longlong
 
 _SCHEMA_VERSION = 6
 MANIFEST = "slab.json"
@@ -292,42 +298,39 @@ def _remedy(root: Path, mode: int) -> str:
     )
 
 
-def seek_of(*, in_memory: bool) -> Callable[[int, int, int], int]:
+def require_memory(root: Path) -> None:
     """
-    Return what tells the size of an open file, at a third of what ``fstat`` costs.
+    Make sure that a slab's directory lies in memory, or would if it were made.
 
-    Of one in memory without giving up the interpreter lock, which nobody waits for long
-    enough there: to have it back takes a thousand times as long beside a busy thread.
-    A file that is not open has a size below zero there, and is an ``OSError`` elsewhere.
+    Raises:
+        ConfigError: It lies on a disk, or on what is no place for files at all.
+        OSError: It cannot be asked.
     """
-    return _seek if in_memory else os.lseek
+    kind = mount_of(root, Path("/")).kind
+    if kind != "tmpfs":
+        raise ConfigError(
+            "store.path",
+            str(root),
+            f"it lies on {kind}, and a slab is memory",
+            "Put it below /dev/shm, or on another tmpfs. What is to outlast the machine's "
+            "memory goes to a tier below the slab, such as tiers: [{type: disk, path: …}]",
+        )
 
 
-def is_in_memory(fd: int) -> bool:
-    """Return whether *fd* lies in a file system that is made of memory."""
-    device = os.fstat(fd).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        if fields[2] == wanted:
-            return fields[fields.index("-") + 1] == "tmpfs"
-    return False
-
-
-def map_file(fd: int, *, in_memory: bool) -> mmap.mmap:
+def map_file(fd: int, *, at_once: bool) -> mmap.mmap:
     """
     Map a whole file, shared.
 
     Args:
         fd: Open for reading and writing.
-        in_memory: Ask for huge pages, and touch every page now, so that none is
-            missing later. Of a file on a disk both would read what is not asked for.
+        at_once: Ask for huge pages, and touch every page now, so that none is
+            missing later.
 
     Raises:
         OSError: ``EFAULT`` or ``ENOMEM`` if there is no memory for a page.
     """
     mapping = mmap.mmap(fd, 0)
-    if in_memory:
+    if at_once:
         memory = np.frombuffer(mapping, dtype=np.uint8)
         advise(memory, HugePages.AUTO)
         populate(memory, fd, 0)

@@ -15,8 +15,6 @@ from ucm.stores.slab._used import Used
 
 __all__ = ["Gone"]
 
-_CLOCK_BASE = int(Word.CLOCK_BASE)
-
 
 class Gone(Used):
     """
@@ -35,22 +33,18 @@ class Gone(Used):
 
     def part_with(self, slots: npt.NDArray[np.int64], fate: Fate) -> None:
         """Put down what becomes of blocks whose slots are about to be vacated."""
-        self.fates.put(self.chains.hashes[slots], fate, self._now_ns())
+        self.fates.put(self.chains.hashes[slots], fate, time.monotonic_ns())
 
     def part_with_one(self, slot: int) -> None:
         """Put down that the block in a slot is evicted."""
         found = int(self.chains.hashes[slot])
-        self.fates.put_one(found, Fate.EVICTED, self._now_ns())
+        self.fates.put_one(found, Fate.EVICTED, time.monotonic_ns())
 
     def fate_of(self, key: PackedKey) -> Told:
         """Return what has become of one key: a hint, takes no lock."""
         field, found = pack_one(key, self.seed)
         slot = self.chains.find_field(field, found)
         if slot == NO_SLOT:
-            return self.fates.of(found, self._now_ns())
+            return self.fates.of(found, time.monotonic_ns())
         is_there = self.states[slot] == COMMITTED
         return Told(Fate.STORED if is_there else Fate.WRITING)
-
-    def _now_ns(self) -> int:
-        now: int = time.monotonic_ns() + self.words[_CLOCK_BASE]
-        return now

@@ -89,9 +89,7 @@ class Word(enum.IntEnum):
     NUM_RESERVED = 7
     NUM_EVICTED = 8
     OWNER = 9
-    CLEAN = 10
-    BOOT = 11  # and 12
-    CLOCK_BASE = 13
+    # 10 to 13 were those of slabs on disks.
     JOURNAL = 14
     JOURNAL_LEAVING = 19
     JOURNAL_TENANTS = 15

@@ -36,7 +36,7 @@ from types import TracebackType
 from typing import Self
 
 from ucm.errors import StoreUnavailableError
-from ucm.stores.slab._files import Directory, path_error
+from ucm.stores.slab._files import Directory, path_error, require_memory
 
 __all__ = [
     "FileLock",
@@ -312,14 +312,17 @@ def entered(
     again if the body leaves nothing in it.
 
     Raises:
-        ConfigError: The directory cannot be made or must not be used.
+        ConfigError: The directory cannot be made, must not be used, or is to be made on a
+            disk.
         StoreUnavailableError: Others were creating or joining for too long.
     """
     deadline = time.monotonic() + timeout
     made = False
     while time.monotonic() <= deadline:
         try:
-            made |= makes and _make(root)
+            if makes:
+                require_memory(root)
+                made |= _make(root)
             fd = os.open(root, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError as exc:
             if makes and root.parent.is_dir():

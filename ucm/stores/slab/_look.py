@@ -17,11 +17,11 @@ from ucm.stores.slab._files import (
     INDEX_NAME,
     Directory,
     Manifest,
-    is_in_memory,
     path_error,
+    require_memory,
 )
 from ucm.stores.slab._layout import IndexLayout
-from ucm.stores.slab._memory import MemoryWishes, mount_of
+from ucm.stores.slab._memory import MemoryWishes, Mount, mount_of
 from ucm.stores.slab._room import Room, memory_rooms
 
 __all__ = ["SlabLook", "look"]
@@ -37,18 +37,17 @@ class SlabLook:
 
     Args:
         problems: Why it would not open it, or not as asked.
-        in_memory: Whether the path lies in a file system that is made of memory.
-        mount: Where that file system is mounted, and its options.
+        mount: On what the path lies.
         needed_bytes: That must still be had until the capacity is full.
-        rooms: What is left of the file system, and of memory and its limits.
+        rooms: What is left of the file system, and of memory and its limits; none where no
+            slab can be.
         num_slots: For blocks of the size asked about; 0 if none was.
         data_bytes: Of the slab that is there; 0 if there is none.
         slot_sizes: That its blocks lie in.
     """
 
     problems: tuple[ConfigError, ...] = ()
-    in_memory: bool = False
-    mount: tuple[str, str] = ("", "")
+    mount: Mount = attrs.field(factory=Mount)
     needed_bytes: int = 0
     rooms: tuple[Room, ...] = ()
     num_slots: int = 0
@@ -85,7 +84,10 @@ def look(
         except ConfigError as exc:
             problems.append(exc)
     try:
-        in_memory, mount, rooms = _place_of(root, system)
+        require_memory(root)
+        mount, rooms = _place_of(root, system)
+    except ConfigError as exc:  # a ValueError that says it better
+        return attrs.evolve(found, problems=tuple(problems) or (exc,))
     except (OSError, ValueError) as exc:
         problems = problems or [_unreadable(root, exc)]
         return attrs.evolve(found, problems=tuple(problems))
@@ -93,7 +95,6 @@ def look(
     return attrs.evolve(
         found,
         problems=tuple(problems),
-        in_memory=in_memory,
         mount=mount,
         needed_bytes=missing + (0 if found.data_bytes else index_bytes),
         rooms=rooms,
@@ -101,26 +102,16 @@ def look(
     )
 
 
-def _place_of(
-    root: Path, system: Path
-) -> tuple[bool, tuple[str, str], tuple[Room, ...]]:
+def _place_of(root: Path, system: Path) -> tuple[Mount, tuple[Room, ...]]:
     """
-    Return whether a path lies in memory, where it is mounted, and the room there.
+    Return on what a path lies, and the room there.
 
     Raises:
         OSError: It cannot be asked.
     """
-    place = root if root.is_dir() else root.parent
-    fd = os.open(place, os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        free = os.fstatvfs(fd)
-        in_memory = is_in_memory(fd)
-    finally:
-        os.close(fd)
-    rooms = [Room(free.f_bavail * free.f_frsize, "the file system")]
-    if in_memory:
-        rooms += memory_rooms(system)
-    return in_memory, mount_of(root, system), tuple(rooms)
+    free = os.statvfs(root if root.is_dir() else root.parent)
+    room = Room(free.f_bavail * free.f_frsize, "the file system")
+    return mount_of(root, system), (room, *memory_rooms(system))
 
 
 def _found(root: Path, config: StoreConfig, block_bytes: int | None) -> SlabLook:

@@ -24,6 +24,7 @@ from ucm.errors import ConfigError
 
 __all__ = [
     "MemoryWishes",
+    "Mount",
     "advise",
     "has_huge_pages",
     "mount_of",
@@ -169,14 +170,14 @@ def _require_huge_pages(root: Path, system: Path) -> None:
             f"{setting} says {chosen[0] if chosen else 'nothing'}",
             f"Write advise to {setting}",
         )
-    place, options = mount_of(root, system)
+    mount = mount_of(root, system)
     if chosen == ["force"] or re.search(
-        r"\bhuge=(always|within_size|advise)\b", options
+        r"\bhuge=(always|within_size|advise)\b", mount.options
     ):
         return
     raise _huge_pages_error(
-        f"{place} is mounted without huge pages ({options})",
-        f"Run: mount -o remount,huge=advise {place}; or write force to {setting}",
+        f"{mount.place} is mounted without huge pages ({mount.options})",
+        f"Run: mount -o remount,huge=advise {mount.place}; or write force to {setting}",
     )
 
 
@@ -190,15 +191,34 @@ def _huge_pages_error(problem: str, remedy: str) -> ConfigError:
     )
 
 
-def mount_of(root: Path, system: Path) -> tuple[str, str]:
-    """Return where the file system of a path is mounted, and its options."""
+@attrs.frozen
+class Mount:
+    """Where a file system is mounted, of what kind it is, and its options."""
+
+    place: str = ""
+    kind: str = "an unknown file system"
+    options: str = "unknown"
+
+
+def mount_of(root: Path, system: Path = Path("/")) -> Mount:
+    """
+    Return on what a path lies, or would if it were made.
+
+    Args:
+        root: Which.
+        system: Where ``proc`` is: ``/``.
+
+    Raises:
+        OSError: It cannot be asked.
+    """
     device = os.stat(root if root.exists() else root.parent).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in (system / "proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         if fields[2] == wanted:
-            return fields[4], fields[-1]
-    return str(root), "unknown"
+            kind = fields[fields.index("-") + 1]
+            return Mount(fields[4], kind, fields[-1])
+    return Mount(str(root))
 
 
 def nodes_of(setting: str, system: Path) -> tuple[int, frozenset[int]] | None:

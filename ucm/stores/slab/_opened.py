@@ -29,11 +29,11 @@ from ucm.errors import ConfigError, StoreUnavailableError
 from ucm.stores.abc import StoreGrowth
 from ucm.stores.slab import _creation
 from ucm.stores.slab._arena import Arena, Supply, drop_what_others_own, region_of
-from ucm.stores.slab._classes import ClassIndex, make_index, map_again, revive
+from ucm.stores.slab._classes import ClassIndex, make_index, map_again
 from ucm.stores.slab._creation import find_or_create, making, require_room
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._fates import make_fates
-from ucm.stores.slab._files import ARENA, DATA, is_in_memory, path_error, seek_of
+from ucm.stores.slab._files import ARENA, DATA, path_error, seek
 from ucm.stores.slab._layout import IndexLayout, Word
 from ucm.stores.slab._locks import FileLock, are_bound, entered, is_bound
 from ucm.stores.slab._memory import MemoryWishes
@@ -99,12 +99,8 @@ class OpenedSlab:
         ):
             undo.callback(self._door.close)
             self.directory.check()
-            self.in_memory = is_in_memory(self.directory.fd)
-            self._end_of = seek_of(in_memory=self.in_memory)
             self._manifest = find_or_create(
-                self.directory,
-                None if joins_only else wanted,
-                in_memory=self.in_memory,
+                self.directory, None if joins_only else wanted
             )
             self._data_fd = self._open(DATA)
             undo.callback(os.close, self._data_fd)
@@ -183,7 +179,7 @@ class OpenedSlab:
         looks |= (now := time.monotonic()) >= self._look_at
         try:
             for name, fd, nbytes in self._files if looks else files:
-                size = self._end_of(fd, 0, os.SEEK_END)
+                size = seek(fd, 0, os.SEEK_END)
                 if size < nbytes:
                     return f"{name} was shortened to {max(0, size)} bytes"
             if not looks:
@@ -207,7 +203,7 @@ class OpenedSlab:
             tell(StoreGrowth(0, 0))
 
     def close(self) -> None:
-        """Leave; the last one out writes everything down. Idempotent."""
+        """Leave. Idempotent."""
         with self._closing:
             if not self.is_open:
                 return
@@ -258,7 +254,6 @@ class OpenedSlab:
                 None if takes_it else wanted,
                 self._data_fd,
                 arena_fd,
-                in_memory=self.in_memory,
             )
         elif not takes_it and found.data_bytes != wanted.data_bytes:
             self.caveat = (
@@ -283,13 +278,11 @@ class OpenedSlab:
         name = self._manifest.index_of(geometry.slot_bytes)
         if name not in directory.names():
             nbytes = IndexLayout(geometry.num_slots).nbytes
-            require_room(directory, nbytes, in_memory=self.in_memory)
+            require_room(directory, nbytes)
             with making(directory, geometry):
                 make_index(directory, name, geometry)
         make_fates(directory, geometry.num_slots)
-        return ClassIndex.open(
-            directory, name, geometry, timeout, at_once=self.in_memory
-        )
+        return ClassIndex.open(directory, name, geometry, timeout, at_once=True)
 
     def _list_files(self, arena_fd: int) -> tuple[_File, ...]:
         return (
@@ -300,7 +293,7 @@ class OpenedSlab:
 
     def _map_arena(self, lock: FileLock) -> Arena:
         _, fd, nbytes = self._files[1]
-        mapping = map_again(self.directory, ARENA, fd, nbytes, at_once=self.in_memory)
+        mapping = map_again(self.directory, ARENA, fd, nbytes, at_once=True)
         return Arena(mapping, self.geometry.num_extents, lock)
 
     def _map_data(self, wishes: MemoryWishes) -> None:
@@ -311,30 +304,23 @@ class OpenedSlab:
         geometry = self.geometry
         nbytes = geometry.num_slots * geometry.slot_bytes
         self.pool = memory[:nbytes].reshape(geometry.num_slots, geometry.slot_bytes)
-        if self.in_memory:
-            wishes.tell(memory, _creation.SYSTEM)
-            with making(self.directory, geometry):
-                self.populator = Populator(
-                    self.directory, geometry, self.arena, memory, self.check_paths
-                )
+        wishes.tell(memory, _creation.SYSTEM)
+        with making(self.directory, geometry):
+            self.populator = Populator(
+                self.directory, geometry, self.arena, memory, self.check_paths
+            )
 
     def _join(self) -> None:
         index, owners = self.index, self._class.owners
-        rebooted = False
         if not owners.are_others():
-            rebooted = revive(self._class)
             with self.arena.lock.held():
                 drop_what_others_own(self._class, self.arena.owners)
         with index.locked():
             owners.join(int(index.header[Word.OWNER]) + 1)
             index.header[Word.OWNER] = self.owner_id
             index.reclaim(owners.find_dead(index.reserving_owners()))
-            was_clean = bool(index.header[Word.CLEAN])
-            index.header[Word.CLEAN] = 0
         with self.arena.lock.held():
             self.supply.admit_own()
-        if was_clean or rebooted:
-            self._sync(self._class.lock.fd)
 
     def _fill(self, wishes: MemoryWishes) -> None:
         populator = self.populator
@@ -351,23 +337,12 @@ class OpenedSlab:
         # If somebody is at it all the time: what we reserved is the next one's to free.
         with contextlib.suppress(StoreUnavailableError), self.index.locked():
             self.index.reclaim([self.owner_id])
-        if not self._class.owners.are_others():
-            self._sync(self._data_fd)
-            self._sync(self._class.lock.fd)
-            self.index.header[Word.CLEAN] = 1
-            self._sync(self._class.lock.fd)
 
     def _let_go(self) -> None:
         # Views of the mappings may be in use by a copy; they go with the last view.
         self.pool = None
         os.close(self._data_fd)
         _in_this_process.discard(self)
-
-    def _sync(self, fd: int) -> None:
-        try:
-            os.fsync(fd)
-        except OSError as exc:
-            raise StoreUnavailableError(f"the slab cannot be synced: {exc}") from exc
 
 
 def _abandon_all() -> None:

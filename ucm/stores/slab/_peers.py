@@ -60,7 +60,7 @@ class Peer:
         """
         fd = directory.open(name)
         try:
-            mapping = map_file(fd, in_memory=False)
+            mapping = map_file(fd, at_once=False)
         finally:
             os.close(fd)
         layout = IndexLayout(geometry.num_slots)

@@ -212,7 +212,7 @@ class Populator:
 
     def _has_room(self, step: _Step) -> bool:
         """Return whether a step fits into what is left; whoever exceeds it is killed."""
-        least = least_room(self._directory, in_memory=True)
+        least = least_room(self._directory)
         spare = min(_SPARE_BYTES, self._geometry.data_bytes // _SPARE_SHARE)
         if least.left >= step.stop - step.start + spare:
             return True

@@ -21,7 +21,6 @@ from ucm.stores.slab._classes import (
     ClassIndex,
     extents_of,
     make_index,
-    revive,
     take_along,
     uses_of,
 )
@@ -50,7 +49,6 @@ class _Slab:
     directory: Directory
     manifest: Manifest
     data_fd: int
-    in_memory: bool
     classes: list[ClassIndex]
 
     @property
@@ -69,8 +67,6 @@ def settle(
     wanted: Geometry | None,
     data_fd: int,
     arena_fd: int,
-    *,
-    in_memory: bool,
 ) -> Manifest:
     """
     Make a slab that nobody uses what it should be.
@@ -81,7 +77,6 @@ def settle(
         wanted: What it should hold; None to take it as it is.
         data_fd: Its data.
         arena_fd: Its arena, which is written anew.
-        in_memory: Whether its data are memory.
 
     Returns:
         What it is now.
@@ -95,15 +90,12 @@ def settle(
         _fit_data(directory, manifest.data_bytes, data_fd)
         classes = list(_open_classes(directory, manifest, stack))
         classes = [each for each in classes if not _dismiss(directory, each, wanted)]
-        slab = _Slab(directory, manifest, data_fd, in_memory, classes)
+        slab = _Slab(directory, manifest, data_fd, classes)
         owners = _owners_of(slab)
         if wanted and _must_change(manifest, wanted):
             manifest, owners = _cut_anew(slab, wanted, owners)
         populated = np.array(
-            [
-                not in_memory or _is_there(data_fd, manifest, extent)
-                for extent in range(len(owners))
-            ],
+            [_is_there(data_fd, manifest, extent) for extent in range(len(owners))],
             dtype=np.bool_,
         )
         text = Arena.encode(owners, populated)
@@ -146,7 +138,6 @@ def _open_classes(
         if match and geometry and geometry.slot_bytes == int(match[1]):
             opened = ClassIndex.open(directory, name, geometry, 5.0, at_once=False)
             yield stack.enter_context(opened.closing())
-            revive(opened)
 
 
 def _dismiss(directory: Directory, opened: ClassIndex, wanted: Geometry | None) -> bool:
@@ -186,10 +177,8 @@ def _cut_anew(
             if (geometry := manifest.of_class(opened.geometry.slot_bytes))
         ]
         needed = more + sum(layout.nbytes for layout in layouts)
-        require_room(slab.directory, needed, in_memory=slab.in_memory)
+        require_room(slab.directory, needed)
         os.ftruncate(data_fd, new.data_bytes)
-        if not slab.in_memory:
-            os.posix_fallocate(data_fd, 0, new.data_bytes)
     _move_extents(slab, owners, places, new.data_bytes)
     new_owners = np.full(new.num_extents, NOBODY)
     for opened in slab.classes:
@@ -199,8 +188,6 @@ def _cut_anew(
         if mine and geometry and geometry.num_slots:
             _take_index(slab, manifest, opened, mine, geometry)
             new_owners[[*mine.values()]] = size
-    if not slab.in_memory:
-        os.fsync(data_fd)
     slab.directory.replace(MANIFEST, manifest.encode())
     os.ftruncate(data_fd, new.data_bytes)
     _remove_leftovers(slab.directory, manifest)
@@ -222,11 +209,9 @@ def _move_extents(
     extent_bytes = slab.manifest.extent_bytes
     for opened in slab.classes:
         own = np.flatnonzero(owners == opened.geometry.slot_bytes)
-        opened.index.header[Word.CLEAN] = 0
         for extent in own.tolist():
             if extent not in places:
                 opened.index.withdraw(opened.geometry.slots_of(extent))
-        os.fsync(opened.lock.fd)
     for extent, place in places.items():
         if place != extent:
             start, into = extent * extent_bytes, place * extent_bytes
@@ -256,7 +241,6 @@ def _take_index(
     new = ClassIndex.open(slab.directory, name, geometry, 5.0, at_once=False)
     with new.closing():
         take_along(opened, new, places)
-        os.fsync(new.lock.fd)
 
 
 def _is_there(data_fd: int, manifest: Manifest, extent: int) -> bool:

@@ -49,19 +49,13 @@ _FEW = 12
 """So few keys are looked at one by one, and of more the first is: most differ there."""
 _SCHEDULER_WAITS = 0.004
 _TOTALS = (Word.NUM_EVICTED, Word.NUM_CURBED, Word.NUM_OVER_SHARE)
-_CAVEAT = (
-    "A slab on a disk is experimental: copies wait for the disk while they hold blocks. "
-    "Put it below /dev/shm."
-)
 
 
 class SlabStore(Store):
     """
     Blocks in fixed slots of one file that all processes of a node share.
 
-    In ``/dev/shm`` the slots are memory, elsewhere they are the page cache of a disk,
-    which is experimental.
-    There is no server: each process that opens the directory joins, and may die at
+    The slots are memory, and end with the machine. There is no server: each process that opens the directory joins, and may die at
     any moment without harm to the others.
 
     Args:
@@ -113,14 +107,12 @@ class SlabStore(Store):
             wishes=MemoryWishes(huge_pages, numa),
             joins_only=joins_only,
         )
-        caveats = ("" if self._slab.in_memory else _CAVEAT, self._slab.caveat)
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
             native_buffers=True,
             max_block_bytes=self._slab.geometry.slot_bytes,
-            tier="memory" if self._slab.in_memory else "disk",
-            caveat=" ".join(filter(None, caveats)),
+            caveat=self._slab.caveat,
         )
         self._slab.index.limits = Limits(retain_share, tenant_share)
         self._before = [int(self._slab.index.header[word]) for word in _TOTALS]
@@ -200,10 +192,8 @@ class SlabStore(Store):
 
     @property
     def buffers(self) -> tuple[npt.NDArray[np.uint8], ...]:
-        """The slots, where they are memory; those of a disk are not to be locked."""
-        if self._slab.pool is None or not self._slab.in_memory:
-            return ()
-        return (self._slab.pool,)
+        """The slots."""
+        return () if self._slab.pool is None else (self._slab.pool,)
 
     def watch(self, tell: Callable[[StoreGrowth], None]) -> None:
         """Have *tell* called as memory comes; see ``Store``."""

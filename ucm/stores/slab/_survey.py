@@ -33,7 +33,6 @@ from ucm.errors import (
 from ucm.seals import block_checksum
 from ucm.stores.slab._arena import Arena
 from ucm.stores.slab._chains import unpack_key
-from ucm.stores.slab._classes import boot_words
 from ucm.stores.slab._extents import MOST_SLOT_BYTES, Geometry
 from ucm.stores.slab._files import (
     ARENA,
@@ -43,7 +42,6 @@ from ucm.stores.slab._files import (
     Directory,
     Manifest,
     foreign,
-    is_in_memory,
     path_error,
 )
 from ucm.stores.slab._index import MAGIC
@@ -127,14 +125,7 @@ class ClassSurvey:
         self._place = IndexLayout(geometry.num_slots).place()
         header = self.header()
         self.seed = int(header[Word.SEED])
-        is_old = header[Word.BOOT : Word.BOOT + 2].tolist() != boot_words()
-        self.goes = is_old and not header[Word.CLEAN]
-        """The machine was started again since: whoever opens the slab forgets it all."""
-        self._now = time.monotonic_ns() + int(header[Word.CLOCK_BASE])
-        if is_old:
-            stamps = (self.read("stamps", start, MOST) for start in self._starts())
-            newest = (part.max(initial=0, where=part != NEVER) for part in stamps)
-            self._now = int(max(newest, default=0))
+        self._now = time.monotonic_ns()
 
     def header(self) -> npt.NDArray[np.int64]:
         """Return the words of the header; see ``Word``."""
@@ -258,7 +249,6 @@ class SlabSurvey:
             if manifest is None:
                 raise foreign(self.path, f"it has no {MANIFEST}")
             self.manifest = manifest
-            self.in_memory = is_in_memory(self.fd)
             self._data_fd = self._open(DATA, undo)
             self.arena_fd = self._open(ARENA, undo)
             self._check_cut(manifest)

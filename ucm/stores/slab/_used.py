@@ -2,8 +2,7 @@
 """
 When slots count as used: stamps that only grow, and how many may be still to come.
 
-A stamp is a moment of the machine's monotonic clock, plus what the clock lost when the
-machine was started again.
+A stamp is a moment of the machine's monotonic clock, which lives as long as its memory.
 """
 
 import time
@@ -17,11 +16,9 @@ from ucm.uses import Uses
 
 __all__ = ["Used"]
 
-_STEP = 1 << 16
 _SAMPLE = 4096
 _EARLIEST = -(1 << 62)
 _AHEAD_NS = 1 << 55  # over a year: a clock that goes on from there has centuries left
-_CLOCK_BASE = int(Word.CLOCK_BASE)
 
 
 class Used(Tables):
@@ -39,14 +36,6 @@ class Used(Tables):
         self._last_stamp = 0
         self._sampled_from = 0
 
-    def start_clock(self) -> None:
-        """Let stamps go on growing although the machine's clock began anew."""
-        newest = 0
-        for start in range(0, self.layout.num_slots, _STEP):
-            stamps = self.stamps[start : start + _STEP]
-            newest = max(newest, int(stamps.max(initial=0, where=stamps != NEVER)))
-        self.words[_CLOCK_BASE] = newest + 1 - time.monotonic_ns()
-
     def touch(
         self, slots: npt.NDArray[np.int64], moments: npt.NDArray[np.int64]
     ) -> None:
@@ -63,7 +52,6 @@ class Used(Tables):
         latest = time.monotonic_ns() + _AHEAD_NS
         stamps: npt.NDArray[np.int64]
         stamps = np.minimum(np.maximum(uses.moments, _EARLIEST), latest)
-        stamps += self.words[_CLOCK_BASE]
         return stamps
 
     def within_budget(
@@ -82,7 +70,7 @@ class Used(Tables):
             moments: What was asked for.
             stamps: Those that the blocks have: what is retained already may stay so.
         """
-        now = time.monotonic_ns() + self.words[_CLOCK_BASE]
+        now = time.monotonic_ns()
         later = moments > now
         if not later.any():
             return moments
@@ -105,7 +93,7 @@ class Used(Tables):
 
     def moment(self) -> int:
         """Return a stamp for a use right now."""
-        now = time.monotonic_ns() + self.words[_CLOCK_BASE]
+        now = time.monotonic_ns()
         self._last_stamp = max(now, self._last_stamp + 1)
         return self._last_stamp
 
@@ -114,11 +102,11 @@ class Used(Tables):
         moment = self.moment()
         if uses is None:
             return moment
-        used = max(int(uses.moments[0]), _EARLIEST) + self.words[_CLOCK_BASE]
+        used = max(int(uses.moments[0]), _EARLIEST)
         return None if used > moment or uses.tenants[0] else used
 
     def _now(self, count: int) -> npt.NDArray[np.int64]:
-        start = time.monotonic_ns() + self.words[_CLOCK_BASE] - count + 1
+        start = time.monotonic_ns() - count + 1
         start = max(start, self._last_stamp + 1)
         self._last_stamp = start + count - 1
         return np.arange(start, start + count)
