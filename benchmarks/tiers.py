@@ -6,7 +6,8 @@ What lies below the slab, beside what it stands on.
 all of them are in the tier; *fetch* is what one request's want takes until all of them are in
 the slab, compared with their checksums. *Bare* is the client's own library, or plain direct
 I/O, with as many requests in flight, from and to slots of the same slab; it computes no
-checksums. LMCache and vLLM's tier of files take part where they have such a tier
+checksums. *Hashed* computes one of each block besides: nobody does less who stores no block that
+was damaged and shows none. LMCache and vLLM's tier of files take part where they have such a tier
 (``benchmarks.tiers_peers``). All run in one process, in turns, forwards and backwards; servers have
 processes of their own on the same cores. What the process computed meanwhile is told apart: it does not
 depend on who else computes. Mooncake runs in a network of its own.

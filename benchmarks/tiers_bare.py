@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +21,16 @@ from tests.backends.servers import ACCESS, BUCKET, object_server, redis_server
 
 __all__ = ["disk", "files", "mooncake", "objects", "redis"]
 
+Check = Callable[[memoryview], object]
+"""What is done to the bytes of a block beside moving them."""
 _CALL_BYTES = 8 << 20
 """Of one request to Redis: more is no faster."""
 REQUESTS, CONNECTIONS, THREADS = 32, 4, 32
 """At a time, by default: of objects, of Redis, of a disk."""
+
+
+def trust(_: memoryview) -> None:
+    """Compute no checksum."""
 
 
 def _on_threads(depth: int, count: int, move: Callable[[int], None]) -> Any:  # noqa: ANN401
@@ -58,10 +65,13 @@ class BareDisk:
         folder: Where it is.
         blocks: What moves.
         depth: Threads.
+        check: Called with each block's bytes, before they are written and when they were read.
     """
 
-    def __init__(self, folder: Path, blocks: Blocks, depth: int) -> None:
-        self._blocks, self._depth = blocks, depth
+    def __init__(
+        self, folder: Path, blocks: Blocks, depth: int, check: Check = trust
+    ) -> None:
+        self._blocks, self._depth, self._check = blocks, depth, check
         self._size = PAGE * -(-blocks.nbytes // PAGE)
         path, flags = folder / "bare", os.O_RDWR | os.O_CREAT
         try:
@@ -79,13 +89,22 @@ class BareDisk:
 
         await _on_threads(self._depth, len(views), move)
 
+    def _write(self, fd: int, views: list[memoryview], place: int) -> int:
+        self._check(views[0])
+        return os.pwritev(fd, views, place)
+
+    def _read(self, fd: int, views: list[memoryview], place: int) -> int:
+        count = os.preadv(fd, views, place)
+        self._check(views[0])
+        return count
+
     async def put(self) -> None:
         """Write."""
-        await self._move(os.pwritev, self._blocks.data)
+        await self._move(self._write, self._blocks.data)
 
     async def get(self) -> None:
         """Read."""
-        await self._move(os.preadv, self._blocks.targets)
+        await self._move(self._read, self._blocks.targets)
 
     async def clear(self) -> None:
         """Places are written over."""
@@ -99,13 +118,18 @@ class BareFiles:
         folder: Where they are.
         blocks: What moves.
         depth: Threads.
+        check: As a disk's.
     """
 
-    def __init__(self, folder: Path, blocks: Blocks, depth: int) -> None:
+    def __init__(
+        self, folder: Path, blocks: Blocks, depth: int, check: Check = trust
+    ) -> None:
         self._folder, self._blocks, self._depth = folder / "plain", blocks, depth
+        self._check = check
         self._folder.mkdir(exist_ok=True)
 
     def _put(self, at: int) -> None:
+        self._check(self._blocks.data[at])
         temporary = self._folder / f"{at}.new"
         with temporary.open("xb", buffering=0) as file:
             file.write(self._blocks.data[at])
@@ -114,6 +138,7 @@ class BareFiles:
     def _get(self, at: int) -> None:
         with (self._folder / f"{at}").open("rb", buffering=0) as file:
             file.readinto(self._blocks.targets[at])
+        self._check(self._blocks.targets[at])
 
     async def put(self) -> None:
         """Write."""
@@ -136,10 +161,11 @@ class BareObjects:
     Args:
         url: Of the service.
         blocks: What moves.
+        check: As a disk's.
     """
 
-    def __init__(self, url: str, blocks: Blocks) -> None:
-        self._blocks = blocks
+    def __init__(self, url: str, blocks: Blocks, check: Check = trust) -> None:
+        self._blocks, self._check = blocks, check
         self._store = S3Store(
             BUCKET,
             prefix="bare",
@@ -149,11 +175,13 @@ class BareObjects:
 
     async def _put(self, at: int) -> None:
         data = self._blocks.data[at]
+        self._check(data)
         await obstore.put_async(self._store, f"{at}", data, use_multipart=False)
 
     async def _get(self, at: int) -> None:
         found = await obstore.get_async(self._store, f"{at}")
         self._blocks.targets[at][:] = memoryview(await found.bytes_async())
+        self._check(self._blocks.targets[at])
 
     async def put(self) -> None:
         """Write."""
@@ -177,16 +205,18 @@ class BareRedis:
     Args:
         url: Of the server.
         blocks: What moves.
+        check: As a disk's.
     """
 
-    def __init__(self, url: str, blocks: Blocks) -> None:
-        self._blocks = blocks
+    def __init__(self, url: str, blocks: Blocks, check: Check = trust) -> None:
+        self._blocks, self._check = blocks, check
         self._client = Redis.from_url(url)
         self._size = max(1, _CALL_BYTES // blocks.nbytes)
 
     async def _put(self, piece: range) -> None:
         pipeline = self._client.pipeline(transaction=False)
         for at in piece:
+            self._check(self._blocks.data[at])
             pipeline.set(f"bare{at}", self._blocks.data[at])
         await pipeline.execute()
 
@@ -196,6 +226,7 @@ class BareRedis:
             pipeline.get(f"bare{at}")
         for at, value in zip(piece, await pipeline.execute(), strict=True):
             self._blocks.targets[at][:] = value
+            self._check(self._blocks.targets[at])
 
     async def put(self) -> None:
         """Write."""
@@ -217,12 +248,13 @@ class BareMooncake:
     Args:
         master: Its address.
         blocks: What moves.
+        check: As a disk's.
     """
 
-    def __init__(self, master: str, blocks: Blocks) -> None:
+    def __init__(self, master: str, blocks: Blocks, check: Check = trust) -> None:
         from mooncake.store import MooncakeDistributedStore
 
-        self._blocks = blocks
+        self._blocks, self._check = blocks, check
         self._client = MooncakeDistributedStore()
         code = self._client.setup(
             *("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master)
@@ -242,6 +274,8 @@ class BareMooncake:
             sizes = [self._blocks.nbytes] * len(some)
             if set(verb(names, where, sizes)) != {want}:
                 raise OSError("the store failed")
+            for at in some:
+                self._check(views[at])
 
         await _on_threads(4, len(pieces), move)
 
@@ -281,7 +315,9 @@ def disk(folder: Path, blocks: Blocks, depth: int = THREADS) -> Iterator[Medium]
     others = lmcache_disk(folder, depth) | vllm_files(folder, is_direct=True)
     if depth != THREADS:
         others = {}
-    yield Medium("disk", settings, lambda b: BareDisk(folder, b, depth), others)
+    yield Medium(
+        "disk", settings, functools.partial(BareDisk, folder, depth=depth), others
+    )
 
 
 @contextlib.contextmanager
@@ -290,7 +326,9 @@ def files(folder: Path, _: Blocks) -> Iterator[Medium]:
     settings = {"type": "files", "path": str(folder / "share"), "capacity": 8 << 30}
     url = f"fs://host:0/{folder / 'lmcache'}"
     others = lmcache_remote(url) | vllm_files(folder, is_direct=False)
-    yield Medium("files", settings, lambda b: BareFiles(folder, b, 16), others)
+    yield Medium(
+        "files", settings, functools.partial(BareFiles, folder, depth=16), others
+    )
 
 
 @contextlib.contextmanager
@@ -305,7 +343,7 @@ def objects(folder: Path, _: Blocks) -> Iterator[Medium]:
             "requests": REQUESTS,
             "timeout": 60.0,
         }
-        yield Medium("object", settings, lambda b: BareObjects(url, b))
+        yield Medium("object", settings, functools.partial(BareObjects, url))
 
 
 @contextlib.contextmanager
@@ -315,7 +353,7 @@ def redis(folder: Path, _: Blocks) -> Iterator[Medium]:
         url = f"redis://127.0.0.1:{port}/0"
         settings = {"type": "redis", "url": url, "timeout": 60.0}
         others = lmcache_remote(f"resp://127.0.0.1:{port}")
-        yield Medium("redis", settings, lambda b: BareRedis(url, b), others)
+        yield Medium("redis", settings, functools.partial(BareRedis, url), others)
 
 
 @contextlib.contextmanager
@@ -326,4 +364,4 @@ def mooncake(folder: Path, _: Blocks) -> Iterator[Medium]:
     with cluster(folder, segments=(512 << 20, 512 << 20)) as running:
         master = running.master_address
         settings = {"type": "mooncake", "master": master, "timeout": 60.0}
-        yield Medium("mooncake", settings, lambda b: BareMooncake(master, b))
+        yield Medium("mooncake", settings, functools.partial(BareMooncake, master))

@@ -12,6 +12,7 @@ import anyio
 import attrs
 import numpy as np
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from xxhash import xxh3_64_intdigest
 
 from benchmarks.harness import (
     Figure,
@@ -110,13 +111,13 @@ class Medium:
     Args:
         name: As the tier's type.
         settings: Of the tier.
-        bare: Makes what it is held against.
+        bare: Makes what it is held against; given a *check*, it does that to each block, too.
         others: Further sides by name, which are held against the agent.
     """
 
     name: str
     settings: dict[str, object]
-    bare: Callable[[Blocks], Bare]
+    bare: Callable[..., Bare]
     others: dict[str, Callable[[Blocks], Bare]] = attrs.Factory(dict)
 
 
@@ -249,7 +250,11 @@ def measure(medium: Medium, blocks: Blocks, case: str, scale: Scale) -> Told:
         agent = Agent(blocks, medium.settings, Path(home))
         portal.call(agent.open)
         bare = BARE[medium.name]
-        others = {bare: medium.bare(blocks)}
+        checked = f"{bare}, hashed"
+        others = {
+            bare: medium.bare(blocks=blocks),
+            checked: medium.bare(blocks=blocks, check=xxh3_64_intdigest),
+        }
         others |= {name: make(blocks) for name, make in medium.others.items()}
         puts = {AGENT: _side(portal, agent.prepare_put, agent.put)}
         gets = {AGENT: _side(portal, agent.prepare_get, agent.get)}
@@ -263,6 +268,7 @@ def measure(medium: Medium, blocks: Blocks, case: str, scale: Scale) -> Told:
             times = compare(sides, few)
             target = TARGETS.get(medium.name, ">= 0.85")
             yield ratio(times, AGENT, bare, named, target)
+            yield ratio(times, AGENT, checked, named)
             for name in medium.others:
                 yield ratio(times, AGENT, name, named, ">= 1")
             nbytes = len(blocks) * blocks.nbytes

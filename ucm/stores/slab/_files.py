@@ -313,7 +313,7 @@ def require_memory(root: Path) -> None:
             str(root),
             f"it lies on {kind}, and a slab is memory",
             "Put it below /dev/shm, or on another tmpfs. What is to outlast the machine's "
-            "memory goes to a tier below the slab, such as tiers: [{type: disk, path: …}]",
+            "memory goes to a tier below the slab, such as tiers: [{type: disk, path: ...}]",
         )
 
 
