@@ -242,20 +242,6 @@ class TestShared:
         assert Verdict.GARBAGE is got.verdict
         await backend.aclose()
 
-    async def test_damaged_block_is_noticed_by_who_read_it(self, root):
-        """R-62: nobody need look again, and the others of its batch are none the worse."""
-        backend = await open_files(root)
-        await put(backend, *KEYS[:3])
-        with find(root, KEYS[1]).open("r+b") as file:
-            file.seek(-1, os.SEEK_END)
-            file.write(b"\x00")
-        told = [got for got, _ in await fetch(backend, KEYS[:3])]
-        assert [Verdict.DONE, Verdict.GARBAGE, Verdict.DONE] == [
-            e.verdict for e in told
-        ]
-        assert [True, False, True] == [each.is_checked for each in told]
-        await backend.aclose()
-
 
 class Mount:
     """Calls of the kernel that hang or fail while the mount's server is away."""

@@ -279,7 +279,7 @@ LOAD = (
         name="slot_read_outside_of_the_pool",
         why="A damaged index ends the engine's process.",
         file="ucm/stores/slab/_digests.py",
-        find="if named and not 0 <= min(named)",
+        find="if count and not 0 <= min(named)",
         replace="if False and not 0 <= min(named)",
         killers=(
             (
@@ -291,7 +291,7 @@ LOAD = (
     Mutant(
         name="native_digests_untried",
         why="With another build of xxhash nothing that others saved verifies.",
-        file="ucm/digests.py",
+        file="ucm/stores/slab/_digests.py",
         find="        self._many = library.digests\n        self._check()\n",
         replace="        self._many = library.digests\n",
         killers=(

@@ -187,26 +187,6 @@ TIERS = (
         killers=(f"{_TROUBLE}::test_damaged_bytes_are_never_seen", _RANDOM),
     ),
     Mutant(
-        name="bytes_compared_twice",
-        why="What a tier has compared on its threads is read from memory once more.",
-        file="ucm/agent/landing.py",
-        find="        if answers[run.start].is_checked:\n",
-        replace="        if False:\n",
-        killers=(
-            "tests/agent/test_landing.py::test_bytes_that_a_tier_compared_are_not_hashed_again",
-        ),
-    ),
-    Mutant(
-        name="bytes_of_a_mount_believed",
-        why="A damaged share writes into answers: nobody compares again.",
-        file="ucm/backends/envelope.py",
-        find="        is_right = checksum == found[at].checksum\n",
-        replace="        is_right = True\n",
-        killers=(
-            "tests/backends/test_files.py::TestShared::test_damaged_block_is_noticed_by_who_read_it",
-        ),
-    ),
-    Mutant(
         name="unknown_taken_for_absent",
         why="A server that is down looks as if it had nothing.",
         file=_FLIGHTS,

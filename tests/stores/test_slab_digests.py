@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 from tests.native_kit import build
-from ucm import digests, native
-from ucm.digests import ManyDigests, checksums_of, find_many
+from ucm import native
 from ucm.plan import HostSlots
-from ucm.seals import block_checksum
-from ucm.stores.slab._digests import digests_of
+from ucm.stores.slab import _digests
+from ucm.stores.slab._digests import ManyDigests, digests_of, find_many
 
 SEEDS = [0, 1, 2**64 - 1]
 
@@ -31,35 +30,20 @@ class TestMany:
     def test_digests_are_the_same_by_one_call(self, library, nbytes, monkeypatch):
         """Whichever way xxhash takes for a size, blocks of both builds verify."""
         slots = make_slots(nbytes)
-        monkeypatch.setattr(digests, "MANY", None)
+        monkeypatch.setattr(_digests, "_many", None)
         expected = list(digests_of(slots, range(3), SEEDS))
-        monkeypatch.setattr(digests, "MANY", ManyDigests(library))
+        monkeypatch.setattr(_digests, "_many", ManyDigests(library))
         assert expected == list(digests_of(slots, range(3), SEEDS))
         assert expected[1:] == list(digests_of(slots, range(1, 3), SEEDS[1:]))
         assert [] == list(digests_of(slots, range(0), []))
 
     @pytest.mark.parametrize("slot", [-1, 8])
-    def test_slot_outside_of_the_pool_is_not_read(self, library, slot, monkeypatch):
+    def test_slot_outside_of_the_pool_is_not_read(self, library, slot):
         """What stands in a damaged index ends no process."""
         memory = np.zeros((10, 64), np.uint8)  # ours around the pool too
         slots = HostSlots(memory[1:9], np.array([6, slot, 3]), 64)
-        monkeypatch.setattr(digests, "MANY", ManyDigests(library))
         with pytest.raises(IndexError, match=r"not in 0\.\.7"):
-            digests_of(slots, range(3), SEEDS)
-
-    @pytest.mark.parametrize("sizes", [(64, 64, 64), (64, 8, 0), (0, 0), (7,), ()])
-    def test_blocks_that_lie_anywhere_have_their_checksums(
-        self, library, sizes, monkeypatch
-    ):
-        """Whatever order their memory is in, and of whichever sizes they are."""
-        memory = np.random.default_rng(5).integers(0, 256, 4096, dtype=np.uint8)
-        places = zip((2048, 7, 900), sizes, strict=False)
-        blocks = [memory[at : at + nbytes].data for at, nbytes in places]
-        keys = [bytes([at + 1]) for at in range(len(sizes))]
-        expected = list(map(block_checksum, keys, blocks))
-        for many in (None, ManyDigests(library)):
-            monkeypatch.setattr(digests, "MANY", many)
-            assert expected == checksums_of(keys, blocks)
+            ManyDigests(library)(slots, range(3), SEEDS)
 
 
 class TestFind:
@@ -87,7 +71,7 @@ class TestFind:
         def missing(_):
             raise ModuleNotFoundError("No module named 'xxhash._xxhash'")
 
-        monkeypatch.setattr(digests.importlib.util, "find_spec", missing)
+        monkeypatch.setattr(_digests.importlib.util, "find_spec", missing)
         assert find_many(library) is None
 
     def test_library_of_another_release_is_not_used(self, tmp_path, monkeypatch):

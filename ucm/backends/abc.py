@@ -87,14 +87,12 @@ class Fetched(NamedTuple):
 
     Args:
         verdict: ``DONE``: the whole target was written, with these bytes' checksum beside
-            it as it was stored.
+            it as it was stored, not compared yet.
         checksum: As it was put; 0 unless done.
-        is_checked: The bytes in the target were compared with it where they lie.
     """
 
     verdict: Verdict
     checksum: int = 0
-    is_checked: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -19,23 +19,14 @@ says.
 """
 
 import struct
-from collections.abc import Sequence
 
 import attrs
 from xxhash import xxh3_64_intdigest
 
 from ucm.backends.abc import Fetched, Verdict
 from ucm.blocks import PackedKey
-from ucm.digests import checksums_of
 
-__all__ = [
-    "ENVELOPE_VERSION",
-    "GARBAGE",
-    "HEADER_BYTES",
-    "MAX_KEY_BYTES",
-    "Envelope",
-    "check",
-]
+__all__ = ["ENVELOPE_VERSION", "GARBAGE", "HEADER_BYTES", "MAX_KEY_BYTES", "Envelope"]
 
 ENVELOPE_VERSION = 1
 _FIELDS = struct.Struct(">4sBBHQQ96s")
@@ -110,20 +101,3 @@ class Envelope:
         if judged.verdict is Verdict.DONE:
             target[:] = view[HEADER_BYTES:]
         return judged
-
-
-def check(
-    found: Sequence[Fetched], keys: Sequence[PackedKey], targets: Sequence[memoryview]
-) -> list[Fetched]:
-    """
-    Compare the bytes that came with their checksums; for threads that read them.
-
-    They are in the CPU's cache there: a moment later that takes twice as long.
-    """
-    done = [at for at, each in enumerate(found) if each.verdict is Verdict.DONE]
-    told = list(found)
-    sums = checksums_of([keys[at] for at in done], [targets[at] for at in done])
-    for at, checksum in zip(done, sums, strict=True):
-        is_right = checksum == found[at].checksum
-        told[at] = found[at]._replace(is_checked=True) if is_right else GARBAGE
-    return told

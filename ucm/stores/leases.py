@@ -2,7 +2,7 @@
 """What the leases of a store promise; see ``ucm.stores.abc``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
@@ -49,17 +49,6 @@ class WriteLease(ABC):
         Raises:
             StoreUnavailableError: The store did not answer.
         """
-
-    def seal_as(self, start: int, checksums: Sequence[int]) -> None:
-        """
-        Take the bytes of granted blocks from *start* on as final, as ``seal`` does.
-
-        Args:
-            start: The first block.
-            checksums: ``block_checksum`` of each, computed by the caller of the bytes in
-                these slots; a store may believe it.
-        """
-        self.seal(start, start + len(checksums))
 
     def seals(self, start: int, stop: int) -> list[int]:
         """Return the checksums of blocks that were sealed: ``block_checksum`` of each."""

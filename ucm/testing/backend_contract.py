@@ -64,9 +64,6 @@ async def fetch(
     """Get blocks; return for each what became of it, and what the target holds."""
     targets = [bytearray(b"\xee" * nbytes) for _ in keys]
     got = await backend.get(keys, [memoryview(target) for target in targets])
-    for key, one, target in zip(keys, got, targets, strict=True):
-        if one.is_checked:
-            assert (Verdict.DONE, block_checksum(key, bytes(target))) == one[:2]
     return [(one, bytes(target)) for one, target in zip(got, targets, strict=True)]
 
 
@@ -136,7 +133,7 @@ class BackendContract(ABC):
             for block, (got, data) in zip(
                 blocks, await fetch(backend, keys, nbytes), strict=True
             ):
-                assert (Verdict.DONE, block.checksum) == got[:2]
+                assert got == Fetched(Verdict.DONE, block.checksum)
                 assert data == bytes(block.data)
                 raw = self.get_raw(tmp_path, block.key)
                 assert raw is not None

@@ -121,10 +121,6 @@ class _FaultWriteLease(WriteLease):
         self._plan.at("seal")
         self._inner.seal(start, stop)
 
-    def seal_as(self, start: int, checksums: Sequence[int]) -> None:
-        self._plan.at("seal")
-        self._inner.seal_as(start, checksums)
-
     def seals(self, start: int, stop: int) -> list[int]:
         return self._inner.seals(start, stop)
 

@@ -35,7 +35,7 @@ from ucm.backends.abc import Fetched, Sealed, Verdict
 from ucm.backends.disk._index import INDEX, Entry, Index, Record
 from ucm.backends.disk._slots import Extent, Slot
 from ucm.backends.disk._stamp import PAGE, Geometry, Mark, Stamp
-from ucm.backends.envelope import GARBAGE, Envelope, check
+from ucm.backends.envelope import GARBAGE, Envelope
 
 __all__ = ["BLOCKS", "MANIFEST", "Drive", "Manifest", "Scanned"]
 
@@ -237,7 +237,7 @@ class Drive:
         Read blocks from slots side by side into targets of their length.
 
         Returns:
-            What became of each, by its stamp and checksum; None if the drive refused.
+            What became of each, by its stamp; None if the drive refused.
         """
         extent, place = run[0][0].extent, run[0][0].place
         wholes = [self._whole_pages(target) for _, target in run]
@@ -253,12 +253,10 @@ class Drive:
                 return None
         except OSError:
             return None
-        judged = [
+        return [
             _judge(slot, target, whole, rest)
             for (slot, target), whole, rest in zip(run, wholes, rests, strict=True)
         ]
-        keys = [slot.key for slot, _ in run]
-        return check(judged, keys, [target for _, target in run])
 
     def flush(self) -> bool:
         """Have all that was written outlast a loss of power; False if it may not."""

@@ -35,8 +35,8 @@ from ucm import native
 from ucm.backends._gate import Gate
 from ucm.backends._places import claim, give_name, path_error
 from ucm.backends.abc import Fetched, Presence, Sealed, Verdict
-from ucm.backends.envelope import GARBAGE, Envelope, check
-from ucm.backends.files._reading import WRONG, Asked, Came, find_reader
+from ucm.backends.envelope import GARBAGE, Envelope
+from ucm.backends.files._reading import WRONG, Asked, find_reader
 from ucm.blocks import PackedKey
 
 __all__ = ["MANIFEST", "Collected", "Manifest", "Share"]
@@ -142,8 +142,14 @@ class Share:
             Asked(self._path(key), target, self._is_due(key))
             for key, target in zip(keys, targets, strict=True)
         ]
-        came = self._reader.read(asked, gate)
-        return check(list(map(_judge, came, keys, targets)), keys, targets)
+        return [
+            Envelope.judge(came.header, key, len(target))
+            if not came.error
+            else _NOT_READ.get(came.error, _UNAVAILABLE)
+            for came, key, target in zip(
+                self._reader.read(asked, gate), keys, targets, strict=True
+            )
+        ]
 
     def write(self, block: Sealed, is_wanted: Callable[[], bool]) -> Verdict:
         """
@@ -270,12 +276,6 @@ class Share:
         """Return where a block lies; what spreads blocks is not what attackers choose."""
         spread = f"{xxh3_64_intdigest(key):016x}"
         return f"{self._blocks}/{spread[:2]}/{spread[2:4]}/{key.hex()}"
-
-
-def _judge(came: Came, key: PackedKey, target: memoryview) -> Fetched:
-    if came.error:
-        return _NOT_READ.get(came.error, _UNAVAILABLE)
-    return Envelope.judge(came.header, key, len(target))
 
 
 def _write_whole(fd: int, header: bytes, data: memoryview) -> None:

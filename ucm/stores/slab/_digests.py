@@ -1,15 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checksums of blocks of a span; see ``ucm.digests``."""
+"""
+Checksums of blocks: xxh3 over a block's bytes, with a seed of its own.
 
+Many of them by one call where ``ucm.native`` was built and xxhash's library exports the
+function; one by one otherwise. The digests are the same.
+"""
+
+import ctypes
+import importlib.util
 from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from ucm import digests
+from ucm import native
 from ucm.plan import HostSlots
 
-__all__ = ["digests_of"]
+__all__ = ["ManyDigests", "digests_of", "find_many"]
+
+_ENTRIES: Final = ("XXH3_64bits_withSeed_dispatch", "XXH3_64bits_withSeed")
+"""Of the library that Python's xxhash is; the first one picks the CPU's widest way."""
+
+
+class ManyDigests:
+    """
+    Hashes many blocks by one call.
+
+    Args:
+        library: Makes the calls.
+
+    Raises:
+        ImportError: xxhash is no package of a library.
+        OSError: Its library is not where it should be.
+        ValueError: It does not export the function, or that says something else.
+    """
+
+    def __init__(self, library: native.Native) -> None:
+        found = importlib.util.find_spec("xxhash._xxhash")
+        xxhash = ctypes.CDLL(found.origin if found else None)
+        entries = [getattr(xxhash, name, None) for name in _ENTRIES]
+        self._digest = next(filter(None, entries), None)
+        if self._digest is None:
+            raise ValueError("xxhash exports no digest")
+        self._many = library.digests
+        self._check()
+
+    def __call__(
+        self, slots: HostSlots, positions: Sequence[int], seeds: Sequence[int]
+    ) -> list[int]:
+        """Return the digest of each block."""
+        pool, count = slots.pool, len(positions)
+        places = slots.slots[list(positions)].astype(np.int64)
+        named = places.tolist()
+        if count and not 0 <= min(named) <= max(named) < len(pool):
+            raise IndexError(f"a slot is not in 0..{len(pool) - 1}")
+        seeds_of, found = np.array(seeds, np.uint64), np.empty(count, np.uint64)
+        self._many(
+            self._digest,
+            *(_address(pool), pool.strides[0], slots.block_bytes, count),
+            *(_address(places), _address(seeds_of), _address(found)),
+        )
+        digests: list[int] = found.tolist()
+        return digests
+
+    def _check(self) -> None:
+        """Hash blocks of several sizes, as xxhash takes each of them in another way."""
+        pool = np.arange(4096, dtype=np.uint32).view(np.uint8).reshape(8, 2048)
+        places, positions, seeds = np.array([5, 0]), (0, 1), (2**63 + 1, 7)
+        for nbytes in (1, 8, 100, 200, 241, 2048):
+            slots = HostSlots(pool, places, nbytes)
+            if self(slots, positions, seeds) != list(_by_one(slots, positions, seeds)):
+                raise ValueError(f"digests of {nbytes} bytes are not xxhash's")
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    """Return where an array begins, at a third of what ``array.ctypes.data`` costs."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _by_one(
+    slots: HostSlots, positions: Iterable[int], seeds: Iterable[int]
+) -> Iterable[int]:
+    for at, seed in zip(positions, seeds, strict=True):
+        yield xxh3_64_intdigest(slots.block(at).data, seed)
+
+
+def find_many(library: native.Native | None) -> ManyDigests | None:
+    """Return what hashes many blocks by one call, if it can be trusted."""
+    if library is None:
+        return None
+    try:
+        return ManyDigests(library)
+    except (ImportError, OSError, ValueError):
+        return None  # another build of xxhash
+
+
+_many = find_many(native.LIBRARY)
 
 
 def digests_of(
@@ -26,18 +115,6 @@ def digests_of(
     Raises:
         IndexError: A slot is not in the pool.
     """
-    if digests.MANY is None or len(positions) == 1:  # one is quicker without arrays
+    if _many is None or len(positions) == 1:  # one is quicker without arrays
         return _by_one(slots, positions, seeds)
-    pool, places = slots.pool, slots.slots[list(positions)].astype(np.int64)
-    named = places.tolist()
-    if named and not 0 <= min(named) <= max(named) < len(pool):
-        raise IndexError(f"a slot is not in 0..{len(pool) - 1}")
-    base, stride = digests.address_of(pool), pool.strides[0]
-    return digests.MANY(base, stride, places, slots.block_bytes, seeds)
-
-
-def _by_one(
-    slots: HostSlots, positions: Iterable[int], seeds: Iterable[int]
-) -> Iterable[int]:
-    for at, seed in zip(positions, seeds, strict=True):
-        yield xxh3_64_intdigest(slots.block(at).data, seed)
+    return _many(slots, positions, seeds)

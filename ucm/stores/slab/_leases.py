@@ -76,11 +76,6 @@ class SlabWriteLease(WriteLease):
         seeds = checksum_seeds(self.keys[part])
         self._checksums[part] = digests_of(self.slots, positions, seeds)
 
-    def seal_as(self, start: int, checksums: Sequence[int]) -> None:
-        """Take the caller's word for checksums; see ``WriteLease``."""
-        self._check()
-        self._checksums[start : start + len(checksums)] = checksums
-
     def seals(self, start: int, stop: int) -> list[int]:
         """Return the checksums of blocks that were sealed; see ``WriteLease``."""
         return self._sealed(range(start, stop))
