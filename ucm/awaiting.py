@@ -55,7 +55,8 @@ def open(  # noqa: A001 - as ``gzip.open`` is
             ``ucm.pipeline.save``.
 
     Raises:
-        ConfigError: A setting cannot be used, or the store does not fit it; on entering.
+        ConfigError: A setting cannot be used, the store does not fit it, or an argument is of
+            another kind; on entering.
         LayoutError: A buffer does not lie as the layout says, or the key space was built
             for another layout; on entering.
         StoreError: The store cannot be opened; on entering.

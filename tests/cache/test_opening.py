@@ -4,6 +4,7 @@
 import mmap
 import sys
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -196,6 +197,43 @@ class TestRefusals:
         with pytest.raises(error):
             ucm.blocking.open(given.pop("config"), **given)
         assert set() == our_threads()
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("config", None),
+            ("config", "/etc/ucm.yaml"),
+            ("layout", KEYSPACE),
+            ("layout", None),
+            ("device", [np.zeros((4, 64), np.uint8)]),
+            ("device", None),
+            ("keyspace", LAYOUT),
+            ("keyspace", "model"),
+            ("store", "/dev/shm/slab"),
+            ("shard", "0"),
+            ("shard", -1),
+            ("shard", 1 << 16),
+            ("before_commit", print),
+        ],
+    )
+    def test_argument_of_another_kind_is_named(self, name: str, value: object) -> None:
+        """R-41: two that were exchanged are an error of ours, which says what to give."""
+        store = MemoryStore(4, LAYOUT.max_block_bytes)
+        given: dict[str, Any] = {
+            "config": {},
+            "layout": LAYOUT,
+            "device": pool_of(),
+            "keyspace": KEYSPACE,
+            "store": store,
+            name: value,
+        }
+        with pytest.raises(ConfigError, match=rf"^{name}=.*: is n") as caught:
+            ucm.blocking.open(given.pop("config"), **given)
+        assert caught.value.remedy
+        assert set() == our_threads()
+        if name != "store":  # closed as if it had been opened
+            with pytest.raises(StoreUnavailableError):
+                store.stats()
 
     @pytest.mark.parametrize("device", [{}, dict.fromkeys(LAYERS, "text")])
     def test_what_is_no_memory_is_refused_where_torch_is_not(

@@ -3,7 +3,9 @@
 
 import contextlib
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
+from typing import Any, Final
 
 from ucm.agent.client import AgentClient
 from ucm.agent.joining import check_tiers, open_client
@@ -15,6 +17,7 @@ from ucm.devices.abc import Device
 from ucm.errors import ConfigError, LayoutError
 from ucm.layout import KVLayout
 from ucm.pipeline.save import OwnStages
+from ucm.pipeline.stage import Chain
 from ucm.registry import load_class
 from ucm.status import serve_status
 from ucm.stores.abc import Store
@@ -23,6 +26,18 @@ from ucm.threads import SYSTEM, Threads
 from ucm.tracing import SETTING_TRANSLATED, Log, close_log, open_log
 
 __all__ = ["open_core"]
+
+_LAST_SHARD: Final = 0xFFFF
+_WANTED: Final[dict[str, tuple[Any, str]]] = {
+    "config": (UCMConfig | Mapping, "Give settings, such as {'store': {...}}."),
+    "layout": (KVLayout, "Make it by ucm.paged_layout(...)."),
+    "device": (Device | Mapping, "Give the buffer of each layer by its name."),
+    "keyspace": (KeySpace, "Make it by ucm.keyspace_of(layout, ...)."),
+    "store": (Store | None, "Leave it out, or give one that is open."),
+    "shard": (Integral, "Give the number of the part that this process holds."),
+    "before_commit": (Chain | None, "Give Chain.start(...).then(...) of stages."),
+}
+"""Of each argument what it is, and what to give."""
 
 
 def open_core(
@@ -42,45 +57,52 @@ def open_core(
     Returns:
         The core, and what closes it and all else.
     """
-    read = (
-        Configuration(config=config, origins={})
-        if isinstance(config, UCMConfig)
-        else load(config, name="the settings given to ucm.open")
-    )
-    settings = read.config
-    _check_keyspace(keyspace, layout)
-    check_tiers(settings)
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened, contextlib.ExitStack() as unowned:
+        for theirs in (device, store):
+            if isinstance(theirs, Device | Store):
+                unowned.callback(theirs.close)  # until the core does
+        _check_given(
+            *(("config", config), ("layout", layout), ("device", device)),
+            *(("keyspace", keyspace), ("store", store), ("shard", shard)),
+            ("before_commit", before_commit),
+        )
+        read = (
+            Configuration(config=config, origins={})
+            if isinstance(config, UCMConfig)
+            else load(config, name="the settings given to ucm.open")
+        )
+        settings = read.config
+        _check_keyspace(keyspace, layout)
+        check_tiers(settings)
         log = open_log(settings.log, f"cache-{shard}")
         opened.callback(close_log, log)
         if read.translation:
             log.warning(SETTING_TRANSLATED, **read.translation.told())
         if not isinstance(device, Device):
             device = _register(layout, device)
-        with contextlib.ExitStack() as unowned:  # until the core closes them
             unowned.callback(device.close)
-            if store is None:
-                nbytes = layout.max_block_bytes
-                store = open_store(settings.store, block_bytes=nbytes, index_only=False)
+        if store is None:
+            nbytes = layout.max_block_bytes
+            store = open_store(settings.store, block_bytes=nbytes, index_only=False)
             unowned.callback(store.close)
-            _check_slots(store, layout)
-            store.describe(keyspace)
-            client = _client_of(settings, store, log)
-            if client is not None:
-                unowned.callback(client.close)
-            core = Core(
-                settings,
-                layout,
-                device,
-                keyspace,
-                store,
-                shard=ShardId(shard),
-                log=log,
-                threads=threads,
-                before_commit=before_commit,
-                client=client,
-            )
-            unowned.pop_all()
+        _check_slots(store, layout)
+        store.describe(keyspace)
+        client = _client_of(settings, store, log)
+        if client is not None:
+            unowned.callback(client.close)
+        core = Core(
+            settings,
+            layout,
+            device,
+            keyspace,
+            store,
+            shard=ShardId(shard),
+            log=log,
+            threads=threads,
+            before_commit=before_commit,
+            client=client,
+        )
+        unowned.pop_all()
         opened.callback(core.close)
         core.open()
         server = serve_status(
@@ -89,6 +111,21 @@ def open_core(
         if server is not None:
             opened.callback(server.close)
         return core, opened.pop_all()
+
+
+def _check_given(*given: tuple[str, object]) -> None:
+    """
+    Refuse arguments of another kind, such as two that were exchanged.
+
+    Raises:
+        ConfigError: One is; named by the argument.
+    """
+    for name, value in given:
+        kinds, remedy = _WANTED[name]
+        if not isinstance(value, kinds):
+            raise ConfigError(name, type(value).__name__, f"is no {name}", remedy)
+        if isinstance(value, Integral) and not 0 <= int(value) <= _LAST_SHARD:
+            raise ConfigError(name, value, f"is not in 0..{_LAST_SHARD}", remedy)
 
 
 def _client_of(settings: UCMConfig, store: Store, log: Log) -> AgentClient | None:
