@@ -151,9 +151,9 @@ def world(tmp_path):
         made.client.close()
 
 
-def want(client: AgentClient, name: str = "a", seconds: float = 1.0) -> bool:
+def want(client: AgentClient, name: str = "a", seconds: float = 1.0, **more) -> bool:
     """Ask for the blocks of a request."""
-    return client.want(name, KEYS, SIZES, seconds=seconds, hold_s=10.0)
+    return client.want(name, KEYS, SIZES, seconds=seconds, hold_s=10.0, **more)
 
 
 def wait_for_end(client: AgentClient, name: str = "a") -> None:
@@ -288,6 +288,27 @@ class TestNobody:
         world.threads.advance(1.1)
         assert client.is_up
         assert want(client, "b")
+
+    def test_question_amid_a_loss_has_its_end(self, world) -> None:
+        """R-63: nobody waits for the deadline of a want that came just as its agent was lost,
+        for the next one never heard of it."""
+        client, told = world.join(), threading.Event()
+        clock = client._clock
+
+        def amid_want() -> float:
+            client._clock = clock
+            world.agent.hang_up()
+            assert AGENT_LOST == world.told.wait()
+            return clock()
+
+        client._clock = amid_want
+        assert want(client, tell=told.set)
+        world.agent.accept()
+        world.agent.say(WELCOME)
+        assert AGENT_JOINED == world.told.wait()
+        assert told.is_set()
+        assert not client.is_pending("a")
+        assert client.answer("a") is None
 
     def test_agent_that_is_stopped_costs_one_deadline(self, world) -> None:
         """R-63: one that says nothing to a want in its time is no longer asked, until it

@@ -71,6 +71,16 @@ AGENT = (
         killers=(f"{_NOBODY}::test_agent_that_is_stopped_costs_one_deadline",),
     ),
     Mutant(
+        name="want_amid_a_loss_is_waited_for",
+        why="A request waits for all of its deadline for an agent that is gone.",
+        file="ucm/agent/client.py",
+        find="        self.call(lambda: self._ask(ask))\n",
+        replace="        self.call(lambda: self.send(ask))\n",
+        killers=(
+            "tests/agent/test_client.py::TestNobody::test_question_amid_a_loss_has_its_end",
+        ),
+    ),
+    Mutant(
         name="silent_to_who_has_no_time",
         why="A look-up with hardly any time left ends the fetches of all others.",
         file=_CLIENT,

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -37,6 +37,7 @@ from ucm.agent.protocol import (
     ToAgent,
     Told,
     Welcome,
+    check_media,
     decode_frame,
     encode_frame,
     frame_bytes,
@@ -207,7 +208,7 @@ class AgentClient:
             only=None if only is None else list(only),
             priority=priority,
         )
-        self.call(lambda: self.send(ask))
+        self.call(lambda: self._ask(ask))
         return True
 
     def is_pending(self, request_id: str) -> bool:
@@ -309,7 +310,7 @@ class AgentClient:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:
             message = await self._receive(reader)
-            _check_media(message, len(self.media))
+            check_media(message, len(self.media))
             self._silent_until = self._next_word(message)
             if self._is_told_silent:
                 self._is_told_silent = False
@@ -361,6 +362,15 @@ class AgentClient:
             return
         self._writer.write(encode_frame(message))
 
+    def _ask(self, ask: Ask) -> None:
+        """Send a want; one that came just as its agent was lost has its end."""
+        if self._is_up:
+            self.send(ask)
+            return
+        self._pending.pop(ask.number, None)
+        if (tell := self._tellers.pop(ask.number, None)) is not None:
+            tell()
+
     def _leave(self) -> None:
         self._waker.set()  # for good: from now on nobody pauses
         self._hang_up()
@@ -382,19 +392,3 @@ class AgentClient:
             tell()
         if was_up and not self._is_closing.is_set():
             self._log.warning(AGENT_LOST, error=str(problem))
-
-
-def _check_media(message: FromAgent, num_tiers: int) -> None:
-    """
-    See that what is told is of tiers that there are: who hears it counts on that.
-
-    Raises:
-        MessageError: It is not.
-    """
-    media: Iterable[int] = ()
-    if isinstance(message, Done):
-        media = message.media
-    elif isinstance(message, Told):
-        media = (entry.medium for entry in message.entries)
-    if not all(0 <= medium <= num_tiers for medium in media):
-        raise MessageError(f"it tells of a tier behind the last of {num_tiers}")

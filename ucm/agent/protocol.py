@@ -10,7 +10,7 @@ side believes the other: what is too long, or no message, ends the connection.
 import hashlib
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -41,6 +41,7 @@ __all__ = [
     "ToAgent",
     "Told",
     "Welcome",
+    "check_media",
     "decode_frame",
     "digest_of",
     "encode_frame",
@@ -261,3 +262,19 @@ def peer_uid(connected: socket.socket) -> int:
 def within(directory_fd: int, name: str) -> Path:
     """Return a short path of a file in an open directory: a socket's may not be long."""
     return Path(f"/proc/self/fd/{directory_fd}/{name}")
+
+
+def check_media(message: FromAgent, num_tiers: int) -> None:
+    """
+    See that what is told is of tiers that there are: who hears it counts on that.
+
+    Raises:
+        MessageError: It is not.
+    """
+    media: Iterable[int] = ()
+    if isinstance(message, Done):
+        media = message.media
+    elif isinstance(message, Told):
+        media = (entry.medium for entry in message.entries)
+    if not all(0 <= medium <= num_tiers for medium in media):
+        raise MessageError(f"it tells of a tier behind the last of {num_tiers}")
