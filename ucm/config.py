@@ -156,7 +156,7 @@ class StoreConfig:
     )
     path: str = field(
         attrs.Factory(default_store_path),
-        "Directory of the slab: below `/dev/shm` for DRAM, or on a local disk.",
+        "Directory of the slab, in memory: below `/dev/shm` or on another tmpfs.",
     )
     capacity: int = field(
         4 << 30,
@@ -210,7 +210,7 @@ class QueueConfig:
     )
     staging_bytes: int = field(
         256 << 20,
-        "Pinned memory for slots that cannot be pinned, such as those on a disk.",
+        "Pinned memory for slots that cannot be pinned where they lie.",
         read=read_size,
         least=1,
     )
