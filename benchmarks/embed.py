@@ -2,10 +2,12 @@
 """
 For how long the library holds the loop of a host that saves under load.
 
-Each callback on the host's loop is timed while a hundred requests a second save some
-blocks and await both moments, and a heartbeat beats beside them: in CPU time of the loop's
+Each callback on the host's loop is timed while a hundred or a thousand requests a second save
+some blocks and await both moments, and a heartbeat beats beside them: in CPU time of the loop's
 thread, since wall time counts what other threads and processes take meanwhile. The *control*
-awaits as much and saves nothing; both are measured in turn. Run ``python -m benchmarks.embed``.
+awaits as much and saves nothing; both are measured in turn. Where little goes on, the CPU has
+forgotten the way of a save by the next one, which takes ten times as long then as amid others.
+Run ``python -m benchmarks.embed``.
 """
 
 import asyncio
@@ -24,7 +26,6 @@ from benchmarks.stores import MEMORY
 from ucm.cache.aio import Cache
 
 LAYERS, NUM_BLOCKS, TOKENS = 8, 1024, 16
-PER_SECOND = 100
 
 
 class Watch:
@@ -52,7 +53,9 @@ class Watch:
 
 
 async def measure(
-    request: Callable[[int, Watch], Coroutine[Any, Any, None]], numbers: range
+    request: Callable[[int, Watch], Coroutine[Any, Any, None]],
+    numbers: range,
+    per_second: int,
 ) -> Watch:
     """Return what was seen while requests come at a rate."""
     watch = Watch()
@@ -70,13 +73,15 @@ async def measure(
         asyncio.events.Handle._run = timed  # type: ignore[assignment,method-assign] # noqa: SLF001
         for number in numbers:
             group.create_task(request(number, watch))
-            await asyncio.sleep(1 / PER_SECOND)
+            await asyncio.sleep(1 / per_second)
         asyncio.events.Handle._run = run  # type: ignore[method-assign] # noqa: SLF001
         beating.cancel()
     return watch
 
 
-async def embed(blocks: int, scale: Scale, path: str) -> list[tuple[Watch, Watch]]:
+async def embed(
+    blocks: int, per_second: int, scale: Scale, path: str
+) -> list[tuple[Watch, Watch]]:
     """Return what was seen without and with saves, in turn."""
     shape = (NUM_BLOCKS, 2, TOKENS, 64)
     pool = {f"layer.{at}": np.ones(shape, np.uint8) for at in range(LAYERS)}
@@ -88,7 +93,7 @@ async def embed(blocks: int, scale: Scale, path: str) -> list[tuple[Watch, Watch
         "store": {"path": path, "capacity": "256MiB"},
         "log": {"level": "warning"},
     }
-    each = PER_SECOND * (1 if scale.is_quick else 5)
+    each = per_second * (1 if scale.is_quick else 5)
     prompts = [
         [number.to_bytes(16, "big") + at.to_bytes(16, "big") for at in range(blocks)]
         for number in range(scale.samples * each)
@@ -112,18 +117,17 @@ async def embed(blocks: int, scale: Scale, path: str) -> list[tuple[Watch, Watch
     async with ucm.open(config, layout=layout, device=pool, keyspace=keyspace) as cache:
         for start in range(0, len(prompts), each):
             numbers = range(start, start + each)
-            control = await measure(nothing, numbers)
-            seen.append(
-                (control, await measure(functools.partial(save, cache), numbers))
-            )
+            control = await measure(nothing, numbers, per_second)
+            saves = functools.partial(save, cache)
+            seen.append((control, await measure(saves, numbers, per_second)))
     return seen
 
 
-def measured(blocks: int, scale: Scale) -> Told:
-    """Tell of requests of one size."""
-    case = f"{blocks} blocks a save, {PER_SECOND} a second"
+def measured(blocks: int, per_second: int, scale: Scale) -> Told:
+    """Tell of requests of one size, at one rate."""
+    case = f"{blocks} blocks a save, {per_second} a second"
     with tempfile.TemporaryDirectory(dir=MEMORY) as path:
-        seen = asyncio.run(embed(blocks, scale, path))
+        seen = asyncio.run(embed(blocks, per_second, scale, path))
 
     def figure(
         what: str, samples: list[list[float]], share: int, target: str = ""
@@ -142,7 +146,11 @@ def measured(blocks: int, scale: Scale) -> Told:
         yield figure(f"{what} late", [watch.late for watch in some], 99)
 
 
-CASES = {"few": functools.partial(measured, 4), "many": functools.partial(measured, 64)}
+CASES = {
+    "few": functools.partial(measured, 4, 100),
+    "many": functools.partial(measured, 64, 100),
+    "often": functools.partial(measured, 4, 1000),
+}
 
 
 if __name__ == "__main__":

@@ -49,7 +49,15 @@ CAPACITY = 16 * 49_152
 _SLAB = str(Path(slab_package.__file__).parent)
 _ONLY_LOOK = {
     *("_check", "_check_owner", "_find_loss", "check", "check_index", "fit"),
-    *("mount_of", "require_memory", "open", "_cgroups", "memory_rooms", "_number_of"),
+    *(
+        "is_in_memory",
+        "mount_of",
+        "require_memory",
+        "open",
+        "_cgroups",
+        "memory_rooms",
+        "_number_of",
+    ),
 }
 KEYS = make_keys(400)
 KEPT = KEYS[:24]

@@ -10,14 +10,14 @@ import pytest
 
 from tests.stores.index_kit import Index
 from tests.stores.slab_killer import Killer
-from ucm.stores.slab import mount_of
+from ucm.stores.slab import is_in_memory
 
 
 @pytest.fixture
 def disk_path() -> Iterator[Path]:
     """Return a directory on a disk; skip where there is none."""
     with tempfile.TemporaryDirectory(prefix="ucm-test-", dir="/var/tmp") as made:
-        if mount_of(Path(made)).kind == "tmpfs":
+        if is_in_memory(Path(made)):
             pytest.skip("/var/tmp is memory here")
         yield Path(made)
 

@@ -29,7 +29,7 @@ LIVES = (
 )
 ONLY_LOOK = {
     *("_check", "_check_owner", "_find_loss", "check", "check_index"),
-    *("fit", "mount_of", "require_memory", "open"),
+    *("fit", "is_in_memory", "mount_of", "require_memory", "open"),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.stores.slab_kit import SLOT_BYTES, die, open_slab
 from ucm.config import StoreConfig
 from ucm.errors import ConfigError
-from ucm.stores.slab import SlabStore, look
+from ucm.stores.slab import Mount, SlabStore, _files, look
 from ucm.stores.slab._layout import IndexLayout
 from ucm.testing.store_blocks import load, make_keys, make_keyspace, payload, save
 
@@ -241,6 +241,13 @@ class TestPlaces:
         ).problems
         assert "a slab is memory" in str(problem)
         assert [] == [*disk_path.iterdir()]
+
+    def test_memory_that_the_table_of_mounts_lacks_is_taken(
+        self, tmp_path, monkeypatch
+    ):
+        """A sandbox may tell little: the kernel's word on the path counts."""
+        monkeypatch.setattr(_files, "mount_of", lambda root: Mount())
+        open_slab(tmp_path / "s").close()
 
     @pytest.mark.parametrize("place", ["/proc/ucm", "/sys/ucm"])
     def test_what_is_no_place_for_files_is_refused_at_once(self, place):

@@ -12,7 +12,7 @@ from ucm.cli.measuring import Plan, Row, measure_disk, measure_store, workplace
 from ucm.cli.output import console, json_option, say_json, table
 from ucm.cli.telling import SIZE, examples, plain
 from ucm.settings import size_text
-from ucm.stores.slab import mount_of
+from ucm.stores.slab import is_in_memory
 
 __all__ = ["bench"]
 
@@ -67,7 +67,7 @@ def bench(
 def _measure(path: Path, plan: Plan) -> dict[str, Any]:
     click.echo(f"measuring in {plain(str(path))}", err=True)
     with workplace(path, plan.size) as folder:
-        in_memory = mount_of(folder).kind == "tmpfs"
+        in_memory = is_in_memory(folder)
         rows: list[Row]
         if in_memory:
             rows, is_direct = list(measure_store(folder, plan)), False

@@ -5,7 +5,7 @@ from ucm.stores.slab._compact import Compacted, compact
 from ucm.stores.slab._explain import Explanation, explain
 from ucm.stores.slab._facts import ClassFacts, SlabFacts, facts_of
 from ucm.stores.slab._look import SlabLook, look
-from ucm.stores.slab._memory import Mount, mount_of
+from ucm.stores.slab._memory import Mount, is_in_memory, mount_of
 from ucm.stores.slab._room import Room
 from ucm.stores.slab._store import SlabStore
 from ucm.stores.slab._survey import Blocks, ClassSurvey, SlabSurvey
@@ -27,6 +27,7 @@ __all__ = [
     "compact",
     "explain",
     "facts_of",
+    "is_in_memory",
     "look",
     "mount_of",
     "verify",

@@ -36,7 +36,7 @@ import numpy as np
 from ucm.config import HugePages
 from ucm.errors import ConfigError
 from ucm.stores.slab._extents import Geometry
-from ucm.stores.slab._memory import advise, mount_of, populate
+from ucm.stores.slab._memory import advise, is_in_memory, mount_of, populate
 
 __all__ = [
     "ARENA",
@@ -306,12 +306,11 @@ def require_memory(root: Path) -> None:
         ConfigError: It lies on a disk, or on what is no place for files at all.
         OSError: It cannot be asked.
     """
-    kind = mount_of(root, Path("/")).kind
-    if kind != "tmpfs":
+    if not is_in_memory(root):
         raise ConfigError(
             "store.path",
             str(root),
-            f"it lies on {kind}, and a slab is memory",
+            f"it lies on {mount_of(root).kind}, and a slab is memory",
             "Put it below /dev/shm, or on another tmpfs. What is to outlast the machine's "
             "memory goes to a tier below the slab, such as tiers: [{type: disk, path: ...}]",
         )

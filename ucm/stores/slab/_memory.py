@@ -27,6 +27,7 @@ __all__ = [
     "Mount",
     "advise",
     "has_huge_pages",
+    "is_in_memory",
     "mount_of",
     "nodes_of",
     "populate",
@@ -36,6 +37,7 @@ __all__ = [
 _MADV_POPULATE_WRITE = 23
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235}
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_TMPFS_MAGIC = 0x01021994
 _MPOL_BIND, _MPOL_INTERLEAVE = 2, 3
 _AGAIN = {errno.EINTR, errno.EAGAIN}
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -198,6 +200,26 @@ class Mount:
     place: str = ""
     kind: str = "an unknown file system"
     options: str = "unknown"
+
+
+def is_in_memory(root: Path) -> bool:
+    """
+    Return whether a path lies on tmpfs, or would if it were made.
+
+    The kernel is asked (statfs(2)): the table of mounts need not have every device.
+
+    Raises:
+        OSError: It cannot be asked.
+    """
+    told = (ctypes.c_long * 32)()  # struct statfs, with some room behind it
+    fd = os.open(root if root.exists() else root.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if _libc.fstatfs(fd, told):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        os.close(fd)
+    return told[0] == _TMPFS_MAGIC
 
 
 def mount_of(root: Path, system: Path = Path("/")) -> Mount:
