@@ -193,3 +193,7 @@ class LocalCPU:
     def close(self) -> None:
         """Let go of its memory."""
         self._backend.memory_allocator.close()  # all else of its ``close`` counts tokens
+
+
+if __name__ == "__main__":
+    print(interpreter())

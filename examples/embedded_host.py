@@ -7,7 +7,6 @@ Run ``python examples/embedded_host.py``; the second time finds what the first s
 """
 
 import asyncio
-import tempfile
 
 import numpy as np
 
@@ -22,7 +21,7 @@ KEYSPACE = ucm.keyspace_of(
     LAYOUT, model="sums", weights="1", kv_dtype="int64", engine="example"
 )
 HASHER = ucm.PrefixHasher(KEYSPACE, TOKENS)
-CONFIG = {"store": {"path": f"{tempfile.gettempdir()}/ucm-host", "capacity": "4MiB"}}
+CONFIG = {"store": {"path": "/dev/shm/ucm-host", "capacity": "4MiB"}}
 
 
 def compute(tokens: list[int], blocks: list[int], done: int) -> None:

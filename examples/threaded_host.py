@@ -7,7 +7,6 @@ blocks: what a turn needs of those before it comes from the cache, also after a 
 """
 
 import queue
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,7 +20,7 @@ KEYSPACE = ucm.keyspace_of(
     LAYOUT, model="sums", weights="1", kv_dtype="int64", engine="threads 1.0"
 )
 HASHER = ucm.PrefixHasher(KEYSPACE, TOKENS)
-CONFIG = {"store": {"path": f"{tempfile.gettempdir()}/ucm-chat", "capacity": "4MiB"}}
+CONFIG = {"store": {"path": "/dev/shm/ucm-chat", "capacity": "4MiB"}}
 FREE: queue.SimpleQueue[int] = queue.SimpleQueue()
 
 

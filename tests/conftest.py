@@ -27,7 +27,7 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     # Threads that spin at the end of each loop starve each other on a busy machine.
     "GOMP_SPINCOUNT": "100",
-    # Slabs are memory; ``disk_path`` is a disk. Temporary files go with each test.
+    # Slabs are memory. What is to lie on a disk has a fixture of its own.
     "PYTEST_DEBUG_TEMPROOT": "/dev/shm",
     # On a GPU: kernels for float32 that keep all its digits, as the CPU's do.
     "TRITON_F32_DEFAULT": "ieee",

@@ -17,6 +17,22 @@ PAGE = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "embedded_host.py"
 
 
+def run(example: Path, tmp_path: Path) -> str:
+    """Run an example over a store of our own; return what it prints."""
+    text = example.read_text(encoding="utf-8")
+    assert 1 == text.count('"/dev/shm/ucm-')
+    mine = tmp_path / example.name
+    mine.write_text(text.replace('"/dev/shm/ucm-', f'"{tmp_path}/'), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(mine)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_host_written_from_the_page_alone_finds_what_it_stored(tmp_path: Path) -> None:
     """R-41: in at most 60 lines, with the right answers, and from a store that an
@@ -24,14 +40,7 @@ def test_host_written_from_the_page_alone_finds_what_it_stored(tmp_path: Path) -
     assert 60 >= len(EXAMPLE.read_text(encoding="utf-8").splitlines())
     loaded = []
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, str(EXAMPLE)],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        told = re.findall(r"(\d+) blocks, (\d+) loaded", done.stdout)
+        told = re.findall(r"(\d+) blocks, (\d+) loaded", run(EXAMPLE, tmp_path))
         assert 6 == len(told)
         loaded.append([(int(blocks), int(found)) for blocks, found in told])
     assert (5, 0) == loaded[0][0]
@@ -45,14 +54,8 @@ def test_host_with_threads_finds_what_conversations_had_before(tmp_path: Path) -
     example = EXAMPLE.with_name("threaded_host.py")
     assert 60 >= len(example.read_text(encoding="utf-8").splitlines())
     for turn in range(2):
-        done = subprocess.run(
-            [sys.executable, str(example)],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        told = re.findall(r"user \d: (\d+) of (\d+) blocks loaded", done.stdout)
+        said = run(example, tmp_path)
+        told = re.findall(r"user \d: (\d+) of (\d+) blocks loaded", said)
         assert 8 * 3 == len(told)
         if turn:
             assert all(loaded == blocks for loaded, blocks in told)

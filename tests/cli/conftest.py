@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where slabs of these tests lie."""
 
-from tests.stores.conftest import memory_path
+from tests.stores.conftest import disk_path, memory_path
 
-__all__ = ["memory_path"]
+__all__ = ["disk_path", "memory_path"]

@@ -162,6 +162,26 @@ class TestFindings:
         assert not any("round trip" == each["check"] for each in findings)
         assert answers + 1 == len(asked)
 
+    def test_store_is_tried_where_only_its_own_mount_is_memory(
+        self, tmp_path, monkeypatch
+    ):
+        """X-12: as in a pod with a mount for the slab; nothing is tried beside what is there."""
+        path = tmp_path / "mount"
+        path.mkdir(0o700)
+        monkeypatch.setattr(doctor_module, "is_in_memory", path.__eq__)
+        options = ("doctor", "--json", "--kv-transfer-config", engine(path))
+        for there, told in ((False, f"blocks in {path}"), (True, "is no memory")):
+            if there:
+                open_slab(path).close()
+            findings = call(*options).json()["findings"]
+            (text,) = (e["text"] for e in findings if e["check"] == "round trip")
+            assert told in text
+
+    def test_slab_on_a_disk_is_one_finding(self, disk_path):
+        """What is wrong is the place, and not the number of slots there."""
+        (text,) = examined(transfer=engine(disk_path / "slab"))
+        assert "a slab is memory" in text
+
     def test_backend_that_is_down_is_found(self, tmp_path):
         """A tier can be tried before it is configured; what is not there is wrong, and
         text that is no tier is the caller's."""

@@ -384,4 +384,14 @@ BACKENDS = (
             "tests/backends/test_disk_runs.py::TestCutting::test_neighbours_travel_together",
         ),
     ),
+    Mutant(
+        name="memory_beside_a_page_goes_directly",
+        why="A drive refuses it: what lies so is never stored, nor found.",
+        file=_DRIVE,
+        find="        if self.is_direct and address % PAGE:\n",
+        replace="        if False:\n",
+        killers=(
+            "tests/backends/test_disk_drive.py::TestDirect::test_memory_may_lie_anywhere",
+        ),
+    ),
 )

@@ -352,16 +352,3 @@ class TestCapacity:
             for path in memory_path.iterdir():
                 path.unlink()
         assert line > 100
-
-    def test_disk_has_all_of_its_memory_at_once(self, tmp_path):
-        """On a disk, which is experimental, every class has its blocks as well."""
-        for capacity in (CAPACITY, 2 * CAPACITY, CAPACITY // 2):
-            with (
-                open_class(tmp_path / "s", SMALL, capacity) as one,
-                open_class(tmp_path / "s", LARGE, capacity) as two,
-            ):
-                assert one._slab.arena.populated.all()
-                save(one, EVERY[:10])
-                save(two, EVERY[20:23])
-                assert (EVERY[:10], EVERY[20:23]) == (stored(one), stored(two))
-                check(one, two)

@@ -385,10 +385,9 @@ class AgentClient:
             self._writer = None
         was_up, self._is_up = self._is_up, False
         self._silent_until, self._is_told_silent = 0.0, False
-        tellers = list(self._tellers.values())
-        for each in (self._pending, self._open, self._answers, self._tellers):
+        for each in (self._pending, self._open, self._answers):
             each.clear()
-        for tell in tellers:
-            tell()
+        while self._tellers:  # of a want that comes meanwhile ``_ask`` tells, or this
+            self._tellers.popitem()[1]()
         if was_up and not self._is_closing.is_set():
             self._log.warning(AGENT_LOST, error=str(problem))

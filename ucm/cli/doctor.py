@@ -29,7 +29,7 @@ from ucm.doctor.sizing import (
 )
 from ucm.doctor.tiers import check_tier
 from ucm.doctor.trial import try_round_trip
-from ucm.stores.slab import SlabLook, look
+from ucm.stores.slab import SlabLook, is_in_memory, look
 
 __all__ = ["doctor"]
 
@@ -199,7 +199,7 @@ def _check_store(
     directory, seen = asked
     yield from check_place(store, seen, block_bytes)
     if tries and seen.rooms:
-        yield _try(directory)
+        yield _try(directory, Path(store.path))
     if sized is not None:
         yield from check_sizes(
             *sized,
@@ -236,7 +236,12 @@ def _existing(path: Path) -> Path:
     return Path("/")
 
 
-def _try(directory: Path) -> Finding:
+def _try(directory: Path, path: Path) -> Finding:
+    """Try a store beside the slab, or in its place where that is a mount of its own."""
+    if not is_in_memory(directory):
+        if not path.is_dir() or any(path.iterdir()):
+            return note("round trip", f"not tried: {directory} is no memory")
+        directory = path
     if not os.access(directory, os.W_OK):
         return note("round trip", f"not tried: {directory} cannot be written to")
     return try_round_trip(directory)

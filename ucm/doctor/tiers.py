@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 
@@ -121,8 +121,8 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
     for path in read.path:
         place = path if path.is_dir() else path.parent
         tried = within(seconds, lambda place=place: _try_drive(place))  # type: ignore[misc]  # bound now
-        if tried is None or tried[1]:
-            why = tried[1] if tried else "it does not answer"
+        if tried is None or tried.problem:
+            why = tried.problem if tried else "it does not answer"
             return wrong(_CHECK, f"{key} (disk): {place}: {why}", "Look at the mount.")
         free = os.statvfs(place)
         left = free.f_bavail * free.f_frsize + _allocated(path)
@@ -131,12 +131,11 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
             return wrong(
                 _CHECK, text, "Set its capacity to less, or use a larger drive."
             )
-        kind = mount_of(place).kind
-        told.append(f"{path} ({kind})")
-        if not tried[0]:
+        told.append(f"{path} ({tried.kind})")
+        if not tried.takes_direct:
             return warning(
                 _CHECK,
-                f"{key} (disk): {path} ({kind}) takes no O_DIRECT",
+                f"{key} (disk): {path} ({tried.kind}) takes no O_DIRECT",
                 "It works by way of the page cache; a local ext4 or xfs is faster.",
             )
     return fine(
@@ -144,14 +143,23 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
     )
 
 
-def _try_drive(directory: Path) -> tuple[bool, str]:
-    """Return whether a directory takes O_DIRECT, and what prevents files; nothing stays."""
+class _Drive(NamedTuple):
+    """What a directory lies on, whether it takes O_DIRECT, and what prevents files."""
+
+    kind: str = ""
+    takes_direct: bool = False
+    problem: str = ""
+
+
+def _try_drive(directory: Path) -> _Drive:
+    """Try a directory with a file that has no name; nothing of it stays."""
     try:
+        kind = mount_of(directory).kind
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        return False, exc.strerror or "it cannot be asked"
+        return _Drive(problem=exc.strerror or "it cannot be asked")
     try:
-        return _takes_direct(fd), ""
+        return _Drive(kind, _takes_direct(fd))
     finally:
         os.close(fd)
 

@@ -36,7 +36,7 @@ import numpy as np
 from ucm.config import HugePages
 from ucm.errors import ConfigError
 from ucm.stores.slab._extents import Geometry
-from ucm.stores.slab._memory import advise, is_in_memory, mount_of, populate
+from ucm.stores.slab._memory import Mount, advise, is_in_memory, mount_of, populate
 
 __all__ = [
     "ARENA",
@@ -307,10 +307,13 @@ def require_memory(root: Path) -> None:
         OSError: It cannot be asked.
     """
     if not is_in_memory(root):
+        mount = Mount()
+        with contextlib.suppress(OSError):  # it need not be told
+            mount = mount_of(root)
         raise ConfigError(
             "store.path",
             str(root),
-            f"it lies on {mount_of(root).kind}, and a slab is memory",
+            f"it lies on {mount.kind}, and a slab is memory",
             "Put it below /dev/shm, or on another tmpfs. What is to outlast the machine's "
             "memory goes to a tier below the slab, such as tiers: [{type: disk, path: ...}]",
         )

@@ -312,17 +312,16 @@ def entered(
     again if the body leaves nothing in it.
 
     Raises:
-        ConfigError: The directory cannot be made, must not be used, or is to be made on a
-            disk.
+        ConfigError: The directory cannot be made, must not be used, or lies on a disk.
         StoreUnavailableError: Others were creating or joining for too long.
     """
     deadline = time.monotonic() + timeout
     made = False
     while time.monotonic() <= deadline:
         try:
-            if makes:
+            if makes or root.exists():
                 require_memory(root)
-                made |= _make(root)
+            made |= makes and _make(root)
             fd = os.open(root, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError as exc:
             if makes and root.parent.is_dir():

@@ -86,11 +86,11 @@ def look(
     try:
         require_memory(root)
         mount, rooms = _place_of(root, system)
-    except ConfigError as exc:  # a ValueError that says it better
-        return attrs.evolve(found, problems=tuple(problems) or (exc,))
+    except ConfigError as exc:  # before anything is mended there
+        return attrs.evolve(found, problems=(exc,), num_slots=num_slots)
     except (OSError, ValueError) as exc:
-        problems = problems or [_unreadable(root, exc)]
-        return attrs.evolve(found, problems=tuple(problems))
+        told = tuple(problems) or (_unreadable(root, exc),)
+        return attrs.evolve(found, problems=told, num_slots=num_slots)
     missing = max(0, config.capacity - _there(root))
     return attrs.evolve(
         found,
