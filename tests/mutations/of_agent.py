@@ -77,7 +77,7 @@ AGENT = (
         find="        self.call(lambda: self._ask(ask))\n",
         replace="        self.call(lambda: self.send(ask))\n",
         killers=(
-            "tests/agent/test_client.py::TestNobody::test_question_amid_a_loss_has_its_end",
+            "tests/agent/test_client.py::TestNobody::test_question_amid_a_loss_does_not_silence_the_next_agent",
         ),
     ),
     Mutant(
@@ -122,7 +122,7 @@ AGENT = (
         name="lost_agent_keeps_wants",
         why="Requests wait for an agent that was killed.",
         file=_CLIENT,
-        find="        for each in (self._pending, self._open, self._answers, self._tellers):\n            each.clear()\n",
+        find="        for each in (self._pending, self._open, self._answers):\n            each.clear()\n",
         replace="",
         killers=(f"{_NOBODY}::test_agent_that_dies_leaves_nothing_pending",),
     ),

@@ -306,7 +306,7 @@ LIB = (
         name="foreign_key_space_opened",
         why="Blocks of another layout are loaded as if they were the host's.",
         file=_OPENING,
-        find="    _check_keyspace(keyspace, layout)\n",
+        find="        _check_keyspace(keyspace, layout)\n",
         replace="",
         killers=(f"{_OPEN}::test_two_openers_with_different_layouts_do_not_mix",),
     ),
@@ -387,21 +387,5 @@ LIB = (
         killers=(
             f"{_BLOCKING}::TestMistakes::test_store_that_does_not_answer_is_not_waited_for",
         ),
-    ),
-    Mutant(
-        name="arguments_of_another_kind_taken",
-        why="Who exchanges two of them gets an error of Python's out of our code.",
-        file=_OPENING,
-        find="        if not isinstance(value, kinds):\n",
-        replace="        if False:\n",
-        killers=(f"{_OPEN}::test_argument_of_another_kind_is_named",),
-    ),
-    Mutant(
-        name="refused_argument_leaves_a_store_open",
-        why="The caller was told that all is closed if entering fails.",
-        file=_OPENING,
-        find="                unowned.callback(theirs.close)  # until the core does\n",
-        replace="                pass\n",
-        killers=(f"{_OPEN}::test_argument_of_another_kind_is_named",),
     ),
 )
