@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many at once, and what a save costs the thread that asks for it: in counts."""
 
+import gc
 import sys
 from collections import Counter
 
@@ -83,11 +84,13 @@ def calls_of_a_save(
 
             before = sys.gettrace()  # coverage's
             sys._getframe().f_trace_opcodes = True  # Python 3.12 looks before it traces
+            gc.disable()  # what others left would end amid it
             sys.setprofile(note)
             sys.settrace(trace)
             cache.save(keys, blocks, wait_for_room=wait_for_room)
             sys.settrace(before)
             sys.setprofile(None)
+            gc.enable()
             gate.open()
 
     with leaving_nothing(host):

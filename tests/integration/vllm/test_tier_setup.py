@@ -189,4 +189,6 @@ def test_page_has_settings_that_are_taken() -> None:
     (entry,) = extra["secondary_tiers"]
     assert UCMTier is SecondaryTierFactory.get_tier_class(entry)
     ours = {name: entry[name] for name in entry.keys() - {"type", "module_path"}}
-    assert 512 << 30 == load(ours).config.store.capacity
+    config = load(ours).config
+    assert 8 << 30 == config.store.capacity
+    assert ["512GiB"] == [tier["capacity"] for tier in config.tiers]
