@@ -85,7 +85,7 @@ def require_room(home: Path) -> None:
     Raises:
         SystemExit: It does not; says what to do.
     """
-    left = shutil.disk_usage(home).free
+    left = shutil.disk_usage(home).free if home.is_dir() else 0
     if left < NEEDED_BYTES:
         raise SystemExit(
             f"The demo's store is memory: {NEEDED_BYTES >> 20} MiB in {home}, of which "

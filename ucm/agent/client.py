@@ -387,7 +387,10 @@ class AgentClient:
         self._silent_until, self._is_told_silent = 0.0, False
         for each in (self._pending, self._open, self._answers):
             each.clear()
-        while self._tellers:  # of a want that comes meanwhile ``_ask`` tells, or this
-            self._tellers.popitem()[1]()
+        for number in list(
+            self._tellers
+        ):  # of wants that come meanwhile ``_ask`` tells
+            if (tell := self._tellers.pop(number, None)) is not None:  # or just dropped
+                tell()
         if was_up and not self._is_closing.is_set():
             self._log.warning(AGENT_LOST, error=str(problem))

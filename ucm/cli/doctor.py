@@ -199,7 +199,8 @@ def _check_store(
     directory, seen = asked
     yield from check_place(store, seen, block_bytes)
     if tries and seen.rooms:
-        yield _try(directory, Path(store.path))
+        is_free = not (seen.problems or seen.data_bytes)
+        yield _try(directory, Path(store.path) if is_free else None)
     if sized is not None:
         yield from check_sizes(
             *sized,
@@ -236,10 +237,10 @@ def _existing(path: Path) -> Path:
     return Path("/")
 
 
-def _try(directory: Path, path: Path) -> Finding:
-    """Try a store beside the slab, or in its place where that is a mount of its own."""
+def _try(directory: Path, path: Path | None) -> Finding:
+    """Try a store beside the slab, or in *path*, which is free: a mount of its own, maybe."""
     if not is_in_memory(directory):
-        if not path.is_dir() or any(path.iterdir()):
+        if path is None:
             return note("round trip", f"not tried: {directory} is no memory")
         directory = path
     if not os.access(directory, os.W_OK):
