@@ -22,14 +22,15 @@ from examples.chat_server.app import make_app
 from examples.chat_server.chat import Limits
 from examples.chat_server.tiny import make_tiny
 
-_CACHE = Path(tempfile.gettempdir()) / "ucm-chat"
+_MODEL = Path(tempfile.gettempdir()) / "ucm-chat"
+_STORE = "/dev/shm/ucm-chat-server"
 
 
 @click.command()
 @click.argument("model", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=8000, show_default=True, help="0: any that is free.")
-@click.option("--store", default=str(_CACHE / "slab"), show_default=True)
+@click.option("--store", default=_STORE, show_default=True)
 @click.option("--capacity", default="1GiB", show_default=True)
 @click.option("--share", help="Directory that several machines see.")
 @click.option("--line", default=64, show_default=True, help="Requests at a time.")
@@ -47,7 +48,7 @@ def main(
 ) -> None:
     """Serve MODEL, a path or name; without one a tiny model that talks nonsense."""
     transformers.logging.disable_progress_bar()
-    path = model or str(make_tiny(_CACHE))
+    path = model or str(make_tiny(_MODEL))
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     if not tokenizer.chat_template:
         raise click.BadParameter("its tokenizer has no template for chats")

@@ -24,6 +24,7 @@ from examples.chat_server.tiny import make_tiny
 from tests.cache.kit import LIMIT_S, run
 from ucm.errors import PipelineClosedError
 from ucm.integration.transformers import PromptCache
+from ucm.stores.slab import is_in_memory
 
 WORDS = [{"role": "user", "content": "There is only so much of everything."}]
 
@@ -319,6 +320,12 @@ def test_request_that_does_not_come_to_its_end_is_not_waited_for(
 
 
 @pytest.mark.slow
+def test_store_lies_in_memory_unless_told_otherwise() -> None:
+    """X-12: who starts it as the page says has a store where one can be."""
+    (store,) = (each.default for each in serve.params if each.name == "store")
+    assert is_in_memory(Path(store))
+
+
 def test_model_without_a_template_for_chats_is_refused_at_the_start(
     tmp_path: Path, directory: Path
 ) -> None:
