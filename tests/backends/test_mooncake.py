@@ -13,10 +13,11 @@ import pytest
 
 from tests.backends.mooncake_kit import run_inside, why_not
 from ucm.backends.abc import Fetched, Presence, Verdict
-from ucm.backends.mooncake import MooncakeBackend, MooncakeSettings
+from ucm.backends.envelope import Envelope
+from ucm.backends.mooncake import _STAGED_BYTES, MooncakeBackend, MooncakeSettings
 from ucm.errors import ConfigError
 from ucm.settings import read_section
-from ucm.testing.backend_contract import BackendContract, fetch, seal
+from ucm.testing.backend_contract import BackendContract, fetch, fetch_sound, seal
 from ucm.testing.store_blocks import make_keys
 
 KEYS = make_keys(3)
@@ -243,7 +244,7 @@ class TestJoining:
         assert [Presence.ABSENT] * 3 == await backend.exists(KEYS)
         await backend.register(slots[1:])
         sizes = sorted(nbytes for _, nbytes in made[0].registered)
-        assert ([] if protocol == "tcp" else [512] * 3 + [4096, 8192]) == sizes
+        assert ([] if protocol == "tcp" else [1280] * 3 + [4096, 8192]) == sizes
         await backend.aclose()
 
 
@@ -283,9 +284,13 @@ class TestTimeouts:
         } == told
         await backend.aclose()
 
-    async def test_calls_at_a_time_wait_two_time_outs(self):
-        """R-52: their transfers, two for each block, are twice the connections of a node, so
-        that one which has stopped is waited for twice."""
+    @pytest.mark.parametrize(
+        ("nbytes", "parts"), [(4096, 1), (_STAGED_BYTES, 1), (_STAGED_BYTES + 1, 2)]
+    )
+    @pytest.mark.parametrize("threads", [2, 4])
+    async def test_calls_at_a_time_wait_two_time_outs(self, nbytes, parts, threads):
+        """R-52: their transfers, one for a block or two for a large one, are twice the
+        connections of a node, so that one which has stopped is waited for twice."""
         transfers = []
 
         class Counting(FakeClient):
@@ -293,11 +298,35 @@ class TestTimeouts:
                 transfers.append(sum(map(len, addresses)))
                 return super().batch_get_into_multi_buffers(names, addresses, sizes)
 
-        given = settings()
-        backend = MooncakeBackend(fake_native({}, Counting), given)
-        await fetch(backend, make_keys(33))
-        assert 66 == sum(transfers)
-        assert 2 * 16 == given.threads * max(transfers)
+        backend = MooncakeBackend(fake_native({}, Counting), settings(threads=threads))
+        await fetch(backend, make_keys(33), nbytes)
+        assert 33 * parts == sum(transfers)
+        assert 2 * 16 == threads * max(transfers)
+        await backend.aclose()
+
+    async def test_many_threads_move_a_block_each(self):
+        """More of them than there are transfers at a time still move what they are given."""
+        backend = MooncakeBackend(fake_native({}), settings(threads=40))
+        keys = make_keys(41)
+        assert [Verdict.DONE] * 41 == await backend.put([seal(key) for key in keys])
+        assert [True] * 41 == await fetch_sound(backend, keys)
+        await backend.aclose()
+
+
+@pytest.mark.asyncio
+class TestStaging:
+    @pytest.mark.parametrize("protocol", ["tcp", "rdma"])
+    @pytest.mark.parametrize("nbytes", [_STAGED_BYTES, _STAGED_BYTES + 1])
+    async def test_bytes_are_the_same_however_they_go(self, protocol, nbytes):
+        """An object is the envelope and the block, copied before or not, and comes back whole."""
+        objects = {}
+        backend = MooncakeBackend(fake_native(objects), settings(protocol=protocol))
+        blocks = [seal(key, nbytes) for key in KEYS] + [seal(make_keys(4)[3], 4096)]
+        assert [Verdict.DONE] * 4 == await backend.put(blocks)
+        for one in blocks:
+            header = Envelope(one.key, len(one.data), one.checksum).encode()
+            assert header + one.data == objects["ucm/" + one.key.hex()]
+        assert [True] * 3 == await fetch_sound(backend, KEYS, nbytes)
         await backend.aclose()
 
 

@@ -58,8 +58,8 @@ BELOW = (
         name="mooncake_calls_are_long",
         why="R-52: a call waits for one connection after the other, and nobody can end it.",
         file=_MOONCAKE,
-        find="_CALL_BLOCKS = 4\n",
-        replace="_CALL_BLOCKS = 8\n",
+        find="_TRANSFERS = 2 * _LANES\n",
+        replace="_TRANSFERS = 4 * _LANES\n",
         killers=(f"{_TIMEOUTS}::test_calls_at_a_time_wait_two_time_outs",),
     ),
     Mutant(

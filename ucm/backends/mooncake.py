@@ -2,10 +2,16 @@
 """
 Blocks as objects of a Mooncake Store, by its own client.
 
-An object is the envelope and then the block's bytes; both go from and to where they lie. The
-client is native code that blocks, so a few threads call it, and what it was given is its own
+An object is the envelope and then the block's bytes. Over TCP each part of an object is a
+transfer of its own, which costs about as much for the 128 bytes of an envelope as for 64 KB. So a
+block of up to a megabyte is copied to lie behind its envelope, and what is larger, or goes by
+RDMA, goes from and to where it lies.
+
+The client is native code that blocks, so a few threads call it, and what it was given is its own
 until the call has ended: a cancelled verb waits for that. Its time-outs come from the
-environment, which is read when it is first imported, once for a process.
+environment, which is read when it is first imported, once for a process. Nobody can end a call,
+and in it what waits for a connection to a node that has stopped waits for those before it as
+well: transfers at a time are bounded by the connections.
 
 What its codes mean, as version 0.3.13 answers: ``batch_is_exist`` is 1 or 0, and below 0 for
 "could not ask"; reads and writes have a code for each object. An object that is shorter than
@@ -24,9 +30,9 @@ from typing import Any, Self, TypeVar
 import anyio
 import anyio.to_thread
 import attrs
-import numpy as np
 
 from ucm.backends._crew import Crew, Job
+from ucm.backends._mooncake_room import Room, address_of
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
@@ -46,9 +52,10 @@ __all__ = ["MooncakeBackend", "MooncakeSettings"]
 
 _LANES = 16
 """Connections to each node, as many as the client has; four, unless it is told."""
-_CALL_BLOCKS = 4
-"""Of one call, which nobody can end. A block is two transfers, of which each has a connection
-for itself: what waits for one of a node that has stopped waits for those before it as well."""
+_TRANSFERS = 2 * _LANES
+"""At a time, of all threads: who has stopped is waited for twice."""
+_STAGED_BYTES = 1 << 20
+"""A larger block is two transfers over TCP, its envelope and its bytes."""
 _LARGEST_BLOCK = 1 << 30
 _BUFFER_BYTES = 16 << 20
 """Of the client's own, which calls that name their memory do not use."""
@@ -104,27 +111,10 @@ class MooncakeSettings:
     devices: str = field("", "Names of its network cards, separated by commas.")
     replicas: int = field(1, "Copies of each block, on nodes of their own.", least=1)
     prefix: str = field("ucm/", "What names of objects begin with.")
-    threads: int = field(4, "Calls at a time.", least=1)
+    threads: int = field(2, "Calls at a time.", least=1)
     timeout: float = field(
         1.0, "Seconds after which nodes and master are given up.", least=0.1
     )
-
-
-class _Headers:
-    """Room for the envelopes of one call, where the client can find it."""
-
-    def __init__(self) -> None:
-        self.memory = memoryview(bytearray(_CALL_BLOCKS * HEADER_BYTES))
-        self._first = _address(self.memory)
-
-    def __getitem__(self, at: int) -> memoryview:
-        return self.memory[at * HEADER_BYTES : (at + 1) * HEADER_BYTES]
-
-    def beside(self, data: Sequence[memoryview]) -> tuple[list[list[int]], ...]:
-        """Return addresses and lengths of objects, each a header and its bytes."""
-        starts = range(self._first, self._first + len(self.memory), HEADER_BYTES)
-        addresses = [[at, _address(one)] for at, one in zip(starts, data, strict=False)]
-        return addresses, [[HEADER_BYTES, len(one)] for one in data]
 
 
 class MooncakeBackend(Backend):
@@ -142,13 +132,16 @@ class MooncakeBackend(Backend):
         self._copies = native.ReplicateConfig()
         self._copies.replica_num = settings.replicas
         self._crew = Crew(settings.threads, "ucm-mooncake")
-        self._headers: SimpleQueue[_Headers] = SimpleQueue()
+        self._call_transfers = max(1, _TRANSFERS // settings.threads)
+        is_tcp = settings.protocol is _Protocol.TCP
+        self._staged_bytes = _STAGED_BYTES if is_tcp else 0
+        self._rooms: SimpleQueue[Room] = SimpleQueue()
         self._memory: list[memoryview] = []
         """What network cards must know of; tcp needs none."""
         for _ in range(settings.threads):
-            headers = _Headers()
-            self._headers.put(headers)
-            self._know(headers.memory)
+            room = Room(self._call_transfers, self._staged_bytes)
+            self._rooms.put(room)
+            self._know(room.memory)
         self._joining: Job[Any] | None = None
         self._is_open = True
 
@@ -174,8 +167,9 @@ class MooncakeBackend(Backend):
             shared=True,
             durable="node" if self._settings.replicas > 1 else "process",
             max_block_bytes=_LARGEST_BLOCK,
-            batch_blocks=_CALL_BLOCKS * self._settings.threads,
+            batch_blocks=self._call_transfers * self._settings.threads,
             in_flight=self._settings.threads,
+            creates=True,
         )
 
     async def register(self, memory: Sequence[memoryview]) -> None:
@@ -203,7 +197,8 @@ class MooncakeBackend(Backend):
         """Read headers and bytes from whichever nodes have them."""
         pairs = list(zip(keys, targets, strict=True))
         told = [_UNAVAILABLE] * len(keys)
-        return await self._in_calls(pairs, self._get, told)
+        largest = max(map(len, targets), default=0)
+        return await self._in_calls(pairs, self._get, told, largest)
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Write what is not there; of two writers at once the first one's bytes stay."""
@@ -221,6 +216,7 @@ class MooncakeBackend(Backend):
             [blocks[at] for at in missing],
             self._put,
             [Verdict.UNAVAILABLE] * len(missing),
+            max((len(blocks[at].data) for at in missing), default=0),
         )
         for at, verdict in zip(missing, written, strict=True):
             told[at] = verdict
@@ -286,8 +282,9 @@ class MooncakeBackend(Backend):
         items: Sequence[_Item],
         ask: Callable[[Any, Sequence[_Item]], list[_T]],
         told: list[_T],
+        largest: int = 0,
     ) -> list[_T]:
-        """Ask for as many items at a time as one call may carry, on threads."""
+        """Ask for as many items at a time as one call may carry, on threads; each of so many bytes."""
         client = await self._connected() if items else None
         if client is None:
             return told
@@ -295,8 +292,10 @@ class MooncakeBackend(Backend):
         def one(call: slice) -> None:
             told[call] = ask(client, items[call])
 
-        firsts = range(0, len(items), _CALL_BLOCKS)
-        calls = [slice(at, min(at + _CALL_BLOCKS, len(items))) for at in firsts]
+        parts = 1 if largest <= self._staged_bytes else 2
+        step = max(1, self._call_transfers // parts)
+        firsts = range(0, len(items), step)
+        calls = [slice(at, min(at + step, len(items))) for at in firsts]
         await self._crew.run(calls, one, [None] * len(calls))
         return told
 
@@ -306,33 +305,35 @@ class MooncakeBackend(Backend):
         pairs: Sequence[tuple[PackedKey, memoryview]],
     ) -> list[Fetched]:
         names = [self._name(key) for key, _ in pairs]
-        headers = self._headers.get()
+        room = self._rooms.get()
         try:
-            places = headers.beside([target for _, target in pairs])
-            codes = client.batch_get_into_multi_buffers(names, *places)
+            parts = room.parts([target for _, target in pairs])
+            codes = client.batch_get_into_multi_buffers(names, *parts)
             told = []
             for at, (key, target) in enumerate(pairs):
                 if codes[at] == HEADER_BYTES + len(target):
-                    told.append(Envelope.judge(headers[at], key, len(target)))
+                    room.unstage(at, target)
+                    told.append(Envelope.judge(room.header(at), key, len(target)))
                 else:
                     told.append(_failed(client, names[at], codes[at], len(target)))
         finally:
-            self._headers.put(headers)
+            self._rooms.put(room)
         return told
 
     def _put(self, client: Any, blocks: Sequence[Sealed]) -> list[Verdict]:  # noqa: ANN401
-        headers = self._headers.get()
+        room = self._rooms.get()
         try:
             for at, one in enumerate(blocks):
                 envelope = Envelope(one.key, len(one.data), one.checksum)
-                headers[at][:] = envelope.encode()
+                room.header(at)[:] = envelope.encode()
+                room.stage(at, one.data)
             codes = client.batch_put_from_multi_buffers(
                 [self._name(one.key) for one in blocks],
-                *headers.beside([one.data for one in blocks]),
+                *room.parts([one.data for one in blocks]),
                 self._copies,
             )
         finally:
-            self._headers.put(headers)
+            self._rooms.put(room)
         return [_WRITTEN.get(code, Verdict.UNAVAILABLE) for code in codes]
 
     def _name(self, key: PackedKey) -> str:
@@ -364,12 +365,7 @@ def _import_client(timeout: float, key: str) -> Any:  # noqa: ANN401
 
 
 def _register(client: Any, memory: memoryview) -> None:  # noqa: ANN401
-    client.register_buffer(_address(memory), len(memory))
-
-
-def _address(memory: memoryview) -> int:
-    where: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return where
+    client.register_buffer(address_of(memory), len(memory))
 
 
 def _failed(client: Any, name: str, code: int, nbytes: int) -> Fetched:  # noqa: ANN401
