@@ -8,9 +8,11 @@ the slab, compared with their checksums. *Bare* is the client's own library, or 
 I/O, with as many requests in flight, from and to slots of the same slab; it computes no
 checksums. *Hashed* computes one of each block besides: nobody does less who stores no block that
 was damaged and shows none. LMCache and vLLM's tier of files take part where they have such a tier
-(``benchmarks.tiers_peers``). All run in one process, in turns, forwards and backwards; servers have
-processes of their own on the same cores. What the process computed meanwhile is told apart: it does not
-depend on who else computes. Mooncake runs in a network of its own.
+(``benchmarks.tiers_peers``). *Files* are fetched from the drive, as from a mount what other machines have
+put; *page cache* from this machine's own, where there is nothing but copies to be measured. All run in
+one process, in turns, forwards and backwards; servers have processes of their own on the same cores. What
+the process computed meanwhile is told apart: it does not depend on who else computes. Mooncake runs in a
+network of its own.
 
 *start*: how long a disk takes to open, by how it was left. *TTFT*: the real engine's time to the
 first token of one prompt, computed, from the slab, and from each tier with an empty slab; a
@@ -62,7 +64,7 @@ def move_size(
     total //= 8 if scale.is_quick else 1
     blocks = Blocks(max(8, total // nbytes), nbytes)
     with (
-        tempfile.TemporaryDirectory(prefix=f"ucm-{name}-", dir=scale.directory) as home,
+        tempfile.TemporaryDirectory(prefix="ucm-tier-", dir=scale.directory) as home,
         opener(Path(home), blocks) as medium,
     ):
         yield from measure(medium, blocks, case, scale)
@@ -136,6 +138,7 @@ CASES: dict[str, Callable[[Scale], Told]] = {
     "depth": depths,
     "start": start,
     "files": functools.partial(beside_peers, "files"),
+    "page cache": functools.partial(beside_peers, "page cache"),
     "object": functools.partial(move, "object", tiers_bare.objects, 32 << 20),
     "redis": functools.partial(beside_peers, "redis"),
     "mooncake": mooncake,
@@ -146,6 +149,12 @@ CASES: dict[str, Callable[[Scale], Told]] = {
 INSIDE: dict[str, Callable[[Scale], Told]] = {
     "disk": functools.partial(move, "disk", tiers_bare.disk, 128 << 20),
     "files": functools.partial(move, "files", tiers_bare.files, 64 << 20),
+    "page cache": functools.partial(
+        move,
+        "page cache",
+        functools.partial(tiers_bare.files, is_remembered=True),
+        64 << 20,
+    ),
     "redis": functools.partial(move, "redis", tiers_bare.redis, 64 << 20),
     "mooncake": functools.partial(move, "mooncake", tiers_bare.mooncake, 64 << 20),
     "mooncake, TTFT": functools.partial(first_tokens, "mooncake", tiers_bare.mooncake),

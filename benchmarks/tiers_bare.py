@@ -315,20 +315,37 @@ def disk(folder: Path, blocks: Blocks, depth: int = THREADS) -> Iterator[Medium]
     others = lmcache_disk(folder, depth) | vllm_files(folder, is_direct=True)
     if depth != THREADS:
         others = {}
-    yield Medium(
-        "disk", settings, functools.partial(BareDisk, folder, depth=depth), others
-    )
+    bare = functools.partial(BareDisk, folder, depth=depth)
+    yield Medium("disk", settings, bare, others, target=">= 0.8")
+
+
+def _forget(folder: Path) -> None:
+    """Have this machine keep nothing of what files have in memory."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
 
 
 @contextlib.contextmanager
-def files(folder: Path, _: Blocks) -> Iterator[Medium]:
-    """A directory, as a mount would be."""
+def files(folder: Path, _: Blocks, *, is_remembered: bool = False) -> Iterator[Medium]:
+    """
+    A directory, as a mount would be.
+
+    What is fetched from a mount was mostly put by another machine: it is not in this one's
+    memory, unless it is to be remembered.
+    """
     settings = {"type": "files", "path": str(folder / "share"), "capacity": 8 << 30}
     url = f"fs://host:0/{folder / 'lmcache'}"
     others = lmcache_remote(url) | vllm_files(folder, is_direct=False)
-    yield Medium(
-        "files", settings, functools.partial(BareFiles, folder, depth=16), others
-    )
+    bare = functools.partial(BareFiles, folder, depth=16)
+    if is_remembered:
+        yield Medium("files", settings, bare, others)
+    else:
+        forget = functools.partial(_forget, folder)
+        yield Medium("files", settings, bare, others, forget)
 
 
 @contextlib.contextmanager

@@ -42,8 +42,6 @@ PAGE = 4096
 _LIMIT_S = 600.0
 _BUDGET = 11
 """Slots for each block: a fetch may take an eighth of them, and two are lent."""
-TARGETS = {"disk": ">= 0.8"}
-"""Of the agent, as a share of the bare client; any other: 0.85."""
 BARE = {
     "disk": "O_DIRECT",
     "files": "plain files",
@@ -103,6 +101,10 @@ class Bare(Protocol):
         """Remove what would be in the way of writing them anew."""
 
 
+def _nothing() -> None:
+    """Forget nothing."""
+
+
 @attrs.frozen
 class Medium:
     """
@@ -113,12 +115,16 @@ class Medium:
         settings: Of the tier.
         bare: Makes what it is held against; given a *check*, it does that to each block, too.
         others: Further sides by name, which are held against the agent.
+        forget: Called before each fetch, of whichever side.
+        target: Of the agent, as a share of the bare client.
     """
 
     name: str
     settings: dict[str, object]
     bare: Callable[..., Bare]
     others: dict[str, Callable[[Blocks], Bare]] = attrs.Factory(dict)
+    forget: Callable[[], None] = _nothing
+    target: str = ">= 0.85"
 
 
 async def in_pieces(
@@ -232,10 +238,16 @@ class Agent:
             raise AssertionError(set(told))
 
 
-def _side(portal: BlockingPortal, prepare: Any, put: Any) -> Side:  # noqa: ANN401
+def _side(
+    portal: BlockingPortal,
+    prepare: Callable[[], Awaitable[None]],
+    move: Callable[[], Awaitable[None]],
+    forget: Callable[[], None] = _nothing,
+) -> Side:
     def side(_: int) -> Callable[[], object]:
         portal.call(prepare)
-        return lambda: portal.call(put)
+        forget()
+        return lambda: portal.call(move)
 
     return side
 
@@ -257,17 +269,17 @@ def measure(medium: Medium, blocks: Blocks, case: str, scale: Scale) -> Told:
         }
         others |= {name: make(blocks) for name, make in medium.others.items()}
         puts = {AGENT: _side(portal, agent.prepare_put, agent.put)}
-        gets = {AGENT: _side(portal, agent.prepare_get, agent.get)}
+        forget = medium.forget
+        gets = {AGENT: _side(portal, agent.prepare_get, agent.get, forget)}
         for name, one in others.items():
             puts[name] = _side(portal, one.clear, one.put)
-            gets[name] = _side(portal, _nothing, one.get)
+            gets[name] = _side(portal, _nothing_to_prepare, one.get, forget)
         for verb, sides in (("spill", puts), ("fetch", gets)):
             if verb == "fetch":
                 portal.call(agent.are_there)
             named = f"{case}, {verb}"
             times = compare(sides, few)
-            target = TARGETS.get(medium.name, ">= 0.85")
-            yield ratio(times, AGENT, bare, named, target)
+            yield ratio(times, AGENT, bare, named, medium.target)
             yield ratio(times, AGENT, checked, named)
             for name in medium.others:
                 yield ratio(times, AGENT, name, named, ">= 1")
@@ -285,5 +297,5 @@ def measure(medium: Medium, blocks: Blocks, case: str, scale: Scale) -> Told:
         portal.call(agent.close)
 
 
-async def _nothing() -> None:
+async def _nothing_to_prepare() -> None:
     """Prepare nothing."""
