@@ -4,18 +4,22 @@ For how long the library holds the loop of a host that saves under load.
 
 Each callback on the host's loop is timed while a hundred or a thousand requests a second save
 some blocks and await both moments, and a heartbeat beats beside them: in CPU time of the loop's
-thread, since wall time counts what other threads and processes take meanwhile. The *control*
-awaits as much and saves nothing; both are measured in turn. Where little goes on, the CPU has
+thread, since wall time counts what other threads and processes take meanwhile. *Without saves*
+as much is awaited and nothing done, and *a bare wake* is a request that does nothing but wake a
+waiting thread, as each save must that finds the library's own asleep: what a machine takes for
+that no library can save. All are measured in turn. Where little goes on, the CPU has
 forgotten the way of a save by the next one, which takes ten times as long then as amid others.
 Run ``python -m benchmarks.embed``.
 """
 
 import asyncio
+import contextlib
 import functools
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import numpy as np
@@ -79,10 +83,29 @@ async def measure(
     return watch
 
 
+@contextlib.contextmanager
+def waiting_thread() -> Iterator[int]:
+    """Have a thread wait for the number that is written to this descriptor; 2**63 ends it."""
+    fd = os.eventfd(0)
+
+    def wait() -> None:
+        while os.eventfd_read(fd) < 1 << 63:
+            pass
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        yield fd
+    finally:
+        os.eventfd_write(fd, 1 << 63)
+        thread.join()
+        os.close(fd)
+
+
 async def embed(
     blocks: int, per_second: int, scale: Scale, path: str
-) -> list[tuple[Watch, Watch]]:
-    """Return what was seen without and with saves, in turn."""
+) -> list[tuple[Watch, Watch, Watch]]:
+    """Return what was seen without saves, with a bare wake, and with saves, in turn."""
     shape = (NUM_BLOCKS, 2, TOKENS, 64)
     pool = {f"layer.{at}": np.ones(shape, np.uint8) for at in range(LAYERS)}
     nbytes = {name: array[0].nbytes for name, array in pool.items()}
@@ -113,13 +136,26 @@ async def embed(
         for _ in range(2):
             await asyncio.sleep(0.002)
 
+    async def wake(fd: int, number: int, watch: Watch) -> None:
+        watch.watched(functools.partial(os.eventfd_write, fd, 1), watch.calls)
+        await nothing(number, watch)
+
     seen = []
-    async with ucm.open(config, layout=layout, device=pool, keyspace=keyspace) as cache:
-        for start in range(0, len(prompts), each):
-            numbers = range(start, start + each)
-            control = await measure(nothing, numbers, per_second)
-            saves = functools.partial(save, cache)
-            seen.append((control, await measure(saves, numbers, per_second)))
+    with waiting_thread() as fd:
+        async with ucm.open(
+            config, layout=layout, device=pool, keyspace=keyspace
+        ) as cache:
+            requests = (
+                nothing,
+                functools.partial(wake, fd),
+                functools.partial(save, cache),
+            )
+            for start in range(0, len(prompts), each):
+                numbers = range(start, start + each)
+                one, two, three = [
+                    await measure(request, numbers, per_second) for request in requests
+                ]
+                seen.append((one, two, three))
     return seen
 
 
@@ -135,13 +171,15 @@ def measured(blocks: int, per_second: int, scale: Scale) -> Told:
         values = [float(np.percentile(each, share)) * 1e6 for each in samples]
         return Figure.over(case, f"{what}, p{share}", "us", values, target)
 
-    without, with_ = zip(*seen, strict=True)
+    without, wakes, with_ = zip(*seen, strict=True)
     held = [watch.held for watch in with_]
     yield figure("callbacks", held, 50)
     yield figure("callbacks", held, 99, "<= 100")  # R-43
     yield figure("callbacks without saves", [watch.held for watch in without], 99)
+    yield figure("callbacks with a bare wake", [watch.held for watch in wakes], 99)
     for share in (50, 99):
         yield figure("save()", [watch.calls for watch in with_], share)
+        yield figure("a bare wake", [watch.calls for watch in wakes], share)
     for what, some in (("heartbeat", with_), ("heartbeat without saves", without)):
         yield figure(f"{what} late", [watch.late for watch in some], 99)
 
