@@ -40,12 +40,16 @@ def look(how, keys, laid, *, is_down=False, **can):
 
 
 class TestLookAlong:
-    def test_whole_prefix_costs_a_few_questions(self) -> None:
-        """R-53: where all blocks are there, a few of them are asked for, in one call."""
-        told, looks = look(look_along, KEYS[:256], KEYS[:256], shared=True)
-        assert ([THERE] * 256, [16]) == (told, looks)
+    @pytest.mark.parametrize(("count", "asked"), [(1, 1), (8, 3), (64, 9), (256, 17)])
+    @pytest.mark.parametrize("end", [THERE, ABSENT])
+    def test_all_or_nothing_costs_a_few_questions(self, count, asked, end) -> None:
+        """R-53: where all blocks are there, or none is, a few are asked for, in one call; of few
+        blocks fewer, as a look may cost what moving a block does."""
+        laid = KEYS[:count] if end is THERE else []
+        told, looks = look(look_along, KEYS[:count], laid, shared=True)
+        assert ([end] * count, [asked]) == (told, looks)
 
-    @pytest.mark.parametrize("there", [0, 1, 15, 16, 17, 18, 143, 144, 299])
+    @pytest.mark.parametrize("there", [0, 1, 2, 15, 16, 17, 18, 143, 144, 298, 299])
     def test_end_of_what_is_there_is_found(self, there: int) -> None:
         """R-53: a prefix is found to its last block, in three rounds at most."""
         told, looks = look(look_along, KEYS, KEYS[:there], shared=True)

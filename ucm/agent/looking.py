@@ -17,6 +17,8 @@ from ucm.blocks import PackedKey
 __all__ = ["look_along", "look_before_put"]
 
 _PROBES: Final = 16
+_SHARE: Final = 8
+"""Of so many blocks one is asked for at first: mostly all of them are there, or none."""
 
 
 async def look_along(tier: Backend, keys: Sequence[PackedKey]) -> list[Presence]:
@@ -31,9 +33,10 @@ async def look_along(tier: Backend, keys: Sequence[PackedKey]) -> list[Presence]
         return await tier.exists(keys)
     first, stop = 0, len(keys)
     behind = Presence.ABSENT
+    most = max(2, min(_PROBES, len(keys) // _SHARE))
     while first < stop and behind is Presence.ABSENT:
-        step = -(-(stop - first) // _PROBES)
-        probes = range(stop - 1, first - 1, -step)[::-1]
+        step, most = -(-(stop - first) // most), _PROBES
+        probes = sorted({first, *range(stop - 1, first, -step)})
         answers = await tier.exists([keys[at] for at in probes])
         for at, answer in zip(probes, answers, strict=True):
             if answer is not Presence.PRESENT:
