@@ -210,6 +210,14 @@ class TestValues:
         assert f"{section}.{name}" == error.key
         assert "at least" in error.remedy
 
+    @pytest.mark.parametrize("name", ["shutdown", "stuck", "load"])
+    @pytest.mark.parametrize("value", [1e10, float("inf"), float("nan")])
+    def test_time_that_no_lock_can_wait_for_is_refused(self, name, value):
+        """X-09: a time-out is a number of seconds that Python's own waits take."""
+        error = refused({"timeout": {name: value}})
+        assert f"timeout.{name}" == error.key
+        assert "below 1e+09" in error.remedy
+
     @pytest.mark.parametrize("name", ["fence", "shutdown"])
     def test_wait_of_no_time_is_allowed(self, name):
         """The engine may be told never to wait."""

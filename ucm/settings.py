@@ -40,6 +40,8 @@ _GONE = {
     "to a tier, such as disk with durability: power.",
 }
 _T = TypeVar("_T")
+_MOST: typing.Final = 1e9
+"""Below it is each number of seconds: for nine times that no lock waits."""
 
 
 def field(
@@ -172,8 +174,9 @@ def _read_value(
     elif isinstance(value, str) and "\0" in value:
         raise ConfigError(key, value, "has a character 0", "Leave it out.")
     least = metadata["least"]
-    if least is not None and not least <= typing.cast(float, value) < math.inf:
-        remedy = f"Give a finite number of at least {least}."
+    most = _MOST if hint is float else math.inf
+    if least is not None and not least <= typing.cast(float, value) < most:
+        remedy = f"Give a number of at least {least} and below {most:g}."
         raise ConfigError(key, value, "out of range", remedy)
     return float(typing.cast(float, value)) if hint is float else value
 

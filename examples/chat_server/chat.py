@@ -241,7 +241,11 @@ class Chat:
         except anyio.WouldBlock:
             self._unsaved.inc()
             return
-        self._saves.start_soon(self._save, tokens, past, salt)
+        try:
+            self._saves.start_soon(self._save, tokens, past, salt)
+        except RuntimeError:  # the server ends, and saves nothing more
+            self._save_room.release_on_behalf_of(past)
+            self._unsaved.inc()
 
     async def _save(
         self, tokens: torch.Tensor, past: DynamicCache, salt: bytes

@@ -17,6 +17,7 @@ from ucm.agent import calls
 from ucm.agent.spill import Spiller
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.backends.memory import Shelf
+from ucm.errors import StoreUnavailableError
 from ucm.reasons import Reason
 from ucm.stores.wrap import WrapperStore
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, payload, save
@@ -98,6 +99,31 @@ class TestSpill:
             RawSlab(tmp_path / "slab").put(KEYS[0], b"x" * BLOCK_BYTES)
             run_virtual(spill)
             assert [True] * 3 == [lease._has_ended for lease in leases]
+
+    def test_backlog_is_spilled_where_the_slab_tells_nothing_more(self, tmp_path) -> None:
+        """R-55: at the end of an agent another process may hold the slab's lock: what is known
+        of is spilled."""
+
+        class Silent(WrapperStore):
+            is_silent = False
+
+            def changes(self, cursor):
+                if self.is_silent:
+                    raise StoreUnavailableError("its lock is held")
+                return self.inner.changes(cursor)
+
+        async def spill():
+            store = Silent(slab)
+            async with open_core(store, Unruly()) as core:
+                for key in KEYS[:3]:
+                    core.spillers[0].offer(key, BLOCK_BYTES)
+                store.is_silent = True
+                await core.drain()
+                return core.spillers[0].counts
+
+        with open_slab(tmp_path / "slab", 8) as slab:
+            save(slab, KEYS[:3])
+            assert 3 == run_virtual(spill).spilled
 
     def test_a_call_is_of_so_many_bytes_only(self, slab, monkeypatch) -> None:
         """R-52: a block that is larger than a call may be goes alone, and the others as many

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Room on a shared mount, where more is put than it takes."""
 
+import os
+
+import attrs
 import pytest
 
 from tests.backends.test_files import BLOCK, collected, open_files, put
 from ucm.backends.abc import Verdict
+from ucm.testing.backend_contract import seal
 from ucm.testing.store_blocks import make_keys
 
 KEYS = make_keys(6)
@@ -23,3 +27,39 @@ class TestRoom:
         stats = await backend.stats()
         assert (3, 2) == (stats.blocks, stats.evicted_blocks_total)  # and a sixteenth
         await backend.aclose()
+
+    async def test_block_that_cannot_be_removed_takes_its_room(
+        self, tmp_path, monkeypatch
+    ):
+        """A mount that refuses to remove gives no room: what comes is told that it is full."""
+        backend = await open_files(tmp_path / "share", capacity=4 * (BLOCK + 128))
+        await collected(backend)
+        assert [Verdict.DONE] * 4 == await put(backend, *KEYS[:4])
+        unlink = os.unlink
+
+        def refuse(path, **how):
+            if "/blocks/" in os.fspath(path):
+                raise PermissionError(1, "refused", path)
+            unlink(path, **how)
+
+        monkeypatch.setattr(os, "unlink", refuse)
+        assert [Verdict.FULL] == await put(backend, KEYS[4])
+        stats = await backend.stats()
+        assert (4, 0) == (stats.blocks, stats.evicted_blocks_total)
+        await backend.aclose()
+
+    async def test_block_that_is_too_large_is_so_alone(self, tmp_path):
+        """Whoever is put beside it has an answer of its own."""
+        backend = await open_files(tmp_path / "share", capacity=1 << 40)
+        await collected(backend)
+        small = seal(KEYS[0])
+        large = attrs.evolve(small, key=KEYS[1], data=_Long(b""))
+        assert [Verdict.FULL, Verdict.DONE] == await backend.put([large, small])
+        await backend.aclose()
+
+
+class _Long(bytes):
+    """More bytes than any block has, which take no memory."""
+
+    def __len__(self) -> int:
+        return (1 << 30) + 1

@@ -175,6 +175,35 @@ class TestCodes:
         assert [Verdict.ABSENT] * 3 == told
         await backend.aclose()
 
+    async def test_master_that_is_silent_is_asked_once(self):
+        """R-52: each question to it takes a time-out, in a call that nobody can end."""
+        asked = []
+
+        class Silent(FakeClient):
+            def batch_get_into_multi_buffers(self, names, *_):
+                return [-800] * len(names)
+
+            def get_size(self, name):
+                asked.append(name)
+                return -900
+
+        backend = MooncakeBackend(fake_native({}, Silent), settings())
+        told = [one.verdict for one, _ in await fetch(backend, KEYS)]
+        assert ([Verdict.UNAVAILABLE] * 3, 1) == (told, len(asked))
+        await backend.aclose()
+
+    async def test_put_that_its_master_forgets_is_no_answer(self):
+        """A master that was started again amid a put says that there is no such object."""
+
+        class Forgetful(FakeClient):
+            def batch_put_from_multi_buffers(self, names, *_):
+                return [-704] * len(names)
+
+        backend = MooncakeBackend(fake_native({}, Forgetful), settings())
+        put = await backend.put([seal(key) for key in KEYS])
+        assert [Verdict.UNAVAILABLE] * 3 == put
+        await backend.aclose()
+
     async def test_no_room_is_told(self):
         """A store that is full is no store that is away."""
 

@@ -320,6 +320,7 @@ class TestCircuit:
             await anyio.wait_all_tasks_blocked()
             for at in (3.9, 4.0, 4.9, 5.1, 7.2):
                 now[0] = 100.0 + at
+                assert (at >= 4.0) == (backend.wait_s > 0)
                 await backend.exists(KEYS)
             free.set()
         now[0] += 5.0

@@ -9,6 +9,7 @@ import anyio.to_thread
 import pytest
 
 from tests.cache.kit import Host, both_loops, keys_of, leaving_nothing, run
+from ucm.cache import aio
 from ucm.cache.aio import Opening
 from ucm.cache.sync import Cache
 from ucm.errors import PipelineClosedError, PipelineError, StoreUnavailableError
@@ -289,6 +290,31 @@ class TestWrongPlace:
         with leaving_nothing(host):
             asyncio.run(opening.__aenter__())
             run(loop, close)
+
+    def test_waiters_of_a_closed_loop_are_in_nobodys_way(self) -> None:
+        """A loop that was closed with a task that waits hears no more of it; all is closed."""
+        gate = Gate()
+        host = Host(FaultPlan(Fault("reserve", gate)))
+        opening, first = Opening(host.open_core), asyncio.new_event_loop()
+
+        async def committed(cache: aio.Cache) -> None:
+            await cache.save(keys_of(1), [1]).committed
+
+        async def begin() -> None:
+            cache = await opening.__aenter__()
+            waiting.append(asyncio.create_task(committed(cache)))
+            await asyncio.to_thread(gate.wait_reached)
+
+        async def close() -> None:
+            await opening.__aexit__(None, None, None)
+
+        waiting: list[asyncio.Task[None]] = []
+        with leaving_nothing(host):
+            first.run_until_complete(begin())
+            first.close()
+            gate.open()
+            asyncio.run(close())
+        waiting[0]._log_destroy_pending = False
 
     def test_closed_runtime_serves_no_more(self) -> None:
         """A host that begins to serve after the end is told so."""

@@ -13,6 +13,7 @@ from tests.mutations.of_cb import CB
 from tests.mutations.of_chat import CHAT
 from tests.mutations.of_company import COMPANY
 from tests.mutations.of_cost import COST
+from tests.mutations.of_cut import CUT
 from tests.mutations.of_decisions import DECISIONS
 from tests.mutations.of_devices import DEVICES
 from tests.mutations.of_doctor import DOCTOR
@@ -156,6 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *METRICS,
     *COMPANY,
     *COST,
+    *CUT,
     *KILLS,
     *FAULTS,
     *REST,

@@ -5,6 +5,7 @@ What an agent does for one slab: follows its changes, spills, and fetches what i
 Threading: all of it runs on one loop; the slab's verbs are called on a few threads.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -122,7 +123,8 @@ class AgentCore:
 
     async def drain(self) -> None:
         """Take in what was committed by now, and wait until it is spilled."""
-        await self._take_changes()
+        with contextlib.suppress(StoreUnavailableError):  # what is known of is spilled
+            await self._take_changes()
         for spiller in self.spillers:
             await spiller.drained()
 

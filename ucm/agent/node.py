@@ -133,7 +133,7 @@ class Node:
                 await self._stay()
                 accepting.cancel()
                 with anyio.move_on_after(self._config.timeout.shutdown):
-                    for core in self._cores.values():
+                    for core in list(self._cores.values()):  # others may still come
                         await core.drain()
                 self._tell_troubles()
                 self._tell_totals()

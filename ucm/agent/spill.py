@@ -11,7 +11,8 @@ What the tier does not take by its setting is dropped as well (``ucm.agent.admis
 A block goes with the checksum that it has in the slab, and is held against it first. The slab does
 not hold a block while it is read: that its slot is its own is looked at behind that, and again
 behind the put, because the bytes are read then once more: what was recycled under it is
-taken out of the tier. Whoever meets it there before sees that its checksum does not hold.
+taken out of the tier, as far as the tier has answered. Whoever meets it there before, or all the
+same, sees that its checksum does not hold.
 """
 
 import contextlib

@@ -54,6 +54,8 @@ _LANES = 16
 """Connections to each node, as many as the client has; four, unless it is told."""
 _TRANSFERS = 2 * _LANES
 """At a time, of all threads: who has stopped is waited for twice."""
+_CALL_NAMES = 64
+"""Of a call that moves nothing."""
 _STAGED_BYTES = 1 << 20
 """A larger block is two transfers over TCP, its envelope and its bytes."""
 _LARGEST_BLOCK = 1 << 30
@@ -62,7 +64,8 @@ _BUFFER_BYTES = 16 << 20
 _OPENING_S = 5.0
 _NOT_THERE, _TOO_LONG, _TRANSFER_FAILED = -704, -600, -800
 _PRESENCE = {1: Presence.PRESENT, 0: Presence.ABSENT}
-_WRITTEN = {0: Verdict.DONE, -200: Verdict.FULL, _NOT_THERE: Verdict.ABSENT}
+_PUT = {0: Verdict.DONE, -200: Verdict.FULL}
+_DELETED = {0: Verdict.DONE, _NOT_THERE: Verdict.ABSENT}
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
@@ -227,7 +230,7 @@ class MooncakeBackend(Backend):
 
         def ask(client: Any, some: Sequence[PackedKey]) -> list[Verdict]:  # noqa: ANN401
             codes = client.batch_remove([self._name(key) for key in some], force=True)
-            return [_WRITTEN.get(code, Verdict.UNAVAILABLE) for code in codes]
+            return [_DELETED.get(code, Verdict.UNAVAILABLE) for code in codes]
 
         told = [Verdict.UNAVAILABLE] * len(keys)
         return await self._in_calls(keys, ask, told)
@@ -282,9 +285,9 @@ class MooncakeBackend(Backend):
         items: Sequence[_Item],
         ask: Callable[[Any, Sequence[_Item]], list[_T]],
         told: list[_T],
-        largest: int = 0,
+        largest: int | None = None,
     ) -> list[_T]:
-        """Ask for as many items at a time as one call may carry, on threads; each of so many bytes."""
+        """Ask for as many items at a time as one call may carry, on threads; of so many bytes."""
         client = await self._connected() if items else None
         if client is None:
             return told
@@ -292,8 +295,10 @@ class MooncakeBackend(Backend):
         def one(call: slice) -> None:
             told[call] = ask(client, items[call])
 
-        parts = 1 if largest <= self._staged_bytes else 2
-        step = max(1, self._call_transfers // parts)
+        step = _CALL_NAMES
+        if largest is not None:
+            parts = 1 if largest <= self._staged_bytes else 2
+            step = max(1, self._call_transfers // parts)
         firsts = range(0, len(items), step)
         calls = [slice(at, min(at + step, len(items))) for at in firsts]
         await self._crew.run(calls, one, [None] * len(calls))
@@ -309,13 +314,19 @@ class MooncakeBackend(Backend):
         try:
             parts = room.parts([target for _, target in pairs])
             codes = client.batch_get_into_multi_buffers(names, *parts)
-            told = []
+            told, is_silent = [], False
             for at, (key, target) in enumerate(pairs):
-                if codes[at] == HEADER_BYTES + len(target):
+                code = codes[at]
+                if code == HEADER_BYTES + len(target):
                     room.unstage(at, target)
                     told.append(Envelope.judge(room.header(at), key, len(target)))
-                else:
-                    told.append(_failed(client, names[at], codes[at], len(target)))
+                    continue
+                if code == _TRANSFER_FAILED and not is_silent:
+                    # Of a node that is away, or because it is shorter: the master knows,
+                    # unless it is away, too. Each question waits for it then.
+                    code = client.get_size(names[at])
+                    is_silent = code < 0 and code != _NOT_THERE
+                told.append(_failed(code, len(target)))
         finally:
             self._rooms.put(room)
         return told
@@ -334,7 +345,7 @@ class MooncakeBackend(Backend):
             )
         finally:
             self._rooms.put(room)
-        return [_WRITTEN.get(code, Verdict.UNAVAILABLE) for code in codes]
+        return [_PUT.get(code, Verdict.UNAVAILABLE) for code in codes]
 
     def _name(self, key: PackedKey) -> str:
         return f"{self._settings.prefix}{key.hex()}"
@@ -368,12 +379,10 @@ def _register(client: Any, memory: memoryview) -> None:  # noqa: ANN401
     client.register_buffer(address_of(memory), len(memory))
 
 
-def _failed(client: Any, name: str, code: int, nbytes: int) -> Fetched:  # noqa: ANN401
-    """Return what became of a block of which not all came."""
-    if code == _TRANSFER_FAILED:  # of a node that is away, or because it is shorter
-        code = client.get_size(name)
-        if code == HEADER_BYTES + nbytes:
-            return _UNAVAILABLE
+def _failed(code: int, nbytes: int) -> Fetched:
+    """Return what became of a block of which not all came, by a code or the object's length."""
+    if code == HEADER_BYTES + nbytes:
+        return _UNAVAILABLE
     if code == _NOT_THERE:
         return Fetched(Verdict.ABSENT)
     is_other = code >= 0 or code == _TOO_LONG

@@ -319,7 +319,8 @@ class RedisBackend(Backend):
                 continue
             key, data = blocks[at].key, blocks[at].data
             for part, (start, stop) in enumerate(_cuts(len(data)), 1):
-                commands.append(self._set(key, part, data[start:stop]))
+                value = bytes(data[start:stop])  # what is cancelled may still be sent
+                commands.append(self._set(key, part, value))
                 whose.append(at)
         for at, answer in zip(whose, await self._call(commands), strict=True):
             if isinstance(answer, Exception):

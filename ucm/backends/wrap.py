@@ -233,9 +233,9 @@ class BreakerBackend(_GuardedBackend):
     @property
     def wait_s(self) -> float:
         """How long to wait before a call would reach the backend; 0: none."""
-        if not self.is_open:
+        if not self.is_open and not self._is_hung:
             return 0.0
-        if self._is_trying:
+        if self._is_trying or self._is_hung:
             return self._first_pause_s
         return max(0.0, self._until - self._clock())
 

@@ -79,8 +79,8 @@ class Opening(contextlib.AbstractAsyncContextManager["Cache"]):
             try:
                 await host.in_thread(self._opened.close)
             finally:
-                host.close()
                 self._host = None
+                host.close()
 
 
 class Moment(Awaitable[_T], Generic[_T]):
@@ -250,13 +250,13 @@ class Cache:
         """
         self._check_here()
         transfer = self._core.load(keys, blocks, group=group, place=place)
-        cancelled = anyio.get_cancelled_exc_class()
+        cancelled = anyio.get_cancelled_exc_class(), KeyboardInterrupt
         try:
             return await self._wait(transfer.over, self._load_limit)
         except cancelled:
             self._core.cancel(transfer)
             while not transfer.over.is_done:  # however often somebody cancels
-                with contextlib.suppress(cancelled), anyio.CancelScope(shield=True):
+                with contextlib.suppress(*cancelled), anyio.CancelScope(shield=True):
                     await self._wait(transfer.over, self._load_limit)
             raise
 
@@ -338,7 +338,7 @@ class Cache:
         """
         Make blocks invisible, and return how many were stored.
 
-        A save that is under way may store them again: cancel it, or wait for it, first.
+        A save under way may store them again, at its deadline a bit later: cancel it first.
 
         Raises:
             StoreUnavailableError: The store did not answer.

@@ -344,18 +344,18 @@ class Core(Asking):
 
     def _attend(self) -> None:
         """Take in what was asked for, and hand out what there is to poll."""
-        self._take_in()
-        self._let_go()
+        unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
+        self._take_in()  # behind which these have begun
+        self._let_go(unwanted)
         with self._lock:
             notices = self._runtime.poll() if self._is_polled else ()
         for notice in notices:
             self._note(notice)
         self._look_at_line()
 
-    def _let_go(self) -> None:
+    def _let_go(self, unwanted: Sequence[Transfer]) -> None:
         """End what nobody wants any more; what is left ends with the close."""
-        while self._unwanted:
-            orders = self._unwanted.popleft().orders
+        for orders in [each.orders for each in unwanted]:
             with self._lock:
                 if not self._is_open:
                     return

@@ -22,7 +22,7 @@ from ucm.cache.pending import Pending
 from ucm.threads import Threads
 from ucm.waker import LoopWaker
 
-__all__ = ["HostLoop"]
+__all__ = ["HostLoop", "to_its_end"]
 
 _T = TypeVar("_T")
 
@@ -57,7 +57,11 @@ class HostLoop:
         if self._loop is not None:
             self._wake = LoopWaker(self._loop, self._run).wake  # of who is late
             self._waker.close()
-            self._run()
+            while self._calls:
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # it was closed with waiters left
+                    self._run()
 
     @property
     def is_here(self) -> bool:
@@ -78,22 +82,7 @@ class HostLoop:
             with self._is_taken:
                 return function()
 
-        with anyio.CancelScope(shield=True):
-            if _running_trio() is not None:
-                alone = anyio.CapacityLimiter(1)  # however many the host has under way
-                return await anyio.to_thread.run_sync(call, limiter=alone)
-            aside = ThreadPoolExecutor(1, "ucm-aside")
-            called = asyncio.get_running_loop().run_in_executor(aside, call)
-            cut: BaseException | None = None
-            while not called.done():
-                try:
-                    await asyncio.wait([called])
-                except asyncio.CancelledError as exc:  # of a task, which minds no scope
-                    cut = exc
-            aside.shutdown()  # at once: it is idle
-        if cut is not None and called.exception() is None:
-            raise cut
-        return called.result()
+        return await to_its_end(call)
 
     async def wait(self, pending: Pending[Any], limit: float) -> None:
         """Wait until something has ended, for *limit* seconds at most."""
@@ -152,6 +141,30 @@ class HostLoop:
         self._is_woken = False  # first: what comes from now on wakes again
         while self._calls:
             self._calls.popleft()()
+
+
+async def to_its_end(call: Callable[[], _T]) -> _T:
+    """
+    Call on a thread of its own, and to its end, however often somebody cancels.
+
+    Who was cancelled is so behind it; what the call returned is lost then.
+    """
+    with anyio.CancelScope(shield=True):
+        if _running_trio() is not None:
+            alone = anyio.CapacityLimiter(1)  # however many the host has under way
+            return await anyio.to_thread.run_sync(call, limiter=alone)
+        aside = ThreadPoolExecutor(1, "ucm-aside")
+        called = asyncio.get_running_loop().run_in_executor(aside, call)
+        cut: BaseException | None = None
+        while not called.done():
+            try:
+                await asyncio.wait([called])
+            except asyncio.CancelledError as exc:  # of a task, which minds no scope
+                cut = exc
+        aside.shutdown()  # at once: it is idle
+    if cut is not None and called.exception() is None:
+        raise cut
+    return called.result()
 
 
 def _running_trio() -> ModuleType | None:

@@ -29,11 +29,12 @@ class Result:
     What a save or a load came to; a bad end is a value too.
 
     Args:
-        kind: ``COMMITTED``: moved now. ``SKIPPED``: a save of what was stored already.
-            Otherwise how the first part ended that did not succeed.
+        kind: ``COMMITTED``: moved now. ``SKIPPED``: a save of what was stored already, or
+            being stored. Otherwise how the first part ended that did not succeed.
         reason: Why; empty for a success.
         num_blocks: Blocks asked for.
-        leading: How many of them, from the first on, are stored, or loaded, for certain.
+        leading: How many of them, from the first on, are loaded for certain; or stored,
+            or being stored just now by somebody else.
         committed: Blocks that were stored, or loaded, by this call, wherever they are.
         error: Text of the exception behind a failure.
     """
@@ -47,7 +48,7 @@ class Result:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all blocks are stored, or loaded."""
+        """Whether ``leading`` is all of them."""
         return self.leading == self.num_blocks
 
 

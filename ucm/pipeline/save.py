@@ -18,7 +18,7 @@ release, so that they hold no blocks, and before anything is visible.
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NewType
 
 import anyio
@@ -236,10 +236,21 @@ def sealed_blocks(given: Sealed) -> Iterator[tuple[PackedKey, npt.NDArray[np.uin
 
 
 class Commit(CopyStage[Sealed, Finished]):
-    """Publishes the blocks."""
+    """
+    Publishes the blocks.
+
+    Args:
+        forget: Makes blocks invisible again which were withdrawn amid their commit: whoever
+            did so was told that they are not stored, and may have had them forgotten.
+    """
 
     name = "commit"
     worker = STORE_WORKER
+
+    def __init__(
+        self, forget: Callable[[Sequence[PackedKey]], object] | None = None
+    ) -> None:
+        self._forget = forget
 
     def run(self, given: Sealed) -> Finished:
         """Commit once every row is there, but for blocks overwritten meanwhile."""
@@ -249,6 +260,10 @@ class Commit(CopyStage[Sealed, Finished]):
             lease = _lease(ticket)
             granted = [at for at, each in enumerate(lease.positions) if each in lost]
             committed = lease.commit(granted)
+            if self._forget is not None and _is_withdrawn(ticket):
+                self._forget(
+                    [k for at, k in enumerate(lease.keys) if at not in granted]
+                )
             stored = lease.num_stored + len(lease.keys) - len(granted) - committed
             given.outcome = outcome_of_save(
                 len(ticket.span),
@@ -258,6 +273,10 @@ class Commit(CopyStage[Sealed, Finished]):
                 lost_as=ticket.guard.lost_as,
             )
         return Finished(given)
+
+
+def _is_withdrawn(ticket: Ticket) -> bool:
+    return ticket.outcome is not None and ticket.outcome.reason is Reason.WITHDRAWN
 
 
 def _lease(ticket: Ticket) -> WriteLease:
@@ -294,7 +313,7 @@ def save_chain(
         sealed = sealed.join(before_commit)
     if confirms:
         sealed = sealed.then(Confirm())
-    return sealed.then(Commit())
+    return sealed.then(Commit(store.forget))
 
 
 def _check_own(own: OwnStages, before: Chain[Queued, Sealed]) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The face with ``await``: the same, and no loop is held."""
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,26 @@ class TestAwaiting:
 
         run(loop, main)
 
+    def test_what_a_cache_holds_at_the_call_is_saved(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        """A host that goes on with the cache, or crops it, before its save has its turn."""
+        model = model_of(LLAMA)
+        done = generate(model, IDS)
+
+        async def main() -> None:
+            async with PromptCache(config_of(tmp_path), model) as prompts:
+                past, ids = done.past_key_values, done.sequences.clone()
+                saving = prompts.save(ids, past)
+                past.crop(20)
+                ids.zero_()
+                assert 96 == await saving
+                past, num_tokens = await prompts.restore(IDS)
+                assert 96 == num_tokens
+                assert torch.equal(done.sequences, generate(model, IDS, past).sequences)
+
+        run(loop, main)
+
     def test_model_that_is_refused_opens_nothing(
         self, tmp_path: Path, loop: str
     ) -> None:
@@ -105,3 +126,67 @@ class TestAwaiting:
 
         run(loop, main)
         assert [] == [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+class TestCut:
+    """Tasks that are cancelled by asyncio's own means, which know no scope that shields."""
+
+    def test_task_cancelled_while_it_opens_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-42: what a thread opens then, for nobody, is closed."""
+        opens, goes_on = threading.Event(), threading.Event()
+        identify = dynamic.identify
+
+        def late(*args: Any, **options: Any) -> Any:
+            opens.set()
+            assert goes_on.wait(60.0)
+            return identify(*args, **options)
+
+        monkeypatch.setattr(dynamic, "identify", late)
+        prompts = PromptCache(config_of(tmp_path), model_of(LLAMA))
+
+        async def main() -> None:
+            task = asyncio.create_task(prompts.__aenter__())
+            await asyncio.to_thread(opens.wait)
+            task.cancel()
+            goes_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(PipelineClosedError):
+                prompts.cache.match([])
+
+        asyncio.run(main())
+
+    def test_task_cancelled_amid_a_save_ends_with_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-42: the next verb is not given a lane that is still written to, nor waits for it."""
+        model = model_of(LLAMA)
+        done = generate(model, IDS)
+        reached, goes_on = threading.Event(), threading.Event()
+        inner = dynamic.Staging.copy_in
+
+        def copy_in(*args: Any) -> None:
+            reached.set()
+            assert goes_on.wait(60.0)
+            inner(*args)
+
+        monkeypatch.setattr(dynamic.Staging, "copy_in", copy_in)
+
+        async def main() -> None:
+            async with PromptCache(config_of(tmp_path), model, lanes=1) as prompts:
+                saving = prompts.save(done.sequences, done.past_key_values)
+                task = asyncio.create_task(saving)
+                await asyncio.to_thread(reached.wait)
+                for _ in range(3):
+                    task.cancel()
+                    await asyncio.sleep(0)
+                assert not task.done()
+                goes_on.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert 96 == (await prompts.restore(IDS)).num_tokens
+
+        asyncio.run(main())

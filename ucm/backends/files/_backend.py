@@ -191,8 +191,11 @@ class FilesBackend(Backend):
             middle = len(blocks) // 2
             first = await self.put(blocks[:middle])
             return first + await self.put(blocks[middle:])
-        if len(blocks[0].data) > self.capabilities.max_block_bytes:
-            return [Verdict.FULL]
+        largest = max(len(block.data) for block in blocks)
+        if largest > self.capabilities.max_block_bytes:
+            if len(blocks) == 1:
+                return [Verdict.FULL]
+            return [verdict for one in blocks for verdict in await self.put([one])]
         room = await self._make_room(sum(sizes))
         if room is None:
             return told

@@ -226,14 +226,19 @@ class Share:
             files = sorted(self._files())
         except OSError:
             return None
-        left, num_evicted = sum(file.nbytes for file in files), 0
+        left, num_left, num_evicted = sum(file.nbytes for file in files), len(files), 0
         oldest = iter(files if left > most_bytes else ())
         while left > wanted_bytes and (file := next(oldest, None)) is not None:
-            with contextlib.suppress(OSError):  # another machine was faster
+            try:
                 os.unlink(file.path)
                 num_evicted += 1
+            except FileNotFoundError:
+                pass  # another machine was faster
+            except OSError:
+                continue  # it stays, and takes its room
             left -= file.nbytes
-        return Collected(len(files) - num_evicted, left, num_evicted, num_swept)
+            num_left -= 1
+        return Collected(num_left, left, num_evicted, num_swept)
 
     def _sweep(self) -> int:
         """Remove what nobody writes any more (X-03)."""

@@ -15,21 +15,24 @@ Threading: the loop that entered it.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import anyio
-import anyio.to_thread
+import anyio.lowlevel
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from ucm.cache.host_loop import to_its_end
 from ucm.cache.sync import Cache
 from ucm.config import UCMConfig
 from ucm.integration.transformers.dynamic import BlockingPromptCache, Restored
 
 __all__ = ["PromptCache"]
+
+_T = TypeVar("_T")
 
 
 class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
@@ -56,12 +59,17 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
         lanes: int = 4,
         **options: Any,  # noqa: ANN401 - the other face says what they are
     ) -> None:
-        self._open = partial(BlockingPromptCache, config, model, lanes=lanes, **options)
+        self._make = partial(BlockingPromptCache, config, model, lanes=lanes, **options)
         self._limiter = anyio.CapacityLimiter(lanes)
+        self._made = contextlib.ExitStack()
         self._prompts: BlockingPromptCache
 
     async def __aenter__(self) -> Self:
-        self._prompts = await anyio.to_thread.run_sync(self._open)
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(to_its_end, self._made.close)
+            await to_its_end(self._open)
+            await anyio.lowlevel.checkpoint()  # it may have been cancelled meanwhile
+            undo.pop_all()
         return self
 
     async def __aexit__(
@@ -70,8 +78,10 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._prompts.close)
+        await to_its_end(self._made.close)
+
+    def _open(self) -> None:
+        self._prompts = self._made.enter_context(self._make())
 
     @property
     def cache(self) -> Cache:
@@ -86,19 +96,26 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
         salt: bytes = b"",
     ) -> Restored:
         """Return a cache of the longest stored prefix; see ``BlockingPromptCache``."""
-        verb = partial(self._prompts.restore, input_ids, attention_mask, salt=salt)
-        return await anyio.to_thread.run_sync(verb, limiter=self._limiter)
+        return await self._in_line(
+            partial(self._prompts.restore, input_ids, attention_mask, salt=salt)
+        )
 
-    async def save(
+    def save(
         self,
         input_ids: torch.Tensor,
         past_key_values: DynamicCache,
         attention_mask: torch.Tensor | None = None,
         *,
         salt: bytes = b"",
-    ) -> int:
-        """Save what is stored nowhere yet; see ``BlockingPromptCache``."""
-        verb = partial(
-            self._prompts.save, input_ids, past_key_values, attention_mask, salt=salt
-        )
-        return await anyio.to_thread.run_sync(verb, limiter=self._limiter)
+    ) -> Coroutine[Any, Any, int]:
+        """
+        Save what is stored nowhere yet; see ``BlockingPromptCache``.
+
+        What the cache holds at the call counts, whenever this is awaited.
+        """
+        held = self._prompts.hold(input_ids, past_key_values, attention_mask)
+        return self._in_line(partial(self._prompts.save_held, held, salt))
+
+    async def _in_line(self, verb: Callable[[], _T]) -> _T:
+        async with self._limiter:
+            return await to_its_end(verb)

@@ -51,6 +51,23 @@ class Restored(NamedTuple):
     num_tokens: int
 
 
+class Held(NamedTuple):
+    """
+    What a cache held, and of which tokens; nothing that goes on with either changes it.
+
+    Args:
+        states: Its tensors, to which no layer ever writes again.
+        columns: How many tokens they are of.
+        input_ids: See ``BlockingPromptCache.save``,
+        attention_mask: and so this.
+    """
+
+    states: States
+    columns: int
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor | None
+
+
 class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache"]):
     """
     Caches of one model; serves until it is closed.
@@ -209,13 +226,33 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
             LayoutError: The cache is not one of this model over these ids.
             PipelineClosedError: This is closed.
         """
+        return self.save_held(
+            self.hold(input_ids, past_key_values, attention_mask), salt
+        )
+
+    def hold(
+        self,
+        input_ids: torch.Tensor,
+        past_key_values: DynamicCache,
+        attention_mask: torch.Tensor | None,
+    ) -> Held:
+        """
+        Return what a cache holds just now, for ``save_held``; no state is copied.
+
+        Raises:
+            LayoutError: The cache is not one of this model over these ids.
+        """
         states = self._states_of(past_key_values, input_ids)
-        columns = past_key_values.get_seq_length()
-        rows = self._rows(input_ids, attention_mask, columns, salt)
+        mask = None if attention_mask is None else attention_mask.clone()
+        return Held(states, states[0][0].shape[2], input_ids.clone(), mask)
+
+    def save_held(self, held: Held, salt: bytes) -> int:
+        """Save what was held; otherwise as ``save``."""
+        rows = self._rows(held.input_ids, held.attention_mask, held.columns, salt)
         saves: list[Save] = []
         with self._staging.lane(_TURN_S) as lane:
             for at, row in enumerate(rows):
-                self._save(states, at, row, lane, saves)
+                self._save(held.states, at, row, lane, saves)
         done = 0
         with contextlib.suppress(DeviceTimeoutError):
             for save in saves:
@@ -274,7 +311,7 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
 
     def _states_of(self, cache: Any, input_ids: torch.Tensor) -> States:  # noqa: ANN401 - checked here
         """
-        Return what a cache holds: no layer ever writes to these tensors again.
+        Return what a cache holds.
 
         Raises:
             LayoutError: It is no cache of this model over these tokens.

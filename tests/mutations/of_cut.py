@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what is cancelled, interrupted or gone at the worst moment."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["CUT"]
+
+_CUT_IN = "tests/cache/test_cut_in.py"
+_AWAITING = "tests/integration/transformers/test_awaiting.py"
+_ROOM = "tests/backends/test_files_room.py::TestRoom"
+
+CUT = (
+    Mutant(
+        name="withdrawn_amid_its_commit_stays",
+        why="R-42: a host that cancels a save and forgets its blocks finds them again.",
+        file="ucm/pipeline/save.py",
+        find="if self._forget is not None and _is_withdrawn(ticket):",
+        replace="if False:",
+        killers=(
+            "tests/cache/test_cancel.py"
+            "::test_save_cancelled_anywhere_gives_all_back[commit-asyncio]",
+        ),
+    ),
+    Mutant(
+        name="cancelled_between_two_looks",
+        why="R-42: a save that is cancelled just after it was asked for goes on to its commit.",
+        file="ucm/cache/core.py",
+        find="        unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]\n"
+        "        self._take_in()  # behind which these have begun\n",
+        replace="        self._take_in()\n"
+        "        unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]\n",
+        killers=(
+            f"{_CUT_IN}::test_save_cancelled_as_the_loop_has_just_looked_is_cancelled",
+        ),
+    ),
+    Mutant(
+        name="interrupted_load_writes_on",
+        why="R-42: behind Ctrl-C in trio a copy writes to blocks that are the host's again.",
+        file="ucm/cache/aio.py",
+        find="anyio.get_cancelled_exc_class(), KeyboardInterrupt",
+        replace="(anyio.get_cancelled_exc_class(),)",
+        killers=(
+            f"{_CUT_IN}::test_load_that_is_interrupted_returns_once_nothing_writes",
+        ),
+    ),
+    Mutant(
+        name="waiter_of_a_closed_loop_in_the_way",
+        why="Who closes a cache behind another loop's end has an error of that loop.",
+        file="ucm/cache/host_loop.py",
+        find="with contextlib.suppress(RuntimeError):  # it was closed with waiters left",
+        replace="with contextlib.suppress(KeyError):",
+        killers=(
+            "tests/cache/test_close.py::TestWrongPlace"
+            "::test_waiters_of_a_closed_loop_are_in_nobodys_way",
+        ),
+    ),
+    Mutant(
+        name="cache_held_when_its_save_has_its_turn",
+        why="States of another answer are sealed under the tokens of the first one.",
+        file="ucm/integration/transformers/awaiting.py",
+        find="        held = self._prompts.hold(input_ids, past_key_values, attention_mask)\n"
+        "        return self._in_line(partial(self._prompts.save_held, held, salt))\n",
+        replace="        told = input_ids, past_key_values, attention_mask\n"
+        "        return self._in_line(partial(self._prompts.save, *told, salt=salt))\n",
+        killers=(f"{_AWAITING}::TestAwaiting::test_what_a_cache_holds_at_the_call_is_saved",),
+    ),
+    Mutant(
+        name="prompts_opened_for_nobody",
+        why="R-42: a start that is given up leaves threads, a slab and an agent's client.",
+        file="ucm/integration/transformers/awaiting.py",
+        find="            undo.push_async_callback(to_its_end, self._made.close)\n",
+        replace="",
+        killers=(f"{_AWAITING}::TestCut::test_task_cancelled_while_it_opens_leaves_nothing",),
+    ),
+    Mutant(
+        name="hung_tier_has_no_wait",
+        why="R-63: a backlog is thrown away for a tier that is not even asked.",
+        file="ucm/backends/wrap.py",
+        find="        if not self.is_open and not self._is_hung:\n            return 0.0\n"
+        "        if self._is_trying or self._is_hung:\n",
+        replace="        if not self.is_open:\n            return 0.0\n"
+        "        if self._is_trying:\n",
+        killers=(
+            "tests/backends/test_wrap.py::TestCircuit"
+            "::test_nobody_asks_while_a_call_cannot_be_ended",
+        ),
+    ),
+    Mutant(
+        name="unremovable_block_gives_room",
+        why="A share whose mount refuses to remove is filled beyond its capacity.",
+        file="ucm/backends/files/_share.py",
+        find="                continue  # it stays, and takes its room\n",
+        replace="                pass\n",
+        killers=(f"{_ROOM}::test_block_that_cannot_be_removed_takes_its_room",),
+    ),
+    Mutant(
+        name="time_out_without_end",
+        why="X-09: a time-out that no lock can wait for leaves a cache half closed.",
+        file="ucm/settings.py",
+        find="most = _MOST if hint is float else math.inf",
+        replace="most = math.inf",
+        killers=(
+            "tests/test_config.py::TestValues"
+            "::test_time_that_no_lock_can_wait_for_is_refused[1e10-stuck]",
+        ),
+    ),
+)
