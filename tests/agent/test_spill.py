@@ -100,7 +100,9 @@ class TestSpill:
             run_virtual(spill)
             assert [True] * 3 == [lease._has_ended for lease in leases]
 
-    def test_backlog_is_spilled_where_the_slab_tells_nothing_more(self, tmp_path) -> None:
+    def test_backlog_is_spilled_where_the_slab_tells_nothing_more(
+        self, tmp_path
+    ) -> None:
         """R-55: at the end of an agent another process may hold the slab's lock: what is known
         of is spilled."""
 

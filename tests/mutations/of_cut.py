@@ -17,8 +17,10 @@ CUT = (
         find="if self._forget is not None and _is_withdrawn(ticket):",
         replace="if False:",
         killers=(
-            "tests/cache/test_cancel.py"
-            "::test_save_cancelled_anywhere_gives_all_back[commit-asyncio]",
+            (
+                "tests/cache/test_cancel.py"
+                "::test_save_cancelled_anywhere_gives_all_back[commit-asyncio]"
+            ),
         ),
     ),
     Mutant(
@@ -47,11 +49,13 @@ CUT = (
         name="waiter_of_a_closed_loop_in_the_way",
         why="Who closes a cache behind another loop's end has an error of that loop.",
         file="ucm/cache/host_loop.py",
-        find="with contextlib.suppress(RuntimeError):  # it was closed with waiters left",
+        find="with contextlib.suppress(RuntimeError):  # of a loop that is closed",
         replace="with contextlib.suppress(KeyError):",
         killers=(
-            "tests/cache/test_close.py::TestWrongPlace"
-            "::test_waiters_of_a_closed_loop_are_in_nobodys_way",
+            (
+                "tests/cache/test_close.py::TestWrongPlace"
+                "::test_waiters_of_a_closed_loop_are_in_nobodys_way"
+            ),
         ),
     ),
     Mutant(
@@ -62,7 +66,9 @@ CUT = (
         "        return self._in_line(partial(self._prompts.save_held, held, salt))\n",
         replace="        told = input_ids, past_key_values, attention_mask\n"
         "        return self._in_line(partial(self._prompts.save, *told, salt=salt))\n",
-        killers=(f"{_AWAITING}::TestAwaiting::test_what_a_cache_holds_at_the_call_is_saved",),
+        killers=(
+            f"{_AWAITING}::TestAwaiting::test_what_a_cache_holds_at_the_call_is_saved",
+        ),
     ),
     Mutant(
         name="prompts_opened_for_nobody",
@@ -70,7 +76,9 @@ CUT = (
         file="ucm/integration/transformers/awaiting.py",
         find="            undo.push_async_callback(to_its_end, self._made.close)\n",
         replace="",
-        killers=(f"{_AWAITING}::TestCut::test_task_cancelled_while_it_opens_leaves_nothing",),
+        killers=(
+            f"{_AWAITING}::TestCut::test_task_cancelled_while_it_opens_leaves_nothing",
+        ),
     ),
     Mutant(
         name="hung_tier_has_no_wait",
@@ -81,8 +89,10 @@ CUT = (
         replace="        if not self.is_open:\n            return 0.0\n"
         "        if self._is_trying:\n",
         killers=(
-            "tests/backends/test_wrap.py::TestCircuit"
-            "::test_nobody_asks_while_a_call_cannot_be_ended",
+            (
+                "tests/backends/test_wrap.py::TestCircuit"
+                "::test_nobody_asks_while_a_call_cannot_be_ended"
+            ),
         ),
     ),
     Mutant(
@@ -100,8 +110,10 @@ CUT = (
         find="most = _MOST if hint is float else math.inf",
         replace="most = math.inf",
         killers=(
-            "tests/test_config.py::TestValues"
-            "::test_time_that_no_lock_can_wait_for_is_refused[1e10-stuck]",
+            (
+                "tests/test_config.py::TestValues"
+                "::test_value_out_of_its_range_is_refused[timeout-stuck-10000000000.0]"
+            ),
         ),
     ),
 )

@@ -136,8 +136,8 @@ INTERRUPTS = (
         name="close_can_be_cut",
         why="A task that is cancelled twice leaves a cache that nobody can close.",
         file="ucm/cache/host_loop.py",
-        find="            while not called.done():",
-        replace="            if not called.done():",
+        find="        while not called.done():",
+        replace="        if not called.done():",
         killers=(
             "tests/cache/test_cancel.py::TestCut::test_task_cancelled_again_and_again_closes_all",
         ),

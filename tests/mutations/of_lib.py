@@ -157,8 +157,8 @@ LIB = (
         name="close_can_be_cancelled",
         why="A host that is cancelled leaves its saves and threads to nobody.",
         file="ucm/cache/host_loop.py",
-        find="        with anyio.CancelScope(shield=True):\n            if _running",
-        replace="        with anyio.CancelScope():\n            if _running",
+        find="    with anyio.CancelScope(shield=True):\n        if _running",
+        replace="    with anyio.CancelScope():\n        if _running",
         killers=(
             f"{_CANCEL}::test_open_and_close_cancelled_at_each_point_leave_nothing",
         ),

@@ -22,7 +22,7 @@ OWN = (
         name="own_stage_behind_the_commit",
         why="What a stage refuses is found by others all the same.",
         file=_SAVE,
-        find="    return sealed.then(Commit())\n",
+        find="    return sealed.then(Commit(store.forget))\n",
         replace=(
             "    return Chain((*gathered.stages, Transfer(), Commit(), "
             "*(before_commit or Chain(())).stages))\n"

@@ -58,9 +58,7 @@ class HostLoop:
             self._wake = LoopWaker(self._loop, self._run).wake  # of who is late
             self._waker.close()
             while self._calls:
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # it was closed with waiters left
+                with contextlib.suppress(RuntimeError):  # of a loop that is closed
                     self._run()
 
     @property

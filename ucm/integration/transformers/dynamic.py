@@ -32,7 +32,7 @@ from ucm.integration.transformers.prompts import Row, rows_of
 from ucm.integration.transformers.staging import Lane, Staging, States
 from ucm.prefixes import Place, PrefixHasher
 
-__all__ = ["BlockingPromptCache", "Restored"]
+__all__ = ["BlockingPromptCache", "Held", "Restored"]
 
 _TURN_S: Final = 5.0
 """Seconds after which what waits for a lane is given up."""
