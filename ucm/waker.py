@@ -71,8 +71,10 @@ class EventfdWaker(Waker):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]
     ) -> None:
-        self._write = ctypes.PyDLL(None).eventfd_write  # PyDLL keeps the lock
-        self._write.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        # PyDLL keeps the lock. With types for its arguments a call would take half as long
+        # again, where the CPU has forgotten its way: a plain number is an int.
+        self._write = ctypes.PyDLL(None).eventfd_write
+        self._one = ctypes.c_uint64(1)
         self._loop = loop
         self._callback = callback
         self._lock = threading.Lock()
@@ -83,7 +85,7 @@ class EventfdWaker(Waker):
         """Write to the eventfd; a full one wakes the loop anyway."""
         with self._lock:  # a number that was closed may be somebody else's file
             if self._fd >= 0:
-                self._write(self._fd, 1)
+                self._write(self._fd, self._one)
 
     def close(self) -> None:
         """Close the eventfd."""
