@@ -86,11 +86,7 @@ class TestUnknownKeys:
         ("given", "key", "hint"),
         [
             ({"stor": {}}, "stor", "Did you mean store?"),
-            (
-                {"store": {"capacities": 1}},
-                "store.capacities",
-                "Did you mean store.capacity?",
-            ),
+            ({"store": {"capacities": 1}}, "store.capacities", "mean store.capacity?"),
             ({"timeout": {"loads": 1}}, "timeout.loads", "Did you mean timeout.load?"),
         ],
     )
@@ -200,8 +196,9 @@ class TestValues:
             ("timeout", "save", 0),
             ("timeout", "load", 0.0001),
             ("timeout", "fence", -0.1),
-            ("timeout", "stuck", 1e10),  # which no lock can wait for
-            ("timeout", "shutdown", float("inf")),
+            ("timeout", "stuck", 0),
+            ("timeout", "shutdown", -1),
+            ("timeout", "shutdown", 1e10),  # which no lock can wait for
         ],
     )
     def test_value_out_of_its_range_is_refused(self, section, name, value):

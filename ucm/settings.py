@@ -21,6 +21,7 @@ from ucm.affinity import parse_cpulist
 from ucm.errors import ConfigError
 
 __all__ = [
+    "MOST",
     "check_list",
     "field",
     "read_enum",
@@ -40,7 +41,7 @@ _GONE = {
     "to a tier, such as disk with durability: power.",
 }
 _T = TypeVar("_T")
-_MOST: typing.Final = 1e9
+MOST: typing.Final = 1e9
 """Below it is each number of seconds: for nine times that no lock waits."""
 
 
@@ -174,9 +175,10 @@ def _read_value(
     elif isinstance(value, str) and "\0" in value:
         raise ConfigError(key, value, "has a character 0", "Leave it out.")
     least = metadata["least"]
-    most = _MOST if hint is float else math.inf
+    most = MOST if hint is float else math.inf
     if least is not None and not least <= typing.cast(float, value) < most:
-        remedy = f"Give a number of at least {least} and below {most:g}."
+        below = f" and below {most:g}" if hint is float else ""
+        remedy = f"Give a finite number of at least {least}{below}."
         raise ConfigError(key, value, "out of range", remedy)
     return float(typing.cast(float, value)) if hint is float else value
 

@@ -305,7 +305,7 @@ class TestCircuit:
     async def test_nobody_asks_while_a_call_cannot_be_ended(self):
         """R-63, X-14: one that hangs past its deadline opens the circuit by itself, as of a
         drive that hangs in the kernel; behind its end one call tries."""
-        free, now, told, waits = anyio.Event(), [100.0], [], []
+        free, now, told = anyio.Event(), [100.0], []
 
         class Stuck(MemoryBackend):
             async def put(self, blocks):
@@ -320,13 +320,11 @@ class TestCircuit:
             await anyio.wait_all_tasks_blocked()
             for at in (3.9, 4.0, 4.9, 5.1, 7.2):
                 now[0] = 100.0 + at
-                waits.append(backend.wait_s > 0)
                 await backend.exists(KEYS)
             free.set()
         now[0] += 5.0
         assert [Presence.PRESENT] == await backend.exists(KEYS[:1])
         assert [1.0, 2.0, 4.0, 0.0] == told
-        assert [False, True, True, True, True] == waits  # whoever has a backlog
 
     async def test_call_from_before_says_nothing_about_now(self):
         """One that began while all was well neither closes nor lengthens the while."""

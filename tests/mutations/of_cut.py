@@ -7,6 +7,7 @@ __all__ = ["CUT"]
 
 _CUT_IN = "tests/cache/test_cut_in.py"
 _AWAITING = "tests/integration/transformers/test_awaiting.py"
+_SPILL = "tests/agent/test_spill.py::TestSpill"
 _ROOM = "tests/backends/test_files_room.py::TestRoom"
 
 CUT = (
@@ -27,10 +28,8 @@ CUT = (
         name="cancelled_between_two_looks",
         why="R-42: a save that is cancelled just after it was asked for goes on to its commit.",
         file="ucm/cache/core.py",
-        find="        unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]\n"
-        "        self._take_in()  # behind which these have begun\n",
-        replace="        self._take_in()\n"
-        "        unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]\n",
+        find="        with self._lock:  # of those who attend; who appends needs none\n",
+        replace="        self._take_in()\n        with self._lock:\n",
         killers=(
             f"{_CUT_IN}::test_save_cancelled_as_the_loop_has_just_looked_is_cancelled",
         ),
@@ -84,14 +83,12 @@ CUT = (
         name="hung_tier_has_no_wait",
         why="R-63: a backlog is thrown away for a tier that is not even asked.",
         file="ucm/backends/wrap.py",
-        find="        if not self.is_open and not self._is_hung:\n            return 0.0\n"
-        "        if self._is_trying or self._is_hung:\n",
-        replace="        if not self.is_open:\n            return 0.0\n"
-        "        if self._is_trying:\n",
+        find="        self._look_for_hung()\n        if not self.is_open:\n",
+        replace="        if not self.is_open:\n",
         killers=(
             (
-                "tests/backends/test_wrap.py::TestCircuit"
-                "::test_nobody_asks_while_a_call_cannot_be_ended"
+                "tests/backends/test_hung.py"
+                "::test_whoever_only_waits_has_a_hung_call_told"
             ),
         ),
     ),
@@ -107,13 +104,41 @@ CUT = (
         name="time_out_without_end",
         why="X-09: a time-out that no lock can wait for leaves a cache half closed.",
         file="ucm/settings.py",
-        find="most = _MOST if hint is float else math.inf",
+        find="most = MOST if hint is float else math.inf",
         replace="most = math.inf",
         killers=(
             (
                 "tests/test_config.py::TestValues"
-                "::test_value_out_of_its_range_is_refused[timeout-stuck-10000000000.0]"
+                "::test_value_out_of_its_range_is_refused[timeout-shutdown-10000000000.0]"
             ),
         ),
+    ),
+    Mutant(
+        name="sent_from_a_slot",
+        why="R-52: a stalled server is sent another block's bytes as a part of the first one.",
+        file="ucm/backends/redis.py",
+        find="value = bytes(data[start:stop])",
+        replace="value = data[start:stop]",
+        killers=(
+            "tests/backends/test_redis_sent.py::test_bytes_are_copied_before_they_are_sent",
+        ),
+    ),
+    Mutant(
+        name="silent_slab_ends_a_drain",
+        why="R-55: an agent that is told to end while a lock is held loses its backlog.",
+        file="ucm/agent/core.py",
+        find="with contextlib.suppress(StoreUnavailableError):  # what is known of is spilled",
+        replace="with contextlib.suppress(KeyError):",
+        killers=(
+            f"{_SPILL}::test_backlog_is_spilled_where_the_slab_tells_nothing_more",
+        ),
+    ),
+    Mutant(
+        name="large_block_answers_for_all",
+        why="Whoever puts a block that is too large among others has too few answers.",
+        file="ucm/backends/files/_backend.py",
+        find="        if len(fitting) < len(blocks):\n",
+        replace="        if not fitting:\n",
+        killers=(f"{_ROOM}::test_block_that_is_too_large_is_so_alone",),
     ),
 )

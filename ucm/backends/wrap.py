@@ -233,15 +233,15 @@ class BreakerBackend(_GuardedBackend):
     @property
     def wait_s(self) -> float:
         """How long to wait before a call would reach the backend; 0: none."""
-        if not self.is_open and not self._is_hung:
+        self._look_for_hung()
+        if not self.is_open:
             return 0.0
-        if self._is_trying or self._is_hung:
+        if self._is_trying:
             return self._first_pause_s
         return max(0.0, self._until - self._clock())
 
     async def _ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
-        if self._is_hung and self._clock() >= self._until:
-            self._open()
+        self._look_for_hung()
         if self.is_open and (self._is_trying or self._clock() < self._until):
             self.num_skipped += 1
             return None
@@ -274,7 +274,8 @@ class BreakerBackend(_GuardedBackend):
         self._until = self._clock() + self._pause_s
         self._tell(self._pause_s)
 
-    @property
-    def _is_hung(self) -> bool:
-        began = next(iter(self._began.values()), math.inf)
-        return self._clock() - began >= self._hung_s
+    def _look_for_hung(self) -> None:
+        """Ask no more for a while, and another one, while a call does not end."""
+        began, now = next(iter(self._began.values()), math.inf), self._clock()
+        if now - began >= self._hung_s and now >= self._until:
+            self._open()

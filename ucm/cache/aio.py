@@ -135,7 +135,7 @@ class Save:
     @property
     def committed(self) -> Moment[Result]:
         """
-        The moment from which on the blocks are found by all who share the store.
+        The moment from which on the blocks are found by all who share the store, as a rule.
 
         Its value says what was stored, and why not if it was not.
 
@@ -249,8 +249,8 @@ class Cache:
             DeviceTimeoutError: A copy does not end: the blocks must not be used again.
         """
         self._check_here()
-        transfer = self._core.load(keys, blocks, group=group, place=place)
         cancelled = anyio.get_cancelled_exc_class(), KeyboardInterrupt
+        transfer = self._core.load(keys, blocks, group=group, place=place)
         try:
             return await self._wait(transfer.over, self._load_limit)
         except cancelled:
@@ -338,7 +338,7 @@ class Cache:
         """
         Make blocks invisible, and return how many were stored.
 
-        A save under way may store them again, at its deadline a bit later: cancel it first.
+        A save that is under way may store them again: await its ``committed`` first.
 
         Raises:
             StoreUnavailableError: The store did not answer.

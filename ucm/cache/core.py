@@ -344,7 +344,8 @@ class Core(Asking):
 
     def _attend(self) -> None:
         """Take in what was asked for, and hand out what there is to poll."""
-        unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
+        with self._lock:  # of those who attend; who appends needs none
+            unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
         self._take_in()  # behind which these have begun
         self._let_go(unwanted)
         with self._lock:

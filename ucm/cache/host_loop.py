@@ -10,7 +10,7 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -141,25 +141,30 @@ class HostLoop:
             self._calls.popleft()()
 
 
-async def to_its_end(call: Callable[[], _T]) -> _T:
+async def to_its_end(call: Callable[[], _T], aside: Executor | None = None) -> _T:
     """
-    Call on a thread of its own, and to its end, however often somebody cancels.
+    Call on a thread, and to its end, however often somebody cancels.
 
     Who was cancelled is so behind it; what the call returned is lost then.
+
+    Args:
+        call: What is called.
+        aside: On asyncio, where that thread comes from; a new one if not given.
     """
     with anyio.CancelScope(shield=True):
         if _running_trio() is not None:
             alone = anyio.CapacityLimiter(1)  # however many the host has under way
             return await anyio.to_thread.run_sync(call, limiter=alone)
-        aside = ThreadPoolExecutor(1, "ucm-aside")
-        called = asyncio.get_running_loop().run_in_executor(aside, call)
+        own = None if aside else ThreadPoolExecutor(1, "ucm-aside")
+        called = asyncio.get_running_loop().run_in_executor(aside or own, call)
         cut: BaseException | None = None
         while not called.done():
             try:
                 await asyncio.wait([called])
             except asyncio.CancelledError as exc:  # of a task, which minds no scope
                 cut = exc
-        aside.shutdown()  # at once: it is idle
+        if own is not None:
+            own.shutdown()  # at once: it is idle
     if cut is not None and called.exception() is None:
         raise cut
     return called.result()

@@ -374,7 +374,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         self._answer(self._core.retain(keys, ttl=ttl, group=group, place=place))
 
     def forget(self, keys: Sequence[bytes], *, group: int = 0) -> int:
-        """Make blocks invisible, and return how many were stored."""
+        """Make blocks invisible, and return how many were stored; see the other face."""
         return self._answer(self._core.forget(keys, group=group))
 
     def flush(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from ucm.config import UCMConfig
-from ucm.settings import read_ratio, read_share, read_size
+from ucm.settings import MOST, read_ratio, read_share, read_size
 
 __all__ = ["schema"]
 
@@ -67,4 +67,5 @@ def _shape(
         return {"anyOf": [_SHARE, {"type": "null"}]}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"enum": [word.value for word in hint]}
-    return {"type": _TYPES[hint], **least}
+    most = {"exclusiveMaximum": MOST} if hint is float and least else {}
+    return {"type": _TYPES[hint], **least, **most}

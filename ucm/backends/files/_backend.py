@@ -191,11 +191,14 @@ class FilesBackend(Backend):
             middle = len(blocks) // 2
             first = await self.put(blocks[:middle])
             return first + await self.put(blocks[middle:])
-        largest = max(len(block.data) for block in blocks)
-        if largest > self.capabilities.max_block_bytes:
-            if len(blocks) == 1:
-                return [Verdict.FULL]
-            return [verdict for one in blocks for verdict in await self.put([one])]
+        most = self.capabilities.max_block_bytes
+        fitting = [block for block in blocks if len(block.data) <= most]
+        if len(fitting) < len(blocks):
+            ends = iter(await self.put(fitting))
+            return [
+                next(ends) if len(block.data) <= most else Verdict.FULL
+                for block in blocks
+            ]
         room = await self._make_room(sum(sizes))
         if room is None:
             return told

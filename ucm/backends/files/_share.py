@@ -234,7 +234,9 @@ class Share:
                 num_evicted += 1
             except FileNotFoundError:
                 pass  # another machine was faster
-            except OSError:
+            except OSError as exc:
+                if exc.errno in _AWAY:
+                    return None
                 continue  # it stays, and takes its room
             left -= file.nbytes
             num_left -= 1

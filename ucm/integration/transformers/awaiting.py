@@ -9,13 +9,14 @@
         await prompts.save(done.sequences, done.past_key_values)
 
 Tensors have to be copied, and no loop can be held for that: so each verb is that of the
-other face, whole, on a thread of the host's. It goes there and back once.
+other face, whole, on a thread. It goes there and back once.
 
 Threading: the loop that entered it.
 """
 
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -62,6 +63,9 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
         self._make = partial(BlockingPromptCache, config, model, lanes=lanes, **options)
         self._limiter = anyio.CapacityLimiter(lanes)
         self._made = contextlib.ExitStack()
+        self._lanes = ThreadPoolExecutor(
+            lanes, "ucm-prompts"
+        )  # no thread before a verb
         self._prompts: BlockingPromptCache
 
     async def __aenter__(self) -> Self:
@@ -79,6 +83,7 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
         traceback: TracebackType | None,
     ) -> None:
         await to_its_end(self._made.close)
+        self._lanes.shutdown(wait=False)  # they are idle
 
     def _open(self) -> None:
         self._prompts = self._made.enter_context(self._make())
@@ -111,11 +116,14 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
         """
         Save what is stored nowhere yet; see ``BlockingPromptCache``.
 
-        What the cache holds at the call counts, whenever this is awaited.
+        What the cache holds at the call counts, whenever what this returns is awaited.
+
+        Raises:
+            LayoutError: At the call: the cache is not one of this model over these ids.
         """
         held = self._prompts.hold(input_ids, past_key_values, attention_mask)
         return self._in_line(partial(self._prompts.save_held, held, salt))
 
     async def _in_line(self, verb: Callable[[], _T]) -> _T:
         async with self._limiter:
-            return await to_its_end(verb)
+            return await to_its_end(verb, self._lanes)

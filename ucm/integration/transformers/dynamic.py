@@ -247,7 +247,8 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         return Held(states, states[0][0].shape[2], input_ids.clone(), mask)
 
     def save_held(self, held: Held, salt: bytes) -> int:
-        """Save what was held; otherwise as ``save``."""
+        """Save what was held; otherwise as ``save``. Any thread."""
+        self._staging.wait()  # the ids were copied on the stream of who held them
         rows = self._rows(held.input_ids, held.attention_mask, held.columns, salt)
         saves: list[Save] = []
         with self._staging.lane(_TURN_S) as lane:

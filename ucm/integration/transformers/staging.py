@@ -107,20 +107,20 @@ class Staging:
         """Copy whole blocks, from token *first* of a row on, to the pool."""
         for tokens, pages in self._pairs(states, row, first, blocks):
             pages.copy_(tokens)
-        self._wait()
+        self.wait()
 
     def copy_out(self, states: States, row: int, first: int, blocks: range) -> None:
         """Copy blocks of the pool to a row, from token *first* on."""
         for tokens, pages in self._pairs(states, row, first, blocks):
             tokens.copy_(pages)
-        self._wait()
+        self.wait()
 
     @torch.no_grad()
     def _pairs(
         self, states: States, row: int, first: int, blocks: range
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return ``[heads, blocks, tokens, dim]`` of each tensor, and of its pages."""
-        self._wait()  # another stream may have written the states
+        self.wait()  # another stream may have written the states
         stop, size = first + len(blocks) * self._tokens, (len(blocks), self._tokens)
         flat = [each.detach()[row, :, first:stop] for pair in states for each in pair]
         part = slice(blocks.start, blocks.stop)
@@ -132,7 +132,7 @@ class Staging:
             for tokens, pages in zip(flat, self._pages, strict=True)
         ]
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Wait for an accelerator; a CPU's calls return when their work is done."""
         if self._shape.device.type != "cpu":
             torch.accelerator.synchronize(self._shape.device)
