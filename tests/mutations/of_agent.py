@@ -156,8 +156,8 @@ AGENT = (
         name="hanging_call_unseen",
         why="A drive that hangs in the kernel costs each request its whole deadline.",
         file="ucm/backends/wrap.py",
-        find="        if self._is_hung and self._clock() >= self._until:\n            self._open()\n",
-        replace="",
+        find="        self._look_for_hung()\n        if self.is_open and",
+        replace="        if self.is_open and",
         killers=(
             "tests/backends/test_wrap.py::TestCircuit::test_nobody_asks_while_a_call_cannot_be_ended",
         ),

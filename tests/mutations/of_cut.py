@@ -28,8 +28,11 @@ CUT = (
         name="cancelled_between_two_looks",
         why="R-42: a save that is cancelled just after it was asked for goes on to its commit.",
         file="ucm/cache/core.py",
-        find="        with self._lock:  # of those who attend; who appends needs none\n",
-        replace="        self._take_in()\n        with self._lock:\n",
+        find="        with self._lock:  # of those who attend; who appends needs none\n"
+        "            unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]\n"
+        "        self._take_in()  # behind which these have begun\n",
+        replace="        self._take_in()\n        with self._lock:\n"
+        "            unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]\n",
         killers=(
             f"{_CUT_IN}::test_save_cancelled_as_the_loop_has_just_looked_is_cancelled",
         ),
@@ -62,9 +65,9 @@ CUT = (
         why="States of another answer are sealed under the tokens of the first one.",
         file="ucm/integration/transformers/awaiting.py",
         find="        held = self._prompts.hold(input_ids, past_key_values, attention_mask)\n"
-        "        return self._in_line(partial(self._prompts.save_held, held, salt))\n",
+        "        return self._lanes.call(partial(self._prompts.save_held, held, salt))\n",
         replace="        told = input_ids, past_key_values, attention_mask\n"
-        "        return self._in_line(partial(self._prompts.save, *told, salt=salt))\n",
+        "        return self._lanes.call(partial(self._prompts.save, *told, salt=salt))\n",
         killers=(
             f"{_AWAITING}::TestAwaiting::test_what_a_cache_holds_at_the_call_is_saved",
         ),

@@ -22,7 +22,7 @@ from ucm.cache.pending import Pending
 from ucm.threads import Threads
 from ucm.waker import LoopWaker
 
-__all__ = ["HostLoop", "to_its_end"]
+__all__ = ["HostLoop", "Lanes", "to_its_end"]
 
 _T = TypeVar("_T")
 
@@ -139,6 +139,30 @@ class HostLoop:
         self._is_woken = False  # first: what comes from now on wakes again
         while self._calls:
             self._calls.popleft()()
+
+
+class Lanes:
+    """
+    Threads for calls of a face, each to its end; so many at a time, others wait in line.
+
+    Args:
+        count: How many at most; none before the first call.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._limiter = anyio.CapacityLimiter(count)
+        self._threads: Executor | None = ThreadPoolExecutor(count, "ucm-lanes")
+
+    async def call(self, function: Callable[[], _T]) -> _T:
+        """Call on one of them."""
+        async with self._limiter:
+            return await to_its_end(function, self._threads)
+
+    def close(self) -> None:
+        """Let go of them; a call behind that has a thread of its own. Idempotent."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
 
 
 async def to_its_end(call: Callable[[], _T], aside: Executor | None = None) -> _T:

@@ -15,25 +15,21 @@ Threading: the loop that entered it.
 """
 
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import anyio
 import anyio.lowlevel
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ucm.cache.host_loop import to_its_end
+from ucm.cache.host_loop import Lanes, to_its_end
 from ucm.cache.sync import Cache
 from ucm.config import UCMConfig
 from ucm.integration.transformers.dynamic import BlockingPromptCache, Restored
 
 __all__ = ["PromptCache"]
-
-_T = TypeVar("_T")
 
 
 class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
@@ -61,11 +57,8 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
         **options: Any,  # noqa: ANN401 - the other face says what they are
     ) -> None:
         self._make = partial(BlockingPromptCache, config, model, lanes=lanes, **options)
-        self._limiter = anyio.CapacityLimiter(lanes)
+        self._lanes = Lanes(lanes)
         self._made = contextlib.ExitStack()
-        self._lanes = ThreadPoolExecutor(
-            lanes, "ucm-prompts"
-        )  # no thread before a verb
         self._prompts: BlockingPromptCache
 
     async def __aenter__(self) -> Self:
@@ -82,8 +75,8 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._lanes.close()
         await to_its_end(self._made.close)
-        self._lanes.shutdown(wait=False)  # they are idle
 
     def _open(self) -> None:
         self._prompts = self._made.enter_context(self._make())
@@ -101,7 +94,7 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
         salt: bytes = b"",
     ) -> Restored:
         """Return a cache of the longest stored prefix; see ``BlockingPromptCache``."""
-        return await self._in_line(
+        return await self._lanes.call(
             partial(self._prompts.restore, input_ids, attention_mask, salt=salt)
         )
 
@@ -122,8 +115,4 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
             LayoutError: At the call: the cache is not one of this model over these ids.
         """
         held = self._prompts.hold(input_ids, past_key_values, attention_mask)
-        return self._in_line(partial(self._prompts.save_held, held, salt))
-
-    async def _in_line(self, verb: Callable[[], _T]) -> _T:
-        async with self._limiter:
-            return await to_its_end(verb, self._lanes)
+        return self._lanes.call(partial(self._prompts.save_held, held, salt))
