@@ -9,7 +9,7 @@ tier keeps another block's bytes under a checksum that holds, each block that wa
 wanted is somewhere or has one end, and no answer comes after its time.
 
 A seed repeats a run, wherever objects lie in memory: what is cancelled together is so in the order
-in which it came. One in thirty does not yet to the last act (seed 25 with 150 acts), and the slab tells
+in which it came. One in thirty does not yet to the last act (seeds 18 and 25 with 150 acts), and the slab tells
 moments by the machine's clock: on one that stands still what is kept for a second may be evicted.
 """
 
