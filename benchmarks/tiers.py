@@ -8,9 +8,9 @@ the slab, compared with their checksums. *Bare* is the client's own library, or 
 I/O, with as many requests in flight, from and to slots of the same slab; it computes no
 checksums. *Hashed* computes one of each block besides: nobody does less who stores no block that
 was damaged and shows none. LMCache and vLLM's tier of files take part where they have such a tier
-(``benchmarks.tiers_peers``). *Files* are fetched (not for TTFT) from the drive, as from a mount what other machines have
-put; *page cache* from this machine's own, where there is nothing but copies to be measured. All run in
-one process, in turns, forwards and backwards; servers have processes of their own on the same cores. What
+(``benchmarks.tiers_peers``). *Files* are fetched (not for TTFT) from the drive, as from a mount what
+other machines have put; *page cache* from this machine's own, where there is nothing but copies to be
+measured. All run in one process, in turns, forwards and backwards; servers have processes of their own on the same cores. What
 the process computed meanwhile is told apart: it does not depend on who else computes. Mooncake runs in a
 network of its own.
 

@@ -302,30 +302,6 @@ class TestCircuit:
             assert [Verdict.FULL] == await circuit.backend.put([big])
         assert [] == circuit.told
 
-    async def test_nobody_asks_while_a_call_cannot_be_ended(self):
-        """R-63, X-14: one that hangs past its deadline opens the circuit by itself, as of a
-        drive that hangs in the kernel; behind its end one call tries."""
-        free, now, told = anyio.Event(), [100.0], []
-
-        class Stuck(MemoryBackend):
-            async def put(self, blocks):
-                with anyio.CancelScope(shield=True):
-                    await free.wait()
-                return await super().put(blocks)
-
-        stuck, clock = Stuck(Shelf(1 << 20)), lambda: now[0]
-        backend = BreakerBackend(stuck, clock=clock, hung_s=4.0, tell=told.append)
-        async with anyio.create_task_group() as group:
-            group.start_soon(backend.put, [seal(KEYS[0])])
-            await anyio.wait_all_tasks_blocked()
-            for at in (3.9, 4.0, 4.9, 5.1, 7.2):
-                now[0] = 100.0 + at
-                await backend.exists(KEYS)
-            free.set()
-        now[0] += 5.0
-        assert [Presence.PRESENT] == await backend.exists(KEYS[:1])
-        assert [1.0, 2.0, 4.0, 0.0] == told
-
     async def test_call_from_before_says_nothing_about_now(self):
         """One that began while all was well neither closes nor lengthens the while."""
         circuit = Circuit(Trouble(Troubles.OVERTAKEN, nth=1, seconds=60.0), FAILS)

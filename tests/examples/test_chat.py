@@ -109,6 +109,20 @@ def chatting(
 
 @pytest.mark.slow
 class TestLimits:
+    def test_answer_behind_the_end_of_saves_is_counted(
+        self, tmp_path: Path, directory: Path
+    ) -> None:
+        """A token may outlast the server's end: its answer is not saved, and no error."""
+
+        async def main(ask: Asking) -> None:
+            async with anyio.create_task_group() as ended:
+                ask.chat._saves = ended
+            assert isinstance(await ask(), Piece)
+            assert 1 == ask.counted("chat_unsaved_total")
+            assert 0 == ask.chat._save_room.borrowed_tokens
+
+        chatting(tmp_path, directory, Limits(), main)
+
     def test_line_that_is_full_refuses_at_once(
         self, tmp_path: Path, directory: Path
     ) -> None:

@@ -18,10 +18,7 @@ CUT = (
         find="if self._forget is not None and _is_withdrawn(ticket):",
         replace="if False:",
         killers=(
-            (
-                "tests/cache/test_cancel.py"
-                "::test_save_cancelled_anywhere_gives_all_back[commit-asyncio]"
-            ),
+            "tests/cache/test_cancel.py::test_save_cancelled_anywhere_gives_all_back[commit-asyncio]",
         ),
     ),
     Mutant(
@@ -54,10 +51,7 @@ CUT = (
         find="with contextlib.suppress(RuntimeError):  # of a loop that is closed",
         replace="with contextlib.suppress(KeyError):",
         killers=(
-            (
-                "tests/cache/test_close.py::TestWrongPlace"
-                "::test_waiters_of_a_closed_loop_are_in_nobodys_way"
-            ),
+            "tests/cache/test_close.py::TestWrongPlace::test_waiters_of_a_closed_loop_are_in_nobodys_way",
         ),
     ),
     Mutant(
@@ -89,10 +83,7 @@ CUT = (
         find="        self._look_for_hung()\n        if not self.is_open:\n",
         replace="        if not self.is_open:\n",
         killers=(
-            (
-                "tests/backends/test_hung.py"
-                "::test_whoever_only_waits_has_a_hung_call_told"
-            ),
+            "tests/backends/test_hung.py::test_whoever_only_waits_has_a_hung_call_told",
         ),
     ),
     Mutant(
@@ -110,10 +101,7 @@ CUT = (
         find="most = MOST if hint is float else math.inf",
         replace="most = math.inf",
         killers=(
-            (
-                "tests/test_config.py::TestValues"
-                "::test_value_out_of_its_range_is_refused[timeout-shutdown-10000000000.0]"
-            ),
+            "tests/test_config.py::TestValues::test_value_out_of_its_range_is_refused[timeout-shutdown-10000000000.0]",
         ),
     ),
     Mutant(

@@ -387,10 +387,9 @@ class AgentClient:
         self._silent_until, self._is_told_silent = 0.0, False
         for each in (self._pending, self._open, self._answers):
             each.clear()
-        for number in list(
-            self._tellers
-        ):  # of wants that come meanwhile ``_ask`` tells
-            if (tell := self._tellers.pop(number, None)) is not None:  # or just dropped
+        # One by one: of wants that come meanwhile ``_ask`` tells, and some are just dropped.
+        for number in list(self._tellers):
+            if (tell := self._tellers.pop(number, None)) is not None:
                 tell()
         if was_up and not self._is_closing.is_set():
             self._log.warning(AGENT_LOST, error=str(problem))

@@ -19,6 +19,22 @@ from ucm.integration.transformers import PromptCache, dynamic
 IDS = prompt(1, 100)
 
 
+def held_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[threading.Event, threading.Event]:
+    """Hold whoever copies into a lane: return when one does, and what lets it go on."""
+    reached, go_on = threading.Event(), threading.Event()
+    inner = dynamic.Staging.copy_in
+
+    def copy_in(*args: Any) -> None:
+        reached.set()
+        assert go_on.wait(60.0)
+        inner(*args)
+
+    monkeypatch.setattr(dynamic.Staging, "copy_in", copy_in)
+    return reached, go_on
+
+
 @pytest.mark.slow
 @both_loops
 class TestAwaiting:
@@ -72,15 +88,7 @@ class TestAwaiting:
         """R-42: nobody writes to a lane that the next one is given, and none is lost."""
         model = model_of(LLAMA)
         done = generate(model, IDS)
-        reached, go_on = threading.Event(), threading.Event()
-        inner = dynamic.Staging.copy_in
-
-        def copy_in(*args: Any) -> None:
-            reached.set()
-            assert go_on.wait(60.0)
-            inner(*args)
-
-        monkeypatch.setattr(dynamic.Staging, "copy_in", copy_in)
+        reached, go_on = held_copies(monkeypatch)
 
         async def main() -> None:
             async with PromptCache(config_of(tmp_path), model, lanes=1) as prompts:
@@ -165,15 +173,7 @@ class TestCut:
         """R-42: the next verb is not given a lane that is still written to, nor waits for it."""
         model = model_of(LLAMA)
         done = generate(model, IDS)
-        reached, goes_on = threading.Event(), threading.Event()
-        inner = dynamic.Staging.copy_in
-
-        def copy_in(*args: Any) -> None:
-            reached.set()
-            assert goes_on.wait(60.0)
-            inner(*args)
-
-        monkeypatch.setattr(dynamic.Staging, "copy_in", copy_in)
+        reached, goes_on = held_copies(monkeypatch)
 
         async def main() -> None:
             async with PromptCache(config_of(tmp_path), model, lanes=1) as prompts:
