@@ -14,8 +14,25 @@ _OF_STAGED = "tests/cache/test_staged.py::TestStaged"
 _OF_ENGINE = "tests/integration/sglang/test_engine.py"
 _OF_LINKER = "tests/integration/sglang/test_linker.py"
 _OF_HICACHE = "tests/integration/sglang/test_hicache.py"
+_OF_STATES = "tests/integration/sglang/test_states.py"
 
 SGLANG = (
+    Mutant(
+        name="side_of_a_state_is_left_behind",
+        why="A request goes on with a part of another's state.",
+        file=_ENGINE,
+        find='{**parts, "side.": pool.slot_state_buffers}',
+        replace="parts",
+        killers=(f"{_OF_STATES}::test_states_are_restored_in_all_their_parts",),
+    ),
+    Mutant(
+        name="first_part_of_a_state_is_its_name",
+        why="States of other dtypes are loaded as what they are not.",
+        file=_ENGINE,
+        find="for row in rows.values()]",
+        replace="for row in [first]]",
+        killers=(f"{_OF_STATES}::test_shape_and_dtype_of_every_part_are_in_the_key",),
+    ),
     Mutant(
         name="slots_of_a_stuck_load_are_given_on",
         why="A copy that ends late writes over blocks that are another's and verified.",

@@ -13,7 +13,11 @@ import importlib.machinery
 import sys
 import types
 
+import torch
+
 NAMES = frozenset({"triton", "sgl_kernel", "torchvision", "IPython", "gguf"})
+OPERATORS = ("fused_gdn_gating_cpu", "fused_sigmoid_gating_delta_rule_update_cpu")
+"""Of ``sgl_kernel``, asked for where the module is imported that knows of recurrent layers."""
 
 
 class Anything:
@@ -80,3 +84,5 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def install() -> None:
     """Let the names be found where nothing else is."""
     sys.meta_path.append(_Finder())
+    for name in OPERATORS:
+        setattr(torch.ops.sgl_kernel, name, Anything(name))

@@ -90,6 +90,18 @@ def test_threads_of_a_storage_get_the_time_that_the_door_takes_them_for() -> Non
     assert "t.join(timeout=10)" in ast.unparse(stop)
 
 
+def test_states_of_sglang_have_the_parts_that_are_saved() -> None:
+    """R-81: a part that were left out would be another request's."""
+    pool = class_of("MambaPoolHost", f"{MEM_CACHE}/pool_host/mamba.py")
+    (parts,) = (
+        each
+        for each in pool.body
+        if isinstance(each, ast.FunctionDef) and each.name == "get_hybrid_pool_buffer"
+    )
+    told = "[self.temporal_buffer, *self.conv_buffer, *self.slot_state_buffers]"
+    assert ast.unparse(parts.body[-1]) == f"return {told}"
+
+
 def test_settings_that_count_are_settings_of_sglang() -> None:
     """R-81: none of another name is taken for not set."""
     fields: set[str] = set()

@@ -20,13 +20,20 @@ from typing import Any
 import attrs
 import torch
 
-TOKENS, HEADS, DIM, LAYERS = 4, 2, 8, 3
-PAGE_BYTES = 2 * LAYERS * TOKENS * HEADS * DIM * 4
+from tests.integration.sglang.pools import (
+    DIM,
+    HEADS,
+    LAYERS,
+    TOKENS,
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+)
 
 
 class PoolName(enum.StrEnum):
     """SGLang's, in part."""
 
+    INDEXER = "indexer"
     KV = "kv"
     MAMBA = "mamba"
     SWA = "swa"
@@ -126,72 +133,6 @@ class PoolTransfer:
     hit_policy: PoolHitPolicy = PoolHitPolicy.TRAILING_PAGES
 
 
-class MHATokenToKVPool:
-    """SGLang's device pool: the first page is for padding."""
-
-    kv_cache_layout = "nhd"
-    start_layer = 0
-
-    def __init__(self, pages: int = 16) -> None:
-        shape = ((pages + 1) * TOKENS, HEADS, DIM)
-        self.k_buffer = [torch.zeros(shape) for _ in range(LAYERS)]
-        self.v_buffer = [torch.zeros(shape) for _ in range(LAYERS)]
-
-
-class MLATokenToKVPool:
-    """That of latent attention: one buffer a layer, of one wide head."""
-
-    start_layer = 0
-    kv_scale_buffer = None
-
-    def __init__(self, pages: int = 16) -> None:
-        shape = ((pages + 1) * TOKENS, 1, HEADS * DIM)
-        self.kv_buffer = [torch.zeros(shape) for _ in range(LAYERS)]
-
-
-class MHATokenToKVPoolHost:
-    """SGLang's host pool."""
-
-    start_layer = 0
-    layer_num = LAYERS
-    page_size = TOKENS
-
-    def __init__(self, layout: str = "layer_first", pages: int = 16) -> None:
-        self.layout = layout
-        shape = (2, LAYERS, pages * TOKENS, HEADS, DIM)
-        if layout == "page_first_direct":
-            shape = (2, pages, LAYERS, TOKENS, HEADS, DIM)
-        self.kv_buffer = torch.zeros(shape)
-        self.k_buffer, self.v_buffer = self.kv_buffer
-
-    def page(self, page: int) -> torch.Tensor:
-        """Return a page, ``[2, layers, tokens, heads, dim]``."""
-        if self.layout == "page_first_direct":
-            return self.kv_buffer[:, page]
-        return self.kv_buffer[:, :, page * TOKENS : (page + 1) * TOKENS]
-
-
-class MLATokenToKVPoolHost:
-    """That of latent attention."""
-
-    start_layer = 0
-    layer_num = LAYERS
-    page_size = TOKENS
-
-    def __init__(self, layout: str = "layer_first", pages: int = 16) -> None:
-        self.layout = layout
-        shape = (LAYERS, pages * TOKENS, 1, HEADS * DIM)
-        if layout == "page_first_direct":
-            shape = (pages, LAYERS, TOKENS, 1, HEADS * DIM)
-        self.kv_buffer = torch.zeros(shape)
-
-    def page(self, page: int) -> torch.Tensor:
-        """Return a page, ``[1, layers, tokens, 1, dim]``."""
-        if self.layout == "page_first_direct":
-            return self.kv_buffer[page].unsqueeze(0)
-        return self.kv_buffer[:, page * TOKENS : (page + 1) * TOKENS].unsqueeze(0)
-
-
 def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
     """Return settings as SGLang has them by default."""
     return types.SimpleNamespace(
@@ -206,7 +147,9 @@ def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
             "dllm_algorithm": None,
             "dtype": "float32",
             "enable_dp_attention": False,
+            "enable_linear_replayssm": False,
             "enable_lora": None,
+            "enable_mamba_cache_stochastic_rounding": False,
             "enable_memory_saver": False,
             "enable_quant_communications": False,
             "enable_w4a4_mxfp4_megamoe": False,
@@ -221,7 +164,11 @@ def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
             "kt_num_gpu_experts": None,
             "kt_weight_path": None,
             "kv_cache_dtype": "auto",
+            "linear_attn_backend": "triton",
+            "linear_attn_decode_backend": None,
+            "linear_attn_prefill_backend": None,
             "load_format": "auto",
+            "mamba_backend": "triton",
             "model_impl": "auto",
             "model_path": str(model),
             "modelopt_checkpoint_restore_path": None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from tests.integration.sglang import fake
+from tests.integration.sglang import fake, pools
 
 __all__ = ["Kit"]
 
@@ -41,15 +41,15 @@ class Kit:
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return those of ours."""
         store = {"path": str(self.slab), "capacity": "1MiB"}
-        stage = 8 * fake.PAGE_BYTES
+        stage = 8 * pools.PAGE_BYTES
         return {"store": store, "log": {"level": "off"}, "stage_bytes": stage, **more}
 
     def engine(self, pool: Any = None, **more: Any) -> fake.Engine:
         """Return an engine with a linker, as SGLang makes it."""
         modules = self.installed(**more.pop("args", {}))
-        pool = pool or fake.MHATokenToKVPool()
+        pool = pool or pools.MHATokenToKVPool()
         params = types.SimpleNamespace(
-            page_size=fake.TOKENS,
+            page_size=pools.TOKENS,
             token_to_kv_pool_allocator=types.SimpleNamespace(get_kvcache=lambda: pool),
             tp_cache_group=ProcessGroup(more.pop("rank", 0), self.args.tp_size),
         )
@@ -73,7 +73,7 @@ class Kit:
         config = types.SimpleNamespace(tp_rank=0, tp_size=1, extra_config=extra)
         storage = modules.hicache.Storage(config, {})
         self._opened.callback(storage.close)
-        make = make or fake.MHATokenToKVPoolHost
+        make = make or pools.MHATokenToKVPoolHost
         storage.register_mem_pool_host(make(layout))
         storage.register_mem_host_pool_v2(storage.mem_pool_host, fake.PoolName.KV)
         return storage

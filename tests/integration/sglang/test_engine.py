@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.sglang import fake
+from tests.integration.sglang import fake, pools
 from tests.integration.sglang.fake import PoolTransfer, hashes
 from tests.integration.sglang.kit import Kit
 from ucm.errors import ConfigError
@@ -21,6 +21,7 @@ from ucm.integration.sglang.engine import device_rows, named
         ("disaggregation_mode", "prefill"),
         ("dllm_algorithm", "LowConfidence"),
         ("enable_dp_attention", True),
+        ("enable_linear_replayssm", True),
         ("enable_lora", True),
         ("enable_memory_saver", True),
         ("is_embedding", True),
@@ -56,17 +57,17 @@ def test_model_that_is_not_taken_is_refused_by_name(kit: Kit) -> None:
     with pytest.raises(ConfigError, match="SWA"):
         kit.engine(components=["FULL", "SWA"])
 
-    class DSATokenToKVPool(fake.MLATokenToKVPool):
+    class DSATokenToKVPool(pools.MLATokenToKVPool):
         pass
 
     with pytest.raises(ConfigError, match="DSATokenToKVPool"):
         kit.engine(DSATokenToKVPool())
-    latent = fake.MLATokenToKVPool()
+    latent = pools.MLATokenToKVPool()
     latent.kv_scale_buffer = []
     with pytest.raises(ConfigError, match="scaled"):
         kit.engine(latent)
     for change in ({"kv_cache_layout": "hnd"}, {"k_scale_buffer": []}):
-        pool = fake.MHATokenToKVPool()
+        pool = pools.MHATokenToKVPool()
         vars(pool).update(change)
         with pytest.raises(ConfigError, match=r"hnd|scaled"):
             kit.engine(pool)
@@ -108,7 +109,7 @@ def test_weights_without_a_name_are_refused(kit: Kit, tmp_path: Path) -> None:
 
 def test_whatever_decides_bytes_is_in_the_key(kit: Kit) -> None:
     """R-81: another setting, model, rank count or shape of a page is another key space."""
-    rows = device_rows(fake.MHATokenToKVPool(), fake.TOKENS)
+    rows = device_rows(pools.MHATokenToKVPool(), pools.TOKENS)
 
     def digest(
         weights: str = "", ranks: int = 1, pages: Any = None, **changed: Any
@@ -134,6 +135,7 @@ def test_whatever_decides_bytes_is_in_the_key(kit: Kit) -> None:
         digest(model_impl="transformers"),
         digest(rl_on_policy_target="fsdp"),
         digest(deepep_dispatcher_output_dtype="fp8"),
+        digest(enable_mamba_cache_stochastic_rounding=True),
         digest(enable_quant_communications=True),
         digest(enable_w4a4_mxfp4_megamoe=True),
         digest(enforce_shared_experts_fusion=True),
@@ -141,6 +143,10 @@ def test_whatever_decides_bytes_is_in_the_key(kit: Kit) -> None:
         digest(flashinfer_mxfp4_moe_precision="fp8"),
         digest(kt_method="AMXINT8"),
         digest(kt_num_gpu_experts=1),
+        digest(linear_attn_backend="flashinfer"),
+        digest(linear_attn_decode_backend="flashinfer"),
+        digest(linear_attn_prefill_backend="flashinfer"),
+        digest(mamba_backend="flashinfer"),
         digest(modelopt_quant="fp8"),
     ]
     assert len(digests) == len(set(digests))

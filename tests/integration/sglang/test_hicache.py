@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from tests.integration.sglang import fake
+from tests.integration.sglang import fake, pools
 from tests.integration.sglang.fake import content_of, hashes
 from tests.integration.sglang.kit import Kit
 from tests.stores.slab_kit import Child
@@ -19,8 +19,8 @@ LAYOUTS = ("layer_first", "page_first_direct")
 
 def slots(pages: list[int]) -> torch.Tensor:
     """Return the slots of pages, as SGLang gives them."""
-    first = torch.tensor(pages).repeat_interleave(fake.TOKENS) * fake.TOKENS
-    return first + torch.arange(fake.TOKENS).repeat(len(pages))
+    first = torch.tensor(pages).repeat_interleave(pools.TOKENS) * pools.TOKENS
+    return first + torch.arange(pools.TOKENS).repeat(len(pages))
 
 
 def fill(storage: object, names: list[str], pages: list[int]) -> None:
@@ -80,7 +80,7 @@ def test_call_that_carries_more_than_is_staged_at_once_is_whole(
 ) -> None:
     """R-81: SGLang uses nothing of a prompt with windows that is not whole."""
     names, pages = hashes(10), list(range(10))
-    storage = kit.storage(stage_bytes=room * fake.PAGE_BYTES)
+    storage = kit.storage(stage_bytes=room * pools.PAGE_BYTES)
     fill(storage, names, pages)
     assert [True] * 10 == storage.batch_set_v1(names, slots(pages))
     assert 10 == storage.batch_exists(names)
@@ -95,7 +95,7 @@ def test_call_that_carries_more_than_is_staged_at_once_is_whole(
 def test_pages_behind_a_part_that_is_not_whole_are_not_loaded(kit: Kit) -> None:
     """R-81: SGLang takes none of them, and may have given their memory to others."""
     names, pages = hashes(6), list(range(6))
-    storage = kit.storage(stage_bytes=2 * fake.PAGE_BYTES)
+    storage = kit.storage(stage_bytes=2 * pools.PAGE_BYTES)
     fill(storage, names, pages)
     storage.batch_set_v1(names[:3], slots(pages[:3]))
     storage.batch_set_v1(names[4:], slots(pages[4:]))
@@ -108,7 +108,7 @@ def test_pages_behind_a_part_that_is_not_whole_are_not_loaded(kit: Kit) -> None:
 def test_call_that_saves_more_than_may_wait_is_whole(kit: Kit) -> None:
     """R-81: SGLang saves nothing of a prefix behind a page that was refused."""
     names, pages = hashes(10), list(range(10))
-    few = {"tickets": 1, "nbytes": fake.PAGE_BYTES, "span_bytes": fake.PAGE_BYTES}
+    few = {"tickets": 1, "nbytes": pools.PAGE_BYTES, "span_bytes": pools.PAGE_BYTES}
     storage = kit.storage(queue=few)
     assert [True] * 10 == storage.batch_set_v1(names, slots(pages))
     assert 10 == storage.batch_exists(names)
@@ -123,7 +123,7 @@ def test_process_that_stands_still_delays_a_save_for_less_than_sglang_waits(
     longest = kit.storage()._kinds["kv"].pages._pool._core.timeout
     assert (8.0, 8.0) == (longest.save, longest.load)
     names, pages = hashes(6), list(range(6))
-    storage = kit.storage(longest=1.0, queue={"span_bytes": 2 * fake.PAGE_BYTES})
+    storage = kit.storage(longest=1.0, queue={"span_bytes": 2 * pools.PAGE_BYTES})
     with Child(kit.slab, "stand still", 256) as other:
         _, status = os.waitpid(other.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
@@ -187,7 +187,7 @@ def test_storage_that_is_attached_behind_new_weights_serves_nothing(kit: Kit) ->
 
 def test_pool_that_is_registered_anew_takes_the_place_of_the_first(kit: Kit) -> None:
     """R-81: nothing is left open over the one before."""
-    names, pool = hashes(2), fake.MHATokenToKVPoolHost()
+    names, pool = hashes(2), pools.MHATokenToKVPoolHost()
     storage = kit.storage()
     before = storage._kinds["kv"].pages
     storage.register_mem_pool_host(pool)
@@ -204,9 +204,9 @@ def test_storage_that_has_refused_a_model_serves_nothing(kit: Kit) -> None:
     names = hashes(2)
     storage = kit.storage()
     assert [True] * 2 == storage.batch_set_v1(names, slots([1, 2]))
-    storage.register_mem_host_pool_v2(fake.MHATokenToKVPoolHost(), fake.PoolName.SWA)
-    with pytest.raises(ConfigError, match="mamba"):
-        storage.register_mem_host_pool_v2(None, fake.PoolName.MAMBA)
+    storage.register_mem_host_pool_v2(pools.MHATokenToKVPoolHost(), fake.PoolName.SWA)
+    with pytest.raises(ConfigError, match="indexer"):
+        storage.register_mem_host_pool_v2(None, fake.PoolName.INDEXER)
     assert 0 == storage.batch_exists(names)
     assert [False] * 2 == storage.batch_get_v1(names, slots([1, 2]))
     assert [False] * 2 == storage.batch_set_v1(hashes(2, 3), slots([1, 2]))
@@ -220,7 +220,7 @@ def test_what_is_not_taken_is_refused_by_name(kit: Kit) -> None:
     with pytest.raises(ConfigError, match="interface_v1"):
         kit.installed().hicache.Storage(types.SimpleNamespace(extra_config={}), {})
     with pytest.raises(ConfigError, match="page_head"):
-        storage.register_mem_pool_host(fake.MHATokenToKVPoolHost("page_head"))
+        storage.register_mem_pool_host(pools.MHATokenToKVPoolHost("page_head"))
     with pytest.raises(ConfigError, match="SimpleNamespace"):
         storage.register_mem_pool_host(types.SimpleNamespace())
 
@@ -236,7 +236,7 @@ class Windows:
 
     def __init__(self, kit: Kit, **settings: object) -> None:
         self.storage = kit.storage(**settings)
-        self.pool = fake.MHATokenToKVPoolHost()
+        self.pool = pools.MHATokenToKVPoolHost()
         self.storage.register_mem_host_pool_v2(self.pool, fake.PoolName.SWA)
 
     def transfer(self, names: list[str], pages: list[int] | None = None, **more):

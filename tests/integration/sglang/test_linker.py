@@ -3,7 +3,7 @@
 
 import torch
 
-from tests.integration.sglang import fake
+from tests.integration.sglang import fake, pools
 from tests.integration.sglang.fake import PoolTransfer, content_of, hashes
 from tests.integration.sglang.kit import Kit
 from ucm.testing.slab_damage import Damage, damage, stored
@@ -11,7 +11,7 @@ from ucm.testing.slab_damage import Damage, damage, stored
 
 def page_of(engine: fake.Engine, page: int) -> torch.Tensor:
     """Return what is in a page of the engine, row by row."""
-    part = slice(page * fake.TOKENS, (page + 1) * fake.TOKENS)
+    part = slice(page * pools.TOKENS, (page + 1) * pools.TOKENS)
     return torch.stack([buffer[part] for buffer in engine.buffers])
 
 
@@ -36,7 +36,7 @@ def test_layers_are_copied_when_they_are_asked_for(kit: Kit) -> None:
     engine = kit.engine()
     names = hashes(2)
     assert engine.offload(names, engine.take(2))
-    page = fake.TOKENS * fake.HEADS * fake.DIM
+    page = pools.TOKENS * pools.HEADS * pools.DIM
     engine.load("a", names)
     engine.load("b", names)
     both = [2 * page * 3, 2 * page]

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from tests.integration.sglang import fake
+from tests.integration.sglang import fake, pools
 from tests.integration.sglang.fake import PoolTransfer, content_of, hashes
 from tests.integration.sglang.kit import Kit
 from tests.integration.sglang.test_hicache import slots
@@ -16,11 +16,11 @@ NAMES = hashes(3)
 
 def latent_of(name: str) -> torch.Tensor:
     """Return what a page of latent attention holds, ``[layers, tokens, 1, dim]``."""
-    shape = (fake.LAYERS, fake.TOKENS, 1, fake.HEADS * fake.DIM)
-    return content_of(name)[: fake.LAYERS].reshape(shape)
+    shape = (pools.LAYERS, pools.TOKENS, 1, pools.HEADS * pools.DIM)
+    return content_of(name)[: pools.LAYERS].reshape(shape)
 
 
-def ranks_of(kit: Kit, make: type = fake.MHATokenToKVPool) -> list[fake.Engine]:
+def ranks_of(kit: Kit, make: type = pools.MHATokenToKVPool) -> list[fake.Engine]:
     """Return two ranks' engines."""
     ranks = [kit.engine(make(), rank=rank, args={"tp_size": 2}) for rank in (0, 1)]
     for engine in ranks:
@@ -36,12 +36,12 @@ def common(ranks: list[fake.Engine], rid: str) -> int:
 
 def test_latent_pages_are_restored_in_another_process(kit: Kit) -> None:
     """R-81: byte by byte, and each layer when it is asked for and no sooner."""
-    first = kit.engine(fake.MLATokenToKVPool())
+    first = kit.engine(pools.MLATokenToKVPool())
     assert first.offload(NAMES, first.take(3))
     first.linker.close()
-    second = kit.engine(fake.MLATokenToKVPool())
+    second = kit.engine(pools.MLATokenToKVPool())
     pages = second.load("a", NAMES)
-    filled = 3 * fake.TOKENS * fake.HEADS * fake.DIM
+    filled = 3 * pools.TOKENS * pools.HEADS * pools.DIM
     assert [
         [filled, 0, 0],
         [filled, filled, 0],
@@ -56,7 +56,7 @@ def test_latent_pages_are_restored_in_another_process(kit: Kit) -> None:
 def test_latent_pages_of_a_host_pool_are_a_linkers(kit: Kit, layout: str) -> None:
     """R-81: the same bytes under the same keys, whatever the order of the pool."""
     pages = [9, 2, 4]
-    storage = kit.storage(layout, fake.MLATokenToKVPoolHost)
+    storage = kit.storage(layout, pools.MLATokenToKVPoolHost)
     for name, page in zip(NAMES, pages, strict=True):
         storage.mem_pool_host.page(page).copy_(latent_of(name))
     assert [True] * 3 == storage.batch_set_v1(NAMES, slots(pages))
@@ -64,7 +64,7 @@ def test_latent_pages_of_a_host_pool_are_a_linkers(kit: Kit, layout: str) -> Non
     assert [True] * 3 == storage.batch_get_v1(NAMES, slots(into))
     assert torch.equal(latent_of(NAMES[1]), storage.mem_pool_host.page(5)[0])
     storage.close()
-    engine = kit.engine(fake.MLATokenToKVPool())
+    engine = kit.engine(pools.MLATokenToKVPool())
     found = engine.load("a", NAMES)
     engine.forward()
     assert torch.equal(latent_of(NAMES[2]), page_of(engine, found[2]))
@@ -88,7 +88,7 @@ def test_ranks_have_parts_of_their_own(kit: Kit) -> None:
 
 def test_replicas_are_stored_once(kit: Kit) -> None:
     """R-81: each rank has all of a latent page; SGLang is told that each has stored it."""
-    ranks = ranks_of(kit, fake.MLATokenToKVPool)
+    ranks = ranks_of(kit, pools.MLATokenToKVPool)
     assert 3 == len(stored(kit.slab))
     assert 3 == common(ranks, "a")
 

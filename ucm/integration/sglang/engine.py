@@ -48,6 +48,7 @@ _TAKEN: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "is_embedding": ((False,), "the result needs tokens that are not computed"),
     "dllm_algorithm": ((None,), "tokens look at later ones"),
     "quantization_param_path": ((None,), "scales of a file of their own are in no key"),
+    "enable_linear_replayssm": ((False,), "the last tokens of a state lie elsewhere"),
 }
 """What a setting may be, and why nothing else."""
 # fmt: off
@@ -55,10 +56,12 @@ _COUNTED: Final = (
     "attention_backend", "context_length", "dtype", "json_model_override_args",
     "kv_cache_dtype", "model_impl", "quantization", "rl_on_policy_target",
     # Of the same files, computed in fewer bits.
-    "deepep_dispatcher_output_dtype", "enable_quant_communications",
+    "deepep_dispatcher_output_dtype", "enable_mamba_cache_stochastic_rounding",
+    "enable_quant_communications",
     "enable_w4a4_mxfp4_megamoe", "enforce_shared_experts_fusion",
     "flashinfer_a2a_dispatch_type", "flashinfer_mxfp4_moe_precision", "kt_method",
-    "kt_num_gpu_experts", "modelopt_quant",
+    "kt_num_gpu_experts", "linear_attn_backend", "linear_attn_decode_backend",
+    "linear_attn_prefill_backend", "mamba_backend", "modelopt_quant",
 )
 # fmt: on
 """Settings that decide the bytes of pages, beside what the pool shows."""
@@ -71,6 +74,7 @@ _ELSEWHERE: Final[Mapping[str, tuple[object, ...]]] = {
 """With which values the model's directory has all that is loaded."""
 _POOLS: Final = ("MHATokenToKVPool", "MLATokenToKVPool")
 _HOST_POOLS: Final = ("MHATokenToKVPoolHost", "MLATokenToKVPoolHost")
+_STATES: Final = "MambaPoolHost"
 _LISTENS: Final = "ucm_doubt"
 """Attribute of what stands in for SGLang's own, once in a process."""
 _FROM_DIRECTORY: Final = ("auto", "safetensors", "pt", "fastsafetensors")
@@ -145,10 +149,12 @@ def host_rows(pool: Theirs, kind: str = "") -> dict[str, torch.Tensor]:
     Return that of its host pool likewise: each finds what the other has saved.
 
     Args:
-        pool: Of host pages.
+        pool: Of host pages, or of recurrent states.
         kind: Goes before the names of rows: pools of several kinds number their layers alike.
     """
-    if (name := type(pool).__name__) not in _HOST_POOLS:
+    if (name := type(pool).__name__) == _STATES:
+        return _state_rows(pool, kind)
+    if name not in _HOST_POOLS:
         refuse("host pool", name, "only attention over all tokens is known")
     if pool.layout not in ("layer_first", "page_first_direct"):
         refuse(
@@ -166,6 +172,19 @@ def host_rows(pool: Theirs, kind: str = "") -> dict[str, torch.Tensor]:
                 else layers[:, at]
             )
     return rows
+
+
+def _state_rows(pool: Theirs, kind: str) -> dict[str, torch.Tensor]:
+    """Return recurrent states, ``[states, 1, ...]`` by row: one is of all layers."""
+    if pool.layout not in ("page_first", "page_first_direct"):
+        refuse("hicache_mem_layout", pool.layout, "a state's bytes lie apart")
+    parts = {"temporal.": [pool.temporal_buffer], "conv.": pool.conv_buffer}
+    return {
+        f"{kind}{part}{at}": states.unsqueeze(1)
+        for part, buffers in {**parts, "side.": pool.slot_state_buffers}.items()
+        for at, states in enumerate(buffers)
+        if states.numel()  # a model with convolutions alone has no others
+    }
 
 
 def named(
@@ -198,7 +217,7 @@ def named(
         engine=f"sglang {_RELEASE}",
         parallel=f"tp={num_ranks}",
         settings={name: str(getattr(args, name)) for name in _COUNTED}
-        | {"page": str(tuple(first.shape[1:]))},
+        | {"pages": [f"{row.dtype} {tuple(row.shape[1:])}" for row in rows.values()]},
     )
     return layout, attrs.evolve(keyspace, hash_algorithm="sglang.sha256")
 

@@ -2,8 +2,9 @@
 """
 SGLang's ``HiCacheStorage``: its host pages to the store and back.
 
-Interface v1 for pages of all tokens; v2 beside it for a window's, which lie in a pool of their
-own: a prefix is found where the pages of all its tokens are, and those of its last window.
+Interface v1 for pages of all tokens; v2 beside it for what lies in pools of its own: pages of
+windows, and recurrent states, of which one stands for all tokens before it. A prefix is found
+where the pages of all its tokens are, those of its last window, and the state at its end.
 
 Threading: SGLang's threads, of which one asks, one loads and one saves.
 """
@@ -28,8 +29,8 @@ from ucm.integration.sglang.pages import Pages, keys_of
 __all__ = ["Storage"]
 
 _THEIRS: Final = ("backend_name", "module_path", "class_name", "interface_v1")
-_KINDS: Final = (PoolName.KV, PoolName.SWA)
-"""What is known of: pages of all tokens, and pages of a window."""
+_KINDS: Final = (PoolName.KV, PoolName.SWA, PoolName.MAMBA)
+"""What is known of: pages of all tokens, pages of a window, and recurrent states."""
 _LONGEST_S: Final = 8.0
 """Of a save or load. SGLang flushes and detaches nothing while it waits for one, and gives a
 thread that is within one 10 s to end; a load that nobody wants any more it does not wait for,
@@ -157,7 +158,8 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         """
         Return behind which pages a prefix ends of which all kinds are stored, as far as needed.
 
-        Of a window as many pages as a transfer has keys, or all that there are before.
+        Of a window as many pages as a transfer has keys, or all that there are before; of
+        states the last one.
         """
         most = self.batch_exists(keys)
         hits, ends = {PoolName.KV: most}, list(range(1, most + 1))

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R-81: recurrent states beside pages, by SGLang's storage."""
+
+import functools
+
+import pytest
+import torch
+
+from tests.integration.sglang import fake, pools
+from tests.integration.sglang.fake import hashes
+from tests.integration.sglang.kit import Kit
+from tests.integration.sglang.test_hicache import fill, slots
+from tests.integration.sglang.test_tiers import Machines, fetched, machines, pages_of
+from ucm.errors import ConfigError
+from ucm.integration.sglang.engine import host_rows, named
+from ucm.testing.slab_damage import Damage, damage, stored
+
+__all__ = ["machines"]  # a fixture
+
+
+class States:
+    """
+    A storage with pages and states.
+
+    Args:
+        kit: Makes it.
+        settings: More of ours.
+    """
+
+    def __init__(self, kit: Kit, **settings: object) -> None:
+        self.storage = kit.storage("page_first_direct", **settings)
+        self.pool = pools.MambaPoolHost()
+        self.storage.register_mem_host_pool_v2(self.pool, fake.PoolName.MAMBA)
+
+    def transfer(self, names: list[str], states: list[int] | None = None):
+        """Return what SGLang asks about states."""
+        where = None if states is None else torch.tensor(states)
+        return fake.PoolTransfer(names, name=fake.PoolName.MAMBA, host_indices=where)
+
+    def save(self, names: list[str], ends: list[str]) -> None:
+        """Save pages, and a state behind some."""
+        pages = list(range(len(names)))
+        fill(self.storage, names, pages)
+        assert all(self.storage.batch_set_v1(names, slots(pages)))
+        for at, name in enumerate(ends):
+            for part, content in zip(self.pool.state(at), state_of(name), strict=True):
+                part.copy_(content)
+        for at, name in enumerate(ends):
+            saved = self.storage.batch_set_v2([self.transfer([name], [at])])
+            assert {"mamba": [True]} == saved
+
+    def found(self, names: list[str]):
+        """Return what there is of a prefix that needs a state at its end."""
+        return self.storage.batch_exists_v2(names, [self.transfer(["__placeholder__"])])
+
+    def load(self, name: str, into: int) -> bool:
+        """Load a state; return whether it is there."""
+        (loaded,) = self.storage.batch_get_v2([self.transfer([name], [into])])["mamba"]
+        return loaded
+
+
+def state_of(name: str) -> list[torch.Tensor]:
+    """Return what the state behind a page of that hash is."""
+    made = torch.Generator().manual_seed(int(name[:12], 16) + 1)
+    parts = pools.MambaPoolHost().state(0)
+    return [
+        torch.randint(1, 100, part.shape, generator=made).to(part.dtype)
+        for part in parts
+    ]
+
+
+def is_state(world: States, at: int, name: str) -> bool:
+    """Return whether all parts of a state are those of a hash."""
+    pairs = zip(world.pool.state(at), state_of(name), strict=True)
+    return all(torch.equal(part, content) for part, content in pairs)
+
+
+def test_states_are_restored_in_all_their_parts(kit: Kit) -> None:
+    """R-81: in another process; of each dtype, and into another slot than they come from."""
+    names = hashes(5)
+    first = States(kit)
+    first.save(names, [names[2], names[4]])
+    first.storage.close()
+    second = States(kit)
+    found = second.found(names)
+    assert (5, [3, 5]) == (found.kv_hit_pages, found.restorable_prefix_pages)
+    assert {"kv": 5, "mamba": 5} == found.extra_pool_hit_pages
+    assert second.load(names[4], 6)
+    assert second.load(names[2], 3)
+    assert is_state(second, 6, names[4])
+    assert is_state(second, 3, names[2])
+    assert not any(part.any() for part in second.pool.state(5))
+    assert not second.load(names[3], 5)
+    assert not any(part.any() for part in second.pool.state(5))
+
+
+@pytest.mark.parametrize(
+    ("ends", "restorable"), [([], []), ([0], [1]), ([1, 3], [2, 4]), ([4], [5])]
+)
+def test_prefix_ends_where_there_is_a_state(
+    kit: Kit, ends: list[int], restorable: list[int]
+) -> None:
+    """R-81: pages behind it are of no use, and a state without its pages is none."""
+    names = hashes(6)
+    world = States(kit)
+    world.save(names[:5], [*(names[at] for at in ends), names[5]])
+    found = world.found(names)
+    assert restorable == found.restorable_prefix_pages
+    assert max(restorable, default=0) == found.kv_hit_pages
+
+
+def test_state_that_is_damaged_is_not_there(kit: Kit) -> None:
+    """R-81: it is held against its checksum; what SGLang has in its slot stays."""
+    names = hashes(2)
+    world = States(kit)
+    world.save(names, names[1:])
+    world.storage._kinds["mamba"].pages.staged.forget()
+    damage(kit.slab, Damage.BITS, stored(kit.slab))
+    assert not world.load(names[1], 4)
+    assert not any(part.any() for part in world.pool.state(4))
+    assert 0 == world.found(names).kv_hit_pages
+
+
+def test_model_that_has_convolutions_alone_has_no_other_states(kit: Kit) -> None:
+    """R-81: SGLang has a buffer without elements for them."""
+    pool = pools.MambaPoolHost()
+    pool.temporal_buffer = torch.empty(8, pools.LAYERS, 1, 0)
+    pool.slot_state_buffers = []
+    assert ["mamba.conv.0"] == list(host_rows(pool, "mamba."))
+
+
+def test_states_whose_bytes_lie_apart_are_refused_by_name(kit: Kit) -> None:
+    """R-81: with the setting."""
+    storage = kit.storage("page_first_direct")
+    pool = pools.MambaPoolHost("layer_first")
+    with pytest.raises(ConfigError, match=r"hicache_mem_layout.*layer_first"):
+        storage.register_mem_host_pool_v2(pool, fake.PoolName.MAMBA)
+    assert 0 == storage.batch_exists(hashes(1))
+
+
+def test_shape_and_dtype_of_every_part_are_in_the_key(kit: Kit) -> None:
+    """R-81: states of as many bytes that are others are not taken for each other."""
+
+    def digest(pool: pools.MambaPoolHost) -> bytes:
+        args = fake.server_args(kit.model)
+        return named(args, host_rows(pool, "mamba."), "", 1)[1].digest
+
+    turned, other = pools.MambaPoolHost(), pools.MambaPoolHost()
+    turned.temporal_buffer = turned.temporal_buffer.transpose(3, 4).contiguous()
+    other.conv_buffer = [each.view(torch.float16) for each in other.conv_buffer]
+    digests = [digest(pool) for pool in (pools.MambaPoolHost(), turned, other)]
+    assert 3 == len(set(digests))
+    assert digests[0] == digest(pools.MambaPoolHost("page_first"))
+
+
+@pytest.mark.slow
+def test_states_are_what_a_tier_has(kit: Kit, machines: Machines) -> None:
+    """R-81, R-53: that of the last page comes with the pages."""
+    names = hashes(4)
+    first = machines.open(functools.partial(States, kit))
+    first.save(names, names[3:])
+    first.storage.close()
+    machines.move()
+    second = machines.open(functools.partial(States, kit))
+    assert 4 == second.found(names).kv_hit_pages
+    assert second.load(names[3], 2)
+    assert is_state(second, 2, names[3])
+    assert [4, 1] == [fetched(pages) for pages in pages_of(second)]
+    second.storage.close()
