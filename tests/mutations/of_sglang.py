@@ -18,12 +18,28 @@ _OF_STATES = "tests/integration/sglang/test_states.py"
 
 SGLANG = (
     Mutant(
-        name="side_of_a_state_is_left_behind",
-        why="A request goes on with a part of another's state.",
+        name="state_is_there_by_one_of_its_parts",
+        why="A prefix is found of which no state comes: its pages are fetched in vain.",
+        file=_PAGES,
+        find="[all(page) for page in",
+        replace="[any(page) for page in",
+        killers=(f"{_OF_STATES}::test_state_that_lacks_a_part_is_none",),
+    ),
+    Mutant(
+        name="parts_of_a_state_are_counted_as_states",
+        why="A state counts as loaded that came in part: a request goes on with two halves.",
+        file=_PAGES,
+        find="return blocks // self._parts",
+        replace="return min(blocks, 1)",
+        killers=(f"{_OF_STATES}::test_state_that_lacks_a_part_is_none",),
+    ),
+    Mutant(
+        name="what_sglang_chose_itself_is_not_asked_for",
+        why="Engines whose kernels differ share their states and pages.",
         file=_ENGINE,
-        find='{**parts, "side.": pool.slot_state_buffers}',
-        replace="parts",
-        killers=(f"{_OF_STATES}::test_states_are_restored_in_all_their_parts",),
+        find="    return resolution_result(args, name)\n",
+        replace="    return resolution_result and getattr(args, name)\n",
+        killers=(f"{_OF_ENGINE}::test_what_sglang_has_chosen_itself_counts",),
     ),
     Mutant(
         name="first_part_of_a_state_is_its_name",
@@ -283,8 +299,8 @@ SGLANG = (
         name="door_in_doubt_saves",
         why="Pages of new weights are stored under the name of the old ones.",
         file=_PAGES,
-        find="            if not self._doubt.is_set:\n                keys = keys_of(hashes)\n",
-        replace="            if True:\n                keys = keys_of(hashes)\n",
+        find="            if not self._doubt.is_set:\n                keys, blocks = ",
+        replace="            if True:\n                keys, blocks = ",
         killers=(
             f"{_OF_LINKER}::test_weights_that_may_have_changed_end_all_reuse",
             f"{_OF_HICACHE}::test_weights_that_may_have_changed_end_all_reuse",

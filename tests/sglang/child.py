@@ -87,6 +87,10 @@ class Serving:
         """Have one rank lose what the others load next."""
         self._engine.collective_rpc("lose")
 
+    def spoil(self) -> None:
+        """Have recurrent states that are loaded be of no prompt, until it is asked for again."""
+        self._engine.collective_rpc("spoil")
+
     def settle(self) -> None:
         """Wait for all saves, in the scheduler."""
         self._engine.collective_rpc("settle")
@@ -205,6 +209,23 @@ def _lose(scheduler: Any) -> None:
     door.load = load
 
 
+def _spoil(scheduler: Any) -> None:
+    """Have states that are loaded be zero, or no more."""
+    door = _door(scheduler)
+    if "batch_get_v2" in vars(door):
+        del door.batch_get_v2
+        return
+    get = door.batch_get_v2
+
+    def batch_get_v2(transfers: Sequence[Any], extra_info: object = None) -> Any:
+        got = get(transfers, extra_info)
+        for row in door._kinds["mamba"]._rows:
+            row.zero_()
+        return got
+
+    door.batch_get_v2 = batch_get_v2
+
+
 def _prepare() -> None:
     """Import all that engines need, and teach the scheduler what tests ask of it."""
     os.environ |= {
@@ -232,7 +253,8 @@ def _prepare() -> None:
     latent.AttentionBackendRegistry.register(
         "torch_native", lambda *_: latent.AttnForwardMethod.MLA
     )
-    Scheduler.settle, Scheduler.look, Scheduler.lose = _settle, _look, _lose
+    Scheduler.settle, Scheduler.look = _settle, _look
+    Scheduler.lose, Scheduler.spoil = _lose, _spoil
     set_start_method = multiprocessing.set_start_method
     multiprocessing.set_start_method = lambda method, force: set_start_method(
         "fork", force

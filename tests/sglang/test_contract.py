@@ -98,6 +98,7 @@ def test_states_of_sglang_have_the_parts_that_are_saved() -> None:
         for each in pool.body
         if isinstance(each, ast.FunctionDef) and each.name == "get_hybrid_pool_buffer"
     )
+    # The last of them are no layer's, and refused.
     told = "[self.temporal_buffer, *self.conv_buffer, *self.slot_state_buffers]"
     assert ast.unparse(parts.body[-1]) == f"return {told}"
 

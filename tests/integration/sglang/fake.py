@@ -139,6 +139,8 @@ def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
         **{
             "attention_backend": "torch_native",
             "attn_cp_size": 1,
+            "attn_dp_size": 1,
+            "chosen": {},
             "context_length": None,
             "dcp_size": 1,
             "decrypted_config_file": None,
@@ -146,13 +148,13 @@ def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
             "disaggregation_mode": "null",
             "dllm_algorithm": None,
             "dtype": "float32",
-            "enable_dp_attention": False,
             "enable_linear_replayssm": False,
             "enable_lora": None,
             "enable_mamba_cache_stochastic_rounding": False,
             "enable_memory_saver": False,
             "enable_quant_communications": False,
             "enable_w4a4_mxfp4_megamoe": False,
+            "enable_unified_memory": False,
             "enable_weights_cpu_backup": False,
             "enforce_shared_experts_fusion": False,
             "flashinfer_a2a_dispatch_type": None,
@@ -169,6 +171,7 @@ def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
             "linear_attn_prefill_backend": None,
             "load_format": "auto",
             "mamba_backend": "triton",
+            "mamba_cache_philox_rounds": 0,
             "model_impl": "auto",
             "model_path": str(model),
             "modelopt_checkpoint_restore_path": None,
@@ -198,6 +201,11 @@ def _modules(args: types.SimpleNamespace) -> dict[str, dict[str, Any]]:
             "UnifiedCacheLinker": UnifiedCacheLinker
         },
         "sglang.srt.runtime_context": {"get_server_args": lambda: args},
+        "sglang.srt.arg_groups.overrides": {
+            "resolution_result": lambda args, name: args.chosen.get(
+                name, getattr(args, name)
+            )
+        },
         "sglang.srt.arg_groups.model_override_base": {
             "model_config_of": lambda args: types.SimpleNamespace(
                 is_multimodal=args.is_multimodal

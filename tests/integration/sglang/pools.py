@@ -77,15 +77,15 @@ class MambaPoolHost:
     """That of recurrent states: all layers of one lie together, and each is a page."""
 
     page_size = 1
+    num_mamba_layers = LAYERS
 
-    def __init__(self, layout: str = "page_first_direct", states: int = 8) -> None:
+    def __init__(self, layout: str = "page_first_direct", dim: int = DIM) -> None:
         self.layout = layout
-        self.temporal_buffer = torch.zeros(states, LAYERS, 1, HEADS, DIM)
+        self.temporal_buffer = torch.zeros(8, LAYERS, 1, HEADS, dim)
         half = {"dtype": torch.bfloat16}
-        self.conv_buffer = [torch.zeros(states, LAYERS, 1, DIM, 3, **half)]
-        self.slot_state_buffers = [torch.zeros(states, 5, dtype=torch.int32)]
+        self.conv_buffer = [torch.zeros(8, LAYERS, 1, DIM, 3, **half)]
+        self.slot_state_buffers: list[torch.Tensor] = []
 
     def state(self, at: int) -> list[torch.Tensor]:
         """Return all of a state."""
-        parts = [self.temporal_buffer, *self.conv_buffer, *self.slot_state_buffers]
-        return [part[at] for part in parts]
+        return [part[at] for part in (self.temporal_buffer, *self.conv_buffer)]

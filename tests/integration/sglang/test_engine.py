@@ -17,13 +17,14 @@ from ucm.integration.sglang.engine import device_rows, named
     ("name", "value"),
     [
         ("attn_cp_size", 2),
+        ("attn_dp_size", 2),
         ("dcp_size", 2),
         ("disaggregation_mode", "prefill"),
         ("dllm_algorithm", "LowConfidence"),
-        ("enable_dp_attention", True),
         ("enable_linear_replayssm", True),
         ("enable_lora", True),
         ("enable_memory_saver", True),
+        ("enable_unified_memory", True),
         ("is_embedding", True),
         ("pp_size", 2),
         ("quantization_param_path", "scales.json"),
@@ -110,6 +111,7 @@ def test_weights_without_a_name_are_refused(kit: Kit, tmp_path: Path) -> None:
 def test_whatever_decides_bytes_is_in_the_key(kit: Kit) -> None:
     """R-81: another setting, model, rank count or shape of a page is another key space."""
     rows = device_rows(pools.MHATokenToKVPool(), pools.TOKENS)
+    kit.installed()
 
     def digest(
         weights: str = "", ranks: int = 1, pages: Any = None, **changed: Any
@@ -147,6 +149,7 @@ def test_whatever_decides_bytes_is_in_the_key(kit: Kit) -> None:
         digest(linear_attn_decode_backend="flashinfer"),
         digest(linear_attn_prefill_backend="flashinfer"),
         digest(mamba_backend="flashinfer"),
+        digest(mamba_cache_philox_rounds=4),
         digest(modelopt_quant="fp8"),
     ]
     assert len(digests) == len(set(digests))
@@ -161,3 +164,14 @@ def test_blocks_of_other_weights_are_not_found(kit: Kit) -> None:
     assert first.offload(hashes(2), first.take(2))
     second = kit.engine(weights_revision="r2")
     assert [] == second.linker.lookup("a", [PoolTransfer(hashes(2))])
+
+
+def test_what_sglang_has_chosen_itself_counts(kit: Kit) -> None:
+    """R-81: as what it runs with; what an operator has given is left as it was."""
+    rows = device_rows(pools.MHATokenToKVPool(), pools.TOKENS)
+    kit.installed()
+    given = fake.server_args(kit.model)
+    chosen = fake.server_args(kit.model, chosen={"mamba_backend": "flashinfer"})
+    assert named(given, rows, "", 1)[1] != named(chosen, rows, "", 1)[1]
+    with pytest.raises(ConfigError, match="attn_dp_size"):
+        kit.engine(args={"chosen": {"attn_dp_size": 2}})

@@ -12,8 +12,8 @@ from tests.integration.sglang.kit import Kit
 from tests.integration.sglang.test_hicache import fill, slots
 from tests.integration.sglang.test_tiers import Machines, fetched, machines, pages_of
 from ucm.errors import ConfigError
-from ucm.integration.sglang.engine import host_rows, named
-from ucm.testing.slab_damage import Damage, damage, stored
+from ucm.integration.sglang.engine import host_rows, named, parts_of
+from ucm.testing.slab_damage import Damage, damage, drop, stored
 
 __all__ = ["machines"]  # a fixture
 
@@ -27,9 +27,9 @@ class States:
         settings: More of ours.
     """
 
-    def __init__(self, kit: Kit, **settings: object) -> None:
+    def __init__(self, kit: Kit, dim: int = pools.DIM, **settings: object) -> None:
         self.storage = kit.storage("page_first_direct", **settings)
-        self.pool = pools.MambaPoolHost()
+        self.pool = pools.MambaPoolHost(dim=dim)
         self.storage.register_mem_host_pool_v2(self.pool, fake.PoolName.MAMBA)
 
     def transfer(self, names: list[str], states: list[int] | None = None):
@@ -43,7 +43,9 @@ class States:
         fill(self.storage, names, pages)
         assert all(self.storage.batch_set_v1(names, slots(pages)))
         for at, name in enumerate(ends):
-            for part, content in zip(self.pool.state(at), state_of(name), strict=True):
+            for part, content in zip(
+                self.pool.state(at), state_of(name, self.pool), strict=True
+            ):
                 part.copy_(content)
         for at, name in enumerate(ends):
             saved = self.storage.batch_set_v2([self.transfer([name], [at])])
@@ -59,19 +61,23 @@ class States:
         return loaded
 
 
-def state_of(name: str) -> list[torch.Tensor]:
+def state_of(name: str, pool: pools.MambaPoolHost) -> list[torch.Tensor]:
     """Return what the state behind a page of that hash is."""
     made = torch.Generator().manual_seed(int(name[:12], 16) + 1)
-    parts = pools.MambaPoolHost().state(0)
     return [
         torch.randint(1, 100, part.shape, generator=made).to(part.dtype)
-        for part in parts
+        for part in pool.state(0)
     ]
+
+
+def last_part(name: str) -> bytes:
+    """Return how the key of a state's last block ends."""
+    return bytes.fromhex(name) + (pools.LAYERS - 1).to_bytes(2, "big")
 
 
 def is_state(world: States, at: int, name: str) -> bool:
     """Return whether all parts of a state are those of a hash."""
-    pairs = zip(world.pool.state(at), state_of(name), strict=True)
+    pairs = zip(world.pool.state(at), state_of(name, world.pool), strict=True)
     return all(torch.equal(part, content) for part, content in pairs)
 
 
@@ -121,36 +127,68 @@ def test_state_that_is_damaged_is_not_there(kit: Kit) -> None:
     assert 0 == world.found(names).kv_hit_pages
 
 
+def test_state_that_lacks_a_part_is_none(kit: Kit) -> None:
+    """R-81: each layer of it is a block, and any of them may have made room."""
+    names = hashes(2)
+    world = States(kit)
+    world.save(names, names)
+    world.storage._kinds["mamba"].pages.staged.forget()
+    (last,) = [each for each in stored(kit.slab) if each.endswith(last_part(names[1]))]
+    assert 1 == drop(kit.slab, [last])
+    assert [1] == world.found(names).restorable_prefix_pages
+    assert not world.load(names[1], 4)
+    assert not any(part.any() for part in world.pool.state(4))
+    assert world.load(names[0], 5)
+    assert is_state(world, 5, names[0])
+
+
+def test_state_of_more_bytes_than_a_slab_takes_at_once_is_kept(kit: Kit) -> None:
+    """R-81: a block has a sixteenth of a slab at most; a state of all layers may have more."""
+    names, room = hashes(2), {"dim": 4096, "stage_bytes": "1MiB"}
+    first = States(kit, **room)
+    assert sum(part.nbytes for part in first.pool.state(0)) > 2**20 // 16
+    first.save(names, names[1:])
+    first.storage.close()
+    second = States(kit, **room)
+    assert [2] == second.found(names).restorable_prefix_pages
+    assert second.load(names[1], 3)
+    assert is_state(second, 3, names[1])
+
+
 def test_model_that_has_convolutions_alone_has_no_other_states(kit: Kit) -> None:
     """R-81: SGLang has a buffer without elements for them."""
     pool = pools.MambaPoolHost()
     pool.temporal_buffer = torch.empty(8, pools.LAYERS, 1, 0)
-    pool.slot_state_buffers = []
     assert ["mamba.conv.0"] == list(host_rows(pool, "mamba."))
 
 
-def test_states_whose_bytes_lie_apart_are_refused_by_name(kit: Kit) -> None:
-    """R-81: with the setting."""
-    storage = kit.storage("page_first_direct")
-    pool = pools.MambaPoolHost("layer_first")
-    with pytest.raises(ConfigError, match=r"hicache_mem_layout.*layer_first"):
-        storage.register_mem_host_pool_v2(pool, fake.PoolName.MAMBA)
-    assert 0 == storage.batch_exists(hashes(1))
+def test_states_that_are_not_layer_by_layer_are_refused_by_name(kit: Kit) -> None:
+    """R-81: of another order, and with what belongs to no layer."""
+    turned, more = pools.MambaPoolHost("page_first"), pools.MambaPoolHost()
+    more.slot_state_buffers = [torch.zeros(8, 5)]
+    for pool, why in ((turned, r"hicache_mem_layout.*page_first"), (more, "no layer")):
+        storage = kit.storage("page_first_direct")
+        with pytest.raises(ConfigError, match=why):
+            storage.register_mem_host_pool_v2(pool, fake.PoolName.MAMBA)
+        assert 0 == storage.batch_exists(hashes(1))
 
 
 def test_shape_and_dtype_of_every_part_are_in_the_key(kit: Kit) -> None:
     """R-81: states of as many bytes that are others are not taken for each other."""
 
     def digest(pool: pools.MambaPoolHost) -> bytes:
-        args = fake.server_args(kit.model)
-        return named(args, host_rows(pool, "mamba."), "", 1)[1].digest
+        args, rows = fake.server_args(kit.model), host_rows(pool, "mamba.")
+        return named(args, rows, "", 1, parts_of(pool))[1].digest
 
+    kit.installed()
     turned, other = pools.MambaPoolHost(), pools.MambaPoolHost()
     turned.temporal_buffer = turned.temporal_buffer.transpose(3, 4).contiguous()
     other.conv_buffer = [each.view(torch.float16) for each in other.conv_buffer]
-    digests = [digest(pool) for pool in (pools.MambaPoolHost(), turned, other)]
-    assert 3 == len(set(digests))
-    assert digests[0] == digest(pools.MambaPoolHost("page_first"))
+    deeper = pools.MambaPoolHost()
+    deeper.num_mamba_layers = 2 * pools.LAYERS
+    digests = [digest(pool) for pool in (pools.MambaPoolHost(), turned, other, deeper)]
+    assert 4 == len(set(digests))
+    assert digests[0] == digest(pools.MambaPoolHost())
 
 
 @pytest.mark.slow
@@ -165,5 +203,5 @@ def test_states_are_what_a_tier_has(kit: Kit, machines: Machines) -> None:
     assert 4 == second.found(names).kv_hit_pages
     assert second.load(names[3], 2)
     assert is_state(second, 2, names[3])
-    assert [4, 1] == [fetched(pages) for pages in pages_of(second)]
+    assert [4, pools.LAYERS] == [fetched(pages) for pages in pages_of(second)]
     second.storage.close()

@@ -30,6 +30,7 @@ __all__ = [
     "device_rows",
     "host_rows",
     "named",
+    "parts_of",
     "refuse",
 ]
 
@@ -41,7 +42,7 @@ _TAKEN: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "enable_lora": ((None, False), "an adapter's name may become another's"),
     "speculative_algorithm": ((None,), "the draft has blocks of its own"),
     "pp_size": ((1,), "a stage sees its own layers only"),
-    "enable_dp_attention": ((False,), "ranks of several groups have the same number"),
+    "attn_dp_size": ((1,), "ranks of several groups have the same number"),
     "attn_cp_size": ((1,), "a page is spread over ranks"),
     "dcp_size": ((1,), "a page is spread over ranks"),
     "disaggregation_mode": (("null",), "pages come and go without a look-up"),
@@ -49,6 +50,10 @@ _TAKEN: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "dllm_algorithm": ((None,), "tokens look at later ones"),
     "quantization_param_path": ((None,), "scales of a file of their own are in no key"),
     "enable_linear_replayssm": ((False,), "the last tokens of a state lie elsewhere"),
+    "enable_unified_memory": (
+        (False,),
+        "the bytes of a layer's page do not lie together",
+    ),
 }
 """What a setting may be, and why nothing else."""
 # fmt: off
@@ -61,7 +66,8 @@ _COUNTED: Final = (
     "enable_w4a4_mxfp4_megamoe", "enforce_shared_experts_fusion",
     "flashinfer_a2a_dispatch_type", "flashinfer_mxfp4_moe_precision", "kt_method",
     "kt_num_gpu_experts", "linear_attn_backend", "linear_attn_decode_backend",
-    "linear_attn_prefill_backend", "mamba_backend", "modelopt_quant",
+    "linear_attn_prefill_backend", "mamba_backend", "mamba_cache_philox_rounds",
+    "modelopt_quant",
 )
 # fmt: on
 """Settings that decide the bytes of pages, beside what the pool shows."""
@@ -93,19 +99,27 @@ def check(args: Theirs) -> None:
     if release != _RELEASE:
         refuse("sglang", release, "nobody tried it", f"Install sglang=={_RELEASE}.")
     for name, (taken, why) in _TAKEN.items():
-        if (value := getattr(args, name)) not in taken:
+        if (value := _setting(args, name)) not in taken:
             refuse(name, value, why)
     from sglang.srt.arg_groups.model_override_base import model_config_of
 
     if model_config_of(args).is_multimodal:
         refuse("model_path", args.model_path, "of an image a page's hash says a number")
-    if args.enable_memory_saver and not args.enable_weights_cpu_backup:
+    saves_memory = _setting(args, "enable_memory_saver")
+    if saves_memory and not _setting(args, "enable_weights_cpu_backup"):
         refuse(
             "enable_memory_saver",
             True,
             "memory that is given back and taken again has other weights, and nothing tells",
             "Give --enable-weights-cpu-backup, which keeps them.",
         )
+
+
+def _setting(args: Theirs, name: str) -> object:
+    """Return what SGLang runs with: what it has chosen itself is not written to *args*."""
+    from sglang.srt.arg_groups.overrides import resolution_result
+
+    return resolution_result(args, name)
 
 
 def device_rows(pool: Theirs, page_tokens: int) -> dict[str, torch.Tensor]:
@@ -175,26 +189,42 @@ def host_rows(pool: Theirs, kind: str = "") -> dict[str, torch.Tensor]:
 
 
 def _state_rows(pool: Theirs, kind: str) -> dict[str, torch.Tensor]:
-    """Return recurrent states, ``[states, 1, ...]`` by row: one is of all layers."""
-    if pool.layout not in ("page_first", "page_first_direct"):
+    """Return recurrent states, ``[states * layers, 1, ...]`` by row; see ``parts_of``."""
+    if pool.layout != "page_first_direct":
         refuse("hicache_mem_layout", pool.layout, "a state's bytes lie apart")
-    parts = {"temporal.": [pool.temporal_buffer], "conv.": pool.conv_buffer}
+    if pool.slot_state_buffers:
+        refuse("model", "slot states", "a part of its state is of no layer")
+    kinds = {"temporal": [pool.temporal_buffer], "conv": pool.conv_buffer}
     return {
-        f"{kind}{part}{at}": states.unsqueeze(1)
-        for part, buffers in {**parts, "side.": pool.slot_state_buffers}.items()
+        f"{kind}{part}.{at}": states.view(-1, *states.shape[2:])
+        for part, buffers in kinds.items()
         for at, states in enumerate(buffers)
         if states.numel()  # a model with convolutions alone has no others
     }
 
 
+def parts_of(pool: Theirs) -> int:
+    """
+    Return as how many blocks a page of a host pool is stored.
+
+    A state is one for each layer: of all layers it may have more bytes than a slab or a tier
+    takes at once.
+    """
+    return int(pool.num_mamba_layers) if type(pool).__name__ == _STATES else 1
+
+
 def named(
-    args: Theirs, rows: Mapping[str, torch.Tensor], weights: str, num_ranks: int
+    args: Theirs,
+    rows: Mapping[str, torch.Tensor],
+    weights: str,
+    num_ranks: int,
+    parts: int = 1,
 ) -> tuple[KVLayout, KeySpace]:
     """Return layout and key space of pages that so many ranks compute together."""
     place = Path(args.model_path)
     if not weights:
         given = {"load_format": _FROM_DIRECTORY, **_ELSEWHERE}
-        is_elsewhere = any(getattr(args, each) not in given[each] for each in given)
+        is_elsewhere = any(_setting(args, each) not in given[each] for each in given)
         if is_elsewhere or not place.is_dir():
             refuse(
                 "weights_revision",
@@ -216,8 +246,9 @@ def named(
         kv_dtype=str(first.dtype),
         engine=f"sglang {_RELEASE}",
         parallel=f"tp={num_ranks}",
-        settings={name: str(getattr(args, name)) for name in _COUNTED}
-        | {"pages": [f"{row.dtype} {tuple(row.shape[1:])}" for row in rows.values()]},
+        settings={name: str(_setting(args, name)) for name in _COUNTED}
+        | {"pages": [f"{row.dtype} {tuple(row.shape[1:])}" for row in rows.values()]}
+        | {"parts": parts},
     )
     return layout, attrs.evolve(keyspace, hash_algorithm="sglang.sha256")
 

@@ -23,8 +23,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.runtime_context import get_server_args
 
 from ucm.errors import DeviceTimeoutError
-from ucm.integration.sglang.engine import Theirs, check, host_rows, refuse
-from ucm.integration.sglang.pages import Pages, keys_of
+from ucm.integration.sglang.engine import Theirs, check, host_rows, parts_of, refuse
+from ucm.integration.sglang.pages import Pages
 
 __all__ = ["Storage"]
 
@@ -56,45 +56,48 @@ class _Kind:
 
     def load(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
         """Load pages, so many at a time as have room; False from the first that is not there."""
-        target, most, loaded = self._page_ids(host_indices), self.pages.num_slots, 0
+        target, most, loaded = self._page_ids(host_indices), self.pages.room, 0
         for at in range(0, len(keys), most):
             loaded += self._load_some(keys[at : at + most], target[at : at + most])
             if loaded < min(at + most, len(keys)):
                 break
         return [at < loaded for at in range(len(keys))]
 
-    def _load_some(self, keys: Sequence[str], target: torch.Tensor) -> int:
+    def _load_some(self, keys: Sequence[str], page_ids: Sequence[int]) -> int:
         """Load pages for which there is room; return how many, from the first on."""
         pages = self.pages
-        found = keys_of(keys)[: pages.stage(keys, pages.limit)]
+        leading = pages.stage(keys, pages.limit)
+        found = pages.keys_of(keys[:leading])
         if not (slots := pages.staged.hold(found)):
             return 0
-        source, target = torch.tensor(slots), target[: len(slots)]
+        target = torch.tensor(pages.blocks_of(page_ids[:leading]))
+        source = torch.tensor(slots)
         try:
             for staged, row in zip(pages.slots, self._rows, strict=True):
                 row.index_copy_(0, target, staged.index_select(0, source))
         finally:
             pages.staged.release(found)
             pages.staged.forget()  # the host pool has them now
-        return len(slots)
+        return leading
 
     def save(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
         """Save pages; returns when they are stored, or are known not to be."""
         stored = 0
-        page_ids = self._page_ids(host_indices).tolist()
+        page_ids = self._page_ids(host_indices)
         save = self.pages.save(keys, page_ids, wait_for_room=True)
         with contextlib.suppress(DeviceTimeoutError):
-            stored = save.wait_committed().leading if save is not None else 0
+            blocks = save.wait_committed().leading if save is not None else 0
+            stored = self.pages.whole(blocks)
         return [at < stored for at in range(len(keys))]
 
     def fits(self, keys: Sequence[str], host_indices: torch.Tensor) -> bool:
         """Return whether there are slots for as many pages as there are keys."""
         return host_indices.numel() == len(keys) * self._page_tokens
 
-    def _page_ids(self, host_indices: torch.Tensor) -> torch.Tensor:
+    def _page_ids(self, host_indices: torch.Tensor) -> list[int]:
         """Return the pages of a batch: the first slot of each says which."""
         tokens = self._page_tokens
-        pages: torch.Tensor = host_indices[::tokens] // tokens
+        pages: list[int] = (host_indices[::tokens] // tokens).tolist()
         return pages
 
 
@@ -139,6 +142,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             rows,
             (self._config.tp_rank, self._config.tp_size),
             _LONGEST_S,
+            parts_of(host_pool),
         )
         if (before := self._kinds.get(name)) is not None:
             before.pages.close()

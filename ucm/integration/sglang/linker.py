@@ -30,7 +30,7 @@ from ucm.integration.sglang.engine import (
     device_rows,
     refuse,
 )
-from ucm.integration.sglang.pages import Pages, keys_of
+from ucm.integration.sglang.pages import Pages
 
 __all__ = ["Linker"]
 
@@ -146,7 +146,7 @@ class Linker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang is not typed
         (transfer,) = transfers
         self._let_go(rid)
         count = self._pages.stage(transfer.keys, self._patience)
-        keys = keys_of(transfer.keys[:count])
+        keys = self._pages.keys_of(transfer.keys[:count])
         if self._pages.staged.hold(keys):
             self._reported[rid] = keys
         return list(range(1, count + 1))
@@ -162,7 +162,7 @@ class Linker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang is not typed
         (transfer,) = transfers
         if rid in self._queued:
             return False
-        keys = keys_of(transfer.keys)
+        keys = self._pages.keys_of(transfer.keys)
         slots = self._pages.staged.hold(keys)
         self._let_go(rid)
         if slots is not None:

@@ -26,7 +26,7 @@ from ucm.errors import UCMError
 from ucm.integration.sglang.engine import Doubt, Theirs, are_replicas, named, refuse
 from ucm.settings import read_size
 
-__all__ = ["Pages", "keys_of"]
+__all__ = ["Pages"]
 
 _STAGE_BYTES: Final = "1GiB"
 
@@ -42,6 +42,7 @@ class Pages:
         ranks: Which rank this is, and of how many. What all of them have alike is
             stored once.
         longest: Seconds that a save or a load takes at most, whatever settings say.
+        parts: Blocks of ours that a page is: so many follow each other in the rows.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Pages:
         rows: Mapping[str, torch.Tensor],
         ranks: tuple[int, int],
         longest: float = math.inf,
+        parts: int = 1,
     ) -> None:
         extra = dict(extra)
         nbytes = read_size("stage_bytes", extra.pop("stage_bytes", _STAGE_BYTES))
@@ -58,13 +60,15 @@ class Pages:
         limits = config.timeout
         bounds = {"save": min(limits.save, longest), "load": min(limits.load, longest)}
         config = attrs.evolve(config, timeout=attrs.evolve(limits, **bounds))
-        layout, keyspace = named(args, rows, config.weights_revision, ranks[1])
-        self.num_slots = nbytes // layout.max_block_bytes
+        layout, keyspace = named(args, rows, config.weights_revision, ranks[1], parts)
+        self._parts = parts
+        self.room = nbytes // (layout.max_block_bytes * parts)
         """Pages that are staged at once."""
-        if not self.num_slots:
+        if not self.room:
             refuse("stage_bytes", nbytes, "a page has more", "Have prompts fit in.")
+        num_slots = self.room * parts
         memory = {
-            name: torch.empty(self.num_slots, *row.shape[1:], dtype=row.dtype)
+            name: torch.empty(num_slots, *row.shape[1:], dtype=row.dtype)
             for name, row in rows.items()
         }
         self.limit = config.timeout.load
@@ -82,7 +86,7 @@ class Pages:
         with contextlib.ExitStack() as opened:
             self._pool = opened.enter_context(open_over(device=rows))
             slots = opened.enter_context(open_over(device=memory))
-            self.staged = Staged(slots, self.num_slots)
+            self.staged = Staged(slots, num_slots)
             self._opened = opened.pop_all()
 
     def save(
@@ -95,38 +99,52 @@ class Pages:
         """Have pages of the engine saved; None if that is refused. Never blocks."""
         with contextlib.suppress(UCMError):  # such as: it is closed
             if not self._doubt.is_set:
-                keys = keys_of(hashes)
-                return self._pool.save(keys, pages, wait_for_room=wait_for_room)
+                keys, blocks = self.keys_of(hashes), self.blocks_of(pages)
+                return self._pool.save(keys, blocks, wait_for_room=wait_for_room)
         return None
 
     def num_stored(self, hashes: Sequence[str]) -> int:
         """Return how many pages, from the first on, are stored, tiers asked; any thread."""
         with contextlib.suppress(UCMError):
             if not self._doubt.is_set:
-                fetched = self._pool.prefetch(keys_of(hashes))
+                fetched = self._pool.prefetch(self.keys_of(hashes))
                 fetched.give_up()  # another cache loads it; it was used just now
-                return fetched.found
+                return self.whole(fetched.found)
         return 0
 
     def are_stored(self, hashes: Sequence[str]) -> list[bool]:
         """Return of each page whether the slab has it; any thread."""
         with contextlib.suppress(UCMError):
             if not self._doubt.is_set:
-                return self._pool.contains(keys_of(hashes))
+                found = iter(self._pool.contains(self.keys_of(hashes)))
+                return [all(page) for page in zip(*[found] * self._parts, strict=True)]
         return [False] * len(hashes)
 
     def stage(self, hashes: Sequence[str], timeout: float) -> int:
         """Return how many pages, from the first on, are staged by then."""
         with contextlib.suppress(UCMError):
             if not self._doubt.is_set:
-                return self.staged.stage(keys_of(hashes), timeout)
+                return self.whole(self.staged.stage(self.keys_of(hashes), timeout))
         return 0
+
+    def whole(self, blocks: int) -> int:
+        """Return how many pages, from the first on, so many blocks are."""
+        return blocks // self._parts
+
+    def blocks_of(self, pages: Sequence[int]) -> list[int]:
+        """Return the blocks of pages."""
+        parts = self._parts
+        return [page * parts + at for page in pages for at in range(parts)]
+
+    def keys_of(self, hashes: Sequence[str]) -> list[bytes]:
+        """Return the keys of their blocks: SGLang's hashes, and which part it is."""
+        keys = [bytes.fromhex(each) for each in hashes]
+        if self._parts == 1:
+            return keys
+        return [
+            key + at.to_bytes(2, "big") for key in keys for at in range(self._parts)
+        ]
 
     def close(self) -> None:
         """Drain for ``timeout.shutdown``, and let go of all. Idempotent."""
         self._opened.close()
-
-
-def keys_of(hashes: Sequence[str]) -> list[bytes]:
-    """Return SGLang's hashes as keys."""
-    return [bytes.fromhex(each) for each in hashes]
