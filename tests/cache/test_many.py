@@ -87,10 +87,12 @@ def calls_of_a_save(
             gc.disable()  # what others left would end amid it
             sys.setprofile(note)
             sys.settrace(trace)
-            cache.save(keys, blocks, wait_for_room=wait_for_room)
-            sys.settrace(before)
-            sys.setprofile(None)
-            gc.enable()
+            try:
+                cache.save(keys, blocks, wait_for_room=wait_for_room)
+            finally:
+                sys.settrace(before)
+                sys.setprofile(None)
+                gc.enable()
             gate.open()
 
     with leaving_nothing(host):
