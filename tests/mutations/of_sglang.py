@@ -21,8 +21,8 @@ SGLANG = (
         name="state_is_there_by_one_of_its_parts",
         why="A prefix is found of which no state comes: its pages are fetched in vain.",
         file=_PAGES,
-        find="[all(page) for page in",
-        replace="[any(page) for page in",
+        find="are_whole = map(all, ",
+        replace="are_whole = map(any, ",
         killers=(f"{_OF_STATES}::test_state_that_lacks_a_part_is_none",),
     ),
     Mutant(

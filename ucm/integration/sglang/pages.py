@@ -11,6 +11,7 @@ Threading: saves on any thread; all else by one thread at a time.
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -116,8 +117,15 @@ class Pages:
         """Return of each page whether the slab has it; any thread."""
         with contextlib.suppress(UCMError):
             if not self._doubt.is_set:
-                found = iter(self._pool.contains(self.keys_of(hashes)))
-                return [all(page) for page in zip(*[found] * self._parts, strict=True)]
+                first = self._pool.contains(self.keys_of(hashes, parts=1))
+                if self._parts == 1:
+                    return first
+                # Of many tokens few have a state: the others are asked for one part alone.
+                some = list(itertools.compress(hashes, first))
+                parts = iter(self._pool.contains(self.keys_of(some)))
+                are_whole = map(all, zip(*[parts] * self._parts, strict=True))
+                whole = set(itertools.compress(some, are_whole))
+                return [each in whole for each in hashes]
         return [False] * len(hashes)
 
     def stage(self, hashes: Sequence[str], timeout: float) -> int:
@@ -136,14 +144,13 @@ class Pages:
         parts = self._parts
         return [page * parts + at for page in pages for at in range(parts)]
 
-    def keys_of(self, hashes: Sequence[str]) -> list[bytes]:
-        """Return the keys of their blocks: SGLang's hashes, and which part it is."""
+    def keys_of(self, hashes: Sequence[str], parts: int = 0) -> list[bytes]:
+        """Return keys of the first *parts* blocks of each, or all: hash, and which part."""
         keys = [bytes.fromhex(each) for each in hashes]
         if self._parts == 1:
             return keys
-        return [
-            key + at.to_bytes(2, "big") for key in keys for at in range(self._parts)
-        ]
+        numbers = range(parts or self._parts)
+        return [key + at.to_bytes(2, "big") for key in keys for at in numbers]
 
     def close(self) -> None:
         """Drain for ``timeout.shutdown``, and let go of all. Idempotent."""
