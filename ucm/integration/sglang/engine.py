@@ -58,7 +58,7 @@ _TAKEN: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 """What a setting may be, and why nothing else."""
 # fmt: off
 _COUNTED: Final = (
-    "attention_backend", "context_length", "dtype", "json_model_override_args",
+    "attention_backend", "context_length", "decode_attention_backend", "dtype", "json_model_override_args",
     "kv_cache_dtype", "model_impl", "quantization", "rl_on_policy_target",
     # Of the same files, computed in fewer bits.
     "deepep_dispatcher_output_dtype", "enable_mamba_cache_stochastic_rounding",
@@ -67,7 +67,7 @@ _COUNTED: Final = (
     "flashinfer_a2a_dispatch_type", "flashinfer_mxfp4_moe_precision", "kt_method",
     "kt_num_gpu_experts", "linear_attn_backend", "linear_attn_decode_backend",
     "linear_attn_prefill_backend", "mamba_backend", "mamba_cache_philox_rounds",
-    "modelopt_quant",
+    "modelopt_quant", "prefill_attention_backend",
 )
 # fmt: on
 """Settings that decide the bytes of pages, beside what the pool shows."""
@@ -83,7 +83,8 @@ _HOST_POOLS: Final = ("MHATokenToKVPoolHost", "MLATokenToKVPoolHost")
 _STATES: Final = "MambaPoolHost"
 _LISTENS: Final = "ucm_doubt"
 """Attribute of what stands in for SGLang's own, once in a process."""
-_FROM_DIRECTORY: Final = ("auto", "safetensors", "pt", "fastsafetensors")
+_SAME_FILES: Final = ("auto", "safetensors", "fastsafetensors")
+_FROM_DIRECTORY: Final = (*_SAME_FILES, "pt", "mistral")
 
 
 def refuse(
@@ -233,6 +234,8 @@ def named(
                 "Serve a local directory, or give this revision a name of its own.",
             )
         weights = weights_digest(place)
+        if (how := _setting(args, "load_format")) not in _SAME_FILES:
+            weights += f"/{how}"  # one directory may have both
     first = next(iter(rows.values()))
     layout = paged_layout(
         {name: row[0].nbytes for name, row in rows.items()},

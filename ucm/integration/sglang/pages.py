@@ -118,7 +118,7 @@ class Pages:
         with contextlib.suppress(UCMError):
             if not self._doubt.is_set:
                 first = self._pool.contains(self.keys_of(hashes, parts=1))
-                if self._parts == 1:
+                if self._parts == 1 or not any(first):
                     return first
                 # Of many tokens few have a state: the others are asked for one part alone.
                 some = list(itertools.compress(hashes, first))
@@ -142,6 +142,8 @@ class Pages:
     def blocks_of(self, pages: Sequence[int]) -> list[int]:
         """Return the blocks of pages."""
         parts = self._parts
+        if parts == 1:
+            return list(pages)
         return [page * parts + at for page in pages for at in range(parts)]
 
     def keys_of(self, hashes: Sequence[str], parts: int = 0) -> list[bytes]:
