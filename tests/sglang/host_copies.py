@@ -40,12 +40,12 @@ def _allocate(dims, dtype, device, pin_memory, allocator, **kwargs):
 
 def install() -> None:
     """Give them to SGLang."""
-    from sglang.srt.mem_cache.pool_host import base, common, mha, mla
+    from sglang.srt.mem_cache.pool_host import base, common, mamba, mha, mla
 
     # It starts no engine where less than 10 GB are free besides; these need 30 MB.
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
-    for pool in (mha, mla):
+    for pool in (mha, mla, mamba):
         pool.transfer_kv_direct = transfer_kv_direct
         pool.transfer_kv_per_layer_direct_pf_lf = per_layer_direct_pf_lf
         pool.transfer_kv_all_layer_direct_lf_pf = all_layer_direct_lf_pf

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Short convolutions on a plain CPU, and what moves their states.
+Short convolutions on a plain CPU.
 
-SGLang has both as kernels for accelerators. These do the same with torch, for LFM2; sums go
+SGLang has them as kernels for accelerators. These do the same with torch, for LFM2; sums go
 in one order, so that a prompt that is computed in parts comes out as one that is not.
 """
-
-from typing import Any
 
 import torch
 
@@ -62,13 +60,6 @@ def update(
 
 def install() -> None:
     """Give them to SGLang."""
-    from sglang.srt.mem_cache.pool_host import mamba
     from sglang.srt.models import lfm2
 
-    from tests.sglang import host_copies
-
     lfm2.causal_conv1d_fn, lfm2.causal_conv1d_update = extend, update
-    pool: Any = mamba
-    pool.transfer_kv_direct = host_copies.transfer_kv_direct
-    pool.transfer_kv_per_layer_direct_pf_lf = host_copies.per_layer_direct_pf_lf
-    pool.transfer_kv_all_layer_direct_lf_pf = host_copies.all_layer_direct_lf_pf

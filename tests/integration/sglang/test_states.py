@@ -10,12 +10,10 @@ from tests.integration.sglang import fake, pools
 from tests.integration.sglang.fake import hashes
 from tests.integration.sglang.kit import Kit
 from tests.integration.sglang.test_hicache import fill, slots
-from tests.integration.sglang.test_tiers import Machines, fetched, machines, pages_of
+from tests.integration.sglang.test_tiers import Machines, fetched, pages_of
 from ucm.errors import ConfigError
 from ucm.integration.sglang.engine import host_rows, named, parts_of
 from ucm.testing.slab_damage import Damage, damage, drop, stored
-
-__all__ = ["machines"]  # a fixture
 
 
 class States:

@@ -2,8 +2,7 @@
 """R-81, R-53: pages of one machine are another's through a tier, by both doors."""
 
 import functools
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +69,6 @@ def fetched(pages: Any) -> int:
     name, tier = "ucm_fetched_parts_total", "files"
     totals = [each._core._counters.total(name, tier=tier) for each in caches(pages)]
     return int(sum(totals))
-
-
-@pytest.fixture
-def machines(kit: Kit, tmp_path: Path) -> Iterator[Machines]:
-    """Return them; the slabs' paths are short."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
-        made = Machines(kit, Path(shm), tmp_path / "share")
-        yield made
-        made.end()
 
 
 def test_linker_stages_what_a_tier_has(kit: Kit, machines: Machines) -> None:

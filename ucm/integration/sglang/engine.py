@@ -2,8 +2,9 @@
 """
 What of SGLang is taken, what is refused, and what its pages are called.
 
-A page of SGLang is a block of ours. Its hashes carry tokens, cache salt and extra keys,
-and nothing else, so all that decides the bytes besides is part of the key space.
+A page of SGLang is a block of ours, and a recurrent state one for each layer. SGLang's hashes
+carry tokens, cache salt and extra keys, and nothing else, so all that decides the bytes besides
+is part of the key space.
 
 Threading: the scheduler's thread; ``Doubt.is_set`` is read on any.
 """
@@ -32,6 +33,7 @@ __all__ = [
     "named",
     "parts_of",
     "refuse",
+    "setting",
 ]
 
 Theirs: TypeAlias = Any
@@ -58,8 +60,9 @@ _TAKEN: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 """What a setting may be, and why nothing else."""
 # fmt: off
 _COUNTED: Final = (
-    "attention_backend", "context_length", "decode_attention_backend", "dtype", "json_model_override_args",
-    "kv_cache_dtype", "model_impl", "quantization", "rl_on_policy_target",
+    "attention_backend", "context_length", "decode_attention_backend", "dtype",
+    "json_model_override_args", "kv_cache_dtype", "model_impl",
+    "prefill_attention_backend", "quantization", "rl_on_policy_target",
     # Of the same files, computed in fewer bits.
     "deepep_dispatcher_output_dtype", "enable_mamba_cache_stochastic_rounding",
     "enable_quant_communications",
@@ -67,7 +70,7 @@ _COUNTED: Final = (
     "flashinfer_a2a_dispatch_type", "flashinfer_mxfp4_moe_precision", "kt_method",
     "kt_num_gpu_experts", "linear_attn_backend", "linear_attn_decode_backend",
     "linear_attn_prefill_backend", "mamba_backend", "mamba_cache_philox_rounds",
-    "modelopt_quant", "prefill_attention_backend",
+    "modelopt_quant",
 )
 # fmt: on
 """Settings that decide the bytes of pages, beside what the pool shows."""
@@ -85,6 +88,7 @@ _LISTENS: Final = "ucm_doubt"
 """Attribute of what stands in for SGLang's own, once in a process."""
 _SAME_FILES: Final = ("auto", "safetensors", "fastsafetensors")
 _FROM_DIRECTORY: Final = (*_SAME_FILES, "pt", "mistral")
+"""Formats of a model's own directory; the first ones read the same files of it."""
 
 
 def refuse(
@@ -100,14 +104,14 @@ def check(args: Theirs) -> None:
     if release != _RELEASE:
         refuse("sglang", release, "nobody tried it", f"Install sglang=={_RELEASE}.")
     for name, (taken, why) in _TAKEN.items():
-        if (value := _setting(args, name)) not in taken:
+        if (value := setting(args, name)) not in taken:
             refuse(name, value, why)
     from sglang.srt.arg_groups.model_override_base import model_config_of
 
     if model_config_of(args).is_multimodal:
         refuse("model_path", args.model_path, "of an image a page's hash says a number")
-    saves_memory = _setting(args, "enable_memory_saver")
-    if saves_memory and not _setting(args, "enable_weights_cpu_backup"):
+    saves_memory = setting(args, "enable_memory_saver")
+    if saves_memory and not setting(args, "enable_weights_cpu_backup"):
         refuse(
             "enable_memory_saver",
             True,
@@ -116,7 +120,7 @@ def check(args: Theirs) -> None:
         )
 
 
-def _setting(args: Theirs, name: str) -> object:
+def setting(args: Theirs, name: str) -> object:
     """Return what SGLang runs with: what it has chosen itself is not written to *args*."""
     from sglang.srt.arg_groups.overrides import resolution_result
 
@@ -225,7 +229,7 @@ def named(
     place = Path(args.model_path)
     if not weights:
         given = {"load_format": _FROM_DIRECTORY, **_ELSEWHERE}
-        is_elsewhere = any(_setting(args, each) not in given[each] for each in given)
+        is_elsewhere = any(setting(args, each) not in given[each] for each in given)
         if is_elsewhere or not place.is_dir():
             refuse(
                 "weights_revision",
@@ -234,7 +238,7 @@ def named(
                 "Serve a local directory, or give this revision a name of its own.",
             )
         weights = weights_digest(place)
-        if (how := _setting(args, "load_format")) not in _SAME_FILES:
+        if (how := setting(args, "load_format")) not in _SAME_FILES:
             weights += f"/{how}"  # one directory may have both
     first = next(iter(rows.values()))
     layout = paged_layout(
@@ -249,9 +253,11 @@ def named(
         kv_dtype=str(first.dtype),
         engine=f"sglang {_RELEASE}",
         parallel=f"tp={num_ranks}",
-        settings={name: str(_setting(args, name)) for name in _COUNTED}
-        | {"pages": [f"{row.dtype} {tuple(row.shape[1:])}" for row in rows.values()]}
-        | {"parts": parts},
+        settings={name: str(setting(args, name)) for name in _COUNTED}
+        | {
+            "pages": [f"{row.dtype} {tuple(row.shape[1:])}" for row in rows.values()],
+            "parts": parts,
+        },
     )
     return layout, attrs.evolve(keyspace, hash_algorithm="sglang.sha256")
 

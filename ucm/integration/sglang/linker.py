@@ -29,6 +29,7 @@ from ucm.integration.sglang.engine import (
     check,
     device_rows,
     refuse,
+    setting,
 )
 from ucm.integration.sglang.pages import Pages
 
@@ -119,7 +120,7 @@ class Linker(UnifiedCacheLinker):  # type: ignore[misc] # SGLang is not typed
         kinds = [component.name for component in components]
         if kinds != ["FULL"]:
             refuse("model", ", ".join(kinds), "it has blocks of several kinds")
-        if server_args.enable_memory_saver:
+        if setting(server_args, "enable_memory_saver"):
             why = "SGLang gives the pages' memory back while saves may still read it"
             refuse("enable_memory_saver", True, why, "Use HiCache.")
         settings = {"patience": 0.2, **extra_config}

@@ -63,10 +63,12 @@ class Pages:
         config = attrs.evolve(config, timeout=attrs.evolve(limits, **bounds))
         layout, keyspace = named(args, rows, config.weights_revision, ranks[1], parts)
         self._parts = parts
-        self.room = nbytes // (layout.max_block_bytes * parts)
+        page_bytes = layout.max_block_bytes * parts
+        self.room = nbytes // page_bytes
         """Pages that are staged at once."""
         if not self.room:
-            refuse("stage_bytes", nbytes, "a page has more", "Have prompts fit in.")
+            why = f"a page has {page_bytes} bytes"
+            refuse("stage_bytes", nbytes, why, "Have prompts fit in.")
         num_slots = self.room * parts
         memory = {
             name: torch.empty(num_slots, *row.shape[1:], dtype=row.dtype)
@@ -107,7 +109,7 @@ class Pages:
     def num_stored(self, hashes: Sequence[str]) -> int:
         """Return how many pages, from the first on, are stored, tiers asked; any thread."""
         with contextlib.suppress(UCMError):
-            if not self._doubt.is_set:
+            if hashes and not self._doubt.is_set:
                 fetched = self._pool.prefetch(self.keys_of(hashes))
                 fetched.give_up()  # another cache loads it; it was used just now
                 return self.whole(fetched.found)
@@ -116,7 +118,7 @@ class Pages:
     def are_stored(self, hashes: Sequence[str]) -> list[bool]:
         """Return of each page whether the slab has it; any thread."""
         with contextlib.suppress(UCMError):
-            if not self._doubt.is_set:
+            if hashes and not self._doubt.is_set:
                 first = self._pool.contains(self.keys_of(hashes, parts=1))
                 if self._parts == 1 or not any(first):
                     return first
