@@ -2,8 +2,9 @@
 """
 The real engine on an NVIDIA GPU: what a first token takes, and a step full of decoding.
 
-*First token*: one prompt at a time, on an engine with nothing else to do; computed, from
-the engine's own cache, and from the store with that cache emptied. *Decoding*: see
+*First token*: one prompt at a time, on an engine with nothing else to do, in processes of its
+own as a server's; computed, from the engine's own cache, and from the store with that cache
+emptied. *Decoding*: see
 ``benchmarks.decode``; bfloat16 rounds by the shape of a batch, so that sides need not
 give the same tokens here. Exactness is what ``tests/e2e`` are for, which run on a GPU as
 well. Beside ours stands vLLM's own OffloadingConnector. ``BLNHC`` is a layout of the
@@ -27,7 +28,7 @@ from benchmarks import gpu_engine_side
 from benchmarks.decode import AT_END, EACH_BLOCK, NEVER, compiled_waits
 from benchmarks.decode_side import PHASES
 from benchmarks.gpu_engine_side import MODELS
-from benchmarks.harness import Figure, Note, Scale, Told, main
+from benchmarks.harness import Figure, Scale, Told, main
 from benchmarks.sides import PLAIN, Side, ours, plain
 from benchmarks.stores import MEMORY
 from tests import conftest as _engine_environment  # noqa: F401  children inherit it
@@ -86,9 +87,6 @@ def first_tokens(model: str, scale: Scale) -> Told:
             lengths=lengths,
             rounds=2 if scale.is_quick else 5,
         )
-        yield Note(
-            case, f"{name}: layout {told['layout']}, pinned in {told['pinned_s']} s"
-        )
         for length in lengths:
             yield from _first_token(f"{case}, {length}", name, told[str(length)])
 
@@ -118,16 +116,16 @@ def decoding(model: str, requests: int, scale: Scale) -> Told:
     kinds[f"{PLAIN}, {WHOLE}"] = _Kind(kinds[PLAIN].side, WHOLE)
     kinds[f"{AT_END}, {WHOLE}"] = _Kind(kinds[AT_END].side, WHOLE)
     if scale.is_quick:
-        del kinds[NEVER]
+        kinds = {name: kinds[name] for name in (PLAIN, AT_END, EACH_BLOCK, OFFLOADING)}
     case, waits = f"{requests} decoding, {model}", compiled_waits()
     runs: dict[str, list[Any]] = {name: [] for name in kinds}
-    for name in [*kinds] if scale.is_quick else [*kinds, *reversed(kinds)]:
+    for name in [*kinds, PLAIN] if scale.is_quick else [*kinds, *reversed(kinds)]:
         told = _run(
             kinds[name],
             gpu_engine_side.decode,
             model=model,
             requests=requests,
-            total=requests * 3 // 2,
+            total=requests * 3,
             waits=waits,
         )
         runs[name].append(told)
@@ -170,10 +168,8 @@ def _p99(values: list[float]) -> float:
 
 def _ratios(case: str, name: str, runs: list[Any], others: list[Any]) -> Told:
     for part, bound in (("step", STEP), ("schedule", SCHEDULE)):
-        values = [
-            _median_ms(one, part) / _median_ms(other, part)
-            for one, other in zip(runs, others, strict=True)
-        ]
+        plain = statistics.mean(_median_ms(other, part) for other in others)
+        values = [_median_ms(one, part) / plain for one in runs]
         target = bound if name.startswith("ucm") else ""
         yield Figure.over(case, f"{name} / {PLAIN}, {part}", "ratio", values, target)
 

@@ -16,13 +16,14 @@ from typing import Any
 import attrs
 
 from benchmarks import decode_side
-from tests.e2e.connector import await_pinned, halves, quiesced
 from tests.e2e.engine import generate, in_process_engine, reset_prefix_cache
 from tests.e2e.models import CACHE, LLAMA, Recipe
 
 __all__ = ["LAYOUT", "MODELS", "decode", "first_tokens"]
 
 LAYOUT = "VLLM_KV_CACHE_LAYOUT"
+_PINNED_S = 3.0
+"""A slab of 8 GiB is pinned within one."""
 _OPTIONS: dict[str, Any] = {
     "dtype": "bfloat16",
     "load_format": "dummy",
@@ -108,6 +109,8 @@ def first_tokens(
     """
     Return what a first token takes: computed, from the engine's cache, from the store.
 
+    Scheduler and worker have a process of their own, as in a server.
+
     Args:
         kv_transfer_config: Of the side.
         layout: Of the KV cache; empty: what engine and connector agree on.
@@ -126,50 +129,34 @@ def first_tokens(
         block_size=shape.block_tokens,
         max_model_len=max(lengths) + 64,
         max_num_batched_tokens=8192,
+        multiprocess=True,
         **shape.options,
     ) as llm:
-        cache = llm.llm_engine.vllm_config.cache_config
-        begun = time.monotonic()
-        await_pinned(llm, 120.0)
-        told: dict[str, Any] = {
-            "layout": cache.kv_cache_layout,
-            "pinned_s": round(time.monotonic() - begun, 1),
+        time.sleep(_PINNED_S)
+        return {
+            str(length): [_one(llm, length, seed) for seed in range(rounds + 1)][1:]
+            for length in lengths
         }
-        for length in lengths:
-            told[str(length)] = [
-                _one(llm, length, seed, is_stored=kv_transfer_config is not None)
-                for seed in range(rounds + 1)
-            ][1:]
-        return told
 
 
-def _one(llm: Any, length: int, seed: int, *, is_stored: bool) -> dict[str, float]:  # noqa: ANN401
+def _one(llm: Any, length: int, seed: int) -> dict[str, float]:  # noqa: ANN401
     """Ask one new prompt again and again."""
     drawn = random.Random(f"{length} {seed}")
     prompt = [drawn.randrange(5, 100_000) for _ in range(length)]
     told = {"computed": generate(llm, [prompt], 1).elapsed_s}
     told["cached"] = generate(llm, [prompt], 1).elapsed_s
-    if is_stored:
-        _await_saved(llm)
-        reset_prefix_cache(llm)
-        _run_idly(llm)  # after a reset ours has the weights read again
-        again = generate(llm, [prompt], 1)
-        told |= {"loaded": again.elapsed_s, "hits": again.external_tokens}
-        _await_saved(llm)
+    _run_idly(llm)  # until all is stored
+    reset_prefix_cache(llm)
+    _run_idly(llm)  # after a reset ours has the weights read again
+    again = generate(llm, [prompt], 1)
+    told |= {"loaded": again.elapsed_s, "hits": again.external_tokens}
     reset_prefix_cache(llm)
     _run_idly(llm)
     return told
 
 
-def _await_saved(llm: Any) -> None:  # noqa: ANN401
-    """Run small steps until what was computed is stored, whoever stores it."""
-    if hasattr(halves(llm)[1], "_worker"):
-        quiesced(llm)
-    else:
-        _run_idly(llm)
-
-
 def _run_idly(llm: Any) -> None:  # noqa: ANN401
-    for _ in range(10):
+    """Run small steps for a while; whoever stores something hears of its end in one."""
+    for _ in range(8):
         generate(llm, [[3]], max_tokens=1)
-        time.sleep(0.05)
+        time.sleep(0.06)

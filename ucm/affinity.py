@@ -32,7 +32,7 @@ __all__ = [
     "bind_thread",
     "engine_cpus",
     "format_cpulist",
-    "num_verifying",
+    "num_hashing",
     "parse_cpulist",
     "plan_affinity",
     "plan_beside_engine",
@@ -174,9 +174,9 @@ def engine_cpus() -> frozenset[int]:
     return cpus
 
 
-def num_verifying(setting: int) -> int:
-    """Return how many threads verify loads: what is set, or a quarter of the CPUs, to 4."""
-    return setting or max(1, min(4, len(process_cpus()) // 4))
+def num_hashing(setting: int) -> int:
+    """Return how many threads compute checksums: what is set, or half of the CPUs, to 8."""
+    return setting or max(1, min(8, len(process_cpus()) // 2))
 
 
 def plan_beside_engine(setting: str, node: int | None) -> AffinityPlan:

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -19,14 +20,57 @@ typedef int batch_function(uint64_t *, uint64_t *, uint64_t *, size_t, void *, v
                            size_t, void *, void *);
 
 // Raise it with each change of the functions below: native.py takes no other.
-int ucm_version(void) { return 2; }
+int ucm_version(void) { return 3; }
 
-// Put the digest of each slot of a pool into `digests`.
+// Slots to be digested, by whoever takes the next one.
+struct slots {
+    digest_function *digest;
+    const uint8_t *pool;
+    size_t slot_bytes, nbytes, count;
+    const int64_t *slots;
+    const uint64_t *seeds;
+    uint64_t *digests;
+    atomic_size_t next;
+};
+
+// Threads of the process that compute digests now: helpers, and those that asked for them.
+static atomic_int num_digesting;
+
+// So much has a thread to itself at least: to begin one takes as long as a tenth of it.
+enum { MOST_HELPERS = 63, HELPED_BYTES = 2 << 20 };
+
+static void *digest_slots(void *given) {
+    struct slots *all = given;
+    for (size_t at; (at = atomic_fetch_add(&all->next, 1)) < all->count;)
+        all->digests[at] = all->digest(all->pool + (size_t)all->slots[at] * all->slot_bytes,
+                                       all->nbytes, all->seeds[at]);
+    return NULL;
+}
+
+// Begin to help, unless so many threads of the process are at it.
+static int begin_helper(pthread_t *helper, struct slots *all, int most) {
+    int is_begun = atomic_fetch_add(&num_digesting, 1) < most &&
+                   !pthread_create(helper, NULL, digest_slots, all);
+    if (!is_begun) atomic_fetch_sub(&num_digesting, 1);
+    return is_begun;
+}
+
+// Put the digest of each slot of a pool into `digests`: on this thread, and on others where
+// that is worth it and fewer than `most` of the process are at it.
 void ucm_digests(digest_function *digest, const uint8_t *pool, size_t slot_bytes,
                  size_t nbytes, size_t count, const int64_t *slots,
-                 const uint64_t *seeds, uint64_t *digests) {
-    for (size_t at = 0; at < count; at++)
-        digests[at] = digest(pool + (size_t)slots[at] * slot_bytes, nbytes, seeds[at]);
+                 const uint64_t *seeds, uint64_t *digests, int most) {
+    struct slots all = {digest, pool, slot_bytes, nbytes, count, slots, seeds, digests, 0};
+    pthread_t helpers[MOST_HELPERS];
+    size_t num_helpers = 0, worth = nbytes * count / HELPED_BYTES;
+    size_t wanted = worth < count ? worth : count;
+    if (wanted > MOST_HELPERS + 1) wanted = MOST_HELPERS + 1;
+    atomic_fetch_add(&num_digesting, 1);
+    while (num_helpers + 1 < wanted && begin_helper(&helpers[num_helpers], &all, most))
+        num_helpers++;
+    digest_slots(&all);
+    for (size_t at = 0; at < num_helpers; at++) pthread_join(helpers[at], NULL);
+    atomic_fetch_sub(&num_digesting, (int)num_helpers + 1);
 }
 
 // Call cuMemcpyBatchAsync for `most` copies at a time; return its first error, with `begun`

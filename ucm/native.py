@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["LIBRARY", "Native", "find_native"]
 
-_VERSION = 2
+_VERSION = 3
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 
 
@@ -44,7 +44,7 @@ class Native:
         library.ucm_digests.restype = None
         library.ucm_digests.argtypes = (
             *(_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE),
-            *(_ADDRESS, _ADDRESS, _ADDRESS),
+            *(_ADDRESS, _ADDRESS, _ADDRESS, _NUMBER),
         )
         self.copies: Callable[..., int] = library.ucm_copies
         library.ucm_copies.restype = _NUMBER

@@ -16,7 +16,7 @@ why; nothing ever waits for a dead thread.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from ucm.affinity import AffinityPlan, bind_thread, format_cpulist, num_verifying
+from ucm.affinity import AffinityPlan, bind_thread, format_cpulist, num_hashing
 from ucm.blocks import RowId, ShardId, TransferId
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
@@ -111,7 +111,7 @@ class Runtime:
             before_commit=before_commit,
             threads=threads,
             on_copy_thread=self._bind_copy_thread,
-            num_verifying=num_verifying(config.threads.verify),
+            num_hashing=num_hashing(config.threads.verify),
         )
         self._intake = Intake(
             layout,

@@ -26,8 +26,8 @@ LEASE = (
         name="damaged_block_counts_as_verified",
         why="A block that failed to verify is loaded by the next request.",
         file=_LEASES,
-        find="        digests = digests_of(self.slots, doubtful, seeds)\n",
-        replace="        digests = digests_of(self.slots, doubtful, seeds)\n"
+        find="        digests = digests_of(self.slots, doubtful, seeds, self._slab.most_hashing)\n",
+        replace="        digests = digests_of(self.slots, doubtful, seeds, self._slab.most_hashing)\n"
         "        if self._verified is not None:\n"
         "            part = self.slots.slots[start:stop]\n"
         "            self._verified[part] = self._sighting.generations[start:stop]\n",

@@ -6,7 +6,8 @@ import torch
 
 from tests.pipeline.kit import AsyncDevice
 from tests.pipeline.test_load import ROWS, SPAN, World
-from tests.rig import BLOCK_BYTES, keys_of
+from tests.rig import BLOCK_BYTES, NUM_BLOCKS, keys_of, running_on
+from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
 from ucm.errors import BlockNotFoundError
 from ucm.pipeline.guard import TicketOverError
@@ -14,7 +15,27 @@ from ucm.pipeline.items import Item
 from ucm.pipeline.load import Fetch, PublishVerified, Verify
 from ucm.pipeline.outcomes import outcome_of
 from ucm.reasons import Reason
+from ucm.stores.memory import MemoryStore
+from ucm.stores.wrap import WrapperStore
 from ucm.testing.faults import Fault, FaultPlan
+
+
+class Helped(WrapperStore):
+    """Remembers how many threads may compute checksums."""
+
+    asked = 1
+
+    def hash_on(self, most_threads):
+        """Take note."""
+        self.asked = most_threads
+
+
+@pytest.mark.parametrize(("make_device", "wanted"), [(AsyncDevice, 5), (CPUDevice, 1)])
+def test_checksums_take_further_threads_beside_a_device_only(make_device, wanted):
+    """Where the engine computes on the CPU, its cores are its own."""
+    store = Helped(MemoryStore(8, BLOCK_BYTES))
+    with running_on(store, make_device(NUM_BLOCKS), {"threads": {"verify": 5}}):
+        assert wanted == store.asked
 
 
 class TestPublishVerified:

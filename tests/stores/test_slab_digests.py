@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checksums of many blocks by one call are those that are made one by one."""
 
+import ctypes
+import threading
+
 import numpy as np
 import pytest
 
@@ -43,7 +46,84 @@ class TestMany:
         memory = np.zeros((10, 64), np.uint8)  # ours around the pool too
         slots = HostSlots(memory[1:9], np.array([6, slot, 3]), 64)
         with pytest.raises(IndexError, match=r"not in 0\.\.7"):
-            ManyDigests(library)(slots, range(3), SEEDS)
+            ManyDigests(library)(slots, range(3), SEEDS, 1)
+
+
+class Helped:
+    """
+    Calls of the library with a digest of ours, which says who computes it.
+
+    Args:
+        library: What was compiled.
+        meet: Called in each digest.
+    """
+
+    def __init__(self, library, meet):
+        self.threads = set()
+        self._library, self._meet = library, meet
+        kind = ctypes.CFUNCTYPE(
+            ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
+        )
+        self._digest = kind(self._compute)
+
+    def _compute(self, _, nbytes, seed):
+        self.threads.add(threading.get_native_id())
+        self._meet()
+        return nbytes + seed
+
+    def ask(self, most, count=8, nbytes=4 << 20):
+        """Have slots digested, and return what was found."""
+        places, seeds = np.arange(count), np.arange(count, dtype=np.uint64)
+        found = np.zeros(count, np.uint64)
+        self._library.digests(
+            self._digest,
+            *(0, 0, nbytes, count, places.ctypes.data, seeds.ctypes.data),
+            *(found.ctypes.data, most),
+        )
+        return (found - np.uint64(nbytes)).tolist()
+
+
+class TestHelpers:
+    def test_digests_are_the_same_whoever_helps(self, library, monkeypatch):
+        """Each of many blocks gets the digest of its own bytes and seed."""
+        pool = np.random.default_rng(4).integers(0, 256, (40, 1 << 20), np.uint8)
+        slots = HostSlots(pool, np.arange(40)[::-1].copy(), (1 << 20) - 5)
+        seeds = [*range(40)]
+        monkeypatch.setattr(_digests, "_many", ManyDigests(library))
+        expected = list(digests_of(slots, range(40), seeds))
+        for most in (2, 3, 8, 1000):
+            assert expected == list(digests_of(slots, range(40), seeds, most))
+
+    def test_as_many_threads_compute_at_once_as_may(self, library):
+        """No more either: the engine needs the other cores."""
+        asked = Helped(library, threading.Barrier(4, timeout=20).wait)
+        assert [*range(8)] == asked.ask(most=4)
+        assert len(asked.threads) == 4
+
+    def test_small_blocks_are_computed_where_they_are_asked_for(self, library):
+        """A thread that begins takes longer than they do."""
+        asked = Helped(library, lambda: None)
+        assert [*range(8)] == asked.ask(most=8, nbytes=64 << 10)
+        assert {threading.get_native_id()} == asked.threads
+
+    def test_threads_of_one_process_are_counted_together(self, library):
+        """Who asks while others are helped computes alone, and gets its digests."""
+        second = Helped(library, lambda: None)
+        given, once = [], threading.Lock()
+        both = threading.Barrier(2, timeout=60)
+
+        def ask_again():
+            both.wait()
+            with once:
+                if not given:
+                    given.append(second.ask(most=2))
+
+        first = Helped(library, ask_again)
+        assert [*range(8)] == first.ask(most=2)
+        assert [[*range(8)]] == given
+        assert len(first.threads) == 2
+        assert len(second.threads) == 1
+        assert [*range(8)] == second.ask(most=1)
 
 
 class TestFind:

@@ -47,9 +47,9 @@ def digests(monkeypatch):
     hashed = []
     whole = _leases.digests_of
 
-    def digests_of(slots, positions, seeds):
+    def digests_of(slots, positions, seeds, most_threads):
         hashed.extend(positions)
-        return whole(slots, positions, seeds)
+        return whole(slots, positions, seeds, most_threads)
 
     monkeypatch.setattr(_leases, "digests_of", digests_of)
     return hashed

@@ -60,7 +60,7 @@ class Pipeline(Listener):
         before_commit: See ``save_chain``.
         threads: Where the clock, threads and locks come from.
         on_copy_thread: Called on each copy thread before its first job.
-        num_verifying: Threads that verify loads, where a device copies meanwhile.
+        num_hashing: Threads that compute checksums, where a device copies by itself.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Pipeline(Listener):
         before_commit: OwnStages | None = None,
         threads: Threads = SYSTEM,
         on_copy_thread: Callable[[], None] = lambda: None,
-        num_verifying: int = 1,
+        num_hashing: int = 1,
     ) -> None:
         self.queue = DumpQueue(
             max_tickets=queue.tickets, max_nbytes=queue.nbytes, threads=threads
@@ -99,7 +99,9 @@ class Pipeline(Listener):
         self._take_in = take_in
         self._threads = threads
         self._on_copy_thread = on_copy_thread
-        self._num_verifying = num_verifying
+        self._num_verifying = min(num_hashing, queue.window)
+        if not device.is_synchronous:
+            store.hash_on(num_hashing)
         self._lanes: dict[LaneKey, RequestLane] = {}
         self._holding = dict.fromkeys(Direction, 0)
         """Items in lanes that hold blocks of the engine."""

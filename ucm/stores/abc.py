@@ -156,6 +156,14 @@ class Store(ABC):
         """
         tell(StoreGrowth(0, 0))
 
+    def hash_on(self, most_threads: int) -> None:  # noqa: B027 - a hint
+        """
+        Let so many threads of this process compute checksums at once.
+
+        Until this is called it is the thread that asks. A hint: ignored by a store that
+        computes none, or has no means to.
+        """
+
     @abstractmethod
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed. No side effect."""

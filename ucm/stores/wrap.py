@@ -54,6 +54,10 @@ class WrapperStore(Store):
         """Forward."""
         self.inner.watch(tell)
 
+    def hash_on(self, most_threads: int) -> None:
+        """Forward."""
+        self.inner.hash_on(most_threads)
+
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Forward."""
         return self.inner.match(keys)

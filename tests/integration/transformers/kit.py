@@ -15,6 +15,8 @@ from tests.e2e.models import LLAMA, Recipe, make_model
 
 BLOCK = 16
 BF16 = attrs.evolve(LLAMA, name="llama-bf16", dtype="bfloat16")
+HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Where models compute."""
 OTHER = attrs.evolve(LLAMA, name="llama-other", seed=8)
 """The same shape with other weights."""
 
@@ -27,7 +29,7 @@ def model_of(recipe: Recipe) -> Any:
 @functools.cache
 def _load(path: Path) -> Any:
     transformers.logging.disable_progress_bar()
-    return transformers.AutoModelForCausalLM.from_pretrained(path)
+    return transformers.AutoModelForCausalLM.from_pretrained(path).to(HERE)
 
 
 def config_of(
@@ -65,8 +67,8 @@ def generate(
 ) -> Any:
     """Decode exactly so many tokens, greedily unless *options* say otherwise."""
     return model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids) if mask is None else mask,
+        input_ids=ids.to(HERE),
+        attention_mask=(torch.ones_like(ids) if mask is None else mask).to(HERE),
         past_key_values=past,
         max_new_tokens=num_tokens,
         min_new_tokens=num_tokens,

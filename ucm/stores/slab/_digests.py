@@ -2,8 +2,8 @@
 """
 Checksums of blocks: xxh3 over a block's bytes, with a seed of its own.
 
-Many of them by one call where ``ucm.native`` was built and xxhash's library exports the
-function; one by one otherwise. The digests are the same.
+Many of them by one call, on several threads, where ``ucm.native`` was built and xxhash's
+library exports the function; one by one otherwise. The digests are the same.
 """
 
 import ctypes
@@ -48,7 +48,11 @@ class ManyDigests:
         self._check()
 
     def __call__(
-        self, slots: HostSlots, positions: Sequence[int], seeds: Sequence[int]
+        self,
+        slots: HostSlots,
+        positions: Sequence[int],
+        seeds: Sequence[int],
+        most_threads: int,
     ) -> list[int]:
         """Return the digest of each block."""
         pool, count = slots.pool, len(positions)
@@ -60,7 +64,7 @@ class ManyDigests:
         self._many(
             self._digest,
             *(_address(pool), pool.strides[0], slots.block_bytes, count),
-            *(_address(places), _address(seeds_of), _address(found)),
+            *(_address(places), _address(seeds_of), _address(found), most_threads),
         )
         digests: list[int] = found.tolist()
         return digests
@@ -71,7 +75,8 @@ class ManyDigests:
         places, positions, seeds = np.array([5, 0]), (0, 1), (2**63 + 1, 7)
         for nbytes in (1, 8, 100, 200, 241, 2048):
             slots = HostSlots(pool, places, nbytes)
-            if self(slots, positions, seeds) != list(_by_one(slots, positions, seeds)):
+            found = self(slots, positions, seeds, 1)
+            if found != list(_by_one(slots, positions, seeds)):
                 raise ValueError(f"digests of {nbytes} bytes are not xxhash's")
 
 
@@ -102,7 +107,10 @@ _many = find_many(native.LIBRARY)
 
 
 def digests_of(
-    slots: HostSlots, positions: Sequence[int], seeds: Sequence[int]
+    slots: HostSlots,
+    positions: Sequence[int],
+    seeds: Sequence[int],
+    most_threads: int = 1,
 ) -> Iterable[int]:
     """
     Return the digests of some blocks of a span.
@@ -111,10 +119,12 @@ def digests_of(
         slots: Of the span.
         positions: Which blocks.
         seeds: Of each of them.
+        most_threads: Of this process that may compute digests at once. The thread that asks
+            always does.
 
     Raises:
         IndexError: A slot is not in the pool.
     """
     if _many is None or len(positions) == 1:  # one is quicker without arrays
         return _by_one(slots, positions, seeds)
-    return _many(slots, positions, seeds)
+    return _many(slots, positions, seeds, most_threads)

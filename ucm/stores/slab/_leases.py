@@ -74,7 +74,9 @@ class SlabWriteLease(WriteLease):
         part = slice(start, stop)
         positions = range(len(self.keys))[part]
         seeds = checksum_seeds(self.keys[part])
-        self._checksums[part] = digests_of(self.slots, positions, seeds)
+        self._checksums[part] = digests_of(
+            self.slots, positions, seeds, self._slab.most_hashing
+        )
 
     def seals(self, start: int, stop: int) -> list[int]:
         """Return the checksums of blocks that were sealed; see ``WriteLease``."""
@@ -190,7 +192,7 @@ class SlabReadLease(ReadLease):
                 )
         doubtful = self._doubtful(start, stop)
         seeds = checksum_seeds(map(self.keys.__getitem__, doubtful))
-        digests = digests_of(self.slots, doubtful, seeds)
+        digests = digests_of(self.slots, doubtful, seeds, self._slab.most_hashing)
         for position, found in zip(doubtful, digests, strict=True):
             if found != self._checksums[position]:
                 raise BlockCorruptError(

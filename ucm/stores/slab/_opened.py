@@ -88,6 +88,8 @@ class OpenedSlab:
         self._closing = threading.Lock()
         self._lost = ""
         self._look_at = 0.0
+        self.most_hashing = 1
+        """Threads of the process that may compute checksums at once."""
         self.populator: Populator | None = None
         wishes.check(root, _creation.SYSTEM)
         with (

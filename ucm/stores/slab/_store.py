@@ -199,6 +199,10 @@ class SlabStore(Store):
         """Have *tell* called as memory comes; see ``Store``."""
         self._slab.watch(tell)
 
+    def hash_on(self, most_threads: int) -> None:
+        """Let so many threads compute checksums at once; see ``Store``."""
+        self._slab.most_hashing = most_threads
+
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed; takes no lock."""
         self._slab.check_index()
