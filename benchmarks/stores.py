@@ -329,7 +329,7 @@ def mapped(home: Path, nbytes: int) -> _Blocks:
     return there
 
 
-def return_nothing(_: object, positions: Sequence[int], __: object) -> list[int]:
+def return_nothing(_: object, positions: Sequence[int], *__: object) -> list[int]:
     """Stand in for digests."""
     return [0] * len(positions)
 

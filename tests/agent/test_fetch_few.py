@@ -72,9 +72,9 @@ class TestFewRequests:
         """R-55: to a tier and from it a block goes with the checksum that seals its slot."""
         hashed, real = [], _leases.digests_of
 
-        def digests_of(slots, positions, seeds):
+        def digests_of(slots, positions, seeds, *more):
             hashed.extend(positions)
-            return real(slots, positions, seeds)
+            return real(slots, positions, seeds, *more)
 
         def block_checksum(key, data):
             hashed.append(key)
