@@ -43,6 +43,7 @@ _ENGINE = {
     "page_size": 16,
     "random_seed": 0,
     "sampling_backend": "pytorch",
+    "sleep_on_idle": True,
     "skip_tokenizer_init": True,
 }
 
