@@ -25,8 +25,10 @@ os.environ |= {
     # Stdout belongs to results that processes hand back.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "TOKENIZERS_PARALLELISM": "false",
-    # Threads that spin at the end of each loop starve each other on a busy machine.
-    "GOMP_SPINCOUNT": "100",
+    # Threads that wait for each other after each of many small loops starve on a busy
+    # machine, and all engines would have theirs bound to the same CPUs.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Slabs are memory. What is to lie on a disk has a fixture of its own.
     "PYTEST_DEBUG_TEMPROOT": "/dev/shm",
     # On a GPU: kernels for float32 that keep all its digits, as the CPU's do.

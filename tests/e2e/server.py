@@ -141,11 +141,15 @@ def follow(
     log: Path,
     kv_transfer_config: Mapping[str, object] | None = None,
 ) -> Iterator[None]:
-    """Run the ranks of another machine than the server's, and kill them: nothing ends them."""
+    """
+    Run the ranks of another machine than the server's, and kill them: nothing ends them.
+
+    They fork off a process that has imported the engine.
+    """
     command = _command(
         *(model, "--headless", *options), kv_transfer_config=kv_transfer_config
     )
-    with _run(command, _SETTINGS, log):
+    with _forked(command, _SETTINGS, log):
         yield
 
 

@@ -69,6 +69,7 @@ class TestMachines:
                 *(llama, *shape, "--node-rank", "0"),
                 log=tmp_path / "first.log",
                 kv_transfer_config=configs[0],
+                is_forked=True,
             ) as server,
         ):
             cold, _ = ask()

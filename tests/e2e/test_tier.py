@@ -40,7 +40,6 @@ READ = "vllm:kv_offload_tiering_read_bytes"
 WRITTEN = "vllm:kv_offload_tiering_write_bytes"
 PROMPTS = [prompt(4100 + at, 400) for at in range(4)]
 TOKENS = 8
-UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 NAME = "ucm-e2e-tier"
 """vLLM names the memory of its CPU tier after the engine."""
 
@@ -99,7 +98,7 @@ def test_ranks_that_are_killed_leave_what_the_next_ones_find(
     slab = tmp_path / "slab"
     arguments = {"model": str(llama), "slab": str(slab)}
     try:
-        with forked(store_and_wait_to_be_killed, env=UNBOUND, **arguments) as process:
+        with forked(store_and_wait_to_be_killed, **arguments) as process:
             tokens = json.loads(process.first_line("[[", 300.0))
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(60.0)
@@ -107,7 +106,7 @@ def test_ranks_that_are_killed_leave_what_the_next_ones_find(
         for left in Path("/dev/shm").glob(f"vllm_offload_{NAME}*"):
             left.unlink()  # vLLM's own, which a killed engine leaves
     assert [] == unsound(slab)
-    again = run_function(ask_again, env=UNBOUND, **arguments)
+    again = run_function(ask_again, **arguments)
     assert tokens == again["token_ids"]
     assert 4 * 384 == again["external_tokens"]
     assert 0 < again["read"]

@@ -17,7 +17,6 @@ from tests.stores.slab_kit import index_path
 from ucm.stores.slab import SlabStore
 
 PROMPTS = [prompt(n, 300) for n in range(6100, 6102)]
-UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 STAGES = {
     # The engine makes the buffers of later stages while it warms up, and on CPU it
     # warms up only what is compiled.
@@ -71,7 +70,6 @@ def run_twice(
     first, second = (
         run_function(
             run_ranks,
-            env=UNBOUND,
             model=str(model),
             slab=str(slab),
             saves=wanted,

@@ -44,7 +44,7 @@ class Server:
             self.process = subprocess.Popen(
                 [*command, "--store", str(self.store), "--capacity", "64MiB"],
                 cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -58,7 +58,7 @@ class Forks:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.sglang.child"],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{site}:{ROOT}"},
+            env={**os.environ, "PYTHONPATH": f"{site}:{ROOT}"},
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
