@@ -23,6 +23,8 @@ VENV ?= .venv
 INSTALL_ARGS ?=
 PYTEST_ARGS ?=
 JOBS ?= 2
+# Tests start hundreds of interpreters; each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 SECONDS ?= 60
 SOAK_ARGS ?=
 MUTATIONS_ARGS ?=
