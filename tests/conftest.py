@@ -36,6 +36,13 @@ os.environ |= {
 }
 
 
+def pytest_configure(config: "pytest.Config") -> None:
+    """Let engines and what repeats count for no coverage."""
+    from tests import uncounted
+
+    config.pluginmanager.register(uncounted)
+
+
 def pytest_collectstart() -> None:
     """Collect no garbage while tests are found; nearly all that is made then stays."""
     gc.disable()
