@@ -35,27 +35,37 @@ def thin(library: bytes, architecture: int) -> bytes:
     """
     Return a library of the same size without code for other GPUs.
 
+    Text that a driver compiles stays where there is no code for the GPU beside it.
+
     Args:
         library: ELF with fat binaries, or without any.
         architecture: Of the code that stays: 90 for sm_90 and sm_90a.
     """
     thinned = bytearray(library)
-    for at, size, is_kept in _payloads(library, architecture):
-        if not is_kept:
-            thinned[at : at + size] = bytes(size)
+    region = -1
+    while (region := library.find(_REGION, region + 1)) >= 0:
+        entries = list(_entries(library, region))
+        has_code = any(each[:2] == (_CUBIN, architecture) for each in entries)
+        for kind, found, at, size in entries:
+            is_code = kind == _CUBIN and found == architecture
+            if not (is_code or (kind != _CUBIN and not has_code)):
+                thinned[at : at + size] = bytes(size)
     return bytes(thinned)
 
 
-def _payloads(library: bytes, architecture: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield where each entry's payload lies, and whether it is code for that GPU."""
-    region = -1
-    while (region := library.find(_REGION, region + 1)) >= 0:
-        entry = region + 16
-        end = entry + struct.unpack_from("<Q", library, region + 8)[0]
-        while entry < end <= len(library):
-            kind, _, header, size, found = _ENTRY.unpack_from(library, entry)
-            yield entry + header, size, (kind, found) == (_CUBIN, architecture)
-            entry += header + size
+def _entries(library: bytes, region: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield kind, architecture, and place and size of the payload, of each entry."""
+    start = region + len(_REGION) + 8
+    if start > len(library):
+        return
+    (nbytes,) = struct.unpack_from("<Q", library, start - 8)
+    at, end = start, min(start + nbytes, len(library))
+    while at + _ENTRY.size <= end:
+        kind, _, header, size, found = _ENTRY.unpack_from(library, at)
+        at += header + size
+        if header < _ENTRY.size or at > end:
+            return  # the number was one by chance
+        yield kind, found, at - size, size
 
 
 def pack(
@@ -70,19 +80,22 @@ def pack(
         for wheel in sorted(wheels.glob("*.whl")):
             print(wheel.name, flush=True)
             with zipfile.ZipFile(wheel) as content:
-                for name in content.namelist():
+                for info in content.infolist():
+                    name = info.filename
                     if not any(fnmatch.fnmatch(name, each) for each in without):
                         data = content.read(name)
-                        is_code = ".so" in name
-                        _add(tar, name, thin(data, architecture) if is_code else data)
+                        if ".so" in name:
+                            data = thin(data, architecture)
+                        _add(tar, name, data, info.external_attr >> 16 & 0o755)
         for name in ("METADATA", "entry_points.txt"):
             text = distribution("ucm").read_text(name)
             _add(tar, f"ucm-carried.dist-info/{name}", (text or "").encode())
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0) -> None:
     if not name.endswith("/"):
         member = tarfile.TarInfo(name)
+        member.mode = mode or 0o644
         member.size = len(data)
         tar.addfile(member, io.BytesIO(data))
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ucm import affinity
 from ucm.affinity import (
     AffinityPlan,
     bind_thread,
     format_cpulist,
+    num_hashing,
     parse_cpulist,
     plan_affinity,
     plan_beside_engine,
@@ -258,6 +260,45 @@ class TestBinding:
         bound, cpus = on_thread(lambda: bind_thread(wanted))
         assert {real} == cpus == bound.cpus
         assert f"listed; CPUs {NOWHERE} are offline or not allowed" == bound.reason
+
+
+class TestHashing:
+    @pytest.mark.parametrize(
+        ("cpus", "wanted"), [(1, 1), (2, 1), (4, 2), (16, 8), (64, 8)]
+    )
+    def test_half_of_the_cpus_compute_checksums(
+        self, tmp_path, monkeypatch, cpus, wanted
+    ):
+        """The other half is the engine's; more than eight gain nothing."""
+        monkeypatch.setattr(affinity, "process_cpus", lambda: frozenset(range(cpus)))
+        assert wanted == num_hashing(0, None, tmp_path)
+        assert wanted == num_hashing(0, AffinityPlan(frozenset(), ""), tmp_path)
+        assert 3 == num_hashing(3, None, tmp_path)
+
+    def test_copy_threads_are_helped_on_their_own_cpus(self, tmp_path):
+        """Helpers have the CPUs of whom they help: more of them gain nothing."""
+        plan = AffinityPlan(frozenset([8, 9, 24]), "listed")
+        assert 3 == num_hashing(0, plan, tmp_path)
+
+    @pytest.mark.parametrize(
+        ("limits", "wanted"),
+        [
+            ({"": "max 100000", "a/b": "400000 100000"}, 2),
+            ({"": "600000 100000", "a": "max 100000"}, 3),
+            ({"a": "50000 100000"}, 1),
+            ({"a/b": "garbage"}, 8),
+            ({"c": "400000 100000"}, 8),
+        ],
+    )
+    def test_half_of_what_cgroups_allow_computes_checksums(
+        self, tmp_path, monkeypatch, limits, wanted
+    ):
+        """A container sees all CPUs, and stands still where it uses more than it may."""
+        monkeypatch.setattr(affinity, "process_cpus", lambda: frozenset(range(64)))
+        write(tmp_path / "proc" / "self" / "cgroup", "1:cpu:/c\n0::/a/b\n")
+        for group, text in limits.items():
+            write(tmp_path / "sys" / "fs" / "cgroup" / group / "cpu.max", text)
+        assert wanted == num_hashing(0, None, tmp_path)
 
 
 class TestThisMachine:

@@ -20,8 +20,8 @@ import contextlib
 import multiprocessing
 import os
 import re
-from collections.abc import Collection, Iterable
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path, PurePosixPath
 
 import attrs
 
@@ -174,9 +174,43 @@ def engine_cpus() -> frozenset[int]:
     return cpus
 
 
-def num_hashing(setting: int) -> int:
-    """Return how many threads compute checksums: what is set, or half of the CPUs, to 8."""
-    return setting or max(1, min(8, len(process_cpus()) // 2))
+def num_hashing(
+    setting: int, plan: AffinityPlan | None = None, system: Path = Path("/")
+) -> int:
+    """
+    Return how many threads compute checksums at once, by what is set if anything is.
+
+    Otherwise eight at most: the CPUs of copy threads where these have some of their own,
+    half of what the process may use where not, by its cgroups too.
+
+    Args:
+        setting: ``threads.verify``.
+        plan: Of the copy threads, who are helped on their own CPUs.
+        system: Where ``/proc`` and ``/sys`` are.
+    """
+    if setting:
+        return setting
+    own = len(plan.cpus) if plan else 0
+    num_cpus = own or len(process_cpus()) // 2
+    return max(1, min(8, num_cpus, *(quota // 2 for quota in _quotas(system))))
+
+
+def _quotas(system: Path) -> Iterator[int]:
+    """Yield how many CPUs the cgroups of version 2 let us use that this process is in."""
+    for line in _text(system / "proc/self/cgroup").splitlines():
+        inner = PurePosixPath(line.removeprefix("0::").lstrip("/"))
+        if line.startswith("0::") and ".." not in inner.parts:
+            for step in (inner, *inner.parents):
+                limit = _text(system / "sys/fs/cgroup" / step / "cpu.max").split()
+                if len(limit) == 2 and all(map(str.isdecimal, limit)):
+                    yield int(limit[0]) // max(1, int(limit[1]))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def plan_beside_engine(setting: str, node: int | None) -> AffinityPlan:

@@ -206,7 +206,7 @@ class QueueConfig:
         least=1,
     )
     nbytes: int = field(
-        4 << 30, "Bytes of saves that may wait for either.", read=read_size, least=1
+        2 << 30, "Bytes of saves that may wait for either.", read=read_size, least=1
     )
     staging_bytes: int = field(
         256 << 20,
@@ -288,7 +288,9 @@ class ThreadConfig:
         "CPUs of copy threads: `off`, `numa` (near the device) or a list as `8-15,24`.",
     )
     verify: int = field(
-        0, "Threads that compute checksums of a device's blocks; 0: by CPUs.", least=0
+        0,
+        "Threads that compute checksums of a device's blocks; 0: half of the CPUs, to 8.",
+        least=0,
     )
 
     def __attrs_post_init__(self) -> None:

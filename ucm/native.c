@@ -30,47 +30,78 @@ struct slots {
     const int64_t *slots;
     const uint64_t *seeds;
     uint64_t *digests;
+    int most;
     atomic_size_t next;
 };
 
 // Threads of the process that compute digests now: helpers, and those that asked for them.
 static atomic_int num_digesting;
 
-// So much has a thread to itself at least: to begin one takes as long as a tenth of it.
-enum { MOST_HELPERS = 63, HELPED_BYTES = 2 << 20 };
+// A thread takes 30 to 150 us to begin, and 2 MB 150 to 300.
+enum { MOST_HELPERS = 63, HELPED_BYTES = 2 << 20, STACK_BYTES = 256 << 10 };
 
-static void *digest_slots(void *given) {
+// A child has none of its parent's helpers.
+static void forget_helpers(void) { atomic_store(&num_digesting, 0); }
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(NULL, NULL, forget_helpers);
+}
+
+// Change the number by one, unless that is beyond `most` or, downwards, not above it.
+static int change(int by, int most) {
+    int now = atomic_load(&num_digesting);
+    while (by > 0 ? now < most : now > most)
+        if (atomic_compare_exchange_weak(&num_digesting, &now, now + by)) return 1;
+    return 0;
+}
+
+static int digest_next(struct slots *all) {
+    size_t at = atomic_fetch_add(&all->next, 1);
+    if (at >= all->count) return 0;
+    all->digests[at] = all->digest(all->pool + (size_t)all->slots[at] * all->slot_bytes,
+                                   all->nbytes, all->seeds[at]);
+    return 1;
+}
+
+// Help until all are taken, or others that ask are too many with us.
+static void *help(void *given) {
     struct slots *all = given;
-    for (size_t at; (at = atomic_fetch_add(&all->next, 1)) < all->count;)
-        all->digests[at] = all->digest(all->pool + (size_t)all->slots[at] * all->slot_bytes,
-                                       all->nbytes, all->seeds[at]);
+    do {
+        if (change(-1, all->most)) return NULL;
+    } while (digest_next(all));
+    atomic_fetch_sub(&num_digesting, 1);
     return NULL;
 }
 
-// Begin to help, unless so many threads of the process are at it.
-static int begin_helper(pthread_t *helper, struct slots *all, int most) {
-    int is_begun = atomic_fetch_add(&num_digesting, 1) < most &&
-                   !pthread_create(helper, NULL, digest_slots, all);
+static int begin_helper(pthread_t *helper, struct slots *all, pthread_attr_t *kind) {
+    if (!change(1, all->most)) return 0;
+    int is_begun = !pthread_create(helper, kind, help, all);
     if (!is_begun) atomic_fetch_sub(&num_digesting, 1);
     return is_begun;
 }
 
 // Put the digest of each slot of a pool into `digests`: on this thread, and on others where
-// that is worth it and fewer than `most` of the process are at it.
+// that is worth it, while no more than `most` of the process are at it.
 void ucm_digests(digest_function *digest, const uint8_t *pool, size_t slot_bytes,
                  size_t nbytes, size_t count, const int64_t *slots,
                  const uint64_t *seeds, uint64_t *digests, int most) {
-    struct slots all = {digest, pool, slot_bytes, nbytes, count, slots, seeds, digests, 0};
+    struct slots all = {.digest = digest, .pool = pool, .slot_bytes = slot_bytes,
+                        .nbytes = nbytes, .count = count, .slots = slots,
+                        .seeds = seeds, .digests = digests, .most = most};
+    pthread_attr_t kind;
+    pthread_attr_init(&kind);
+    pthread_attr_setstacksize(&kind, STACK_BYTES);
     pthread_t helpers[MOST_HELPERS];
-    size_t num_helpers = 0, worth = nbytes * count / HELPED_BYTES;
-    size_t wanted = worth < count ? worth : count;
+    size_t num_helpers = 0, wanted = nbytes * count / HELPED_BYTES;
+    if (wanted > count) wanted = count;
     if (wanted > MOST_HELPERS + 1) wanted = MOST_HELPERS + 1;
     atomic_fetch_add(&num_digesting, 1);
-    while (num_helpers + 1 < wanted && begin_helper(&helpers[num_helpers], &all, most))
-        num_helpers++;
-    digest_slots(&all);
+    do {  // others may have ended by now, and let us have more
+        while (num_helpers + 1 < wanted && begin_helper(&helpers[num_helpers], &all, &kind))
+            num_helpers++;
+    } while (digest_next(&all));
     for (size_t at = 0; at < num_helpers; at++) pthread_join(helpers[at], NULL);
-    atomic_fetch_sub(&num_digesting, (int)num_helpers + 1);
+    atomic_fetch_sub(&num_digesting, 1);
+    pthread_attr_destroy(&kind);
 }
 
 // Call cuMemcpyBatchAsync for `most` copies at a time; return its first error, with `begun`

@@ -111,7 +111,7 @@ class Runtime:
             before_commit=before_commit,
             threads=threads,
             on_copy_thread=self._bind_copy_thread,
-            num_hashing=num_hashing(config.threads.verify),
+            num_hashing=num_hashing(config.threads.verify, affinity),
         )
         self._intake = Intake(
             layout,

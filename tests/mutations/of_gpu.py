@@ -5,6 +5,7 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["GPU"]
 
+_HELPERS = "tests/stores/test_slab_digests.py::TestHelpers"
 _EVENTS = "ucm/devices/events.py"
 _DIGEST = "ucm/integration/digest.py"
 _BORROW = "tests/devices/test_event_book.py::TestBorrow"
@@ -51,5 +52,55 @@ GPU = (
         find="self._setup.threads.give_way()",
         replace="pass",
         killers=(f"{_HALVES}::test_step_that_computes_nothing_gives_way",),
+    ),
+    Mutant(
+        name="nobody_helps",
+        why="A load waits for the checksums that one core computes.",
+        file="ucm/native.c",
+        find="while (num_helpers + 1 < wanted &&",
+        replace="while (0 && num_helpers + 1 < wanted &&",
+        killers=(f"{_HELPERS}::test_as_many_threads_compute_at_once_as_may",),
+    ),
+    Mutant(
+        name="helpers_stay",
+        why="Each that asks comes on top of all that others have: every core is taken.",
+        file="ucm/native.c",
+        find="if (change(-1, all->most)) return NULL;",
+        replace="",
+        killers=(f"{_HELPERS}::test_helpers_give_way_and_come_again",),
+    ),
+    Mutant(
+        name="child_counts_its_parents_helpers",
+        why="A process that was forked amid a load computes checksums alone for ever.",
+        file="ucm/native.c",
+        find="{ atomic_store(&num_digesting, 0); }",
+        replace="{}",
+        killers=(f"{_HELPERS}::test_forked_child_has_helpers_of_its_own",),
+    ),
+    Mutant(
+        name="slab_is_not_told_of_threads",
+        why="Checksums have one core whatever is set, and loads wait for it.",
+        file="ucm/stores/slab/_store.py",
+        find="        self._slab.most_hashing = most_threads\n",
+        replace="        return\n",
+        killers=(
+            (
+                "tests/stores/test_slab_verify.py::"
+                "test_checksums_have_the_threads_that_the_store_was_given"
+            ),
+        ),
+    ),
+    Mutant(
+        name="helpers_beside_an_engine_on_the_cpu",
+        why="Each core that computes checksums is taken from the forward pass.",
+        file="ucm/pipeline/pipeline.py",
+        find="        if not device.is_synchronous:\n            store.hash_on",
+        replace="        if True:\n            store.hash_on",
+        killers=(
+            (
+                "tests/pipeline/test_load_verified.py::"
+                "test_checksums_take_further_threads_beside_a_device_only"
+            ),
+        ),
     ),
 )

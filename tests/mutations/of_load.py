@@ -18,7 +18,6 @@ _BEHIND = f"{_BESIDE}::test_corrupt_load_goes_back_behind_its_copy_and_its_zeros
 _RECYCLED = f"{_PUBLISH}::test_recycled_slot_leaves_zeros"
 _ASYNC = "tests/pipeline/test_async_device.py"
 _VERIFYING = f"{_ASYNC}::TestVerifying"
-_HELPERS = "tests/stores/test_slab_digests.py::TestHelpers"
 _EARLY = "tests/pipeline/test_load_verified.py::TestPublishVerified"
 _SEVERAL = "tests/pipeline/test_workers.py::TestSeveral"
 _TORN = f"{_BESIDE}::test_copy_that_was_torn_is_zeroed_when_it_is_over"
@@ -299,35 +298,6 @@ LOAD = (
             (
                 "tests/stores/test_slab_digests.py::TestFind::"
                 "test_library_that_says_something_else_is_not_used"
-            ),
-        ),
-    ),
-    Mutant(
-        name="helpers_without_bound",
-        why="Checksums take every core, of which the engine has some.",
-        file="ucm/native.c",
-        find="atomic_fetch_add(&num_digesting, 1) < most &&",
-        replace="(atomic_fetch_add(&num_digesting, 1), most > 0) &&",
-        killers=(f"{_HELPERS}::test_threads_of_one_process_are_counted_together",),
-    ),
-    Mutant(
-        name="nobody_helps",
-        why="A load waits for the checksums that one core computes.",
-        file="ucm/native.c",
-        find="while (num_helpers + 1 < wanted &&",
-        replace="while (0 && num_helpers + 1 < wanted &&",
-        killers=(f"{_HELPERS}::test_as_many_threads_compute_at_once_as_may",),
-    ),
-    Mutant(
-        name="helpers_beside_an_engine_on_the_cpu",
-        why="Each core that computes checksums is taken from the forward pass.",
-        file="ucm/pipeline/pipeline.py",
-        find="        if not device.is_synchronous:\n            store.hash_on",
-        replace="        if True:\n            store.hash_on",
-        killers=(
-            (
-                "tests/pipeline/test_load_verified.py::"
-                "test_checksums_take_further_threads_beside_a_device_only"
             ),
         ),
     ),

@@ -2,7 +2,10 @@
 """Checksums of many blocks by one call are those that are made one by one."""
 
 import ctypes
+import itertools
+import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -83,6 +86,20 @@ class Helped:
         return (found - np.uint64(nbytes)).tolist()
 
 
+def exit_status_of_child(library):
+    """Fork, and return 0 if the child was helped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads
+        child = os.fork()
+    if child == 0:
+        try:
+            meet = threading.Barrier(2, timeout=20).wait
+            is_right = Helped(library, meet).ask(most=2) == [*range(8)]
+        finally:
+            os._exit(0 if is_right else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 class TestHelpers:
     def test_digests_are_the_same_whoever_helps(self, library, monkeypatch):
         """Each of many blocks gets the digest of its own bytes and seed."""
@@ -96,7 +113,7 @@ class TestHelpers:
 
     def test_as_many_threads_compute_at_once_as_may(self, library):
         """No more either: the engine needs the other cores."""
-        asked = Helped(library, threading.Barrier(4, timeout=20).wait)
+        asked = Helped(library, threading.Barrier(4, timeout=30).wait)
         assert [*range(8)] == asked.ask(most=4)
         assert len(asked.threads) == 4
 
@@ -106,24 +123,62 @@ class TestHelpers:
         assert [*range(8)] == asked.ask(most=8, nbytes=64 << 10)
         assert {threading.get_native_id()} == asked.threads
 
-    def test_threads_of_one_process_are_counted_together(self, library):
-        """Who asks while others are helped computes alone, and gets its digests."""
-        second = Helped(library, lambda: None)
-        given, once = [], threading.Lock()
-        both = threading.Barrier(2, timeout=60)
+    def test_helpers_give_way_and_come_again(self, library):
+        """Of two that ask neither waits, and one that is left has all there may be."""
+        asked, over = threading.Event(), threading.Event()
+        both, later = (threading.Barrier(2, timeout=120) for _ in range(2))
+        found, left, firsts = [], set(), itertools.count()
 
-        def ask_again():
-            both.wait()
-            with once:
-                if not given:
-                    given.append(second.ask(most=2))
+        def wait_for_the_first():
+            if next(firsts) == 0:
+                asked.set()
+                assert over.wait(120)
+            else:
+                later.wait()
 
-        first = Helped(library, ask_again)
+        second = Helped(library, wait_for_the_first)
+        thread = threading.Thread(
+            target=lambda: found.append(second.ask(most=2, count=9))
+        )
+
+        def meet_and_let_the_second_ask():
+            if asked.is_set():
+                left.add(threading.get_native_id())
+                return
+            if both.wait() == 0:
+                thread.start()
+            assert asked.wait(120)
+
+        first = Helped(library, meet_and_let_the_second_ask)
         assert [*range(8)] == first.ask(most=2)
-        assert [[*range(8)]] == given
+        over.set()
+        thread.join(120)
+        assert {threading.get_native_id()} == left
         assert len(first.threads) == 2
-        assert len(second.threads) == 1
-        assert [*range(8)] == second.ask(most=1)
+        assert [[*range(9)]] == found
+        assert len(second.threads) == 2
+
+    def test_forked_child_has_helpers_of_its_own(self, library):
+        """It has none of the threads that its parent was helped by at that moment."""
+        both = threading.Barrier(2, timeout=120)
+        forks, told = threading.Lock(), []
+
+        def fork_once():
+            both.wait()
+            with forks:
+                if not told:
+                    told.append(exit_status_of_child(library))
+
+        assert [*range(8)] == Helped(library, fork_once).ask(most=2)
+        assert [0] == told
+
+    def test_more_threads_than_a_number_holds_are_many(self, library, monkeypatch):
+        """What is set too high is no number below nothing."""
+        given = []
+        many = ManyDigests(library)
+        monkeypatch.setattr(many, "_many", lambda *arguments: given.append(arguments))
+        many(make_slots(8), range(3), SEEDS, 2**32)
+        assert given[0][-1] == 64
 
 
 class TestFind:

@@ -55,6 +55,31 @@ def digests(monkeypatch):
     return hashed
 
 
+@pytest.mark.parametrize("verb", ["seal", "verify"])
+def test_checksums_have_the_threads_that_the_store_was_given(
+    tmp_path, monkeypatch, verb
+):
+    """Of a save and of a load; until the store is told it is the one that asks."""
+    given, whole = [], _leases.digests_of
+
+    def digests_of(*arguments):
+        given.append(arguments[-1])
+        return whole(*arguments)
+
+    monkeypatch.setattr(_leases, "digests_of", digests_of)
+    with open_slab(tmp_path / "s") as store:
+        for most in (1, 5):
+            store.clear(b"")
+            if most > 1:
+                store.hash_on(most)
+            save(store, KEYS)
+            if verb == "verify":
+                given.clear()
+                load(store, KEYS)
+            assert {most} == set(given)
+            given.clear()
+
+
 def damage(store, key):
     """Overwrite a stored block behind the store's back."""
     RawSlab(store._slab.root).put(key, WRONG)

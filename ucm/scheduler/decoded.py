@@ -37,7 +37,7 @@ class SaveLimits:
     prompts: bool = True
     shortest: int = 0
     tickets: int = 1024
-    nbytes: int = 1 << 30
+    nbytes: int = 2 << 30
     seconds: float = 30.0
     company: int = 0
     company_seconds: float = 0.0

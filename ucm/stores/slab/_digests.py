@@ -24,6 +24,9 @@ _ENTRIES: Final = ("XXH3_64bits_withSeed_dispatch", "XXH3_64bits_withSeed")
 """Of the library that Python's xxhash is; the first one picks the CPU's widest way."""
 
 
+_MOST_THREADS: Final = 64
+
+
 class ManyDigests:
     """
     Hashes many blocks by one call.
@@ -64,7 +67,8 @@ class ManyDigests:
         self._many(
             self._digest,
             *(_address(pool), pool.strides[0], slots.block_bytes, count),
-            *(_address(places), _address(seeds_of), _address(found), most_threads),
+            *(_address(places), _address(seeds_of), _address(found)),
+            min(most_threads, _MOST_THREADS),
         )
         digests: list[int] = found.tolist()
         return digests
