@@ -288,9 +288,7 @@ class ThreadConfig:
         "CPUs of copy threads: `off`, `numa` (near the device) or a list as `8-15,24`.",
     )
     verify: int = field(
-        0,
-        "Threads that compute checksums of a device's blocks; 0: half of the CPUs, to 8.",
-        least=0,
+        0, "Threads that compute checksums of a device's blocks; 0: by CPUs.", least=0
     )
 
     def __attrs_post_init__(self) -> None:
