@@ -4,8 +4,8 @@ Pack wheels into one small archive, for a machine with a GPU and no package inde
 
 Compiled libraries bring code for many GPUs. What is not for the one that is named is zeroed
 where it lies, so that nothing else moves, and packs to nothing: 500 MB of vLLM and what it
-imports become 50. An archive also tells of ucm's own stores and devices,
-which are found by what is installed. ``benchmarks/gpu_all.sh`` unpacks it from ``.whl/``.
+imports become 50. An archive also tells of ucm's own stores and devices, which are found by
+what is installed. ``benchmarks/gpu_all.sh`` unpacks it from ``.whl/``.
 
 Run ``python -m benchmarks.gpu_carry WHEELS .whl/site.tar.xz``; see docs/gpu.md.
 """

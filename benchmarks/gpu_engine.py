@@ -4,8 +4,7 @@ The real engine on an NVIDIA GPU: what a first token takes, and a step full of d
 
 *First token*: one prompt at a time, on an engine with nothing else to do, in processes of its
 own as a server's; computed, from the engine's own cache, and from the store with that cache
-emptied. *Decoding*: see
-``benchmarks.decode``; bfloat16 rounds by the shape of a batch, so that sides need not
+emptied. *Decoding*: see ``benchmarks.decode``; bfloat16 rounds by the shape of a batch, so that sides need not
 give the same tokens here. Exactness is what ``tests/e2e`` are for, which run on a GPU as
 well. Beside ours stands vLLM's own OffloadingConnector. ``BLNHC`` is a layout of the
 KV cache in which all layers of a block lie side by side; the engine's own is ``LBNHC``.

@@ -29,6 +29,7 @@ __all__ = [
     "drain",
     "generate",
     "in_process_engine",
+    "leave_the_heap_alone",
     "process_group",
     "reset_prefix_cache",
     "run_function",
@@ -129,7 +130,7 @@ def in_process_engine(
         arguments["kv_transfer_config"] = KVTransferConfig(**kv_transfer_config)
     llm = None
     freezing = gc.freeze, gc.unfreeze
-    gc.freeze = gc.unfreeze = _leave_the_heap_alone
+    gc.freeze = gc.unfreeze = leave_the_heap_alone
     try:
         llm = LLM(**(arguments | overrides))
         yield llm
@@ -168,7 +169,7 @@ def _call(function: Callable[[], object]) -> object:
     return function()
 
 
-def _leave_the_heap_alone() -> None:
+def leave_the_heap_alone() -> None:
     """Stand in for what an engine does to the collector when it starts and ends."""
 
 

@@ -12,6 +12,7 @@ gc.disable()  # nearly all that is made here stays
 import tests.conftest
 import tests.engine_imports  # noqa: F401 - its import is what counts
 from tests.e2e import spinning
+from tests.e2e.engine import leave_the_heap_alone
 from tests.e2e.forked import stand_in_for_spawn
 
 _LATE = (
@@ -61,14 +62,8 @@ with warnings.catch_warnings():
 stand_in_for_spawn()
 if "PYTEST_VERSION" in os.environ:  # and not where something is measured
     spinning.leave_the_cpu()
-
-
-def _leave_the_heap_alone() -> None:
-    """Stand in for what an engine does to the collector when it ends."""
-
-
 # An engine runs the collector a dozen times. To look at a million objects of modules takes
 # half a second each, as that copies the memory that a fork shares.
 gc.freeze()
-gc.unfreeze = _leave_the_heap_alone
+gc.unfreeze = leave_the_heap_alone
 gc.enable()

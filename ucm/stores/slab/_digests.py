@@ -22,9 +22,8 @@ __all__ = ["ManyDigests", "digests_of", "find_many"]
 
 _ENTRIES: Final = ("XXH3_64bits_withSeed_dispatch", "XXH3_64bits_withSeed")
 """Of the library that Python's xxhash is; the first one picks the CPU's widest way."""
-
-
 _MOST_THREADS: Final = 64
+"""Whatever is set: ``native.c`` begins no more helpers, and its number has 32 bits."""
 
 
 class ManyDigests:
