@@ -13,14 +13,16 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef uint64_t digest_function(const void *, size_t, uint64_t);
+typedef int query_function(void *);
 typedef int batch_function(uint64_t *, uint64_t *, uint64_t *, size_t, void *, void *,
                            size_t, void *, void *);
 
 // Raise it with each change of the functions below: native.py takes no other.
-int ucm_version(void) { return 3; }
+int ucm_version(void) { return 4; }
 
 // Slots to be digested, by whoever takes the next one.
 struct slots {
@@ -104,6 +106,32 @@ void ucm_digests(digest_function *digest, const uint8_t *pool, size_t slot_bytes
     pthread_attr_destroy(&kind);
 }
 
+// Tell the copies between pages and slots: of each block its parts, neighbours merged where
+// both sides continue. Returns how many there are.
+size_t ucm_pages(const int64_t *starts, const int64_t *strides, const int64_t *sizes,
+                 const int64_t *offsets, size_t num_parts, const int64_t *blocks,
+                 const int64_t *slots, size_t num_blocks, int64_t pool, int64_t slot_stride,
+                 int64_t *pages, int64_t *places, int64_t *nbytes) {
+    size_t count = 0;
+    for (size_t at = 0; at < num_blocks; at++) {
+        int64_t slot = pool + slots[at] * slot_stride;
+        for (size_t part = 0; part < num_parts; part++) {
+            int64_t page = starts[part] + blocks[at] * strides[part];
+            int64_t place = slot + offsets[part];
+            size_t last = count - 1;
+            if (count && page == pages[last] + nbytes[last] &&
+                place == places[last] + nbytes[last]) {
+                nbytes[last] += sizes[part];
+                continue;
+            }
+            pages[count] = page;
+            places[count] = place;
+            nbytes[count++] = sizes[part];
+        }
+    }
+    return count;
+}
+
 // Call cuMemcpyBatchAsync for `most` copies at a time; return its first error, with `begun`
 // the copy that this call began with. A driver of CUDA 13 has one argument less behind the
 // lists than one before; it is given nothing for the last, and does not look.
@@ -117,6 +145,20 @@ int ucm_copies(batch_function *batch, uint64_t *targets, uint64_t *sources,
         if (code) return code;
     }
     return 0;
+}
+
+// Ask for each of some events whether it is still `pending`, until one is not, `news` is no
+// longer what was `seen`, or the pauses are `limit_ns` together. They double up to the longest.
+void ucm_await_events(query_function *query, void *const *events, size_t count,
+                      int pending, const atomic_int *news, int seen, int64_t pause_ns,
+                      int64_t longest_ns, int64_t limit_ns) {
+    for (int64_t spent = 0; spent < limit_ns && atomic_load(news) == seen;) {
+        for (size_t at = 0; at < count; at++)
+            if (query(events[at]) != pending) return;
+        nanosleep(&(struct timespec){.tv_nsec = pause_ns}, NULL);
+        spent += pause_ns;
+        pause_ns = 2 * pause_ns < longest_ns ? 2 * pause_ns : longest_ns;
+    }
 }
 
 // Whether whoever asked has gone, and how many threads use its memory just now.

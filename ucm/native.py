@@ -19,8 +19,9 @@ from typing import Any
 
 __all__ = ["LIBRARY", "Native", "find_native"]
 
-_VERSION = 3
+_VERSION = 4
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+_TIME = ctypes.c_int64
 
 
 class Native:
@@ -46,11 +47,26 @@ class Native:
             *(_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE),
             *(_ADDRESS, _ADDRESS, _ADDRESS, _NUMBER),
         )
+        # It takes microseconds: to get the interpreter lock back would take longer.
+        brief = ctypes.PyDLL(str(path))
+        self.pages: Callable[..., int] = brief.ucm_pages
+        brief.ucm_pages.restype = _SIZE
+        brief.ucm_pages.argtypes = (
+            *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE),
+            *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _TIME),
+            *(_ADDRESS, _ADDRESS, _ADDRESS),
+        )
         self.copies: Callable[..., int] = library.ucm_copies
         library.ucm_copies.restype = _NUMBER
         library.ucm_copies.argtypes = (
             *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _SIZE),
             *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
+        )
+        self.await_events: Callable[..., Any] = library.ucm_await_events
+        library.ucm_await_events.restype = None
+        library.ucm_await_events.argtypes = (
+            *(_ADDRESS, _ADDRESS, _SIZE, _NUMBER, _ADDRESS, _NUMBER),
+            *(_TIME, _TIME, _TIME),
         )
         self.leave: Callable[..., Any] = library.ucm_leave
         library.ucm_leave.restype = None

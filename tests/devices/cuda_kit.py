@@ -52,6 +52,8 @@ class FakeCuda:
         self.refuse = 0
         self.patience = 0
         self.failing_copy = 2**64 - 1
+        self.looks: list[tuple[int, int]] = []
+        self.answers: dict[int, list[int]] = {}
         lists = (PTR, PTR, PTR, SIZE, PTR, PTR, SIZE)
         self._kept = {
             13000: self._c(self._batch, *lists, PTR),
@@ -67,6 +69,7 @@ class FakeCuda:
         self.cuDevicePrimaryCtxRetain = self._c(self._retain, PTR, INT)
         self.cuCtxSetCurrent = self._c(self._set_current, PTR)
         self.cuThreadExchangeStreamCaptureMode = self._c(self._exchange, PTR)
+        self.cuEventQuery = self._c(self._query, PTR)
         self.cuMemHostRegister_v2 = self._c(self._register, PTR, SIZE, ctypes.c_uint)
         self.cuMemHostUnregister = self._c(self._unregister, PTR)
         for name in ("cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"):
@@ -151,6 +154,12 @@ class FakeCuda:
         put(mode, before, INT)
         self.modes.append(self.mode)
         return 0
+
+    def _query(self, event):
+        """Give an event's next answer; the last one stays."""
+        self.looks.append((event, self.mode))
+        answers = self.answers[event]
+        return answers.pop(0) if len(answers) > 1 else answers[0]
 
     def _register(self, address, nbytes, flags):
         if address in self.registered:

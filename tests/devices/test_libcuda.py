@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What reaches libcuda: addresses, sizes, attributes, ranges; and what its errors become."""
 
+import ctypes
 import mmap
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from tests.devices.cuda_kit import (
     INVALID_VALUE,
     NAMELESS,
+    PTR,
     RELAXED,
     STREAM,
     Copies,
@@ -19,7 +21,7 @@ from tests.devices.cuda_kit import (
 from tests.native_kit import build
 from ucm import native
 from ucm.devices._libcuda import CudaLibrary
-from ucm.devices.driver import Direction
+from ucm.devices.driver import Direction, News
 from ucm.plan import CopyBatch
 
 
@@ -232,3 +234,53 @@ class TestDevice:
     def test_bus_id_is_told_as_the_kernel_writes_it(self) -> None:
         """The kernel's folders are in lower case."""
         assert "0000:3b:00.0" == CudaLibrary(FakeCuda()).bus_id(1)
+
+
+class TestWaits:
+    """Events are asked by native code, again and again, where there is any."""
+
+    PENDING, GONE = 600, 4711
+
+    def wait(self, fake, events, number=None):
+        """Wait as the poller does; return whether there is such a wait."""
+        number = number or ctypes.c_int(3)
+        return CudaLibrary(fake).await_any(events, News(number, 3))
+
+    @pytest.mark.parametrize("last", [0, GONE])
+    def test_wait_ends_with_the_first_event_that_is_over(self, last: int) -> None:
+        """Events that are pending are asked again, all of them, apart from any graph, until
+        one has passed or failed; which of both is for ``is_done`` to say."""
+        fake = FakeCuda()
+        fake.answers = {7: [self.PENDING], 8: [self.PENDING] * 3 + [last]}
+        if not self.wait(fake, [7, 8]):
+            assert native.LIBRARY is None
+            assert [] == fake.looks
+            return
+        assert [(7, RELAXED), (8, RELAXED)] * 4 == fake.looks
+        assert 0 == fake.mode
+
+    def test_wait_ends_with_news(self) -> None:
+        """Whoever has another event to be asked for changes a number: the wait is over,
+        with no event passed."""
+        fake, number = FakeCuda(), ctypes.c_int(3)
+        fake.answers = {7: [self.PENDING]}
+
+        def change(event: int) -> int:
+            number.value = len(fake.looks)
+            fake.looks.append((event, 0))
+            return self.PENDING
+
+        fake.cuEventQuery = fake._c(change, PTR)
+        number.value = 0
+        assert (native.LIBRARY is not None) == CudaLibrary(fake).await_any(
+            [7], News(number, 0)
+        )
+        if native.LIBRARY is not None:
+            assert 2 == len(fake.looks)
+
+    def test_wait_ends_by_itself(self) -> None:
+        """An event that never passes holds nobody for long: others look at deadlines."""
+        fake = FakeCuda()
+        fake.answers = {7: [self.PENDING]}
+        self.wait(fake, [7])
+        assert 0 == fake.mode

@@ -343,3 +343,53 @@ class TestFailure:
         watch = Watch()
         watch.run(body)
         assert [] == watch.failures
+
+
+class WaitingDriver(SimulatedDriver):
+    """A runtime that waits by itself until an event has passed."""
+
+    def await_any(self, events, news):
+        """Wait in virtual time, without asking as ``is_done`` does."""
+        while news.number.value == news.seen:
+            self.sleep(0.001)
+            if any(event.native in self.passed for event in events):
+                break
+        return True
+
+
+class TestWaits:
+    def waiting(self, body):
+        """Run a body beside a poller whose runtime waits by itself."""
+        watch = Watch(driver=WaitingDriver)
+        watch.driver.sleep, watch.driver.passed = watch.sleep, set()
+        watch.run(body)
+
+    def test_runtime_that_waits_is_not_asked_meanwhile(self):
+        """At full load there is an event at all times: to ask for it again and again takes
+        the interpreter lock from the engine each time."""
+
+        def body(watch):
+            ((event, fence),) = watch.watch(0)
+            assert 1 == watch.counted(0.5)
+            watch.hardware.drain()
+            watch.driver.passed.add(event.native)
+            assert fence.wait(TIMEOUT)
+            assert 2 == event.uses["query"]
+
+        self.waiting(body)
+
+    def test_event_of_another_stream_is_asked_for_at_once(self):
+        """A copy's event is not behind the forward pass that is waited for."""
+
+        def body(watch):
+            watch.driver.wait(watch.streams[0], watch.book.record(watch.streams[2]))
+            ((_, held),) = watch.watch(0)
+            watch.sleep()
+            ((_, passed),) = watch.watch(1)
+            watch.streams[1].ops[0].is_done = True
+            assert passed.wait(TIMEOUT)
+            assert not held.is_done()
+            watch.streams[1].ops.clear()
+            watch.hardware.drain()
+
+        self.waiting(body)

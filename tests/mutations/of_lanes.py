@@ -172,8 +172,8 @@ LANES = (
         name="given_up_run_handed_back",
         why="A run that was given up comes back and ends another item of its lane.",
         file=_RUNNER,
-        find="            if not item.is_given_up:\n",
-        replace="            if True:\n",
+        find="            if item.is_given_up:\n",
+        replace="            if False:\n",
         killers=(f"{_RUNS}::test_run_that_was_given_up_is_not_heard_of",),
     ),
     Mutant(

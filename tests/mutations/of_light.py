@@ -10,6 +10,12 @@ _STORE = "ucm/stores/slab/_store.py"
 _SHARING = "tests/stores/test_slab.py::TestSharing"
 _FEW = "tests/stores/test_slab_look_up.py::TestFewKeys"
 _DEADLINES = "ucm/pipeline/deadlines.py"
+_POLLER = "ucm/devices/poller.py"
+_RUNNER = "ucm/pipeline/runner.py"
+_POLLS = "tests/devices/test_poller.py::TestWaits"
+_CUDA = "tests/devices/test_libcuda.py::TestWaits"
+_FENCES = "tests/pipeline/test_runner.py::TestFences"
+_PAGES = "tests/devices/test_pages.py"
 _WORKERS = "tests/pipeline/test_workers.py"
 _TURNS_OF_JOBS = (
     "test_interpreter_lock_is_given_up_between_small_jobs_that_come_at_once"
@@ -239,5 +245,62 @@ LIGHT = (
         find="self._threads.slowly if gives_way else iter",
         replace="self._threads.slowly",
         killers=(f"{_TURNS[:-6]}[False]",),
+    ),
+    # Hops: what the interpreter lock is taken for.
+    Mutant(
+        name="event_asked_from_python_all_the_time",
+        why="At full load our threads take the interpreter lock a thousand times a second.",
+        file=_POLLER,
+        find="            if not passed and self._driver.await_any(",
+        replace="            if passed is None and self._driver.await_any(",
+        killers=(f"{_POLLS}::test_runtime_that_waits_is_not_asked_meanwhile",),
+    ),
+    Mutant(
+        name="event_behind_that_of_another_stream",
+        why="A copy of a millisecond is seen to end with the forward pass beside it.",
+        file=_POLLER,
+        find="                if len(queue) == 1:\n                    self._tell()\n",
+        replace="",
+        killers=(f"{_POLLS}::test_event_of_another_stream_is_asked_for_at_once",),
+    ),
+    Mutant(
+        name="native_wait_deaf_to_news",
+        why="As above, in the wait of native code.",
+        file="ucm/native.c",
+        find="spent < limit_ns && atomic_load(news) == seen;",
+        replace="spent < limit_ns && (news || seen);",
+        killers=(f"{_CUDA}::test_wait_ends_with_news",),
+    ),
+    Mutant(
+        name="loop_woken_amid_a_copy",
+        why="The loop takes the interpreter lock once more for each span, to no end.",
+        file=_RUNNER,
+        find="        if copy_wait is None or copy is None or",
+        replace="        if True or copy_wait is None or copy is None or",
+        killers=(f"{_FENCES}::test_loop_sleeps_while_a_copy_is_under_way",),
+    ),
+    Mutant(
+        name="loop_not_woken_by_who_cannot",
+        why="A save behind a fence that calls nobody waits for the next sweep, for 50 ms.",
+        file=_RUNNER,
+        find="        if not copy.call_when_over(self._ring):\n            self._ring()\n",
+        replace="        copy.call_when_over(self._ring)\n",
+        killers=(f"{_FENCES}::test_loop_is_woken_where_no_copy_will_wake_it",),
+    ),
+    Mutant(
+        name="failed_fence_waited_for",
+        why="A ticket behind a device that has failed is open until its deadline.",
+        file=_RUNNER,
+        find="                self._begin_wait(item)  # the fence failed: it says why\n",
+        replace="                pass\n",
+        killers=(f"{_FENCES}::test_fence_that_fails_ends_its_ticket",),
+    ),
+    Mutant(
+        name="pages_merged_that_part_in_the_pool",
+        why="A save takes the bytes behind a block for those of the next one.",
+        file="ucm/native.c",
+        find="            if (count && page == pages[last] + nbytes[last] &&\n",
+        replace="            if (count &&\n",
+        killers=(f"{_PAGES}::test_neighbours_on_both_sides_are_one_copy",),
     ),
 )

@@ -46,8 +46,8 @@ TRANSPORT = (
         name="released_before_the_fence",
         why="The call has returned, the device still reads, the engine overwrites.",
         file=_SAVE,
-        find="        await fence_passed(fence)\n        copy_over(",
-        replace="        given.ticket.guard.end()\n        copy_over(",
+        find='behind the copy."""\n',
+        replace='behind the copy."""\n        given.ticket.guard.end()\n',
         killers=(
             f"{_ASYNC}::TestClose::test_close_under_a_copy_leaves_store_and_device_open",
         ),

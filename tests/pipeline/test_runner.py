@@ -7,11 +7,12 @@ import contextlib
 import anyio
 import pytest
 
-from tests.pipeline.kit import TIMEOUT, make_ticket
+from tests.pipeline.kit import TIMEOUT, HandFence, make_ticket
 from ucm.devices.events import DoneFence
+from ucm.errors import DeviceError
 from ucm.pipeline.items import Item
 from ucm.pipeline.runner import Runner
-from ucm.pipeline.stage import Chain, CopyStage, LoopStage
+from ucm.pipeline.stage import Chain, CopyStage, FenceStage, LoopStage
 from ucm.pipeline.tickets import Direction
 
 pytestmark = pytest.mark.asyncio
@@ -45,13 +46,40 @@ class Passing(LoopStage):
         raise AssertionError("it was waited for")
 
 
+class Fenced(FenceStage):
+    """Waits for the item's fence."""
+
+    name = "fenced"
+    awaits_copy = True
+
+    def awaited(self, given):
+        """Return the fence."""
+        return given.fence
+
+    def passed(self, given):
+        """Let it pass."""
+        return given
+
+
+class Mute(HandFence):
+    """A fence that calls nobody."""
+
+    def call_when_over(self, callback):
+        """Refuse."""
+        return False
+
+
 class Copied(CopyStage):
     """Runs on a copy thread."""
 
     name = "copied"
 
+    def __init__(self, copy=None):
+        self.copy = copy
+
     def run(self, given):
-        """Do nothing."""
+        """Have a copy under way, if there is one."""
+        given.copy = self.copy
         return given
 
 
@@ -84,10 +112,11 @@ class Rig:
         """Take an item back, as its lane."""
         self.handed.append(item)
 
-    def start(self, stage):
-        """Start a run of one stage; return it."""
-        item = Item(make_ticket(), (), DoneFence())
-        (item.segment,) = Chain.start(stage).segments()
+    def start(self, stage, fence=None, then=None):
+        """Start a run of one stage, perhaps in front of another; return it."""
+        item = Item(make_ticket(), (), fence or DoneFence())
+        chain = Chain.start(stage)
+        item.segment = (chain.then(then) if then else chain).segments()[0]
         item.lane = self
         self.at_once = self.runner.start(item)
         return item
@@ -175,3 +204,87 @@ class TestRunner:
             after = len(anyio.get_running_tasks())
             stage.gate.set()
         assert before == after
+
+
+class TestFences:
+    async def test_wait_for_a_fence_is_no_task_and_ends_on_the_loop(self):
+        """The fence's own thread wakes the loop, which lets the item go on: one hop, and
+        nothing that is made for the wait."""
+        async with rigged() as rig:
+            before, fence = len(anyio.get_running_tasks()), HandFence()
+            run = rig.start(Fenced(), fence)
+            assert not rig.at_once
+            assert before == len(anyio.get_running_tasks())
+            fence.open()
+            assert [True] == rig.woken
+            assert not run.is_over  # that is the loop's to say
+            rig.runner.hand_back()
+            assert [run] == rig.handed
+            assert run.is_over
+
+    @pytest.mark.parametrize("kind", [HandFence, Mute])
+    async def test_fence_that_fails_ends_its_ticket(self, kind):
+        """Nobody waits for ever for what never passes, whether or not it calls."""
+        async with rigged() as rig:
+            fence = kind()
+            run = rig.start(Fenced(), fence)
+            fence.fail(DeviceError("gone"))
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+                rig.runner.hand_back()
+            assert [run] == rig.handed
+            assert run.has_failed
+            assert "gone" in run.ticket.outcome.error
+
+    async def test_fence_that_calls_nobody_is_looked_at(self):
+        """A fence of another's making may not call back: its item goes on even so."""
+        async with rigged() as rig:
+            fence = Mute()
+            run = rig.start(Fenced(), fence)
+            fence.open()
+            while not rig.woken:
+                await anyio.lowlevel.checkpoint()
+            rig.runner.hand_back()
+            assert [run] == rig.handed
+
+    async def test_fence_of_a_run_that_was_given_up_is_not_heard_of(self):
+        """An event that passes after all lets nothing go on that has left its lane."""
+        async with rigged() as rig:
+            fence = HandFence()
+            rig.start(Fenced(), fence).give_up()
+            fence.open()
+            rig.runner.hand_back()
+            assert [] == rig.handed
+
+    async def test_loop_sleeps_while_a_copy_is_under_way(self):
+        """What comes next waits for the copy: the loop is woken by its end, once, and not
+        by the return of the call that has begun it."""
+        async with rigged() as rig:
+            copy = HandFence()
+            run = rig.start(Copied(copy), then=Fenced())
+            rig.thread.work()
+            assert [] == rig.woken
+            copy.open()
+            assert [True] == rig.woken
+            rig.runner.hand_back()
+            assert [run] == rig.handed
+
+    async def test_loop_that_is_awake_goes_on_with_a_copy_under_way(self):
+        """A wake-up for something else takes the item along: its wait is the next stage's."""
+        async with rigged() as rig:
+            copy = HandFence()
+            run = rig.start(Copied(copy), then=Fenced())
+            rig.thread.work()
+            rig.runner.hand_back()
+            assert [run] == rig.handed
+            copy.open()
+            rig.runner.hand_back()
+            assert [run] == rig.handed
+
+    @pytest.mark.parametrize("copy", [None, Mute(), DoneFence()])
+    async def test_loop_is_woken_where_no_copy_will_wake_it(self, copy):
+        """No copy, one that calls nobody, one that is over: the loop hears at once."""
+        async with rigged() as rig:
+            rig.start(Copied(copy), then=Fenced())
+            rig.thread.work()
+            assert [True] == rig.woken

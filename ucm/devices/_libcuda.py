@@ -18,14 +18,14 @@ of our own, which are in no graph; ``apart_from_graphs`` says so.
 
 import ctypes
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ucm import native
-from ucm.devices.driver import Direction
+from ucm.devices.driver import Direction, News
 from ucm.plan import CopyBatch
 
 __all__ = ["CudaLibrary"]
@@ -36,6 +36,9 @@ Copies of one call. More of them are slower: 16 KB pages to an H100 by calls of 
 2048 moved at 25, 21 and 16 GB/s, all of 16 MB in one at 15, and large pages alike
 (``docs/gpu.md``). Drivers of 2026 crashed on batches of 50 000.
 """
+_FIRST_PAUSE_NS, _LONGEST_PAUSE_NS, _LIMIT_NS = 20_000, 200_000, 50_000_000
+"""Between two looks at events, and of all of them together."""
+_NOT_READY = 600
 _PORTABLE = 1
 _RELAXED = 2
 _READ_IN_STREAM_ORDER = 1
@@ -73,6 +76,7 @@ class CudaLibrary:
         self._retain = self._entry("cuDevicePrimaryCtxRetain", _POINTER, _NUMBER)
         self._set_context = self._entry("cuCtxSetCurrent", _POINTER)
         self._exchange_mode = self._brief("cuThreadExchangeStreamCaptureMode", _POINTER)
+        self._query = ctypes.cast(library.cuEventQuery, _POINTER)
         self._register = self._entry("cuMemHostRegister_v2", _POINTER, _SIZE, _NUMBER)
         self._unregister = self._entry("cuMemHostUnregister", _POINTER)
         copy = (_POINTER, _POINTER, _SIZE, _POINTER)
@@ -126,6 +130,25 @@ class CudaLibrary:
             yield
         finally:
             self._check(name, self._exchange_mode(ctypes.byref(mode)))
+
+    def await_any(self, events: Sequence[int], news: News) -> bool:
+        """Look at events again and again; see ``Driver.await_any``."""
+        if native.LIBRARY is None:
+            return False
+        handles = (_POINTER * len(events))(*events)
+        number = ctypes.byref(news.number)
+        pauses = (_FIRST_PAUSE_NS, _LONGEST_PAUSE_NS, _LIMIT_NS)
+        with self.apart_from_graphs():
+            native.LIBRARY.await_events(
+                self._query,
+                handles,
+                len(events),
+                _NOT_READY,
+                number,
+                news.seen,
+                *pauses,
+            )
+        return True
 
     def copy_batch(self, batch: CopyBatch, direction: Direction, stream: int) -> None:
         """

@@ -7,6 +7,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ucm import native
 from ucm.devices._paged import Int64s, PagedBlocks, PagedCopy, Part
 from ucm.devices.abc import Fence
 from ucm.devices.driver import Direction
@@ -49,28 +50,56 @@ class Pages:
     def of(cls, parts: Sequence[Part]) -> "Pages":
         """Return the pages of a group's parts."""
         fields = [(p.row_id, p.address, p.stride, p.nbytes, p.offset) for p in parts]
-        rows, starts, strides, nbytes, offsets = np.array(fields, np.int64).T
+        columns = np.ascontiguousarray(np.array(fields, np.int64).T)
+        rows, starts, strides, nbytes, offsets = columns
         zeros = np.zeros(nbytes.max(), np.uint8)
         return cls(rows, starts, strides, nbytes, offsets, zeros)
 
     def batch(self, copy: "PagedCopy[Pages]", direction: Direction) -> CopyBatch:
         """Return the copies of a span, neighbours merged but for a few."""
-        step = max(1, _LOCKED_ITEMS // len(self.rows))
-        parts = [
-            self._batch(part_of(copy, at, at + step), direction)
-            for at in range(0, len(copy.blocks), step)
-        ]
-        return parts[0] if len(parts) == 1 else CopyBatch.joined(parts)
+        if native.LIBRARY is not None:
+            saved = self._saved(native.LIBRARY.pages, copy)
+        else:
+            step = max(1, _LOCKED_ITEMS // len(self.rows))
+            parts = [
+                self._saved_by_numpy(part_of(copy, at, at + step))
+                for at in range(0, len(copy.blocks), step)
+            ]
+            saved = parts[0] if len(parts) == 1 else CopyBatch.joined(parts)
+        if direction is Direction.TO_HOST:
+            return saved
+        return CopyBatch(saved.targets, saved.sources, saved.nbytes)
 
-    def _batch(self, copy: "PagedCopy[Pages]", direction: Direction) -> CopyBatch:
+    def _saved(self, tell: Callable[..., int], copy: "PagedCopy[Pages]") -> CopyBatch:
+        """Return the copies to slots, neighbours merged."""
+        slots = copy.slots
+        parts = [self.starts, self.strides, self.nbytes, self.offsets]
+        if not copy.is_whole:
+            chosen = np.isin(self.rows, copy.row_ids)
+            parts = [each[chosen] for each in parts]
+        spans = [
+            np.ascontiguousarray(each, np.int64) for each in (copy.blocks, slots.slots)
+        ]
+        told = np.empty((3, len(copy.blocks) * len(parts[0])), np.int64)
+        count = tell(
+            *(each.ctypes.data for each in parts),
+            len(parts[0]),
+            *(each.ctypes.data for each in spans),
+            len(copy.blocks),
+            slots.pool.ctypes.data,
+            slots.pool.strides[0],
+            *(each.ctypes.data for each in told),
+        )
+        return CopyBatch(*told[:, :count])
+
+    def _saved_by_numpy(self, copy: "PagedCopy[Pages]") -> CopyBatch:
+        """Do as ``_saved`` does."""
         slots = copy.slots
         chosen, pages = self._addresses(copy)
         first = slots.pool.ctypes.data + slots.slots * slots.pool.strides[0]
         places = first[:, None] + self.offsets[chosen]
         nbytes = np.broadcast_to(self.nbytes[chosen], pages.shape).ravel()
-        if direction is Direction.TO_HOST:
-            return CopyBatch.coalesce(pages.ravel(), places.ravel(), nbytes)
-        return CopyBatch.coalesce(places.ravel(), pages.ravel(), nbytes)
+        return CopyBatch.coalesce(pages.ravel(), places.ravel(), nbytes)
 
     def zeroing(self, span: "PagedBlocks[Pages]") -> CopyBatch:
         """Return the copies of zeros onto each page."""

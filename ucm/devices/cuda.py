@@ -6,6 +6,7 @@ Importing this module touches no device; only ``CudaDriver`` does.
 """
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from ucm.devices._libcuda import CudaLibrary
 from ucm.devices.accelerator import AcceleratorDevice
-from ucm.devices.driver import Direction, Driver, Event, Stream
+from ucm.devices.driver import Direction, Driver, Event, News, Stream
 from ucm.errors import ConfigError
 from ucm.plan import CopyBatch
 
@@ -92,6 +93,10 @@ class CudaDriver(Driver):
         """Return whether *event* has passed."""
         with self._library.apart_from_graphs():
             return bool(event.query())
+
+    def await_any(self, events: Sequence[Event], news: News) -> bool:
+        """Wait in native code where there is any."""
+        return self._library.await_any([each.cuda_event for each in events], news)
 
     def synchronize(self) -> None:
         """Block the thread until all work submitted to the device is done."""

@@ -8,27 +8,35 @@ failure means is decided once, above it.
 
 Threading: every thread calls ``bind_thread`` before anything else. Events and streams are
 used by one thread at a time, which the caller sees to; ``is_done`` is called on the
-poller's thread only, for events that nobody records meanwhile.
+poller's thread only, for events that nobody records meanwhile; so is ``await_any``.
 
 Errors: ``RuntimeError`` from any verb but ``make_event`` and ``record`` means that the
 device has failed. Such an error stays (CUDA calls it sticky), and nothing may be assumed
 about copies under way. Events may merely be scarce.
 """
 
+import ctypes
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ucm.devices._regions import Storage
 from ucm.plan import CopyBatch
 
-__all__ = ["Direction", "Driver", "Event", "Stream"]
+__all__ = ["Direction", "Driver", "Event", "News", "Stream"]
 
 Stream = Any
 """A stream of the runtime; torch's own object where torch has one."""
 Event = Any
 """An event of the runtime; torch's own object where torch has one."""
+
+
+class News(NamedTuple):
+    """A number that changes, and what it was when the caller has looked."""
+
+    number: ctypes.c_int
+    seen: int
 
 
 class Direction(enum.Enum):
@@ -102,6 +110,19 @@ class Driver(ABC):
         True for an event that was never recorded, as torch says: callers know better
         than to ask.
         """
+
+    def await_any(self, events: Sequence[Event], news: News) -> bool:
+        """
+        Block until one of *events* may have passed, without the interpreter lock.
+
+        Args:
+            events: Ours, as for ``is_done``.
+            news: Changed by whoever wants the call to end; it ends by itself before long.
+
+        Returns:
+            False, at once, where there is no such wait.
+        """
+        return False
 
     @abstractmethod
     def synchronize(self) -> None:

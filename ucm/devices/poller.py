@@ -4,8 +4,11 @@ The one thread of a device that asks whether events have passed.
 
 Events on one stream pass in order, so only the oldest of each stream is asked for.
 Everybody else looks at a flag, waits for a condition or is called back: no other thread
-calls the driver for that, and none spins. Between two looks the thread pauses, 50 us at
-first and up to a millisecond while nothing passes; without events it sleeps.
+calls the driver for that, and none spins. Where the driver can it waits without the
+interpreter lock (``await_any``): at full load there is an event to be waited for at all
+times, and each look from Python takes the lock from the engine's thread. Elsewhere the
+thread pauses between two looks, 50 us at first and up to a millisecond while nothing passes.
+Without events it sleeps.
 
 When the driver raises, or the thread ends for any other reason, all fences fail: nobody
 can tell any more when they pass.
@@ -14,12 +17,13 @@ Threading: ``watch`` and the fences may be used from any thread; events are recy
 call-backs called on the poller's.
 """
 
+import ctypes
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ucm.devices.abc import Fence
-from ucm.devices.driver import Driver, Event, Stream
+from ucm.devices.driver import Driver, Event, News, Stream
 from ucm.devices.events import anew
 from ucm.errors import DeviceError, DeviceFailedError
 from ucm.threads import SYSTEM, Condition, Threads
@@ -106,6 +110,8 @@ class EventPoller:
         self._changed = threads.condition()
         self._streams: dict[Stream, deque[_Watched]] = {}
         self._error: DeviceError | None = None
+        self._news = ctypes.c_int()
+        """Changes when there is another event to be asked for."""
         self._thread = threads.thread(self._main, name)
 
     def start(self) -> None:
@@ -121,8 +127,10 @@ class EventPoller:
         fence = EventFence(self._changed)
         with self._changed:
             if self._error is None:
-                self._streams.setdefault(stream, deque()).append(_Watched(event, fence))
-                self._changed.notify_all()
+                queue = self._streams.setdefault(stream, deque())
+                queue.append(_Watched(event, fence))
+                if len(queue) == 1:
+                    self._tell()
             else:
                 fence.end(self._error)
         return fence
@@ -141,7 +149,7 @@ class EventPoller:
             watched = [each for queue in self._streams.values() for each in queue]
             self._streams.clear()
             callbacks = [call for each in watched for call in each.fence.end(error)]
-            self._changed.notify_all()
+            self._tell()
         for call in callbacks:
             call()
 
@@ -175,7 +183,10 @@ class EventPoller:
                 heads = [
                     (stream, queue[0].event) for stream, queue in self._streams.items()
                 ]
+                news = News(self._news, self._news.value)
             passed = [stream for stream, event in heads if self._driver.is_done(event)]
+            if not passed and self._driver.await_any([each for _, each in heads], news):
+                continue
             heads.clear()  # or an event would outlive its recycling
             if passed:
                 self._pass(passed)
@@ -184,6 +195,11 @@ class EventPoller:
             with self._changed:
                 self._changed.wait_for(lambda: self._error is not None, pause)
             pause = min(pause * 2, _LAST_PAUSE_S)
+
+    def _tell(self) -> None:
+        """Have the thread look anew, with the condition held."""
+        self._news.value = (self._news.value + 1) & 0x7FFFFFFF
+        self._changed.notify_all()
 
     def _has_work(self) -> bool:
         return bool(self._streams) or self._error is not None

@@ -51,6 +51,7 @@ class Item:
         "segment",
         "task",
         "ticket",
+        "waits_since",
     )
     lane: "RequestLane"
     segment: "Segment"
@@ -80,6 +81,8 @@ class Item:
         """In which of the lane's segments it is."""
         self.is_over = False
         """Whether that segment is over."""
+        self.waits_since = 0.0
+        """When the segment of the loop that it is in, or comes to next, began; or zero."""
         self.has_failed = False
         self.is_given_up = False
         """Whether the lane wants to hear nothing of it any more."""

@@ -30,9 +30,9 @@ from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import Outcome, OutcomeKind
 from ucm.pipeline.save import EventWait, Finished, Queued, Ready, copy_of, copy_over
-from ucm.pipeline.stage import VERIFY_WORKER, Chain, CopyStage, LoopStage
+from ucm.pipeline.stage import VERIFY_WORKER, Chain, CopyStage, FenceStage
 from ucm.pipeline.tickets import Ticket
-from ucm.pipeline.waiting import fence_passed, has_passed
+from ucm.pipeline.waiting import has_passed
 from ucm.reasons import Reason
 from ucm.stores.abc import ReadLease, Store
 
@@ -226,22 +226,18 @@ class PublishVerified(CopyStage[Scattered, Scattered]):
         return given
 
 
-class ScatterWait(LoopStage[Scattered, Scattered]):
+class ScatterWait(FenceStage[Scattered, Scattered]):
     """Waits for the device's fence behind the copy; runs also on a settled ticket."""
 
     name = "scatter_wait"
     awaits_copy = True
 
-    def try_now(self, given: Scattered) -> Scattered | None:
-        """End the copy at once if it is over, as it is as a rule behind ``Verify``."""
-        return self._end(given) if has_passed(copy_of(given)) else None
+    def awaited(self, given: Scattered) -> Fence:
+        """Return the fence behind the copy."""
+        return copy_of(given)
 
-    async def run(self, given: Scattered) -> Scattered:
+    def passed(self, given: Scattered) -> Scattered:
         """End the copy; rows that are not right are nobody's."""
-        await fence_passed(copy_of(given))
-        return self._end(given)
-
-    def _end(self, given: Scattered) -> Scattered:
         if given.failure is None and not given.has_failed:
             copy_over(given, copy_of(given))
         else:

@@ -3,7 +3,8 @@
 How lanes have their segments run, without a task for each.
 
 A copy segment goes to its copy thread, a loop segment that has nothing to wait for is
-over at once, and only one that does wait gets a task. Items whose segment is over are
+over at once, one that waits for a fence is called back by it, and only one that waits for
+something else gets a task. Items whose segment is over are
 collected, and the pipeline hands them back to their lanes: a burst of them costs one
 wake-up. Any error of any stage is caught here and ends the item's ticket, on the thread
 on which it was raised.
@@ -14,6 +15,7 @@ All of it runs on the loop thread but the end of a copy segment.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from ucm.errors import WorkerDiedError
 from ucm.pipeline.items import Item
@@ -63,7 +65,9 @@ class Runner:
             return False  # though it may be over by now
         if segment.try_now(item):
             return True
-        item.task = self._group.create_task(self._wait(item))
+        fence = segment.awaited(item)
+        if fence is None or not fence.call_when_over(partial(self._tell, item)):
+            self._begin_wait(item)
         return False
 
     def hand_back(self) -> None:
@@ -71,19 +75,36 @@ class Runner:
         self._is_woken = False  # first: what ends from now on wakes again
         while self._over:
             item = self._over.popleft()
-            if not item.is_given_up:
+            if item.is_given_up:
+                continue
+            if item.is_over or item.segment.try_now(item):
+                item.is_over = True
                 item.lane.over(item)
+            else:
+                self._begin_wait(item)  # the fence failed: it says why
 
     def _run_copy(self, item: Item) -> None:
         try:
             item.segment.run_copy(item)
         except Exception as exc:  # noqa: BLE001 - any stage's error ends its ticket, not the thread
             fail(item, exc)
-        self._end(item)
+        copy_wait, copy = item.segment.copy_wait, item.copy
+        if copy_wait is None or copy is None or item.ticket.outcome is not None:
+            self._end(item)
+            return
+        # What comes next waits for its copy. Until that is over the loop need not know.
+        copy_wait.begin_wait(item)
+        item.is_over = True
+        self._over.append(item)
+        if not copy.call_when_over(self._ring):
+            self._ring()
 
     def _died(self, item: Item, error: WorkerDiedError) -> None:
         fail(item, error)
         self._end(item)
+
+    def _begin_wait(self, item: Item) -> None:
+        item.task = self._group.create_task(self._wait(item))
 
     async def _wait(self, item: Item) -> None:
         try:
@@ -94,7 +115,15 @@ class Runner:
 
     def _end(self, item: Item) -> None:
         item.is_over = True
+        self._tell(item)
+
+    def _tell(self, item: Item) -> None:
+        """Have an item looked at on the loop; on any thread."""
         self._over.append(item)
+        self._ring()
+
+    def _ring(self) -> None:
+        """Have the loop look at what is over; on any thread."""
         if not self._is_woken:
             self._is_woken = True
             self._wake()

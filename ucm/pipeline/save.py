@@ -31,9 +31,8 @@ from ucm.errors import ConfigError, DeviceTimeoutError, StoreError, StoreFullErr
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import outcome_of_save
-from ucm.pipeline.stage import STORE_WORKER, Chain, CopyStage, LoopStage
+from ucm.pipeline.stage import STORE_WORKER, Chain, CopyStage, FenceStage, LoopStage
 from ucm.pipeline.tickets import Ticket
-from ucm.pipeline.waiting import fence_passed, has_passed
 from ucm.plan import HostSlots
 from ucm.reasons import Reason
 from ucm.stores.abc import Store, WriteLease
@@ -87,18 +86,17 @@ def copy_of(item: Item) -> Fence:
     return item.copy
 
 
-class EventWait(LoopStage[Queued, Ready]):
+class EventWait(FenceStage[Queued, Ready]):
     """Waits for the item's fence."""
 
     name = "event_wait"
 
-    def try_now(self, given: Queued) -> Ready | None:
-        """Return at once if the fence has passed already."""
-        return Ready(given) if has_passed(given.fence) else None
+    def awaited(self, given: Queued) -> Fence:
+        """Return the item's fence."""
+        return given.fence
 
-    async def run(self, given: Queued) -> Ready:
-        """Return when the fence has passed."""
-        await fence_passed(given.fence)
+    def passed(self, given: Queued) -> Ready:
+        """Let the item go on."""
         return Ready(given)
 
 
@@ -156,17 +154,19 @@ def _places(ticket: Ticket, lease: WriteLease) -> tuple[tuple[BlockId, ...], Hos
     return block_ids, slots
 
 
-class GatherWait(LoopStage[Gathered, Gathered]):
+class GatherWait(FenceStage[Gathered, Gathered]):
     """Waits for the device's fence behind the copy; runs also on a settled ticket."""
 
     name = "gather_wait"
     awaits_copy = True
 
-    async def run(self, given: Gathered) -> Gathered:
+    def awaited(self, given: Gathered) -> Fence:
+        """Return the fence behind the copy."""
+        return copy_of(given)
+
+    def passed(self, given: Gathered) -> Gathered:
         """Release the source with the last row."""
-        fence = copy_of(given)
-        await fence_passed(fence)
-        copy_over(given, fence)
+        copy_over(given, copy_of(given))
         return given
 
 

@@ -4,21 +4,24 @@ Stages and the typed chain that joins them.
 
 A stage takes an item as the one before has left it. That has a type of its own, though
 the object is the same, so that a chain that leaves a stage out does not type-check.
-``LoopStage`` waits on the event loop and must not block it; ``CopyStage`` blocks a copy
-thread. Neighbouring copy stages of one worker have no wait between them and run as one
+``LoopStage`` waits on the event loop and must not block it, a ``FenceStage`` for a device's
+fence; ``CopyStage`` blocks a copy thread. Neighbouring copy stages of one worker have no wait between them and run as one
 worker call, a *segment*: separate types with separate tests and trace marks, one hop.
 """
 
 from abc import ABC, abstractmethod
+from itertools import pairwise
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
+from ucm.devices.abc import Fence
 from ucm.errors import StageFailedError
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import OutcomeKind, outcome_of
 from ucm.pipeline.ring import BEGIN, END
+from ucm.pipeline.waiting import fence_passed, has_passed
 from ucm.reasons import Reason
 from ucm.tracing import STAGE_FAILED, STAGE_FINISHED, STAGE_STARTED
 
@@ -27,6 +30,7 @@ __all__ = [
     "VERIFY_WORKER",
     "Chain",
     "CopyStage",
+    "FenceStage",
     "LoopStage",
     "Segment",
     "Stage",
@@ -65,9 +69,34 @@ class LoopStage(Stage[In, Out]):
         """Do the step if it needs no waiting; None: ``run`` does it. Raises nothing."""
         return None
 
+    def awaited(self, given: In) -> Fence | None:
+        """Return the fence behind whose end ``try_now`` does the step, if that is all."""
+        return None
+
     @abstractmethod
     async def run(self, given: In) -> Out:
         """Do the step. Cancelled at the ticket's deadline."""
+
+
+class FenceStage(LoopStage[In, Out]):
+    """A loop stage that waits for one fence."""
+
+    @abstractmethod
+    def awaited(self, given: In) -> Fence:
+        """Return the fence."""
+
+    @abstractmethod
+    def passed(self, given: In) -> Out:
+        """Do the step, behind the fence. Raises nothing."""
+
+    def try_now(self, given: In) -> Out | None:
+        """Do the step if the fence has passed."""
+        return self.passed(given) if has_passed(self.awaited(given)) else None
+
+    async def run(self, given: In) -> Out:
+        """Wait where the fence calls nobody, or raise why it never passes."""
+        await fence_passed(self.awaited(given))
+        return self.passed(given)
 
 
 class CopyStage(Stage[In, Out]):
@@ -110,6 +139,8 @@ class Segment:
         """Whether it needs slots of the store only, none of the engine's blocks."""
         self.awaits_copy = isinstance(first, LoopStage) and first.awaits_copy
         """Whether it waits for a copy that has begun."""
+        self.copy_wait: Segment | None = None
+        """The next one, if that does."""
 
     def is_for(self, item: Item) -> bool:
         """Return whether any of its copy stages has anything to do for an item."""
@@ -142,19 +173,35 @@ class Segment:
     def try_now(self, item: Item) -> bool:
         """Run the one loop stage if it need not wait; return whether it did."""
         stage: LoopStage[Any, Any] = self.stages[0]  # type: ignore[assignment]
+        if stage.awaited(item) is not None:
+            self.begin_wait(item)
         if stage.try_now(item) is None:
             return False
-        _ended(stage.name, item, _begun(stage.name, item))
+        self._end_wait(item)
         return True
+
+    def awaited(self, item: Item) -> Fence | None:
+        """Return the fence that the one loop stage waits for, if for nothing else."""
+        stage: LoopStage[Any, Any] = self.stages[0]  # type: ignore[assignment]
+        return stage.awaited(item)
+
+    def begin_wait(self, item: Item) -> None:
+        """Begin the one loop stage, unless that was done."""
+        item.waits_since = item.waits_since or _begun(self.stages[0].name, item)
+
+    def _end_wait(self, item: Item) -> None:
+        self.begin_wait(item)
+        _ended(self.stages[0].name, item, item.waits_since)
+        item.waits_since = 0.0
 
     async def run_loop(self, item: Item) -> None:
         """Run the one loop stage."""
         if self.is_copy:
             raise TypeError(f"{self.stages[0].name} is no loop stage")
         stage: LoopStage[Any, Any] = self.stages[0]  # type: ignore[assignment]
-        started = _begun(stage.name, item)
+        self.begin_wait(item)
         await stage.run(item)
-        _ended(stage.name, item, started)
+        self._end_wait(item)
 
 
 def fail(item: Item, error: Exception) -> None:
@@ -238,4 +285,7 @@ class Chain(Generic[In, Out]):
                 groups[-1].append(stage)
             else:
                 groups.append([stage])
-        return tuple(Segment(tuple(group)) for group in groups)
+        segments = tuple(Segment(tuple(group)) for group in groups)
+        for segment, after in pairwise(segments):
+            segment.copy_wait = after if after.awaits_copy else None
+        return segments
