@@ -30,9 +30,9 @@ EVENTS = (
     Mutant(
         name="fence_not_waited_for",
         why="A save reads blocks that the engine has not written yet.",
-        file=_SAVE,
-        find="        return Ready(given) if has_passed(given.fence) else None\n",
-        replace="        return Ready(given)\n",
+        file="ucm/pipeline/stage.py",
+        find="        return self.passed(given) if has_passed(self.awaited(given)) else None\n",
+        replace="        return self.passed(given)\n",
         killers=(f"{_GAPS}::TestSave::test_save_without_its_fence_is_not_ready",),
     ),
     Mutant(
