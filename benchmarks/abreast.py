@@ -21,12 +21,12 @@ from typing import Any
 
 from benchmarks import decode_side
 from benchmarks.baton import Baton, conduct
+from benchmarks.compiled import compiled
 from benchmarks.decode import (
     AT_END,
     EACH_BLOCK,
     STEP_BOUNDS,
     Case,
-    compiled_waits,
     p99,
     sides,
 )
@@ -48,7 +48,7 @@ def measure(case: Case, scale: Scale) -> Told:
     there = {name: there[name] for name in (PLAIN, EMPTY, AT_END, EACH_BLOCK)}
     there[_AGAIN] = there[PLAIN]
     total = case.requests * 3 // 2 if scale.is_quick else case.total
-    waits = compiled_waits()
+    waits = compiled("gil_waits.c")
     if waits:
         os.environ["LD_PRELOAD"] = waits  # before the first engine is started
     batons: dict[Baton, Callable[[], bool]] = {}

@@ -15,20 +15,16 @@ CPU per step and per block is that of all threads of ucm, from the first request
 ``new`` until all is saved. Run ``python -m benchmarks.decode``.
 """
 
-import atexit
 import functools
 import os
-import shutil
 import statistics
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from benchmarks import decode_side
+from benchmarks.compiled import compiled
 from benchmarks.decode_side import MODELS, PHASES, Model
 from benchmarks.harness import Figure, Note, Scale, Told, main
 from benchmarks.sides import (
@@ -74,22 +70,6 @@ def sides(model: Model, *, with_peers: bool) -> dict[str, Side]:
         if has_lmcache():
             there[LMCACHE] = ServedSide(chunk_tokens=model.block_tokens)
     return there
-
-
-@functools.cache
-def compiled_waits() -> str:
-    """Return the path of ``gil_waits.c`` as a library; empty without a compiler."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        return ""
-    home = tempfile.mkdtemp(prefix="ucm-decode-")
-    atexit.register(shutil.rmtree, home)
-    path = f"{home}/gil_waits.so"
-    source = Path(__file__).with_name("gil_waits.c")
-    subprocess.run(
-        [compiler, "-O2", "-shared", "-fPIC", "-o", path, source], check=True
-    )
-    return path
 
 
 def _run(side: Side, waits: str, **arguments: object) -> _Run:
@@ -140,7 +120,7 @@ def measure(case: Case, scale: Scale) -> Told:
     if not case.is_whole:
         chosen = (PLAIN, EMPTY, AT_END, EACH_BLOCK, AT_ONCE)
         there = {name: side for name, side in there.items() if name in chosen}
-    waits = compiled_waits()
+    waits = compiled("gil_waits.c")
     if waits:
         os.environ["LD_PRELOAD"] = waits  # before the first engine is started
     runs, problems = _in_turn(there, case, scale, waits)

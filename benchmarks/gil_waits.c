@@ -14,7 +14,7 @@
 // One wait for the lock is a series of short ones: of the switch interval each.
 #define GAP_NS 5000
 
-static __thread long long ended, current, longest;
+static __thread long long ended, current, longest, waited, count;
 static int (*timed)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
 static int (*endless)(pthread_cond_t *, pthread_mutex_t *);
 static char *first, *last;
@@ -49,6 +49,8 @@ static void note(long long begun) {
     long long over = now();
     current = (begun - ended < GAP_NS ? current : 0) + over - begun;
     ended = over;
+    waited += over - begun;
+    count++;
     if (current > longest) longest = current;
 }
 
@@ -74,5 +76,13 @@ int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex) {
 long long ucm_longest_wait_ns(void) {
     long long told = last ? longest : -1;
     longest = current = 0;
+    return told;
+}
+
+// Returns how often the calling thread has waited since its last call, and puts how long.
+long long ucm_waits(long long *ns) {
+    long long told = count;
+    *ns = waited;
+    waited = count = 0;
     return told;
 }

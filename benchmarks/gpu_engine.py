@@ -24,7 +24,8 @@ import attrs
 import torch
 
 from benchmarks import gpu_engine_side
-from benchmarks.decode import AT_END, EACH_BLOCK, NEVER, compiled_waits
+from benchmarks.compiled import compiled
+from benchmarks.decode import AT_END, EACH_BLOCK, NEVER
 from benchmarks.decode_side import PHASES
 from benchmarks.gpu_engine_side import MODELS
 from benchmarks.harness import Figure, Scale, Told, main
@@ -116,7 +117,7 @@ def decoding(model: str, requests: int, scale: Scale) -> Told:
     kinds[f"{AT_END}, {WHOLE}"] = _Kind(kinds[AT_END].side, WHOLE)
     if scale.is_quick:
         kinds = {name: kinds[name] for name in (PLAIN, AT_END, EACH_BLOCK, OFFLOADING)}
-    case, waits = f"{requests} decoding, {model}", compiled_waits()
+    case, waits = f"{requests} decoding, {model}", compiled("gil_waits.c")
     runs: dict[str, list[Any]] = {name: [] for name in kinds}
     for name in [*kinds, PLAIN] if scale.is_quick else [*kinds, *reversed(kinds)]:
         told = _run(
@@ -185,7 +186,9 @@ CASES: dict[str, Callable[[Scale], Told]] = {
 
 if __name__ == "__main__":
     if torch.cuda.is_available():
-        os.environ["LD_PRELOAD"] = compiled_waits()  # before an engine's process starts
+        os.environ["LD_PRELOAD"] = compiled(
+            "gil_waits.c"
+        )  # before an engine's process starts
         main("gpu_engine", CASES)
     else:
         print(

@@ -14,38 +14,43 @@ What is left is what ucm does itself. The engine's thread meanwhile
 
 Told are milliseconds of a load and how often the threads of ucm went to sleep for it, as the
 kernel counts (``hops``): each time some thread has to wake them, and they wait for the lock
-again. Then the CPU time of each. Run ``python -m benchmarks.loads``.
+again. Then the CPU time of each.
+
+*Saves*: a step of 10 ms of Python, in which the lock is given up for a moment every few
+microseconds as operations of torch do, orders one save of 48 MB behind a forward pass of 8 ms.
+Told is how often and for how long the engine's thread waits for the lock in a step, on a
+machine that is rarely quiet the best measure of what it loses. Run ``python -m benchmarks.loads``.
 """
 
 import collections
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.compiled import compiled
 from benchmarks.harness import Figure, Scale, Told, main, make_keys
+from benchmarks.link import LinkDriver, own_threads
 from benchmarks.memory import ROWS, make_memory, make_order, running
 from benchmarks.step import DIGEST
 from benchmarks.stores import MEMORY
 from ucm.blocks import GroupId, PackedKey
 from ucm.config import UCMConfig
-from ucm.devices._libcuda import CudaLibrary
 from ucm.devices.accelerator import AcceleratorDevice
-from ucm.devices.driver import Direction, Driver, Event, Stream
 from ucm.errors import StoreFullError
 from ucm.layout import KVLayout
 from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import OutcomeKind
-from ucm.plan import CopyBatch
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.scheduler.transfers import OpenTransfers
@@ -53,118 +58,7 @@ from ucm.stores.slab import SlabStore
 
 NUM_BLOCKS, PAGE_BYTES = 256, 64 << 10
 BLOCK_BYTES = ROWS * PAGE_BYTES
-LINK_BYTES_PER_S = 50e9
 STEP_S = 1e-3
-_TICK = 1 / os.sysconf("SC_CLK_TCK")
-
-
-class _Nothing:
-    """A libcuda whose functions do nothing, by real calls that let go of the lock."""
-
-    def __init__(self) -> None:
-        self._libm = ctypes.CDLL("libm.so.6")
-        kinds = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
-        kinds = (*kinds, ctypes.c_uint64, ctypes.c_void_p)
-        self.cuGetProcAddress_v2 = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self._find)
-
-    def _find(self, _: bytes, address: int, *__: object) -> int:
-        found = ctypes.cast(self._libm["fegetround"], ctypes.c_void_p).value
-        ctypes.c_void_p.from_address(address).value = found
-        return 0
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Return what takes anything and returns 0."""
-        function = self._libm["fegetround"]
-        setattr(self, name, function)
-        return function
-
-
-class LinkDriver(Driver):
-    """A device whose copies take their time and nothing else."""
-
-    device_type = "cpu"
-    captures_waits = True
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self._library = CudaLibrary(_Nothing())
-        self._call = ctypes.CDLL("libm.so.6")["fegetround"]
-        self._until = 0.0
-
-    def bind_thread(self) -> None:
-        """Bind the thread as CUDA does."""
-        self._library.bind_thread(0)
-
-    def is_capturing(self) -> bool:
-        """Record no graph."""
-        return False
-
-    def current_stream(self) -> Stream:
-        """Return the engine's stream, on which there is nothing."""
-        return "engine"
-
-    def make_stream(self) -> Stream:
-        """Return a stream."""
-        return object()
-
-    def make_event(self) -> Event:
-        """Return an event: when it passes."""
-        return [0.0]
-
-    def record(self, event: Event, stream: Stream) -> None:
-        """Let it pass when the link is free."""
-        with self._library.apart_from_graphs():
-            self._call()
-        event[0] = 0.0 if stream == "engine" else self._until
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        """Nothing waits here."""
-
-    def is_done(self, event: Event) -> bool:
-        """Return whether the time has come."""
-        with self._library.apart_from_graphs():
-            self._call()
-        return time.monotonic() >= event[0]
-
-    def synchronize(self) -> None:
-        """Wait for the link."""
-        time.sleep(max(0.0, self._until - time.monotonic()))
-
-    def handle(self, event: Event) -> int | None:
-        """Know no event of others."""
-        return None
-
-    def device_index(self, event: Event) -> int | None:
-        """Know no event of others."""
-        return None
-
-    def copy(
-        self,
-        batch: CopyBatch,
-        direction: Direction,
-        stream: Stream,
-        *,
-        is_pinned: bool,
-    ) -> None:
-        """Submit as ``CudaDriver`` does, and have the link busy for so long."""
-        with self._library.apart_from_graphs():
-            self._library.copy_batch(batch, direction, 1)
-        spent = sum(batch.nbytes.tolist()) / LINK_BYTES_PER_S
-        self._until = max(self._until, time.monotonic()) + spent
-
-    def pin(self, address: int, nbytes: int) -> None:
-        """Pin nothing."""
-
-    def unpin(self, address: int) -> None:
-        """Unpin nothing."""
-
-    def numa_node(self) -> int | None:
-        """Be nowhere."""
-        return None
-
-    def describe(self) -> dict[str, str]:
-        """Return nothing."""
-        return {}
 
 
 # -- the engine's thread -------------------------------------------------------------
@@ -197,22 +91,6 @@ ENGINES: dict[str, Callable[[Runtime], None]] = {
 
 
 # -- what is measured ------------------------------------------------------------------
-
-
-def _threads() -> dict[str, tuple[int, float]]:
-    """Return by thread of ours how often it went to sleep, and its seconds of CPU."""
-    found = dict[str, tuple[int, float]]()
-    for thread in threading.enumerate():
-        if not thread.name.startswith("ucm"):
-            continue
-        task = Path(f"/proc/self/task/{thread.native_id}")
-        lines = (task / "status").read_text().split("\n")
-        slept = next(line for line in lines if line.startswith("voluntary"))
-        fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
-        spent = (int(fields[11]) + int(fields[12])) * _TICK
-        hops, seconds = found.get(thread.name, (0, 0.0))
-        found[thread.name] = hops + int(slept.split()[1]), seconds + spent
-    return found
 
 
 class Loads:
@@ -301,9 +179,9 @@ def measure(name: str, scale: Scale) -> Told:
     count = scale.samples * scale.repeats
     with loading() as loads:
         loads.load(_idle)  # touches all
-        before = _threads()
+        before = own_threads()
         spent = [1e3 * loads.load(engine) for _ in range(count)]
-        after = _threads()
+        after = own_threads()
         num_tickets = len(loads.orders())
     yield Figure.over(case, "load", "ms", spent)
     yield Figure.over(case, "tickets", "", [num_tickets])
@@ -326,8 +204,120 @@ def measure(name: str, scale: Scale) -> Told:
     )
 
 
-CASES = {name: functools.partial(measure, name) for name in ENGINES}
+# -- saves ---------------------------------------------------------------------------
+
+
+SAVED_BLOCKS, STEPS = 24, 60
+FORWARD_S, PYTHON_S, REST_S = 8e-3, 10e-3, 2e-3
+_GIVE_UP = ctypes.CDLL("libm.so.6")["fegetround"]
+
+
+def _launch(count: int) -> None:
+    """Compute in Python, and give the lock up for a moment now and then."""
+    for _ in range(count):
+        for _ in range(400):
+            pass
+        _GIVE_UP()
+
+
+class Steps:
+    """
+    Steps of an engine, with and without a save.
+
+    Args:
+        runtime: What saves.
+        device: The accelerator.
+    """
+
+    def __init__(self, runtime: Runtime, device: AcceleratorDevice) -> None:
+        self._runtime = runtime
+        self._device = device
+        self._numbers = itertools.count()
+        began = time.perf_counter()
+        _launch(100)
+        self._launches = int(PYTHON_S * 100 / (time.perf_counter() - began))
+        path = os.environ.get("LD_PRELOAD")
+        self._waits = ctypes.PyDLL(path).ucm_waits if path else lambda _: 0
+        self.told = collections.defaultdict[str, list[float]](list)
+
+    def save(self) -> None:
+        """Order a save, behind a forward pass."""
+        number = next(self._numbers)
+        first, request = number % 8 * SAVED_BLOCKS, f"r{number}"
+        ids, key = range(first, first + SAVED_BLOCKS), number * SAVED_BLOCKS
+        order = make_order(number, TransferKind.SAVE, request, ids, key)
+        self._runtime.submit(DIGEST, [order], self._device.lease(None))
+
+    def run(self, kind: str) -> None:
+        """Make a step, and note what it took."""
+        waited = ctypes.c_longlong()
+        self._waits(ctypes.byref(waited))
+        began = time.perf_counter()
+        if kind == "saving":
+            self.save()
+        _launch(self._launches)
+        self._runtime.poll()
+        self.told[f"step, {kind}"].append(1e3 * (time.perf_counter() - began))
+        count = self._waits(ctypes.byref(waited))
+        self.told[f"waits for the lock, {kind}"].append(count)
+        self.told[f"waited for the lock, {kind}"].append(waited.value / 1e6)
+        time.sleep(REST_S)
+
+    def settle(self) -> None:
+        """Wait for the end of all saves."""
+        limit = time.monotonic() + 5
+        while self._runtime.num_open and time.monotonic() < limit:
+            self._runtime.poll()
+            time.sleep(0.01)
+
+
+def _hops() -> int:
+    return sum(slept for slept, _ in own_threads().values())
+
+
+def measure_saves(scale: Scale) -> Told:
+    """Measure what steps that order saves make the engine's thread wait."""
+    num_blocks = 8 * SAVED_BLOCKS
+    layout, caches = make_memory(num_blocks, PAGE_BYTES)
+    device = AcceleratorDevice(LinkDriver(FORWARD_S), num_blocks)
+    device.register(layout, caches)
+    with tempfile.TemporaryDirectory(prefix="ucm-loads-", dir=MEMORY) as home:
+        capacity = 4 * num_blocks * BLOCK_BYTES
+        store = SlabStore(
+            path=f"{home}/slab", capacity_bytes=capacity, block_bytes=BLOCK_BYTES
+        )
+        with running(store, device, layout, Path(home)) as runtime:
+            time.sleep(3.0)  # until its memory is there
+            steps, hops = Steps(runtime, device), 0
+            for _ in range(scale.samples):
+                for kind in ("plain", "saving"):
+                    before = _hops()
+                    for _ in range(STEPS):
+                        steps.run(kind)
+                    steps.settle()
+                    hops += _hops() - before
+    case, num_saves = "48 MB a step", scale.samples * STEPS
+    for kind in ("plain", "saving"):
+        name = f"step, {kind}"
+        yield Figure.over(case, name, "ms", steps.told[name])
+    for what, unit in (("waits for the lock", ""), ("waited for the lock", "ms")):
+        mean = statistics.mean(steps.told[f"{what}, saving"])
+        yield Figure.over(case, f"{what}, a step", unit, [mean])
+    yield Figure.over(case, "hops of ours, a save", "", [hops / num_saves])
+
+
+CASES = {name: functools.partial(measure, name) for name in ENGINES} | {
+    "saves": measure_saves
+}
 
 
 if __name__ == "__main__":
+    waits = compiled("gil_waits.c")
+    if waits and "LD_PRELOAD" not in os.environ:
+        command = [sys.executable, "-m", "benchmarks.loads", *sys.argv[1:]]
+        raise SystemExit(
+            subprocess.run(
+                command, check=False, env=os.environ | {"LD_PRELOAD": waits}
+            ).returncode
+        )
     main("loads", CASES)

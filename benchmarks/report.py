@@ -59,7 +59,7 @@ BENCHMARKS = (
     Benchmark(
         "abreast", "An engine full of decoding requests, sides in turn", 20, "vllm"
     ),
-    Benchmark("loads", "Loads to an accelerator, beside a busy engine", 1),
+    Benchmark("loads", "Loads and saves of an accelerator, beside a busy engine", 1),
     Benchmark("load", "Requests per second without reuse", 5, "vllm"),
     Benchmark("trace_cost", "What tracing costs", 10, "vllm"),
 )

@@ -38,6 +38,7 @@ from benchmarks import (
     trace_cost,
 )
 from benchmarks.baton import Baton, conduct, in_turn
+from benchmarks.compiled import compiled
 from benchmarks.turns import LIVES, Turn, found_at_best, new_turns, with_second_turns
 
 CASES = {
@@ -377,7 +378,7 @@ class TestDecode:
     ) -> None:
         """What is preloaded sees waits for the interpreter lock and no others, and
         begins anew with each answer."""
-        path = decode.compiled_waits()
+        path = compiled("gil_waits.c")
         if not path:
             pytest.skip("there is no C compiler")
         done = subprocess.run(
