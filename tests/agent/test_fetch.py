@@ -7,7 +7,7 @@ import pytest
 from tests.agent.unruly import TIMEOUT_S, Unruly, lay, open_core, run_virtual, want_of
 from tests.stores.slab_kit import open_slab
 from ucm.agent import calls
-from ucm.agent.flights import Flight
+from ucm.agent.flight import Flight
 from ucm.errors import StoreFullError, StoreUnavailableError
 from ucm.reasons import Reason
 from ucm.stores.wrap import WrapperStore

@@ -55,6 +55,35 @@ class TestJoined:
         counts = core.fetcher.counts
         assert (12 + 4, 0, 4 + 4) == (counts.begun, counts.joined, counts.fetched)
 
+    def test_part_of_a_batch_that_nobody_wants_in_its_turn_is_not_joined(
+        self, tmp_path
+    ) -> None:
+        """R-53: of a batch of which some blocks are wanted in its turn, and others no more, only
+        the former are on their way: who wants the others then begins anew."""
+        backend = Picky()
+        backend.does.delay = 0.25
+
+        async def fetch(slab):
+            await lay(backend, KEYS)
+            async with (
+                open_core(slab, backend) as core,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(give_up_amid, core, KEYS, 0.4)
+                await anyio.sleep(0.1)
+                tasks.start_soon(core.fetch, want_of(KEYS[8:10]))
+                await anyio.sleep(0.5)  # its third batch comes at 0.5
+                want = want_of(KEYS[10:])
+                began = anyio.current_time()
+                await core.fetch(want)
+                return want, anyio.current_time() - began, core.fetcher.counts
+
+        with open_slab(tmp_path / "slab", 400) as slab:
+            want, seconds, counts = run_virtual(lambda: fetch(slab))
+        assert (2, Reason.NONE) == (want.found, want.reason)
+        assert seconds < TIMEOUT_S / 2
+        assert (12 + 2, 2) == (counts.begun, counts.joined)
+
     def test_block_that_a_tier_failed_is_not_tried_on_for_nobody(
         self, tmp_path
     ) -> None:

@@ -311,7 +311,7 @@ LIMITS = (
     Mutant(
         name="retried_flight_behind_a_deadline",
         why="R-53: a flight that has ended is tried at every tier.",
-        file=_FLIGHTS,
+        file="ucm/agent/flight.py",
         find="    return not flight.is_done\n",
         replace="    return True\n",
         killers=(_WORLD,),

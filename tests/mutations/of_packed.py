@@ -13,6 +13,8 @@ _BEFORE = "tests/agent/test_looking.py::TestLookBeforePut"
 _LINE = "tests/agent/test_fetch_line.py::TestLine"
 _JOINED = "tests/agent/test_fetch_joined.py::TestJoined"
 _FETCHES = "tests/agent/test_fetch_few.py::TestFewRequests"
+_WRITTEN = "tests/agent/test_fetch_written.py"
+_WANTS = "ucm/agent/wants.py"
 _SPILLS = "tests/agent/test_spill.py::TestSpill"
 
 PACKED = (
@@ -160,10 +162,41 @@ PACKED = (
         name="passed_over_and_joined",
         why="Who wants what others have given up waits for a call that hangs, in vain.",
         file=_FLIGHTS,
-        find="            self._end_unwanted(batch)\n            flights = {flight.key: flight for flight in filter(_is_open, batch)}",
+        find="            self._end_unwanted(batch)\n            flights = {flight.key: flight for flight in filter(is_open, batch)}",
         replace="            flights = {flight.key: flight for flight in batch if flight.wants}",
         killers=(
-            f"{_JOINED}::test_block_that_was_passed_over_is_fetched_for_who_wants_it_next",
+            f"{_JOINED}::test_part_of_a_batch_that_nobody_wants_in_its_turn_is_not_joined",
+        ),
+    ),
+    Mutant(
+        name="block_that_another_writes_taken_for_a_full_store",
+        why="R-53: a prompt that another engine is just saving is computed once more.",
+        file=_WANTS,
+        find="else Left.FREE if key in free else Left.WRITTEN",
+        replace="else Left.FREE if key in free else Left.FULL",
+        killers=(
+            f"{_WRITTEN}::TestWritten::test_block_that_another_commits_meanwhile_is_used",
+            f"{_WRITTEN}::TestFull::test_block_that_another_writes_to_a_full_slab_is_told_apart",
+        ),
+    ),
+    Mutant(
+        name="writer_that_does_not_end_waited_for_by_nobody",
+        why="R-54: a stopped engine's save holds slots of fetches for as long as it is stopped.",
+        file=_FLIGHTS,
+        find="            await anyio.sleep(_WRITTEN_S)\n            self._end_unwanted(flights)\n",
+        replace="            await anyio.sleep(_WRITTEN_S)\n",
+        killers=(
+            f"{_WRITTEN}::TestWritten::test_writer_that_does_not_end_costs_a_want_its_deadline",
+        ),
+    ),
+    Mutant(
+        name="saved_block_measured_as_its_tiers",
+        why="A slow tier counts as fast, and requests wait for it that had better compute.",
+        file=_FLIGHTS,
+        find="each.is_done and each.medium and not each.reason",
+        replace="each.is_done and not each.reason",
+        killers=(
+            f"{_WRITTEN}::TestSpeed::test_block_that_a_save_brought_says_nothing_of_its_tier",
         ),
     ),
 )

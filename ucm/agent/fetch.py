@@ -18,7 +18,8 @@ from anyio.abc import TaskGroup
 
 from ucm.agent.budget import Budget
 from ucm.agent.calls import Blocking
-from ucm.agent.flights import Flight, Flights
+from ucm.agent.flight import Flight
+from ucm.agent.flights import Flights
 from ucm.agent.wants import FetchCounts, Slab, Want
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey

@@ -9,7 +9,8 @@ slots. The budget is apart from what saves take, and a want has what it needs of
 before the next one has any. Then its calls stand in line with those of others (``ucm.agent.line``).
 
 A block is seen only after its checksum, which travelled with it, was compared with the bytes
-that came. What one tier does not deliver the next one is asked for. A flight that nobody
+that came. What one tier does not deliver the next one is asked for. What another writes to the slab
+is waited for, and fetched only if that comes to nothing. A flight that nobody
 wants any more lands nowhere, and flights that wait for their slots, or in line, end with their last want.
 Each has one end::
 
@@ -18,20 +19,19 @@ Each has one end::
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 import anyio
-import attrs
 
 from ucm.agent.budget import Budget
-from ucm.agent.calls import blocks_per_call
+from ucm.agent.flight import Flight, batches, is_open, wants_of
 from ucm.agent.landing import REASONS, land
 from ucm.agent.line import Line, Turn
 from ucm.agent.looking import look_along
-from ucm.agent.wants import FetchCounts, Slab, Want
-from ucm.backends.abc import BackendCapabilities, Fetched, Presence
+from ucm.agent.wants import FetchCounts, Left, Slab, Want
+from ucm.backends.abc import Fetched, Presence
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreFullError, StoreUnavailableError
@@ -39,52 +39,12 @@ from ucm.reasons import Reason
 from ucm.stores.abc import WriteLease
 from ucm.worth import Choice
 
-__all__ = ["Flight", "Flights"]
+__all__ = ["Flights"]
 
 _OF_TIERS: Final = frozenset((*REASONS.values(), Reason.ERROR))
 """Reasons that say nothing of what the next tier has."""
-
-
-@attrs.define(eq=False)
-class Flight:
-    """
-    One block on its way.
-
-    Args:
-        key: Its packed key.
-        nbytes: Its bytes.
-        tiers: Numbers of those that may bring it and were not tried yet.
-        allowed: All that may.
-    """
-
-    key: PackedKey
-    nbytes: int
-    allowed: tuple[int, ...]
-    tiers: tuple[int, ...]
-    wants: "dict[Want, None]" = attrs.Factory(dict)
-    """In the order in which they came: its slots are the first one's."""
-    is_done: bool = False
-    reason: Reason = Reason.NONE
-    """Why it failed, or a tier did; none: the slab has the block, or nothing is known."""
-    medium: int = 0
-    """Where it was: 0 the slab, tiers behind it."""
-    turn: Turn | None = None
-    """While it waits for slots, or for its tier."""
-    _done: anyio.Event | None = attrs.field(default=None, init=False)
-    """Made for who waits: most end before they are waited for, and a turn of the loop each
-    costs more than all else of a small block."""
-
-    async def wait(self) -> None:
-        """Wait until it has ended."""
-        if not self.is_done:
-            self._done = self._done or anyio.Event()
-            await self._done.wait()
-
-    def end(self) -> None:
-        """Let all know that it has ended."""
-        self.is_done = True
-        if self._done is not None:
-            self._done.set()
+_WRITTEN_S: Final = 0.02
+"""Between looks at what others write, whose end nobody tells us."""
 
 
 class Flights:
@@ -154,8 +114,9 @@ class Flights:
             try:
                 while any(of_tier):
                     await self._get_all(of_tier, want)
+                    await self._await_writers(flights, want)
                     self._end_unwanted(flights)
-                    of_tier = await self._locate(list(filter(_is_open, flights)))
+                    of_tier = await self._locate(list(filter(is_open, flights)))
             finally:  # not before: a call that hangs has its slots, whoever gave up
                 if want.is_over:
                     self._budget.release(count)
@@ -166,13 +127,13 @@ class Flights:
 
     async def _take_turn(self, flights: Sequence[Flight], count: int) -> Want | None:
         """Wait for *count* slots; return whose they are, or None if nobody waited on."""
-        wants = _wants_of(flights)
+        wants = wants_of(flights)
         if not wants:
             return None
         priority = min(want.priority for want in wants)
         if not await Turn(flights).comes(self._budget.acquire(count, priority)):
             return None
-        if not (wants := _wants_of(flights)):  # gone as the slots were granted
+        if not (wants := wants_of(flights)):  # gone as the slots were granted
             self._budget.release(count)
         return wants[0] if wants else None
 
@@ -240,9 +201,13 @@ class Flights:
         for flight in found:
             flight.tiers = flight.tiers[flight.tiers.index(number) + 1 :]
         async with anyio.create_task_group() as tasks:
-            for batch in _batches(found, tier.capabilities):
+            for batch in batches(found, tier.capabilities):
                 tasks.start_soon(self._get, number, batch, want)
-        landed = [each for each in found if each.is_done and not each.reason]
+        landed = [
+            each
+            for each in found
+            if each.is_done and each.medium and not each.reason  # not by a save
+        ]
         if nbytes := sum(each.nbytes for each in landed):
             now = anyio.current_time()
             self._choices[number].saw(nbytes, now - began, now)
@@ -251,7 +216,7 @@ class Flights:
         """Get a batch in its turn, unless nobody wants it then, or it would be late."""
         tier, line = self._tiers[number], self._lines[number]
         self._end_unwanted(batch)
-        if not (wants := _wants_of(batch)):
+        if not (wants := wants_of(batch)):
             return
         share = line.share_of(len(batch), sum(each.nbytes for each in batch))
         first = min(one.priority for one in wants)
@@ -260,10 +225,10 @@ class Flights:
         with contextlib.ExitStack() as turn:
             turn.callback(line.leave, share)
             self._end_unwanted(batch)
-            flights = {flight.key: flight for flight in filter(_is_open, batch)}
-            nbytes, began = len(flights) * batch[0].nbytes, anyio.current_time()
-            wants = _wants_of(batch)
-            if wants and line.is_late(nbytes, max(one.deadline for one in wants)):
+            flights = {flight.key: flight for flight in filter(is_open, batch)}
+            nbytes, began = batch[0].nbytes, anyio.current_time()
+            wants, late = wants_of(batch), len(flights) * nbytes
+            if wants and line.is_late(late, max(one.deadline for one in wants)):
                 self._end_open(batch)
                 flights.clear()
             lease = await self._reserve(flights, want) if flights else None
@@ -276,26 +241,59 @@ class Flights:
                 answers = await tier.get(lease.keys, targets) if targets else []
                 turn.close()  # the next ones come while these are looked at
                 has_landed = await self._land(number, lease, answers, flights)
-                if not any(flight.reason for flight in flights.values()):
-                    line.saw(nbytes, anyio.current_time() - began)
+                if answers and not any(flights[key].reason for key in lease.keys):
+                    seconds = anyio.current_time() - began
+                    line.saw(len(answers) * nbytes, seconds)
             finally:
                 if not has_landed:
                     with anyio.CancelScope(shield=True):
                         await self._slab.call(lease.discard)
+            granted = set(lease.keys)
+            left = [each for key, each in flights.items() if key not in granted]
+            await self._part(left, want)
+
+    async def _part(self, flights: Sequence[Flight], want: Want) -> None:
+        """End those of one size that got no slot, but not what others write, or may have one."""
+        if not flights:
+            return
+        keys, nbytes = [flight.key for flight in flights], flights[0].nbytes
+        try:
+            found = await self._slab.look(keys, nbytes, want.stay_s)
+        except StoreUnavailableError:
+            self._end_all(flights, Reason.UNAVAILABLE)
+            return
+        for flight, left in zip(flights, found, strict=True):
+            if left is Left.THERE:
+                self._end(flight, Reason.STORED)
+            elif left is Left.FULL:
+                self._end(flight, Reason.STORE_FULL)
+            else:  # the same tier is asked again
+                flight.is_written = left is Left.WRITTEN
+                at = flight.allowed.index(flight.medium - 1)
+                flight.tiers = flight.allowed[at:]
+
+    async def _await_writers(self, flights: Sequence[Flight], want: Want) -> None:
+        """Wait for what others write, as long as they do and somebody wants it."""
+        while any(each.is_written and not each.is_done for each in flights):
+            await anyio.sleep(_WRITTEN_S)
+            self._end_unwanted(flights)
+            written = [each for each in flights if each.is_written and is_open(each)]
+            for _, alike in itertools.groupby(written, lambda flight: flight.nbytes):
+                await self._part(list(alike), want)
 
     async def _reserve(
         self, flights: dict[PackedKey, Flight], want: Want
     ) -> WriteLease | None:
-        """Take slots; None, with each flight at its end, where there are none."""
+        """Take slots; None where there are none, for which each flight has its end."""
         slab, nbytes = self._slab, next(iter(flights.values())).nbytes
         uses = slab.uses(len(flights), want.stay_s)
         reserve = partial(slab.store.reserve, list(flights), nbytes, uses)
         try:
             return await slab.call(reserve)
         except StoreFullError:
-            self._end_all(flights, Reason.STORE_FULL)
+            await self._part(list(flights.values()), want)
         except StoreUnavailableError:
-            self._end_all(flights, Reason.UNAVAILABLE)
+            self._end_all(flights.values(), Reason.UNAVAILABLE)
         return None
 
     async def _land(
@@ -305,14 +303,11 @@ class Flights:
         answers: Sequence[Fetched],
         flights: dict[PackedKey, Flight],
     ) -> bool:
-        """Bring each flight to its end; return whether the lease has ended."""
-        granted = set(lease.keys)
-        left = [key for key in flights if key not in granted]
-        landing = partial(land, self._slab.store, lease, answers, left)
+        """Bring what got slots to its end; return whether the lease has ended."""
         try:
-            reasons, there = await self._slab.call(landing)
+            reasons = await self._slab.call(partial(land, lease, answers))
         except (LeaseExpiredError, StoreUnavailableError):
-            self._end_all(flights, Reason.UNAVAILABLE)
+            self._end_all([flights[key] for key in lease.keys], Reason.UNAVAILABLE)
             return False
         for key, reason in zip(lease.keys, reasons, strict=True):
             flight = flights[key]
@@ -321,8 +316,6 @@ class Flights:
                 self._end(flight, self._why_absent(key, flight.allowed))
             elif reason not in _OF_TIERS or not flight.tiers:
                 self._end(flight, reason)
-        for key, is_there in zip(left, there, strict=True):
-            self._end(flights[key], Reason.STORED if is_there else Reason.STORE_FULL)
         wrong = [
             key
             for key, reason in zip(lease.keys, reasons, strict=True)
@@ -343,8 +336,8 @@ class Flights:
         """End what nobody wants, now: who wanted it later would join what is not got."""
         self._end_open([flight for flight in flights if not flight.wants])
 
-    def _end_all(self, flights: dict[PackedKey, Flight], reason: Reason) -> None:
-        for flight in flights.values():
+    def _end_all(self, flights: Iterable[Flight], reason: Reason) -> None:
+        for flight in flights:
             self._end(flight, reason)
 
     def _end(self, flight: Flight, reason: Reason) -> None:
@@ -361,22 +354,3 @@ class Flights:
             self._counts.fetched += 1
             self._counts.nbytes += flight.nbytes
             self._brought(flight.medium - 1, flight.key)
-
-
-def _is_open(flight: Flight) -> bool:
-    """Return whether it has not ended: some tier is yet to be asked."""
-    return not flight.is_done
-
-
-def _wants_of(flights: Sequence[Flight]) -> list[Want]:
-    """Return who wants them, the first one first."""
-    return [want for flight in flights for want in flight.wants]
-
-
-def _batches(flights: Sequence[Flight], can: BackendCapabilities) -> list[list[Flight]]:
-    """Cut flights into batches of blocks of one size."""
-    cut = []
-    for nbytes, alike in itertools.groupby(flights, lambda flight: flight.nbytes):
-        rest, most = list(alike), blocks_per_call(can, nbytes)
-        cut += [rest[at : at + most] for at in range(0, len(rest), most)]
-    return cut

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ucm.backends.abc import Fetched, Verdict
-from ucm.blocks import PackedKey
 from ucm.reasons import Reason
-from ucm.stores.abc import Store, WriteLease
+from ucm.stores.abc import WriteLease
 
 __all__ = ["REASONS", "land"]
 
@@ -19,19 +18,11 @@ REASONS: Final = {
 """What a tier says of a block that did not come."""
 
 
-def land(
-    store: Store,
-    lease: WriteLease,
-    answers: Sequence[Fetched],
-    left: Sequence[PackedKey],
-) -> tuple[list[Reason], list[bool]]:
+def land(lease: WriteLease, answers: Sequence[Fetched]) -> list[Reason]:
     """
-    Make visible what came whole, on a thread.
+    Make visible what came whole, on a thread; return why the others did not.
 
     Bytes are hashed once: what seals a slot is what travelled with the block, or is not it.
-
-    Returns:
-        Why the others did not, and which of those *left* are there.
     """
     done = [at for at, each in enumerate(answers) if each.verdict is Verdict.DONE]
     is_all = len(done) == len(answers)
@@ -46,4 +37,4 @@ def land(
         for at, answer in enumerate(answers)
     ]
     lease.commit(without=[at for at, reason in enumerate(reasons) if reason])
-    return reasons, store.contains(left) if left else []
+    return reasons

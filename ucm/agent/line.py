@@ -20,7 +20,7 @@ from ucm.backends.abc import BackendCapabilities
 from ucm.worth import Speed
 
 if TYPE_CHECKING:
-    from ucm.agent.flights import Flight
+    from ucm.agent.flight import Flight
 
 __all__ = ["Line", "Turn"]
 

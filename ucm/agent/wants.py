@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What engines want of a slab that has tiers, and the slab as fetches use it."""
 
+import contextlib
+import enum
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,11 +16,12 @@ from ucm.agent.calls import Blocking
 from ucm.backends.abc import BackendCapabilities
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
+from ucm.errors import StoreFullError
 from ucm.reasons import Reason
 from ucm.stores.abc import Store
 from ucm.uses import Uses
 
-__all__ = ["FetchCounts", "Slab", "Want"]
+__all__ = ["FetchCounts", "Left", "Slab", "Want"]
 
 _MEMORY: Final = "none"
 """How durable a tier is that the engine would call memory, not storage."""
@@ -95,6 +98,17 @@ class Want:
         )
 
 
+class Left(enum.Enum):
+    """What is with a block that got no slot."""
+
+    THERE = enum.auto()
+    WRITTEN = enum.auto()
+    """Another writes it."""
+    FREE = enum.auto()
+    """Nobody does any more, and there is a slot for it now."""
+    FULL = enum.auto()
+
+
 @attrs.frozen
 class Slab:
     """
@@ -117,6 +131,36 @@ class Slab:
     def _pin(self, keys: Sequence[PackedKey], hold_s: float) -> list[bool]:
         self.store.touch(keys, self.uses(len(keys), hold_s))
         return self.store.contains(keys)
+
+    async def look(
+        self, keys: Sequence[PackedKey], nbytes: int, hold_s: float
+    ) -> list[Left]:
+        """Return what is with blocks of a prefix that got no slots, as far as it is of use."""
+        return await self.call(partial(self._look, keys, nbytes, hold_s))
+
+    def _look(
+        self, keys: Sequence[PackedKey], nbytes: int, hold_s: float
+    ) -> list[Left]:
+        """Ask for slots, and give them back: others have what gets none, or all is full."""
+        free: set[PackedKey] = set()
+        is_full = True
+        with contextlib.suppress(StoreFullError):
+            uses = self.uses(len(keys), hold_s)
+            with self.store.reserve(keys, nbytes, uses) as lease:
+                free.update(lease.keys)
+                is_full = len(free) + lease.num_stored < len(keys)
+        if is_full and len(keys) == 1:
+            return [Left.FULL]
+        if is_full:  # for some; what is behind the first of these is of no use
+            middle = len(keys) // 2
+            found = self._look(keys[:middle], nbytes, hold_s)
+            if Left.FULL in found:
+                return found + [Left.FULL] * (len(keys) - middle)
+            return found + self._look(keys[middle:], nbytes, hold_s)
+        return [
+            Left.THERE if is_there else Left.FREE if key in free else Left.WRITTEN
+            for key, is_there in zip(keys, self.store.contains(keys), strict=True)
+        ]
 
     def uses(self, count: int, hold_s: float) -> Uses:
         """Return when so many blocks of a prefix count as used that are to stay so long."""

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One block on its way from a tier, for all who want it."""
+
+import itertools
+from collections.abc import Sequence
+
+import anyio
+import attrs
+
+from ucm.agent.calls import blocks_per_call
+from ucm.agent.line import Turn
+from ucm.agent.wants import Want
+from ucm.backends.abc import BackendCapabilities
+from ucm.blocks import PackedKey
+from ucm.reasons import Reason
+
+__all__ = ["Flight", "batches", "is_open", "wants_of"]
+
+
+@attrs.define(eq=False)
+class Flight:
+    """
+    One block on its way.
+
+    Args:
+        key: Its packed key.
+        nbytes: Its bytes.
+        tiers: Numbers of those that may bring it and were not tried yet.
+        allowed: All that may.
+    """
+
+    key: PackedKey
+    nbytes: int
+    allowed: tuple[int, ...]
+    tiers: tuple[int, ...]
+    wants: "dict[Want, None]" = attrs.Factory(dict)
+    """In the order in which they came: its slots are the first one's."""
+    is_done: bool = False
+    reason: Reason = Reason.NONE
+    """Why it failed, or a tier did; none: the slab has the block, or nothing is known."""
+    medium: int = 0
+    """Where it was: 0 the slab, tiers behind it."""
+    is_written: bool = False
+    """Another writes it to the slab, as far as is known."""
+    turn: Turn | None = None
+    """While it waits for slots, or for its tier."""
+    _done: anyio.Event | None = attrs.field(default=None, init=False)
+    """Made for who waits: most end before they are waited for, and a turn of the loop each
+    costs more than all else of a small block."""
+
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+        if not self.is_done:
+            self._done = self._done or anyio.Event()
+            await self._done.wait()
+
+    def end(self) -> None:
+        """Let all know that it has ended."""
+        self.is_done = True
+        if self._done is not None:
+            self._done.set()
+
+
+def is_open(flight: Flight) -> bool:
+    """Return whether it has not ended: some tier is yet to be asked."""
+    return not flight.is_done
+
+
+def wants_of(flights: Sequence[Flight]) -> list[Want]:
+    """Return who wants them, the first one first."""
+    return [want for flight in flights for want in flight.wants]
+
+
+def batches(flights: Sequence[Flight], can: BackendCapabilities) -> list[list[Flight]]:
+    """Cut flights into batches of blocks of one size."""
+    cut = []
+    for nbytes, alike in itertools.groupby(flights, lambda flight: flight.nbytes):
+        rest, most = list(alike), blocks_per_call(can, nbytes)
+        cut += [rest[at : at + most] for at in range(0, len(rest), most)]
+    return cut
