@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Room on a shared mount, where more is put than it takes."""
 
+import math
 import os
 
 import attrs
@@ -46,6 +47,37 @@ class TestRoom:
         assert [Verdict.FULL] == await put(backend, KEYS[4])
         stats = await backend.stats()
         assert (4, 0) == (stats.blocks, stats.evicted_blocks_total)
+        await backend.aclose()
+
+    async def test_share_that_refuses_to_remove_is_not_walked_through_at_each_put(
+        self, tmp_path, monkeypatch
+    ):
+        """A full share whose mount removes nothing costs a walk now and then, and is used again
+        once it does."""
+        backend = await open_files(tmp_path / "share", capacity=4 * (BLOCK + 128))
+        await collected(backend)
+        await put(backend, *KEYS[:4])
+        walks, collect = [], backend._share.collect
+
+        def counted(*bytes_):
+            walks.append(bytes_)
+            return collect(*bytes_)
+
+        def refuse(path, **how):
+            if "/blocks/" in os.fspath(path):
+                raise PermissionError(1, "refused", path)
+            unlink(path, **how)
+
+        unlink = os.unlink
+        monkeypatch.setattr(backend._share, "collect", counted)
+        with monkeypatch.context() as mount:
+            mount.setattr(os, "unlink", refuse)
+            for _ in range(5):
+                assert [Verdict.FULL] == await put(backend, KEYS[4])
+        assert 1 == len(walks)
+        backend._full_until = -math.inf  # as it is ten minutes later
+        assert [Verdict.DONE] == await put(backend, KEYS[4])
+        assert 2 == len(walks)
         await backend.aclose()
 
     async def test_block_that_is_too_large_is_so_alone(self, tmp_path):

@@ -7,7 +7,8 @@ caller goes: what they read lies in memory of their own, and what they wrote get
 all of them hang, calls answer at once that they have no answer (X-14).
 
 Room is bounded by what a collection has counted and what was put since. A collection walks
-through the share, on one thread, and nobody who puts meanwhile goes over the bound.
+through the share, on one thread, and nobody who puts meanwhile goes over the bound. Where the
+mount refuses to remove blocks the share is full until it is counted again.
 """
 
 import math
@@ -92,7 +93,9 @@ class FilesBackend(Backend):
         self._is_open = True
         self._claim = self._start_claim()
         self._collection: Job[Collected | None] | None = None
-        self._collected_at = -math.inf
+        self._collected_at = self._full_until = -math.inf
+        self._most = 0
+        """That all blocks may have behind the collection."""
         self._room: _Room | None = None
         """Nothing is known of it before the first collection."""
         self._num_evicted = 0
@@ -258,6 +261,8 @@ class FilesBackend(Backend):
             if now - self._collected_at > self._settings.collect_seconds:
                 self._start_collection(nbytes)  # others put, too; nobody waits for it
             return self._room
+        if now < self._full_until:
+            return self._room
         is_begun = self._collection is not None
         await self._collect(nbytes)
         if is_begun and not self._is_room(nbytes):
@@ -283,6 +288,7 @@ class FilesBackend(Backend):
             self._collected_at = anyio.current_time()
             if self._room is not None:
                 self._room.recount()
+            self._most = most
             self._collection = self._crew.start(
                 lambda: self._share.collect(most, wanted)
             )
@@ -299,6 +305,9 @@ class FilesBackend(Backend):
             if self._room is None:
                 self._room = _Room(self._settings.capacity)
             self._room.take(counted)
+            if counted.nbytes > self._most:  # nor would the next one remove more
+                now = anyio.current_time()
+                self._full_until = now + self._settings.collect_seconds
 
     # On threads of the crew.
 
