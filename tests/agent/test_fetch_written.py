@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch: a block that another is just writing to the slab is waited for, and no full store."""
+"""Fetch: what others write to the slab, and what it loses, while blocks are on their way."""
 
 from collections.abc import Callable
 
@@ -175,3 +175,35 @@ class TestSpeed:
         want, choice, line = run_virtual(fetch)
         assert (8, [0] * 8) == (want.found, want.media)
         assert (0, 0) == (choice.speed.num_seen, line._speed.num_seen)
+
+
+class Forgetful(Unruly):
+    """Has the slab lose a block while others are got."""
+
+    def __init__(self, slab) -> None:
+        super().__init__()
+        self._slab = slab
+
+    async def get(self, keys, targets):
+        """Get."""
+        self._slab.forget(KEYS[2:3])
+        return await super().get(keys, targets)
+
+
+class TestGone:
+    def test_block_that_goes_before_the_rest_has_come_is_not_told_of(
+        self, slab
+    ) -> None:
+        """R-53: a want says of its blocks what is there at its end, and why not more."""
+        save(slab, KEYS[:4])
+        backend = Forgetful(slab)
+
+        async def fetch():
+            await lay(backend, KEYS)
+            async with open_core(slab, backend) as core:
+                await core.fetch(want := want_of(KEYS))
+                return want
+
+        want = run_virtual(fetch)
+        assert (2, Reason.EVICTED) == (want.found, want.reason)
+        assert [True, True, False] == slab.contains(KEYS[:3])

@@ -15,6 +15,7 @@ _JOINED = "tests/agent/test_fetch_joined.py::TestJoined"
 _FETCHES = "tests/agent/test_fetch_few.py::TestFewRequests"
 _WRITTEN = "tests/agent/test_fetch_written.py"
 _WANTS = "ucm/agent/wants.py"
+_ROOM = "tests/backends/test_files_room.py::TestRoom"
 _SPILLS = "tests/agent/test_spill.py::TestSpill"
 
 PACKED = (
@@ -197,6 +198,26 @@ PACKED = (
         replace="each.is_done and not each.reason",
         killers=(
             f"{_WRITTEN}::TestSpeed::test_block_that_a_save_brought_says_nothing_of_its_tier",
+        ),
+    ),
+    Mutant(
+        name="lost_block_told_of",
+        why="A rank on another machine promises blocks that it has lost, and the load fails.",
+        file="ucm/agent/fetch.py",
+        find="                    want.found = there.index(False)\n",
+        replace="                    want.found = len(there)\n",
+        killers=(
+            f"{_WRITTEN}::TestGone::test_block_that_goes_before_the_rest_has_come_is_not_told_of",
+        ),
+    ),
+    Mutant(
+        name="share_that_removes_nothing_walked_through_at_each_put",
+        why="A full share whose mount refuses removals costs its servers a walk for each call.",
+        file="ucm/backends/files/_backend.py",
+        find="            if counted.nbytes > self._most:",
+        replace="            if counted.nbytes < 0:",
+        killers=(
+            f"{_ROOM}::test_share_that_refuses_to_remove_is_not_walked_through_at_each_put",
         ),
     ),
 )

@@ -88,7 +88,10 @@ class Fetcher:
             with anyio.move_on_at(want.deadline):
                 want.reason = await self._fetch(want)
             if want.found:  # flights that others had begun were pinned for them
-                await self._slab.pin(want.keys[: want.found], want.stay_s)
+                there = await self._slab.pin(want.keys[: want.found], want.stay_s)
+                if not all(there):  # evicted, or forgotten, before that
+                    want.found = there.index(False)
+                    want.reason = want.reason or Reason.EVICTED
         except StoreUnavailableError:
             want.reason = Reason.UNAVAILABLE
 
