@@ -324,6 +324,8 @@ class TestStrangers:
             ask_for(1, deadline_s=1e9),
             ask_for(1, deadline_s=float("nan")),
             ask_for(1, hold_s=-1.0),
+            ask_for(1, tenant=-1),
+            ask_for(1, tenant=1 << 32),
             HELLO,
             struct.pack(">I", MAX_FRAME_BYTES + 1),
             struct.pack(">I", 3) + b"\xc1\xc1\xc1",

@@ -7,7 +7,7 @@ import pytest
 from tests.agent.unruly import Unruly, lay, open_core, run_virtual, want_of
 from tests.stores.slab_kit import open_slab
 from ucm.reasons import Reason
-from ucm.testing.store_blocks import load, make_keys, payload
+from ucm.testing.store_blocks import load, make_keys, payload, save, uses_at
 
 KEYS = make_keys(80)
 
@@ -129,6 +129,57 @@ class TestPriority:
                 return ended, core.fetcher._budget.left
 
         assert (["b", "a"], 8) == run_virtual(run)
+
+
+class TestTenant:
+    def test_fetched_blocks_take_their_tenants_share(self, tmp_path) -> None:
+        """R-55: a tenant that has its share of the slab makes room among its own blocks, and
+        leaves all others theirs, also where its blocks come from a tier."""
+        with open_slab(tmp_path / "slab", 64, tenant_share=0.125) as slab:
+            uses = [uses_at([at] * 8, tenant) for at, tenant in ((1, 3), (2, 7))]
+            save(slab, KEYS[:8], uses=uses[0])
+            save(slab, KEYS[8:16], uses=uses[1])
+
+            async def run():
+                await lay(backend := Unruly(), KEYS)
+                async with open_core(slab, backend) as core:
+                    want = want_of(KEYS[16:24], tenant=7)
+                    await core.fetch(want)
+                    return want.found
+
+            assert 8 == run_virtual(run)
+            there = slab.contains(KEYS[:24])
+        assert [True] * 8 + [False] * 8 + [True] * 8 == there
+
+    def test_want_beyond_its_tenants_share_takes_no_kept_block(self, tmp_path) -> None:
+        """R-55: what is kept for one request is not taken for the same tenant's next."""
+        with open_slab(tmp_path / "slab", 64, tenant_share=0.09375) as slab:
+
+            async def run():
+                await lay(backend := Unruly(), KEYS)
+                async with open_core(slab, backend) as core:
+                    await core.fetch(first := want_of(KEYS[:4], tenant=7))
+                    await core.fetch(second := want_of(KEYS[4:8], tenant=7))
+                    return first, second
+
+            first, second = run_virtual(run)
+            there = slab.contains(KEYS[:8])
+        assert (4, Reason.NONE) == (first.found, first.reason)
+        assert (2, Reason.STORE_FULL) == (second.found, second.reason)
+        assert [True] * 6 + [False] * 2 == there
+
+    def test_later_blocks_of_a_want_take_no_slots_of_its_first(self, tmp_path) -> None:
+        """R-53: what does not fit is what is of least use, however many calls it takes."""
+        with open_slab(tmp_path / "slab", 64, tenant_share=0.09375) as slab:
+
+            async def run():
+                await lay(backend := Unruly(in_flight=1), KEYS)
+                async with open_core(slab, backend) as core:
+                    await core.fetch(want := want_of(KEYS[:8], tenant=7))
+                    return want
+
+            want = run_virtual(run)
+        assert (6, Reason.STORE_FULL) == (want.found, want.reason)
 
 
 class TestSlower:

@@ -15,6 +15,7 @@ _JOINED = "tests/agent/test_fetch_joined.py::TestJoined"
 _FETCHES = "tests/agent/test_fetch_few.py::TestFewRequests"
 _WRITTEN = "tests/agent/test_fetch_written.py"
 _WANTS = "ucm/agent/wants.py"
+_TENANT = "tests/agent/test_terms.py::TestTenant"
 _ROOM = "tests/backends/test_files_room.py::TestRoom"
 _SPILLS = "tests/agent/test_spill.py::TestSpill"
 
@@ -218,6 +219,40 @@ PACKED = (
         replace="            if counted.nbytes < 0:",
         killers=(
             f"{_ROOM}::test_share_that_refuses_to_remove_is_not_walked_through_at_each_put",
+        ),
+    ),
+    Mutant(
+        name="fetched_blocks_are_nobodys",
+        why="A tenant has all of the slab, by way of a tier.",
+        file=_WANTS,
+        find="np.full(count, tenant, dtype=np.uint32)",
+        replace="np.full(count, 0, dtype=np.uint32)",
+        killers=(f"{_TENANT}::test_fetched_blocks_take_their_tenants_share",),
+    ),
+    Mutant(
+        name="fetch_takes_kept_slots",
+        why="Requests of one tenant take each other's blocks before they are loaded, for ever.",
+        file=_WANTS,
+        find="self.uses(len(keys), 0.0, tenant)",
+        replace="self.uses(len(keys), 60.0, tenant)",
+        killers=(f"{_TENANT}::test_want_beyond_its_tenants_share_takes_no_kept_block",),
+    ),
+    Mutant(
+        name="landed_block_not_kept",
+        why="A long prompt's first blocks give way to its last ones, and nothing of it hits.",
+        file="ucm/agent/landing.py",
+        find="    keep([key for key,",
+        replace="    list([key for key,",
+        killers=(f"{_TENANT}::test_later_blocks_of_a_want_take_no_slots_of_its_first",),
+    ),
+    Mutant(
+        name="tenant_not_told_to_the_agent",
+        why="A tenant has all of the slab, by way of a tier.",
+        file="ucm/integration/vllm/tiers.py",
+        find="            tenant=wishes.tenant,\n",
+        replace="",
+        killers=(
+            "tests/integration/vllm/test_tiers.py::TestWishes::test_tiers_priority_and_tenant_go_along",
         ),
     ),
 )

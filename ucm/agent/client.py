@@ -168,6 +168,7 @@ class AgentClient:
         compute_s: float = 0.0,
         only: Sequence[tuple[str, str]] | None = None,
         priority: int = 0,
+        tenant: int = 0,
         tell: Callable[[], None] | None = None,
     ) -> bool:
         """
@@ -182,6 +183,7 @@ class AgentClient:
             compute_s: How long computing them all would take; 0: not known.
             only: Of which tiers; see ``Ask``.
             priority: The lowest is served first.
+            tenant: Whose share of the slab they take; 0: nobody's.
             tell: Called once on our thread, behind the answer or the loss of the agent, but
                 not at the deadline, nor of a want that was dropped; brief, raises nothing.
 
@@ -207,6 +209,7 @@ class AgentClient:
             compute_s=compute_s,
             only=None if only is None else list(only),
             priority=priority,
+            tenant=tenant,
         )
         self.call(lambda: self._ask(ask))
         return True

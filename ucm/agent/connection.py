@@ -48,6 +48,7 @@ _SHORTEST, _LONGEST = 29, 85
 _MOST_SAID: Final = 14 << 10
 """Bytes of a description; so many fit into a frame that a batch of them does."""
 _PREFIX_BYTES: Final = 17
+_LAST_TENANT: Final = (1 << 32) - 1
 _GONE: Final = (
     *(TimeoutError, anyio.EndOfStream),
     *(anyio.BrokenResourceError, anyio.ClosedResourceError),
@@ -271,6 +272,8 @@ def _want_of(ask: Ask, max_block_bytes: int) -> Want:
         raise MessageError(f"a block of no byte, or of more than {max_block_bytes}")
     if not (0 <= ask.deadline_s <= LONGEST_S and 0 <= ask.hold_s <= LONGEST_S):
         raise MessageError(f"more than {LONGEST_S} seconds, or less than none")
+    if not 0 <= ask.tenant <= _LAST_TENANT:
+        raise MessageError(f"a tenant of number {ask.tenant}")
     for nbytes in set(map(len, ask.keys)):
         _check_key(nbytes)
     keys = [PackedKey(key) for key in ask.keys]
@@ -283,4 +286,5 @@ def _want_of(ask: Ask, max_block_bytes: int) -> Want:
         compute_s=max(0.0, ask.compute_s),
         only=ask.only,
         priority=ask.priority,
+        tenant=ask.tenant,
     )

@@ -240,7 +240,7 @@ class Flights:
                 targets = [slots.block(at).data for at in range(len(lease.keys))]
                 answers = await tier.get(lease.keys, targets) if targets else []
                 turn.close()  # the next ones come while these are looked at
-                has_landed = await self._land(number, lease, answers, flights)
+                has_landed = await self._land(number, lease, answers, flights, want)
                 if answers and not any(flights[key].reason for key in lease.keys):
                     seconds = anyio.current_time() - began
                     line.saw(len(answers) * nbytes, seconds)
@@ -258,7 +258,7 @@ class Flights:
             return
         keys, nbytes = [flight.key for flight in flights], flights[0].nbytes
         try:
-            found = await self._slab.look(keys, nbytes, want.stay_s)
+            found = await self._slab.look(keys, nbytes, want.tenant)
         except StoreUnavailableError:
             self._end_all(flights, Reason.UNAVAILABLE)
             return
@@ -286,8 +286,7 @@ class Flights:
     ) -> WriteLease | None:
         """Take slots; None where there are none, for which each flight has its end."""
         slab, nbytes = self._slab, next(iter(flights.values())).nbytes
-        uses = slab.uses(len(flights), want.stay_s)
-        reserve = partial(slab.store.reserve, list(flights), nbytes, uses)
+        reserve = partial(slab.reserve, list(flights), nbytes, want.tenant)
         try:
             return await slab.call(reserve)
         except StoreFullError:
@@ -302,10 +301,12 @@ class Flights:
         lease: WriteLease,
         answers: Sequence[Fetched],
         flights: dict[PackedKey, Flight],
+        want: Want,
     ) -> bool:
         """Bring what got slots to its end; return whether the lease has ended."""
+        keep = partial(self._slab.keep, hold_s=want.stay_s)
         try:
-            reasons = await self._slab.call(partial(land, lease, answers))
+            reasons = await self._slab.call(partial(land, lease, answers, keep))
         except (LeaseExpiredError, StoreUnavailableError):
             self._end_all([flights[key] for key in lease.keys], Reason.UNAVAILABLE)
             return False

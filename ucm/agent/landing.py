@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What came from a tier into slots becomes visible there, once its checksum was compared."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ucm.backends.abc import Fetched, Verdict
+from ucm.blocks import PackedKey
 from ucm.reasons import Reason
 from ucm.stores.abc import WriteLease
 
@@ -18,9 +19,13 @@ REASONS: Final = {
 """What a tier says of a block that did not come."""
 
 
-def land(lease: WriteLease, answers: Sequence[Fetched]) -> list[Reason]:
+def land(
+    lease: WriteLease,
+    answers: Sequence[Fetched],
+    keep: Callable[[Sequence[PackedKey]], None],
+) -> list[Reason]:
     """
-    Make visible what came whole, on a thread; return why the others did not.
+    Make visible what came whole, on a thread, and *keep* it; return why the others did not.
 
     Bytes are hashed once: what seals a slot is what travelled with the block, or is not it.
     """
@@ -37,4 +42,5 @@ def land(lease: WriteLease, answers: Sequence[Fetched]) -> list[Reason]:
         for at, answer in enumerate(answers)
     ]
     lease.commit(without=[at for at, reason in enumerate(reasons) if reason])
+    keep([key for key, why in zip(lease.keys, reasons, strict=True) if not why])
     return reasons

@@ -90,6 +90,7 @@ class Ask(msgspec.Struct, tag="want", frozen=True):
         only: Medium and locality of the tiers that may be used, each empty for any; None:
             all of them.
         priority: The lowest has its slots first.
+        tenant: Whose share of the slab they take; 0: nobody's.
     """
 
     number: int
@@ -100,6 +101,7 @@ class Ask(msgspec.Struct, tag="want", frozen=True):
     compute_s: float = 0.0
     only: list[tuple[str, str]] | None = None
     priority: int = 0
+    tenant: int = 0
 
 
 class Drop(msgspec.Struct, tag="drop", frozen=True):

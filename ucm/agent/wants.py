@@ -18,7 +18,7 @@ from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import StoreFullError
 from ucm.reasons import Reason
-from ucm.stores.abc import Store
+from ucm.stores.abc import Store, WriteLease
 from ucm.uses import Uses
 
 __all__ = ["FetchCounts", "Left", "Slab", "Want"]
@@ -64,6 +64,7 @@ class Want:
         compute_s: How long computing them all would take; 0: not known.
         only: Medium and locality of tiers that it may use, empty for any; None: all.
         priority: Of its slots; the lowest comes first.
+        tenant: Whose share of the slab it takes; 0: nobody's.
     """
 
     keys: Sequence[PackedKey]
@@ -73,6 +74,7 @@ class Want:
     compute_s: float = 0.0
     only: Sequence[tuple[str, str]] | None = None
     priority: int = 0
+    tenant: int = 0
     found: int = 0
     """Keys from the start that the slab has, once it is fetched."""
     media: list[int] = attrs.Factory(list)
@@ -129,43 +131,52 @@ class Slab:
         return await self.call(partial(self._pin, keys, hold_s))
 
     def _pin(self, keys: Sequence[PackedKey], hold_s: float) -> list[bool]:
-        self.store.touch(keys, self.uses(len(keys), hold_s))
+        self.keep(keys, hold_s)
         return self.store.contains(keys)
 
+    def keep(self, keys: Sequence[PackedKey], hold_s: float) -> None:
+        """Keep what there is of *keys* for a while, on a thread."""
+        self.store.touch(keys, self.uses(len(keys), hold_s))
+
+    def reserve(
+        self, keys: Sequence[PackedKey], nbytes: int, tenant: int
+    ) -> WriteLease:
+        """Take slots, on a thread; what is kept for others, or for those before, gives none."""
+        return self.store.reserve(keys, nbytes, self.uses(len(keys), 0.0, tenant))
+
     async def look(
-        self, keys: Sequence[PackedKey], nbytes: int, hold_s: float
+        self, keys: Sequence[PackedKey], nbytes: int, tenant: int
     ) -> list[Left]:
         """Return what is with blocks of a prefix that got no slots, as far as it is of use."""
-        return await self.call(partial(self._look, keys, nbytes, hold_s))
+        return await self.call(partial(self._look, keys, nbytes, tenant))
 
-    def _look(
-        self, keys: Sequence[PackedKey], nbytes: int, hold_s: float
-    ) -> list[Left]:
+    def _look(self, keys: Sequence[PackedKey], nbytes: int, tenant: int) -> list[Left]:
         """Ask for slots, and give them back: others have what gets none, or all is full."""
         free: set[PackedKey] = set()
         is_full = True
-        with contextlib.suppress(StoreFullError):
-            uses = self.uses(len(keys), hold_s)
-            with self.store.reserve(keys, nbytes, uses) as lease:
-                free.update(lease.keys)
-                is_full = len(free) + lease.num_stored < len(keys)
+        with (
+            contextlib.suppress(StoreFullError),
+            self.reserve(keys, nbytes, tenant) as lease,
+        ):
+            free.update(lease.keys)
+            is_full = len(free) + lease.num_stored < len(keys)
         if is_full and len(keys) == 1:
             return [Left.FULL]
         if is_full:  # for some; what is behind the first of these is of no use
             middle = len(keys) // 2
-            found = self._look(keys[:middle], nbytes, hold_s)
+            found = self._look(keys[:middle], nbytes, tenant)
             if Left.FULL in found:
                 return found + [Left.FULL] * (len(keys) - middle)
-            return found + self._look(keys[middle:], nbytes, hold_s)
+            return found + self._look(keys[middle:], nbytes, tenant)
         return [
             Left.THERE if is_there else Left.FREE if key in free else Left.WRITTEN
             for key, is_there in zip(keys, self.store.contains(keys), strict=True)
         ]
 
-    def uses(self, count: int, hold_s: float) -> Uses:
+    def uses(self, count: int, hold_s: float, tenant: int = 0) -> Uses:
         """Return when so many blocks of a prefix count as used that are to stay so long."""
         until = self.clock_ns() + int(hold_s * 1e9)
-        return Uses(until - np.arange(count), np.zeros(count, dtype=np.uint32))
+        return Uses(until - np.arange(count), np.full(count, tenant, dtype=np.uint32))
 
 
 def _is_one_of(can: BackendCapabilities, only: Sequence[tuple[str, str]]) -> bool:

@@ -113,6 +113,7 @@ class Elsewhere:
                 compute_s=compute_s * len(some) / len(tokens),
                 only=wishes.tiers,
                 priority=wishes.priority,
+                tenant=wishes.tenant,
             )
             for some, some_hashes in self._parts(matcher, hashes, tokens, fixed)
         ]

@@ -127,6 +127,7 @@ class PrefixWant(_Record, frozen=True, kw_only=True):
         compute_s: How long computing these tokens would take; 0: not known.
         only: Of which tiers, each empty for any; None: all.
         priority: The lowest is served first.
+        tenant: Whose share of the store its blocks take; 0: nobody's.
     """
 
     number: int
@@ -140,6 +141,7 @@ class PrefixWant(_Record, frozen=True, kw_only=True):
     compute_s: float = 0.0
     only: tuple[tuple[str, str], ...] | None = None
     priority: int = 0
+    tenant: int = 0
 
 
 class Forgotten(_Record, frozen=True):

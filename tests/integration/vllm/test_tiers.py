@@ -225,11 +225,12 @@ class TestWishes:
         """R-58: an empty ``kv_load_tiers`` is no tier."""
         assert not world.ask(wishes=Wishes(tiers=()))
 
-    def test_tiers_and_priority_go_along(self, world) -> None:
-        """R-58: the agent hears from where a request may load, and how soon."""
+    def test_tiers_priority_and_tenant_go_along(self, world) -> None:
+        """R-58, R-55: the agent hears from where a request may load, how soon, and for whom."""
         only = (("disk", ""),)
-        world.ask(wishes=Wishes(tiers=only, priority=7))
-        assert [{"compute_s": 0.0, "only": only, "priority": 7}] == world.client.terms
+        world.ask(wishes=Wishes(tiers=only, priority=7, tenant=9))
+        terms = {"compute_s": 0.0, "only": only, "priority": 7, "tenant": 9}
+        assert [terms] == world.client.terms
 
 
 class TestPrediction:

@@ -112,6 +112,7 @@ class RankWants:
             compute_s=want.compute_s,
             only=want.only,
             priority=want.priority,
+            tenant=want.tenant,
         )
         if is_asked:
             self._asked[want.number] = _Asked(want, ends, matcher.is_all_full)

@@ -269,6 +269,7 @@ class Tiers:
             compute_s=compute_s,
             only=wishes.tiers,
             priority=wishes.priority,
+            tenant=wishes.tenant,
         )
         if is_asked:
             self._questions[request_id] = _Question(
