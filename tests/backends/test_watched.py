@@ -169,3 +169,37 @@ class TestDisk:
             elif what == "give up" and there is not None:
                 give_up_deleting(slots, there)
             assert set(slots.keys()) == heard.there
+
+
+class Slow(Unruly):
+    """Has looked before it answers, which takes until a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_looked = asyncio.Event()
+
+    async def exists(self, keys):
+        """Look, and answer later."""
+        told = await super().exists(keys)
+        self.has_looked.set()
+        await self.free.wait()
+        return told
+
+
+class TestRemovedMeanwhile:
+    @pytest.mark.asyncio
+    async def test_answer_that_is_older_than_a_removal_is_not_told(self) -> None:
+        """R-57: a look that began before a block was removed, and ends behind it, is no word
+        that the block is there; the next one is."""
+        backend, heard = Slow(), Heard()
+        watched = WatchedBackend(backend)
+        watched.watch(heard)
+        await watched.put(sealed(KEYS[:2]))
+        look = asyncio.create_task(watched.exists(KEYS[:2]))
+        await backend.has_looked.wait()
+        await watched.delete(KEYS[:1])
+        backend.free.set()
+        assert 2 == len(await look)
+        assert {KEYS[1]} == heard.there
+        await watched.put(sealed(KEYS[:1]))
+        assert set(KEYS[:2]) == heard.there

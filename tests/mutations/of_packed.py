@@ -255,4 +255,24 @@ PACKED = (
             "tests/integration/vllm/test_tiers.py::TestWishes::test_tiers_priority_and_tenant_go_along",
         ),
     ),
+    Mutant(
+        name="answer_older_than_a_removal_told",
+        why="R-57: a router sends prompts to an engine for blocks that its tier has lost.",
+        file="ucm/backends/watched.py",
+        find="            removed.update(keys)\n",
+        replace="            removed.update(())\n",
+        killers=(
+            "tests/backends/test_watched.py::TestRemovedMeanwhile::test_answer_that_is_older_than_a_removal_is_not_told",
+        ),
+    ),
+    Mutant(
+        name="tenant_not_told_to_other_machines",
+        why="A tenant has all of the slabs of other machines, by way of a tier.",
+        file="ucm/integration/vllm/elsewhere.py",
+        find="            tenant=want.tenant,\n",
+        replace="",
+        killers=(
+            "tests/integration/vllm/test_elsewhere.py::TestAsk::test_request_s_terms_go_along",
+        ),
+    ),
 )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A backend that is watched: of which blocks it is told that they come, and that they go."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from ucm.backends.abc import Backend, Fetched, Presence, Sealed, Verdict
 from ucm.backends.wrap import WrapperBackend
@@ -25,7 +26,8 @@ class WatchedBackend(WrapperBackend):
     Tells of blocks as its inner backend does, or else by its answers.
 
     What others put and remove is seen when somebody asks for it. Of a removal that got no
-    answer it is told, so that nobody counts on the block.
+    answer it is told, so that nobody counts on the block; nor is an answer believed that may
+    be older than it.
 
     Args:
         inner: The backend to wrap; closed with the wrapper.
@@ -34,6 +36,8 @@ class WatchedBackend(WrapperBackend):
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
         self._tell: Callable[[PackedKey, bool], None] | None = None
+        self._removed: list[set[PackedKey]] = []
+        """Of each call under way, what was removed since it began."""
 
     def watch(self, tell: Callable[[PackedKey, bool], None]) -> Sequence[PackedKey]:
         """Tell from now on; return what is there, as far as that is known."""
@@ -45,35 +49,53 @@ class WatchedBackend(WrapperBackend):
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Forward, and tell."""
-        told = await self.inner.exists(keys)
-        self._conclude(keys, [_IS_THERE.get(each) for each in told])
+        with self._asking() as removed:
+            told = await self.inner.exists(keys)
+        self._conclude(keys, [_IS_THERE.get(each) for each in told], removed)
         return told
 
     async def get(
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
     ) -> list[Fetched]:
         """Forward, and tell."""
-        told = await self.inner.get(keys, targets)
-        self._conclude(keys, [_IS_THERE.get(each.verdict) for each in told])
+        with self._asking() as removed:
+            told = await self.inner.get(keys, targets)
+        self._conclude(keys, [_IS_THERE.get(each.verdict) for each in told], removed)
         return told
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Forward, and tell."""
-        told = await self.inner.put(blocks)
+        with self._asking() as removed:
+            told = await self.inner.put(blocks)
         keys = [block.key for block in blocks]
-        self._conclude(keys, [_IS_THERE.get(each) for each in told])
+        self._conclude(keys, [_IS_THERE.get(each) for each in told], removed)
         return told
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Forward, and tell before that: whoever is asked to remove may do it any time."""
-        self._conclude(keys, [False] * len(keys))
+        for removed in self._removed:
+            removed.update(keys)
+        self._conclude(keys, [False] * len(keys), set())
         return await self.inner.delete(keys)
 
+    @contextmanager
+    def _asking(self) -> Iterator[set[PackedKey]]:
+        """Gather what is removed while a call is under way."""
+        removed: set[PackedKey] = set()
+        self._removed.append(removed)
+        try:
+            yield removed
+        finally:
+            self._removed = [each for each in self._removed if each is not removed]
+
     def _conclude(
-        self, keys: Sequence[PackedKey], are_there: Sequence[bool | None]
+        self,
+        keys: Sequence[PackedKey],
+        are_there: Sequence[bool | None],
+        removed: set[PackedKey],
     ) -> None:
         if self._tell is None:
             return
         for key, is_there in zip(keys, are_there, strict=True):
-            if is_there is not None:
+            if is_there is not None and not (is_there and key in removed):
                 self._tell(key, is_there)

@@ -3,6 +3,8 @@
 
 from types import SimpleNamespace
 
+import attrs
+
 from tests.integration.vllm.agent_kit import FakeClient
 from tests.testing.host_kit import HYBRID, ONE_FULL
 from ucm.blocks import KeyPacker, ShardId
@@ -53,12 +55,12 @@ def rank_of(layout=ONE_FULL, rank=1, store=None):
     return wants
 
 
-def plan_of(tokens, layout=ONE_FULL, hashes=HASHES):
+def plan_of(tokens, layout=ONE_FULL, hashes=HASHES, wishes=NO_WISHES):
     """Return a plan that wants tokens of one request, as it arrives."""
     elsewhere = Elsewhere()
     elsewhere.ranks = (1,)
     matcher = PrefixMatcher(layout, None, DIGEST, [ShardId(0)], full_hits=True)
-    assert elsewhere.ask("r", matcher, hashes, tokens, TIMES, NO_WISHES)
+    assert elsewhere.ask("r", matcher, hashes, tokens, TIMES, wishes)
     plan = StepPlan(step=1, wants=elsewhere.take().wants)
     return decode_plan(encode(plan))
 
@@ -78,6 +80,14 @@ class TestAsk:
         wants = rank_of(rank=0)
         wants.begin(plan_of(WHOLE))
         assert ([], {}) == (wants._client.wanted, wants.take())
+
+    def test_request_s_terms_go_along(self) -> None:
+        """R-60, R-58: each machine's agent hears from where, how soon, and for whose share."""
+        wants, only = rank_of(), (("disk", ""),)
+        wishes = attrs.evolve(NO_WISHES, tiers=only, priority=7, tenant=9)
+        wants.begin(plan_of(WHOLE, wishes=wishes))
+        terms = {"compute_s": TIMES[2], "only": only, "priority": 7, "tenant": 9}
+        assert [terms] == wants._client.terms
 
 
 class TestForget:
