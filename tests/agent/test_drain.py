@@ -61,3 +61,22 @@ class TestDrain:
             assert not late.want("a", KEYS, [BLOCK_BYTES] * 6, seconds=9.0, hold_s=0.0)
             stack.enter_context(place.agent("--linger", "-1", tiers=[tier]))
             until(lambda: late.is_up)
+
+    def test_agent_ends_over_a_call_that_nobody_can_end(self, place) -> None:
+        """R-63: a native call of a tier's library that never returns keeps no agent beyond its
+        time: it has the slab's lock, and no other could serve these engines."""
+        tier = {"type": "file-tier", "path": str(place.tier), "delay": 600.0}
+        brief = {"shutdown": 0.1, "tier": 0.1}
+        options = {"tiers": [tier | {"endless": True}], "timeout": brief}
+        with (
+            open_slab(place.slab, 64) as slab,
+            place.agent("--linger", "-1", **options) as agent,
+            place.client(),
+        ):
+            save(slab, KEYS)
+            until(lambda: place.status()["slots"]["4096"]["spilled"][0]["moving"])
+            agent.send_signal(signal.SIGTERM)
+            assert 1 == agent.wait(LIMIT_S)
+        assert "does not end" in "".join(
+            each.read_text() for each in place.log.iterdir()
+        )

@@ -53,17 +53,22 @@ class FileTier(Backend):
     Args:
         root: Their directory.
         delay: Seconds that a put takes before it does anything.
+        is_endless: Nobody can end one before, as with a call of native code.
     """
 
-    def __init__(self, root: Path, delay: float = 0.0) -> None:
+    def __init__(
+        self, root: Path, delay: float = 0.0, *, is_endless: bool = False
+    ) -> None:
         self._root = root
         self._delay = delay
+        self._is_endless = is_endless
         root.mkdir(parents=True, exist_ok=True)
 
     @classmethod
     async def open_configured(cls, settings: dict[str, Any], key: str) -> Self:
         """Open the directory that a configuration names."""
-        return cls(Path(settings["path"]), settings.get("delay", 0.0))
+        delay, is_endless = settings.get("delay", 0.0), settings.get("endless", False)
+        return cls(Path(settings["path"]), delay, is_endless=is_endless)
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -103,7 +108,8 @@ class FileTier(Backend):
         """Write files; a delay below 0 is a bug of this backend."""
         if self._delay < 0:
             raise ZeroDivisionError("a bug")
-        await anyio.sleep(self._delay)
+        with anyio.CancelScope(shield=self._is_endless):
+            await anyio.sleep(self._delay)
         for block in blocks:
             header = Envelope(block.key, len(block.data), block.checksum).encode()
             temporary = self._root / f"{block.key.hex()}.{os.getpid()}"

@@ -275,4 +275,14 @@ PACKED = (
             "tests/integration/vllm/test_elsewhere.py::TestAsk::test_request_s_terms_go_along",
         ),
     ),
+    Mutant(
+        name="agent_held_by_a_call",
+        why="No agent can take the place of one whose tier's library never returns.",
+        file="ucm/agent/__main__.py",
+        find="    timer.start()\n",
+        replace="",
+        killers=(
+            "tests/agent/test_drain.py::TestDrain::test_agent_ends_over_a_call_that_nobody_can_end",
+        ),
+    ),
 )

@@ -11,7 +11,9 @@ import argparse
 import contextlib
 import os
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -20,14 +22,16 @@ import msgspec
 from ucm.affinity import AffinityPlan, bind_thread, parse_cpulist
 from ucm.agent.launch import REFUSED
 from ucm.agent.node import AgentLock, Node
-from ucm.config import KVEvents, UCMConfig
+from ucm.config import KVEvents, TimeoutConfig, UCMConfig
 from ucm.errors import ConfigError
-from ucm.tracing import RUNTIME_FAILED, close_log, open_log
+from ucm.tracing import RUNTIME_FAILED, Log, close_log, open_log
 
 _MOST_TEXT = 1 << 20
 _MOST_PROBLEM = 2048
 _LINGER_S = 10.0
 _LOOK_S = 0.25
+_BEYOND_S = 5.0
+"""Behind the drain and the calls under way: for all else that an end takes."""
 
 
 def main() -> int:
@@ -88,7 +92,8 @@ def _serve(path: Path | None, linger: float) -> int:
         return 0
     log = open_log(config.log, "agent")
     try:
-        anyio.run(Node(config, log, linger if linger >= 0 else None).run)
+        end = partial(_end_in_time, config.timeout, log)
+        anyio.run(Node(config, log, linger if linger >= 0 else None, end).run)
     except ConfigError:
         raise
     except Exception as exc:  # noqa: BLE001 - a bug, of a backend maybe
@@ -98,6 +103,25 @@ def _serve(path: Path | None, linger: float) -> int:
         close_log(log)
         lock.close()
     return 0
+
+
+def _end_in_time(timeout: TimeoutConfig, log: Log) -> None:
+    """
+    Have the process end once it began to, over calls that nobody can end too.
+
+    It has the slab's lock: no other agent could serve its engines.
+    """
+
+    def give_up() -> None:
+        with contextlib.suppress(OSError, ValueError):  # it may be closed by now
+            log.error(RUNTIME_FAILED, error="a call of a tier does not end")
+            close_log(log)
+        os._exit(1)
+
+    seconds = timeout.shutdown + 2 * timeout.tier + _BEYOND_S
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True  # as a rule the process has ended long before
+    timer.start()
 
 
 def _await_slab(directory: Path, seconds: float) -> bool:

@@ -14,6 +14,7 @@ import secrets
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -90,12 +91,20 @@ class Node:
         config: The slab and its tiers, as the engine has them.
         log: The agent's.
         linger_s: How long it stays when no engine is there; None: until it is told.
+        on_end: Called once when it begins to end.
     """
 
-    def __init__(self, config: UCMConfig, log: Log, linger_s: float | None) -> None:
+    def __init__(
+        self,
+        config: UCMConfig,
+        log: Log,
+        linger_s: float | None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._config = config
         self._log = log
         self._linger_s = linger_s
+        self._on_end = on_end
         self._nonce = secrets.token_hex(8)
         self._call = ThreadCalls(_THREADS)
         self._tiers: list[BreakerBackend] = []
@@ -130,7 +139,10 @@ class Node:
                 self._tasks.start_soon(self._summarize)
                 accepting = anyio.CancelScope()
                 self._tasks.start_soon(self._accept, listener, accepting)
-                await self._stay()
+                try:
+                    await self._stay()
+                finally:
+                    self._on_end()
                 accepting.cancel()
                 with anyio.move_on_after(self._config.timeout.shutdown):
                     for core in list(self._cores.values()):  # others may still come
