@@ -4,7 +4,7 @@ The real engine on an NVIDIA GPU: what a first token takes, and a step full of d
 
 *First token*: one prompt at a time, on an engine with nothing else to do, in processes of its
 own as a server's; computed, from the engine's own cache, and from the store with that cache
-emptied. *Decoding*: see ``benchmarks.decode``; bfloat16 rounds by the shape of a batch, so that sides need not
+emptied. *Decoding*: see ``benchmarks.decode``, lives as traced; bfloat16 rounds by the shape of a batch, so that sides need not
 give the same tokens here. Exactness is what ``tests/e2e`` are for, which run on a GPU as
 well. Beside ours stands vLLM's own OffloadingConnector. ``BLNHC`` is a layout of the
 KV cache in which all layers of a block lie side by side; the engine's own is ``LBNHC``.
@@ -54,7 +54,7 @@ def offloading(_: Path) -> dict[str, object]:
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"cpu_bytes_to_use": 8 << 30},
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 32 << 30},
     }
 
 
@@ -125,7 +125,8 @@ def decoding(model: str, requests: int, scale: Scale) -> Told:
             gpu_engine_side.decode,
             model=model,
             requests=requests,
-            total=requests * 3,
+            total=requests * 3 // 2,
+            lives="as traced",
             waits=waits,
         )
         runs[name].append(told)
