@@ -49,10 +49,13 @@ class Recipe:
     dtype: str = "float32"
     gain: float = 1.6
     seed: int = 7
+    constants: dict[str, float] = attrs.Factory(dict)
+    """Of vectors, by how their names end: what each element is."""
 
     def digest(self) -> str:
         """Return the short hash that names the model's directory."""
-        text = json.dumps([SCHEMA, attrs.asdict(self)], sort_keys=True)
+        decided = attrs.asdict(self, filter=lambda field, value: value != {})
+        text = json.dumps([SCHEMA, decided], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -366,6 +369,8 @@ def _write_weights(recipe: Recipe, target: Path) -> None:
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             if weight.dim() < 2:
+                if (end := name.rpartition(".")[-1]) in recipe.constants:
+                    weight.fill_(recipe.constants[end])
                 continue
             embeds = "embed_tokens" in name
             std = embed_std if embeds else recipe.gain / weight.shape[-1] ** 0.5

@@ -243,12 +243,13 @@ def _prepare() -> None:
     from sglang.srt.models.deepseek_common import attention_backend_handler as latent
     from sglang.srt.models.registry import ModelRegistry
 
-    from tests.sglang import host_copies, short_convs, window_reads
+    from tests.sglang import host_copies, recurrences, short_convs, window_reads
 
     ModelRegistry.get_supported_archs()
     host_copies.install()
     window_reads.install()
     short_convs.install()
+    recurrences.install()
     # What is computed of latents at once, without their heads, is the one way that reads
     # them from the pool; SGLang picks another where torch computes attention.
     latent.AttentionBackendRegistry.register(

@@ -2,6 +2,7 @@
 """SGLang behind one of our doors, as the contract of doors drives it."""
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -258,10 +259,16 @@ class SGLangDoor(Door):
         self, prompts: Sequence[list[int]], num_tokens: int, setting: Setting
     ) -> Prompts:
         """Ask an engine without a cache of any kind."""
+        with self.alone(setting):
+            return self.generate(prompts, num_tokens)
+
+    @contextlib.contextmanager
+    def alone(self, setting: Setting = Setting.PLAIN) -> Iterator[None]:
+        """Have an engine without a cache of any kind."""
         plain = Setting.PLAIN if setting is Setting.TIGHT else setting
         self._engine = self._start(plain, {"disable_radix_cache": True})
         try:
-            return self.generate(prompts, num_tokens)
+            yield
         finally:
             self.stop()
 
