@@ -18,6 +18,24 @@ _OF_STATES = "tests/integration/sglang/test_states.py"
 
 SGLANG = (
     Mutant(
+        name="tiers_are_asked_for_the_last_state_alone",
+        why="Prompts that begin alike are computed on the next machine, though a state is there.",
+        file=_PAGES,
+        find="_LOOKS: Final = 4",
+        replace="_LOOKS: Final = 1",
+        killers=(f"{_OF_STATES}::test_states_are_what_a_tier_has",),
+    ),
+    Mutant(
+        name="tier_that_does_not_answer_is_asked_on",
+        why="A look-up waits four times as long for a tier that is gone.",
+        file=_PAGES,
+        find="if fetched.reason is not Reason.ABSENT:",
+        replace="if fetched.found and Reason:",
+        killers=(
+            f"{_OF_STATES}::test_tier_that_does_not_answer_is_asked_for_one_state",
+        ),
+    ),
+    Mutant(
         name="state_is_there_by_one_of_its_parts",
         why="A prefix is found of which no state comes: its pages are fetched in vain.",
         file=_PAGES,
@@ -286,8 +304,8 @@ SGLANG = (
         name="windows_left_to_the_slab",
         why="A window that a tier has is computed, and the prefix before it for nothing.",
         file=_HICACHE,
-        find="            kind.pages.num_stored(keys[max(0, most - size) : most])  # has tiers asked\n",
-        replace="",
+        find="kind.pages.num_stored(keys[max(0, most - size) : most])  # tiers, too\n",
+        replace="pass\n",
         killers=(
             (
                 "tests/integration/sglang/test_tiers.py::"

@@ -191,15 +191,40 @@ def test_shape_and_dtype_of_every_part_are_in_the_key(kit: Kit) -> None:
 
 @pytest.mark.slow
 def test_states_are_what_a_tier_has(kit: Kit, machines: Machines) -> None:
-    """R-81, R-53: that of the last page comes with the pages."""
-    names = hashes(4)
+    """R-81, R-53: the last one comes with the pages, from as far behind them as is looked."""
+    names = hashes(6)
     first = machines.open(functools.partial(States, kit))
-    first.save(names, names[3:])
+    first.save(names, [names[0], names[5]])
     first.storage.close()
     machines.move()
     second = machines.open(functools.partial(States, kit))
-    assert 4 == second.found(names).kv_hit_pages
-    assert second.load(names[3], 2)
-    assert is_state(second, 2, names[3])
-    assert [4, pools.LAYERS] == [fetched(pages) for pages in pages_of(second)]
+    assert 0 == second.found(names[:5]).kv_hit_pages
+    assert [5, 0] == [fetched(pages) for pages in pages_of(second)]
+    assert 1 == second.found(names[:4]).kv_hit_pages
+    assert [1, 6] == second.found(names).restorable_prefix_pages
+    for at in (0, 5):
+        assert second.load(names[at], at)
+        assert is_state(second, at, names[at])
+    assert [6, 2 * pools.LAYERS] == [fetched(pages) for pages in pages_of(second)]
     second.storage.close()
+
+
+@pytest.mark.slow
+def test_tier_that_does_not_answer_is_asked_for_one_state(
+    kit: Kit, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-81, R-53: a look-up waits for it once, and not for each page."""
+    names = hashes(4)
+    world = machines.open(functools.partial(States, kit))
+    world.save(names, [])
+    pool, asked = world.storage._kinds["mamba"].pages._pool, []
+    prefetch = pool.prefetch
+
+    def prefetch_late(keys: list[bytes]) -> object:
+        asked.append(keys)
+        return prefetch(keys, timeout=0)
+
+    monkeypatch.setattr(pool, "prefetch", prefetch_late)
+    assert [] == world.found(names).restorable_prefix_pages
+    assert 1 == len(asked)
+    world.storage.close()

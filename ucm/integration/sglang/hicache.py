@@ -163,7 +163,7 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         Return behind which pages a prefix ends of which all kinds are stored, as far as needed.
 
         Of a window as many pages as a transfer has keys, or all that there are before; of
-        states the last one.
+        states the last one, which tiers may have somewhat before the last page.
         """
         most = self.batch_exists(keys)
         hits, ends = {PoolName.KV: most}, list(range(1, most + 1))
@@ -172,7 +172,10 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             if kind is None or transfer.hit_policy != PoolHitPolicy.TRAILING_PAGES:
                 return PoolTransferResult.empty()
             size = max(1, len(transfer.keys or ()))
-            kind.pages.num_stored(keys[max(0, most - size) : most])  # has tiers asked
+            if size == 1:
+                kind.pages.bring_last(keys[:most])
+            else:
+                kind.pages.num_stored(keys[max(0, most - size) : most])  # tiers, too
             held = _ends_of_windows(kind.pages.are_stored(keys[:most]), size)
             hits[transfer.name] = max(held, default=0)
             ends = [end for end in ends if end in held]

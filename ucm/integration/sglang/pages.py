@@ -25,11 +25,14 @@ from ucm.cache.sync import Save
 from ucm.configuration.sources import load
 from ucm.errors import UCMError
 from ucm.integration.sglang.engine import Doubt, Theirs, are_replicas, named, refuse
+from ucm.reasons import Reason
 from ucm.settings import read_size
 
 __all__ = ["Pages"]
 
 _STAGE_BYTES: Final = "1GiB"
+_LOOKS: Final = 4
+"""Of a model's chunk, at which there are states, so many pages of a sensible size are part."""
 
 
 class Pages:
@@ -114,6 +117,22 @@ class Pages:
                 fetched.give_up()  # another cache loads it; it was used just now
                 return self.whole(fetched.found)
         return 0
+
+    def bring_last(self, hashes: Sequence[str]) -> None:
+        """
+        Have tiers bring the last of these pages that they have, if it is among the last four.
+
+        Which they have is told one at a time, and each may take ``timeout.fetch``; who cannot
+        be asked for one is asked for no other. Any thread.
+        """
+        with contextlib.suppress(UCMError):
+            for each in reversed(hashes[-_LOOKS:]):
+                if self._doubt.is_set:
+                    break
+                fetched = self._pool.prefetch(self.keys_of([each]))
+                fetched.give_up()  # as above
+                if fetched.reason is not Reason.ABSENT:
+                    break
 
     def are_stored(self, hashes: Sequence[str]) -> list[bool]:
         """Return of each page whether the slab has it; any thread."""
