@@ -97,6 +97,14 @@ class TestBounds:
         made.save(keys, uses_at(range(len(keys))))
         assert [False] * 10 + [True] * MOST == made.has(keys)
 
+    def test_slots_are_granted_in_the_order_of_the_keys(self, tmp_path):
+        """Whichever was used last has its slot first, and each its place in the lease."""
+        with open_slab(tmp_path, 8) as store:
+            keys, uses = make_keys(3), uses_at([20, 60, 40])
+            with store.reserve(keys, BLOCK_BYTES, uses) as lease:
+                assert (0, 1, 2) == lease.positions
+                assert keys == list(lease.keys)
+
     def test_victim_is_found_without_looking_at_all(self, make_index):
         """R-28: of 65536 stamps a few groups are looked at for each of the oldest."""
         made = make_index(256 * GROUP)

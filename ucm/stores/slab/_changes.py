@@ -29,6 +29,9 @@ _AT_ONCE = 1024
 """Changes, or slots of a listing, in one answer."""
 _SEQUENCE, _EPOCH = int(Word.CHANGES), int(Word.EPOCH)
 _SIZE = RECORD.itemsize
+_STEPS = np.arange(
+    _AT_ONCE
+)  # to make them gives the interpreter lock up, amid a change
 
 
 class ChangeRing:
@@ -73,7 +76,9 @@ class ChangeRing:
     def add(self, kind: int, slots: npt.NDArray[np.int64]) -> None:
         """Write down what these slots hold, as many as the ring has places at most."""
         start = self._words[_SEQUENCE]
-        at = np.arange(start, start + len(slots)) & self._mask
+        count = len(slots)
+        steps = _STEPS[:count] if count <= len(_STEPS) else np.arange(count)
+        at = (steps + start) & self._mask
         self._kinds[at] = kind
         self._rows[at] = self._slots[slots]
         self._words[_SEQUENCE] = start + len(slots)

@@ -151,9 +151,9 @@ class Oldest:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Find what ``pick`` is to, if it is all in the group of the lowest bound."""
         uppers = self._uppers.copy()
-        chunk = int(uppers.argmin())
+        chunk = _lowest_of(uppers)
         bounds = self._chunks[chunk].copy()
-        at = int(bounds.argmin())
+        at = _lowest_of(bounds)
         group = chunk * GROUP + at
         if group >= len(self._groups):
             return _NONE, _NONE
@@ -182,6 +182,11 @@ class Oldest:
         self._bounds[groups] = near.min(axis=1)
         self._uppers[chunks] = self._chunks[chunks].min(axis=1)
         return groups, near, min(limit, next_bound)
+
+
+def _lowest_of(values: npt.NDArray[np.int64]) -> int:
+    """Return where the lowest is; as ``argmin``, which gives the interpreter lock up."""
+    return int((values == _min(values)).nonzero()[0][0])
 
 
 def _lowest(

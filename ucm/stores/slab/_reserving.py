@@ -156,7 +156,9 @@ class Reservation:
         wanted = (found < 0).nonzero()[0]
         self._held, self._num_stored = held, len(found) - len(wanted)
         if not self._is_now:
-            wanted = wanted[(-self._moments[wanted]).argsort(kind="stable")]
+            moments = self._moments[wanted]
+            if (moments[1:] > moments[:-1]).any():  # a prefix's never are
+                wanted = wanted[(-moments).argsort(kind="stable")]
         return wanted[:_PIECE], wanted[_PIECE:]
 
     def _among_own(
@@ -211,9 +213,7 @@ class Reservation:
 
     def _take(self, positions: _Slots, slots: _Slots, victims: _Slots) -> Grant:
         index = self._index
-        positions, slots = positions.copy(), slots.copy()
-        positions.sort()  # of an array, in C; np.sort is a function of Python around it
-        slots.sort()
+        positions, slots = _ascending(positions), _ascending(slots)
         places = None if self._places is None else self._places[positions]
         if not self._generation:
             index.words[_GENERATION] += 1
@@ -223,12 +223,14 @@ class Reservation:
             index.part_with(victims, Fate.EVICTED)
             index.vacate(victims)
             index.words[_NUM_EVICTED] += len(victims)
-        fresh = np.zeros(len(slots), dtype=RECORD)
+        fresh = np.frombuffer(bytearray(len(slots) * RECORD.itemsize), RECORD)
         fresh["owner"] = self._owner
         fresh["generation"] = self._generation
         fresh["nbytes"] = self._nbytes
-        fresh["hash"] = self._batch.hashes[positions]
-        fresh["key"] = self._batch.words[positions]
+        batch = self._batch
+        is_all = len(positions) == len(batch)
+        fresh["hash"] = batch.hashes if is_all else batch.hashes[positions]
+        fresh["key"] = batch.words if is_all else batch.words[positions]
         index.rows[slots] = fresh.view(index.rows.dtype)
         index.payers[slots] = 0 if places is None else places
         index.state[slots] = RESERVED
@@ -238,6 +240,14 @@ class Reservation:
             *(positions, slots, self._generation),
             *(self._num_stored, self._moments[positions]),
         )
+
+
+def _ascending(numbers: _Slots) -> _Slots:
+    """Return them in order; a sort gives the interpreter lock up, and few need one."""
+    if (numbers[1:] < numbers[:-1]).any():
+        numbers = numbers.copy()
+        numbers.sort()  # of an array, in C; np.sort is a function of Python around it
+    return numbers
 
 
 def _merged(grants: list[Grant]) -> Grant:
