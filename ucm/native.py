@@ -47,7 +47,7 @@ class Native:
             *(_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE),
             *(_ADDRESS, _ADDRESS, _ADDRESS, _NUMBER),
         )
-        # It takes microseconds: to get the interpreter lock back would take longer.
+        # 15 ns a page: to get the interpreter lock back would take longer for some thousands.
         brief = ctypes.PyDLL(str(path))
         self.pages: Callable[..., int] = brief.ucm_pages
         brief.ucm_pages.restype = _SIZE

@@ -12,7 +12,7 @@ _FEW = "tests/stores/test_slab_look_up.py::TestFewKeys"
 _DEADLINES = "ucm/pipeline/deadlines.py"
 _POLLER = "ucm/devices/poller.py"
 _RUNNER = "ucm/pipeline/runner.py"
-_POLLS = "tests/devices/test_poller.py::TestWaits"
+_POLLS = "tests/devices/test_poller_waits.py::TestWaits"
 _CUDA = "tests/devices/test_libcuda.py::TestWaits"
 _FENCES = "tests/pipeline/test_runner.py::TestFences"
 _PAGES = "tests/devices/test_pages.py"
@@ -275,16 +275,16 @@ LIGHT = (
         name="loop_woken_amid_a_copy",
         why="The loop takes the interpreter lock once more for each span, to no end.",
         file=_RUNNER,
-        find="        if copy_wait is None or copy is None or",
-        replace="        if True or copy_wait is None or copy is None or",
+        find="    copy_wait.begin_wait(item)\n    return copy\n",
+        replace="    copy_wait.begin_wait(item)\n    return None\n",
         killers=(f"{_FENCES}::test_loop_sleeps_while_a_copy_is_under_way",),
     ),
     Mutant(
         name="loop_not_woken_by_who_cannot",
         why="A save behind a fence that calls nobody waits for the next sweep, for 50 ms.",
         file=_RUNNER,
-        find="        if not copy.call_when_over(self._ring):\n            self._ring()\n",
-        replace="        copy.call_when_over(self._ring)\n",
+        find="        if copy is None or not _is_so(partial(copy.call_when_over, self._ring)):\n            self._ring()\n",
+        replace="        if copy is None:\n            self._ring()\n        else:\n            copy.call_when_over(self._ring)\n",
         killers=(f"{_FENCES}::test_loop_is_woken_where_no_copy_will_wake_it",),
     ),
     Mutant(
@@ -302,5 +302,45 @@ LIGHT = (
         find="            if (count && page == pages[last] + nbytes[last] &&\n",
         replace="            if (count &&\n",
         killers=(f"{_PAGES}::test_neighbours_on_both_sides_are_one_copy",),
+    ),
+    Mutant(
+        name="wait_for_an_event_takes_no_time",
+        why="The log says that nothing waited for the forward pass, and all stood still.",
+        file="ucm/pipeline/stage.py",
+        find="        if stage.awaited(item) is not None:\n            self.begin_wait(item)\n",
+        replace="",
+        killers=(f"{_FENCES}::test_wait_for_a_fence_is_told_with_its_time",),
+    ),
+    Mutant(
+        name="rows_that_wait_together_wait_in_sum",
+        why="Of a ticket of 32 rows the log says that it waited ten times as long as it was there.",
+        file="ucm/pipeline/stage.py",
+        find="    elapsed = now - max(started, last)",
+        replace="    elapsed = now - started",
+        killers=(f"{_FENCES}::test_rows_that_wait_beside_each_other_wait_once",),
+    ),
+    Mutant(
+        name="wait_of_a_copy_begins_with_its_end",
+        why="The log tells no stage for the time of the copy itself.",
+        file=_RUNNER,
+        find="    copy_wait.begin_wait(item)\n    return copy\n",
+        replace="    return copy\n",
+        killers=(f"{_FENCES}::test_wait_for_a_copy_begins_with_it",),
+    ),
+    Mutant(
+        name="foreign_fence_ends_the_copy_thread",
+        why="A fence of a host's own that raises ends all saves, and not its own ticket.",
+        file=_RUNNER,
+        find="    try:\n        return ask()\n    except Exception:",
+        replace="    try:\n        return ask()\n    except WorkerDiedError:",
+        killers=(f"{_FENCES}::test_fence_that_breaks_its_word_ends_its_ticket",),
+    ),
+    Mutant(
+        name="news_read_behind_the_looks",
+        why="An event that comes amid a look is asked for 50 ms later.",
+        file=_POLLER,
+        find="            if not passed and self._driver.await_any([each for _, each in heads], news):",
+        replace="            news = News(self._news, self._news.value)\n            if not passed and self._driver.await_any([each for _, each in heads], news):",
+        killers=(f"{_POLLS}::test_event_that_comes_amid_a_look_is_asked_for_at_once",),
     ),
 )

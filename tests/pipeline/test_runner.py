@@ -69,6 +69,18 @@ class Mute(HandFence):
         return False
 
 
+class Broken(HandFence):
+    """A fence that raises what no fence may."""
+
+    def call_when_over(self, callback):
+        """Raise."""
+        raise ZeroDivisionError
+
+    def is_done(self):
+        """Raise."""
+        raise ZeroDivisionError
+
+
 class Copied(CopyStage):
     """Runs on a copy thread."""
 
@@ -112,9 +124,12 @@ class Rig:
         """Take an item back, as its lane."""
         self.handed.append(item)
 
-    def start(self, stage, fence=None, then=None):
+    def start(self, stage, fence=None, then=None, clock=None, ticket=None):
         """Start a run of one stage, perhaps in front of another; return it."""
-        item = Item(make_ticket(), (), fence or DoneFence())
+        ticket = ticket or make_ticket()
+        if clock is not None:
+            ticket.clock = clock
+        item = Item(ticket, (), fence or DoneFence())
         chain = Chain.start(stage)
         item.segment = (chain.then(then) if then else chain).segments()[0]
         item.lane = self
@@ -288,3 +303,55 @@ class TestFences:
             rig.start(Copied(copy), then=Fenced())
             rig.thread.work()
             assert [True] == rig.woken
+
+    async def test_wait_for_a_fence_is_told_with_its_time(self):
+        """The log says how long an item has waited, though nothing of it ran meanwhile."""
+        async with rigged() as rig:
+            fence, now = HandFence(), [10.0]
+            run = rig.start(Fenced(), fence, clock=lambda: now[0])
+            now[0] = 13.0
+            fence.open()
+            rig.runner.hand_back()
+            assert (10.0, 13.0, 3.0) == run.ticket.stage_times["fenced"]
+
+    async def test_wait_for_a_copy_begins_with_it(self):
+        """What the device takes is the wait's time, though the loop looks behind it only."""
+        async with rigged() as rig:
+            copy, now = HandFence(), [10.0]
+            run = rig.start(Copied(copy), then=Fenced(), clock=lambda: now[0])
+            rig.thread.work()
+            now[0] = 12.0
+            assert 10.0 == run.ticket.stage_times["fenced"][0]
+
+    async def test_rows_that_wait_beside_each_other_wait_once(self):
+        """A stage's seconds are those in which a ticket was in it, however many rows were."""
+        async with rigged() as rig:
+            fences, now, ticket = [HandFence() for _ in range(3)], [10.0], None
+            for fence in fences:
+                run = rig.start(Fenced(), fence, clock=lambda: now[0], ticket=ticket)
+                ticket = run.ticket
+            for fence in fences:
+                now[0] += 1.0
+                fence.open()
+                rig.runner.hand_back()
+            assert (10.0, 13.0, 3.0) == ticket.stage_times["fenced"]
+
+    @pytest.mark.parametrize("stage", [Fenced, Copied])
+    async def test_fence_that_breaks_its_word_ends_its_ticket(self, stage):
+        """A fence of a host's own may raise what it must not: that ends its ticket, and
+        neither the copy thread nor the loop."""
+        async with rigged() as rig:
+            fence = Broken()
+            if stage is Fenced:
+                run = rig.start(Fenced(), fence)
+            else:
+                run = rig.start(Copied(fence), fence, then=Fenced())
+                rig.thread.work()
+                rig.runner.hand_back()
+                (_, run.segment) = Chain.start(Copied()).then(Fenced()).segments()
+                rig.runner.start(run)
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+                rig.runner.hand_back()
+            assert run is rig.handed[-1]
+            assert "ZeroDivisionError" in run.ticket.outcome.error

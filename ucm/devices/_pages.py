@@ -56,7 +56,7 @@ class Pages:
         return cls(rows, starts, strides, nbytes, offsets, zeros)
 
     def batch(self, copy: "PagedCopy[Pages]", direction: Direction) -> CopyBatch:
-        """Return the copies of a span, neighbours merged but for a few."""
+        """Return the copies of a span, neighbours merged; by numpy but for a few."""
         if native.LIBRARY is not None:
             saved = self._saved(native.LIBRARY.pages, copy)
         else:

@@ -17,6 +17,7 @@ Threading: ``watch`` and the fences may be used from any thread; events are recy
 call-backs called on the poller's.
 """
 
+import atexit
 import ctypes
 from collections import deque
 from collections.abc import Callable
@@ -116,6 +117,7 @@ class EventPoller:
 
     def start(self) -> None:
         """Start the thread."""
+        atexit.register(self._end_with_process)
         self._thread.start()
 
     def watch(self, stream: Stream, event: Event) -> EventFence:
@@ -156,9 +158,14 @@ class EventPoller:
     def close(self, timeout: float) -> bool:
         """Fail what is left and end the thread; False if it has not ended in time."""
         self.fail(DeviceError("the device is closed"))
+        atexit.unregister(self._end_with_process)
         if self._thread.is_alive():
             self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def _end_with_process(self) -> None:
+        """Ask no more: the runtime goes, and a wait in native code would outlast it."""
+        self.fail(DeviceError("the process ends"))
 
     def _main(self) -> None:
         error = "the poller has ended"

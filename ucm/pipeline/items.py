@@ -92,7 +92,8 @@ class Item:
         """
         Want nothing of it any more.
 
-        A wait ends. A job on a copy thread goes on to its own end, unheard.
+        A wait in a task ends. A fence that calls, and a job on a copy thread, go on to
+        their own end, unheard.
         """
         self.is_given_up = True
         if self.task is not None:

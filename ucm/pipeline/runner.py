@@ -9,7 +9,7 @@ collected, and the pipeline hands them back to their lanes: a burst of them cost
 wake-up. Any error of any stage is caught here and ends the item's ticket, on the thread
 on which it was raised.
 
-All of it runs on the loop thread but the end of a copy segment.
+All of it runs on the loop thread but the end of a copy segment, and what fences call.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from ucm.devices.abc import Fence
 from ucm.errors import WorkerDiedError
 from ucm.pipeline.items import Item
 from ucm.pipeline.stage import fail
@@ -63,10 +64,9 @@ class Runner:
             thread = self._copy[item.ticket.direction][segment.worker]
             thread.put(self._run_copy, item, self._died)
             return False  # though it may be over by now
-        if segment.try_now(item):
+        if _is_so(partial(segment.try_now, item)):
             return True
-        fence = segment.awaited(item)
-        if fence is None or not fence.call_when_over(partial(self._tell, item)):
+        if not self._is_called_back(item):
             self._begin_wait(item)
         return False
 
@@ -77,27 +77,31 @@ class Runner:
             item = self._over.popleft()
             if item.is_given_up:
                 continue
-            if item.is_over or item.segment.try_now(item):
+            if item.is_over or _is_so(partial(item.segment.try_now, item)):
                 item.is_over = True
                 item.lane.over(item)
             else:
                 self._begin_wait(item)  # the fence failed: it says why
 
     def _run_copy(self, item: Item) -> None:
+        copy = None
         try:
             item.segment.run_copy(item)
+            copy = _begin_copy_wait(item)
         except Exception as exc:  # noqa: BLE001 - any stage's error ends its ticket, not the thread
             fail(item, exc)
-        copy_wait, copy = item.segment.copy_wait, item.copy
-        if copy_wait is None or copy is None or item.ticket.outcome is not None:
-            self._end(item)
-            return
-        # What comes next waits for its copy. Until that is over the loop need not know.
-        copy_wait.begin_wait(item)
         item.is_over = True
         self._over.append(item)
-        if not copy.call_when_over(self._ring):
+        # While the copy is under way the loop need not know.
+        if copy is None or not _is_so(partial(copy.call_when_over, self._ring)):
             self._ring()
+
+    def _is_called_back(self, item: Item) -> bool:
+        """Return whether all that an item waits for is a fence that calls."""
+        fence = item.segment.awaited(item)
+        if fence is None:
+            return False
+        return _is_so(partial(fence.call_when_over, partial(self._tell, item)))
 
     def _died(self, item: Item, error: WorkerDiedError) -> None:
         fail(item, error)
@@ -127,3 +131,20 @@ class Runner:
         if not self._is_woken:
             self._is_woken = True
             self._wake()
+
+
+def _begin_copy_wait(item: Item) -> Fence | None:
+    """Begin what is next for an item if it waits for its copy; return the copy's fence."""
+    copy_wait, copy = item.segment.copy_wait, item.copy
+    if copy_wait is None or copy is None or item.ticket.outcome is not None:
+        return None
+    copy_wait.begin_wait(item)
+    return copy
+
+
+def _is_so(ask: Callable[[], bool]) -> bool:
+    """Return what a stage or fence says; not so if it raises, as the wait for it does again."""
+    try:
+        return ask()
+    except Exception:  # noqa: BLE001 - ends its ticket there, and not the thread
+        return False

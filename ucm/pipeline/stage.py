@@ -237,8 +237,8 @@ def _ended(stage: str, item: Item, started: float) -> None:
     """Take note that a stage has ended, not that it has failed."""
     ticket = item.ticket
     now = ticket.clock()
-    elapsed = now - started
-    first, _, spent = ticket.stage_times[stage]
+    first, last, spent = ticket.stage_times[stage]
+    elapsed = now - max(started, last)  # rows that wait beside each other wait once
     ticket.stage_times[stage] = (first, now, spent + elapsed)
     ticket.mark((now, ticket.transfer_id, stage, END))
     if ticket.is_traced:
