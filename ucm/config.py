@@ -216,7 +216,7 @@ class QueueConfig:
     )
     span_bytes: int = field(
         16 << 20,
-        "Bytes that one ticket carries at most; a load of vLLM's connector four times.",
+        "Bytes of a ticket; of vLLM's loads, and its saves from accelerators, four times.",
         read=read_size,
         least=1,
     )

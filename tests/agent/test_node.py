@@ -48,6 +48,12 @@ class Here(Place):
         thread.start()
         code = main()
         thread.join()
+        for each in threading.enumerate():
+            if (
+                each.name == "ucm-agent-end"
+            ):  # would end this process some seconds later
+                each.join(5.0)
+                assert not each.is_alive()
         assert [] == errors
         return code
 

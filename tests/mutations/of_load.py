@@ -302,10 +302,36 @@ LOAD = (
         ),
     ),
     Mutant(
+        name="saves_of_an_accelerator_cut_small",
+        why="Our threads take four times the engine's interpreter lock for the same bytes.",
+        file="ucm/integration/vllm/setup.py",
+        find="(_SPANS if self.has_accelerator else 1)",
+        replace="1",
+        killers=(
+            (
+                "tests/integration/vllm/test_setup.py::TestSetup::"
+                "test_tickets_of_an_accelerator_carry_four_spans_either_way"
+            ),
+        ),
+    ),
+    Mutant(
+        name="loads_of_an_accelerator_cut_large",
+        why="A load has tickets of 256 MB: staging has room for one, and one thread looks at it.",
+        file="ucm/scheduler/adapter.py",
+        find="OpenTransfers(num_ranks, span_blocks, limits.load_spans)",
+        replace="OpenTransfers(num_ranks, span_blocks)",
+        killers=(
+            (
+                "tests/scheduler/test_load_orders.py::TestLoadSelector::"
+                "test_loads_are_cut_as_the_limits_say"
+            ),
+        ),
+    ),
+    Mutant(
         name="loads_cut_like_saves",
         why="A long prompt goes four times as often through all threads.",
         file="ucm/scheduler/transfers.py",
-        find="min(_LOAD_SPANS * self.limits[group_id], _MAX_SPAN_BLOCKS)",
+        find="min(self._load_spans * self.limits[group_id], _MAX_SPAN_BLOCKS)",
         replace="self.limits[group_id]",
         killers=(
             (

@@ -285,4 +285,12 @@ PACKED = (
             "tests/agent/test_drain.py::TestDrain::test_agent_ends_over_a_call_that_nobody_can_end",
         ),
     ),
+    Mutant(
+        name="host_ended_by_its_agent",
+        why="Whoever serves as the agent in a process of his own loses it half a minute later.",
+        file="ucm/agent/__main__.py",
+        find="    stack.callback(timer.cancel)\n",
+        replace="",
+        killers=("tests/agent/test_node.py",),
+    ),
 )

@@ -130,6 +130,7 @@ def make_adapter(
     nbytes: int = 1 << 30,
     company: int = 0,
     company_seconds: float = 1e6,
+    load_spans: int = 4,
 ) -> SchedulerAdapter:
     """Return an adapter with the same span size for every group."""
     return SchedulerAdapter(
@@ -150,6 +151,7 @@ def make_adapter(
             nbytes=nbytes,
             company=company,
             company_seconds=company_seconds,
+            load_spans=load_spans,
         ),
     )
 

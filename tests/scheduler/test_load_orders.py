@@ -81,3 +81,13 @@ class TestLoadSelector:
             packer = KeyPacker(DIGEST, group.group_id, ShardId(0))
             assert set(packer.pack([each for _, each in needed])) <= set(index.touched)
         assert 1 == index.calls
+
+    def test_loads_are_cut_as_the_limits_say(self):
+        """A device that copies by itself has tickets of one size in either direction."""
+        layout = make_layout((4, None))
+        adapter = make_adapter(layout, SetIndex(), span_blocks=3, load_spans=1)
+        adapter.blocks_allocated(
+            "r", [range(1, 11)], HASHES, computed_tokens=0, external_tokens=40
+        )
+        plan = adapter.plan_step(StepFacts())
+        assert [3, 3, 3, 1] == [len(order.block_ids) for order in plan.loads]

@@ -91,8 +91,9 @@ def _serve(path: Path | None, linger: float) -> int:
     except BlockingIOError:
         return 0
     log = open_log(config.log, "agent")
+    stack = contextlib.ExitStack()
     try:
-        end = partial(_end_in_time, config.timeout, log)
+        end = partial(_end_in_time, config.timeout, log, stack)
         anyio.run(Node(config, log, linger if linger >= 0 else None, end).run)
     except ConfigError:
         raise
@@ -100,14 +101,15 @@ def _serve(path: Path | None, linger: float) -> int:
         log.error(RUNTIME_FAILED, error=repr(exc))  # noqa: TRY400 - a line, no traceback
         return 1
     finally:
+        stack.close()
         close_log(log)
         lock.close()
     return 0
 
 
-def _end_in_time(timeout: TimeoutConfig, log: Log) -> None:
+def _end_in_time(timeout: TimeoutConfig, log: Log, stack: contextlib.ExitStack) -> None:
     """
-    Have the process end once it began to, over calls that nobody can end too.
+    Have the process end over calls that nobody can end, unless *stack* is closed before.
 
     It has the slab's lock: no other agent could serve its engines.
     """
@@ -120,7 +122,8 @@ def _end_in_time(timeout: TimeoutConfig, log: Log) -> None:
 
     seconds = timeout.shutdown + 2 * timeout.tier + _BEYOND_S
     timer = threading.Timer(seconds, give_up)
-    timer.daemon = True  # as a rule the process has ended long before
+    timer.name, timer.daemon = "ucm-agent-end", True
+    stack.callback(timer.cancel)
     timer.start()
 
 

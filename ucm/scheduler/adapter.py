@@ -99,7 +99,7 @@ class SchedulerAdapter:
         )
         self._ledger = self.holds = HoldLedger()
         self._deferrals = Deferrals()
-        self._transfers = OpenTransfers(num_ranks, span_blocks)
+        self._transfers = OpenTransfers(num_ranks, span_blocks, limits.load_spans)
         self.misses = Misses(self._matcher, index, self._transfers)
         self._selector = SaveSelector(
             layout,

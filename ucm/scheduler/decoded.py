@@ -31,6 +31,7 @@ class SaveLimits:
         seconds: How long a save may wait.
         company: As soon as so many bytes wait for others, they go; 0: nothing waits.
         company_seconds: How long they wait at most.
+        load_spans: A load's ticket carries as much as so many of saves.
     """
 
     decoded: SaveDecoded = SaveDecoded.AT_END
@@ -41,6 +42,7 @@ class SaveLimits:
     seconds: float = 30.0
     company: int = 0
     company_seconds: float = 0.0
+    load_spans: int = 4
 
     @property
     def may_wait(self) -> bool:

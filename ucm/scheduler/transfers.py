@@ -30,9 +30,6 @@ from ucm.scheduler.unsaved import Unsaved
 
 __all__ = ["OpenTransfers"]
 
-_LOAD_SPANS: Final = 4
-"""A load carries as much as so many saves. It holds back no other, and each ticket costs its
-way through six threads, which wait for the interpreter lock beside a busy engine."""
 _MAX_SPAN_BLOCKS: Final = 16384
 """However small its blocks are, a ticket has to fit into a message."""
 
@@ -64,11 +61,15 @@ class OpenTransfers:
     Args:
         num_ranks: Workers that each carry out every ticket and report on it.
         span_blocks: By group, the most blocks of one ticket.
+        load_spans: So many times as many has a load's. It holds back no other, and each ticket
+            costs its way through six threads, which wait for the interpreter lock beside a
+            busy engine.
     """
 
     __slots__ = (
         "_ids",
         "_keyed",
+        "_load_spans",
         "_num_ranks",
         "_open",
         "_saving",
@@ -81,8 +82,11 @@ class OpenTransfers:
         "unsaved",
     )
 
-    def __init__(self, num_ranks: int, span_blocks: Mapping[GroupId, int]) -> None:
+    def __init__(
+        self, num_ranks: int, span_blocks: Mapping[GroupId, int], load_spans: int = 4
+    ) -> None:
         self._num_ranks = num_ranks
+        self._load_spans = load_spans
         self.limits: dict[GroupId, int] = {}
         """By group, the most blocks of one ticket."""
         self.resize(span_blocks)
@@ -124,7 +128,7 @@ class OpenTransfers:
             block_ids: Where they go.
             hashes: As many; the engine's.
         """
-        limit = min(_LOAD_SPANS * self.limits[group_id], _MAX_SPAN_BLOCKS)
+        limit = min(self._load_spans * self.limits[group_id], _MAX_SPAN_BLOCKS)
         orders = []
         for at in range(0, len(block_ids), limit):
             ids, some = block_ids[at : at + limit], hashes[at : at + limit]

@@ -139,6 +139,26 @@ class TestSetup:
             assert {0: blocks} == made.span_blocks([block])
 
     @pytest.mark.parametrize(
+        ("device", "saved", "loaded"),
+        [("cpu", 3, 12), ("cuda", 12, 12), ("npu", 12, 12)],
+    )
+    def test_tickets_of_an_accelerator_carry_four_spans_either_way(
+        self, tmp_path, device, saved, loaded
+    ):
+        """A copy of a millisecond costs our threads as much again on the way of its ticket,
+        whatever it carries; on a CPU other saves would stand behind a long one."""
+
+        def change(config):
+            config.device_config.device_type = device
+
+        block = setup(tmp_path).layout.max_block_bytes
+        made = setup(tmp_path, change, queue={"span_bytes": 3 * block})
+        assert {0: saved} == made.span_blocks([block])
+        limits = made.save_limits()
+        assert loaded == saved * limits.load_spans
+        assert limits.company <= saved * block
+
+    @pytest.mark.parametrize(
         ("policy", "is_ranked"), [("priority", True), ("fcfs", False)]
     )
     def test_priority_counts_where_the_engine_goes_by_it(

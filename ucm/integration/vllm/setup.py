@@ -65,6 +65,9 @@ __all__ = ["Setup"]
 _OF_ONE_PROCESS = ("UCM_LOG__", "UCM_THREADS__")
 """Settings in which processes of one engine may differ."""
 _SLOT_STEP = 4096  # of a store; smaller differences between stages are none
+_SPANS = 4
+"""That a ticket carries of loads, and of saves where an accelerator copies: 64 MB take it a
+millisecond, and our own way of a ticket, beside an engine's thread, as much again."""
 
 
 def _is_ranked(vllm_config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
@@ -134,6 +137,7 @@ class Setup:
         is_spread: Ranks are on several machines, or may be.
         may_wait: Saves may wait for others: the engine steps on by itself until they have
             gone, and finds their blocks in its own cache meanwhile.
+        has_accelerator: Blocks are copied by a device, and not by our threads.
     """
 
     config: UCMConfig
@@ -154,6 +158,7 @@ class Setup:
     is_ranked: bool = False
     is_spread: bool = False
     may_wait: bool = True
+    has_accelerator: bool = False
 
     @slot_bytes.default
     def _own_slot_bytes(self) -> int:
@@ -209,11 +214,16 @@ class Setup:
             is_spread=is_spread(parallel),
             may_wait=_steps_by_itself()
             and bool(vllm_config.cache_config.enable_prefix_caching),
+            has_accelerator=vllm_config.device_config.device_type != "cpu",
         )
 
+    @property
+    def _save_bytes(self) -> int:
+        return self.config.queue.span_bytes * (_SPANS if self.has_accelerator else 1)
+
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
-        """Return the most blocks of one ticket, by group; see ``KVLayout.span_blocks``."""
-        return self.layout.span_blocks(self.config.queue.span_bytes, block_bytes)
+        """Return the most blocks of a save's ticket; see ``KVLayout.span_blocks``."""
+        return self.layout.span_blocks(self._save_bytes, block_bytes)
 
     def save_limits(self) -> SaveLimits:
         """Return what is saved, how much of it at a time, and when."""
@@ -227,6 +237,7 @@ class Setup:
             seconds=config.timeout.save,
             company=self._company_nbytes(),
             company_seconds=config.timeout.company,
+            load_spans=1 if self.has_accelerator else _SPANS,
         )
 
     def _company_nbytes(self) -> int:
@@ -235,7 +246,7 @@ class Setup:
         if not self.may_wait or self.mode.loads is Loads.NOTHING:
             return 0
         pool = self.num_blocks * self.layout.max_block_bytes
-        return most_waiting(self.config.queue.span_bytes, pool)
+        return most_waiting(self._save_bytes, pool)
 
     def facts(self, rank: int) -> RankFacts:
         """Return what a rank tells the scheduler, or the scheduler holds against it."""
