@@ -24,7 +24,7 @@ BROAD_HANDLERS: dict[str, int] = {
     "ucm/cache/questions.py": 1,  # hands an error to whoever awaits the answer
     "ucm/pipeline/load.py": 1,  # keeps an error until the copy beside it is over
     "ucm/pipeline/pipeline.py": 1,  # ends the loop with what went wrong on it
-    "ucm/pipeline/runner.py": 3,  # ends a ticket with its stage's error: thread, loop
+    "ucm/pipeline/runner.py": 4,  # ends a ticket with its stage's error: thread, loop
     "ucm/pipeline/workers.py": 1,  # what gives slots back must not end its thread
     "tests/kit/simulation.py": 1,  # hands a simulated thread's error to the run
 }

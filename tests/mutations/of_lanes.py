@@ -188,8 +188,8 @@ LANES = (
         name="handed_back_twice",
         why="A span is copied twice, and its lane counts one item too few.",
         file=_RUNNER,
-        find="        if _is_so(partial(segment.try_now, item)):\n",
-        replace="        if segment.try_now(item):\n            self._end(item)\n",
+        find="        if _is_over(item):\n            return True\n",
+        replace="        if _is_over(item):\n            self._end(item)\n            return True\n",
         killers=(f"{_RUNS}::test_run_that_is_over_at_once_is_not_handed_back",),
     ),
     Mutant(

@@ -283,7 +283,7 @@ LIGHT = (
         name="loop_not_woken_by_who_cannot",
         why="A save behind a fence that calls nobody waits for the next sweep, for 50 ms.",
         file=_RUNNER,
-        find="        if copy is None or not _is_so(partial(copy.call_when_over, self._ring)):\n            self._ring()\n",
+        find="        if copy is None or not _calls(copy, self._ring):\n            self._ring()\n",
         replace="        if copy is None:\n            self._ring()\n        else:\n            copy.call_when_over(self._ring)\n",
         killers=(f"{_FENCES}::test_loop_is_woken_where_no_copy_will_wake_it",),
     ),
@@ -331,8 +331,8 @@ LIGHT = (
         name="foreign_fence_ends_the_copy_thread",
         why="A fence of a host's own that raises ends all saves, and not its own ticket.",
         file=_RUNNER,
-        find="    try:\n        return ask()\n    except Exception:",
-        replace="    try:\n        return ask()\n    except WorkerDiedError:",
+        find="        return fence.call_when_over(callback)\n    except Exception:",
+        replace="        return fence.call_when_over(callback)\n    except WorkerDiedError:",
         killers=(f"{_FENCES}::test_fence_that_breaks_its_word_ends_its_ticket",),
     ),
     Mutant(
@@ -342,5 +342,13 @@ LIGHT = (
         find="            if not passed and self._driver.await_any([each for _, each in heads], news):",
         replace="            news = News(self._news, self._news.value)\n            if not passed and self._driver.await_any([each for _, each in heads], news):",
         killers=(f"{_POLLS}::test_event_that_comes_amid_a_look_is_asked_for_at_once",),
+    ),
+    Mutant(
+        name="step_that_failed_made_again",
+        why="The end of one row's copy counts twice: blocks are released under another's.",
+        file=_RUNNER,
+        find="        fail(item, exc)  # and not once more: half of the step may be done\n        return True\n",
+        replace="        return False\n",
+        killers=(f"{_FENCES}::test_step_that_fails_is_not_made_again",),
     ),
 )

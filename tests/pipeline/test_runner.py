@@ -348,10 +348,34 @@ class TestFences:
                 run = rig.start(Copied(fence), fence, then=Fenced())
                 rig.thread.work()
                 rig.runner.hand_back()
+                assert [run] == rig.handed
                 (_, run.segment) = Chain.start(Copied()).then(Fenced()).segments()
                 rig.runner.start(run)
-            for _ in range(10):
+            assert run.has_failed
+            assert "ZeroDivisionError" in run.ticket.outcome.error
+
+    @pytest.mark.parametrize("is_late", [True, False])
+    async def test_step_that_fails_is_not_made_again(self, is_late):
+        """What half a step has done, such as the end of a copy, is not done twice."""
+
+        class Failing(Fenced):
+            steps = 0
+
+            def passed(self, given):
+                self.steps += 1
+                raise ZeroDivisionError
+
+        async with rigged() as rig:
+            fence, stage = HandFence(), Failing()
+            if not is_late:
+                fence.open()
+            run = rig.start(stage, fence)
+            assert is_late is not rig.at_once
+            fence.open()
+            for _ in range(5):
                 await anyio.lowlevel.checkpoint()
                 rig.runner.hand_back()
-            assert run is rig.handed[-1]
+            assert 1 == stage.steps
+            assert run.has_failed
             assert "ZeroDivisionError" in run.ticket.outcome.error
+            assert is_late is (rig.handed == [run])

@@ -64,7 +64,7 @@ class Runner:
             thread = self._copy[item.ticket.direction][segment.worker]
             thread.put(self._run_copy, item, self._died)
             return False  # though it may be over by now
-        if _is_so(partial(segment.try_now, item)):
+        if _is_over(item):
             return True
         if not self._is_called_back(item):
             self._begin_wait(item)
@@ -77,7 +77,7 @@ class Runner:
             item = self._over.popleft()
             if item.is_given_up:
                 continue
-            if item.is_over or _is_so(partial(item.segment.try_now, item)):
+            if item.is_over or _is_over(item):
                 item.is_over = True
                 item.lane.over(item)
             else:
@@ -93,15 +93,13 @@ class Runner:
         item.is_over = True
         self._over.append(item)
         # While the copy is under way the loop need not know.
-        if copy is None or not _is_so(partial(copy.call_when_over, self._ring)):
+        if copy is None or not _calls(copy, self._ring):
             self._ring()
 
     def _is_called_back(self, item: Item) -> bool:
         """Return whether all that an item waits for is a fence that calls."""
         fence = item.segment.awaited(item)
-        if fence is None:
-            return False
-        return _is_so(partial(fence.call_when_over, partial(self._tell, item)))
+        return fence is not None and _calls(fence, partial(self._tell, item))
 
     def _died(self, item: Item, error: WorkerDiedError) -> None:
         fail(item, error)
@@ -142,9 +140,18 @@ def _begin_copy_wait(item: Item) -> Fence | None:
     return copy
 
 
-def _is_so(ask: Callable[[], bool]) -> bool:
-    """Return what a stage or fence says; not so if it raises, as the wait for it does again."""
+def _is_over(item: Item) -> bool:
+    """Run a segment of the loop if it need not wait; return whether it is over, well or not."""
     try:
-        return ask()
-    except Exception:  # noqa: BLE001 - ends its ticket there, and not the thread
+        return item.segment.try_now(item)
+    except Exception as exc:  # noqa: BLE001 - any stage's error ends its ticket, not the loop
+        fail(item, exc)  # and not once more: half of the step may be done
+        return True
+
+
+def _calls(fence: Fence, callback: Callable[[], None]) -> bool:
+    """Return whether a fence calls when it is over; the wait for one that raises says why."""
+    try:
+        return fence.call_when_over(callback)
+    except Exception:  # noqa: BLE001 - a host's own: it ends its ticket, not the thread
         return False
