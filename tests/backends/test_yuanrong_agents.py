@@ -13,6 +13,8 @@ from tests.stores.slab_kit import open_slab
 from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
 
 KEYS = make_keys(3)
+PATIENT = {"tier": 60.0}
+"""Its client is a process of its own, which starts with the first call."""
 
 
 def machine(folder, shm):
@@ -38,7 +40,7 @@ def test_one_agent_spills_and_another_fetches(tmp_path, monkeypatch):
         place = machine(tmp_path / "1", first)
         with (
             open_slab(place.slab, 64) as slab,
-            place.agent("--linger", "-1", tiers=[tier]) as agent,
+            place.agent("--linger", "-1", tiers=[tier], timeout=PATIENT) as agent,
             place.client(agent=agent),
         ):
             save(slab, KEYS)
@@ -51,7 +53,7 @@ def test_one_agent_spills_and_another_fetches(tmp_path, monkeypatch):
         other = machine(tmp_path / "2", second)
         with (
             open_slab(other.slab, 64) as slab,
-            other.agent("--linger", "-1", tiers=[tier]) as agent,
+            other.agent("--linger", "-1", tiers=[tier], timeout=PATIENT) as agent,
             other.client(agent=agent) as client,
         ):
             sizes = [BLOCK_BYTES] * len(KEYS)
