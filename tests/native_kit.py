@@ -10,6 +10,15 @@ import pytest
 from ucm import native
 
 
+@pytest.fixture(params=["native", "python"])
+def way(request, tmp_path_factory, monkeypatch):
+    """Do what can be done so by native code, and by Python; for tests that import it."""
+    library = None
+    if request.param == "native":
+        library = build(tmp_path_factory.getbasetemp())
+    monkeypatch.setattr(native, "LIBRARY", library)
+
+
 def build(directory: Path) -> native.Native:
     """Compile it; the test is skipped where there is no compiler."""
     compiler = shutil.which("cc")

@@ -9,8 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from tests.native_kit import build
-from ucm import native
+from tests.native_kit import way  # noqa: F401  a fixture
 from ucm.backends.abc import Fetched, Presence, Verdict
 from ucm.backends.files import FilesBackend, _backend, _share
 from ucm.backends.wrap import DeadlineBackend
@@ -28,13 +27,8 @@ MOST = 16
 KEYS = make_keys(4)
 
 
-@pytest.fixture(autouse=True, params=["native", "python"])
-def way(request, tmp_path_factory, monkeypatch):
-    """Read by few calls from Python, and by one for each that the system does."""
-    library = None
-    if request.param == "native":
-        library = build(tmp_path_factory.getbasetemp())
-    monkeypatch.setattr(native, "LIBRARY", library)
+pytestmark = pytest.mark.usefixtures("way")
+"""Read by few calls from Python, and by one for each that the system does."""
 
 
 BY_PYTHON = pytest.mark.parametrize("way", ["python"], indirect=True)

@@ -18,20 +18,14 @@ from tests.devices.cuda_kit import (
     make_driver,
     stream,
 )
-from tests.native_kit import build
+from tests.native_kit import way  # noqa: F401  a fixture
 from ucm import native
 from ucm.devices._libcuda import CudaLibrary
 from ucm.devices.driver import Direction, News
 from ucm.plan import CopyBatch
 
-
-@pytest.fixture(autouse=True, params=["native", "python"])
-def way(request, tmp_path_factory, monkeypatch):
-    """Submit by one call from Python, and by one for each batch."""
-    library = None
-    if request.param == "native":
-        library = build(tmp_path_factory.getbasetemp())
-    monkeypatch.setattr(native, "LIBRARY", library)
+pytestmark = pytest.mark.usefixtures("way")
+"""Submit by one call from Python, and by one for each batch."""
 
 
 BOTH_ABIS = pytest.mark.parametrize("version", [12080, 12090, 13000, 13020])

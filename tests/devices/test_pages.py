@@ -4,8 +4,7 @@
 import numpy as np
 import pytest
 
-from tests.native_kit import build
-from ucm import native
+from tests.native_kit import way  # noqa: F401  a fixture
 from ucm.blocks import RowId
 from ucm.devices._paged import PagedCopy, Part
 from ucm.devices._pages import Pages
@@ -15,14 +14,8 @@ from ucm.plan import CopyBatch, HostSlots
 ROWS = tuple(RowId(row) for row in range(32))
 
 
-@pytest.fixture(autouse=True, params=["native", "python"])
-def way(request, tmp_path_factory, monkeypatch):
-    """Compute addresses by native code, and by numpy."""
-    library = None
-    if request.param == "native":
-        library = build(tmp_path_factory.getbasetemp())
-    monkeypatch.setattr(native, "LIBRARY", library)
-    return request.param
+pytestmark = pytest.mark.usefixtures("way")
+"""Compute addresses by native code, and by numpy."""
 
 
 def listed(batch: CopyBatch) -> list[tuple[int, int, int]]:

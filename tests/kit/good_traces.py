@@ -116,7 +116,6 @@ def torn(number: int) -> Trace:
         *stage(number, "save", "event_wait"),
         *stage(number, "save", "gather"),
         worker("stage.started", number, stage="gather_wait"),
-        worker("stage.started", number, stage="gather_wait"),
         end,
         released(number),
         worker("stage.finished", number, stage="gather_wait"),

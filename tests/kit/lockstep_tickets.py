@@ -70,7 +70,6 @@ class _ItemTrace:
     at: int = _IN_QUEUE
     is_running: bool = False
     has_failed: bool = False
-    waits_again: bool = False
     started_late: bool = False
 
     @property
@@ -104,9 +103,6 @@ class _ItemTrace:
         ):
             self.has_failed = False  # the copy beside it is waited for all the same
         fits = stage in self._following() and not (self.is_running or self.has_failed)
-        if self.is_running and stage == self.stage == self.chain[self.wait]:
-            fits = not self.waits_again  # once more, beyond the deadline
-            self.waits_again = True
         self.at = self.chain.index(stage) if stage in self.chain else self.at
         self.is_running = True
         return fits
@@ -279,8 +275,7 @@ class TicketTrace:
         saves = self.direction == "save"
         rule = Rule.COMMITTED_WHOLE if saves else Rule.LOADED_WHOLE
         items = self._items.values()
-        # A copy that was waited for beyond the deadline is torn, too.
-        torn = line[1].get("torn") or any(item.waits_again for item in items)
+        torn = line[1].get("torn")
         came = sum(map(len, self._items))
         lacks = () not in self._items and (self.rows is None or came < self.rows)
         if torn or lacks or not all(item.is_whole for item in items):

@@ -305,8 +305,8 @@ LOAD = (
         name="saves_of_an_accelerator_cut_small",
         why="Our threads take four times the engine's interpreter lock for the same bytes.",
         file="ucm/integration/vllm/setup.py",
-        find="(_SPANS if self.has_accelerator else 1)",
-        replace="1",
+        find="spans = LOAD_SPANS if self.has_accelerator else 1",
+        replace="spans = 1",
         killers=(
             (
                 "tests/integration/vllm/test_setup.py::TestSetup::"

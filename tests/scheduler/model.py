@@ -10,7 +10,7 @@ from ucm.fates import Fate, Told
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.reasons import Reason
 from ucm.scheduler.adapter import SchedulerAdapter
-from ucm.scheduler.decoded import SaveLimits
+from ucm.scheduler.decoded import LOAD_SPANS, SaveLimits
 from ucm.scheduler.messages import Failure, SpanOrder, StepPlan, StepReport
 from ucm.scheduler.requests import ScheduledRequest, StateOffer, StepFacts
 from ucm.uses import Uses
@@ -130,7 +130,7 @@ def make_adapter(
     nbytes: int = 1 << 30,
     company: int = 0,
     company_seconds: float = 1e6,
-    load_spans: int = 4,
+    load_spans: int = LOAD_SPANS,
 ) -> SchedulerAdapter:
     """Return an adapter with the same span size for every group."""
     return SchedulerAdapter(

@@ -115,10 +115,11 @@ def _end_in_time(timeout: TimeoutConfig, log: Log, stack: contextlib.ExitStack) 
     """
 
     def give_up() -> None:
-        with contextlib.suppress(OSError, ValueError):  # it may be closed by now
+        try:
             log.error(RUNTIME_FAILED, error="a call of a tier does not end")
             close_log(log)
-        os._exit(1)
+        finally:
+            os._exit(1)
 
     seconds = timeout.shutdown + 2 * timeout.tier + _BEYOND_S
     timer = threading.Timer(seconds, give_up)

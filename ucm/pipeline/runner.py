@@ -4,10 +4,10 @@ How lanes have their segments run, without a task for each.
 
 A copy segment goes to its copy thread, a loop segment that has nothing to wait for is
 over at once, one that waits for a fence is called back by it, and only one that waits for
-something else gets a task. Items whose segment is over are
-collected, and the pipeline hands them back to their lanes: a burst of them costs one
-wake-up. Any error of any stage is caught here and ends the item's ticket, on the thread
-on which it was raised.
+something else gets a task. Items whose segment is over are collected, and the pipeline
+hands them back to their lanes: a burst of them costs one wake-up, and a copy that the next
+stage waits for wakes nobody before its end. Any error of any stage is caught here and ends
+the item's ticket, on the thread on which it was raised.
 
 All of it runs on the loop thread but the end of a copy segment, and what fences call.
 """

@@ -5,8 +5,9 @@ Stages and the typed chain that joins them.
 A stage takes an item as the one before has left it. That has a type of its own, though
 the object is the same, so that a chain that leaves a stage out does not type-check.
 ``LoopStage`` waits on the event loop and must not block it, a ``FenceStage`` for a device's
-fence; ``CopyStage`` blocks a copy thread. Neighbouring copy stages of one worker have no wait between them and run as one
-worker call, a *segment*: separate types with separate tests and trace marks, one hop.
+fence; ``CopyStage`` blocks a copy thread. Neighbouring copy stages of one worker have no
+wait between them and run as one worker call, a *segment*: separate types with separate
+tests and trace marks, one hop.
 """
 
 from abc import ABC, abstractmethod

@@ -11,8 +11,11 @@ from ucm.blocks import GroupId
 from ucm.config import SaveDecoded
 from ucm.layout import GroupKind, GroupLayout
 
-__all__ = ["NEVER_DUE", "Decoded", "SaveLimits"]
+__all__ = ["LOAD_SPANS", "NEVER_DUE", "Decoded", "SaveLimits"]
 
+LOAD_SPANS: Final = 4
+"""So many spans has a load's ticket as a rule. It holds back no other, and each ticket costs its
+way through six threads, which wait for the interpreter lock beside a busy engine."""
 NEVER_DUE: Final = sys.maxsize
 """More tokens than any request has."""
 
@@ -42,7 +45,7 @@ class SaveLimits:
     seconds: float = 30.0
     company: int = 0
     company_seconds: float = 0.0
-    load_spans: int = 4
+    load_spans: int = LOAD_SPANS
 
     @property
     def may_wait(self) -> bool:

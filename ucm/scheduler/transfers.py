@@ -21,6 +21,7 @@ from ucm.blocks import GroupId, Owner
 from ucm.errors import LedgerError
 from ucm.layout import GroupLayout
 from ucm.reasons import Reason
+from ucm.scheduler.decoded import LOAD_SPANS
 from ucm.scheduler.denials import Denials
 from ucm.scheduler.matching import DeniedKey
 from ucm.scheduler.messages import Failure, SpanOrder, StepReport, TransferKind
@@ -61,9 +62,7 @@ class OpenTransfers:
     Args:
         num_ranks: Workers that each carry out every ticket and report on it.
         span_blocks: By group, the most blocks of one ticket.
-        load_spans: So many times as many has a load's. It holds back no other, and each ticket
-            costs its way through six threads, which wait for the interpreter lock beside a
-            busy engine.
+        load_spans: So many times as many has a load's.
     """
 
     __slots__ = (
@@ -83,7 +82,10 @@ class OpenTransfers:
     )
 
     def __init__(
-        self, num_ranks: int, span_blocks: Mapping[GroupId, int], load_spans: int = 4
+        self,
+        num_ranks: int,
+        span_blocks: Mapping[GroupId, int],
+        load_spans: int = LOAD_SPANS,
     ) -> None:
         self._num_ranks = num_ranks
         self._load_spans = load_spans

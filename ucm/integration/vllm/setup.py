@@ -48,7 +48,7 @@ from ucm.layout import KVLayout
 from ucm.ranks import RankFacts, Topology, facts_of
 from ucm.registry import load_class
 from ucm.scheduler.company import most_waiting
-from ucm.scheduler.decoded import SaveLimits
+from ucm.scheduler.decoded import LOAD_SPANS, SaveLimits
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store, place_of
 from ucm.threads import SYSTEM, Threads
@@ -65,9 +65,6 @@ __all__ = ["Setup"]
 _OF_ONE_PROCESS = ("UCM_LOG__", "UCM_THREADS__")
 """Settings in which processes of one engine may differ."""
 _SLOT_STEP = 4096  # of a store; smaller differences between stages are none
-_SPANS = 4
-"""That a ticket carries of loads, and of saves where an accelerator copies: 64 MB take it a
-millisecond, and our own way of a ticket, beside an engine's thread, as much again."""
 
 
 def _is_ranked(vllm_config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
@@ -219,7 +216,14 @@ class Setup:
 
     @property
     def _save_bytes(self) -> int:
-        return self.config.queue.span_bytes * (_SPANS if self.has_accelerator else 1)
+        """
+        Of a save's ticket; as many as of a load's where an accelerator copies.
+
+        64 MB take it a millisecond, and our own way of a ticket, beside an engine's thread,
+        as much again.
+        """
+        spans = LOAD_SPANS if self.has_accelerator else 1
+        return self.config.queue.span_bytes * spans
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
         """Return the most blocks of a save's ticket; see ``KVLayout.span_blocks``."""
@@ -237,7 +241,7 @@ class Setup:
             seconds=config.timeout.save,
             company=self._company_nbytes(),
             company_seconds=config.timeout.company,
-            load_spans=1 if self.has_accelerator else _SPANS,
+            load_spans=1 if self.has_accelerator else LOAD_SPANS,
         )
 
     def _company_nbytes(self) -> int:
