@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pure parts of the library: orders, users of blocks, room, ends."""
 
-import itertools
 import threading
 import time
 
@@ -22,14 +21,16 @@ from ucm.pipeline.outcomes import Outcome, OutcomeKind
 from ucm.pipeline.tickets import Direction
 from ucm.prefixes import Place
 from ucm.reasons import Reason
+from ucm.scheduler.spans import TicketBytes
 
 BLOCK = LAYOUT.max_block_bytes
+TICKETS = TicketBytes(save=2 * BLOCK, load=3 * BLOCK)
 _ANYWHERE = Place()
 
 
 def orders_of(num_blocks: int, place: Place = _ANYWHERE, now_ns: int = 10**9) -> list:
     """Return the orders of a save, two blocks each."""
-    orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
+    orders = Orders(LAYOUT, ShardId(0), bytes(16), TICKETS)
     keys, blocks = keys_of(num_blocks), range(num_blocks)
     return orders.of(orders.check(Direction.SAVE, keys, blocks, 0, place, now_ns))
 
@@ -59,7 +60,7 @@ class TestOrders:
 
     def test_uses_are_those_of_the_orders(self) -> None:
         """What is touched and what is saved stands in one order."""
-        orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
+        orders = Orders(LAYOUT, ShardId(0), bytes(16), TICKETS)
         uses = orders.uses(3, 0, Place(first=2, began_ns=1000, tenant=7), 5)
         depth = [1000 - at * TOKENS for at in (2, 3, 4)]
         assert depth == uses.moments.tolist()
@@ -87,7 +88,7 @@ class TestOrders:
 
     def test_place_takes_whatever_is_a_whole_number(self) -> None:
         """An index out of an array is one, and the latest moment is one that fits."""
-        orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
+        orders = Orders(LAYOUT, ShardId(0), bytes(16), TICKETS)
         place = Place(first=np.int64(2), began_ns=1 << 62)
         uses = orders.uses(1, 0, place, 5)
         assert [(1 << 62) - 2 * TOKENS] == uses.moments.tolist()
@@ -106,7 +107,7 @@ class TestOrders:
     def test_table_of_small_numbers_is_no_sum(self) -> None:
         """Blocks of a long prompt are more than 32 bits together, and each is well."""
         blocks = np.full(4, 2**31 - 1, np.int32)
-        orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
+        orders = Orders(LAYOUT, ShardId(0), bytes(16), TICKETS)
         keys = [bytes([at]) * 32 for at in range(4)]
         asked = orders.check(Direction.LOAD, keys, blocks, 0, Place(), 5)
         assert (2**31 - 1,) * 4 == asked.blocks
@@ -115,7 +116,7 @@ class TestOrders:
     def test_group_is_the_layouts_number(self) -> None:
         """An element of a tensor equals it, and is in no table: the loop would not get on."""
         torch = pytest.importorskip("torch")
-        orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
+        orders = Orders(LAYOUT, ShardId(0), bytes(16), TICKETS)
         asked = orders.check(
             Direction.SAVE, [bytes(32)], [1], torch.tensor(0), Place(), 5
         )
@@ -123,7 +124,7 @@ class TestOrders:
 
     def test_place_is_looked_at_in_the_call(self) -> None:
         """What is none is the caller's mistake, and no save without an end."""
-        orders = Orders(LAYOUT, ShardId(0), bytes(16), 2 * BLOCK, itertools.count(1))
+        orders = Orders(LAYOUT, ShardId(0), bytes(16), TICKETS)
         with pytest.raises(AttributeError, match="began_ns"):
             orders.check(Direction.SAVE, [bytes(32)], [1], 0, (2, 0, 0), 5)
 

@@ -10,9 +10,10 @@ from ucm.fates import Fate, Told
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.reasons import Reason
 from ucm.scheduler.adapter import SchedulerAdapter
-from ucm.scheduler.decoded import LOAD_SPANS, SaveLimits
+from ucm.scheduler.decoded import SaveLimits
 from ucm.scheduler.messages import Failure, SpanOrder, StepPlan, StepReport
 from ucm.scheduler.requests import ScheduledRequest, StateOffer, StepFacts
+from ucm.scheduler.spans import LOAD_SPANS
 from ucm.uses import Uses
 
 DIGEST = bytes(range(16))

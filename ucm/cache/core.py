@@ -14,7 +14,6 @@ do. Notices are handed out on our loop, but not while ``close`` has the runtime.
 from collections import deque
 from collections.abc import Container, Sequence
 from functools import partial
-from itertools import count
 
 from ucm.agent.client import AgentClient
 from ucm.blocks import KeySpace, ShardId
@@ -41,6 +40,7 @@ from ucm.prefixes import Place
 from ucm.reasons import Reason
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder
+from ucm.scheduler.spans import TicketBytes
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import Log
@@ -97,13 +97,13 @@ class Core(Asking):
             before_commit=before_commit,
         )
         queue = config.queue
-        orders = Orders(layout, shard, self._digest, queue.span_bytes, count(1))
+        tickets = TicketBytes.of(queue.span_bytes, is_synchronous=device.is_synchronous)
+        orders = Orders(layout, shard, self._digest, tickets)
         self._lock, self._closing = threads.lock(), threads.lock()
         self._ends = threads.lock()  # of every ``Pending``: they end under the other
-        questions = Questions(self._ends, threads)
-        super().__init__(self._kept, orders, questions, threads)
+        super().__init__(self._kept, orders, Questions(self._ends, threads), threads)
         self.fetches = Fetches(
-            *(client, self._kept.match, questions, orders),
+            *(client, self._kept.match, self._questions, orders),
             *(config.timeout, self._counters, threads),
         )
         self._asked: deque[tuple[Transfer, Asked, Fence, bool]] = deque()

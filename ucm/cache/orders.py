@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the keys and blocks of a host to orders, and to moments of use. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import count
 from operator import index
 from typing import Final
 
@@ -14,6 +15,7 @@ from ucm.layout import GroupLayout, KVLayout
 from ucm.pipeline.tickets import Direction
 from ucm.prefixes import Place
 from ucm.scheduler.messages import SpanOrder, TransferKind
+from ucm.scheduler.spans import TicketBytes
 from ucm.uses import Uses
 
 __all__ = ["Asked", "Orders"]
@@ -51,8 +53,7 @@ class Orders:
         layout: Groups and rows.
         shard: Which part of a block is meant.
         digest: Of the key space.
-        span_bytes: What one ticket carries at most, where that is more than a block.
-        numbers: Where the numbers of tickets come from; never the same again.
+        tickets: What each of them carries at most.
     """
 
     def __init__(
@@ -60,14 +61,16 @@ class Orders:
         layout: KVLayout,
         shard: ShardId,
         digest: bytes,
-        span_bytes: int,
-        numbers: Iterable[int],
+        tickets: TicketBytes,
     ) -> None:
         sizes = [group.block_bytes for group in layout.groups]
         self._layout = layout
         self._groups = {group.group_id: group for group in layout.groups}
-        self._span_blocks = layout.span_blocks(span_bytes, sizes)
-        self._numbers = iter(numbers)
+        self._most_blocks = {
+            Direction.SAVE: layout.span_blocks(tickets.save, sizes),
+            Direction.LOAD: layout.span_blocks(tickets.load, sizes),
+        }
+        self._numbers = count(1)
         self._packers = {
             group.group_id: KeyPacker(digest, group.group_id, shard)
             for group in layout.groups
@@ -119,7 +122,8 @@ class Orders:
         life = next(self._numbers)
         orders = []
         size = len(hashes) // max(len(blocks), 1)
-        for at in range(0, len(blocks), step := self._span_blocks[shape.group_id]):
+        step = self._most_blocks[asked.direction][shape.group_id]
+        for at in range(0, len(blocks), step):
             block_ids = tuple(blocks[at : at + step])
             last = at + len(block_ids) - 1
             owner = Owner(

@@ -10,12 +10,10 @@ import attrs
 from ucm.blocks import GroupId
 from ucm.config import SaveDecoded
 from ucm.layout import GroupKind, GroupLayout
+from ucm.scheduler.spans import LOAD_SPANS
 
-__all__ = ["LOAD_SPANS", "NEVER_DUE", "Decoded", "SaveLimits"]
+__all__ = ["NEVER_DUE", "Decoded", "SaveLimits"]
 
-LOAD_SPANS: Final = 4
-"""So many spans has a load's ticket as a rule. It holds back no other, and each ticket costs its
-way through six threads, which wait for the interpreter lock beside a busy engine."""
 NEVER_DUE: Final = sys.maxsize
 """More tokens than any request has."""
 

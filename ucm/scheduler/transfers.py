@@ -21,12 +21,12 @@ from ucm.blocks import GroupId, Owner
 from ucm.errors import LedgerError
 from ucm.layout import GroupLayout
 from ucm.reasons import Reason
-from ucm.scheduler.decoded import LOAD_SPANS
 from ucm.scheduler.denials import Denials
 from ucm.scheduler.matching import DeniedKey
 from ucm.scheduler.messages import Failure, SpanOrder, StepReport, TransferKind
 from ucm.scheduler.records import SaveEnd
 from ucm.scheduler.shares import Run, Share
+from ucm.scheduler.spans import LOAD_SPANS
 from ucm.scheduler.unsaved import Unsaved
 
 __all__ = ["OpenTransfers"]

@@ -140,9 +140,9 @@ class TestSetup:
 
     @pytest.mark.parametrize(
         ("device", "saved", "loaded"),
-        [("cpu", 3, 12), ("cuda", 12, 12), ("npu", 12, 12)],
+        [("cpu", 3, 12), ("cuda", 12, 24), ("npu", 12, 24)],
     )
-    def test_tickets_of_an_accelerator_carry_four_spans_either_way(
+    def test_tickets_of_an_accelerator_carry_four_spans_and_eight(
         self, tmp_path, device, saved, loaded
     ):
         """A copy of a millisecond costs our threads as much again on the way of its ticket,

@@ -48,7 +48,8 @@ from ucm.layout import KVLayout
 from ucm.ranks import RankFacts, Topology, facts_of
 from ucm.registry import load_class
 from ucm.scheduler.company import most_waiting
-from ucm.scheduler.decoded import LOAD_SPANS, SaveLimits
+from ucm.scheduler.decoded import SaveLimits
+from ucm.scheduler.spans import TicketBytes
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store, place_of
 from ucm.threads import SYSTEM, Threads
@@ -215,19 +216,13 @@ class Setup:
         )
 
     @property
-    def _save_bytes(self) -> int:
-        """
-        Of a save's ticket; as many as of a load's where an accelerator copies.
-
-        64 MB take it a millisecond, and our own way of a ticket, beside an engine's thread,
-        as much again.
-        """
-        spans = LOAD_SPANS if self.has_accelerator else 1
-        return self.config.queue.span_bytes * spans
+    def _tickets(self) -> TicketBytes:
+        span_bytes = self.config.queue.span_bytes
+        return TicketBytes.of(span_bytes, is_synchronous=not self.has_accelerator)
 
     def span_blocks(self, block_bytes: Iterable[int]) -> dict[GroupId, int]:
         """Return the most blocks of a save's ticket; see ``KVLayout.span_blocks``."""
-        return self.layout.span_blocks(self._save_bytes, block_bytes)
+        return self.layout.span_blocks(self._tickets.save, block_bytes)
 
     def save_limits(self) -> SaveLimits:
         """Return what is saved, how much of it at a time, and when."""
@@ -241,7 +236,7 @@ class Setup:
             seconds=config.timeout.save,
             company=self._company_nbytes(),
             company_seconds=config.timeout.company,
-            load_spans=1 if self.has_accelerator else LOAD_SPANS,
+            load_spans=self._tickets.load // self._tickets.save,
         )
 
     def _company_nbytes(self) -> int:
@@ -250,7 +245,7 @@ class Setup:
         if not self.may_wait or self.mode.loads is Loads.NOTHING:
             return 0
         pool = self.num_blocks * self.layout.max_block_bytes
-        return most_waiting(self._save_bytes, pool)
+        return most_waiting(self._tickets.save, pool)
 
     def facts(self, rank: int) -> RankFacts:
         """Return what a rank tells the scheduler, or the scheduler holds against it."""
