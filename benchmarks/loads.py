@@ -168,7 +168,9 @@ def loading() -> Iterator[Loads]:
             with contextlib.suppress(StoreFullError):  # there is no memory yet
                 _fill(store, keys[stored:])
         with running(store, device, layout, Path(home)) as runtime:
-            while not device._pinned and time.monotonic() < limit:  # noqa: SLF001
+            nbytes = NUM_BLOCKS * BLOCK_BYTES
+            pinning = runtime._pinning  # noqa: SLF001
+            while pinning._nbytes < nbytes and time.monotonic() < limit:  # noqa: SLF001
                 time.sleep(0.01)
             yield Loads(layout, runtime, device)
 

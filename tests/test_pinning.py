@@ -18,7 +18,8 @@ from ucm.threads import SYSTEM
 from ucm.tracing import MEMORY_PINNED, MEMORY_UNPINNED, RUNTIME_STARTED
 
 TIMEOUT = 60.0
-ALL = StoreGrowth(100, 100)
+HALF = 16 * BLOCK_BYTES
+ALL = StoreGrowth(2 * HALF, 2 * HALF)
 
 
 class PinningDevice(CPUDevice):
@@ -29,12 +30,14 @@ class PinningDevice(CPUDevice):
     def __init__(self):
         super().__init__(NUM_BLOCKS)
         self.given = []
+        self.nbytes = []
         self.staged = ()
         self.may_go = threading.Event()
         self.may_go.set()
         self.is_pinning = threading.Event()
         self.has_both = threading.Event()
         self.has_failed = False
+        self.refuses = True
 
     def pin(self, memory):
         """Note the memory, and by whom it is pinned; refuse some of it."""
@@ -43,9 +46,11 @@ class PinningDevice(CPUDevice):
         if self.has_failed:
             raise DeviceFailedError("gone")
         self.given.append((memory.ctypes.data, threading.current_thread().name))
+        self.nbytes.append(memory.nbytes)
         if len(self.given) == 2:
             self.has_both.set()
-        return "locked memory is scarce" if len(self.given) > 1 else ""
+        is_refused = self.refuses and len(self.given) > 1
+        return "locked memory is scarce" if is_refused else ""
 
     def stage(self, nbytes, slot_bytes):
         """Note what is asked for."""
@@ -96,6 +101,13 @@ def world():
         pinning.close(TIMEOUT)
 
 
+def let_it_pin(pinning: Pinning) -> None:
+    """Wait until all is pinned that is there."""
+    if (thread := pinning._thread) is not None:
+        thread.join(TIMEOUT)
+    assert pinning._thread is None
+
+
 def reasons(tracer: Tracer) -> list[str]:
     """Return why memory is not pinned, as told."""
     return [
@@ -124,24 +136,31 @@ def test_memory_of_the_store_is_pinned_behind_the_start():
     assert nbytes == by_event[MEMORY_PINNED]["nbytes"]
 
 
-def test_memory_that_comes_later_is_not_touched_before(world):
-    """R-25: pinning faults all pages in, so it waits for the store to have them."""
-    pinning, store, _ = world
-    store.tell(StoreGrowth(50, 100))
-    assert not pinning._device.is_pinning.is_set()
+def test_memory_is_pinned_as_it_comes(world):
+    """R-25: pinning faults all pages in, so that it takes whole slots that the store has;
+    none is left to staging memory until the last has come, and none is pinned twice."""
+    pinning, store, tracer = world
+    device = pinning._device
+    store.tell(StoreGrowth(3 * BLOCK_BYTES + 1, 2 * HALF))
+    let_it_pin(pinning)
+    assert [3 * BLOCK_BYTES] == device.nbytes
+    device.refuses = False
     store.tell(ALL)
     store.tell(ALL)
-    assert pinning.close(TIMEOUT)
-    assert 2 == len(pinning._device.given)
+    let_it_pin(pinning)
+    assert [3 * BLOCK_BYTES, HALF - 3 * BLOCK_BYTES, HALF] == device.nbytes
+    (told,) = (line for line in tracer.events if line["event"] == MEMORY_PINNED)
+    assert 2 * HALF == told["nbytes"]
 
 
 def test_memory_that_never_comes_is_not_touched(world):
-    """R-26: what a container has no room for is not faulted in by way of pinning."""
+    """R-26: what a container has no room for is not faulted in by way of pinning, and what
+    it has is pinned."""
     pinning, store, tracer = world
-    store.tell(StoreGrowth(100, 100, "no room"))
-    store.tell(StoreGrowth(50, 100, "no room"))
-    assert pinning.close(TIMEOUT)
-    assert [] == pinning._device.given
+    store.tell(StoreGrowth(2 * BLOCK_BYTES, 2 * HALF, "no room"))
+    store.tell(StoreGrowth(BLOCK_BYTES, 2 * HALF, "no room"))
+    let_it_pin(pinning)
+    assert [2 * BLOCK_BYTES] == pinning._device.nbytes
     assert ["and so is staging memory"] == reasons(tracer)
 
 

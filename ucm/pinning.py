@@ -3,12 +3,18 @@
 How a device comes to reach a store's slots: staged at first, directly once they are pinned.
 
 Pinning touches every page. Of a large slab that takes longer than an engine's start may, and
-before its memory is there it would fault all of it in, whatever a container allows. So copies go
-by way of staging memory until the store has all of its own, and a thread has pinned that.
+before its memory is there it would fault all of it in, whatever a container allows. So a thread
+pins what the store has by now, piece by piece, and copies of other slots go by way of staging
+memory: a slab of a terabyte takes minutes to come.
 
 Threading: ``begin`` and ``close`` belong to the thread that owns the runtime; a store tells of
 its growth on any.
 """
+
+import sys
+
+import numpy as np
+import numpy.typing as npt
 
 from ucm.devices.abc import Device
 from ucm.errors import DeviceError
@@ -50,10 +56,15 @@ class Pinning:
         self._lock = threads.lock()
         self._thread: Thread | None = None
         self._is_closed = False
+        self._is_last = self._is_told = False
+        self._there = self._begun = self._nbytes = 0
+        """Bytes of the buffers, from their start, that the store has, that were given to
+        the device, and that it has pinned."""
+        self._elapsed_s = 0.0
 
     def begin(self) -> None:
         """
-        Take staging memory, and pin the store's as soon as that is all there.
+        Take staging memory, and pin the store's as it comes.
 
         Raises:
             ConfigError: ``queue.staging_bytes`` is less than a block.
@@ -75,33 +86,52 @@ class Pinning:
         return not thread.is_alive()
 
     def _grown(self, growth: StoreGrowth) -> None:
-        """Tell; what a store will never have is not to be touched."""
+        """Tell, and pin; what a store does not have is not to be touched."""
         self._tell_growth(growth)
-        if not growth.problem and growth.nbytes >= growth.total:
-            self._start()
-
-    def _start(self) -> None:
         if self._device.is_synchronous or not self._store.buffers:
             return
         with self._lock:
+            self._there = max(
+                self._there, growth.nbytes if growth.total else sys.maxsize
+            )
+            self._is_last |= bool(growth.problem) or growth.nbytes >= growth.total
             if self._is_closed or self._thread is not None:
                 return
             self._thread = self._threads.thread(self._pin, "ucm-pin")
             self._thread.start()
 
     def _pin(self) -> None:
-        started = self._threads.monotonic()
-        nbytes = 0
-        for memory in self._store.buffers:
-            if self._is_closed:
-                return
+        while (memory := self._next()) is not None:
+            started = self._threads.monotonic()
             try:
                 problem = self._device.pin(memory)
             except DeviceError:  # it has failed, and says so to whoever copies
                 return
+            self._elapsed_s += self._threads.monotonic() - started
             if problem:
                 self._log.warning(MEMORY_UNPINNED, reason=problem)
-            else:
-                nbytes += memory.nbytes
-        took = round(self._threads.monotonic() - started, 3)
-        self._log.info(MEMORY_PINNED, nbytes=nbytes, elapsed_s=took)
+                self._tell_pinned()
+                return  # nor would it take the others
+            self._nbytes += memory.nbytes
+
+    def _next(self) -> npt.NDArray[np.uint8] | None:
+        """Return slots that are there and not pinned, or end the thread."""
+        with self._lock:
+            start = 0
+            for memory in self._store.buffers:
+                num_slots, slot_bytes = len(memory), memory.strides[0]
+                first = max(0, self._begun - start) // slot_bytes
+                stop = min(num_slots, max(0, self._there - start) // slot_bytes)
+                if first < stop and not self._is_closed:
+                    self._begun = start + stop * slot_bytes
+                    return memory[first:stop]
+                start += num_slots * slot_bytes
+            self._thread = None
+            if self._is_last and not (self._is_told or self._is_closed):
+                self._is_told = True
+                self._tell_pinned()
+            return None
+
+    def _tell_pinned(self) -> None:
+        took = round(self._elapsed_s, 3)
+        self._log.info(MEMORY_PINNED, nbytes=self._nbytes, elapsed_s=took)

@@ -161,15 +161,18 @@ class TestCopies:
             assert [False, False] == [copy.is_pinned for copy in world.driver.copies]
 
     def test_memory_is_pinned_only_where_all_of_it_is(self):
-        """S2-04: part of a pinned pool is pinned, and a pool of which part is pinned is
-        not."""
+        """S2-04: slots are pinned where all of them is, whatever of their pool is, and a
+        store that grows has its memory pinned in pieces; no copy is of two pieces."""
         with running(is_pinned=False) as world:
             memory = np.zeros((2 * NUM_BLOCKS, world.group.block_bytes), np.uint8)
-            assert world.device.pin(memory[:NUM_BLOCKS]) == ""
-            for pool in (memory[:NUM_BLOCKS], memory[2:4], memory[4:], memory):
-                assert world.gather([0], world.slots([0], pool)).wait(TIMEOUT)
+            for first, last in ((0, 2), (2, NUM_BLOCKS)):
+                assert world.device.pin(memory[first:last]) == ""
+            spans = [[0], [1, 2], [NUM_BLOCKS], [0, NUM_BLOCKS], [1, 2, 3]]
+            for slots in spans:
+                ids = range(len(slots))
+                assert world.gather(ids, world.slots(slots, memory)).wait(TIMEOUT)
             told = [copy.is_pinned for copy in world.driver.copies]
-            assert [True, True, False, False] == told
+            assert [True, True, False, False, True] == told
 
     def test_each_direction_has_a_stream_of_its_own(self):
         """S2-06: saves run in one stream, loads in another, neither in the engine's."""
@@ -295,7 +298,7 @@ class TestClose:
         with running() as world:
             world.driver.fail_at("unpin", 1)
             world.device.close()
-            assert {} == world.device._pinned
+            assert {} == world.device._pinned.pieces
             world.driver.pins.clear()
 
     @BOTH

@@ -75,8 +75,8 @@ def await_pinned(llm: Any, timeout: float = 60.0) -> None:
     if runtime is None or runtime._device.is_synchronous:
         return
     limit = time.monotonic() + timeout
-    slots = [memory.ctypes.data for memory in runtime._store.buffers]
-    while not all(each in runtime._device._pinned for each in slots):
+    nbytes = sum(memory.nbytes for memory in runtime._store.buffers)
+    while runtime._pinning._nbytes < nbytes:
         if time.monotonic() > limit:
             raise TimeoutError(f"the slab is not pinned after {timeout} s")
         time.sleep(0.05)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -194,6 +195,24 @@ class TestPinning:
             with pytest.raises(OSError, match="ALREADY_REGISTERED"):
                 driver.pin(memory.ctypes.data, memory.nbytes)
             assert torch.from_numpy(memory).is_pinned()
+
+    def test_memory_may_be_pinned_while_a_graph_is_recorded(
+        self, driver: CudaDriver
+    ) -> None:
+        """A store grows while an engine records its graphs: none of them is lost."""
+        memory = make_host_memory(1 << 20)
+        before, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+
+        def pin() -> None:
+            driver.bind_thread()
+            driver.pin(memory.ctypes.data, memory.nbytes)
+            driver.unpin(memory.ctypes.data)
+
+        with torch.cuda.graph(graph), ThreadPoolExecutor(1) as pool:
+            behind = before + 1
+            pool.submit(pin).result(60)
+        graph.replay()
+        assert 8 == behind.sum().item()
 
     def test_unpinning_what_is_not_pinned_names_the_error(
         self, driver: CudaDriver

@@ -218,8 +218,8 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="pageable_memory_as_pinned",
         why="The device reads memory that the system may move.",
         file=_DEVICE,
-        find="is_pinned = self._is_pinned(copy.slots.pool)",
-        replace="is_pinned = True",
+        find="is_pinned := pinned.holds(copy.slots)",
+        replace="is_pinned := True",
         killers=(
             f"{_COPIES}::test_memory_that_cannot_be_pinned_is_copied_all_the_same",
         ),
@@ -227,10 +227,18 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
     Mutant(
         name="partly_pinned_as_pinned",
         why="The device reads memory that the system may move.",
-        file=_DEVICE,
-        find="stop <= at + nbytes",
-        replace="start < at + nbytes",
+        file="ucm/devices/_pinned.py",
+        find="begin <= start and stop <= end",
+        replace="begin <= start < end",
         killers=(f"{_COPIES}::test_memory_is_pinned_only_where_all_of_it_is",),
+    ),
+    Mutant(
+        name="copy_of_two_pinned_pieces",
+        why="The driver refuses it, and the device has failed for good.",
+        file="ucm/devices/_pinned.py",
+        find="if set(self._seams).isdisjoint(ends.tolist()):",
+        replace="if True:",
+        killers=("tests/devices/test_pinned.py::test_no_copy_is_of_two_pieces",),
     ),
     Mutant(
         name="unpinnable_memory_ends_the_device",
@@ -309,7 +317,7 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         why="Memory is unpinned and freed that a save has still to be read from.",
         file=_DEVICE,
         find="""\
-            self._pinned.pop(self._staging.memory.ctypes.data, None)
+            self._pinned = self._pinned.without(self._staging.memory.ctypes.data)
 """,
         replace="            pass\n",
         killers=(

@@ -46,7 +46,9 @@ class Kernel:
         with self._changed:
             assert self._changed.wait_for(lambda: extent in self.wanted, LIMIT_S)
 
-    def populate(self, memory: np.ndarray, fd: int, offset: int) -> None:
+    def populate(
+        self, memory: np.ndarray, fd: int, offset: int, num_threads: int
+    ) -> None:
         """Stand for the function of that name."""
         extent = offset // EXTENT
         with self._changed:
@@ -55,7 +57,7 @@ class Kernel:
             assert self._changed.wait_for(lambda: extent < self._limit, LIMIT_S)
         if self.fails:
             raise self.fails
-        populate(memory, fd, offset)
+        populate(memory, fd, offset, num_threads)
 
 
 @pytest.fixture

@@ -231,9 +231,8 @@ class Cache:
         Load stored blocks into the host's, and wait until that is over.
 
         From the call to its return the blocks are ours. Then the first
-        ``Result.leading`` of them hold their bytes, verified; what the others hold is
-        no stored data: it is to be computed. The blocks count as used. What a ticket
-        carries counts as a whole (``queue.span_bytes``): ask for what ``match`` has found.
+        ``Result.leading`` of them hold their bytes, verified, by whole tickets; what the
+        others hold is no stored data: it is to be computed. The blocks count as used.
 
         Cancelled, it returns once nothing writes to the blocks any more; what they hold
         then is not to be used.

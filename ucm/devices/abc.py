@@ -122,7 +122,8 @@ class Device(ABC):
         copied all the same.
 
         Args:
-            memory: ``[num_slots, slot_bytes]`` of a store. Borrowed until ``close``.
+            memory: ``[num_slots, slot_bytes]`` of a store, or a piece of it in which every
+                slot is whole. Borrowed until ``close``.
 
         Returns:
             Why it is not pinned; empty when it is, or need not be.

@@ -32,6 +32,7 @@ import torch
 
 from ucm.devices._paged import PagedBlocks, PagedCopy, Part
 from ucm.devices._pages import Pages
+from ucm.devices._pinned import PinnedMemory
 from ucm.devices._staged import StagedCopies
 from ucm.devices._torch import TensorDevice
 from ucm.devices.abc import EventRef, Fence
@@ -103,7 +104,7 @@ class AcceleratorDevice(TensorDevice[Pages]):
         self._relay: Stream = None
         self._held_back: list[BorrowedEvent] = []
         """What the relay waits for without a fence of ours behind it."""
-        self._pinned: dict[int, int] = {}
+        self._pinned = PinnedMemory({})
         self._staging: StagingPool | None = None
         self._staged: StagedCopies | None = None
         self._failure: DeviceError | None = None
@@ -145,8 +146,8 @@ class AcceleratorDevice(TensorDevice[Pages]):
                 self._driver.pin(memory.ctypes.data, memory.nbytes)
             except OSError as exc:
                 return str(exc)
-        # A new dict: copies look at the one they have.
-        self._pinned = {**self._pinned, memory.ctypes.data: memory.nbytes}
+        piece = {memory.ctypes.data: memory.nbytes}
+        self._pinned = PinnedMemory(self._pinned.pieces | piece)
         return ""
 
     def stage(self, nbytes: int, slot_bytes: int) -> str:
@@ -212,7 +213,7 @@ class AcceleratorDevice(TensorDevice[Pages]):
         super().close()
         if self._staging is not None and not self._staging.close():
             # The device may write there still: never unpinned, and never freed.
-            self._pinned.pop(self._staging.memory.ctypes.data, None)
+            self._pinned = self._pinned.without(self._staging.memory.ctypes.data)
         if self.events.borrowed and self._failure is None:
             self._end_loans()
         if self.events.borrowed and self._failure is None:
@@ -227,9 +228,9 @@ class AcceleratorDevice(TensorDevice[Pages]):
         if self._failure is None:
             with contextlib.suppress(RuntimeError):  # the process may be ending
                 self._driver.bind_thread()
-                for address in self._pinned:
+                for address in self._pinned.pieces:
                     self._driver.unpin(address)
-        self._pinned.clear()
+        self._pinned = PinnedMemory({})
 
     def _await_clear(self) -> None:
         """Wait for what is zeroed: the memory is about to go away."""
@@ -257,7 +258,7 @@ class AcceleratorDevice(TensorDevice[Pages]):
         if not len(copy.blocks) or not copy.row_ids:
             return DoneFence()
         self._check_alive()
-        if self._staged is None or self._is_pinned(copy.slots.pool):
+        if self._staged is None or self._pinned.holds(copy.slots):
             return self._submit(copy, direction)
         to_host = direction is Direction.TO_HOST
         return self._staged.gather(copy) if to_host else self._staged.scatter(copy)
@@ -270,8 +271,9 @@ class AcceleratorDevice(TensorDevice[Pages]):
 
     def _submit(self, copy: PagedCopy[Pages], direction: Direction) -> Fence:
         """Submit a span's copies to the direction's stream."""
-        batch = copy.group.batch(copy, direction)
-        is_pinned = self._is_pinned(copy.slots.pool)
+        batch, pinned = copy.group.batch(copy, direction), self._pinned
+        if is_pinned := pinned.holds(copy.slots):
+            batch = pinned.cut(batch, copy.slots, direction)
         return self._submit_batch(batch, direction, is_pinned=is_pinned)
 
     def _submit_batch(
@@ -319,11 +321,6 @@ class AcceleratorDevice(TensorDevice[Pages]):
         held_back, self._held_back = self._held_back, []
         fence.call_when_over(functools.partial(_give_back, held_back, fence))
         return fence
-
-    def _is_pinned(self, pool: npt.NDArray[np.uint8]) -> bool:
-        start, stop = pool.ctypes.data, pool.ctypes.data + pool.nbytes
-        pinned = self._pinned.items()
-        return any(at <= start and stop <= at + nbytes for at, nbytes in pinned)
 
     @contextlib.contextmanager
     def _runtime(self) -> Iterator[None]:

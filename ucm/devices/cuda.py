@@ -151,11 +151,13 @@ class CudaDriver(Driver):
 
     def pin(self, address: int, nbytes: int) -> None:
         """Lock the pages that the memory touches; see ``CudaLibrary.pin``."""
-        self._library.pin(address, nbytes)
+        with self._library.apart_from_graphs():
+            self._library.pin(address, nbytes)
 
     def unpin(self, address: int) -> None:
         """Undo ``pin``; no copy may be under way."""
-        self._library.unpin(address)
+        with self._library.apart_from_graphs():
+            self._library.unpin(address)
 
     def numa_node(self) -> int | None:
         """Return the node that the kernel names for the device's place on the bus."""

@@ -73,9 +73,14 @@ def tell_store(counters: Counters, stats: StoreStats) -> None:
 
 
 def growth_teller(log: Log) -> Callable[[StoreGrowth], None]:
-    """Return what ``Store.watch`` is given so that a log has how a store grows."""
+    """Return what ``Store.watch`` is given so that a log has by tenths how a store grows."""
+    tenths = 0
 
     def tell(growth: StoreGrowth) -> None:
+        nonlocal tenths
+        before, tenths = tenths, 10 * growth.nbytes // max(growth.total, 1)
+        if tenths <= before and not growth.problem:
+            return
         sizes = {"nbytes": growth.nbytes, "total_bytes": growth.total}
         if growth.problem:
             log.warning(STORE_SHORT, reason=growth.problem, **sizes)

@@ -5,7 +5,7 @@ Giving a slab in memory its memory: once, in the background, and never too much.
 One process at a time has the turn; when it dies, another one goes on. Nobody waits for
 it but for the first piece. An extent whose pages are all there is marked as populated,
 and only then does a class come to use it. Where memory becomes short the slab stays as
-large as it is. The others follow behind, so that their copies meet no missing page table.
+large as it is. The others follow at its heels, so that their copies meet no missing page table.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ucm.affinity import num_hashing
 from ucm.errors import StoreUnavailableError
 from ucm.stores.abc import StoreGrowth
 from ucm.stores.slab._arena import Arena
@@ -34,7 +35,8 @@ _SPARE_BYTES, _SPARE_SHARE = 64 << 20, 16
 _NAP_S, _FIRST_NAP_S = 0.1, 0.005
 _FIRST_S = 1.0
 _JOIN_S = 5.0
-_TOLD_SHARE = 10
+_TOLD_SHARES, _TOLD_BYTES = 10, 8 << 30
+"""It is told of as often; of a large one more often, so that it is soon of use to a device."""
 _ENDED = threading.Event()
 _ENDED.set()
 
@@ -91,6 +93,7 @@ class Populator:
             self._data_fd = directory.open(DATA)
             undo.pop_all()
         self._has_turn = False
+        self._num_threads = max(1, num_hashing(0) // 2)
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -154,25 +157,22 @@ class Populator:
             self._let_go()
 
     def _go_on(self, steps: list[_Step]) -> None:
+        nbytes = self._geometry.data_bytes
+        shares = max(_TOLD_SHARES, nbytes // _TOLD_BYTES)
         told = 0
-        others = []
         for step in steps:
             is_mine = not self._is_done(step)
             while not self._advance(step):
                 self._ends.wait(_NAP_S)
             if self._ends.is_set():
                 return
-            if not self._has_turn or not is_mine:
-                others.append(step)
-                continue
-            share = _TOLD_SHARE * step.stop // self._geometry.data_bytes
+            # Of what others have populated we lack the page tables.
+            if not (self._has_turn and is_mine) and not self._try(self._populate, step):
+                return
+            share = shares * step.stop // nbytes
             if share > told and step is not steps[-1]:
                 told = share
                 self._tell("")
-        # Of what others have populated we lack the page tables. Theirs was first.
-        for step in others:
-            if not self._try(self._populate, step):
-                return
         self._tell_last("")
 
     def _advance(self, step: _Step) -> bool:
@@ -201,7 +201,8 @@ class Populator:
 
     def _populate(self, step: _Step) -> None:
         self._check()
-        populate(self.memory[step.start : step.stop], self._data_fd, step.start)
+        memory = self.memory[step.start : step.stop]
+        populate(memory, self._data_fd, step.start, self._num_threads)
 
     def _is_done(self, step: _Step) -> bool:
         return bool(self._arena.populated[step.extents].all())
