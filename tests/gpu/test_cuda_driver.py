@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -208,9 +207,9 @@ class TestPinning:
             driver.pin(memory.ctypes.data, memory.nbytes)
             driver.unpin(memory.ctypes.data)
 
-        with torch.cuda.graph(graph), ThreadPoolExecutor(1) as pool:
+        with torch.cuda.graph(graph):
             behind = before + 1
-            pool.submit(pin).result(60)
+            run_on_thread(pin)
         graph.replay()
         assert 8 == behind.sum().item()
 
