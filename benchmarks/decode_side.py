@@ -353,6 +353,8 @@ def decode(
                 later = new_turns(total, 2, lives)
                 turns = list(with_second_turns(later, turns, answers))
             reset_prefix_cache(llm)
+            if connector == "UCMConnector":
+                _settle(llm)  # nothing is found before the weights are read anew
             gc.collect()
             freeze()
             meter.take()
