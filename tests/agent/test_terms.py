@@ -104,8 +104,17 @@ class TestOnly:
 
 
 class TestPriority:
-    def test_lowest_priority_has_its_slots_first(self, slab) -> None:
-        """R-58: of those who wait for slots the most urgent is next, whoever came first."""
+    @pytest.mark.parametrize(
+        ("wants", "order"),
+        [
+            ((("a", 8, 5), ("b", 16, 0)), ["b", "a"]),
+            ((("a", 8, 5), ("b", 16, 3), ("c", 8, 0)), ["a", "c", "b"]),
+        ],
+        ids=["of its own", "of who joins"],
+    )
+    def test_lowest_priority_has_its_slots_first(self, slab, wants, order) -> None:
+        """R-58: of those who wait for slots the most urgent is next, whoever came first; who
+        wants what another waits for has the other come as early as itself."""
 
         async def run():
             backend, ended = Unruly(), []
@@ -121,14 +130,14 @@ class TestPriority:
                     core.drop(want)
 
                 async with anyio.create_task_group() as tasks:
-                    for name, start, priority in (("a", 8, 5), ("b", 16, 0)):
+                    for name, start, priority in wants:
                         tasks.start_soon(fetch_one, name, start, priority)
                         await anyio.sleep(0.1)
                     core.drop(first)
                 await anyio.sleep(1.0)  # slots come back behind the flights' end
                 return ended, core.fetcher._budget.left
 
-        assert (["b", "a"], 8) == run_virtual(run)
+        assert (order, 8) == run_virtual(run)
 
 
 class TestTenant:

@@ -65,8 +65,16 @@ LIMITS = (
         name="slots_in_order_of_arrival_only",
         why="R-58: a batch job's fetches go before those of whom the engine runs first.",
         file=_FLIGHTS,
-        find="self._budget.acquire(count, priority)",
-        replace="self._budget.acquire(count)",
+        find="place = Place(min(want.priority for want in wants))",
+        replace="place = Place(0)",
+        killers=(f"{_TERMS}::TestPriority::test_lowest_priority_has_its_slots_first",),
+    ),
+    Mutant(
+        name="urgent_want_waits_where_a_lesser_one_stands",
+        why="R-58: a request whose blocks a batch job wants as well waits as long as that job.",
+        file="ucm/agent/fetch.py",
+        find="flight.turn.move_on(want.priority)",
+        replace="pass",
         killers=(f"{_TERMS}::TestPriority::test_lowest_priority_has_its_slots_first",),
     ),
     Mutant(

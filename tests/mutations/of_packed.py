@@ -34,8 +34,8 @@ PACKED = (
         name="given_up_in_the_line_keeps_its_slots",
         why="R-63: behind a tier that hangs slots wait for a turn that nobody wants.",
         file=_FLIGHTS,
-        find="not await Turn(batch).comes(line.enter(share, first))",
-        replace="await line.enter(share, first)",
+        find="not await Turn(batch, line.room, place).comes(share)",
+        replace="await line.room.wait(place, share)",
         killers=(f"{_LINE}::test_who_wants_nothing_any_more_leaves_the_line",),
     ),
     Mutant(

@@ -5,8 +5,19 @@ import heapq
 import itertools
 
 import anyio
+import attrs
 
-__all__ = ["Budget"]
+__all__ = ["Budget", "Place"]
+
+
+@attrs.define(order=True)
+class Place:
+    """Where one who waits stands: by priority, the lowest first, then by arrival."""
+
+    priority: int
+    arrival: int = 0
+    count: int = attrs.field(default=0, order=False)
+    came: anyio.Event = attrs.field(factory=anyio.Event, order=False)
 
 
 class Budget:
@@ -21,8 +32,8 @@ class Budget:
         self.total = total
         self.left = total
         self._arrivals = itertools.count()
-        self._queue: list[tuple[int, int, int, anyio.Event]] = []
-        """Priority, arrival and slots of those who wait; a heap."""
+        self._queue: list[Place] = []
+        """Those who wait; a heap."""
 
     @property
     def num_waiting(self) -> int:
@@ -31,21 +42,32 @@ class Budget:
 
     async def acquire(self, count: int, priority: int = 0) -> None:
         """Wait for *count* slots, ``total`` at most; the lowest priority has them first."""
-        turn = priority, next(self._arrivals), count, anyio.Event()
-        heapq.heappush(self._queue, turn)
+        await self.wait(Place(priority), count)
+
+    async def wait(self, place: Place, count: int) -> None:
+        """Wait as ``acquire`` does, at a place that may be moved on."""
+        place.arrival, place.count = next(self._arrivals), count
+        heapq.heappush(self._queue, place)
         self._serve()  # also where others wait: it may come before them all
         is_ours = False
         try:
-            await turn[-1].wait()
+            await place.came.wait()
             is_ours = True
         finally:
             if not is_ours:  # cancelled, maybe just as our turn came
-                if turn in self._queue:
-                    self._queue.remove(turn)
+                if any(place is each for each in self._queue):
+                    self._queue = [each for each in self._queue if each is not place]
                     heapq.heapify(self._queue)
                 else:
                     self.left += count
                 self._serve()
+
+    def move_on(self, place: Place, priority: int) -> None:
+        """Let one who waits come as early as *priority* does, if that is earlier."""
+        if priority < place.priority:
+            place.priority = priority
+            heapq.heapify(self._queue)
+            self._serve()
 
     def release(self, count: int) -> None:
         """Give slots back."""
@@ -53,7 +75,7 @@ class Budget:
         self._serve()
 
     def _serve(self) -> None:
-        while self._queue and self._queue[0][2] <= self.left:
-            _, _, count, event = heapq.heappop(self._queue)
-            self.left -= count
-            event.set()
+        while self._queue and self._queue[0].count <= self.left:
+            place = heapq.heappop(self._queue)
+            self.left -= place.count
+            place.came.set()

@@ -116,6 +116,8 @@ class Fetcher:
                 own.append(flight)
             if flight is not None:
                 flight.wants[want] = None
+                if flight.turn:  # that of who wants it less, maybe
+                    flight.turn.move_on(want.priority)
             flights.append(flight)
         try:
             if own:

@@ -25,7 +25,7 @@ from typing import Final
 
 import anyio
 
-from ucm.agent.budget import Budget
+from ucm.agent.budget import Budget, Place
 from ucm.agent.flight import Flight, batches, is_open, wants_of
 from ucm.agent.landing import REASONS, land
 from ucm.agent.line import Line, Turn
@@ -130,8 +130,8 @@ class Flights:
         wants = wants_of(flights)
         if not wants:
             return None
-        priority = min(want.priority for want in wants)
-        if not await Turn(flights).comes(self._budget.acquire(count, priority)):
+        place = Place(min(want.priority for want in wants))
+        if not await Turn(flights, self._budget, place).comes(count):
             return None
         if not (wants := wants_of(flights)):  # gone as the slots were granted
             self._budget.release(count)
@@ -219,8 +219,8 @@ class Flights:
         if not (wants := wants_of(batch)):
             return
         share = line.share_of(len(batch), sum(each.nbytes for each in batch))
-        first = min(one.priority for one in wants)
-        if not await Turn(batch).comes(line.enter(share, first)):
+        place = Place(min(one.priority for one in wants))
+        if not await Turn(batch, line.room, place).comes(share):
             return
         with contextlib.ExitStack() as turn:
             turn.callback(line.leave, share)

@@ -8,13 +8,13 @@ many as make up the large ones that serve the tier best. Time is of the event lo
 of it is called, by ``Flights``.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import attrs
 
-from ucm.agent.budget import Budget
+from ucm.agent.budget import Budget, Place
 from ucm.agent.calls import share_of_call
 from ucm.backends.abc import BackendCapabilities
 from ucm.worth import Speed
@@ -38,20 +38,17 @@ class Line:
 
     def __init__(self, can: BackendCapabilities) -> None:
         self._can = can
-        self._room = Budget(can.in_flight * _CALL)
+        self.room = Budget(can.in_flight * _CALL)
+        """Shares of it are waited for; the lowest priority comes first."""
         self._speed = Speed()
 
     def share_of(self, num_blocks: int, nbytes: int) -> int:
         """Return what a call of so many blocks and bytes takes of the room."""
         return max(1, int(_CALL * share_of_call(self._can, num_blocks, nbytes)))
 
-    async def enter(self, share: int, priority: int) -> None:
-        """Wait for one's turn; the lowest priority comes first."""
-        await self._room.acquire(share, priority)
-
     def leave(self, share: int) -> None:
         """Let the next one in."""
-        self._room.release(share)
+        self.room.release(share)
 
     def is_late(self, nbytes: int, deadline: float) -> bool:
         """
@@ -59,7 +56,7 @@ class Line:
 
         Where nobody waits they are got all the same: they are there for the next prompt.
         """
-        if not (self._room.num_waiting and self._speed.is_known):
+        if not (self.room.num_waiting and self._speed.is_known):
             return False
         return anyio.current_time() + self._speed.seconds_of(nbytes) > deadline
 
@@ -70,9 +67,18 @@ class Line:
 
 @attrs.define(eq=False)
 class Turn:
-    """Flights that wait together for slots, or for a tier, and what ends the wait."""
+    """
+    Flights that wait together for slots, or for a tier, and what ends the wait.
+
+    Args:
+        flights: Those.
+        room: Of the slots, or of the tier.
+        place: Where they stand.
+    """
 
     flights: "Sequence[Flight]"
+    room: Budget
+    place: Place
     scope: anyio.CancelScope = attrs.Factory(anyio.CancelScope)
 
     @property
@@ -80,13 +86,17 @@ class Turn:
         """Whether any of them is."""
         return any(flight.wants for flight in self.flights)
 
-    async def comes(self, turn: Awaitable[None]) -> bool:
-        """Wait for it; return whether it came before nobody wanted them any more."""
+    def move_on(self, priority: int) -> None:
+        """Come as early as who wants them now as well."""
+        self.room.move_on(self.place, priority)
+
+    async def comes(self, count: int) -> bool:
+        """Wait for so much room; return whether it came before nobody wanted them any more."""
         for flight in self.flights:
             flight.turn = self
         try:
             with self.scope:
-                await turn
+                await self.room.wait(self.place, count)
         finally:
             for flight in self.flights:
                 flight.turn = None
