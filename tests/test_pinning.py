@@ -13,6 +13,7 @@ from ucm.pinning import Pinning
 from ucm.pipeline.tickets import Direction
 from ucm.stores.abc import StoreGrowth
 from ucm.stores.memory import MemoryStore
+from ucm.stores.opening import growth_teller
 from ucm.stores.wrap import WrapperStore
 from ucm.threads import SYSTEM
 from ucm.tracing import MEMORY_PINNED, MEMORY_UNPINNED, RUNTIME_STARTED
@@ -60,6 +61,18 @@ class PinningDevice(CPUDevice):
     def describe(self):
         """Say how it copies."""
         return {"copies": "by hand"}
+
+
+class NoThreads:
+    """A system that has no more of them."""
+
+    def thread(self, *_):
+        """Return one that does not start."""
+        return self
+
+    def start(self):
+        """Fail as Python does."""
+        raise RuntimeError("no thread")
 
 
 class Growing(WrapperStore):
@@ -149,6 +162,8 @@ def test_memory_is_pinned_as_it_comes(world):
     store.tell(ALL)
     let_it_pin(pinning)
     assert [3 * BLOCK_BYTES, HALF - 3 * BLOCK_BYTES, HALF] == device.nbytes
+    store.tell(StoreGrowth(2 * HALF, 2 * HALF, "told once more"))
+    let_it_pin(pinning)
     (told,) = (line for line in tracer.events if line["event"] == MEMORY_PINNED)
     assert 2 * HALF == told["nbytes"]
 
@@ -162,6 +177,31 @@ def test_memory_that_never_comes_is_not_touched(world):
     let_it_pin(pinning)
     assert [2 * BLOCK_BYTES] == pinning._device.nbytes
     assert ["and so is staging memory"] == reasons(tracer)
+
+
+def test_thread_that_cannot_start_is_tried_again(world):
+    """R-25: whoever populates goes on, and memory is pinned with the next word."""
+    pinning, store, tracer = world
+    ready, pinning._threads = pinning._threads, NoThreads()
+    store.tell(StoreGrowth(HALF, 2 * HALF))
+    assert "no thread" == reasons(tracer)[-1]
+    pinning._threads = ready
+    pinning._device.refuses = False
+    store.tell(ALL)
+    let_it_pin(pinning)
+    assert [HALF, HALF] == pinning._device.nbytes
+
+
+def test_log_has_by_tenths_how_a_store_grows():
+    """R-25: a terabyte comes in a hundred parts, and a log wants ten lines of it; why it
+    comes no more is said always."""
+    tracer = Tracer()
+    tell = growth_teller(tracer.log)
+    for nbytes in (0, 5, 10, 14, 19, 20, 15, 29, 100):
+        tell(StoreGrowth(nbytes, 100))
+    tell(StoreGrowth(100, 100, "no room"))
+    tell(StoreGrowth(0, 0))
+    assert [10, 20, 100, 100] == [line["nbytes"] for line in tracer.events]
 
 
 def test_nothing_is_pinned_after_a_close(world):

@@ -168,13 +168,13 @@ thread.bound: info, worker, change
     A copy thread was given its CPUs.
     > cpus reason
 memory.pinned: info, worker, change
-    The device reaches the store's slots directly from now on.
+    The device reaches so much of the store's slots directly: all that is to come has come.
     > nbytes elapsed_s
 memory.unmapped: info error, worker, change
     The engine's KV cache was let go of; an error if a copy still uses it.
     > quiet
 memory.unpinned: warning, worker, change
-    The device does not reach the store's slots.
+    The device does not reach the store's slots, or those to come.
     > reason
 event.refused: warning, worker, change
     An event of the engine's cannot be used; only the first one for each reason.

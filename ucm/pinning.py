@@ -97,8 +97,13 @@ class Pinning:
             self._is_last |= bool(growth.problem) or growth.nbytes >= growth.total
             if self._is_closed or self._thread is not None:
                 return
-            self._thread = self._threads.thread(self._pin, "ucm-pin")
-            self._thread.start()
+            thread = self._threads.thread(self._pin, "ucm-pin")
+            try:
+                thread.start()
+            except RuntimeError as exc:  # none is to be had: the next word tries again
+                self._log.warning(MEMORY_UNPINNED, reason=str(exc))
+            else:
+                self._thread = thread
 
     def _pin(self) -> None:
         while (memory := self._next()) is not None:

@@ -13,6 +13,7 @@ import pytest
 from tests.cache.kit import Host, keys_of, leaving_nothing, span_of
 from tests.clocks import AdvancingThreads
 from ucm.cache.sync import Cache
+from ucm.devices.cpu import CPUDevice
 from ucm.errors import (
     BlockInUseError,
     DeviceTimeoutError,
@@ -46,7 +47,27 @@ def interrupted_at(nth: int, call: Callable[[], object]) -> bool:
     return False
 
 
+class CopiesItself(CPUDevice):
+    """A device whose copies go on by themselves, as an accelerator's do."""
+
+    is_synchronous = False
+
+
 class TestVerbs:
+    def test_accelerator_has_larger_tickets(self) -> None:
+        """Our own way of a ticket takes as long as its copy: four times as many blocks go by
+        one of a save, and eight times as many by one of a load."""
+        host = Host(config=span_of(), make_device=CopiesItself)
+        keys = keys_of(20)
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            save = cache.save(keys, range(20))
+            assert save.wait_committed().is_whole
+            assert [8, 8, 4] == [
+                len(order.block_ids) for order in save._transfer.orders.values()
+            ]
+            assert 1 == cache.forget(keys[18:19])
+            assert 16 == cache.load(keys, range(20, 40)).leading
+
     def test_each_does_what_its_awaitable_twin_does(self) -> None:
         """Saved, found, loaded, kept, counted and forgotten."""
         host = Host(config=span_of())

@@ -174,6 +174,23 @@ class TestCopies:
             told = [copy.is_pinned for copy in world.driver.copies]
             assert [True, True, False, False, True] == told
 
+    @pytest.mark.parametrize("num_staged", [0, 1, 4])
+    def test_no_copy_is_within_a_piece_in_part(self, num_staged):
+        """S2-04: a driver takes no copy of which a part is registered, or two parts are
+        apart; slots of a store that grows may be in several pieces, and in none."""
+        one_row = attrs.evolve(ARRANGEMENT, pages=(64,), paddings=(0,), groups=((0,),))
+        with running(is_pinned=False, arrangement=one_row) as world:
+            for first, last in ((1, 2), (2, 5)):
+                assert world.device.pin(world.pool[first:last]) == ""
+            if num_staged:
+                nbytes = world.group.block_bytes
+                assert world.device.stage(num_staged * nbytes, nbytes) == ""
+            for ids in (range(NUM_BLOCKS), range(1, 4), range(6), range(3, 8)):
+                assert world.gather(ids).wait(TIMEOUT)
+                assert world.scatter(ids).wait(TIMEOUT)
+            most = max(len(copy.batch) for copy in world.driver.copies)
+            assert 4 == most  # all others are one
+
     def test_each_direction_has_a_stream_of_its_own(self):
         """S2-06: saves run in one stream, loads in another, neither in the engine's."""
         with running() as world:

@@ -389,12 +389,12 @@ class SimulatedDriver(Driver):
             self.hardware.misuse(Misuse.OTHER_DEVICE, f"{verb} on {stream.name}")
 
     def _check_sides(self, copy: Copy) -> None:
+        step = 1 if copy.direction is Direction.TO_HOST else -1
         for at in range(len(copy.batch)):
-            device, host = copy.sides(at)
-            if copy.direction is Direction.TO_DEVICE:
-                device, host = host, device
+            device, host = copy.sides(at)[::step]
             known = self._device_memory
             if known and (not within(device, known) or within(host, known)):
                 self.hardware.misuse(Misuse.WRONG_DIRECTION, copy.name)
-            if copy.is_pinned and not within(host, self.pins.values()):
+            is_touched = any(overlap(host, pin) for pin in self.pins.values())
+            if copy.is_pinned | is_touched and not within(host, self.pins.values()):
                 self.hardware.misuse(Misuse.NOT_PINNED, copy.name)

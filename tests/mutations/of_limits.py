@@ -70,14 +70,6 @@ LIMITS = (
         killers=(f"{_TERMS}::TestPriority::test_lowest_priority_has_its_slots_first",),
     ),
     Mutant(
-        name="urgent_want_waits_where_a_lesser_one_stands",
-        why="R-58: a request whose blocks a batch job wants as well waits as long as that job.",
-        file="ucm/agent/fetch.py",
-        find="flight.turn.move_on(want.priority)",
-        replace="pass",
-        killers=(f"{_TERMS}::TestPriority::test_lowest_priority_has_its_slots_first",),
-    ),
-    Mutant(
         name="first_in_turn_waits_for_the_last",
         why="R-53: an urgent want of one block waits behind a large one, though slots are free.",
         file="ucm/agent/budget.py",

@@ -39,6 +39,19 @@ PACKED = (
         killers=(f"{_LINE}::test_who_wants_nothing_any_more_leaves_the_line",),
     ),
     Mutant(
+        name="urgent_want_waits_where_a_lesser_one_stands",
+        why="R-58: a request whose blocks a batch job wants as well waits as long as that job.",
+        file="ucm/agent/fetch.py",
+        find="flight.turn.move_on(want.priority)",
+        replace="pass",
+        killers=(
+            (
+                "tests/agent/test_terms.py::TestPriority::"
+                "test_lowest_priority_has_its_slots_first"
+            ),
+        ),
+    ),
+    Mutant(
         name="late_blocks_fetched_before_others",
         why="R-54: under load each prompt is served as its time ends, and none is in time.",
         file=_FLIGHTS,
@@ -58,7 +71,7 @@ PACKED = (
         name="late_blocks_never_fetched",
         why="R-53: a tier that is slower than a prompt's time never brings anything.",
         file="ucm/agent/line.py",
-        find="self._room.num_waiting and self._speed.is_known",
+        find="self.room.num_waiting and self._speed.is_known",
         replace="self._speed.is_known",
         killers=(f"{_LINE}::test_blocks_that_come_late_are_there_for_the_next_prompt",),
     ),

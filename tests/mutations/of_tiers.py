@@ -248,8 +248,8 @@ TIERS = (
         name="budget_out_of_turn",
         why="Small wants starve a large one for ever.",
         file="ucm/agent/budget.py",
-        find="        turn = priority, next(self._arrivals), count, anyio.Event()\n",
-        replace="        if count:\n            self.left -= count\n            return\n        turn = priority, next(self._arrivals), count, anyio.Event()\n",
+        find="        place.arrival, place.count = next(self._arrivals), count\n",
+        replace="        if count:\n            self.left -= count\n            return\n",
         killers=(f"{_BUDGET}::test_wants_have_their_slots_whole_and_in_turn",),
     ),
     # What engines ask, and are told.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Huge pages and NUMA nodes: a slab has what was asked for, or says why not."""
 
+import mmap
+import os
 import re
 from pathlib import Path
 
@@ -10,8 +12,13 @@ import pytest
 from tests.stores.test_slab_room import make_system
 from ucm.config import HugePages, StoreConfig
 from ucm.errors import ConfigError
-from ucm.stores.slab import SlabStore, _creation
-from ucm.stores.slab._memory import MemoryWishes, has_huge_pages, nodes_of
+from ucm.stores.slab import SlabStore, _creation, _memory
+from ucm.stores.slab._memory import (
+    MemoryWishes,
+    has_huge_pages,
+    nodes_of,
+    populate,
+)
 from ucm.testing.store_blocks import load, make_keys, payload, save
 
 SETTING = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
@@ -130,6 +137,35 @@ class TestHugePages:
             assert "hg nh".replace(flag, "").strip() not in flags_of(memory_path)
             assert 5 == save(store, make_keys(5))
             assert [payload(key) for key in make_keys(5)] == load(store, make_keys(5))
+
+
+class TestPopulate:
+    @pytest.mark.parametrize("num_threads", [1, 3, 4])
+    def test_all_pages_are_there_however_many_threads_do_it(
+        self, memory_path, num_threads
+    ):
+        """R-25: parts are side by side, and the last may be shorter."""
+        nbytes = (7 << 20) + 4096
+        with memory_path.parent.joinpath("data").open("w+b") as file:
+            file.truncate(nbytes)
+            memory = np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
+            populate(memory, file.fileno(), 0, num_threads)
+            assert nbytes == 512 * os.fstat(file.fileno()).st_blocks
+            del memory
+
+    def test_no_thread_is_needed(self, memory_path, monkeypatch):
+        """R-25: where none is to be had, as while a process ends, one does it all."""
+
+        def refuse(*_, **__):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(_memory, "ThreadPoolExecutor", refuse)
+        with memory_path.parent.joinpath("data").open("w+b") as file:
+            file.truncate(nbytes := 4 << 20)
+            memory = np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
+            populate(memory, file.fileno(), 0, 2)
+            assert nbytes == 512 * os.fstat(file.fileno()).st_blocks
+            del memory
 
 
 class TestNodes:

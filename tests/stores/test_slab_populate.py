@@ -16,6 +16,7 @@ from tests.stores.test_slab_room import make_system
 from ucm.errors import StoreFullError
 from ucm.stores.abc import StoreGrowth
 from ucm.stores.slab import SlabStore, _creation, _populate
+from ucm.stores.slab._compact import compact
 from ucm.stores.slab._memory import populate
 from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
 
@@ -218,6 +219,50 @@ class TestShortage:
         ]
         assert {CAPACITY} == {growth.total for growth in told}
         assert {""} == {growth.problem for growth in told}
+
+    def test_who_follows_is_told_as_well(self, memory_path, kernel):
+        """S2-04: each rank pins what there is by now, whoever has filled it; large slabs
+        are told of more often than by tenths."""
+        with open_small(memory_path) as store, open_small(memory_path) as other:
+            told = self.watch(other)
+            kernel.let(24)
+            let_all_end(store, other)
+        assert 10 == len(told)
+        assert sorted(growth.nbytes for growth in told) == [
+            growth.nbytes for growth in told
+        ]
+        assert CAPACITY == told[-1].nbytes
+        assert len(kernel.wanted) == 48  # a follower lacks the page tables
+
+    def test_large_slab_is_told_of_more_often(self, memory_path, kernel, monkeypatch):
+        """S2-04: a tenth of a terabyte is a long time by way of staging memory."""
+        monkeypatch.setattr(_populate, "_TOLD_BYTES", EXTENT)
+        with open_small(memory_path) as store:
+            told = self.watch(store)
+            kernel.let(24)
+            let_all_end(store)
+        assert 20 < len(told)
+
+    def test_what_is_told_lies_at_the_start(self, memory_path, kernel):
+        """R-26: behind memory that was given back there is more; nobody is told of what lies
+        behind a gap as if the gap were there, or a device would fault it in."""
+        kernel.let(24)
+        with open_small(memory_path) as store:
+            let_all_end(store)
+            save(store, KEYS[:288])
+            store.forget(KEYS[:144])
+        compact(memory_path, memory=True)
+        gaps = []
+        with open_small(memory_path) as store:
+
+            def tell(growth: StoreGrowth) -> None:
+                front = growth.nbytes // EXTENT
+                there = store._slab.arena.populated[:front]
+                gaps.append(int(np.count_nonzero(~there)))
+
+            store.watch(tell)
+            let_all_end(store)
+        assert {0} == set(gaps)
 
     def test_last_word_is_told_to_who_watches_late(self, memory_path, kernel):
         """R-25: who opens a slab that is there, or watches when it is, is told so."""

@@ -20,14 +20,18 @@ class PinnedMemory:
 
     Args:
         pieces: By address, the bytes of each.
+        begun: As well, of a piece that is just being pinned, or just was.
     """
 
-    def __init__(self, pieces: Mapping[int, int]) -> None:
+    def __init__(
+        self, pieces: Mapping[int, int], begun: Mapping[int, int] | None = None
+    ) -> None:
         self.pieces = dict(sorted(pieces.items()))
         self._runs = list(_runs(self.pieces))
-        ends = {start + nbytes for start, nbytes in self.pieces.items()}
-        self._seams = sorted(ends & self.pieces.keys())
-        """Where one piece ends and the next one begins."""
+        known = self.pieces | dict(begun or {})
+        ends = {start + nbytes for start, nbytes in known.items()}
+        self._edges = np.array(sorted(ends | known.keys()), np.int64)
+        self._edge_set = frozenset(self._edges.tolist())
 
     def without(self, address: int) -> "PinnedMemory":
         """Return it without a piece."""
@@ -46,35 +50,39 @@ class PinnedMemory:
         self, batch: CopyBatch, slots: HostSlots, direction: Direction
     ) -> CopyBatch:
         """
-        Return copies of which none is of two pieces, as no driver takes such.
+        Return copies of which none is within a piece in part, as no driver takes such.
 
-        A slot is of one piece, so that only what was merged of neighbours can be of two.
+        A slot is within one piece or none, so that only what was merged of neighbours can be.
         """
-        if not self._seams:
-            return batch
         stride = slots.pool.strides[0]
         ends = slots.pool.ctypes.data + (slots.slots + 1) * stride
-        if set(self._seams).isdisjoint(ends.tolist()):
+        if self._edge_set.isdisjoint(ends.tolist()):
             return batch
-        to_host = direction is Direction.TO_HOST
-        parts = []
-        for source, target, nbytes in zip(
-            batch.sources.tolist(),
-            batch.targets.tolist(),
-            batch.nbytes.tolist(),
-            strict=True,
-        ):
-            host = target if to_host else source
-            at = 0
-            while at < nbytes:
-                stop = min(nbytes, self._seam_behind(host + at) - host)
-                parts.append((source + at, target + at, stop - at))
-                at = stop
-        return CopyBatch(*np.array(parts, np.int64).T.copy())
+        host = batch.targets if direction is Direction.TO_HOST else batch.sources
+        first = np.searchsorted(self._edges, host, "right")
+        last = np.searchsorted(self._edges, host + batch.nbytes, "left")
+        if not (first < last).any():
+            return batch
+        return CopyBatch.joined(
+            [
+                self._parted(batch, at, int(host[at])) if is_cut else _one(batch, at)
+                for at, is_cut in enumerate((first < last).tolist())
+            ]
+        )
 
-    def _seam_behind(self, address: int) -> int:
-        at = bisect_right(self._seams, address)
-        return self._seams[at] if at < len(self._seams) else 1 << 63
+    def _parted(self, batch: CopyBatch, at: int, host: int) -> CopyBatch:
+        """Return one copy as several, parted at each edge within it."""
+        edges, nbytes = self._edges.tolist(), int(batch.nbytes[at])
+        begin = bisect_right(edges, host)
+        inner = [edge - host for edge in edges[begin:] if edge < host + nbytes]
+        starts = np.array([0, *inner], np.int64)
+        sizes = np.diff(np.array([0, *inner, nbytes], np.int64))
+        return CopyBatch(batch.sources[at] + starts, batch.targets[at] + starts, sizes)
+
+
+def _one(batch: CopyBatch, at: int) -> CopyBatch:
+    some = slice(at, at + 1)
+    return CopyBatch(batch.sources[some], batch.targets[some], batch.nbytes[some])
 
 
 def _runs(pieces: Mapping[int, int]) -> Iterator[tuple[int, int]]:

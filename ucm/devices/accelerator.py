@@ -141,12 +141,13 @@ class AcceleratorDevice(TensorDevice[Pages]):
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> str:
         """Lock a store's memory; see ``Device.pin``."""
+        piece = {memory.ctypes.data: memory.nbytes}
         with self._runtime():
+            self._pinned = PinnedMemory(self._pinned.pieces, piece)
             try:
                 self._driver.pin(memory.ctypes.data, memory.nbytes)
             except OSError as exc:
                 return str(exc)
-        piece = {memory.ctypes.data: memory.nbytes}
         self._pinned = PinnedMemory(self._pinned.pieces | piece)
         return ""
 
@@ -228,7 +229,8 @@ class AcceleratorDevice(TensorDevice[Pages]):
         if self._failure is None:
             with contextlib.suppress(RuntimeError):  # the process may be ending
                 self._driver.bind_thread()
-                for address in self._pinned.pieces:
+            for address in self._pinned.pieces:
+                with contextlib.suppress(RuntimeError):  # and one may be gone
                     self._driver.unpin(address)
         self._pinned = PinnedMemory({})
 
@@ -271,9 +273,9 @@ class AcceleratorDevice(TensorDevice[Pages]):
 
     def _submit(self, copy: PagedCopy[Pages], direction: Direction) -> Fence:
         """Submit a span's copies to the direction's stream."""
-        batch, pinned = copy.group.batch(copy, direction), self._pinned
-        if is_pinned := pinned.holds(copy.slots):
-            batch = pinned.cut(batch, copy.slots, direction)
+        pinned, slots = self._pinned, copy.slots
+        is_pinned = pinned.holds(slots)
+        batch = pinned.cut(copy.group.batch(copy, direction), slots, direction)
         return self._submit_batch(batch, direction, is_pinned=is_pinned)
 
     def _submit_batch(

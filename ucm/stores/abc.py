@@ -84,7 +84,7 @@ class StoreGrowth:
     """How much of its memory a store has, which comes to it in the background."""
 
     nbytes: int
-    """That it has by now, of its buffers from the start; no slot is there in part."""
+    """That it has by now, of its buffers from the start: whole slots, and whole pages."""
     total: int
     """That it was to have; 0: it does not grow."""
     problem: str = ""

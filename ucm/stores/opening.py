@@ -78,9 +78,10 @@ def growth_teller(log: Log) -> Callable[[StoreGrowth], None]:
 
     def tell(growth: StoreGrowth) -> None:
         nonlocal tenths
-        before, tenths = tenths, 10 * growth.nbytes // max(growth.total, 1)
-        if tenths <= before and not growth.problem:
+        before, now = tenths, 10 * growth.nbytes // max(growth.total, 1)
+        if now <= before and not growth.problem:
             return
+        tenths = max(before, now)
         sizes = {"nbytes": growth.nbytes, "total_bytes": growth.total}
         if growth.problem:
             log.warning(STORE_SHORT, reason=growth.problem, **sizes)

@@ -73,16 +73,23 @@ def populate(memory: _Memory, fd: int, offset: int, num_threads: int = 1) -> Non
     share = _HUGE_BYTES * -(-len(memory) // (_HUGE_BYTES * num_threads))
     parts = [memory[at : at + share] for at in range(0, len(memory), share)]
     try:
-        if len(parts) == 1:
+        if not (len(parts) > 1 and _populate_beside(parts)):
             _madvise(memory, _MADV_POPULATE_WRITE)
-            return
-        with ThreadPoolExecutor(len(parts), "ucm-populate") as pool:
-            for _ in pool.map(_madvise, parts, repeat(_MADV_POPULATE_WRITE)):
-                pass  # an error is raised here
     except OSError as exc:
         if exc.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
             raise
         os.posix_fallocate(fd, offset, len(memory))
+
+
+def _populate_beside(parts: list[_Memory]) -> bool:
+    """Populate parts side by side; return whether there were threads for it."""
+    try:
+        with ThreadPoolExecutor(len(parts), "ucm-populate") as pool:
+            for _ in pool.map(_madvise, parts, repeat(_MADV_POPULATE_WRITE)):
+                pass  # an error is raised here
+    except RuntimeError:  # none is to be had, or the process ends
+        return False
+    return True
 
 
 def punch(fd: int, start: int, nbytes: int) -> None:

@@ -231,10 +231,10 @@ class Populator:
         self._tell(problem)
 
     def _tell(self, problem: str) -> None:
-        geometry = self._geometry
-        nbytes = min(
-            self._arena.num_populated * geometry.extent_bytes, geometry.data_bytes
-        )
+        geometry, populated = self._geometry, self._arena.populated
+        # From the start on: where memory was given back there are gaps.
+        first = len(populated) if populated.all() else int(populated.argmin())
+        nbytes = min(first * geometry.extent_bytes, geometry.data_bytes)
         self._watcher(StoreGrowth(nbytes, geometry.data_bytes, problem))
 
     def _steps(self) -> list[_Step]:
