@@ -53,6 +53,7 @@ from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import OutcomeKind
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder, TransferKind
+from ucm.scheduler.spans import TicketBytes
 from ucm.scheduler.transfers import OpenTransfers
 from ucm.stores.slab import SlabStore
 
@@ -109,9 +110,10 @@ class Loads:
     ) -> None:
         self.runtime = runtime
         self._device = device
-        queue = UCMConfig().queue
-        spans = layout.span_blocks(queue.span_bytes, [BLOCK_BYTES])
-        self._transfers = OpenTransfers(1, spans)
+        span_bytes = UCMConfig().queue.span_bytes
+        tickets = TicketBytes.of(span_bytes, is_synchronous=device.is_synchronous)
+        spans = layout.span_blocks(tickets.save, [BLOCK_BYTES])
+        self._transfers = OpenTransfers(1, spans, tickets.load // tickets.save)
         keys = make_keys(0, NUM_BLOCKS)
         whole = make_order(0, TransferKind.LOAD, "r", range(NUM_BLOCKS), keys)
         self._hashes = list(whole.split_hashes())
