@@ -6,7 +6,7 @@ Loads of a prompt to an accelerator, beside an engine's thread that wants the in
 them: a prompt of 4096 tokens for a model of the shape of Llama 8B. The device is
 ``AcceleratorDevice`` over ``CudaDriver``'s own calls of libcuda, of which none does anything:
 its link moves no bytes and takes their time at 50 GB/s, so that it has no core of this machine.
-What is left is what ucm does itself. The engine's thread meanwhile
+What is left is what ucm does itself. Where torch finds an NVIDIA GPU it is that one. The engine's thread meanwhile
 
 - ``idle``: waits for the end;
 - ``stepping``: computes 1 ms in Python and waits 1 ms without the lock, in turns;
@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks.compiled import compiled
 from benchmarks.harness import Figure, Scale, Told, main, make_keys
@@ -47,6 +48,7 @@ from benchmarks.stores import MEMORY
 from ucm.blocks import GroupId, PackedKey
 from ucm.config import UCMConfig
 from ucm.devices.accelerator import AcceleratorDevice
+from ucm.devices.cuda import CudaDriver
 from ucm.errors import StoreFullError
 from ucm.layout import KVLayout
 from ucm.pipeline.recorder import NoticeKind
@@ -153,8 +155,11 @@ def _fill(store: SlabStore, keys: list[PackedKey]) -> None:
 @contextlib.contextmanager
 def loading() -> Iterator[Loads]:
     """Fill a slab and run a runtime over it."""
-    layout, caches = make_memory(NUM_BLOCKS, PAGE_BYTES)
-    device = AcceleratorDevice(LinkDriver(), NUM_BLOCKS)
+    has_gpu = torch.cuda.is_available()
+    where = "cuda" if has_gpu else "cpu"
+    layout, caches = make_memory(NUM_BLOCKS, PAGE_BYTES, device=where)
+    driver = CudaDriver(0) if has_gpu else LinkDriver()
+    device = AcceleratorDevice(driver, NUM_BLOCKS)
     device.register(layout, caches)
     keys = make_keys(0, NUM_BLOCKS)
     with tempfile.TemporaryDirectory(prefix="ucm-loads-", dir=MEMORY) as home:

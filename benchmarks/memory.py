@@ -35,9 +35,13 @@ ROW_IDS = tuple(RowId(row) for row in range(ROWS))
 
 
 def make_memory(
-    num_blocks: int, page_bytes: int, *, block_contiguous: bool = False
+    num_blocks: int,
+    page_bytes: int,
+    *,
+    block_contiguous: bool = False,
+    device: str = "cpu",
 ) -> tuple[KVLayout, dict[str, torch.Tensor]]:
-    """Return a layout and touched memory for it, all rows in one tensor."""
+    """Return a layout and touched memory for it on a device, all rows in one tensor."""
     layers = [f"layer.{row}" for row in range(ROWS)]
     rows = tuple(
         RowLayout(row_id=RowId(row), page_bytes=page_bytes, layer_names=(name,))
@@ -45,7 +49,8 @@ def make_memory(
     )
     group = GroupLayout(group_id=GROUP, kind=GroupKind.FULL, block_tokens=16, rows=rows)
     layout = KVLayout(groups=(group,), hash_block_tokens=16, engine_tag="benchmark")
-    flat = torch.ones(num_blocks * ROWS * page_bytes, dtype=torch.uint8)
+    nbytes = num_blocks * ROWS * page_bytes
+    flat = torch.ones(nbytes, dtype=torch.uint8, device=device)
     if block_contiguous:
         pages = flat.view(num_blocks, ROWS, page_bytes).unbind(1)
     else:
