@@ -216,7 +216,7 @@ class QueueConfig:
     )
     span_bytes: int = field(
         16 << 20,
-        "Bytes of a save's ticket; loads carry four times, accelerators four and eight.",
+        "Bytes of a ticket; of vLLM's loads four times, of an accelerator's four and eight.",
         read=read_size,
         least=1,
     )

@@ -84,11 +84,11 @@ class TestMoving:
 
         async def main() -> None:
             async with host.cache() as cache:
-                keys = keys_of(18)
-                await cache.save(keys, range(18)).committed
-                assert 1 == await cache.forget(keys[9:10])
-                loaded = await cache.load(keys, range(20, 38))
-                assert (OutcomeKind.FAILED, Reason.EVICTED, 8, 10) == (
+                keys = keys_of(6)
+                await cache.save(keys, range(6)).committed
+                assert 1 == await cache.forget(keys[3:4])
+                loaded = await cache.load(keys, range(20, 26))
+                assert (OutcomeKind.FAILED, Reason.EVICTED, 2, 4) == (
                     loaded.kind,
                     loaded.reason,
                     loaded.leading,

@@ -162,6 +162,19 @@ REST = (
         ),
     ),
     Mutant(
+        name="last_block_loaded_while_its_step_waits",
+        why="Whoever asks a prompt again waits a step longer than without a connector.",
+        file="ucm/scheduler/paying.py",
+        find="if len(loaded) <= _FEW_TOKENS:",
+        replace="if False:",
+        killers=(
+            (
+                "tests/scheduler/test_paying.py::TestDeclines::"
+                "test_few_tokens_are_computed_with_the_last_one"
+            ),
+        ),
+    ),
+    Mutant(
         name="long_steps_charged_to_loads",
         why="R-59: a busy engine hears late of its loads, takes them for slow, and computes all.",
         file="ucm/scheduler/paying.py",

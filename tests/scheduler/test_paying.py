@@ -7,8 +7,8 @@ from tests.testing.host_kit import ONE_FULL, make_layout
 from ucm.scheduler.paying import Paying
 
 SIZE = ONE_FULL.groups[0].block_tokens
-HIT = range(4 * SIZE)
-TOKENS = 1024
+HIT = range(32 * SIZE)
+TOKENS = 8192
 """Of the prompts from which is learnt how fast they are computed."""
 
 
@@ -51,6 +51,18 @@ class TestDeclines:
         """R-59: of the slab as of tiers; one that is faster is taken."""
         assert Engine(load_s=2.0).declines()
         assert not Engine(load_s=0.5).declines()
+
+    @pytest.mark.parametrize("load_s", [0.0, 1e-6])
+    def test_few_tokens_are_computed_with_the_last_one(self, load_s) -> None:
+        """R-59: a step computes the last token in any case, and who waits for a load misses
+        one: whatever loads take, the last block of a prompt is not worth it, where it is
+        known that the engine computes prompts at all."""
+        made = Engine(load_s=load_s)
+        for start in (0, 4096):
+            assert made.declines(range(start, start + 64))
+        assert not Engine(load_s=1e-6).declines(range(65))
+        assert not Engine(compute_s=0.0).declines(range(64))
+        assert not Engine(predicts=False).declines(range(64))
 
     @pytest.mark.parametrize("unknown", [{"load_s": 0.0}, {"compute_s": 0.0}])
     def test_nothing_is_declined_unmeasured(self, unknown) -> None:
@@ -103,7 +115,7 @@ class TestDeclines:
         """R-59: of a group with a window a long hit is a short load, as of what the engine
         has itself."""
         window = make_layout((SIZE, SIZE))
-        full, part = range(8 * SIZE), range(4 * SIZE, 8 * SIZE)
+        full, part = range(64 * SIZE), range(32 * SIZE, 64 * SIZE)
         assert not Engine(load_s=1.9, layout=window).declines(full)
         assert Engine(load_s=1.9).declines(full)
         assert Engine(load_s=1.9).declines(part)
@@ -111,7 +123,7 @@ class TestDeclines:
     def test_hit_much_larger_than_any_load_is_tried(self) -> None:
         """R-59: short loads that are alike took a latency; a long one is not so many times it."""
         engine = Engine(load_s=2.0)
-        long = range(40 * SIZE)
+        long = range(320 * SIZE)
         assert engine.declines()
         assert not engine.declines(long)
         engine.load(100.0, hit=long)

@@ -97,8 +97,8 @@ class Core(Asking):
             before_commit=before_commit,
         )
         queue = config.queue
-        tickets = TicketBytes.of(queue.span_bytes, is_synchronous=device.is_synchronous)
-        orders = Orders(layout, shard, self._digest, tickets)
+        sizes = TicketBytes.host(queue.span_bytes, is_synchronous=device.is_synchronous)
+        orders = Orders(layout, shard, self._digest, sizes)
         self._lock, self._closing = threads.lock(), threads.lock()
         self._ends = threads.lock()  # of every ``Pending``: they end under the other
         super().__init__(self._kept, orders, Questions(self._ends, threads), threads)

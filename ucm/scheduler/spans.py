@@ -43,3 +43,15 @@ class TicketBytes:
         if is_synchronous:
             return cls(span_bytes, LOAD_SPANS * span_bytes)
         return cls(_SAVE_OF_DEVICE * span_bytes, _LOAD_OF_DEVICE * span_bytes)
+
+    @classmethod
+    def host(cls, span_bytes: int, *, is_synchronous: bool) -> "TicketBytes":
+        """
+        Return what tickets of the library carry; see ``of``.
+
+        A host builds on what is there of a load that failed, which is told by whole tickets:
+        small ones, where they cost little.
+        """
+        if is_synchronous:
+            return cls(span_bytes, span_bytes)
+        return cls.of(span_bytes, is_synchronous=False)

@@ -3,6 +3,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.vllm.test_halves import Engine, request
 from tests.integration.vllm.test_lookups import (
     BLOCKS,
@@ -15,28 +17,30 @@ from tests.integration.vllm.test_lookups import (
 from tests.traces import logs_closed
 from ucm.integration.vllm.messages import plan_in
 from ucm.reasons import Reason
+from ucm.scheduler import paying
 from ucm.scheduler.messages import Failure, StepReport, encode
 
 
 def learn_slow_loads(engine: Engine) -> None:
     """Have it see prompts that are computed at once, and loads that take ages."""
-    paying, now = engine.scheduler._paying, engine.scheduler._clock()
+    learns, now = engine.scheduler._paying, engine.scheduler._clock()
     for _ in range(4):
-        paying.planned(1024, now)
-        paying.planned(0, now + 0.001)
-        paying.planned(0, now + 0.001)
-        paying.ordered("learnt", range(48), now)
-        paying.planned(0, now := now + 5.0)
-        paying.over(["learnt"], now)
+        learns.planned(1024, now)
+        learns.planned(0, now + 0.001)
+        learns.planned(0, now + 0.001)
+        learns.ordered("learnt", range(48), now)
+        learns.planned(0, now := now + 5.0)
+        learns.over(["learnt"], now)
 
 
 class TestSlower:
     def test_hit_that_does_not_pay_is_computed_and_says_so(
-        self, tmp_path: Path
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """R-59: what the slab has is not loaded if computing is faster; look-up, metric and
         log tell why. It is decided once for a request, however often the engine asks, and
         one request in sixteen loads all the same."""
+        monkeypatch.setattr(paying, "_FEW_TOKENS", 16)  # of which no hit pays
         with logs_closed(), running(setup_of(tmp_path)) as engine:
             engine.save("r", BLOCKS)
             learn_slow_loads(engine)
