@@ -165,7 +165,7 @@ REST = (
         name="last_block_loaded_while_its_step_waits",
         why="Whoever asks a prompt again waits a step longer than without a connector.",
         file="ucm/scheduler/paying.py",
-        find="if len(loaded) <= _FEW_TOKENS:",
+        find="if compute_s and len(loaded) <= _FEW_TOKENS:",
         replace="if False:",
         killers=(
             (
