@@ -32,8 +32,9 @@ def prefix_of(place):
 
 
 async def open_mooncake(running, place, **settings):
-    """Open a store with a prefix of the test's own."""
+    """Open a store with a prefix of the test's own, and patience for a busy machine."""
     given = {"master": running.master_address, "prefix": prefix_of(place)}
+    given |= {"timeout": 3.0}  # of the process: the first one's counts
     return await MooncakeBackend.open_configured(given | settings, "tiers.0")
 
 

@@ -123,7 +123,7 @@ def in_process_engine(
     }
     if num_blocks is not None:
         arguments["num_gpu_blocks_override"] = num_blocks
-    arguments |= _of_the_platform()
+    arguments |= _of_the_platform(Path(model))
     if block_size is not None:
         arguments["block_size"] = block_size
     if kv_transfer_config is not None:
@@ -151,12 +151,14 @@ def in_process_engine(
         _freeze_imports()
 
 
-def _of_the_platform() -> dict[str, Any]:
-    """Return what makes an engine on a GPU much like one on the CPU."""
+def _of_the_platform(model: Path) -> dict[str, Any]:
+    """Return what makes an engine on a GPU, or on another CPU, much like one on most CPUs."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        return {}
+        # Where the CPU has AMX the engine takes kernels for latents that take no float32.
+        has_latents = "kv_lora_rank" in (model / "config.json").read_text()
+        return {"attention_backend": "CPU_MLA"} if has_latents else {}
     return {
         "block_size": 128,
         # Engines of several tests share the GPU; each asks for what is free at its start.
