@@ -5,7 +5,7 @@ import anyio
 import pytest
 
 from tests.agent.unruly import run_virtual
-from ucm.agent.budget import Budget
+from ucm.agent.budget import Budget, Place
 
 
 @pytest.mark.parametrize("is_granted", [False, True])
@@ -15,10 +15,10 @@ def test_cancelled_turn_is_the_next_ones(is_granted: bool) -> None:
 
     async def run() -> tuple[int, bool]:
         budget, served = Budget(4), anyio.Event()
-        await budget.acquire(3)
+        await budget.acquire(3, Place(0))
 
         async def last() -> None:
-            await budget.acquire(2)
+            await budget.acquire(2, Place(0))
             served.set()
 
         async with anyio.create_task_group() as tasks:
@@ -26,7 +26,7 @@ def test_cancelled_turn_is_the_next_ones(is_granted: bool) -> None:
 
             async def first() -> None:
                 with scope:
-                    await budget.acquire(4)
+                    await budget.acquire(4, Place(0))
                     budget.release(4)
 
             tasks.start_soon(first)
@@ -51,12 +51,12 @@ def test_who_comes_first_does_not_wait_behind_a_large_one() -> None:
 
     async def run() -> int:
         budget = Budget(4)
-        await budget.acquire(3)
+        await budget.acquire(3, Place(0))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(budget.acquire, 4)
+            tasks.start_soon(budget.acquire, 4, Place(0))
             await anyio.sleep(1.0)
             with anyio.fail_after(1.0):
-                await budget.acquire(1, priority=-1)
+                await budget.acquire(1, Place(-1))
             tasks.cancel_scope.cancel()
         return budget.left
 

@@ -128,6 +128,14 @@ class TestTorch:
         driver.wait(own, event)
         assert [("record", own), "query", ("wait", event)] == asked[2:]
 
+    def test_memory_is_pinned_apart_from_graphs(self, asked: list[object]) -> None:
+        """A store grows, and is pinned piece by piece, while an engine records its graphs."""
+        fake = FakeCuda()
+        driver = make_driver(fake)
+        driver.pin(4096, 8192)
+        driver.unpin(4096)
+        assert ([RELAXED, 0] * 2, {}) == (fake.modes, fake.registered)
+
     def test_thread_is_bound_in_torch_and_in_cuda(self, asked: list[object]) -> None:
         """Torch alone leaves a new thread without a context on device 0."""
         fake = FakeCuda()

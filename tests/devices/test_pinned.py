@@ -58,6 +58,8 @@ def test_no_copy_is_of_two_pieces(direction: Direction) -> None:
     """S2-04: neighbours that were merged across a seam are parted there, and no others."""
     copies = [2, 8], [3, 2]
     assert [(2, 2), (4, 1), (8, 2)] == cut(direction, *copies, slots_of(2, 3, 4, 8, 9))
+    parts = [(0, 1), (3, 1), (4, 1), (5, 3), (8, 2), (10, 2)]
+    assert parts == cut(direction, [0, 3], [1, 9], slots_of(0, *range(3, 12)))
 
 
 def test_copies_within_a_piece_stay_as_they_are() -> None:

@@ -236,7 +236,7 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="copy_of_two_pinned_pieces",
         why="The driver refuses it, and the device has failed for good.",
         file="ucm/devices/_pinned.py",
-        find="if self._edge_set.isdisjoint(ends.tolist()):",
+        find="if before_edges.isdisjoint(slots.slots.tolist()):",
         replace="if True:",
         killers=("tests/devices/test_pinned.py::test_no_copy_is_of_two_pieces",),
     ),

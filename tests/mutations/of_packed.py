@@ -35,7 +35,7 @@ PACKED = (
         why="R-63: behind a tier that hangs slots wait for a turn that nobody wants.",
         file=_FLIGHTS,
         find="not await Turn(batch, line.room, place).comes(share)",
-        replace="await line.room.wait(place, share)",
+        replace="await line.room.acquire(share, place)",
         killers=(f"{_LINE}::test_who_wants_nothing_any_more_leaves_the_line",),
     ),
     Mutant(

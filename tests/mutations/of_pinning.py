@@ -35,6 +35,19 @@ PINNING = (
         killers=(f"{_PINNED}::test_memory_that_never_comes_is_not_touched",),
     ),
     Mutant(
+        name="pinned_amid_a_graph",
+        why="A graph that the engine records while its store grows is lost, and its start fails.",
+        file="ucm/devices/cuda.py",
+        find="        with self._library.apart_from_graphs():\n            self._library.pin(",
+        replace="        if True:\n            self._library.pin(",
+        killers=(
+            (
+                "tests/devices/test_cuda_driver.py::TestTorch::"
+                "test_memory_is_pinned_apart_from_graphs"
+            ),
+        ),
+    ),
+    Mutant(
         name="growth_counted_and_not_from_the_start",
         why="Behind a compaction a device faults memory in that a container has no room for.",
         file="ucm/stores/slab/_populate.py",

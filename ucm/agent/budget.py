@@ -40,12 +40,8 @@ class Budget:
         """Those who wait for slots."""
         return len(self._queue)
 
-    async def acquire(self, count: int, priority: int = 0) -> None:
-        """Wait for *count* slots, ``total`` at most; the lowest priority has them first."""
-        await self.wait(Place(priority), count)
-
-    async def wait(self, place: Place, count: int) -> None:
-        """Wait as ``acquire`` does, at a place that may be moved on."""
+    async def acquire(self, count: int, place: Place) -> None:
+        """Wait for *count* slots, ``total`` at most, at a place that may be moved on."""
         place.arrival, place.count = next(self._arrivals), count
         heapq.heappush(self._queue, place)
         self._serve()  # also where others wait: it may come before them all

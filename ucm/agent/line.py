@@ -96,7 +96,7 @@ class Turn:
             flight.turn = self
         try:
             with self.scope:
-                await self.room.wait(self.place, count)
+                await self.room.acquire(count, self.place)
         finally:
             for flight in self.flights:
                 flight.turn = None

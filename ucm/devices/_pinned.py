@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which host memory an accelerator reaches by itself. Pure."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -30,8 +29,8 @@ class PinnedMemory:
         self._runs = list(_runs(self.pieces))
         known = self.pieces | dict(begun or {})
         ends = {start + nbytes for start, nbytes in known.items()}
-        self._edges = np.array(sorted(ends | known.keys()), np.int64)
-        self._edge_set = frozenset(self._edges.tolist())
+        self._edge_list = sorted(ends | known.keys())
+        self._edges = np.array(self._edge_list, np.int64)
 
     def without(self, address: int) -> "PinnedMemory":
         """Return it without a piece."""
@@ -40,10 +39,10 @@ class PinnedMemory:
 
     def holds(self, slots: HostSlots) -> bool:
         """Return whether all of some slots is pinned."""
-        first = slots.pool.ctypes.data
-        stride = slots.pool.strides[0]
-        start = first + int(slots.slots.min()) * stride
-        stop = first + int(slots.slots.max()) * stride + slots.block_bytes
+        first, stride = slots.pool.ctypes.data, slots.pool.strides[0]
+        rows = slots.slots.tolist()
+        start = first + min(rows) * stride
+        stop = first + max(rows) * stride + slots.block_bytes
         return any(begin <= start and stop <= end for begin, end in self._runs)
 
     def cut(
@@ -53,36 +52,32 @@ class PinnedMemory:
         Return copies of which none is within a piece in part, as no driver takes such.
 
         A slot is within one piece or none, so that only what was merged of neighbours can be.
+        Few slots are next to an edge; to find that out no operation of numpy is used, which
+        would give the interpreter lock up for many of them.
         """
-        stride = slots.pool.strides[0]
-        ends = slots.pool.ctypes.data + (slots.slots + 1) * stride
-        if self._edge_set.isdisjoint(ends.tolist()):
+        first, stride = slots.pool.ctypes.data, slots.pool.strides[0]
+        before_edges = {(edge - first) // stride - 1 for edge in self._edge_list}
+        if before_edges.isdisjoint(slots.slots.tolist()):
             return batch
         host = batch.targets if direction is Direction.TO_HOST else batch.sources
-        first = np.searchsorted(self._edges, host, "right")
-        last = np.searchsorted(self._edges, host + batch.nbytes, "left")
-        if not (first < last).any():
+        inner = np.searchsorted(self._edges, host, "right")
+        behind = np.searchsorted(self._edges, host + batch.nbytes, "left")
+        if not (inner < behind).any():
             return batch
-        return CopyBatch.joined(
-            [
-                self._parted(batch, at, int(host[at])) if is_cut else _one(batch, at)
-                for at, is_cut in enumerate((first < last).tolist())
-            ]
+        counts = 1 + np.maximum(behind - inner, 0)
+        copy = np.repeat(np.arange(len(host)), counts)
+        nth = np.arange(len(copy)) - np.repeat(np.cumsum(counts) - counts, counts)
+        edge = inner[copy] + nth
+        ends = np.where(
+            edge < behind[copy],
+            np.append(self._edges, 0)[edge],
+            (host + batch.nbytes)[copy],
         )
-
-    def _parted(self, batch: CopyBatch, at: int, host: int) -> CopyBatch:
-        """Return one copy as several, parted at each edge within it."""
-        edges, nbytes = self._edges.tolist(), int(batch.nbytes[at])
-        begin = bisect_right(edges, host)
-        inner = [edge - host for edge in edges[begin:] if edge < host + nbytes]
-        starts = np.array([0, *inner], np.int64)
-        sizes = np.diff(np.array([0, *inner, nbytes], np.int64))
-        return CopyBatch(batch.sources[at] + starts, batch.targets[at] + starts, sizes)
-
-
-def _one(batch: CopyBatch, at: int) -> CopyBatch:
-    some = slice(at, at + 1)
-    return CopyBatch(batch.sources[some], batch.targets[some], batch.nbytes[some])
+        starts = np.where(nth > 0, np.roll(ends, 1), host[copy])
+        skipped = starts - host[copy]
+        return CopyBatch(
+            batch.sources[copy] + skipped, batch.targets[copy] + skipped, ends - starts
+        )
 
 
 def _runs(pieces: Mapping[int, int]) -> Iterator[tuple[int, int]]:

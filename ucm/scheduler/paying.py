@@ -10,9 +10,9 @@ next step may have been so as it began; that step ran anyway, and steps of a bus
 Loads that were on their way together are told apart by what ended with each look: what one waited
 for the ones before it is theirs.
 
-A few tokens are never loaded. A step computes the last one in any case, and some more in the same
-time; who waits for a load misses that step. Such is the last block of a prompt of which the engine
-has all others.
+A few tokens are computed, whatever loads take, once it is known how fast prompts are. A step computes
+the last token in any case, and some more in the same time; who waits for a load misses that step. Such is the
+last block of a prompt of which the engine has all others.
 
 Of what nothing is known, and that it is tried again, is ``ucm.worth``'s.
 """
@@ -29,8 +29,8 @@ from ucm.worth import Choice
 __all__ = ["Paying"]
 
 _FEW_TOKENS: Final = 64
-"""What memory gives a model's weights for is computed in the time of one token: some 300 tokens
-on an H100. On two cores, which compute 64 in 10 ms, a missed step took 10 to 40."""
+"""A step that reads all weights computes so many in the time of one: an H100 some 300, before its
+arithmetic is the limit. Two cores, which compute 64 in 10 ms, lost 10 to 40 by a missed step."""
 
 
 @attrs.frozen
