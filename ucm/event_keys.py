@@ -94,6 +94,10 @@ KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "model": ("name", "Of the accelerator."),
     "copies": ("word", "`batched` or `one by one`."),
     "driver_cuda": ("version", "Of the driver."),
+    "checksums": (
+        "text",
+        "Who computes those of whole blocks: device or host, and why.",
+    ),
     "torch_cuda": ("version", "For which torch was built."),
     "torch_npu": ("version", "Of torch_npu."),
     "cann": ("version", "Of CANN."),

@@ -151,7 +151,7 @@ log.dropped: warning, any, change
     > lines
 runtime.started: info, worker, process
     Saves and loads are served.
-    > store device model copies driver_cuda torch_cuda torch_npu cann
+    > store device model copies checksums driver_cuda torch_cuda torch_npu cann
 runtime.closed: info, worker, process
     Nothing is served any more.
     > abandoned quiet

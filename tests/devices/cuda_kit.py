@@ -5,6 +5,7 @@ import ctypes
 from types import SimpleNamespace
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from ucm.devices._libcuda import CudaLibrary
 from ucm.devices.cuda import CudaDriver
@@ -52,6 +53,7 @@ class FakeCuda:
         self.refuse = 0
         self.patience = 0
         self.failing_copy = 2**64 - 1
+        self.launches: list[SimpleNamespace] = []
         self.looks: list[tuple[int, int]] = []
         self.answers: dict[int, list[int]] = {}
         lists = (PTR, PTR, PTR, SIZE, PTR, PTR, SIZE)
@@ -72,6 +74,9 @@ class FakeCuda:
         self.cuEventQuery = self._c(self._query, PTR)
         self.cuMemHostRegister_v2 = self._c(self._register, PTR, SIZE, ctypes.c_uint)
         self.cuMemHostUnregister = self._c(self._unregister, PTR)
+        self.cuModuleLoadData = self._c(self._load, PTR, ctypes.c_char_p)
+        self.cuModuleGetFunction = self._c(self._function, PTR, PTR, ctypes.c_char_p)
+        self.cuLaunchKernel = self._c(self._launch, PTR, *[INT] * 7, PTR, PTR, PTR)
         for name in ("cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"):
             setattr(self, name, self._c(self._single(name), PTR, PTR, SIZE, PTR))
 
@@ -169,6 +174,37 @@ class FakeCuda:
 
     def _unregister(self, address):
         return 0 if self.registered.pop(address, None) else INVALID_VALUE
+
+    def _load(self, module, code):
+        self.code = code
+        put(module, 0xD1)
+        return self.refuse
+
+    def _function(self, function, module, name):
+        assert 0xD1 == module
+        self.kernel = name
+        put(function, 0xD2)
+        return 0
+
+    def _launch(self, kernel, *shape_stream_arguments):
+        """Do what the kernel does, one block after the other."""
+        *shape, stream, arguments, more = shape_stream_arguments
+        assert (0xD2, None) == (kernel, more)
+        self.launches.append(
+            SimpleNamespace(shape=shape, stream=stream, mode=self.mode)
+        )
+        values = [words(each, 1)[0] for each in words(arguments, 7)]
+        starts, strides, num_chunks, blocks, seeds, digests, count = values
+        chunks = [
+            (words(starts + 8 * at, 1)[0], words(strides + 8 * at, 1)[0])
+            for at in range(num_chunks)
+        ]
+        for at in range(count):
+            block, seed = words(blocks + 8 * at, 1)[0], words(seeds + 8 * at, 1)[0]
+            places = [start + block * stride for start, stride in chunks]
+            data = b"".join(ctypes.string_at(place, 1024) for place in places)
+            put(digests + 8 * at, xxh3_64_intdigest(data, seed))
+        return self.refuse
 
 
 class Copies:

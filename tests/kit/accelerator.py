@@ -180,51 +180,51 @@ class SimulatedDriver(Driver):
 
     def bind_thread(self) -> None:
         """Make this the thread's current device."""
-        with self._entered("bind_thread", is_bound=False):
+        with self.entered("bind_thread", is_bound=False):
             self.hardware.thread().index = self.index
 
     def is_capturing(self) -> bool:
         """Return whether the thread is inside ``capturing``."""
-        with self._entered("is_capturing"):
+        with self.entered("is_capturing"):
             return self.hardware.thread().is_capturing
 
     def current_stream(self) -> SimStream:
         """Return the stream of ``on_stream``, or the device's default one."""
-        with self._entered("current_stream", is_bound=False):
+        with self.entered("current_stream", is_bound=False):
             return self.hardware.thread().current_stream(self.index)
 
     def make_stream(self) -> SimStream:
         """Return a new stream, of priority 0 where there are any."""
-        with self._entered("make_stream"):
+        with self.entered("make_stream"):
             return self.hardware.make_stream(self.index)
 
     def make_event(self) -> SimEvent:
         """Return a new event that counts as ours."""
-        with self._entered("make_event"):
+        with self.entered("make_event"):
             return SimEvent(self.hardware, is_ours=True)
 
     def record(self, event: SimEvent, stream: SimStream) -> None:
         """Record *event*."""
-        with self._entered("record", breaks_capture=True):
+        with self.entered("record", breaks_capture=True):
             self._count(event, "record")
             event.record(stream)
 
     def wait(self, stream: SimStream, event: SimEvent) -> None:
         """Let *stream*, which is this device's, wait for an event of any."""
-        with self._entered("wait", breaks_capture=True):
+        with self.entered("wait", breaks_capture=True):
             self._check_stream(stream, "wait")
             event.wait(stream)
 
     def is_done(self, event: SimEvent) -> bool:
         """Let the hardware get on a little and query *event*."""
-        with self._entered("is_done", breaks_capture=True):
+        with self.entered("is_done", breaks_capture=True):
             self.pollers.add(greenlet.getcurrent())
             self._count(event, "is_done")
             return event.query()
 
     def synchronize(self) -> None:
         """Run all that the device has now."""
-        with self._entered("synchronize", breaks_capture=True):
+        with self.entered("synchronize", breaks_capture=True):
             pending = self.hardware.pending(self.index)
         self.hardware.wait_for(pending, self.index)
 
@@ -251,7 +251,7 @@ class SimulatedDriver(Driver):
     ) -> None:
         """Submit copies; when *is_pinned* is False, wait for them too."""
         hardware = self.hardware
-        with self._entered("copy", breaks_capture=True):
+        with self.entered("copy", breaks_capture=True):
             self._check_stream(stream, "copy")
             copy = Copy(batch, direction, hardware.name("copy"), is_pinned=is_pinned)
             self.copies.append(copy)
@@ -263,7 +263,7 @@ class SimulatedDriver(Driver):
 
     def pin(self, address: int, nbytes: int) -> None:
         """Note that the memory is pinned."""
-        with self._entered("pin", breaks_capture=True):
+        with self.entered("pin", breaks_capture=True):
             memory = range(address, address + nbytes)
             if not self._can_pin:
                 raise OSError("memory cannot be pinned here")
@@ -275,7 +275,7 @@ class SimulatedDriver(Driver):
 
     def unpin(self, address: int) -> None:
         """Note that the memory is not pinned any more."""
-        with self._entered("unpin", breaks_capture=True):
+        with self.entered("unpin", breaks_capture=True):
             if address not in self.pins:
                 self.hardware.misuse(Misuse.NOT_PINNED, "unpin")
             memory = self.pins.pop(address)
@@ -356,7 +356,7 @@ class SimulatedDriver(Driver):
         self.hardware.dead.remove(addresses(memory))
 
     @contextlib.contextmanager
-    def _entered(
+    def entered(
         self, verb: str, *, is_bound: bool = True, breaks_capture: bool = False
     ) -> Iterator[None]:
         """Do what each verb begins with, and hold the lock."""

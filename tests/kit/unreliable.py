@@ -247,6 +247,7 @@ class LateDevice(Device):
         row_ids: Sequence[RowId],
         block_ids: Sequence[BlockId],
         slots: HostSlots,
+        seeds: Sequence[int] | None = None,
     ) -> Fence:
         """Queue the copy."""
         self._faults.at("gather")
@@ -260,6 +261,7 @@ class LateDevice(Device):
         row_ids: Sequence[RowId],
         slots: HostSlots,
         block_ids: Sequence[BlockId],
+        seeds: Sequence[int] | None = None,
     ) -> Fence:
         """Queue the copy."""
         self._faults.at("scatter")

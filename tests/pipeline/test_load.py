@@ -107,7 +107,11 @@ class World:
     def publish(self, scattered):
         """Wait for the copy and publish."""
         with self.ending():
-            return Publish().run(asyncio.run(ScatterWait().run(scattered))).outcome
+            return (
+                Publish(self.store, self.device)
+                .run(asyncio.run(ScatterWait().run(scattered)))
+                .outcome
+            )
 
     @contextlib.contextmanager
     def ending(self):
@@ -149,7 +153,7 @@ class TestPieces:
         """A synchronous device is given what was just verified, and no more."""
         calls = []
         world = World(plan=recording(calls, "verify", "scatter", "recheck", "clear"))
-        outcome = Publish().run(world.begin()).outcome
+        outcome = Publish(world.store, world.device).run(world.begin()).outcome
         assert ["verify", "scatter"] * 3 + ["recheck"] == calls
         assert (OutcomeKind.COMMITTED, SPAN) == (outcome.kind, outcome.committed)
         assert torch.equal(world.saved, world.found())
@@ -252,7 +256,8 @@ class TestPublish:
         """What is there and verified is nobody's before the slots were looked at."""
         world, scattered = self.begin(make)
         assert [] == world.told
-        assert OutcomeKind.COMMITTED is Publish().run(scattered).outcome.kind
+        outcome = Publish(world.store, world.device).run(scattered).outcome
+        assert OutcomeKind.COMMITTED is outcome.kind
         (given_back,) = world.told
         assert torch.equal(world.saved, given_back)
 
@@ -271,7 +276,7 @@ class TestPublish:
         )
         world, scattered = self.begin(make, plan)
         with pytest.raises(TicketOverError):
-            Publish().run(scattered)
+            Publish(world.store, world.device).run(scattered)
         world.check_zeroed()
 
 
@@ -366,7 +371,7 @@ class TestTime:
                 scattered = world.begin()
                 assert scattered.copy.wait(60.0)
                 copy_over(scattered, scattered.copy)
-                Publish().run(scattered)
+                Publish(world.store, world.device).run(scattered)
                 took.append(simulation.now - begun)
                 assert torch.equal(world.saved, world.found())
             assert [] == driver.hardware.violations

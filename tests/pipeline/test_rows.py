@@ -90,7 +90,7 @@ def load_rows(store, device, ticket, *parts):
             Fetch(store).run(Item(ticket, rows, DoneFence()))
         )
         waited = asyncio.run(ScatterWait().run(scattered))
-        ends.append(Publish().run(waited).outcome)
+        ends.append(Publish(store, device).run(waited).outcome)
     return ends
 
 
@@ -206,8 +206,9 @@ class TestOrder:
 
     def test_blocks_are_not_published_before_their_copy(self):
         """A fence that has not passed stops a load, whatever led there."""
+        publish = Publish(MemoryStore(1, BLOCK_BYTES), AsyncDevice(1))
         with pytest.raises(DeviceTimeoutError):
-            Publish().run(copied(make_ticket(), HandFence()))
+            publish.run(copied(make_ticket(), HandFence()))
 
     def test_ticket_without_slots_is_not_committed(self):
         """A ticket that never leased slots has nothing to seal."""

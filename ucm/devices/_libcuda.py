@@ -77,6 +77,13 @@ class CudaLibrary:
         self._set_context = self._entry("cuCtxSetCurrent", _POINTER)
         self._exchange_mode = self._brief("cuThreadExchangeStreamCaptureMode", _POINTER)
         self._query = ctypes.cast(library.cuEventQuery, _POINTER)
+        self._load = self._entry("cuModuleLoadData", _POINTER, _POINTER)
+        self._find = self._entry(
+            "cuModuleGetFunction", _POINTER, _POINTER, ctypes.c_char_p
+        )
+        self._launch = self._entry(
+            "cuLaunchKernel", _POINTER, *[_NUMBER] * 7, _POINTER, _POINTER, _POINTER
+        )
         self._register = self._entry("cuMemHostRegister_v2", _POINTER, _SIZE, _NUMBER)
         self._unregister = self._entry("cuMemHostUnregister", _POINTER)
         copy = (_POINTER, _POINTER, _SIZE, _POINTER)
@@ -247,6 +254,47 @@ class CudaLibrary:
     def unpin(self, address: int) -> None:
         """Undo ``pin``."""
         self._check("cuMemHostUnregister", self._unregister(_page_start(address)))
+
+    def load(self, code: bytes, name: str) -> int:
+        """
+        Return a kernel of PTX, which the driver compiles for the thread's current device.
+
+        It stays there until the process ends.
+
+        Raises:
+            OSError: CUDA refused; names the error.
+        """
+        module, kernel = _POINTER(), _POINTER()
+        error = self._load(ctypes.byref(module), code) or self._find(
+            ctypes.byref(kernel), module, name.encode()
+        )
+        if error:
+            raise OSError(f"{name} cannot be loaded: {self._name(error)}")
+        return kernel.value or 0
+
+    def launch(
+        self,
+        kernel: int,
+        num_groups: int,
+        num_threads: int,
+        arguments: Sequence[int],
+        stream: int,
+    ) -> None:
+        """
+        Submit a kernel whose arguments all have 64 bits.
+
+        Raises:
+            RuntimeError: CUDA refused; names the error.
+        """
+        values = (ctypes.c_uint64 * len(arguments))(*arguments)
+        start = ctypes.addressof(values)
+        places = (_POINTER * len(arguments))(
+            *range(start, start + ctypes.sizeof(values), 8)
+        )
+        shape = num_groups, 1, 1, num_threads, 1, 1, 0
+        self._check(
+            "cuLaunchKernel", self._launch(kernel, *shape, stream, places, None)
+        )
 
     def bus_id(self, index: int) -> str:
         """Return the device's place on the PCI bus, as the kernel writes it."""

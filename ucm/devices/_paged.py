@@ -78,9 +78,11 @@ class PagedCopy(PagedBlocks[_Prepared]):
 
     Args:
         slots: ``[n]``, in range.
+        seeds: ``[n]`` of the checksums that are wanted; None: none are.
     """
 
     slots: HostSlots
+    seeds: Sequence[int] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -150,6 +152,7 @@ class PagedDevice(Device, Generic[G]):
         row_ids: Sequence[RowId],
         block_ids: Sequence[BlockId],
         slots: HostSlots,
+        seeds: Sequence[int] | None = None,
     ) -> Fence:
         """
         Copy pages of blocks into their slots; see ``Device.gather``.
@@ -158,7 +161,7 @@ class PagedDevice(Device, Generic[G]):
             DeviceError: A group, row, block or slot does not exist; nothing moved.
             ValueError: Blocks and slots do not match; a bug of the caller.
         """
-        copy = self._check_copy(group_id, row_ids, block_ids, slots)
+        copy = self._check_copy(group_id, row_ids, block_ids, slots, seeds)
         return self._copy(copy, Direction.TO_HOST)
 
     def scatter(
@@ -167,9 +170,10 @@ class PagedDevice(Device, Generic[G]):
         row_ids: Sequence[RowId],
         slots: HostSlots,
         block_ids: Sequence[BlockId],
+        seeds: Sequence[int] | None = None,
     ) -> Fence:
         """Copy slots into pages; raises as ``gather`` does."""
-        copy = self._check_copy(group_id, row_ids, block_ids, slots)
+        copy = self._check_copy(group_id, row_ids, block_ids, slots, seeds)
         return self._copy(copy, Direction.TO_DEVICE)
 
     def clear(
@@ -203,17 +207,21 @@ class PagedDevice(Device, Generic[G]):
         row_ids: Sequence[RowId],
         block_ids: Sequence[BlockId],
         slots: HostSlots,
+        seeds: Sequence[int] | None,
     ) -> PagedCopy[G]:
         layout, pages = self._check_blocks(group_id, row_ids, block_ids)
         if len(block_ids) != len(slots):
             raise ValueError(f"{len(block_ids)} blocks for {len(slots)} slots")
+        if seeds is not None and len(block_ids) != len(seeds):
+            raise ValueError(f"{len(block_ids)} blocks for {len(seeds)} seeds")
         if slots.block_bytes != layout.block_bytes:
             raise ValueError(
                 f"slots of {slots.block_bytes} bytes for blocks of {layout.block_bytes}"
             )
         _check_range("slot", slots.slots, len(slots.pool))
         return PagedCopy(
-            pages.group, pages.row_ids, pages.is_whole, pages.blocks, slots
+            *(pages.group, pages.row_ids, pages.is_whole, pages.blocks),
+            *(slots, seeds),
         )
 
     def _check_blocks(

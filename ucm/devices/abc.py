@@ -72,6 +72,20 @@ class Fence(ABC):
         """
         return
 
+    tells_digests: bool = False
+    """Whether ``digests`` tells those of the blocks that were copied."""
+
+    def digests(self) -> Sequence[int]:
+        """
+        Return the checksum of each block that was copied, of the device's bytes.
+
+        Seeded as the copy was told; once the fence has passed.
+
+        Raises:
+            NotImplementedError: It does not tell.
+        """
+        raise NotImplementedError(f"{type(self).__name__} tells no digests")
+
     def close(self) -> None:
         """Give back what the copy needed of the device's own. Idempotent."""
         return
@@ -89,6 +103,11 @@ class Device(ABC):
 
     is_synchronous: bool
     """Whether ``gather`` and ``scatter`` return only after the bytes have moved."""
+    tells_digests: bool = False
+    """
+    Whether ``gather`` and ``scatter`` take seeds, and may return a fence that tells digests.
+    Set to False by whoever finds that they are wrong.
+    """
 
     @abstractmethod
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
@@ -196,6 +215,7 @@ class Device(ABC):
         row_ids: Sequence[RowId],
         block_ids: Sequence[BlockId],
         slots: HostSlots,
+        seeds: Sequence[int] | None = None,
     ) -> Fence:
         """
         Copy pages of blocks into their slots.
@@ -205,6 +225,7 @@ class Device(ABC):
             row_ids: The rows to copy; of the group.
             block_ids: ``[n]`` blocks in the engine's pool.
             slots: ``[n]`` slots, aligned with *block_ids*.
+            seeds: ``[n]`` of the blocks' checksums, for devices that tell digests.
 
         Returns:
             Passes when the source may be overwritten; then, behind ``land``, the slots
@@ -222,6 +243,7 @@ class Device(ABC):
         row_ids: Sequence[RowId],
         slots: HostSlots,
         block_ids: Sequence[BlockId],
+        seeds: Sequence[int] | None = None,
     ) -> Fence:
         """Copy slots into pages; the mirror of ``gather``."""
 

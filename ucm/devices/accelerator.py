@@ -36,6 +36,7 @@ from ucm.devices._pinned import PinnedMemory
 from ucm.devices._staged import StagedCopies
 from ucm.devices._torch import TensorDevice
 from ucm.devices.abc import EventRef, Fence
+from ucm.devices.digests import DeviceDigests, Submit, check
 from ucm.devices.driver import Direction, Driver, Stream
 from ucm.devices.events import (
     BorrowedEvent,
@@ -107,6 +108,8 @@ class AcceleratorDevice(TensorDevice[Pages]):
         self._pinned = PinnedMemory({})
         self._staging: StagingPool | None = None
         self._staged: StagedCopies | None = None
+        self._digests: DeviceDigests | None = None
+        self._digests_problem = ""
         self._failure: DeviceError | None = None
         self._has_let_go = False
         self._cleared: Fence = DoneFence()
@@ -117,18 +120,33 @@ class AcceleratorDevice(TensorDevice[Pages]):
         assert self._tensors is not None  # just registered
         with self._runtime():
             self._driver.adopt(self._tensors.storages)
-            if self._lanes:
-                return
-            self._relay = self._driver.make_stream()
-            for direction in Direction:
-                stream = self._driver.make_stream()
-                self._lanes[direction] = _Lane(stream, self._threads.lock())
+            if not self._lanes:
+                self._begin()
+            if self._digests is not None:
+                self._digests.learn(group.prepared for group in self._groups.values())
+
+    def _begin(self) -> None:
+        """Make streams, see who computes checksums, and start the poller."""
+        self._relay = self._driver.make_stream()
+        for direction in Direction:
+            stream = self._driver.make_stream()
+            self._lanes[direction] = _Lane(stream, self._threads.lock())
+        try:
+            if (digester := self._driver.make_digester()) is not None:
+                stream = self._lanes[Direction.TO_DEVICE].stream
+                check(digester, stream, self._driver.synchronize)
+                self._digests = DeviceDigests(digester, self._threads)
+                self.tells_digests = True
+        except OSError as exc:
+            self._digests_problem = str(exc)
         self._poller.start()
 
     def unregister(self) -> None:
         """Let go of the engine's tensors; streams, events and pinned memory stay."""
         self._await_clear()
         super().unregister()
+        if self._digests is not None:
+            self._digests.forget()
         self._driver.adopt(())
 
     def numa_node(self) -> int | None:
@@ -137,7 +155,11 @@ class AcceleratorDevice(TensorDevice[Pages]):
 
     def describe(self) -> Mapping[str, str]:
         """Return facts for the log."""
-        return self._driver.describe()
+        told = self._driver.describe()
+        if self.tells_digests:
+            return {**told, "checksums": "device"}
+        why = self._digests_problem
+        return {**told, "checksums": f"host: {why}" if why else "host"}
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> str:
         """Lock a store's memory; see ``Device.pin``."""
@@ -261,7 +283,8 @@ class AcceleratorDevice(TensorDevice[Pages]):
             return DoneFence()
         self._check_alive()
         if self._staged is None or self._pinned.holds(copy.slots):
-            return self._submit(copy, direction)
+            digest = None if self._digests is None else self._digests.begin(copy)
+            return self._submit(copy, direction, digest)
         to_host = direction is Direction.TO_HOST
         return self._staged.gather(copy) if to_host else self._staged.scatter(copy)
 
@@ -271,26 +294,38 @@ class AcceleratorDevice(TensorDevice[Pages]):
         self._cleared = self._submit_batch(zeros, Direction.TO_DEVICE, is_pinned=False)
         return self._cleared
 
-    def _submit(self, copy: PagedCopy[Pages], direction: Direction) -> Fence:
-        """Submit a span's copies to the direction's stream."""
+    def _submit(
+        self,
+        copy: PagedCopy[Pages],
+        direction: Direction,
+        digest: Submit | None = None,
+    ) -> Fence:
+        """Submit a span's copies to the direction's stream, and what reads them there."""
         pinned, slots = self._pinned, copy.slots
         is_pinned = pinned.holds(slots)
         batch = pinned.cut(copy.group.batch(copy, direction), slots, direction)
-        return self._submit_batch(batch, direction, is_pinned=is_pinned)
+        return self._submit_batch(batch, direction, digest, is_pinned=is_pinned)
 
     def _submit_batch(
-        self, batch: CopyBatch, direction: Direction, *, is_pinned: bool
+        self,
+        batch: CopyBatch,
+        direction: Direction,
+        digest: Submit | None = None,
+        *,
+        is_pinned: bool,
     ) -> Fence:
         lane = self._lanes[direction]
         with self._runtime(), lane.lock:
             try:
                 self._driver.copy(batch, direction, lane.stream, is_pinned=is_pinned)
+                told = None if digest is None else digest(lane.stream)
             except RuntimeError as exc:
                 # Part of it may be under way: no error, or the caller would give
                 # blocks and slots back.
                 return FailedFence(self._fail(exc))
             try:
-                return self._fence_on(lane.stream)
+                fence = self._fence_on(lane.stream)
+                return fence if told is None else told(fence)
             except DeviceFailedError as exc:
                 return FailedFence(exc)
             except DeviceError:  # no event to be had: wait for all instead

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from ucm.devices._cuda_digester import CudaDigester
 from ucm.devices._libcuda import CudaLibrary
 from ucm.devices.accelerator import AcceleratorDevice
-from ucm.devices.driver import Direction, Driver, Event, News, Stream
+from ucm.devices.driver import Digester, Direction, Driver, Event, News, Stream
 from ucm.errors import ConfigError
 from ucm.plan import CopyBatch
 
@@ -97,6 +98,11 @@ class CudaDriver(Driver):
     def await_any(self, events: Sequence[Event], news: News) -> bool:
         """Wait in native code where there is any."""
         return self._library.await_any([each.cuda_event for each in events], news)
+
+    def make_digester(self) -> Digester:
+        """Return the kernel's; see ``Driver.make_digester``."""
+        with self._library.apart_from_graphs():
+            return CudaDigester(self.index, self._library)
 
     def synchronize(self) -> None:
         """Block the thread until all work submitted to the device is done."""

@@ -21,15 +21,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import attrs
+import numpy as np
+import numpy.typing as npt
+
 from ucm.devices._regions import Storage
 from ucm.plan import CopyBatch
 
-__all__ = ["Direction", "Driver", "Event", "News", "Stream"]
+__all__ = [
+    "Digester",
+    "Direction",
+    "Driver",
+    "Event",
+    "News",
+    "Placed",
+    "Stream",
+    "Table",
+    "Words",
+]
 
 Stream = Any
 """A stream of the runtime; torch's own object where torch has one."""
 Event = Any
 """An event of the runtime; torch's own object where torch has one."""
+Words = npt.NDArray[np.uint64]
 
 
 class News(NamedTuple):
@@ -44,6 +59,67 @@ class Direction(enum.Enum):
 
     TO_HOST = "device_to_host"
     TO_DEVICE = "host_to_device"
+
+
+@attrs.frozen(eq=False)
+class Placed:
+    """
+    Words in the device's memory.
+
+    Args:
+        address: Where they begin.
+        owner: Keeps them there.
+    """
+
+    address: int
+    owner: object
+
+
+@attrs.frozen(eq=False)
+class Table:
+    """
+    Where the chunks of a group's blocks are.
+
+    Args:
+        starts: Address of each chunk of block 0.
+        strides: Bytes from each chunk to that of the next block.
+        num_chunks: Of a block.
+    """
+
+    starts: Placed
+    strides: Placed
+    num_chunks: int
+
+
+class Digester(ABC):
+    """Computes xxh3-64 in the memory of a device; decides nothing, as a driver does."""
+
+    chunk_bytes: int
+    """A block is read by so many bytes at a time, each of them in one piece."""
+
+    @abstractmethod
+    def place(self, words: npt.NDArray[np.int64]) -> Placed:
+        """Copy words to the device's memory; return when they are there."""
+
+    @abstractmethod
+    def make_memory(self, num_words: int) -> Words:
+        """Return zeroed memory of the host that the device reads and writes too."""
+
+    @abstractmethod
+    def submit(self, table: Table, job: Words, count: int, stream: Stream) -> None:
+        """
+        Have xxh3-64 of some blocks computed, behind what *stream* has by now.
+
+        Args:
+            table: Where their chunks are.
+            job: ``[3, n]`` of what ``make_memory`` returned: the blocks' numbers, their
+                seeds, and the digests, which are written.
+            count: Of blocks.
+            stream: In whose order.
+
+        Raises:
+            RuntimeError: The device has failed.
+        """
 
 
 class Driver(ABC):
@@ -123,6 +199,15 @@ class Driver(ABC):
             False, at once, where there is no such wait.
         """
         return False
+
+    def make_digester(self) -> Digester | None:
+        """
+        Return what computes checksums in the device's memory; None where nothing does.
+
+        Raises:
+            OSError: The device's runtime does not take it; the message says why.
+        """
+        return None
 
     @abstractmethod
     def synchronize(self) -> None:

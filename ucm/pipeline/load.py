@@ -20,6 +20,7 @@ What such a load has written is zeroed before its blocks are given back if it fa
 
 import contextlib
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Final, NewType
 
 from ucm.blocks import PackedKey
@@ -34,6 +35,7 @@ from ucm.pipeline.stage import VERIFY_WORKER, Chain, CopyStage, FenceStage
 from ucm.pipeline.tickets import Ticket
 from ucm.pipeline.waiting import has_passed
 from ucm.reasons import Reason
+from ucm.seals import checksum_seeds
 from ucm.stores.abc import ReadLease, Store
 
 __all__ = [
@@ -84,8 +86,15 @@ class Fetch(CopyStage[Ready, Fetched]):
 
 def _verify(store: Store, lease: ReadLease, start: int, stop: int) -> None:
     """Verify some blocks; a corrupt one is forgotten at once."""
-    try:
+    with _forgetting(store, lease):
         lease.verify(start, stop)
+
+
+@contextlib.contextmanager
+def _forgetting(store: Store, lease: ReadLease) -> Iterator[None]:
+    """Forget what is corrupt if something is found to be so."""
+    try:
+        yield
     except BlockCorruptError:
         corrupt = _corrupt_keys(lease)
         lease.recheck()  # bytes of a slot that was recycled by now are not corrupt
@@ -164,12 +173,12 @@ class Scatter(CopyStage[Fetched, Scattered]):
             raise TicketOverError(guard.taken_back or Reason.OVER)
         whole = False
         try:
-            fence = self._device.scatter(
-                span.group_id,
-                given.row_ids,
-                slots.part(start, stop),
-                span.block_ids[start:stop],
-            )
+            part = slots.part(start, stop), span.block_ids[start:stop]
+            if given.is_partial or not self._device.tells_digests:
+                fence = self._device.scatter(span.group_id, given.row_ids, *part)
+            else:
+                seeds = checksum_seeds(span.keys[start:stop])
+                fence = self._device.scatter(span.group_id, given.row_ids, *part, seeds)
             whole = True
         finally:
             if not whole:
@@ -195,8 +204,10 @@ class Verify(CopyStage[Scattered, Scattered]):
         self._store = store
 
     def is_for(self, item: Item) -> bool:
-        """Return whether somebody wants to know, and nobody has verified it before."""
-        return not item.is_partial and item.ticket.outcome is None
+        """Return whether somebody wants to know, and nobody else verifies it."""
+        if item.is_partial or copy_of(item).tells_digests:
+            return False
+        return item.ticket.outcome is None
 
     def run(self, given: Scattered) -> Scattered:
         """Verify all; what is wrong is told behind the copy, which goes on."""
@@ -216,8 +227,9 @@ class PublishVerified(CopyStage[Scattered, Scattered]):
 
     def is_for(self, item: Item) -> bool:
         """Return whether all is there and right."""
-        is_right = not item.is_partial and item.failure is None
-        return is_right and has_passed(copy_of(item))
+        if item.is_partial or copy_of(item).tells_digests or item.failure is not None:
+            return False
+        return has_passed(copy_of(item))
 
     def run(self, given: Scattered) -> Scattered:
         """End the copy, and give the blocks back."""
@@ -246,9 +258,17 @@ class ScatterWait(FenceStage[Scattered, Scattered]):
 
 
 class Publish(CopyStage[Scattered, Finished]):
-    """Tells whether what landed is the block; on one thread, as rows come in order."""
+    """
+    Tells whether what landed is the block; on one thread, as rows come in order.
+
+    Where the device tells the checksums of what it has got, they are compared here.
+    """
 
     name = "publish"
+
+    def __init__(self, store: Store, device: Device) -> None:
+        self._store = store
+        self._device = device
 
     def run(self, given: Scattered) -> Finished:
         """Recheck the slots once every row is there, and give the blocks back."""
@@ -256,9 +276,27 @@ class Publish(CopyStage[Scattered, Finished]):
             raise DeviceTimeoutError("blocks were to be published before their copy")
         if given.failure is not None:
             raise given.failure
+        if copy_of(given).tells_digests:
+            self._compare(_lease(given), copy_of(given).digests())
         if given.is_whole:
             _publish(given)
         return Finished(given)
+
+    def _compare(self, lease: ReadLease, digests: Sequence[int]) -> None:
+        """
+        Compare what the device has got with what was stored.
+
+        Raises:
+            BlockCorruptError: It is not the same. If the host's bytes are, the link or the
+                device is not to be trusted: the host computes checksums from then on.
+        """
+        try:
+            with _forgetting(self._store, lease):
+                lease.verify_with(digests)
+        except BlockCorruptError:
+            if not _corrupt_keys(lease):
+                self._device.tells_digests = False
+            raise
 
 
 def _publish(given: Scattered) -> None:
@@ -279,4 +317,4 @@ def load_chain(store: Store, device: Device) -> Chain[Queued, Finished]:
     if not device.is_synchronous:
         scattered = scattered.then(Verify(store)).then(PublishVerified())
         scattered = scattered.then(ScatterWait())
-    return scattered.then(Publish())
+    return scattered.then(Publish(store, device))

@@ -35,6 +35,7 @@ from ucm.pipeline.stage import STORE_WORKER, Chain, CopyStage, FenceStage, LoopS
 from ucm.pipeline.tickets import Ticket
 from ucm.plan import HostSlots
 from ucm.reasons import Reason
+from ucm.seals import checksum_seeds
 from ucm.stores.abc import Store, WriteLease
 
 __all__ = [
@@ -126,9 +127,13 @@ class Gather(CopyStage[Ready, Gathered]):
         whole = False
         try:
             block_ids, slots = _places(ticket, lease)
-            fence = self._device.gather(
-                ticket.span.group_id, given.row_ids, block_ids, slots
-            )
+            where = ticket.span.group_id, given.row_ids, block_ids, slots
+            if given.is_partial or not self._device.tells_digests:
+                fence = self._device.gather(*where)
+            else:
+                granted = lease.keys if len(block_ids) == len(lease.keys) else ()
+                seeds = checksum_seeds(granted) or None
+                fence = self._device.gather(*where, seeds)
             whole = True
         finally:
             if not whole:
@@ -184,7 +189,10 @@ class Transfer(CopyStage[Gathered, Sealed]):
         fence.land()
         if given.is_whole:
             lease = _lease(given.ticket)
-            lease.seal(0, len(lease.keys))
+            if fence.tells_digests:
+                lease.seal_with(fence.digests())
+            else:
+                lease.seal(0, len(lease.keys))
         return Sealed(given)
 
 

@@ -2,7 +2,7 @@
 """What the leases of a store promise; see ``ucm.stores.abc``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -11,14 +11,27 @@ from ucm.errors import BlockNotFoundError
 from ucm.plan import HostSlots
 from ucm.seals import block_checksum
 
-__all__ = ["ReadLease", "WriteLease"]
+__all__ = ["ReadLease", "WriteLease", "aligned", "seals_of"]
 
 
-def _seals(
-    keys: tuple[PackedKey, ...], slots: HostSlots, start: int, stop: int
-) -> list[int]:
-    part = range(start, stop)
-    return [block_checksum(keys[at], slots.block(at).data) for at in part]
+def aligned(digests: Sequence[int], keys: Sequence[PackedKey]) -> Sequence[int]:
+    """
+    Return digests, one for each key.
+
+    Raises:
+        ValueError: They are more or fewer; a bug of the caller.
+    """
+    if len(digests) != len(keys):
+        raise ValueError(f"{len(digests)} checksums for {len(keys)} blocks")
+    return digests
+
+
+def seals_of(
+    keys: Sequence[PackedKey], slots: HostSlots, part: Iterable[int]
+) -> Iterator[int]:
+    """Yield the checksums of the bytes that some blocks of a lease have now."""
+    for at in part:
+        yield block_checksum(keys[at], slots.block(at).data)
 
 
 class WriteLease(ABC):
@@ -50,9 +63,19 @@ class WriteLease(ABC):
             StoreUnavailableError: The store did not answer.
         """
 
+    def seal_with(self, digests: Sequence[int]) -> None:
+        """
+        Take the bytes of all granted blocks as final, whose checksums are known.
+
+        Args:
+            digests: ``block_checksum`` of the bytes that were copied into each slot. A store
+                may use them instead of computing them; it need not.
+        """
+        self.seal(0, len(digests))
+
     def seals(self, start: int, stop: int) -> list[int]:
         """Return the checksums of blocks that were sealed: ``block_checksum`` of each."""
-        return _seals(self.keys, self.slots, start, stop)
+        return list(seals_of(self.keys, self.slots, range(start, stop)))
 
     @abstractmethod
     def commit(self, without: Collection[int] = ()) -> int:
@@ -110,6 +133,19 @@ class ReadLease(ABC):
             StoreUnavailableError: The store did not answer.
         """
 
+    def verify_with(self, digests: Sequence[int]) -> None:
+        """
+        Compare the checksums of copies of all blocks with theirs.
+
+        Args:
+            digests: ``block_checksum`` of what each was copied to. A store may verify its
+                own bytes instead.
+
+        Raises:
+            BlockCorruptError: As ``verify``.
+        """
+        self.verify(0, len(digests))
+
     @abstractmethod
     def recheck(self) -> None:
         """
@@ -121,7 +157,7 @@ class ReadLease(ABC):
 
     def seals(self, start: int, stop: int) -> list[int]:
         """Return the checksums of blocks that were verified: ``block_checksum`` of each."""
-        return _seals(self.keys, self.slots, start, stop)
+        return list(seals_of(self.keys, self.slots, range(start, stop)))
 
     def recycled(self) -> list[bool]:
         """Return of each block whether its slot may have been recycled; see ``recheck``."""

@@ -8,7 +8,7 @@ Threading. One lock guards all bookkeeping; bytes are checksummed outside it.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -26,8 +26,8 @@ from ucm.errors import (
 )
 from ucm.fates import Fate
 from ucm.plan import HostSlots
-from ucm.seals import block_checksum
 from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
+from ucm.stores.leases import aligned, seals_of
 from ucm.stores.victims import Claim, Room, choose, curb
 from ucm.uses import Uses
 
@@ -65,9 +65,12 @@ class _MemoryWriteLease(WriteLease):
 
     def seal(self, start: int, stop: int) -> None:
         self._store.check_lease(self)
-        for position in range(start, stop):
-            data = self.slots.block(position).data
-            self.checksums[position] = block_checksum(self.keys[position], data)
+        part = range(start, stop)
+        self.checksums[start:stop] = seals_of(self.keys, self.slots, part)
+
+    def seal_with(self, digests: Sequence[int]) -> None:
+        self._store.check_lease(self)
+        self.checksums[:] = aligned(digests, self.keys)
 
     def commit(self, without: Collection[int] = ()) -> int:
         return self._store.publish(self, without)
@@ -91,8 +94,15 @@ class _MemoryReadLease(ReadLease):
         self._has_ended = False
 
     def verify(self, start: int, stop: int) -> None:
+        part = range(start, stop)
+        self._compare(part, seals_of(self.keys, self.slots, part))
+
+    def verify_with(self, digests: Sequence[int]) -> None:
+        self._compare(range(len(self.keys)), aligned(digests, self.keys))
+
+    def _compare(self, positions: Sequence[int], digests: Iterable[int]) -> None:
         self._check()
-        for position in range(start, stop):
+        for position, found in zip(positions, digests, strict=True):
             key, entry = self.keys[position], self._entries[position]
             if entry.nbytes != self.slots.block_bytes:
                 raise BlockCorruptError(
@@ -100,7 +110,6 @@ class _MemoryReadLease(ReadLease):
                     f"it has {entry.nbytes} bytes, the first of its lease "
                     f"{self.slots.block_bytes}",
                 )
-            found = block_checksum(key, self.slots.block(position).data)
             if found != entry.checksum:
                 raise BlockCorruptError(
                     key, f"checksum {found:016x} is not {entry.checksum:016x}"

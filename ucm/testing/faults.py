@@ -121,6 +121,10 @@ class _FaultWriteLease(WriteLease):
         self._plan.at("seal")
         self._inner.seal(start, stop)
 
+    def seal_with(self, digests: Sequence[int]) -> None:
+        self._plan.at("seal")
+        self._inner.seal_with(digests)
+
     def seals(self, start: int, stop: int) -> list[int]:
         return self._inner.seals(start, stop)
 
@@ -142,6 +146,10 @@ class _FaultReadLease(ReadLease):
     def verify(self, start: int, stop: int) -> None:
         self._plan.at("verify")
         self._inner.verify(start, stop)
+
+    def verify_with(self, digests: Sequence[int]) -> None:
+        self._plan.at("verify")
+        self._inner.verify_with(digests)
 
     def recheck(self) -> None:
         self._plan.at("recheck")
@@ -213,6 +221,15 @@ class FaultDevice(Device):
         self._plan = plan
         self.is_synchronous = inner.is_synchronous
 
+    @property
+    def tells_digests(self) -> bool:
+        """Whether the real one does, and nobody has found them wrong."""
+        return self._inner.tells_digests
+
+    @tells_digests.setter
+    def tells_digests(self, is_so: bool) -> None:
+        self._inner.tells_digests = is_so
+
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
         """Forward."""
         self._inner.register(layout, kv_caches)
@@ -255,10 +272,11 @@ class FaultDevice(Device):
         row_ids: Sequence[RowId],
         block_ids: Sequence[BlockId],
         slots: HostSlots,
+        seeds: Sequence[int] | None = None,
     ) -> Fence:
         """Meet the plan, then forward."""
         self._plan.at("gather")
-        return self._inner.gather(group_id, row_ids, block_ids, slots)
+        return self._inner.gather(group_id, row_ids, block_ids, slots, seeds)
 
     def scatter(
         self,
@@ -266,10 +284,11 @@ class FaultDevice(Device):
         row_ids: Sequence[RowId],
         slots: HostSlots,
         block_ids: Sequence[BlockId],
+        seeds: Sequence[int] | None = None,
     ) -> Fence:
         """Meet the plan, then forward."""
         self._plan.at("scatter")
-        return self._inner.scatter(group_id, row_ids, slots, block_ids)
+        return self._inner.scatter(group_id, row_ids, slots, block_ids, seeds)
 
     def clear(
         self,

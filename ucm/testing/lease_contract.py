@@ -10,10 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ucm.blocks import PackedKey
 from ucm.errors import BlockNotFoundError, StoreUnavailableError
+from ucm.seals import block_checksum
 from ucm.stores.abc import Store
 from ucm.testing.store_blocks import (
     BLOCK_BYTES,
@@ -72,6 +74,23 @@ class LeaseContract(ABC):
         assert store.contains(keys) == [False] * NUM_BLOCKS
         assert all(self.get_raw(store, key) is None for key in keys)
         assert save(store, keys) == NUM_BLOCKS
+
+    def test_checksums_that_are_told_are_compared(self, store: Store) -> None:
+        """What a device has read of blocks seals them, and is right at a load (X-01)."""
+        keys = make_keys(3)
+        with store.reserve(keys, BLOCK_BYTES) as lease:
+            for position, key in enumerate(keys):
+                lease.slots.block(position)[:] = np.frombuffer(payload(key), np.uint8)
+            told = [block_checksum(key, payload(key)) for key in keys]
+            lease.seal_with(told)
+            assert lease.seals(0, 3) == told
+            assert lease.commit() == 3
+        if not store.capabilities.keeps:
+            return
+        with store.read(keys) as lease:
+            lease.verify(0, 3)
+            lease.verify_with(told)
+            assert lease.seals(0, 3) == told
 
     def test_one_unsealed_block_holds_back_all(self, store: Store) -> None:
         """For each block of a lease: unless it is sealed, none is visible (X-01)."""

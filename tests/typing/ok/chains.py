@@ -29,4 +29,5 @@ def save(store: Store, device: Device) -> Chain[Queued, Finished]:
 def load(store: Store, device: Device) -> Chain[Queued, Finished]:
     """Build the load chain of an asynchronous device."""
     fetched = Chain.start(EventWait()).then(Fetch(store))
-    return fetched.then(Scatter(store, device)).then(ScatterWait()).then(Publish())
+    scattered = fetched.then(Scatter(store, device)).then(ScatterWait())
+    return scattered.then(Publish(store, device))

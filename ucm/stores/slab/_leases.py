@@ -27,6 +27,7 @@ from ucm.errors import (
 from ucm.plan import HostSlots
 from ucm.seals import checksum_seeds
 from ucm.stores.abc import ReadLease, WriteLease
+from ucm.stores.leases import aligned
 from ucm.stores.slab._digests import digests_of
 from ucm.stores.slab._layout import Grant, Sighting
 from ucm.stores.slab._opened import OpenedSlab
@@ -77,6 +78,11 @@ class SlabWriteLease(WriteLease):
         self._checksums[part] = digests_of(
             self.slots, positions, seeds, self._slab.most_hashing
         )
+
+    def seal_with(self, digests: Sequence[int]) -> None:
+        """Take all bytes as final, as a device has read them; see ``WriteLease``."""
+        self._check()
+        self._checksums[:] = aligned(digests, self.keys)
 
     def seals(self, start: int, stop: int) -> list[int]:
         """Return the checksums of blocks that were sealed; see ``WriteLease``."""
@@ -182,6 +188,21 @@ class SlabReadLease(ReadLease):
 
     def verify(self, start: int, stop: int) -> None:
         """Compare blocks with their checksums; see ``ReadLease``."""
+        self._check_sizes(start, stop)
+        doubtful = self._doubtful(start, stop)
+        seeds = checksum_seeds(map(self.keys.__getitem__, doubtful))
+        digests = digests_of(self.slots, doubtful, seeds, self._slab.most_hashing)
+        self._compare(doubtful, digests)
+        self._trust(start, stop)
+
+    def verify_with(self, digests: Sequence[int]) -> None:
+        """Compare what a device has read with their checksums; see ``ReadLease``."""
+        count = len(self.keys)
+        self._check_sizes(0, count)
+        self._compare(range(count), aligned(digests, self.keys))
+        self._trust(0, count)
+
+    def _check_sizes(self, start: int, stop: int) -> None:
         self._check()
         for position, nbytes in enumerate(self._nbytes[start:stop], start):
             if nbytes != self.slots.block_bytes:
@@ -190,15 +211,17 @@ class SlabReadLease(ReadLease):
                     f"it has {nbytes} bytes, the first of its lease "
                     f"{self.slots.block_bytes}",
                 )
-        doubtful = self._doubtful(start, stop)
-        seeds = checksum_seeds(map(self.keys.__getitem__, doubtful))
-        digests = digests_of(self.slots, doubtful, seeds, self._slab.most_hashing)
-        for position, found in zip(doubtful, digests, strict=True):
+
+    def _compare(self, positions: Sequence[int], digests: Iterable[int]) -> None:
+        for position, found in zip(positions, digests, strict=True):
             if found != self._checksums[position]:
                 raise BlockCorruptError(
                     self.keys[position],
                     f"checksum {found:016x} is not {self._checksums[position]:016x}",
                 )
+
+    def _trust(self, start: int, stop: int) -> None:
+        """Note what was verified, if that is asked for."""
         if self._verified is not None:
             part = slice(start, stop)
             slots = self.slots.slots[part]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves and loads whose checksums the device computes."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kit.accelerator_digests import DigestingDriver
+from tests.kit.accelerator_streams import CUDA, SimHardware
+from tests.rig import BLOCK_BYTES, KEYSPACE_DIGEST, keys_of, order, running_on
+from ucm.devices.accelerator import AcceleratorDevice
+from ucm.pipeline.tickets import Direction, OutcomeKind
+from ucm.reasons import Reason
+from ucm.seals import block_checksum
+from ucm.stores import memory
+from ucm.stores.leases import seals_of
+from ucm.stores.memory import MemoryStore
+
+SAVED = range(8)
+"""Contents, and the blocks that they are saved from."""
+INTO = range(16, 24)
+
+
+class LyingDriver(DigestingDriver):
+    """A device that tells a wrong checksum once it ``lies``; what it copies is right."""
+
+    lies = 0
+
+    def make_digester(self):
+        """Return one whose seeds are not those that were given."""
+        digester = super().make_digester()
+        submit = digester.submit
+
+        def lie(table, job, count, stream):
+            job[1, :count] += np.uint64(self.lies)
+            submit(table, job, count, stream)
+
+        digester.submit = lie
+        return digester
+
+
+def make(driver=DigestingDriver):
+    """Return a driver, its device and a store."""
+    driver = driver(0, SimHardware(random.Random(3), semantics=CUDA))
+    return driver, AcceleratorDevice(driver), MemoryStore(64, BLOCK_BYTES)
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """Return the blocks of which the host computes a checksum, in order."""
+    found = []
+
+    def note(keys, slots, part):
+        found.extend(part)
+        yield from seals_of(keys, slots, part)
+
+    monkeypatch.setattr(memory, "seals_of", note)
+    return found
+
+
+def save(rig):
+    """Save the first blocks, which have random bytes; return these."""
+    wanted = rig.fill(SAVED, 1)
+    rig.device.begin_step(1)
+    submit(rig, order(1, Direction.SAVE, SAVED, SAVED))
+    return wanted
+
+
+def load(rig, number=2):
+    """Load them to other blocks; return how that ended."""
+    return submit(rig, order(number, Direction.LOAD, SAVED, INTO))
+
+
+def submit(rig, one):
+    """Have an order carried out."""
+    rig.runtime.submit(KEYSPACE_DIGEST, [one], rig.device.lease(None))
+    return rig.settle()[one.transfer_id]
+
+
+def rot(store, number):
+    """Damage a stored block."""
+    (key,) = keys_of(number)
+    store._pool[store._entries[key].slot, 7] ^= 1
+
+
+def test_the_host_computes_no_checksum_of_what_the_device_has_read(hashed):
+    """Saved and loaded blocks have the same checksums as any, by the device alone."""
+    driver, device, store = make()
+    with running_on(store, device, as_layer=torch.from_numpy) as rig:
+        wanted = save(rig)
+        before = driver.calls["digest"]
+        outcome = load(rig)
+        assert (OutcomeKind.COMMITTED, 8) == (outcome.kind, outcome.committed)
+        assert wanted == rig.content(INTO)
+        assert [] == hashed
+        assert (2, 3) == (before, driver.calls["digest"])
+        blocks = np.ascontiguousarray(rig.memory[:, SAVED.start : SAVED.stop])
+        with store.read(keys_of(*SAVED)) as lease:
+            assert lease.seals(0, 8) == [
+                block_checksum(key, blocks[:, at].tobytes())
+                for at, key in enumerate(lease.keys)
+            ]
+
+
+def test_what_the_device_finds_damaged_is_computed(hashed):
+    """S4-30: a load of it fails as corrupt, leaves zeros, and the block is forgotten; the
+    device is believed further on, as the host finds the same."""
+    _, device, store = make()
+    with running_on(store, device, as_layer=torch.from_numpy) as rig:
+        save(rig)
+        rot(store, 5)
+        outcome = load(rig)
+        assert (OutcomeKind.FAILED, Reason.CORRUPT) == (outcome.kind, outcome.reason)
+        assert not any(rig.content(INTO))
+        assert [*SAVED] == sorted({*hashed})
+        assert [number != 5 for number in SAVED] == store.contains(keys_of(*SAVED))
+        assert device.tells_digests
+
+
+def test_a_device_that_is_alone_with_its_checksums_is_not_asked_again(hashed):
+    """What the host finds right stays stored. That load is computed; the next one is
+    verified by the host, and right."""
+    driver, device, store = make(LyingDriver)
+    with running_on(store, device, as_layer=torch.from_numpy) as rig:
+        wanted = save(rig)
+        driver.lies = 1
+        outcome = load(rig)
+        assert (OutcomeKind.FAILED, Reason.CORRUPT) == (outcome.kind, outcome.reason)
+        assert not any(rig.content(INTO))
+        assert all(store.contains(keys_of(*SAVED)))
+        assert not device.tells_digests
+        asked = driver.calls["digest"]
+        hashed.clear()
+        assert OutcomeKind.COMMITTED is load(rig, 3).kind
+        assert wanted == rig.content(INTO)
+        assert [*SAVED] == hashed
+        assert asked == driver.calls["digest"]
+
+
+def test_some_blocks_of_a_save_have_their_own_checksums():
+    """Where others are stored already, each one that is not gets its own."""
+    _, device, store = make()
+    with running_on(store, device, as_layer=torch.from_numpy) as rig:
+        save(rig)
+        store.forget(keys_of(2, 3, 6))
+        wanted = save_again(rig)
+        with store.read(keys_of(*SAVED)) as lease:
+            lease.verify(0, 8)
+        assert OutcomeKind.COMMITTED is load(rig).kind
+        assert wanted == rig.content(INTO)
+
+
+def save_again(rig):
+    """Save the first blocks as they are, with what is stored left out."""
+    rig.device.begin_step(2)
+    submit(rig, order(9, Direction.SAVE, SAVED, SAVED))
+    return rig.content(SAVED)
