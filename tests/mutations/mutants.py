@@ -16,6 +16,7 @@ from tests.mutations.of_cost import COST
 from tests.mutations.of_cut import CUT
 from tests.mutations.of_decisions import DECISIONS
 from tests.mutations.of_devices import DEVICES
+from tests.mutations.of_digests import DIGESTS
 from tests.mutations.of_doctor import DOCTOR
 from tests.mutations.of_doors import DOORS
 from tests.mutations.of_drivers import DRIVERS
@@ -110,6 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *EVENTS,
     *POLLER,
     *DEVICES,
+    *DIGESTS,
     *DRIVERS,
     *TRANSPORT,
     *TRACE,

@@ -113,10 +113,10 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="copy_without_a_fence",
         why="Slots are sealed, and loads are told, before their bytes are there.",
         file=_DEVICE,
-        find="                return self._fence_on(lane.stream)\n",
+        find="                fence = self._fence_on(lane.stream)\n",
         replace="""\
                 self._fence_on(lane.stream)
-                return DoneFence()
+                fence = DoneFence()
 """,
         killers=(f"{_COPIES}::test_fence_passes_behind_the_whole_copy",),
     ),
@@ -126,12 +126,12 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         file=_DEVICE,
         find="""\
                 self._driver.copy(batch, direction, lane.stream, is_pinned=is_pinned)
-            except""",
+                told""",
         replace="""\
                 early = self._fence_on(lane.stream)
                 self._driver.copy(batch, direction, lane.stream, is_pinned=is_pinned)
                 return early
-            except""",
+                told""",
         killers=(f"{_COPIES}::test_fence_passes_behind_the_whole_copy",),
     ),
     Mutant(

@@ -2,6 +2,7 @@
 """Saves and loads whose checksums the device computes."""
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from ucm.seals import block_checksum
 from ucm.stores import memory
 from ucm.stores.leases import seals_of
 from ucm.stores.memory import MemoryStore
+from ucm.testing.faults import Fault, FaultPlan, FaultStore, Gate
 
 SAVED = range(8)
 """Contents, and the blocks that they are saved from."""
@@ -157,3 +159,40 @@ def save_again(rig):
     rig.device.begin_step(2)
     submit(rig, order(9, Direction.SAVE, SAVED, SAVED))
     return rig.content(SAVED)
+
+
+def lose(rig, position):
+    """Let the engine take a block of the first save back."""
+    rig.runtime._waits.for_saves([1], lambda: True, {1: [position]})
+
+
+@pytest.mark.parametrize("when", ["before its copy", "under its copy"])
+def test_a_lost_block_costs_the_others_no_checksum(when):
+    """R-01: what the engine takes back is not stored, and what is has its own checksums,
+    whoever computed them."""
+    driver, device, inner = make()
+    gate = Gate()
+    plan = FaultPlan(Fault("reserve", gate)) if when == "before its copy" else None
+    store = FaultStore(inner, plan or FaultPlan())
+    with running_on(store, device, as_layer=torch.from_numpy) as rig:
+        wanted = rig.fill(SAVED, 1)
+        fence = rig.device.lease(None)
+        assert fence.wait(60.0)
+        if plan is None:
+            driver.hardware.pace = (0,)
+        one = order(1, Direction.SAVE, SAVED, SAVED)
+        rig.runtime.submit(KEYSPACE_DIGEST, [one], fence)
+        if plan is None:
+            while driver.calls["copy"] < 1:
+                time.sleep(0.001)
+        else:
+            gate.wait_reached()
+        lose(rig, 2)
+        gate.open()
+        driver.hardware.pace = (1,)
+        assert 7 == rig.settle()[1].committed
+        there = [number for number in SAVED if number != 2]
+        assert [number in there for number in SAVED] == store.contains(keys_of(*SAVED))
+        with store.read(keys_of(*there)) as lease:
+            lease.verify(0, 7)
+        assert wanted == rig.content(SAVED)

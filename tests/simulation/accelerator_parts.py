@@ -6,10 +6,12 @@ from collections.abc import Callable
 import attrs
 
 from tests.kit.accelerator import SimEvent, SimulatedDriver
+from tests.kit.accelerator_digests import SimDigester
 from tests.kit.accelerator_streams import SimHardware
 from tests.kit.simulation import Simulation
 from tests.kit.unreliable import SeededFaults
 from ucm.devices.accelerator import AcceleratorDevice
+from ucm.devices.driver import Digester
 from ucm.layerwise import RowSaves
 from ucm.runtime import Runtime
 from ucm.testing.faults import FaultDevice
@@ -28,6 +30,7 @@ class WorldDriver(SimulatedDriver):
         simulation: Its clock and dice.
         faults: Its odds say how often and how long.
         pins: What host memory can be pinned: ``all``, ``staging`` or ``none``.
+        digests: The device computes checksums.
     """
 
     def __init__(
@@ -37,13 +40,19 @@ class WorldDriver(SimulatedDriver):
         faults: SeededFaults,
         *,
         pins: str,
+        digests: bool = False,
     ) -> None:
         super().__init__(0, hardware, can_pin=pins != "none")
+        self._has_digests = digests
         self._pins = pins
         self._simulation = simulation
         self._troubles = faults
         self._stands_until = 0.0
         self._pace = hardware.pace
+
+    def make_digester(self) -> Digester | None:
+        """Return one, if the device has it."""
+        return SimDigester(self) if self._has_digests else None
 
     @property
     def stands_still(self) -> bool:

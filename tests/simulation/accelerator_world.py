@@ -39,7 +39,7 @@ from tests.simulation.contents import (
     check_bytes,
 )
 from tests.simulation.runtime_world import LINE_MODULES, Transfer
-from ucm.devices import accelerator, events, poller
+from ucm.devices import accelerator, digests, events, poller
 from ucm.devices.abc import Device
 from ucm.devices.driver import Direction as CopyDirection
 from ucm.devices.selection import EventSelector
@@ -47,7 +47,10 @@ from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.scheduler.messages import TransferKind
 
-_LINES = (*LINE_MODULES, *(str(m.__file__) for m in (accelerator, events, poller)))
+_LINES = (
+    *LINE_MODULES,
+    *(str(m.__file__) for m in (accelerator, digests, events, poller)),
+)
 _FAILING = ("record", "make_event", "wait", "copy", "is_done", "synchronize")
 _LATE = (0, 8, 40, 100)
 _MOST_AHEAD = 100
@@ -66,6 +69,7 @@ class AcceleratorWorld(RowKernels):
 
     def __init__(self, seed: int, steps: int, parts: Parts | None = None) -> None:
         super().__init__(seed, steps, _LINES)
+        self.has_digests = seed % 2 == 1
         self.parts = parts or Parts()
         self.next_number = 0
         self.saved: list[int] = []
@@ -91,7 +95,9 @@ class AcceleratorWorld(RowKernels):
         self.pins = dice.choice(["all", "all", "staging", "none"])
         self.more_queue["staging_bytes"] = BLOCK_BYTES * dice.choice([1, 4, 64])
         self.driver = self.parts.driver(
-            self.hardware, simulation, self.faults, pins=self.pins
+            *(self.hardware, simulation, self.faults),
+            pins=self.pins,
+            digests=self.has_digests,
         )
         self.compute = self.hardware.make_stream(0, "compute")
         self.accelerator = self.parts.device(

@@ -7,11 +7,18 @@ from types import TracebackType
 from typing import Self
 
 from ucm.blocks import PackedKey
-from ucm.errors import BlockNotFoundError
+from ucm.errors import BlockCorruptError, BlockNotFoundError
 from ucm.plan import HostSlots
 from ucm.seals import block_checksum
 
-__all__ = ["ReadLease", "WriteLease", "aligned", "seals_of"]
+__all__ = [
+    "ReadLease",
+    "WriteLease",
+    "aligned",
+    "check_checksum",
+    "check_size",
+    "seals_of",
+]
 
 
 def aligned(digests: Sequence[int], keys: Sequence[PackedKey]) -> Sequence[int]:
@@ -32,6 +39,29 @@ def seals_of(
     """Yield the checksums of the bytes that some blocks of a lease have now."""
     for at in part:
         yield block_checksum(keys[at], slots.block(at).data)
+
+
+def check_size(key: PackedKey, nbytes: int, slots: HostSlots) -> None:
+    """
+    Look at the size of a block that is read with others.
+
+    Raises:
+        BlockCorruptError: It is not theirs.
+    """
+    if nbytes != slots.block_bytes:
+        wanted = f"the first of its lease {slots.block_bytes}"
+        raise BlockCorruptError(key, f"it has {nbytes} bytes, {wanted}")
+
+
+def check_checksum(key: PackedKey, found: int, known: int) -> None:
+    """
+    Compare a block's checksum with what is known.
+
+    Raises:
+        BlockCorruptError: It is another one.
+    """
+    if found != known:
+        raise BlockCorruptError(key, f"checksum {found:016x} is not {known:016x}")
 
 
 class WriteLease(ABC):

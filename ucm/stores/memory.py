@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from ucm.blocks import KeySpace, PackedKey
 from ucm.errors import (
-    BlockCorruptError,
     BlockNotFoundError,
     ConfigError,
     LeaseExpiredError,
@@ -27,7 +26,7 @@ from ucm.errors import (
 from ucm.fates import Fate
 from ucm.plan import HostSlots
 from ucm.stores.abc import ReadLease, Store, StoreCapabilities, StoreStats, WriteLease
-from ucm.stores.leases import aligned, seals_of
+from ucm.stores.leases import aligned, check_checksum, check_size, seals_of
 from ucm.stores.victims import Claim, Room, choose, curb
 from ucm.uses import Uses
 
@@ -104,16 +103,8 @@ class _MemoryReadLease(ReadLease):
         self._check()
         for position, found in zip(positions, digests, strict=True):
             key, entry = self.keys[position], self._entries[position]
-            if entry.nbytes != self.slots.block_bytes:
-                raise BlockCorruptError(
-                    key,
-                    f"it has {entry.nbytes} bytes, the first of its lease "
-                    f"{self.slots.block_bytes}",
-                )
-            if found != entry.checksum:
-                raise BlockCorruptError(
-                    key, f"checksum {found:016x} is not {entry.checksum:016x}"
-                )
+            check_size(key, entry.nbytes, self.slots)
+            check_checksum(key, found, entry.checksum)
 
     def recheck(self) -> None:
         gone = self.recycled()

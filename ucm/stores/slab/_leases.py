@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from ucm.blocks import PackedKey
 from ucm.errors import (
-    BlockCorruptError,
     BlockNotFoundError,
     LeaseExpiredError,
     StoreUnavailableError,
@@ -27,7 +26,7 @@ from ucm.errors import (
 from ucm.plan import HostSlots
 from ucm.seals import checksum_seeds
 from ucm.stores.abc import ReadLease, WriteLease
-from ucm.stores.leases import aligned
+from ucm.stores.leases import aligned, check_checksum, check_size
 from ucm.stores.slab._digests import digests_of
 from ucm.stores.slab._layout import Grant, Sighting
 from ucm.stores.slab._opened import OpenedSlab
@@ -205,20 +204,11 @@ class SlabReadLease(ReadLease):
     def _check_sizes(self, start: int, stop: int) -> None:
         self._check()
         for position, nbytes in enumerate(self._nbytes[start:stop], start):
-            if nbytes != self.slots.block_bytes:
-                raise BlockCorruptError(
-                    self.keys[position],
-                    f"it has {nbytes} bytes, the first of its lease "
-                    f"{self.slots.block_bytes}",
-                )
+            check_size(self.keys[position], nbytes, self.slots)
 
     def _compare(self, positions: Sequence[int], digests: Iterable[int]) -> None:
         for position, found in zip(positions, digests, strict=True):
-            if found != self._checksums[position]:
-                raise BlockCorruptError(
-                    self.keys[position],
-                    f"checksum {found:016x} is not {self._checksums[position]:016x}",
-                )
+            check_checksum(self.keys[position], found, self._checksums[position])
 
     def _trust(self, start: int, stop: int) -> None:
         """Note what was verified, if that is asked for."""

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of checksums that the device computes."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["DIGESTS"]
+
+_DEVICE = "ucm/devices/accelerator.py"
+_DIGESTS = "ucm/devices/digests.py"
+_SAVE = "ucm/pipeline/save.py"
+_LOAD = "ucm/pipeline/load.py"
+_TESTS = "tests/devices/test_digests.py"
+_TELLS = f"{_TESTS}::test_copies_tell_the_checksums_of_what_the_device_has"
+_HOST = f"{_TESTS}::test_the_host_computes_what_the_device_cannot"
+_ROUND = f"{_TESTS}::test_memory_for_digests_goes_round"
+_WRONG = f"{_TESTS}::test_a_device_whose_checksums_are_wrong_is_not_asked"
+_PIPELINE = "tests/pipeline/test_digests.py"
+_DAMAGED = f"{_PIPELINE}::test_what_the_device_finds_damaged_is_computed"
+_ALONE = (
+    f"{_PIPELINE}::test_a_device_that_is_alone_with_its_checksums_is_not_asked_again"
+)
+_NONE = f"{_PIPELINE}::test_the_host_computes_no_checksum_of_what_the_device_has_read"
+_LOST = f"{_PIPELINE}::test_a_lost_block_costs_the_others_no_checksum"
+
+DIGESTS = (
+    Mutant(
+        name="told_checksums_not_compared",
+        why="What arrived damaged on a GPU becomes the model's context.",
+        file=_LOAD,
+        find="        if copy_of(given).tells_digests:\n            self._compare",
+        replace="        if False:\n            self._compare",
+        killers=(_DAMAGED,),
+    ),
+    Mutant(
+        name="host_verifies_beside_the_device",
+        why="A slow host's cores are the limit of loads again.",
+        file=_LOAD,
+        find="        if item.is_partial or copy_of(item).tells_digests:\n            return False",
+        replace="        if item.is_partial:\n            return False",
+        killers=(_NONE,),
+    ),
+    Mutant(
+        name="lying_device_is_believed",
+        why="A device that computes wrong checksums makes every load fail, for ever.",
+        file=_LOAD,
+        find="                self._device.tells_digests = False\n",
+        replace="                pass\n",
+        killers=(_ALONE,),
+    ),
+    Mutant(
+        name="damage_is_the_device_s_fault",
+        why="One damaged block has the host compute all checksums from then on.",
+        file=_LOAD,
+        find="            if not _corrupt_keys(lease):\n",
+        replace="            if True:\n",
+        killers=(_DAMAGED,),
+    ),
+    Mutant(
+        name="saves_sealed_by_the_host",
+        why="A slow host's cores are the limit of saves again.",
+        file=_SAVE,
+        find="            if fence.tells_digests:\n",
+        replace="            if False:\n",
+        killers=(_NONE,),
+    ),
+    Mutant(
+        name="seeds_of_other_blocks",
+        why="A save that loses a block ends the thread that seals.",
+        file=_SAVE,
+        find="if len(block_ids) == len(lease.keys) else ()",
+        replace="if True else ()",
+        killers=(f"{_LOST}[before its copy]",),
+    ),
+    Mutant(
+        name="checksums_before_their_copy",
+        why="A load is compared with what its blocks had before.",
+        file=_DEVICE,
+        find="""\
+                self._driver.copy(batch, direction, lane.stream, is_pinned=is_pinned)
+                told = None if digest is None else digest(lane.stream)
+""",
+        replace="""\
+                told = None if digest is None else digest(lane.stream)
+                self._driver.copy(batch, direction, lane.stream, is_pinned=is_pinned)
+""",
+        killers=(_TELLS,),
+    ),
+    Mutant(
+        name="checksums_unchecked",
+        why="A device whose checksums are wrong seals saves that no load takes.",
+        file=_DEVICE,
+        find="                check(digester, stream, self._driver.synchronize)\n",
+        replace="",
+        killers=(f"{_WRONG}[WrongDriver-wrong]",),
+    ),
+    Mutant(
+        name="old_tables_kept",
+        why="Checksums are of memory that the engine has given up.",
+        file=_DEVICE,
+        find="            self._digests.forget()\n",
+        replace="            pass\n",
+        killers=(f"{_TESTS}::test_engine_memory_that_comes_anew_is_read_where_it_is",),
+    ),
+    Mutant(
+        name="digests_read_late",
+        why="Who looks late finds the checksums of another copy.",
+        file=_DIGESTS,
+        find="                self._job.read()\n",
+        replace="                self._job._give_back(self._job.memory)\n",
+        killers=(_ROUND,),
+    ),
+    Mutant(
+        name="digests_never_given_back",
+        why="After sixteen copies that nobody looked at the host computes all again.",
+        file=_DIGESTS,
+        find="                self._job.read()\n",
+        replace="                pass\n",
+        killers=(_ROUND,),
+    ),
+    Mutant(
+        name="rows_taken_for_blocks",
+        why="A layer's copy is compared with the checksum of whole blocks.",
+        file=_DIGESTS,
+        find="or table is None or not copy.is_whole:",
+        replace="or table is None:",
+        killers=(f"{_HOST}[rows]",),
+    ),
+    Mutant(
+        name="odd_pages_cut",
+        why="Checksums leave out the end of each page.",
+        file=_DIGESTS,
+        find="if sizes.any() or (",
+        replace="if (",
+        killers=(f"{_HOST}[odd]",),
+    ),
+    Mutant(
+        name="too_many_blocks",
+        why="A copy of many small blocks raises.",
+        file=_DIGESTS,
+        find="        if count > _MOST_BLOCKS:\n            return None\n",
+        replace="",
+        killers=(f"{_HOST}[too many]",),
+    ),
+)
