@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checksums that a simulated accelerator computes of what it copies."""
 
+import gc
+import weakref
+
 import attrs
 import pytest
 from xxhash import xxh3_64_intdigest
@@ -85,12 +88,15 @@ def test_what_arrives_damaged_has_another_checksum():
     """A bit that flips on its way from a slot to a block is told of, as the slot has not."""
     with running(driver=DigestingDriver, pace=STILL) as world:
         write(world)
-        saved, loaded = copies(world)
+        pair = copies(world)
+        saved = next(pair)
         world.hardware.drain()
-        right = list(saved.digests())
+        assert saved.wait(TIMEOUT)
+        right = saved.digests()
         world.pool[1, 3] ^= 4
-        _, loaded = copies(world)
+        loaded = next(pair)
         world.hardware.drain()
+        assert loaded.wait(TIMEOUT)
         told = loaded.digests()
         assert [True, False, True] == [a == b for a, b in zip(right, told, strict=True)]
 
@@ -139,8 +145,26 @@ def test_memory_for_digests_goes_round():
         assert all(before == fence.digests() for fence in all_fences)
 
 
+class FullDriver(DigestingDriver):
+    """A device on which there is no room for where the blocks are."""
+
+    def make_digester(self) -> Digester:
+        """Return one that has room for the check at the start only."""
+        digester = SimDigester(self)
+        place, num_placed = digester.place, iter(range(3))
+
+        def refuse(words):
+            if next(num_placed, None) is None:
+                raise OSError("there is no room")
+            return place(words)
+
+        digester.place = refuse
+        return digester
+
+
 @pytest.mark.parametrize(
-    ("kind", "why"), [(WrongDriver, "wrong"), (OldDriver, "UNSUPPORTED_PTX")]
+    ("kind", "why"),
+    [(WrongDriver, "wrong"), (OldDriver, "UNSUPPORTED_PTX"), (FullDriver, "no room")],
 )
 def test_a_device_whose_checksums_are_wrong_is_not_asked(kind, why):
     """Who computes them is found out at the start, and said in the log."""
@@ -177,6 +201,26 @@ def test_a_device_that_fails_at_checksums_has_failed():
     with pytest.raises(DeviceFailedError):
         fence.is_done()
     world.device.close()
+
+
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_memory_that_may_be_written_still_stays(is_under_way, monkeypatch):
+    """A device that has failed under a copy keeps what the copy's checksums go to, whoever
+    asks for memory next; any other lets go of it."""
+    monkeypatch.setattr(digests, "_abandoned", [])
+    world = World(make_driver(driver=DigestingDriver, pace=STILL))
+    fence = next(copies(world))
+    if is_under_way:
+        world.driver.fail("gone")
+    else:
+        world.hardware.drain()
+        assert fence.wait(TIMEOUT)
+    memory = weakref.ref(world.device._digests._words)
+    world.device.close()
+    assert is_under_way == bool(digests._abandoned)
+    del world, fence
+    gc.collect()
+    assert is_under_way == (memory() is not None)
 
 
 def test_as_many_seeds_as_blocks_are_given():

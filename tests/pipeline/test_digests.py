@@ -131,6 +131,7 @@ def test_a_device_that_is_alone_with_its_checksums_is_not_asked_again(hashed):
         outcome = load(rig)
         assert (OutcomeKind.FAILED, Reason.CORRUPT) == (outcome.kind, outcome.reason)
         assert not any(rig.content(INTO))
+        assert "the host computes checksums from now on" in outcome.error
         assert all(store.contains(keys_of(*SAVED)))
         assert not device.tells_digests
         asked = driver.calls["digest"]

@@ -42,12 +42,20 @@ class CudaDigester(Digester):
 
     def place(self, words: npt.NDArray[np.int64]) -> Placed:
         """Copy words to a tensor; see ``Digester.place``."""
-        tensor = torch.from_numpy(words).to(self._device)
+        try:
+            with self._library.apart_from_graphs():
+                tensor = torch.from_numpy(words).to(self._device)
+        except torch.OutOfMemoryError as exc:
+            raise OSError(f"{words.nbytes} bytes are not free on the GPU") from exc
         return Placed(tensor.data_ptr(), tensor)
 
     def make_memory(self, num_words: int) -> Words:
         """Return pinned memory, which has the same address for all."""
-        memory = torch.zeros(num_words, dtype=torch.int64, pin_memory=True)
+        try:
+            with self._library.apart_from_graphs():
+                memory = torch.zeros(num_words, dtype=torch.int64, pin_memory=True)
+        except RuntimeError as exc:
+            raise OSError(f"{num_words} words cannot be pinned: {exc}") from exc
         words: Words = memory.numpy().view(np.uint64)
         return words
 

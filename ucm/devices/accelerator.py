@@ -36,7 +36,7 @@ from ucm.devices._pinned import PinnedMemory
 from ucm.devices._staged import StagedCopies
 from ucm.devices._torch import TensorDevice
 from ucm.devices.abc import EventRef, Fence
-from ucm.devices.digests import DeviceDigests, Submit, check
+from ucm.devices.digests import DeviceDigests, Submit, find_digests
 from ucm.devices.driver import Direction, Driver, Stream
 from ucm.devices.events import (
     BorrowedEvent,
@@ -120,26 +120,24 @@ class AcceleratorDevice(TensorDevice[Pages]):
         assert self._tensors is not None  # just registered
         with self._runtime():
             self._driver.adopt(self._tensors.storages)
-            if not self._lanes:
-                self._begin()
-            if self._digests is not None:
-                self._digests.learn(group.prepared for group in self._groups.values())
+            try:
+                if not self._lanes:
+                    self._begin()
+                if self._digests is not None:
+                    self._digests.learn(each.prepared for each in self._groups.values())
+            except OSError as exc:
+                self._digests_problem = str(exc)
+                self.tells_digests = False
 
     def _begin(self) -> None:
-        """Make streams, see who computes checksums, and start the poller."""
+        """Make streams, start the poller, and see who computes checksums."""
         self._relay = self._driver.make_stream()
         for direction in Direction:
             stream = self._driver.make_stream()
             self._lanes[direction] = _Lane(stream, self._threads.lock())
-        try:
-            if (digester := self._driver.make_digester()) is not None:
-                stream = self._lanes[Direction.TO_DEVICE].stream
-                check(digester, stream, self._driver.synchronize)
-                self._digests = DeviceDigests(digester, self._threads)
-                self.tells_digests = True
-        except OSError as exc:
-            self._digests_problem = str(exc)
         self._poller.start()
+        self._digests = find_digests(self._driver, stream, self._threads)
+        self.tells_digests = self._digests is not None
 
     def unregister(self) -> None:
         """Let go of the engine's tensors; streams, events and pinned memory stay."""
@@ -246,6 +244,8 @@ class AcceleratorDevice(TensorDevice[Pages]):
         self._has_let_go = True
         self.events.close()
         self._lanes.clear()
+        if self._digests is not None:
+            self._digests.close()
         self._relay = None
         self._driver.adopt(())
         if self._failure is None:

@@ -24,11 +24,14 @@ from xxhash import xxh3_64_intdigest
 from ucm.devices._paged import Int64s, PagedCopy
 from ucm.devices._pages import Pages
 from ucm.devices.abc import Fence
-from ucm.devices.driver import Digester, Stream, Table, Words
+from ucm.devices.driver import Digester, Driver, Stream, Table, Words
 from ucm.errors import DeviceError
 from ucm.threads import Threads
 
-__all__ = ["DeviceDigests", "Submit", "check"]
+__all__ = ["DeviceDigests", "Submit", "check", "find_digests"]
+
+_abandoned: list[Words] = []
+"""Nobody else gets this memory while the process lives."""
 
 Submit = Callable[[Stream], Callable[[Fence], Fence]]
 """
@@ -120,8 +123,8 @@ class DeviceDigests:
         self._digester = digester
         self._threads = threads
         self._tables: dict[Pages, Table] = {}
-        words = digester.make_memory(_NUM_JOBS * 3 * _MOST_BLOCKS)
-        self._free = deque(words.reshape(_NUM_JOBS, 3, _MOST_BLOCKS))
+        self._words = digester.make_memory(_NUM_JOBS * 3 * _MOST_BLOCKS)
+        self._free = deque(self._words.reshape(_NUM_JOBS, 3, _MOST_BLOCKS))
         """Blocks, seeds and digests of a copy each."""
 
     def learn(self, groups: Iterable[Pages]) -> None:
@@ -134,6 +137,12 @@ class DeviceDigests:
     def forget(self) -> None:
         """Let go of what was learned; nothing may be under way."""
         self._tables = {}
+
+    def close(self) -> None:
+        """Let go of all; but for the memory that a copy given up may still write to."""
+        self.forget()
+        if len(self._free) < _NUM_JOBS:
+            _abandoned.append(self._words)
 
     def begin(self, copy: PagedCopy[Pages]) -> Submit | None:
         """Prepare the digests of a copy's blocks; None: the host is to compute them."""
@@ -166,6 +175,27 @@ def _chunks(pages: Pages, chunk_bytes: int) -> tuple[Int64s, Int64s] | None:
     within = np.concatenate([np.arange(count) for count in counts.tolist()])
     starts = np.repeat(pages.starts, counts) + within * chunk_bytes
     return starts, np.repeat(pages.strides, counts)
+
+
+def find_digests(
+    driver: Driver, stream: Stream, threads: Threads
+) -> DeviceDigests | None:
+    """
+    Return what computes a device's checksums; None where nothing does.
+
+    Args:
+        driver: Of the device.
+        stream: Of the device too.
+        threads: Where locks come from.
+
+    Raises:
+        OSError: The device cannot, or computes others.
+        RuntimeError: The device has failed.
+    """
+    if (digester := driver.make_digester()) is None:
+        return None
+    check(digester, stream, driver.synchronize)
+    return DeviceDigests(digester, threads)
 
 
 def check(digester: Digester, stream: Stream, wait: Callable[[], None]) -> None:

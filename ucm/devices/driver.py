@@ -99,11 +99,21 @@ class Digester(ABC):
 
     @abstractmethod
     def place(self, words: npt.NDArray[np.int64]) -> Placed:
-        """Copy words to the device's memory; return when they are there."""
+        """
+        Copy words to the device's memory; return when they are there.
+
+        Raises:
+            OSError: There is no room for them.
+        """
 
     @abstractmethod
     def make_memory(self, num_words: int) -> Words:
-        """Return zeroed memory of the host that the device reads and writes too."""
+        """
+        Return zeroed memory of the host that the device reads and writes too.
+
+        Raises:
+            OSError: There is none to be had.
+        """
 
     @abstractmethod
     def submit(self, table: Table, job: Words, count: int, stream: Stream) -> None:

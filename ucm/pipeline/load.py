@@ -293,10 +293,12 @@ class Publish(CopyStage[Scattered, Finished]):
         try:
             with _forgetting(self._store, lease):
                 lease.verify_with(digests)
-        except BlockCorruptError:
-            if not _corrupt_keys(lease):
-                self._device.tells_digests = False
-            raise
+        except BlockCorruptError as exc:
+            if _corrupt_keys(lease):
+                raise
+            self._device.tells_digests = False
+            why = "is right in its slot, and wrong on the device: the host computes "
+            raise BlockCorruptError(exc.key, f"{why}checksums from now on") from exc
 
 
 def _publish(given: Scattered) -> None:
