@@ -5,13 +5,27 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
 from benchmarks.compiled import compiled
 from ucm.devices._libcuda import CudaLibrary
-from ucm.devices.driver import Direction, Driver, Event, News, Stream
+from ucm.devices.driver import (
+    Digester,
+    Direction,
+    Driver,
+    Event,
+    News,
+    Placed,
+    Stream,
+    Table,
+    Words,
+)
 from ucm.plan import CopyBatch
 
 __all__ = ["LinkDriver", "own_threads"]
@@ -42,15 +56,69 @@ class _Nothing:
         return function
 
 
+class _Digester(Digester):
+    """
+    Launches what does nothing, and knows what it would tell.
+
+    Args:
+        library: Launches.
+        known: Checksums by seed. Those of others are computed while there are none, and 0 then.
+    """
+
+    chunk_bytes = 1024
+
+    def __init__(self, library: CudaLibrary, known: Mapping[int, int]) -> None:
+        self._library = library
+        self._known = known
+
+    def place(self, words: npt.NDArray[np.int64]) -> Placed:
+        """Keep a copy."""
+        words = words.copy()
+        return Placed(words.ctypes.data, words)
+
+    def make_memory(self, num_words: int) -> Words:
+        """Return some."""
+        return np.zeros(num_words, np.uint64)
+
+    def submit(self, table: Table, job: Words, count: int, stream: Stream) -> None:
+        """Launch a kernel as ``CudaDigester`` does."""
+        rows = (row.ctypes.data for row in job)
+        arguments = (table.starts.address, table.strides.address, table.num_chunks)
+        with self._library.apart_from_graphs():
+            self._library.launch(1, 64, 288, (*arguments, *rows, count), 1)
+        if self._known:
+            job[2, :count] = [
+                self._known.get(seed, 0) for seed in job[1, :count].tolist()
+            ]
+            return
+        kind = ctypes.c_int64 * table.num_chunks
+        starts = list(kind.from_address(table.starts.address))
+        strides = list(kind.from_address(table.strides.address))
+        for at in range(count):
+            block, seed = map(int, job[:2, at])
+            places = [a + block * b for a, b in zip(starts, strides, strict=True)]
+            data = b"".join(ctypes.string_at(place, 1024) for place in places)
+            job[2, at] = xxh3_64_intdigest(data, seed)
+
+
 class LinkDriver(Driver):
-    """A device whose copies take their time and nothing else."""
+    """
+    A device whose copies take their time and nothing else.
+
+    Args:
+        forward_s: What the engine has submitted takes.
+        digests: It computes checksums; their time is none of a link's.
+    """
 
     device_type = "cpu"
     captures_waits = True
 
-    def __init__(self, forward_s: float = 0.0) -> None:
+    def __init__(self, forward_s: float = 0.0, *, digests: bool = True) -> None:
         super().__init__(0)
         self.forward_s = forward_s
+        self.known: dict[int, int] = {}
+        """What it has got, by the seeds of its checksums."""
+        self._digests = digests
         path = compiled("link.c")
         asked = ctypes.CDLL(path).link_query if path else None
         self._library = CudaLibrary(_Nothing(asked))
@@ -61,6 +129,10 @@ class LinkDriver(Driver):
     def bind_thread(self) -> None:
         """Bind the thread as CUDA does."""
         self._library.bind_thread(0)
+
+    def make_digester(self) -> Digester | None:
+        """Return what knows them."""
+        return _Digester(self._library, self.known) if self._digests else None
 
     def is_capturing(self) -> bool:
         """Record no graph."""
@@ -149,9 +221,12 @@ def own_threads() -> dict[str, tuple[int, float]]:
         if not thread.name.startswith("ucm"):
             continue
         task = Path(f"/proc/self/task/{thread.native_id}")
-        lines = (task / "status").read_text().split("\n")
+        try:
+            lines = (task / "status").read_text().split("\n")
+            fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:  # it has just ended
+            continue
         slept = next(line for line in lines if line.startswith("voluntary"))
-        fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
         spent = (int(fields[11]) + int(fields[12])) * _TICK
         hops, seconds = found.get(thread.name, (0, 0.0))
         found[thread.name] = hops + int(slept.split()[1]), seconds + spent

@@ -12,6 +12,8 @@ What is left is what ucm does itself. Where torch finds an NVIDIA GPU it is that
 - ``stepping``: computes 1 ms in Python and waits 1 ms without the lock, in turns;
 - ``busy``: computes in Python and never rests.
 
+Checksums are the device's, which costs a launch here, or the ``host``'s.
+
 Told are milliseconds of a load and how often the threads of ucm went to sleep for it, as the
 kernel counts (``hops``): each time some thread has to wake them, and they wait for the lock
 again. Then the CPU time of each.
@@ -57,6 +59,7 @@ from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.scheduler.spans import TicketBytes
 from ucm.scheduler.transfers import OpenTransfers
+from ucm.seals import checksum_seeds
 from ucm.stores.slab import SlabStore
 
 NUM_BLOCKS, PAGE_BYTES = 256, 64 << 10
@@ -153,12 +156,12 @@ def _fill(store: SlabStore, keys: list[PackedKey]) -> None:
 
 
 @contextlib.contextmanager
-def loading() -> Iterator[Loads]:
+def loading(*, digests: bool = True) -> Iterator[Loads]:
     """Fill a slab and run a runtime over it."""
     has_gpu = torch.cuda.is_available()
     where = "cuda" if has_gpu else "cpu"
     layout, caches = make_memory(NUM_BLOCKS, PAGE_BYTES, device=where)
-    driver = CudaDriver(0) if has_gpu else LinkDriver()
+    driver = CudaDriver(0) if has_gpu else LinkDriver(digests=digests)
     device = AcceleratorDevice(driver, NUM_BLOCKS)
     device.register(layout, caches)
     keys = make_keys(0, NUM_BLOCKS)
@@ -174,6 +177,10 @@ def loading() -> Iterator[Loads]:
                 raise AssertionError("the slab has no memory")
             with contextlib.suppress(StoreFullError):  # there is no memory yet
                 _fill(store, keys[stored:])
+        if isinstance(driver, LinkDriver):
+            with store.read(keys) as lease:
+                told = lease.seals(0, NUM_BLOCKS)
+            driver.known.update(zip(checksum_seeds(keys), told, strict=True))
         with running(store, device, layout, Path(home)) as runtime:
             nbytes = NUM_BLOCKS * BLOCK_BYTES
             pinning = runtime._pinning  # noqa: SLF001
@@ -182,11 +189,11 @@ def loading() -> Iterator[Loads]:
             yield Loads(layout, runtime, device)
 
 
-def measure(name: str, scale: Scale) -> Told:
+def measure(name: str, who: str, scale: Scale) -> Told:
     """Measure loads beside one kind of engine."""
-    engine, case = ENGINES[name], f"512 MB, engine {name}"
+    engine, case = ENGINES[name], f"512 MB, engine {name}, checksums by the {who}"
     count = scale.samples * scale.repeats
-    with loading() as loads:
+    with loading(digests=who == "device") as loads:
         loads.load(_idle)  # touches all
         before = own_threads()
         spent = [1e3 * loads.load(engine) for _ in range(count)]
@@ -288,7 +295,9 @@ def measure_saves(scale: Scale) -> Told:
     """Measure what steps that order saves make the engine's thread wait."""
     num_blocks = 8 * SAVED_BLOCKS
     layout, caches = make_memory(num_blocks, PAGE_BYTES)
-    device = AcceleratorDevice(LinkDriver(FORWARD_S), num_blocks)
+    driver = LinkDriver(FORWARD_S)
+    driver.known[0] = 0  # nobody looks at what is saved
+    device = AcceleratorDevice(driver, num_blocks)
     device.register(layout, caches)
     with tempfile.TemporaryDirectory(prefix="ucm-loads-", dir=MEMORY) as home:
         capacity = 4 * num_blocks * BLOCK_BYTES
@@ -315,9 +324,11 @@ def measure_saves(scale: Scale) -> Told:
     yield Figure.over(case, "hops of ours, a save", "", [hops / num_saves])
 
 
-CASES = {name: functools.partial(measure, name) for name in ENGINES} | {
-    "saves": measure_saves
-}
+CASES = {
+    f"{name}, {who}": functools.partial(measure, name, who)
+    for name in ENGINES
+    for who in ("device", "host")
+} | {"saves": measure_saves}
 
 
 if __name__ == "__main__":
