@@ -36,7 +36,7 @@ def compiled(library: ctypes.CDLL, source: bytes) -> str:
     getattr(library, f"nvrtcGet{which}")(program, text)
     if failed:
         sys.exit(text.value.decode())
-    return text.value.decode()
+    return text.value.decode().rstrip("\n") + "\n"
 
 
 def main() -> None:
@@ -48,7 +48,8 @@ def main() -> None:
         ctypes.CDLL(os.fspath(other), ctypes.RTLD_GLOBAL)
     source = _SOURCE.read_bytes()
     code = compiled(ctypes.CDLL(os.fspath(path)), source)
-    head = f"// {_SOURCE.name}, compiled by scripts/digest_ptx.py\n// of {xxh3_64_hexdigest(source)}\n"
+    told = f"of {xxh3_64_hexdigest(source)} it made {xxh3_64_hexdigest(code.encode())}"
+    head = f"// {_SOURCE.name}, compiled by scripts/digest_ptx.py:\n// {told}\n"
     _SOURCE.with_suffix(".ptx").write_text(head + code, encoding="ascii")
 
 

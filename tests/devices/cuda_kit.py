@@ -176,7 +176,7 @@ class FakeCuda:
         return 0 if self.registered.pop(address, None) else INVALID_VALUE
 
     def _load(self, module, code):
-        self.code = code
+        self.code, self.code_mode = code, self.mode
         put(module, 0xD1)
         return self.refuse
 

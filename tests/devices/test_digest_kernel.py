@@ -15,7 +15,7 @@ import ucm.devices
 from tests.devices.cuda_kit import FakeCuda, make_driver, stream
 from ucm.devices._cuda_digester import CudaDigester
 from ucm.devices.digests import check
-from ucm.devices.driver import Placed
+from ucm.devices.driver import Placed, Table
 
 DEVICES = Path(ucm.devices.__file__).parent
 HARNESS = Path(__file__).with_name("digest_harness.cpp")
@@ -57,12 +57,12 @@ def test_the_kernel_computes_what_xxhash_does(launch, num_chunks):
 
 
 def test_what_the_driver_is_given_was_made_of_this_source():
-    """``scripts/digest_ptx.py`` has run since the source was changed."""
+    """``scripts/digest_ptx.py`` has run since the source was changed, and made this."""
     source = (DEVICES / "digest.cu").read_bytes()
-    (said,) = re.findall(
-        r"^// of (\w+)$", (DEVICES / "digest.ptx").read_text(), re.MULTILINE
-    )
-    assert f"{xxh3_64_intdigest(source):016x}" == said
+    first, second, code = (DEVICES / "digest.ptx").read_bytes().split(b"\n", 2)
+    assert b"// digest.cu" in first
+    of, made = (f"{xxh3_64_intdigest(each):016x}" for each in (source, code))
+    assert f"// of {of} it made {made}" == second.decode()
 
 
 class HostDigester(CudaDigester):
@@ -92,6 +92,24 @@ class TestCalls:
         assert (stream().cuda_stream, 2) == (launched.stream, launched.mode)
         threads = re.search(r"maxntid (\d+)", fake.code.decode())
         assert "288" == threads.group(1)
+
+    def test_the_kernel_is_loaded_apart_from_graphs(self):
+        """An engine may record one on another thread."""
+        fake = FakeCuda()
+        assert isinstance(make_driver(fake).make_digester(), CudaDigester)
+        assert (2, 0) == (fake.code_mode, fake.mode)
+
+    def test_many_blocks_take_turns(self):
+        """However many there are, half of a large GPU's processors compute them."""
+        fake = FakeCuda()
+        digester = HostDigester(0, make_driver(fake)._library)
+        table = Table(
+            digester.place(np.zeros(0, np.int64)),
+            digester.place(np.zeros(0, np.int64)),
+            0,
+        )
+        digester.submit(table, digester.make_memory(300).reshape(3, 100), 100, stream())
+        assert [64, 1, 1] == fake.launches[0].shape[:3]
 
     def test_a_driver_that_refuses_the_kernel_is_named(self):
         """The error says which one; nothing has failed."""

@@ -5,6 +5,7 @@ import gc
 import weakref
 
 import attrs
+import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
@@ -22,12 +23,14 @@ from tests.kit.accelerator_kit import BOTH
 from ucm.blocks import BlockId
 from ucm.devices import digests
 from ucm.devices.driver import Digester
-from ucm.errors import DeviceFailedError
+from ucm.errors import DeviceError, DeviceFailedError
 
 BLOCKS = [5, 2, 7]
 SEEDS = [1, 2**64 - 1, 0]
 ODD = attrs.evolve(ARRANGEMENT, pages=(64, 24, 16))
 """A page of it has no whole number of chunks."""
+UNALIGNED = attrs.evolve(ARRANGEMENT, paddings=(0, 4, 0))
+"""Chunks of it begin anywhere."""
 
 
 class WrongDriver(DigestingDriver):
@@ -38,6 +41,19 @@ class WrongDriver(DigestingDriver):
         digester = SimDigester(self)
         place = digester.place
         digester.place = lambda words: place(words + (words == words[-1]))
+        return digester
+
+
+class ShortDriver(DigestingDriver):
+    """A device whose checksums are right of short blocks only."""
+
+    def make_digester(self) -> Digester:
+        """Return one that reads the last chunks of a long block elsewhere."""
+        digester = SimDigester(self)
+        place = digester.place
+        digester.place = lambda words: place(
+            words + 16 * (np.arange(len(words)) // 64 % 2)
+        )
         return digester
 
 
@@ -101,14 +117,16 @@ def test_what_arrives_damaged_has_another_checksum():
         assert [True, False, True] == [a == b for a, b in zip(right, told, strict=True)]
 
 
-@pytest.mark.parametrize("how", ["rows", "odd", "none wanted", "unpinned", "too many"])
+@pytest.mark.parametrize(
+    "how", ["rows", "odd", "unaligned", "none wanted", "unpinned", "too many"]
+)
 def test_the_host_computes_what_the_device_cannot(how, monkeypatch):
     """Parts of blocks, pages that are no whole chunks, copies nobody asks it of, those by
     way of other memory, and those of too many blocks tell none."""
     monkeypatch.setattr(digests, "_MOST_BLOCKS", 2 if how == "too many" else 8)
     given = {
         "is_pinned": how != "unpinned",
-        "arrangement": ODD if how == "odd" else ARRANGEMENT,
+        "arrangement": {"odd": ODD, "unaligned": UNALIGNED}.get(how, ARRANGEMENT),
     }
     with running(driver=DigestingDriver, **given) as world:
         if how == "unpinned":
@@ -123,6 +141,9 @@ def test_the_host_computes_what_the_device_cannot(how, monkeypatch):
             fence.land()
             fence.close()
         assert 1 == world.driver.calls["digest"]  # the check at the start
+        said = world.device.describe()["checksums"]
+        wrong = how in ("odd", "unaligned")
+        assert ("host: pages are no whole chunks" if wrong else "device") == said
 
 
 def test_memory_for_digests_goes_round():
@@ -131,6 +152,8 @@ def test_memory_for_digests_goes_round():
     with running(driver=DigestingDriver, pace=STILL) as world:
         write(world)
         all_fences = [next(copies(world)) for _ in range(digests._NUM_JOBS)]
+        with pytest.raises(DeviceError, match="before their copy"):
+            all_fences[0].digests()
         assert all(fence.tells_digests for fence in all_fences)
         assert not next(copies(world)).tells_digests
         world.hardware.drain()
@@ -164,7 +187,12 @@ class FullDriver(DigestingDriver):
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [(WrongDriver, "wrong"), (OldDriver, "UNSUPPORTED_PTX"), (FullDriver, "no room")],
+    [
+        (WrongDriver, "wrong"),
+        (ShortDriver, "wrong"),
+        (OldDriver, "UNSUPPORTED_PTX"),
+        (FullDriver, "no room"),
+    ],
 )
 def test_a_device_whose_checksums_are_wrong_is_not_asked(kind, why):
     """Who computes them is found out at the start, and said in the log."""
@@ -185,7 +213,7 @@ def test_engine_memory_that_comes_anew_is_read_where_it_is():
         for _ in range(2):
             world.device.unregister()
             world.device.register(world.engine.layout, world.engine.kv_caches)
-        assert 1 == len(world.device._digests._tables)
+        assert 1 == len(world.device._digests.tables)
         write(world)
         for fence in copies(world):
             assert fence.wait(TIMEOUT)
@@ -212,15 +240,29 @@ def test_memory_that_may_be_written_still_stays(is_under_way, monkeypatch):
     fence = next(copies(world))
     if is_under_way:
         world.driver.fail("gone")
+        with pytest.raises(DeviceFailedError):
+            fence.wait(TIMEOUT)
     else:
         world.hardware.drain()
         assert fence.wait(TIMEOUT)
     memory = weakref.ref(world.device._digests._words)
+    assert digests._NUM_JOBS - is_under_way == len(world.device._digests._free)
     world.device.close()
     assert is_under_way == bool(digests._abandoned)
     del world, fence
     gc.collect()
     assert is_under_way == (memory() is not None)
+
+
+def test_copies_without_an_event_tell_theirs_too():
+    """Where no event can be had the copy is waited for; its memory comes back as well."""
+    with running(driver=DigestingDriver) as world:
+        write(world)
+        for _ in range(digests._NUM_JOBS + 1):
+            world.driver.fail_at("record", 1, stays=False)
+            fence = next(copies(world))
+            assert fence.is_done()
+            assert wanted(world) == fence.digests()
 
 
 def test_as_many_seeds_as_blocks_are_given():

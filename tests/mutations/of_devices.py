@@ -158,8 +158,8 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="no_event_no_wait",
         why="A copy without an event counts as over while it is under way.",
         file=_DEVICE,
-        find="                return self._synchronized()\n",
-        replace="                return DoneFence()\n",
+        find="                fence = self._synchronized()\n",
+        replace="                fence = DoneFence()\n",
         killers=(f"{_FOR_ONCE}::test_copy_without_an_event_is_waited_for",),
     ),
     Mutant(

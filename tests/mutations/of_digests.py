@@ -20,6 +20,9 @@ _ALONE = (
     f"{_PIPELINE}::test_a_device_that_is_alone_with_its_checksums_is_not_asked_again"
 )
 _NONE = f"{_PIPELINE}::test_the_host_computes_no_checksum_of_what_the_device_has_read"
+_LEASES = "ucm/stores/slab/_leases.py"
+_SLAB = "tests/stores/test_slab.py::TestSlabStore"
+_KERNEL = "tests/devices/test_digest_kernel.py"
 _LOST = f"{_PIPELINE}::test_a_lost_block_costs_the_others_no_checksum"
 
 DIGESTS = (
@@ -43,16 +46,16 @@ DIGESTS = (
         name="lying_device_is_believed",
         why="A device that computes wrong checksums makes every load fail, for ever.",
         file=_LOAD,
-        find="                self._device.tells_digests = False\n",
-        replace="                pass\n",
+        find="            self._device.tells_digests = False\n",
+        replace="",
         killers=(_ALONE,),
     ),
     Mutant(
         name="damage_is_the_device_s_fault",
         why="One damaged block has the host compute all checksums from then on.",
         file=_LOAD,
-        find="            if not _corrupt_keys(lease):\n",
-        replace="            if True:\n",
+        find="            if found == list(digests):\n",
+        replace="            if False:\n",
         killers=(_DAMAGED,),
     ),
     Mutant(
@@ -67,8 +70,8 @@ DIGESTS = (
         name="seeds_of_other_blocks",
         why="A save that loses a block ends the thread that seals.",
         file=_SAVE,
-        find="if len(block_ids) == len(lease.keys) else ()",
-        replace="if True else ()",
+        find=" and len(block_ids) == len(lease.keys):",
+        replace=":",
         killers=(f"{_LOST}[before its copy]",),
     ),
     Mutant(
@@ -97,8 +100,8 @@ DIGESTS = (
         name="old_tables_kept",
         why="Checksums are of memory that the engine has given up.",
         file=_DEVICE,
-        find="            self._digests.forget()\n",
-        replace="            pass\n",
+        find="        super().unregister()\n        if self._digests is not None:\n",
+        replace="        super().unregister()\n        if False:\n",
         killers=(f"{_TESTS}::test_engine_memory_that_comes_anew_is_read_where_it_is",),
     ),
     Mutant(
@@ -148,5 +151,89 @@ DIGESTS = (
         find="        if len(self._free) < _NUM_JOBS:\n",
         replace="        if False:\n",
         killers=(f"{_TESTS}::test_memory_that_may_be_written_still_stays[True]",),
+    ),
+    Mutant(
+        name="told_checksums_of_a_slab_not_compared",
+        why="What arrived damaged on a GPU from a slab becomes the model's context.",
+        file=_LEASES,
+        find="        self._compare(range(start, stop), digests)\n",
+        replace="",
+        killers=(f"{_SLAB}::test_checksums_that_are_told_are_compared",),
+    ),
+    Mutant(
+        name="told_checksums_of_other_sizes",
+        why="A block of another size is read as if it were one of this.",
+        file=_LEASES,
+        find="""\
+        stop = start + len(digests)
+        self._check_sizes(start, stop)
+""",
+        replace="        stop = start + len(digests)\n",
+        killers=(f"{_SLAB}::test_block_of_another_size_is_corrupt",),
+    ),
+    Mutant(
+        name="early_publication_uncompared",
+        why="A load whose copy ends early is published without a look at its checksums.",
+        file=_LOAD,
+        find="        if item.is_partial or copy_of(item).tells_digests or item",
+        replace="        if item.is_partial or item",
+        killers=(
+            (
+                "tests/pipeline/test_load_verified.py::TestPublishVerified::"
+                "test_what_the_device_compares_is_not_published_before"
+            ),
+        ),
+    ),
+    Mutant(
+        name="digests_before_their_copy_has_ended",
+        why="Memory is given back while a kernel writes it, and zeros are told.",
+        file=_DIGESTS,
+        find="        if not self._fence.is_done():\n            raise",
+        replace="        if False:\n            raise",
+        killers=(_ROUND,),
+    ),
+    Mutant(
+        name="no_event_no_checksums",
+        why="Sixteen times without an event, and the host computes all again.",
+        file=_DEVICE,
+        find="                fence = self._synchronized()\n",
+        replace="                return self._synchronized()\n",
+        killers=(f"{_TESTS}::test_copies_without_an_event_tell_theirs_too",),
+    ),
+    Mutant(
+        name="chunks_anywhere",
+        why="A kernel that reads eight bytes at no multiple of eight ends the context.",
+        file=_DIGESTS,
+        find="if sizes.any() or (pages.starts % _WORD_BYTES + pages.strides % _WORD_BYTES).any():",
+        replace="if sizes.any():",
+        killers=(f"{_HOST}[unaligned]",),
+    ),
+    Mutant(
+        name="checked_by_a_short_block",
+        why="A kernel that is wrong behind the first chunks seals what no load takes.",
+        file=_DIGESTS,
+        find="num_chunks, seeds = 67,",
+        replace="num_chunks, seeds = 1,",
+        killers=(f"{_WRONG}[ShortDriver-wrong]",),
+    ),
+    Mutant(
+        name="every_processor_for_checksums",
+        why="A forward pass stands behind the checksums of a large load.",
+        file="ucm/devices/_cuda_digester.py",
+        find="groups = min(count, _MOST_GROUPS)",
+        replace="groups = count",
+        killers=(f"{_KERNEL}::TestCalls::test_many_blocks_take_turns",),
+    ),
+    Mutant(
+        name="kernel_loaded_into_a_graph",
+        why="A graph that the engine records is lost when a KV cache is registered.",
+        file="ucm/devices/cuda.py",
+        find="""\
+        with self._library.apart_from_graphs():
+            return CudaDigester""",
+        replace="""\
+        if True:
+            return CudaDigester""",
+        killers=(f"{_KERNEL}::TestCalls::test_the_kernel_is_loaded_apart_from_graphs",),
     ),
 )

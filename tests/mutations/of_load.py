@@ -27,9 +27,9 @@ LOAD = (
         name="slots_rechecked_before_the_search_for_damage",
         why="A block that is stored anew during the search is forgotten as damaged.",
         file=_LOAD,
-        find="        corrupt = _corrupt_keys(lease)\n"
-        "        lease.recheck()  # bytes of a slot that was recycled by now are not corrupt\n",
-        replace="        lease.recheck()\n        corrupt = _corrupt_keys(lease)\n",
+        find="    corrupt = []\n    for position, key",
+        replace="    corrupt = []\n    lease.recheck()\n    lease.recheck = int\n"
+        "    for position, key",
         killers=(
             (
                 "tests/pipeline/test_load_verified.py::"

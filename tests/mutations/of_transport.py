@@ -159,8 +159,8 @@ TRANSPORT = (
         name="recycled_taken_for_corrupt",
         why="A block that was just stored anew is forgotten as damaged.",
         file=_LOAD,
-        find="        lease.recheck()  #",
-        replace="        #",
+        find="    lease.recheck()  # bytes",
+        replace="    # bytes",
         killers=(
             f"{_FAULTS}::test_slot_recycled_while_it_is_verified_is_no_corruption",
         ),

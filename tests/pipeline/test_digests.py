@@ -11,13 +11,18 @@ import torch
 from tests.kit.accelerator_digests import DigestingDriver
 from tests.kit.accelerator_streams import CUDA, SimHardware
 from tests.rig import BLOCK_BYTES, KEYSPACE_DIGEST, keys_of, order, running_on
+from ucm.config import Verify
 from ucm.devices.accelerator import AcceleratorDevice
+from ucm.fates import Fate
+from ucm.pipeline import load as load_stages
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.reasons import Reason
 from ucm.seals import block_checksum
 from ucm.stores import memory
 from ucm.stores.leases import seals_of
 from ucm.stores.memory import MemoryStore
+from ucm.stores.slab import SlabStore
+from ucm.stores.wrap import WrapperStore
 from ucm.testing.faults import Fault, FaultPlan, FaultStore, Gate
 
 SAVED = range(8)
@@ -58,7 +63,8 @@ def hashed(monkeypatch):
         found.extend(part)
         yield from seals_of(keys, slots, part)
 
-    monkeypatch.setattr(memory, "seals_of", note)
+    for module in (memory, load_stages):
+        monkeypatch.setattr(module, "seals_of", note)
     return found
 
 
@@ -197,3 +203,54 @@ def test_a_lost_block_costs_the_others_no_checksum(when):
         with store.read(keys_of(*there)) as lease:
             lease.verify(0, 7)
         assert wanted == rig.content(SAVED)
+
+
+@pytest.mark.parametrize("verify", Verify)
+def test_damage_in_a_slab_is_found_each_time(verify, tmp_path):
+    """Also behind a load of the same block, where the host would look but once: the block
+    is forgotten, and is not the device's fault."""
+    _, device, _ = make()
+    with (
+        SlabStore(
+            path=f"{tmp_path}/slab",
+            capacity_bytes=64 * BLOCK_BYTES,
+            block_bytes=BLOCK_BYTES,
+            verify=verify,
+        ) as store,
+        running_on(store, device, as_layer=torch.from_numpy) as rig,
+    ):
+        save(rig)
+        assert OutcomeKind.COMMITTED is load(rig, 2).kind
+        with store.read(keys_of(5)) as lease:
+            lease.slots.block(0)[7] ^= 1
+        outcome = load(rig, 3)
+        assert (OutcomeKind.FAILED, Reason.CORRUPT) == (outcome.kind, outcome.reason)
+        assert [number != 5 for number in SAVED] == store.contains(keys_of(*SAVED))
+        assert device.tells_digests
+
+
+def test_block_that_is_saved_anew_amid_the_search_blames_nobody():
+    """A damaged block is forgotten and stored again by another at once: the device, which
+    found it, is believed further on."""
+    _, device, inner = make()
+    store = Resaving(inner)
+    with running_on(store, device, as_layer=torch.from_numpy) as rig:
+        save(rig)
+        rot(inner, 5)
+        assert Reason.CORRUPT is load(rig).reason
+        assert all(store.contains(keys_of(*SAVED)))
+        assert device.tells_digests
+
+
+class Resaving(WrapperStore):
+    """A store into which another process saves at once what is forgotten, undamaged."""
+
+    def forget(self, keys, fate=Fate.FORGOTTEN):
+        """Forget, and save."""
+        count = super().forget(keys, fate)
+        with self.reserve(keys, BLOCK_BYTES) as lease:
+            for at in range(len(keys)):
+                lease.slots.block(at)[7] ^= 1
+            lease.seal(0, len(keys))
+            lease.commit()
+        return count

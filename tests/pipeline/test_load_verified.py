@@ -15,6 +15,7 @@ from ucm.pipeline.items import Item
 from ucm.pipeline.load import Fetch, PublishVerified, Verify
 from ucm.pipeline.outcomes import outcome_of
 from ucm.reasons import Reason
+from ucm.seals import block_checksum
 from ucm.stores.memory import MemoryStore
 from ucm.stores.wrap import WrapperStore
 from ucm.testing.faults import Fault, FaultPlan
@@ -28,6 +29,19 @@ class Helped(WrapperStore):
     def hash_on(self, most_threads):
         """Take note."""
         self.asked = most_threads
+
+
+class Telling(DoneFence):
+    """A fence behind a copy, of which the device tells checksums."""
+
+    tells_digests = True
+
+    def __init__(self, told):
+        self._told = told
+
+    def digests(self):
+        """Return them."""
+        return self._told
 
 
 @pytest.mark.parametrize(("make_device", "wanted"), [(AsyncDevice, 5), (CPUDevice, 1)])
@@ -59,6 +73,21 @@ class TestPublishVerified:
         world.device.next_fence().open()
         assert not PublishVerified().is_for(scattered)
         assert [] == world.told
+
+    def test_what_the_device_compares_is_not_published_before(self):
+        """A copy that is over and whose checksums nobody has looked at is nobody's yet."""
+        world = World(AsyncDevice)
+        scattered = world.begin()
+        copy = world.device.next_fence()
+        copy.open()
+        assert PublishVerified().is_for(scattered)
+        keys = world.ticket.span.keys
+        blocks = (world.saved[:, at].numpy().tobytes() for at in range(SPAN))
+        told = map(block_checksum, keys, blocks)
+        scattered.copy = Telling([*told])
+        assert not PublishVerified().is_for(scattered)
+        assert not Verify(world.store).is_for(scattered)
+        assert SPAN == world.publish(scattered).committed
 
     def test_recycled_slot_is_not_published_by_who_verified(self):
         """The slots are looked at behind copy and checksums, on this way too."""

@@ -125,19 +125,28 @@ class AcceleratorDevice(TensorDevice[Pages]):
                     self._begin()
                 if self._digests is not None:
                     self._digests.learn(each.prepared for each in self._groups.values())
+                    if not self._digests.tables:
+                        self._digests_problem = "pages are no whole chunks"
             except OSError as exc:
                 self._digests_problem = str(exc)
-                self.tells_digests = False
 
     def _begin(self) -> None:
         """Make streams, start the poller, and see who computes checksums."""
-        self._relay = self._driver.make_stream()
+        stream = self._relay = self._driver.make_stream()
         for direction in Direction:
-            stream = self._driver.make_stream()
-            self._lanes[direction] = _Lane(stream, self._threads.lock())
+            own = self._driver.make_stream()
+            self._lanes[direction] = _Lane(own, self._threads.lock())
         self._poller.start()
         self._digests = find_digests(self._driver, stream, self._threads)
-        self.tells_digests = self._digests is not None
+
+    @property
+    def tells_digests(self) -> bool:
+        """Whether the device computes them of any group, and nobody found them wrong."""
+        return not self._digests_problem and self._digests is not None
+
+    @tells_digests.setter
+    def tells_digests(self, is_so: bool) -> None:
+        self._digests_problem = "" if is_so else "it told wrong ones"
 
     def unregister(self) -> None:
         """Let go of the engine's tensors; streams, events and pinned memory stay."""
@@ -153,11 +162,9 @@ class AcceleratorDevice(TensorDevice[Pages]):
 
     def describe(self) -> Mapping[str, str]:
         """Return facts for the log."""
-        told = self._driver.describe()
-        if self.tells_digests:
-            return {**told, "checksums": "device"}
-        why = self._digests_problem
-        return {**told, "checksums": f"host: {why}" if why else "host"}
+        host = f"host: {self._digests_problem}" if self._digests_problem else "host"
+        checksums = "device" if self.tells_digests else host
+        return {**self._driver.describe(), "checksums": checksums}
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> str:
         """Lock a store's memory; see ``Device.pin``."""
@@ -245,7 +252,7 @@ class AcceleratorDevice(TensorDevice[Pages]):
         self.events.close()
         self._lanes.clear()
         if self._digests is not None:
-            self._digests.close()
+            self._digests.forget()
         self._relay = None
         self._driver.adopt(())
         if self._failure is None:
@@ -283,8 +290,8 @@ class AcceleratorDevice(TensorDevice[Pages]):
             return DoneFence()
         self._check_alive()
         if self._staged is None or self._pinned.holds(copy.slots):
-            digest = None if self._digests is None else self._digests.begin(copy)
-            return self._submit(copy, direction, digest)
+            return self._submit(copy, direction)
+        copy = attrs.evolve(copy, seeds=None)  # its blocks are cut, and come by parts
         to_host = direction is Direction.TO_HOST
         return self._staged.gather(copy) if to_host else self._staged.scatter(copy)
 
@@ -294,16 +301,12 @@ class AcceleratorDevice(TensorDevice[Pages]):
         self._cleared = self._submit_batch(zeros, Direction.TO_DEVICE, is_pinned=False)
         return self._cleared
 
-    def _submit(
-        self,
-        copy: PagedCopy[Pages],
-        direction: Direction,
-        digest: Submit | None = None,
-    ) -> Fence:
-        """Submit a span's copies to the direction's stream, and what reads them there."""
+    def _submit(self, copy: PagedCopy[Pages], direction: Direction) -> Fence:
+        """Submit a span's copies to the direction's stream, and their checksums."""
         pinned, slots = self._pinned, copy.slots
-        is_pinned = pinned.holds(slots)
         batch = pinned.cut(copy.group.batch(copy, direction), slots, direction)
+        digest = None if self._digests is None else self._digests.begin(copy)
+        is_pinned = pinned.holds(slots)
         return self._submit_batch(batch, direction, digest, is_pinned=is_pinned)
 
     def _submit_batch(
@@ -325,11 +328,11 @@ class AcceleratorDevice(TensorDevice[Pages]):
                 return FailedFence(self._fail(exc))
             try:
                 fence = self._fence_on(lane.stream)
-                return fence if told is None else told(fence)
             except DeviceFailedError as exc:
                 return FailedFence(exc)
             except DeviceError:  # no event to be had: wait for all instead
-                return self._synchronized()
+                fence = self._synchronized()
+            return fence if told is None else told(fence)
 
     def _synchronized(self) -> Fence:
         try:

@@ -30,7 +30,7 @@ from ucm.threads import Threads
 
 __all__ = ["DeviceDigests", "Submit", "check", "find_digests"]
 
-_abandoned: list[Words] = []
+_abandoned: list[object] = []
 """Nobody else gets this memory while the process lives."""
 
 Submit = Callable[[Stream], Callable[[Fence], Fence]]
@@ -101,6 +101,8 @@ class _DigestsFence(Fence):
         return self._fence.call_when_over(callback)
 
     def digests(self) -> list[int]:
+        if not self._fence.is_done():
+            raise DeviceError("digests were asked for before their copy has ended")
         return self._job.read()
 
     def _over(self) -> None:
@@ -122,7 +124,8 @@ class DeviceDigests:
     def __init__(self, digester: Digester, threads: Threads) -> None:
         self._digester = digester
         self._threads = threads
-        self._tables: dict[Pages, Table] = {}
+        self.tables: dict[Pages, Table] = {}
+        """By group; of one that is not there the host computes them."""
         self._words = digester.make_memory(_NUM_JOBS * 3 * _MOST_BLOCKS)
         self._free = deque(self._words.reshape(_NUM_JOBS, 3, _MOST_BLOCKS))
         """Blocks, seeds and digests of a copy each."""
@@ -132,21 +135,17 @@ class DeviceDigests:
         for pages in groups:
             if (chunks := _chunks(pages, self._digester.chunk_bytes)) is not None:
                 starts, strides = map(self._digester.place, chunks)
-                self._tables[pages] = Table(starts, strides, len(chunks[0]))
+                self.tables[pages] = Table(starts, strides, len(chunks[0]))
 
     def forget(self) -> None:
-        """Let go of what was learned; nothing may be under way."""
-        self._tables = {}
-
-    def close(self) -> None:
-        """Let go of all; but for the memory that a copy given up may still write to."""
-        self.forget()
+        """Let go of what was learned, unless a copy that was given up may still read it."""
         if len(self._free) < _NUM_JOBS:
-            _abandoned.append(self._words)
+            _abandoned.append((self._words, self.tables))
+        self.tables = {}
 
     def begin(self, copy: PagedCopy[Pages]) -> Submit | None:
         """Prepare the digests of a copy's blocks; None: the host is to compute them."""
-        table, count = self._tables.get(copy.group), len(copy.blocks)
+        table, count = self.tables.get(copy.group), len(copy.blocks)
         if copy.seeds is None or table is None or not copy.is_whole:
             return None
         if count > _MOST_BLOCKS:

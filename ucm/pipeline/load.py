@@ -8,7 +8,8 @@ their checksums; ``Publish`` makes sure that the device is done and that no slot
 recycled meanwhile. Any doubt fails the whole ticket, and the engine recomputes.
 
 Nobody reads the blocks of a load that brings all rows before ``Publish`` gives them back,
-so that checksums need not come first. A device of its own copies while threads that do
+so that checksums need not come first. A device that computes them itself tells what it has got,
+and ``Publish`` compares that. Another one of its own copies while threads that do
 nothing else compute them (``Verify``), and the copy thread goes on to the next ticket: a
 load takes the longer of the two. A synchronous one is given piece by piece, each just
 verified and still in the CPU's cache. Rows that are loaded layer by layer are read as soon
@@ -20,10 +21,9 @@ What such a load has written is zeroed before its blocks are given back if it fa
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NewType
 
-from ucm.blocks import PackedKey
 from ucm.devices.abc import Device, Fence
 from ucm.errors import BlockCorruptError, DeviceTimeoutError, StoreError
 from ucm.fates import Fate
@@ -37,6 +37,7 @@ from ucm.pipeline.waiting import has_passed
 from ucm.reasons import Reason
 from ucm.seals import checksum_seeds
 from ucm.stores.abc import ReadLease, Store
+from ucm.stores.leases import seals_of
 
 __all__ = [
     "PIECE_BYTES",
@@ -86,26 +87,18 @@ class Fetch(CopyStage[Ready, Fetched]):
 
 def _verify(store: Store, lease: ReadLease, start: int, stop: int) -> None:
     """Verify some blocks; a corrupt one is forgotten at once."""
-    with _forgetting(store, lease):
-        lease.verify(start, stop)
-
-
-@contextlib.contextmanager
-def _forgetting(store: Store, lease: ReadLease) -> Iterator[None]:
-    """Forget what is corrupt if something is found to be so."""
     try:
-        yield
+        lease.verify(start, stop)
     except BlockCorruptError:
-        corrupt = _corrupt_keys(lease)
-        lease.recheck()  # bytes of a slot that was recycled by now are not corrupt
-        with contextlib.suppress(StoreError):  # the corruption is the news
-            store.forget(corrupt, Fate.CORRUPT)
+        _forget_corrupt(store, lease, lambda at: lease.verify(at, at + 1))
         raise
 
 
-def _corrupt_keys(lease: ReadLease) -> list[PackedKey]:
+def _forget_corrupt(
+    store: Store, lease: ReadLease, verify: Callable[[int], None]
+) -> None:
     """
-    Return every block of a span that does not verify.
+    Forget every block of a span that does not verify.
 
     Where one is damaged others may be: each left in the store would cost one more load
     that fails.
@@ -113,10 +106,12 @@ def _corrupt_keys(lease: ReadLease) -> list[PackedKey]:
     corrupt = []
     for position, key in enumerate(lease.keys):
         try:
-            lease.verify(position, position + 1)
+            verify(position)
         except BlockCorruptError:
             corrupt.append(key)
-    return corrupt
+    lease.recheck()  # bytes of a slot that was recycled by now are not corrupt
+    with contextlib.suppress(StoreError):  # the corruption is the news
+        store.forget(corrupt, Fate.CORRUPT)
 
 
 def _lease(item: Item) -> ReadLease:
@@ -174,11 +169,12 @@ class Scatter(CopyStage[Fetched, Scattered]):
         whole = False
         try:
             part = slots.part(start, stop), span.block_ids[start:stop]
-            if given.is_partial or not self._device.tells_digests:
-                fence = self._device.scatter(span.group_id, given.row_ids, *part)
-            else:
+            tells = self._device.tells_digests and _lease(given).takes_digests
+            if tells and not given.is_partial:
                 seeds = checksum_seeds(span.keys[start:stop])
                 fence = self._device.scatter(span.group_id, given.row_ids, *part, seeds)
+            else:
+                fence = self._device.scatter(span.group_id, given.row_ids, *part)
             whole = True
         finally:
             if not whole:
@@ -287,18 +283,24 @@ class Publish(CopyStage[Scattered, Finished]):
         Compare what the device has got with what was stored.
 
         Raises:
-            BlockCorruptError: It is not the same. If the host's bytes are, the link or the
-                device is not to be trusted: the host computes checksums from then on.
+            BlockCorruptError: It is not the same. If the host reads something else in the
+                slots, link or device are not to be trusted: it computes from then on.
         """
         try:
-            with _forgetting(self._store, lease):
-                lease.verify_with(digests)
+            lease.verify_with(0, digests)
         except BlockCorruptError as exc:
-            if _corrupt_keys(lease):
+            found = list(seals_of(lease.keys, lease.slots, range(len(lease.keys))))
+            look = functools.partial(_compare_one, lease, found)
+            _forget_corrupt(self._store, lease, look)
+            if found == list(digests):
                 raise
             self._device.tells_digests = False
-            why = "is right in its slot, and wrong on the device: the host computes "
+            why = "the device has something else than its slot: the host computes "
             raise BlockCorruptError(exc.key, f"{why}checksums from now on") from exc
+
+
+def _compare_one(lease: ReadLease, digests: Sequence[int], position: int) -> None:
+    lease.verify_with(position, [digests[position]])
 
 
 def _publish(given: Scattered) -> None:

@@ -128,12 +128,11 @@ class Gather(CopyStage[Ready, Gathered]):
         try:
             block_ids, slots = _places(ticket, lease)
             where = ticket.span.group_id, given.row_ids, block_ids, slots
-            if given.is_partial or not self._device.tells_digests:
-                fence = self._device.gather(*where)
+            tells = self._device.tells_digests and lease.takes_digests
+            if tells and not given.is_partial and len(block_ids) == len(lease.keys):
+                fence = self._device.gather(*where, checksum_seeds(lease.keys))
             else:
-                granted = lease.keys if len(block_ids) == len(lease.keys) else ()
-                seeds = checksum_seeds(granted) or None
-                fence = self._device.gather(*where, seeds)
+                fence = self._device.gather(*where)
             whole = True
         finally:
             if not whole:

@@ -93,15 +93,20 @@ class WriteLease(ABC):
             StoreUnavailableError: The store did not answer.
         """
 
+    takes_digests: bool = False
+    """Whether there is ``seal_with``."""
+
     def seal_with(self, digests: Sequence[int]) -> None:
         """
         Take the bytes of all granted blocks as final, whose checksums are known.
 
         Args:
-            digests: ``block_checksum`` of the bytes that were copied into each slot. A store
-                may use them instead of computing them; it need not.
+            digests: ``block_checksum`` of the bytes that were copied into each slot.
+
+        Raises:
+            NotImplementedError: The store computes them itself.
         """
-        self.seal(0, len(digests))
+        raise NotImplementedError(f"{type(self).__name__} takes no digests")
 
     def seals(self, start: int, stop: int) -> list[int]:
         """Return the checksums of blocks that were sealed: ``block_checksum`` of each."""
@@ -163,18 +168,22 @@ class ReadLease(ABC):
             StoreUnavailableError: The store did not answer.
         """
 
-    def verify_with(self, digests: Sequence[int]) -> None:
+    takes_digests: bool = False
+    """Whether there is ``verify_with``."""
+
+    def verify_with(self, start: int, digests: Sequence[int]) -> None:
         """
-        Compare the checksums of copies of all blocks with theirs.
+        Compare the checksums of copies of blocks with theirs, from *start* on.
 
         Args:
-            digests: ``block_checksum`` of what each was copied to. A store may verify its
-                own bytes instead.
+            start: The first of these blocks.
+            digests: ``block_checksum`` of what each was copied to.
 
         Raises:
             BlockCorruptError: As ``verify``.
+            NotImplementedError: The store verifies its own bytes only.
         """
-        self.verify(0, len(digests))
+        raise NotImplementedError(f"{type(self).__name__} takes no digests")
 
     @abstractmethod
     def recheck(self) -> None:

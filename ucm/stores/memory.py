@@ -44,6 +44,8 @@ class _Entry:
 
 
 class _MemoryWriteLease(WriteLease):
+    takes_digests = True
+
     def __init__(
         self,
         store: "MemoryStore",
@@ -79,6 +81,8 @@ class _MemoryWriteLease(WriteLease):
 
 
 class _MemoryReadLease(ReadLease):
+    takes_digests = True
+
     def __init__(
         self,
         store: "MemoryStore",
@@ -96,8 +100,8 @@ class _MemoryReadLease(ReadLease):
         part = range(start, stop)
         self._compare(part, seals_of(self.keys, self.slots, part))
 
-    def verify_with(self, digests: Sequence[int]) -> None:
-        self._compare(range(len(self.keys)), aligned(digests, self.keys))
+    def verify_with(self, start: int, digests: Sequence[int]) -> None:
+        self._compare(range(start, start + len(digests)), digests)
 
     def _compare(self, positions: Sequence[int], digests: Iterable[int]) -> None:
         self._check()

@@ -113,6 +113,7 @@ class _FaultWriteLease(WriteLease):
         self._inner = inner
         self._plan = plan
         self.keys = inner.keys
+        self.takes_digests = inner.takes_digests
         self.positions = inner.positions
         self.num_stored = inner.num_stored
         self.slots = inner.slots
@@ -140,6 +141,7 @@ class _FaultReadLease(ReadLease):
     def __init__(self, inner: ReadLease, plan: FaultPlan) -> None:
         self._inner = inner
         self._plan = plan
+        self.takes_digests = inner.takes_digests
         self.keys = inner.keys
         self.slots = inner.slots
 
@@ -147,9 +149,9 @@ class _FaultReadLease(ReadLease):
         self._plan.at("verify")
         self._inner.verify(start, stop)
 
-    def verify_with(self, digests: Sequence[int]) -> None:
+    def verify_with(self, start: int, digests: Sequence[int]) -> None:
         self._plan.at("verify")
-        self._inner.verify_with(digests)
+        self._inner.verify_with(start, digests)
 
     def recheck(self) -> None:
         self._plan.at("recheck")

@@ -6,6 +6,7 @@ What every store must pass, whether or not it keeps what it is given.
 class alone only for a store whose capabilities say that it does not.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from ucm.blocks import PackedKey
-from ucm.errors import BlockNotFoundError, StoreUnavailableError
+from ucm.errors import BlockCorruptError, BlockNotFoundError, StoreUnavailableError
 from ucm.seals import block_checksum
 from ucm.stores.abc import Store
 from ucm.testing.store_blocks import (
@@ -82,6 +83,12 @@ class LeaseContract(ABC):
             for position, key in enumerate(keys):
                 lease.slots.block(position)[:] = np.frombuffer(payload(key), np.uint8)
             told = [block_checksum(key, payload(key)) for key in keys]
+            if not lease.takes_digests:
+                with pytest.raises(NotImplementedError):
+                    lease.seal_with(told)
+                return
+            with pytest.raises(ValueError, match="2 checksums for 3 blocks"):
+                lease.seal_with(told[1:])
             lease.seal_with(told)
             assert lease.seals(0, 3) == told
             assert lease.commit() == 3
@@ -89,8 +96,14 @@ class LeaseContract(ABC):
             return
         with store.read(keys) as lease:
             lease.verify(0, 3)
-            lease.verify_with(told)
             assert lease.seals(0, 3) == told
+            if lease.takes_digests:
+                lease.verify_with(0, told)
+                lease.verify_with(1, told[1:])
+                for at, wrong in itertools.product(range(3), (told[0] ^ 1, 0)):
+                    with pytest.raises(BlockCorruptError) as caught:
+                        lease.verify_with(0, [*told[:at], wrong, *told[at + 1 :]])
+                    assert caught.value.key == keys[at]
 
     def test_one_unsealed_block_holds_back_all(self, store: Store) -> None:
         """For each block of a lease: unless it is sealed, none is visible (X-01)."""

@@ -199,6 +199,10 @@ class StoreContract(RoomContract):
             lease.verify(0, 1)
             with pytest.raises(BlockCorruptError, match="bytes"):
                 lease.verify(1, 2)
+            if lease.takes_digests:
+                told = [block_checksum(key, payload(key)) for key in keys]
+                with pytest.raises(BlockCorruptError, match="bytes"):
+                    lease.verify_with(1, told[1:])
 
     @pytest.mark.parametrize("how", ["forgotten", "evicted", "rewritten"])
     def test_slot_recycled_while_read_is_noticed(self, store: Store, how: str) -> None:

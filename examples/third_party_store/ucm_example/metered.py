@@ -25,9 +25,10 @@ class MeteredDevice(CPUDevice):
         row_ids: Sequence[RowId],
         block_ids: Sequence[BlockId],
         slots: HostSlots,
+        seeds: Sequence[int] | None = None,
     ) -> Fence:
         """Copy pages into slots, and count."""
-        fence = super().gather(group_id, row_ids, block_ids, slots)
+        fence = super().gather(group_id, row_ids, block_ids, slots, seeds)
         self.moved["gathered"] += len(block_ids)
         return fence
 
@@ -37,8 +38,9 @@ class MeteredDevice(CPUDevice):
         row_ids: Sequence[RowId],
         slots: HostSlots,
         block_ids: Sequence[BlockId],
+        seeds: Sequence[int] | None = None,
     ) -> Fence:
         """Copy slots into pages, and count."""
-        fence = super().scatter(group_id, row_ids, slots, block_ids)
+        fence = super().scatter(group_id, row_ids, slots, block_ids, seeds)
         self.moved["scattered"] += len(block_ids)
         return fence

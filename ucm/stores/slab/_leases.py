@@ -7,8 +7,9 @@ A block's checksum is ``ucm.seals.block_checksum``, as it is below the slab and 
 What a checksum finds: bytes that were never wholly written, of another key, of a file
 that somebody restored or cut, or that somebody wrote to who had no right to, and bits that
 memory has flipped by then; not those that change between that look and a device's own
-reading. Who verifies once finds all of that the first time that this process
-loads what a save has put there, and trusts the memory from then on. That a slot was
+reading, unless the device itself tells what it has read. Who verifies once finds all of that
+the first time that this process loads what a save has put there, and trusts the memory from
+then on, but for what such a device tells. That a slot was
 given to another save is found by its generation, each time.
 """
 
@@ -48,6 +49,8 @@ class SlabWriteLease(WriteLease):
         slots: The same, as memory.
         on_end: Called once, when the lease ends.
     """
+
+    takes_digests = True
 
     def __init__(
         self,
@@ -168,6 +171,8 @@ class SlabReadLease(ReadLease):
             verify always.
     """
 
+    takes_digests = True
+
     def __init__(
         self,
         slab: OpenedSlab,
@@ -192,14 +197,16 @@ class SlabReadLease(ReadLease):
         seeds = checksum_seeds(map(self.keys.__getitem__, doubtful))
         digests = digests_of(self.slots, doubtful, seeds, self._slab.most_hashing)
         self._compare(doubtful, digests)
-        self._trust(start, stop)
+        if self._verified is not None:
+            part = slice(start, stop)
+            slots = self.slots.slots[part]
+            self._verified[slots] = self._sighting.generations[part]
 
-    def verify_with(self, digests: Sequence[int]) -> None:
+    def verify_with(self, start: int, digests: Sequence[int]) -> None:
         """Compare what a device has read with their checksums; see ``ReadLease``."""
-        count = len(self.keys)
-        self._check_sizes(0, count)
-        self._compare(range(count), aligned(digests, self.keys))
-        self._trust(0, count)
+        stop = start + len(digests)
+        self._check_sizes(start, stop)
+        self._compare(range(start, stop), digests)
 
     def _check_sizes(self, start: int, stop: int) -> None:
         self._check()
@@ -209,13 +216,6 @@ class SlabReadLease(ReadLease):
     def _compare(self, positions: Sequence[int], digests: Iterable[int]) -> None:
         for position, found in zip(positions, digests, strict=True):
             check_checksum(self.keys[position], found, self._checksums[position])
-
-    def _trust(self, start: int, stop: int) -> None:
-        """Note what was verified, if that is asked for."""
-        if self._verified is not None:
-            part = slice(start, stop)
-            slots = self.slots.slots[part]
-            self._verified[slots] = self._sighting.generations[part]
 
     def _doubtful(self, start: int, stop: int) -> Sequence[int]:
         """Return which blocks are to be verified."""
