@@ -23,6 +23,7 @@ _NONE = f"{_PIPELINE}::test_the_host_computes_no_checksum_of_what_the_device_has
 _LEASES = "ucm/stores/slab/_leases.py"
 _SLAB = "tests/stores/test_slab.py::TestSlabStore"
 _KERNEL = "tests/devices/test_digest_kernel.py"
+_LIES = f"{_PIPELINE}::test_a_device_that_lies_at_once_seals_nothing"
 _LOST = f"{_PIPELINE}::test_a_lost_block_costs_the_others_no_checksum"
 
 DIGESTS = (
@@ -62,8 +63,8 @@ DIGESTS = (
         name="saves_sealed_by_the_host",
         why="A slow host's cores are the limit of saves again.",
         file=_SAVE,
-        find="            if fence.tells_digests:\n",
-        replace="            if False:\n",
+        find="fence.digests() if fence.tells_digests else ()",
+        replace="()",
         killers=(_NONE,),
     ),
     Mutant(
@@ -235,5 +236,21 @@ DIGESTS = (
         if True:
             return CudaDigester""",
         killers=(f"{_KERNEL}::TestCalls::test_the_kernel_is_loaded_apart_from_graphs",),
+    ),
+    Mutant(
+        name="device_unproven",
+        why="A kernel that reads half of each block seals what was never looked at.",
+        file=_SAVE,
+        find="        if group_id not in self._proven:\n",
+        replace="        if False:\n",
+        killers=(_LIES,),
+    ),
+    Mutant(
+        name="doubts_forgotten",
+        why="A device that lies is asked, and answered by the host, for ever.",
+        file=_SAVE,
+        find="                self._num_doubts += 1\n",
+        replace="",
+        killers=(_LIES,),
     ),
 )

@@ -15,6 +15,7 @@ from ucm.config import Verify
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.fates import Fate
 from ucm.pipeline import load as load_stages
+from ucm.pipeline import save as save_stages
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.reasons import Reason
 from ucm.seals import block_checksum
@@ -63,7 +64,7 @@ def hashed(monkeypatch):
         found.extend(part)
         yield from seals_of(keys, slots, part)
 
-    for module in (memory, load_stages):
+    for module in (memory, load_stages, save_stages):
         monkeypatch.setattr(module, "seals_of", note)
     return found
 
@@ -102,7 +103,7 @@ def test_the_host_computes_no_checksum_of_what_the_device_has_read(hashed):
         outcome = load(rig)
         assert (OutcomeKind.COMMITTED, 8) == (outcome.kind, outcome.committed)
         assert wanted == rig.content(INTO)
-        assert [] == hashed
+        assert [0] == hashed  # one of the first save: the device is right of this group
         assert (2, 3) == (before, driver.calls["digest"])
         blocks = np.ascontiguousarray(rig.memory[:, SAVED.start : SAVED.stop])
         with store.read(keys_of(*SAVED)) as lease:
@@ -146,6 +147,26 @@ def test_a_device_that_is_alone_with_its_checksums_is_not_asked_again(hashed):
         assert wanted == rig.content(INTO)
         assert [*SAVED] == hashed
         assert asked == driver.calls["digest"]
+
+
+def test_a_device_that_lies_at_once_seals_nothing(hashed):
+    """What the host does not find as well in the first save of a group is sealed by the
+    host; of the second one too, and the device is asked no more. All of it loads."""
+    driver, device, store = make(LyingDriver)
+    with running_on(store, device, as_layer=torch.from_numpy) as rig:
+        driver.lies = 1
+        for number in range(2):
+            assert device.tells_digests
+            first = 8 * number
+            rig.fill(SAVED, number)
+            blocks = range(first, first + 8)
+            submit(rig, order(1 + number, Direction.SAVE, blocks, SAVED))
+            assert [0, *SAVED] == hashed
+            hashed.clear()
+        assert not device.tells_digests
+        assert "host: it told wrong ones" == device.describe()["checksums"]
+        with store.read(keys_of(*range(16))) as lease:
+            lease.verify(0, 16)
 
 
 def test_some_blocks_of_a_save_have_their_own_checksums():

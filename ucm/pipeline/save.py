@@ -25,7 +25,7 @@ import anyio
 import numpy as np
 import numpy.typing as npt
 
-from ucm.blocks import BlockId, PackedKey
+from ucm.blocks import BlockId, GroupId, PackedKey
 from ucm.devices.abc import Device, Fence
 from ucm.errors import ConfigError, DeviceTimeoutError, StoreError, StoreFullError
 from ucm.pipeline.guard import TicketOverError
@@ -37,6 +37,7 @@ from ucm.plan import HostSlots
 from ucm.reasons import Reason
 from ucm.seals import checksum_seeds
 from ucm.stores.abc import Store, WriteLease
+from ucm.stores.leases import seals_of
 
 __all__ = [
     "Commit",
@@ -175,10 +176,21 @@ class GatherWait(FenceStage[Gathered, Gathered]):
 
 
 class Transfer(CopyStage[Gathered, Sealed]):
-    """Makes the slots' bytes final."""
+    """
+    Makes the slots' bytes final.
+
+    Args:
+        device: Whose checksums of them count, if it tells any. The host computes one of each
+            group first: a device that reads only part of a block always tells alike.
+    """
 
     name = "transfer"
     worker = STORE_WORKER
+
+    def __init__(self, device: Device | None = None) -> None:
+        self._device = device
+        self._proven = set[GroupId]()
+        self._num_doubts = 0
 
     def run(self, given: Gathered) -> Sealed:
         """Seal all blocks once every row is there."""
@@ -188,11 +200,31 @@ class Transfer(CopyStage[Gathered, Sealed]):
         fence.land()
         if given.is_whole:
             lease = _lease(given.ticket)
-            if fence.tells_digests:
-                lease.seal_with(fence.digests())
+            digests = fence.digests() if fence.tells_digests else ()
+            if digests and self._is_proven(given.ticket.span.group_id, lease, digests):
+                lease.seal_with(digests)
             else:
                 lease.seal(0, len(lease.keys))
         return Sealed(given)
+
+    def _is_proven(
+        self, group_id: GroupId, lease: WriteLease, digests: Sequence[int]
+    ) -> bool:
+        """Return whether the device tells what the host does, of blocks of a group."""
+        device = self._device
+        if device is None or not device.tells_digests:
+            return False
+        if group_id not in self._proven:
+            (wanted,) = seals_of(lease.keys, lease.slots, [0])
+            if digests[0] != wanted:
+                self._num_doubts += 1
+                if (
+                    self._num_doubts > 1
+                ):  # once an engine may have overwritten the block
+                    device.tells_digests = False
+                return False
+            self._proven.add(group_id)
+        return True
 
 
 class Confirm(LoopStage[Sealed, Sealed]):
@@ -314,7 +346,7 @@ def save_chain(
     gathered = Chain.start(EventWait()).then(Gather(store, device))
     if not device.is_synchronous:
         gathered = gathered.then(GatherWait())
-    sealed = gathered.then(Transfer())
+    sealed = gathered.then(Transfer(device))
     if before_commit is not None:
         _check_own(before_commit, sealed)
         sealed = sealed.join(before_commit)
