@@ -296,9 +296,9 @@ def measure_saves(scale: Scale) -> Told:
     num_blocks = 8 * SAVED_BLOCKS
     layout, caches = make_memory(num_blocks, PAGE_BYTES)
     driver = LinkDriver(FORWARD_S)
-    driver.known[0] = 0  # nobody looks at what is saved
     device = AcceleratorDevice(driver, num_blocks)
     device.register(layout, caches)
+    driver.known[0] = 0  # nobody looks at what is saved
     with tempfile.TemporaryDirectory(prefix="ucm-loads-", dir=MEMORY) as home:
         capacity = 4 * num_blocks * BLOCK_BYTES
         store = SlabStore(
