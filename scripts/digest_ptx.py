@@ -27,13 +27,15 @@ def compiled(library: ctypes.CDLL, source: bytes) -> str:
     """Return the PTX of a source; exit with the compiler's words where it has some."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     name = _SOURCE.name.encode()
-    library.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None)
+    if library.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None):
+        sys.exit("NVRTC makes no program")
     options = (ctypes.c_char_p * len(_OPTIONS))(*_OPTIONS)
     failed = library.nvrtcCompileProgram(program, len(_OPTIONS), options)
     which = "ProgramLog" if failed else "PTX"
     getattr(library, f"nvrtcGet{which}Size")(program, ctypes.byref(size))
     text = ctypes.create_string_buffer(size.value)
-    getattr(library, f"nvrtcGet{which}")(program, text)
+    if getattr(library, f"nvrtcGet{which}")(program, text):
+        sys.exit(f"NVRTC has no {which}")
     if failed:
         sys.exit(text.value.decode())
     return text.value.decode().rstrip("\n") + "\n"

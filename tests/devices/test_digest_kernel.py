@@ -99,6 +99,15 @@ class TestCalls:
         assert isinstance(make_driver(fake).make_digester(), CudaDigester)
         assert (2, 0) == (fake.code_mode, fake.mode)
 
+    def test_the_kernel_is_loaded_for_its_own_device(self):
+        """A thread that has used another device is bound anew."""
+        fake = FakeCuda()
+        first, second = make_driver(fake, 1), make_driver(fake, 2)
+        first._library.bind_thread(1)
+        second._library.bind_thread(2)
+        first.make_digester()
+        assert fake.contexts[0] == fake.contexts[-1] != fake.contexts[1]
+
     def test_many_blocks_take_turns(self):
         """However many there are, half of a large GPU's processors compute them."""
         fake = FakeCuda()
@@ -127,5 +136,15 @@ class TestCalls:
         fake = FakeCuda()
         digester = HostDigester(0, make_driver(fake)._library)
         fake.refuse = 1
+        table = Table(*[digester.place(np.zeros(1, np.int64))] * 2, 1)
         with pytest.raises(RuntimeError, match="cuLaunchKernel: CUDA_ERROR_INVALID"):
-            check(digester, stream(), lambda: None)
+            digester.submit(table, digester.make_memory(3).reshape(3, 1), 1, stream())
+
+    def test_a_first_launch_that_is_refused_is_no_failure(self):
+        """The host computes; an error that stays is found by whoever waits."""
+        fake, waits = FakeCuda(), []
+        digester = HostDigester(0, make_driver(fake)._library)
+        fake.refuse = 1
+        with pytest.raises(OSError, match="cuLaunchKernel: CUDA_ERROR_INVALID"):
+            check(digester, stream(), lambda: waits.append(1))
+        assert [1] == waits

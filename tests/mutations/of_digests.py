@@ -23,6 +23,7 @@ _NONE = f"{_PIPELINE}::test_the_host_computes_no_checksum_of_what_the_device_has
 _LEASES = "ucm/stores/slab/_leases.py"
 _SLAB = "tests/stores/test_slab.py::TestSlabStore"
 _KERNEL = "tests/devices/test_digest_kernel.py"
+_DOUBTS = f"{_PIPELINE}::test_a_doubt_in_each_of_two_groups_is_none_in_the_device"
 _LIES = f"{_PIPELINE}::test_a_device_that_lies_at_once_seals_nothing"
 _LOST = f"{_PIPELINE}::test_a_lost_block_costs_the_others_no_checksum"
 
@@ -71,8 +72,8 @@ DIGESTS = (
         name="seeds_of_other_blocks",
         why="A save that loses a block ends the thread that seals.",
         file=_SAVE,
-        find=" and len(block_ids) == len(lease.keys):",
-        replace=":",
+        find="is_all = not given.is_partial and len(block_ids) == len(lease.keys)",
+        replace="is_all = not given.is_partial",
         killers=(f"{_LOST}[before its copy]",),
     ),
     Mutant(
@@ -241,16 +242,47 @@ DIGESTS = (
         name="device_unproven",
         why="A kernel that reads half of each block seals what was never looked at.",
         file=_SAVE,
-        find="        if group_id not in self._proven:\n",
-        replace="        if False:\n",
+        find="        if digests[0] == wanted:\n",
+        replace="        if True:\n",
         killers=(_LIES,),
     ),
     Mutant(
         name="doubts_forgotten",
         why="A device that lies is asked, and answered by the host, for ever.",
         file=_SAVE,
-        find="                self._num_doubts += 1\n",
+        find="        self._doubted.add(group_id)\n",
         replace="",
         killers=(_LIES,),
+    ),
+    Mutant(
+        name="too_few_checksums_compared",
+        why="Blocks of which a device tells nothing are published as they came.",
+        file=_LOAD,
+        find="lease.verify_with(0, aligned(digests, lease.keys))",
+        replace="lease.verify_with(0, digests)",
+        killers=(
+            (
+                "tests/pipeline/test_load_verified.py::TestPublishVerified::"
+                "test_what_the_device_compares_is_not_published_before"
+            ),
+        ),
+    ),
+    Mutant(
+        name="torn_saves_are_doubts",
+        why="Two saves that the engine overwrites have the host compute all checksums.",
+        file=_SAVE,
+        find="        if guard.torn or guard.lost:  #",
+        replace="        if False:  #",
+        killers=(_DOUBTS,),
+    ),
+    Mutant(
+        name="refused_launch_fails_the_device",
+        why="A driver that does not launch the kernel ends saves and loads for good.",
+        file=_DIGESTS,
+        find="    except RuntimeError as exc:  # one",
+        replace="    except ZeroDivisionError as exc:  # one",
+        killers=(
+            f"{_KERNEL}::TestCalls::test_a_first_launch_that_is_refused_is_no_failure",
+        ),
     ),
 )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves and loads whose checksums the device computes."""
 
+import contextlib
 import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +12,24 @@ import torch
 
 from tests.kit.accelerator_digests import DigestingDriver
 from tests.kit.accelerator_streams import CUDA, SimHardware
-from tests.rig import BLOCK_BYTES, KEYSPACE_DIGEST, keys_of, order, running_on
+from tests.pipeline.kit import AsyncDevice
+from tests.rig import (
+    BLOCK_BYTES,
+    KEYSPACE_DIGEST,
+    LAYERS,
+    LAYOUT,
+    PAGE_BYTES,
+    keys_of,
+    order,
+    running_on,
+)
 from ucm.config import Verify
 from ucm.devices.accelerator import AcceleratorDevice
+from ucm.devices.cpu import CPUDevice
 from ucm.fates import Fate
 from ucm.pipeline import load as load_stages
 from ucm.pipeline import save as save_stages
+from ucm.pipeline.save import Transfer
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.reasons import Reason
 from ucm.seals import block_checksum
@@ -167,6 +181,51 @@ def test_a_device_that_lies_at_once_seals_nothing(hashed):
         assert "host: it told wrong ones" == device.describe()["checksums"]
         with store.read(keys_of(*range(16))) as lease:
             lease.verify(0, 16)
+
+
+def test_a_doubt_in_each_of_two_groups_is_none_in_the_device():
+    """What the engine may have overwritten unseen blames nobody, and what it is known to
+    have proves nothing; a second doubt of the same group does."""
+    _, device, store = make()
+    device.register(
+        LAYOUT, {name: torch.zeros(4, PAGE_BYTES, dtype=torch.uint8) for name in LAYERS}
+    )
+    with store.reserve(keys_of(1), BLOCK_BYTES) as lease, contextlib.closing(device):
+        (right,) = seals_of(lease.keys, lease.slots, [0])
+        transfer = Transfer(device)
+
+        def proves(group, digest, **guard):
+            span = SimpleNamespace(group_id=group)
+            guard = SimpleNamespace(**{"torn": "", "lost": ()} | guard)
+            ticket = SimpleNamespace(span=span, guard=guard)
+            return transfer._is_proven(ticket, lease, [digest])
+
+        assert proves(0, right)
+        for group in (1, 2):
+            assert not proves(group, 0)
+            assert not proves(group, 0, torn="recycled")
+            assert not proves(group, 0, lost=(0,))
+            assert device.tells_digests
+        assert proves(2, right)
+        assert proves(0, 0)  # proven
+        assert not proves(1, 0)
+        assert not device.tells_digests
+        assert not proves(0, right)
+
+
+def test_a_device_that_computes_at_once_is_not_asked():
+    """What is copied piece by piece is verified by pieces."""
+    device = CPUDevice(1)
+    device.tells_digests = True
+    with MemoryStore(1, BLOCK_BYTES).reserve(keys_of(1), BLOCK_BYTES) as lease:
+        assert not save_stages.asks_digests(device, lease)
+        assert save_stages.asks_digests(AsyncTeller(1), lease)
+
+
+class AsyncTeller(AsyncDevice):
+    """A device of its own that tells."""
+
+    tells_digests = True
 
 
 def test_some_blocks_of_a_save_have_their_own_checksums():

@@ -12,7 +12,7 @@ from ucm.devices.events import DoneFence
 from ucm.errors import BlockNotFoundError
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
-from ucm.pipeline.load import Fetch, PublishVerified, Verify
+from ucm.pipeline.load import Fetch, Publish, PublishVerified, Verify
 from ucm.pipeline.outcomes import outcome_of
 from ucm.reasons import Reason
 from ucm.seals import block_checksum
@@ -75,7 +75,8 @@ class TestPublishVerified:
         assert [] == world.told
 
     def test_what_the_device_compares_is_not_published_before(self):
-        """A copy that is over and whose checksums nobody has looked at is nobody's yet."""
+        """A copy that is over and whose checksums nobody has looked at is nobody's yet, nor
+        is one of which too few are told."""
         world = World(AsyncDevice)
         scattered = world.begin()
         copy = world.device.next_fence()
@@ -83,8 +84,12 @@ class TestPublishVerified:
         assert PublishVerified().is_for(scattered)
         keys = world.ticket.span.keys
         blocks = (world.saved[:, at].numpy().tobytes() for at in range(SPAN))
-        told = map(block_checksum, keys, blocks)
-        scattered.copy = Telling([*told])
+        told = [*map(block_checksum, keys, blocks)]
+        for some in ([], told[:-1]):
+            scattered.copy = Telling(some)
+            with pytest.raises(ValueError, match="checksums for 5 blocks"):
+                Publish(world.store, world.device).run(scattered)
+        scattered.copy = Telling(told)
         assert not PublishVerified().is_for(scattered)
         assert not Verify(world.store).is_for(scattered)
         assert SPAN == world.publish(scattered).committed

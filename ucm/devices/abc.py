@@ -77,7 +77,7 @@ class Fence(ABC):
 
     def digests(self) -> Sequence[int]:
         """
-        Return the checksum of each block that was copied, of the device's bytes.
+        Return the checksum of each block that was copied, in order, of the device's bytes.
 
         Seeded as the copy was told; once the fence has passed.
 
@@ -105,8 +105,8 @@ class Device(ABC):
     """Whether ``gather`` and ``scatter`` return only after the bytes have moved."""
     tells_digests: bool = False
     """
-    Whether ``gather`` and ``scatter`` take seeds, and may return a fence that tells digests.
-    Set to False by whoever finds that they are wrong.
+    Whether ``gather`` and ``scatter`` take seeds, and may return a fence that tells digests:
+    of devices that copy by themselves. Set to False by whoever finds that they are wrong.
     """
 
     @abstractmethod

@@ -101,6 +101,7 @@ class CudaDriver(Driver):
 
     def make_digester(self) -> Digester:
         """Return the kernel's; see ``Driver.make_digester``."""
+        self._library.bind_thread(self.index)  # another device's may be current
         with self._library.apart_from_graphs():
             return CudaDigester(self.index, self._library)
 

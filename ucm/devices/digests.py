@@ -3,7 +3,7 @@
 Checksums of blocks that the accelerator computes itself, where they lie in its memory.
 
 The same ones as the host's (``ucm.seals``), of the bytes that the engine has: of a save those
-that were copied, of a load those that have arrived. The device reads a thousand times as
+that were copied, of a load those that have arrived. The device reads a hundred times as
 fast as a core does, and the host's memory is left to the link. A *digester* is the
 runtime's part; what is computed, when and into which memory, is decided here.
 
@@ -154,6 +154,7 @@ class DeviceDigests:
             memory = self._free.popleft()
         except IndexError:
             return None
+        memory[2, :count] = 0  # what is not written fits nothing
         memory[0, :count] = copy.blocks
         memory[1, :count] = np.array(copy.seeds, np.uint64)
         job = _Job(memory, count, self._free.append, self._threads)
@@ -224,8 +225,12 @@ def check(digester: Digester, stream: Stream, wait: Callable[[], None]) -> None:
     )
     memory = digester.make_memory(3 * count).reshape(3, count)
     memory[0], memory[1] = np.arange(count)[::-1], np.array(seeds, np.uint64)
-    digester.submit(table, memory, count, stream)
-    wait()
+    try:
+        digester.submit(table, memory, count, stream)
+    except RuntimeError as exc:  # one that stays is found by whoever waits
+        raise OSError(str(exc)) from exc
+    finally:
+        wait()
     wanted = [
         xxh3_64_intdigest(block.data, seed)
         for block, seed in zip(data[::-1], seeds, strict=True)

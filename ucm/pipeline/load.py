@@ -9,9 +9,9 @@ recycled meanwhile. Any doubt fails the whole ticket, and the engine recomputes.
 
 Nobody reads the blocks of a load that brings all rows before ``Publish`` gives them back,
 so that checksums need not come first. A device that computes them itself tells what it has got,
-and ``Publish`` compares that. Another one of its own copies while threads that do
-nothing else compute them (``Verify``), and the copy thread goes on to the next ticket: a
-load takes the longer of the two. A synchronous one is given piece by piece, each just
+and ``Publish`` compares that. Any other accelerator copies while threads that do nothing
+else compute them (``Verify``), and the copy thread goes on to the next ticket: a load takes
+the longer of the two. A synchronous one is given piece by piece, each just
 verified and still in the CPU's cache. Rows that are loaded layer by layer are read as soon
 as they are there: they are verified first.
 
@@ -30,14 +30,22 @@ from ucm.fates import Fate
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import Outcome, OutcomeKind
-from ucm.pipeline.save import EventWait, Finished, Queued, Ready, copy_of, copy_over
+from ucm.pipeline.save import (
+    EventWait,
+    Finished,
+    Queued,
+    Ready,
+    asks_digests,
+    copy_of,
+    copy_over,
+)
 from ucm.pipeline.stage import VERIFY_WORKER, Chain, CopyStage, FenceStage
 from ucm.pipeline.tickets import Ticket
 from ucm.pipeline.waiting import has_passed
 from ucm.reasons import Reason
 from ucm.seals import checksum_seeds
 from ucm.stores.abc import ReadLease, Store
-from ucm.stores.leases import seals_of
+from ucm.stores.leases import aligned, seals_of
 
 __all__ = [
     "PIECE_BYTES",
@@ -169,8 +177,7 @@ class Scatter(CopyStage[Fetched, Scattered]):
         whole = False
         try:
             part = slots.part(start, stop), span.block_ids[start:stop]
-            tells = self._device.tells_digests and _lease(given).takes_digests
-            if tells and not given.is_partial:
+            if not given.is_partial and asks_digests(self._device, _lease(given)):
                 seeds = checksum_seeds(span.keys[start:stop])
                 fence = self._device.scatter(span.group_id, given.row_ids, *part, seeds)
             else:
@@ -287,7 +294,7 @@ class Publish(CopyStage[Scattered, Finished]):
                 slots, link or device are not to be trusted: it computes from then on.
         """
         try:
-            lease.verify_with(0, digests)
+            lease.verify_with(0, aligned(digests, lease.keys))
         except BlockCorruptError as exc:
             found = list(seals_of(lease.keys, lease.slots, range(len(lease.keys))))
             look = functools.partial(_compare_one, lease, found)

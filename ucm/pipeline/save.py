@@ -36,7 +36,7 @@ from ucm.pipeline.tickets import Ticket
 from ucm.plan import HostSlots
 from ucm.reasons import Reason
 from ucm.seals import checksum_seeds
-from ucm.stores.abc import Store, WriteLease
+from ucm.stores.abc import ReadLease, Store, WriteLease
 from ucm.stores.leases import seals_of
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "Ready",
     "Sealed",
     "Transfer",
+    "asks_digests",
     "copy_of",
     "copy_over",
     "save_chain",
@@ -86,6 +87,12 @@ def copy_of(item: Item) -> Fence:
     """Return the fence behind the copy of its rows."""
     assert item.copy is not None  # behind the stage that copies
     return item.copy
+
+
+def asks_digests(device: Device, lease: ReadLease | WriteLease) -> bool:
+    """Return whether a device is asked for the checksums of what it copies."""
+    is_able = device.tells_digests and not device.is_synchronous
+    return is_able and lease.takes_digests
 
 
 class EventWait(FenceStage[Queued, Ready]):
@@ -129,8 +136,8 @@ class Gather(CopyStage[Ready, Gathered]):
         try:
             block_ids, slots = _places(ticket, lease)
             where = ticket.span.group_id, given.row_ids, block_ids, slots
-            tells = self._device.tells_digests and lease.takes_digests
-            if tells and not given.is_partial and len(block_ids) == len(lease.keys):
+            is_all = not given.is_partial and len(block_ids) == len(lease.keys)
+            if is_all and asks_digests(self._device, lease):
                 fence = self._device.gather(*where, checksum_seeds(lease.keys))
             else:
                 fence = self._device.gather(*where)
@@ -190,7 +197,7 @@ class Transfer(CopyStage[Gathered, Sealed]):
     def __init__(self, device: Device | None = None) -> None:
         self._device = device
         self._proven = set[GroupId]()
-        self._num_doubts = 0
+        self._doubted = set[GroupId]()
 
     def run(self, given: Gathered) -> Sealed:
         """Seal all blocks once every row is there."""
@@ -201,30 +208,32 @@ class Transfer(CopyStage[Gathered, Sealed]):
         if given.is_whole:
             lease = _lease(given.ticket)
             digests = fence.digests() if fence.tells_digests else ()
-            if digests and self._is_proven(given.ticket.span.group_id, lease, digests):
+            if digests and self._is_proven(given.ticket, lease, digests):
                 lease.seal_with(digests)
             else:
                 lease.seal(0, len(lease.keys))
         return Sealed(given)
 
     def _is_proven(
-        self, group_id: GroupId, lease: WriteLease, digests: Sequence[int]
+        self, ticket: Ticket, lease: WriteLease, digests: Sequence[int]
     ) -> bool:
         """Return whether the device tells what the host does, of blocks of a group."""
-        device = self._device
+        device, group_id, guard = self._device, ticket.span.group_id, ticket.guard
         if device is None or not device.tells_digests:
             return False
-        if group_id not in self._proven:
-            (wanted,) = seals_of(lease.keys, lease.slots, [0])
-            if digests[0] != wanted:
-                self._num_doubts += 1
-                if (
-                    self._num_doubts > 1
-                ):  # once an engine may have overwritten the block
-                    device.tells_digests = False
-                return False
+        if group_id in self._proven:
+            return True
+        if guard.torn or guard.lost:  # what the engine has overwritten proves nothing
+            return False
+        (wanted,) = seals_of(lease.keys, lease.slots, [0])
+        if digests[0] == wanted:
             self._proven.add(group_id)
-        return True
+            return True
+        # Once it may have been overwritten, and nobody knows it yet.
+        if group_id in self._doubted:
+            device.tells_digests = False
+        self._doubted.add(group_id)
+        return False
 
 
 class Confirm(LoopStage[Sealed, Sealed]):
