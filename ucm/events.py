@@ -164,6 +164,9 @@ scheduler.started: info, scheduler, process
 scheduler.closed: info, scheduler, process
     The engine has stopped.
     > holds
+checksums.left: warning, worker, change
+    The device told wrong ones: the host computes them from now on, which is slower.
+    > checksums
 thread.bound: info, worker, change
     A copy thread was given its CPUs.
     > cpus reason

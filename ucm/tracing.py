@@ -36,6 +36,7 @@ __all__ = [
     "AGENT_LOST",
     "AGENT_REFUSED",
     "AGENT_STARTED",
+    "CHECKSUMS_LEFT",
     "ENGINE_UNTRIED",
     "EVENT_REFUSED",
     "HOLD_QUARANTINED",
@@ -122,6 +123,7 @@ TIER_SILENT: Final = "tier.silent"
 TIER_ANSWERS: Final = "tier.answers"
 WISH_IGNORED: Final = "wish.ignored"
 EVENT_REFUSED: Final = "event.refused"
+CHECKSUMS_LEFT: Final = "checksums.left"
 MEMORY_PINNED: Final = "memory.pinned"
 MEMORY_UNMAPPED: Final = "memory.unmapped"
 MEMORY_UNPINNED: Final = "memory.unpinned"

@@ -35,7 +35,7 @@ def launch(tmp_path_factory):
 
 @pytest.mark.parametrize("num_chunks", [1, 2, 31, 32, 33, 65])
 def test_the_kernel_computes_what_xxhash_does(launch, num_chunks):
-    """X-02: of blocks of any number of chunks, which lie anywhere, whatever their seed,
+    """Of blocks of any number of chunks, which lie anywhere, whatever their seed,
     by fewer groups of threads than there are blocks."""
     dice = np.random.default_rng(num_chunks)
     data = dice.integers(0, 256, (5, num_chunks, 1024), np.uint8)

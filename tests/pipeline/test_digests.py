@@ -102,6 +102,15 @@ def submit(rig, one):
     return rig.settle()[one.transfer_id]
 
 
+def left(rig):
+    """Return what the log says of who computes checksums instead, each time."""
+    return [
+        event["checksums"]
+        for event in rig.tracer.events
+        if event["event"] == "checksums.left"
+    ]
+
+
 def rot(store, number):
     """Damage a stored block."""
     (key,) = keys_of(number)
@@ -128,7 +137,7 @@ def test_the_host_computes_no_checksum_of_what_the_device_has_read(hashed):
 
 
 def test_what_the_device_finds_damaged_is_computed(hashed):
-    """S4-30: a load of it fails as corrupt, leaves zeros, and the block is forgotten; the
+    """A load of it fails as corrupt, leaves zeros, and the block is forgotten; the
     device is believed further on, as the host finds the same."""
     _, device, store = make()
     with running_on(store, device, as_layer=torch.from_numpy) as rig:
@@ -140,6 +149,7 @@ def test_what_the_device_finds_damaged_is_computed(hashed):
         assert [*SAVED] == sorted({*hashed})
         assert [number != 5 for number in SAVED] == store.contains(keys_of(*SAVED))
         assert device.tells_digests
+        assert [] == left(rig)
 
 
 def test_a_device_that_is_alone_with_its_checksums_is_not_asked_again(hashed):
@@ -161,6 +171,7 @@ def test_a_device_that_is_alone_with_its_checksums_is_not_asked_again(hashed):
         assert wanted == rig.content(INTO)
         assert [*SAVED] == hashed
         assert asked == driver.calls["digest"]
+        assert ["host: it told wrong ones"] == left(rig)
 
 
 def test_a_device_that_lies_at_once_seals_nothing(hashed):
@@ -179,6 +190,8 @@ def test_a_device_that_lies_at_once_seals_nothing(hashed):
             hashed.clear()
         assert not device.tells_digests
         assert "host: it told wrong ones" == device.describe()["checksums"]
+        submit(rig, order(3, Direction.LOAD, SAVED, INTO))
+        assert ["host: it told wrong ones"] == left(rig)
         with store.read(keys_of(*range(16))) as lease:
             lease.verify(0, 16)
 

@@ -99,6 +99,8 @@ class Pipeline(Listener):
         self._take_in = take_in
         self._threads = threads
         self._on_copy_thread = on_copy_thread
+        self._device = device
+        self._has_digests = device.tells_digests
         self._num_verifying = min(num_hashing, queue.window)
         if not device.is_synchronous:
             store.hash_on(num_hashing)
@@ -204,6 +206,9 @@ class Pipeline(Listener):
         assert self._loop is not None
         assert self._over is not None
         self._runner.hand_back()
+        if self._has_digests and not self._device.tells_digests:
+            self._has_digests = False
+            self.recorder.left_checksums(self._device)
         self._deadlines.look_at_hung()
         self._take_in()
         now = self._threads.monotonic()

@@ -25,6 +25,7 @@ from ucm.spans import tell_spans, trace_id_of
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM
 from ucm.tracing import (
+    CHECKSUMS_LEFT,
     HOLD_QUARANTINED,
     RUNTIME_FAILED,
     RUNTIME_STARTED,
@@ -182,6 +183,12 @@ class Recorder:
         if caveat := store.capabilities.caveat:
             self._log.warning(STORE_CAVEAT, remedy=caveat)
         summarize(self._log, self.counters.totals)
+
+    def left_checksums(self, device: Device) -> None:
+        """Tell that the device is asked for none any more."""
+        self._log.warning(
+            CHECKSUMS_LEFT, checksums=device.describe().get("checksums", "host")
+        )
 
     def failed(self, why: str) -> None:
         """Tell that nothing is served any more."""

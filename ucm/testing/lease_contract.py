@@ -77,7 +77,7 @@ class LeaseContract(ABC):
         assert save(store, keys) == NUM_BLOCKS
 
     def test_checksums_that_are_told_are_compared(self, store: Store) -> None:
-        """What a device has read of blocks seals them, and is right at a load (X-01)."""
+        """What a device has read of blocks seals them, and is right at a load."""
         keys = make_keys(3)
         with store.reserve(keys, BLOCK_BYTES) as lease:
             for position, key in enumerate(keys):
