@@ -33,6 +33,7 @@ EVENTS = {
     "AGENT_LOST": "agent.lost",
     "AGENT_REFUSED": "agent.refused",
     "AGENT_STARTED": "agent.started",
+    "CHECKSUMS_LEFT": "checksums.left",
     "TIER_ANSWERS": "tier.answers",
     "TIER_FAILED": "tier.failed",
     "TIER_SILENT": "tier.silent",
