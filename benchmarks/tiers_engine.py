@@ -106,6 +106,9 @@ def agent_status(slab: Path) -> Any:  # noqa: ANN401
     """Ask the agent of a slab how it is."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(TIMEOUT_S)
+        until = time.monotonic() + TIMEOUT_S
+        while not (slab / SOCKET_NAME).exists() and time.monotonic() < until:
+            time.sleep(0.02)  # an engine does not wait for its agent
         peer.connect(str(slab / SOCKET_NAME))
         peer.sendall(encode_frame(GetStatus()))
         data = b""

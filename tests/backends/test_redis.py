@@ -161,22 +161,36 @@ class TestParts:
         assert [True] == await fetch_sound(backend, KEYS[:1], LARGE)
         await backend.aclose()
 
+    @pytest.mark.parametrize("nbytes", [0, 5, (1 << 20) + 1, 3 << 20])
+    async def test_part_of_another_length_is_none(
+        self, service, bypass, tmp_path, nbytes
+    ):
+        """However short or long it is; what is asked for beside it comes."""
+        backend = await open_redis(service[1], tmp_path)
+        await backend.put([seal(key, LARGE) for key in KEYS[:2]])
+        bypass.set(name(tmp_path, KEYS[0], 1), b"x" * nbytes)
+        told = await fetch(backend, KEYS[:2], LARGE)
+        assert [Verdict.GARBAGE, Verdict.DONE] == [got.verdict for got, _ in told]
+        await backend.aclose()
+
     async def test_block_of_which_a_part_is_refused_gets_no_head(
         self, service, bypass, tmp_path
     ):
         """The head is written last, and only when all parts are there."""
         backend = await open_redis(service[1], tmp_path)
-        real = backend._call
+        real = backend._servers.ask
 
-        async def call(commands):
+        async def ask(commands):
             answers = await real(commands)
             part = name(tmp_path, KEYS[0], 1)
             return [
-                redis.exceptions.OutOfMemoryError() if part in command else answer
+                redis.exceptions.ResponseError("OOM")
+                if part in command.words
+                else answer
                 for command, answer in zip(commands, answers, strict=True)
             ]
 
-        backend._call = call
+        backend._servers.ask = ask
         verdicts = await backend.put([seal(key, LARGE) for key in KEYS[:2]])
         assert [Verdict.FULL, Verdict.DONE] == verdicts
         assert [0, 1] == [bypass.exists(name(tmp_path, key)) for key in KEYS[:2]]

@@ -25,6 +25,7 @@ _CIRCUIT = "tests/backends/test_wrap.py::TestCircuit"
 _DISKS = "tests/backends/test_disk.py::TestDiskBackend"
 _FAILING = "tests/backends/test_disk_drive.py::TestFailing"
 _REDIS = "ucm/backends/redis.py"
+_SERVERS = "ucm/backends/_redis_servers.py"
 _ROOM = "tests/backends/test_disk_slots.py::TestRoom"
 _TORN = "tests/backends/test_disk_crash.py::TestTorn"
 _VALUE = "tests/backends/test_envelope.py::TestValue"
@@ -302,7 +303,7 @@ BACKENDS = (
         name="value_written_over",
         why="Two machines put different bytes under one key, and a reader gets some of each.",
         file=_REDIS,
-        find='(*self._set(key, 0, value), "NX")',
+        find='self._set(key, 0, value, b"NX")',
         replace="self._set(key, 0, value)",
         killers=(
             "tests/backends/test_redis.py::TestRedisBackend::test_block_that_is_there_stays",
@@ -322,8 +323,8 @@ BACKENDS = (
         name="earlier_release_is_garbage",
         why="After an update a server's blocks are deleted as damaged.",
         file=_REDIS,
-        find="if not isinstance(value, bytes) or len(value) != HEADER_BYTES:",
-        replace="if value is not None:",
+        find="return None if told == [HEADER_BYTES] else GARBAGE",
+        replace="return GARBAGE",
         killers=(
             "tests/backends/test_redis.py::TestParts::test_small_block_of_an_earlier_release_is_served",
         ),
@@ -349,7 +350,7 @@ BACKENDS = (
     Mutant(
         name="silent_server_is_a_miss",
         why="While a server is away its blocks are computed, and told to be gone (R-51).",
-        file=_REDIS,
+        file=_SERVERS,
         find="            return [exc] * len(commands)",
         replace="            return [0] * len(commands)",
         killers=(f"{_SERVER}::test_killed_server_is_no_miss_and_joins_again",),
@@ -358,10 +359,10 @@ BACKENDS = (
         name="parts_of_another_length_taken",
         why="A block is put together of pieces that are not its own.",
         file=_REDIS,
-        find="        len(part) != stop - start\n",
-        replace="        len(part) > 2 * (stop - start)\n",
+        find="if told == sizes:",
+        replace="if None not in told:",
         killers=(
-            "tests/backends/test_redis.py::TestParts::test_block_without_one_of_its_parts_is_none",
+            "tests/backends/test_redis.py::TestParts::test_part_of_another_length_is_none",
         ),
     ),
     Mutant(

@@ -7,6 +7,9 @@ __all__ = ["CUT"]
 
 _CUT_IN = "tests/cache/test_cut_in.py"
 _AWAITING = "tests/integration/transformers/test_awaiting.py"
+_LINK = "ucm/backends/_redis_link.py"
+_LINKS = "tests/backends/test_redis_connections.py"
+_READ = "tests/backends/test_redis_link.py"
 _SPILL = "tests/agent/test_spill.py::TestSpill"
 _ROOM = "tests/backends/test_files_room.py::TestRoom"
 
@@ -107,12 +110,53 @@ CUT = (
     Mutant(
         name="sent_from_a_slot",
         why="R-52: a stalled server is sent another block's bytes as a part of the first one.",
-        file="ucm/backends/redis.py",
-        find="value = bytes(data[start:stop])",
-        replace="value = data[start:stop]",
+        file=_LINK,
+        find="if answers.is_cut or not answers.is_over:",
+        replace="if answers.is_cut:",
         killers=(
-            "tests/backends/test_redis_sent.py::test_bytes_are_copied_before_they_are_sent",
+            f"{_LINKS}::test_nothing_is_sent_behind_the_end_of_a_call",
+            f"{_LINKS}::test_nothing_is_read_behind_the_end_of_a_call",
         ),
+    ),
+    Mutant(
+        name="answer_to_nothing_is_the_next_ones",
+        why="R-51: a server that says too much has each block take the one's bytes before it.",
+        file=_LINK,
+        find='raise ValueError("an answer to nothing")',
+        replace="break",
+        killers=(f"{_READ}::test_what_no_server_says_is_no_answer",),
+    ),
+    Mutant(
+        name="value_is_read_however_long",
+        why="R-52: a stranger's value of gigabytes in a block's place is read to its end.",
+        file=_LINK,
+        find="if not 0 <= over <= _MOST_SKIPPED:",
+        replace="if over < 0:",
+        killers=(f"{_READ}::test_value_of_absurd_length_is_not_read",),
+    ),
+    Mutant(
+        name="ended_connection_is_the_servers_silence",
+        why="R-52: what was idle for long fails the first requests of each that comes back.",
+        file="ucm/backends/_redis_servers.py",
+        find="return isinstance(answer, ConnectionError | NoConnectionError)",
+        replace="return answer is _NOBODYS",
+        killers=(f"{_LINKS}::test_connections_that_the_server_has_ended_are_replaced",),
+    ),
+    Mutant(
+        name="cluster_that_moves_is_not_followed",
+        why="R-51: from the day on that a cluster is grown its blocks have no answer.",
+        file="ucm/backends/_redis_servers.py",
+        find='"MOVED", "ASK"',
+        replace='"ASK"',
+        killers=(f"{_LINKS}::test_blocks_of_a_cluster_lie_with_both_servers",),
+    ),
+    Mutant(
+        name="connections_stay_behind_the_end",
+        why="A backend that is closed keeps the server's connections.",
+        file="ucm/backends/_redis_servers.py",
+        find="        for links in self._links.values():\n            links.close()\n",
+        replace="",
+        killers=(f"{_LINKS}::test_connections_are_as_many_as_the_settings_say",),
     ),
     Mutant(
         name="silent_slab_ends_a_drain",

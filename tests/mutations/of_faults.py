@@ -105,7 +105,7 @@ FAULTS = (
     Mutant(
         name="nonsense_of_a_server_is_a_bug_of_ours",
         why="A server that talks garbage is the end of the agent.",
-        file=_REDIS,
+        file="ucm/backends/_redis_servers.py",
         find="OSError, *_NONSENSE)",
         replace="OSError)",
         killers=(_NONSENSE,),
@@ -114,8 +114,8 @@ FAULTS = (
         name="number_is_taken_for_bytes",
         why="So is one that answers another question.",
         file=_REDIS,
-        find="    if not all(isinstance(value, bytes) for value in values):\n        return GARBAGE\n",
-        replace="",
+        find="answer.nbytes if isinstance(answer, Bulk) else None for answer",
+        replace="answer.nbytes for answer",
         killers=(_NONSENSE,),
     ),
 )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Blocks as values of Valkey or Redis, by redis-py.
+Blocks as values of Valkey or Redis, by connections that redis-py opens.
 
 A block is one value, its envelope before its bytes, which is written only if it is not there. Larger
 values hold up everybody else on such a server, so a block of more than a megabyte is cut into
-parts, which are sent from where they lie. Its *head* is then a value with the envelope alone, written
+parts. Bytes go from where they lie and come to where they belong. Its *head* is then a value with the envelope alone, written
 last and only if it is not there: what has no head is nobody's. Parts that the server has let go of
 make a block garbage, which can be put again once it was deleted. What is never deleted goes by its
 time to live. Small blocks in parts, as earlier releases wrote them, are read as well.
@@ -23,11 +23,11 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     OutOfMemoryError,
-    RedisClusterException,
-    RedisError,
 )
 
 from ucm.backends._many import Many
+from ucm.backends._redis_link import Bulk, Command
+from ucm.backends._redis_servers import ERRORS, Servers
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
@@ -45,16 +45,13 @@ from ucm.settings import field, read_section
 __all__ = ["RedisBackend", "RedisSettings"]
 
 _PART_BYTES = 1 << 20
-_CALL_BYTES = 2 << 20
-"""Of one request at most: what a socket does not take at once is copied."""
+_CALL_BYTES = 4 << 20
+"""Of one request at most."""
 _LARGEST_BLOCK = 256 << 20
 _LONGER_S = 60
 """Parts live so much longer than their head."""
 _OPENING_S = 5.0
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
-_NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
-"""What redis-py raises over words that no server says."""
-_ERRORS = (RedisError, RedisClusterException, OSError, *_NONSENSE)
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +76,7 @@ class RedisBackend(Backend):
     """
 
     def __init__(self, client: Any, settings: RedisSettings) -> None:  # noqa: ANN401 - or a cluster's
-        self._client = client
+        self._servers = Servers(client, settings.timeout, is_cluster=settings.cluster)
         self._many = Many(settings.connections)
         self._looks = Many(settings.connections)
         """Apart, as looks wait for no blocks; what finds no connection would fail at once."""
@@ -104,8 +101,9 @@ class RedisBackend(Backend):
                 socket_connect_timeout=read.timeout,
                 retry=Retry(NoBackoff(), 1),
                 max_connections=2 * read.connections,
+                protocol=2,  # nothing comes that was not asked for
             )
-        except _ERRORS as exc:
+        except ERRORS as exc:
             raise ConfigError(
                 f"{key}.url",
                 "..." if "@" in read.url else read.url,
@@ -124,7 +122,7 @@ class RedisBackend(Backend):
                 f"the server refuses the credentials ({type(exc).__name__})",
                 "Give those of a user, as in redis://user:password@host:6379/0.",
             ) from None
-        except _ERRORS:
+        except ERRORS:
             pass  # it is down; it may come back
         return backend
 
@@ -151,7 +149,7 @@ class RedisBackend(Backend):
     async def _exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         told = [Presence.UNKNOWN] * len(keys)
         names = [("EXISTS", self._name(key, 0)) for key in keys]
-        for at, answer in enumerate(await self._call(names)):
+        for at, answer in enumerate(await self._servers.call(names)):
             if isinstance(answer, int):
                 told[at] = Presence.PRESENT if answer else Presence.ABSENT
         return told
@@ -178,7 +176,7 @@ class RedisBackend(Backend):
 
     async def _delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         told = [Verdict.UNAVAILABLE] * len(keys)
-        heads = await self._call(
+        heads = await self._servers.call(
             [("GETRANGE", self._name(key, 0), 0, HEADER_BYTES) for key in keys]
         )
         names = []
@@ -188,7 +186,7 @@ class RedisBackend(Backend):
             parts = range(1 + len(_cuts(nbytes)))  # one more where it has none
             names.append([self._name(key, part) for part in parts])
         flat = [("UNLINK", name) for some in names for name in some]
-        answers = iter(await self._call(flat))
+        answers = iter(await self._servers.call(flat))
         for at, some in enumerate(names):
             head, *_ = itertools.islice(answers, len(some))
             if isinstance(head, int):
@@ -204,7 +202,7 @@ class RedisBackend(Backend):
         if self._is_open:
             self._is_open = False
             with anyio.move_on_after(_OPENING_S, shield=True):
-                await self._client.aclose()
+                await self._servers.aclose()
 
     async def _in_calls(
         self,
@@ -234,54 +232,39 @@ class RedisBackend(Backend):
         await self._many.run(calls, one, [None] * len(calls))
         return told
 
-    async def _call(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send commands in one request; return answers or errors, of each its own."""
-        if not commands:
-            return []
-        try:
-            pipeline = self._client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            answers: list[Any] = await pipeline.execute(raise_on_error=False)
-        except _ERRORS as exc:
-            return [exc] * len(commands)
-        return answers
-
     async def _get(self, pairs: list[tuple[PackedKey, memoryview]]) -> list[Fetched]:
-        whole = [at for at, (_, target) in enumerate(pairs) if _is_whole(len(target))]
-        values = await self._call(
-            [  # one byte more than it has to have
-                ("GETRANGE", self._name(key, 0), 0, HEADER_BYTES + len(target))
-                for key, target in map(pairs.__getitem__, whole)
-            ]
-        )
-        told: dict[int, Fetched] = {}
-        for at, value in zip(whole, values, strict=True):
-            if not isinstance(value, bytes) or len(value) != HEADER_BYTES:
-                told[at] = _open([value], *pairs[at])
-        others = [at for at in range(len(pairs)) if at not in told]
-        answers = await self._get_parts([pairs[at] for at in others])
-        told |= zip(others, answers, strict=True)
-        return [told[at] for at in range(len(pairs))]
+        told = await self._read(pairs, [_is_whole(len(target)) for _, target in pairs])
+        halves = [at for at, one in enumerate(told) if one is None]
+        if halves:  # of an earlier release
+            parts = await self._read(
+                [pairs[at] for at in halves], [False] * len(halves)
+            )
+            for at, one in zip(halves, parts, strict=True):
+                told[at] = one
+        return [one or GARBAGE for one in told]
 
-    async def _get_parts(
-        self, pairs: list[tuple[PackedKey, memoryview]]
-    ) -> list[Fetched]:
-        """Get blocks of several values."""
-        if not pairs:
-            return []
-        commands: list[tuple[Any, ...]] = []
-        for key, target in pairs:
-            commands.append(("GETRANGE", self._name(key, 0), 0, HEADER_BYTES))
-            for part, (start, stop) in enumerate(_cuts(len(target)), 1):
-                name = self._name(key, part)  # one byte more than it has to have
-                commands.append(("GETRANGE", name, 0, stop - start))
-        answers = iter(await self._call(commands))
-        told = []
-        for key, target in pairs:
-            values = list(itertools.islice(answers, 1 + len(_cuts(len(target)))))
-            told.append(_open(values, key, target))
-        return told
+    async def _read(
+        self, pairs: Sequence[tuple[PackedKey, memoryview]], are_whole: Sequence[bool]
+    ) -> list[Fetched | None]:
+        """Read blocks; None for one that was to be whole, of which there is a head only."""
+        commands: list[Command] = []
+        reads = []
+        for (key, target), is_whole in zip(pairs, are_whole, strict=True):
+            head = memoryview(bytearray(HEADER_BYTES))
+            wanted: list[tuple[memoryview, ...]]
+            wanted = [(head, target)] if is_whole else [(head,)]
+            if not is_whole:
+                wanted += [(target[start:stop],) for start, stop in _cuts(len(target))]
+            commands += [
+                Command((b"GET", self._name(key, part)), into)
+                for part, into in enumerate(wanted)
+            ]
+            reads.append((head, [sum(map(len, into)) for into in wanted]))
+        answers = iter(await self._servers.ask(commands))
+        return [
+            _judge(list(itertools.islice(answers, len(sizes))), sizes, head, key)
+            for (key, _), (head, sizes) in zip(pairs, reads, strict=True)
+        ]
 
     async def _put(self, blocks: list[Sealed]) -> list[Verdict]:
         told = [
@@ -293,11 +276,10 @@ class RedisBackend(Backend):
         commands = []
         for at in heads:
             key, data = blocks[at].key, blocks[at].data
-            value = Envelope(key, len(data), blocks[at].checksum).encode()
-            if _is_whole(len(data)):
-                value = b"".join((value, data))
-            commands.append((*self._set(key, 0, value), "NX"))
-        for at, answer in zip(heads, await self._call(commands), strict=True):
+            header = Envelope(key, len(data), blocks[at].checksum).encode()
+            value = (header, data) if _is_whole(len(data)) else (header,)
+            commands.append(self._set(key, 0, value, b"NX"))
+        for at, answer in zip(heads, await self._servers.ask(commands), strict=True):
             if isinstance(answer, Exception):
                 told[at] = _refusal(answer)
             elif not answer:
@@ -319,20 +301,22 @@ class RedisBackend(Backend):
                 continue
             key, data = blocks[at].key, blocks[at].data
             for part, (start, stop) in enumerate(_cuts(len(data)), 1):
-                value = bytes(data[start:stop])  # what is cancelled may still be sent
-                commands.append(self._set(key, part, value))
+                commands.append(self._set(key, part, (data[start:stop],)))
                 whose.append(at)
-        for at, answer in zip(whose, await self._call(commands), strict=True):
+        for at, answer in zip(whose, await self._servers.ask(commands), strict=True):
             if isinstance(answer, Exception):
                 told[at] = _refusal(answer)
 
     def _set(
-        self, key: PackedKey, part: int, value: bytes | memoryview
-    ) -> tuple[Any, ...]:
-        command = "SET", self._name(key, part), value
-        if not self._ttl:
-            return command
-        return (*command, "EX", self._ttl + _LONGER_S * (part > 0))
+        self,
+        key: PackedKey,
+        part: int,
+        value: tuple[bytes | memoryview, ...],
+        *options: bytes,
+    ) -> Command:
+        ttl = self._ttl + _LONGER_S * (part > 0)
+        lives = (b"EX", b"%d" % ttl) if self._ttl else ()
+        return Command((b"SET", self._name(key, part), value, *lives, *options))
 
     def _name(self, key: PackedKey, part: int) -> bytes:
         return b"%b%d/%b" % (self._prefix, part, key)
@@ -349,36 +333,23 @@ def _cuts(nbytes: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], nbytes], strict=True))
 
 
-def _is_error(value: object) -> bool:
-    return isinstance(value, Exception)
-
-
 def _refusal(error: Exception) -> Verdict:
-    is_full = isinstance(error, OutOfMemoryError)
+    is_full = isinstance(error, OutOfMemoryError) or str(error).startswith("OOM")
     return Verdict.FULL if is_full else Verdict.UNAVAILABLE
 
 
-def _open(values: list[Any], key: PackedKey, target: memoryview) -> Fetched:
-    """Put a block together of what the server has said for each of its values."""
-    head = values[0]
-    if any(str(value).startswith("WRONGTYPE") for value in values if _is_error(value)):
+def _judge(
+    answers: list[Any], sizes: list[int], head: memoryview, key: PackedKey
+) -> Fetched | None:
+    """Return what became of a block by the answers for each of its values."""
+    errors = [answer for answer in answers if isinstance(answer, Exception)]
+    if any(str(error).startswith("WRONGTYPE") for error in errors):
         return GARBAGE
-    if any(map(_is_error, values)):
+    if errors:
         return _UNAVAILABLE
-    if not all(isinstance(value, bytes) for value in values):
-        return GARBAGE
-    if not head:
+    if answers[0] is None:
         return Fetched(Verdict.ABSENT)
-    if len(values) == 1:
-        return Envelope.open(head, key, target)
-    judged = Envelope.judge(head, key, len(target))
-    cuts = _cuts(len(target))
-    if any(
-        len(part) != stop - start
-        for part, (start, stop) in zip(values[1:], cuts, strict=True)
-    ):
-        return GARBAGE
-    if judged.verdict is Verdict.DONE:
-        for part, (start, stop) in zip(values[1:], cuts, strict=True):
-            target[start:stop] = part
-    return judged
+    told = [answer.nbytes if isinstance(answer, Bulk) else None for answer in answers]
+    if told == sizes:
+        return Envelope.judge(head, key, sum(sizes) - HEADER_BYTES)
+    return None if told == [HEADER_BYTES] else GARBAGE

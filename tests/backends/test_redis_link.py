@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes over a connection to a server, as it comes: in any pieces, and with anything in it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.exceptions import ResponseError
+
+from ucm.backends._redis_link import Answers, Bulk, Command, encoded
+
+SCRATCH = 64
+ROOM = st.lists(st.integers(1, 100), max_size=3)
+
+
+@st.composite
+def exchanges(draw):
+    """Return commands, what a server says to them, and what that means."""
+    commands, said, told = [], b"", []
+    for _ in range(draw(st.integers(1, 6))):
+        into = tuple(memoryview(bytearray(size)) for size in draw(ROOM))
+        commands.append(Command((b"GET",), into))
+        match draw(st.integers(0, 5)):
+            case 0:
+                said, meant = said + b"$-1\r\n", None
+            case 1:
+                number = draw(st.integers(-(1 << 63), 1 << 63))
+                said, meant = said + b":%d\r\n" % number, number
+            case 2:
+                said, meant = said + b"+OK\r\n", b"OK"
+            case 3:
+                said, meant = said + b"-OOM no room\r\n", "OOM no room"
+            case _:
+                value = draw(st.binary(max_size=400))
+                said, meant = said + b"$%d\r\n%b\r\n" % (len(value), value), value
+        told.append(meant)
+    return commands, said, told
+
+
+def read(commands, said, sizes):
+    """Have it come, so many bytes at a time at most."""
+    answers = Answers(commands, memoryview(bytearray(SCRATCH)))
+    at = 0
+    while at < len(said):
+        memory = answers.memory()
+        piece = said[at : at + min(len(memory), next(sizes))]
+        memory[: len(piece)] = piece
+        answers.come(len(piece))
+        at += len(piece)
+    return answers
+
+
+@given(exchanges(), st.lists(st.integers(1, 300), min_size=1, max_size=9))
+def test_answers_are_the_same_in_whatever_pieces_they_come(exchange, sizes):
+    """Each has its own, and a value the beginning of its command's memory and nothing else."""
+    commands, said, meant = exchange
+    answers = read(
+        commands, said, iter(lambda: sizes.append(sizes.pop(0)) or sizes[0], None)
+    )
+    assert answers.is_over
+    for command, told, wanted in zip(commands, answers.told, meant, strict=True):
+        memory = b"".join(command.into)
+        value = wanted if isinstance(told, Bulk) else b""
+        assert value[: len(memory)].ljust(len(memory), b"\0") == memory
+        match told:
+            case Bulk():
+                assert told.nbytes == len(wanted)
+            case ResponseError():
+                assert wanted == str(told)
+            case _:
+                assert wanted == told
+
+
+@given(exchanges())
+def test_redis_pys_answer_goes_where_ours_would(exchange):
+    """A value that came by another way fills the same memory."""
+    for command, value in zip(exchange[0], exchange[2], strict=True):
+        if isinstance(value, bytes):
+            memory_bytes = sum(map(len, command.into))
+            assert Bulk(len(value)) == command.take(value)
+            filled = b"".join(command.into)
+            assert value[:memory_bytes].ljust(memory_bytes, b"\0") == filled
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"*2\r\n",
+        b">2\r\n",
+        b"\r\n",
+        b"$x\r\n",
+        b"$\r\n",
+        b":\r\n",
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"+" + b"x" * SCRATCH,
+        b"+OK\r\n+OK\r\n",
+    ],
+)
+def test_what_no_server_says_is_no_answer(said):
+    """R-52: a list, a push, a line without an end, or one answer more than was asked for."""
+    with pytest.raises(ValueError):  # noqa: PT011 - of no text of ours
+        read([Command((b"GET",))], said, iter(lambda: 7, None))
+
+
+@pytest.mark.parametrize("nbytes", [(1 << 20) + 2, 1 << 40, -5])
+def test_value_of_absurd_length_is_not_read(nbytes):
+    """What was told before it holds, it is told by its length, and nothing is awaited any more."""
+    memory = memoryview(bytearray(1))
+    commands = [Command((b"GET",)), Command((b"GET",), (memory,)), Command((b"GET",))]
+    answers = read(commands, b"+OK\r\n$%d\r\nxx" % nbytes, iter(lambda: 1000, None))
+    assert answers.is_over
+    assert answers.is_cut
+    assert [b"OK", Bulk(nbytes)] == answers.told
+    assert b"\0" == memory.tobytes()
+
+
+def test_memory_is_sent_as_it_is():
+    """A word of several pieces is one, and no copy is made of memory."""
+    memory = memoryview(b"bytes")
+    command = Command((b"SET", b"name", (b"head", memory), b"NX"))
+    chunks = encoded([command, Command((b"GET", b"other"))])
+    wanted = b"*4\r\n$3\r\nSET\r\n$4\r\nname\r\n$9\r\nheadbytes\r\n$2\r\nNX\r\n"
+    assert wanted + b"*2\r\n$3\r\nGET\r\n$5\r\nother\r\n" == b"".join(chunks)
+    assert memory is chunks[1]
+    assert ["SET", b"name", b"headbytes", b"NX"] == command.plain()
