@@ -124,8 +124,10 @@ async def test_connections_are_as_many_as_the_settings_say(tmp_path):
         async with asyncio.TaskGroup() as tasks:
             for at in range(4):
                 tasks.create_task(backend.put(blocks[4 * at : 4 * at + 4]))
+            for _ in range(9):
+                tasks.create_task(backend.exists(KEYS))
         assert [True] * 16 == await fetch_sound(backend, KEYS[:16], LARGE)
-        assert 0 < len(bypass.client_list()) - before <= 2 * 3
+        assert 0 < len(bypass.client_list()) - before <= 2 * 3 + 1  # redis-py's
         await backend.aclose()
         with anyio.fail_after(LIMIT_S):
             while len(bypass.client_list()) > before:  # noqa: ASYNC110 - of the server

@@ -24,6 +24,7 @@ _WRAP = "ucm/backends/wrap.py"
 _CIRCUIT = "tests/backends/test_wrap.py::TestCircuit"
 _DISKS = "tests/backends/test_disk.py::TestDiskBackend"
 _FAILING = "tests/backends/test_disk_drive.py::TestFailing"
+_CONNECTIONS = "tests/backends/test_redis_connections.py"
 _REDIS = "ucm/backends/redis.py"
 _SERVERS = "ucm/backends/_redis_servers.py"
 _ROOM = "tests/backends/test_disk_slots.py::TestRoom"
@@ -311,13 +312,11 @@ BACKENDS = (
     ),
     Mutant(
         name="looks_without_a_turn",
-        why="Where many prompts ask at once most are told that the tier does not answer.",
+        why="Where many prompts ask at once the server has a connection for each.",
         file=_REDIS,
         find="await self._looks.run([keys], self._exists, told)",
         replace="told = [await self._exists(keys)]",
-        killers=(
-            "tests/backends/test_redis.py::TestRedisBackend::test_each_of_many_calls_has_an_answer",
-        ),
+        killers=(f"{_CONNECTIONS}::test_connections_are_as_many_as_the_settings_say",),
     ),
     Mutant(
         name="earlier_release_is_garbage",

@@ -31,6 +31,7 @@ from ucm.agent.landing import REASONS, land
 from ucm.agent.line import Line, Turn
 from ucm.agent.looking import look_along
 from ucm.agent.wants import FetchCounts, Left, Slab, Want
+from ucm.backends._many import together
 from ucm.backends.abc import Fetched, Presence
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
@@ -190,19 +191,21 @@ class Flights:
         return [[each for each in found if at[each] < kept] for found in of_tier]
 
     async def _get_all(self, of_tier: Sequence[Sequence[Flight]], want: Want) -> None:
-        async with anyio.create_task_group() as tasks:
-            for number, found in enumerate(of_tier):
-                if found:
-                    tasks.start_soon(self._get_of, number, found, want)
+        await together(
+            [
+                partial(self._get_of, number, found, want)
+                for number, found in enumerate(of_tier)
+                if found
+            ]
+        )
 
     async def _get_of(self, number: int, found: Sequence[Flight], want: Want) -> None:
         """Get what one tier has, and take note of how long it took."""
         tier, began = self._tiers[number], anyio.current_time()
         for flight in found:
             flight.tiers = flight.tiers[flight.tiers.index(number) + 1 :]
-        async with anyio.create_task_group() as tasks:
-            for batch in batches(found, tier.capabilities):
-                tasks.start_soon(self._get, number, batch, want)
+        cut = batches(found, tier.capabilities)
+        await together([partial(self._get, number, batch, want) for batch in cut])
         landed = [
             each
             for each in found

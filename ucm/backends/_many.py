@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many awaits at a time, within one bound over all calls."""
+"""Many awaits at a time."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import anyio
 
-__all__ = ["Many"]
+__all__ = ["Many", "together"]
 
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
+
+
+async def together(
+    calls: Sequence[Callable[[], Coroutine[Any, Any, None]]],
+) -> None:
+    """Await several calls at a time, each in a task; one alone needs none."""
+    if len(calls) == 1:
+        await calls[0]()
+        return
+    async with anyio.create_task_group() as group:
+        for call in calls:
+            group.start_soon(call)
 
 
 class Many:
@@ -43,7 +55,5 @@ class Many:
                 async with self._turns:
                     results[at] = await ask(items[at])
 
-        async with anyio.create_task_group() as group:
-            for _ in range(min(self.most, len(items))):
-                group.start_soon(work)
+        await together([work] * min(self.most, len(items)))
         return results

@@ -2,8 +2,7 @@
 """
 Whom to ask: the one server of Valkey or Redis, or the server of a cluster whose affair it is.
 
-Small questions go to redis-py, blocks by connections that read into memory; what these cannot
-have is asked of redis-py as well, which follows a cluster's changes.
+What connections of ours cannot have is asked of redis-py, which follows a cluster's changes.
 
 Threading: all on one loop.
 """
@@ -13,10 +12,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import anyio
 from redis.exceptions import ConnectionError as NoConnectionError
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
+from ucm.backends._many import together
 from ucm.backends._redis_link import Command, Links
 
 __all__ = ["ERRORS", "Servers"]
@@ -45,19 +44,6 @@ class Servers:
         self._links: dict[str, Links] = {}
         """By names of servers; the one has none."""
 
-    async def call(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Ask redis-py in one request; return answers or errors, of each its own."""
-        if not commands:
-            return []
-        try:
-            pipeline = self._client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            answers: list[Any] = await pipeline.execute(raise_on_error=False)
-        except ERRORS as exc:
-            return [exc] * len(commands)
-        return answers
-
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
         """Ask each server for what is its; return answers or errors, of each its own."""
         told: list[Any] = [_NOBODYS] * len(commands)
@@ -75,15 +61,9 @@ class Servers:
             for at, answer in zip(mine, answers, strict=True):
                 told[at] = answer
 
-        if len(shares) == 1:
-            for links, mine in shares.items():
-                await ask_one(links, mine)
-        else:
-            async with anyio.create_task_group() as group:
-                for links, mine in shares.items():
-                    group.start_soon(ask_one, links, mine)
+        await together([functools.partial(ask_one, *share) for share in shares.items()])
         lost = [at for at, answer in enumerate(told) if _is_elsewhere(answer)]
-        answers = await self.call([commands[at].plain() for at in lost])
+        answers = await self._ask_client([commands[at] for at in lost])
         for at, answer in zip(lost, answers, strict=True):
             is_value = isinstance(answer, bytes) and bool(commands[at].into)
             told[at] = commands[at].take(answer) if is_value else answer
@@ -94,6 +74,19 @@ class Servers:
         for links in self._links.values():
             links.close()
         await self._client.aclose()
+
+    async def _ask_client(self, commands: Sequence[Command]) -> list[Any]:
+        """Ask redis-py in one request."""
+        if not commands:
+            return []
+        try:
+            pipeline = self._client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command.plain())
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        except ERRORS as exc:
+            return [exc] * len(commands)
+        return answers
 
     def _links_of(self, command: Command) -> Links:
         """Return the connections to the server whose affair it is."""

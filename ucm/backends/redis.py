@@ -79,7 +79,7 @@ class RedisBackend(Backend):
         self._servers = Servers(client, settings.timeout, is_cluster=settings.cluster)
         self._many = Many(settings.connections)
         self._looks = Many(settings.connections)
-        """Apart, as looks wait for no blocks; what finds no connection would fail at once."""
+        """Apart, as looks wait for no blocks."""
         self._prefix = settings.prefix.encode()
         self._ttl = settings.ttl
         self._is_open = True
@@ -148,8 +148,8 @@ class RedisBackend(Backend):
 
     async def _exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         told = [Presence.UNKNOWN] * len(keys)
-        names = [("EXISTS", self._name(key, 0)) for key in keys]
-        for at, answer in enumerate(await self._servers.call(names)):
+        heads = [Command((b"EXISTS", self._name(key, 0))) for key in keys]
+        for at, answer in enumerate(await self._servers.ask(heads)):
             if isinstance(answer, int):
                 told[at] = Presence.PRESENT if answer else Presence.ABSENT
         return told
@@ -176,21 +176,29 @@ class RedisBackend(Backend):
 
     async def _delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         told = [Verdict.UNAVAILABLE] * len(keys)
-        heads = await self._servers.call(
-            [("GETRANGE", self._name(key, 0), 0, HEADER_BYTES) for key in keys]
+        heads = [memoryview(bytearray(HEADER_BYTES)) for _ in keys]
+        answers = await self._servers.ask(
+            [
+                Command(
+                    (b"GETRANGE", self._name(key, 0), b"0", b"%d" % HEADER_BYTES),
+                    (head,),
+                )
+                for key, head in zip(keys, heads, strict=True)
+            ]
         )
         names = []
-        for key, head in zip(keys, heads, strict=True):
-            envelope = Envelope.decode(head) if isinstance(head, bytes) else None
+        for key, head, answer in zip(keys, heads, answers, strict=True):
+            is_head = answer == Bulk(HEADER_BYTES)
+            envelope = Envelope.decode(head) if is_head else None
             nbytes = 0 if envelope is None else min(envelope.nbytes, _LARGEST_BLOCK)
             parts = range(1 + len(_cuts(nbytes)))  # one more where it has none
             names.append([self._name(key, part) for part in parts])
-        flat = [("UNLINK", name) for some in names for name in some]
-        answers = iter(await self._servers.call(flat))
+        flat = [Command((b"UNLINK", name)) for some in names for name in some]
+        ends = iter(await self._servers.ask(flat))
         for at, some in enumerate(names):
-            head, *_ = itertools.islice(answers, len(some))
-            if isinstance(head, int):
-                told[at] = Verdict.DONE if head else Verdict.ABSENT
+            end, *_ = itertools.islice(ends, len(some))
+            if isinstance(end, int):
+                told[at] = Verdict.DONE if end else Verdict.ABSENT
         return told
 
     async def stats(self) -> BackendStats:
