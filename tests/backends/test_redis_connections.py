@@ -115,6 +115,21 @@ async def test_connections_that_the_server_has_ended_are_replaced(tmp_path):
         await backend.aclose()
 
 
+async def test_connections_to_a_server_that_was_demoted_are_replaced(tmp_path):
+    """What takes no writes any more is asked for by its name again, which may be another's."""
+    with redis_server(tmp_path) as (_, port), redis.Redis(port=port) as bypass:
+        backend = await open_at(f"redis://127.0.0.1:{port}/0")
+        assert [Verdict.DONE] == await backend.put([seal(KEYS[0])])
+        bypass.execute_command("REPLICAOF", "127.0.0.1", *free_ports(1))
+        before = bypass.info("stats")["total_connections_received"]
+        for _ in range(3):
+            assert [Verdict.UNAVAILABLE] == await backend.put([seal(KEYS[1])])
+        assert 2 <= bypass.info("stats")["total_connections_received"] - before
+        bypass.execute_command("REPLICAOF", "NO", "ONE")
+        assert [Verdict.DONE] == await backend.put([seal(KEYS[1])])
+        await backend.aclose()
+
+
 async def test_connections_are_as_many_as_the_settings_say(tmp_path):
     """However much is asked for at once; and none is left when the backend is closed."""
     with redis_server(tmp_path) as (_, port), redis.Redis(port=port) as bypass:

@@ -205,9 +205,8 @@ class Link(asyncio.BufferedProtocol):
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._is_open = True
-        self._transport.set_write_buffer_limits(
-            high=1, low=0
-        )  # TLS is always full at 0
+        # At 0 a transport of TLS is full as it is.
+        self._transport.set_write_buffer_limits(high=1, low=0)
         self._transport.set_protocol(self)
 
     @property
@@ -315,10 +314,13 @@ class Links:
         else:
             link = await _take_over(self._connect())
         try:
-            return await link.ask(commands)
+            told = await link.ask(commands)
         finally:
             if link.is_idle:
                 self._idle.append(link)
+        if any(map(_is_demoted, told)):
+            self.close()  # its name may be another's by now
+        return told
 
     def close(self) -> None:
         """End those that nobody uses."""
@@ -334,6 +336,11 @@ async def _take_over(connection: Any) -> Link:  # noqa: ANN401 - redis-py's, of 
     if writer.transport.is_closing():
         raise ConnectionError("the server has ended the connection")
     return Link(writer)
+
+
+def _is_demoted(answer: Answer) -> bool:
+    """Return whether a server takes no writes, as it is a replica by now."""
+    return isinstance(answer, ResponseError) and str(answer).startswith("READONLY")
 
 
 def encoded(commands: Sequence[Command]) -> list[bytes | memoryview]:
