@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 KEYS = make_keys(64)
 LARGE = (5 << 19) + 17
 """Bytes of a block of three parts."""
-WAIT_S = 0.2
+HUGE = 32 << 20
+"""Bytes of one that no socket takes at once."""
 
 
 async def open_at(url, **settings):
@@ -31,15 +32,17 @@ async def open_at(url, **settings):
 
 
 class Sham:
-    """A server that says OK to all that is no block's, and keeps blocks waiting."""
+    """A server that says OK to all that is no block's; to that it says what it is told to."""
 
-    def __init__(self):
+    def __init__(self, say=b"", then=b""):
+        self.say, self.then = say, then
+        """To a block's command, at once and when it goes on."""
         self.asked = asyncio.Event()
         """A block's command has begun to come."""
         self.go_on = asyncio.Event()
         self.ended = asyncio.Event()
         self.got = bytearray()
-        """Of that command, from its beginning to the connection's end."""
+        """From that command on, to the connection's end."""
 
     async def meet(self, reader, writer):
         """Serve a connection."""
@@ -49,57 +52,163 @@ class Sham:
                     writer.write(b"+OK\r\n" * data.count(b"*"))
                     continue
                 self.got += data
+                writer.write(self.say)
                 self.asked.set()
-                if b"GET\r\n" in data:
-                    writer.write(b"$%d\r\n" % (4096 + 128) + b"a" * 1000)
                 await self.go_on.wait()
-                if b"GET\r\n" in data:
-                    writer.write(b"b" * 3224 + b"\r\n")
+                writer.write(self.then)
                 while data := await reader.read(1 << 16):
                     self.got += data
                 self.ended.set()
 
     @contextlib.asynccontextmanager
     async def opened(self):
-        """Serve, to a backend."""
+        """Serve, to a backend; in time."""
         (port,) = free_ports(1)
-        async with await asyncio.start_server(self.meet, "127.0.0.1", port):
-            backend = await open_at(f"redis://127.0.0.1:{port}/0")
-            yield backend
-            self.go_on.set()
-            await backend.aclose()
+        with anyio.fail_after(LIMIT_S):
+            async with await asyncio.start_server(self.meet, "127.0.0.1", port):
+                backend = await open_at(f"redis://127.0.0.1:{port}/0")
+                yield backend
+                self.go_on.set()
+                await backend.aclose()
+
+
+def links_of(backend):
+    """Return the connections of a backend of one server."""
+    return backend._servers._links[""]._links
+
+
+async def until(is_so):
+    """Wait for what no event tells."""
+    with anyio.fail_after(LIMIT_S):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def give_up(task):
+    """Cancel a call."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def test_nothing_is_sent_behind_the_end_of_a_call():
     """R-52: a put that was given up ends its connection; what is in its memory by then, which is
-    another block's, goes nowhere."""
-    sham, nbytes = Sham(), 1 << 20
-    memory = bytearray(b"a" * nbytes)
-    blocks = [Sealed(key, memoryview(memory), 7) for key in KEYS]
-    with anyio.fail_after(LIMIT_S):
-        async with sham.opened() as backend:
-            with anyio.move_on_after(WAIT_S):
-                await backend.put(blocks)
-            assert sham.asked.is_set()
-            memory[:] = b"b" * nbytes
-            sham.go_on.set()
-            await sham.ended.wait()
+    another block's, goes nowhere. Till then no more was handed over than a piece."""
+    sham, memory = Sham(), bytearray(b"a" * HUGE)
+    async with sham.opened() as backend:
+        task = asyncio.create_task(
+            backend.put([Sealed(KEYS[0], memoryview(memory), 7)])
+        )
+        await sham.asked.wait()
+        (link,) = links_of(backend)
+        assert link._transport.get_write_buffer_size() <= 256 << 10
+        await give_up(task)
+        memory[:] = b"b" * HUGE
+        sham.go_on.set()
+        await sham.ended.wait()
     assert sham.got.count(b"a") > 1000
+    assert not sham.got.count(b"bb")
+
+
+async def test_answer_that_comes_too_early_is_the_connections_end():
+    """R-52: of a put that is half written the rest is not sent behind its end, nor is the next
+    call taken for it."""
+    sham = Sham(b"-ERR no\r\n" * (HUGE >> 20))
+    memory = bytearray(b"a" * HUGE)
+    async with sham.opened() as backend:
+        task = asyncio.create_task(
+            backend.put([Sealed(KEYS[0], memoryview(memory), 7)])
+        )
+        await sham.asked.wait()
+        (link,) = links_of(backend)
+        await until(lambda: link._answers.is_over)
+        await give_up(task)
+        assert not link.is_idle
+        memory[:] = b"b" * HUGE
+        sham.go_on.set()
+        await sham.ended.wait()
     assert not sham.got.count(b"bb")
 
 
 async def test_nothing_is_read_behind_the_end_of_a_call():
     """R-52: what a server says too late does not reach memory that is another block's by then."""
-    sham, memory = Sham(), bytearray(4096)
-    with anyio.fail_after(LIMIT_S):
-        async with sham.opened() as backend:
-            with anyio.move_on_after(WAIT_S):
-                await backend.get(KEYS[:1], [memoryview(memory)])
-            assert sham.asked.is_set()
-            assert memory.count(b"a") == 1000 - 128
-            sham.go_on.set()
-            await sham.ended.wait()
+    sham = Sham(b"$4224\r\n" + b"a" * 1000, b"b" * 3224 + b"\r\n")
+    memory = bytearray(4096)
+    async with sham.opened() as backend:
+        task = asyncio.create_task(backend.get(KEYS[:1], [memoryview(memory)]))
+        await sham.asked.wait()
+        await until(lambda: memory.count(b"a") == 1000 - 128)
+        await give_up(task)
+        sham.go_on.set()
+        await sham.ended.wait()
     assert not memory.count(b"b")
+
+
+async def test_rest_of_a_value_that_is_too_long_is_nobodys_answer():
+    """R-51: a value of which nobody reads the rest ends its connection with it, whatever it says."""
+    sham = Sham(b"$9000000\r\n", b"$-1\r\n" * 9)
+    async with sham.opened() as backend:
+        ((got),) = await backend.get(KEYS[:1], [memoryview(bytearray(4096))])
+        assert Verdict.GARBAGE is got.verdict
+        assert not links_of(backend)
+        sham.go_on.set()
+        await sham.ended.wait()
+
+
+async def test_what_nobody_asked_for_ends_a_connection():
+    """R-51: it would be the answer to what is asked next."""
+    sham = Sham(b"$-1\r\n", b"$-1\r\n")
+    async with sham.opened() as backend:
+        (got,) = await backend.get(KEYS[:1], [memoryview(bytearray(4096))])
+        assert Verdict.ABSENT is got.verdict
+        assert [True] == [link.is_idle for link in links_of(backend)]
+        sham.go_on.set()
+        await sham.ended.wait()
+        assert [False] == [link.is_idle for link in links_of(backend)]
+
+
+@pytest.mark.parametrize("said", [b"+QUEUED\r\n", b":1\r\n", b"$2\r\nno\r\n"])
+async def test_answer_of_another_kind_is_no_answer(said):
+    """R-51: a block is not there by it, and none is damaged."""
+    sham = Sham(said)
+    async with sham.opened() as backend:
+        assert [Verdict.UNAVAILABLE] == await backend.put([seal(KEYS[0])])
+    sham = Sham(b"+QUEUED\r\n")
+    async with sham.opened() as backend:
+        (got,) = await backend.get(KEYS[:1], [memoryview(bytearray(4096))])
+        assert Verdict.UNAVAILABLE is got.verdict
+
+
+async def test_connection_that_is_lost_while_it_is_written_is_told_at_once(tmp_path):
+    """R-52: not at the deadline."""
+    with redis_server(tmp_path) as (server, port):
+        backend = await open_at(f"redis://127.0.0.1:{port}/0")
+        await backend.put([seal(KEYS[0])])
+        server.stop()
+        blocks = [seal(key, 1 << 20) for key in KEYS[1:32]]
+        task = asyncio.create_task(backend.put(blocks))
+        await until(
+            lambda: any(
+                link._transport.get_write_buffer_size() for link in links_of(backend)
+            )
+        )
+        server.kill()
+        with anyio.fail_after(LIMIT_S / 2):
+            assert Verdict.UNAVAILABLE in await task  # it stops when it likes
+        await backend.aclose()
+
+
+async def test_nothing_goes_on_behind_the_end_of_a_backend(tmp_path):
+    """R-52: calls that are under way end, and no connection is left or made anew."""
+    with redis_server(tmp_path) as (_, port), redis.Redis(port=port) as bypass:
+        before = len(bypass.client_list())
+        backend = await open_at(f"redis://127.0.0.1:{port}/0")
+        task = asyncio.create_task(backend.put([seal(key, LARGE) for key in KEYS]))
+        await until(bypass.dbsize)
+        await backend.aclose()
+        with anyio.fail_after(LIMIT_S):
+            assert Verdict.UNAVAILABLE in await task
+        await until(lambda: len(bypass.client_list()) == before)
 
 
 async def test_connections_that_the_server_has_ended_are_replaced(tmp_path):
@@ -144,9 +253,7 @@ async def test_connections_are_as_many_as_the_settings_say(tmp_path):
         assert [True] * 16 == await fetch_sound(backend, KEYS[:16], LARGE)
         assert 0 < len(bypass.client_list()) - before <= 2 * 3 + 1  # redis-py's
         await backend.aclose()
-        with anyio.fail_after(LIMIT_S):
-            while len(bypass.client_list()) > before:  # noqa: ASYNC110 - of the server
-                await anyio.sleep(0.01)
+        await until(lambda: len(bypass.client_list()) == before)
 
 
 async def test_socket_of_the_file_system_serves(tmp_path):
@@ -219,51 +326,3 @@ async def test_blocks_go_through_tls(tmp_path, certificate):
             assert [Verdict.UNAVAILABLE] == await stranger.put([seal(KEYS[0])])
             await stranger.aclose()
             await backend.aclose()
-
-
-@contextlib.contextmanager
-def cluster(folder):
-    """Run two servers that share the slots; yields their ports and clients."""
-    with contextlib.ExitStack() as stack:
-        ports, clients = [], []
-        for name in ("a", "b"):
-            (folder / name).mkdir()
-            server, port = stack.enter_context(
-                redis_server(folder / name, "--cluster-enabled", "yes")
-            )
-            ports.append(port)
-            clients.append(stack.enter_context(redis.Redis(port=port)))
-        for client, slots in zip(clients, ((0, 8191), (8192, 16383)), strict=True):
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", *slots)
-        clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1])
-        server.await_ready(lambda: all(map(_is_whole, clients)))
-        yield ports, clients
-
-
-def _is_whole(client):
-    told = client.execute_command("CLUSTER", "INFO")
-    return b"cluster_state:ok" in told and b"cluster_size:2" in told
-
-
-async def test_blocks_of_a_cluster_lie_with_both_servers(tmp_path):
-    """Parts of a block are asked of whose they are, and what moves to the other is found there."""
-    with cluster(tmp_path) as (ports, clients):
-        backend = await open_at(f"redis://127.0.0.1:{ports[0]}/0", cluster=True)
-        blocks = [seal(key, LARGE) for key in KEYS[:8]]
-        assert [Verdict.DONE] * 8 == await backend.put(blocks)
-        assert [True] * 8 == await fetch_sound(backend, KEYS[:8], LARGE)
-        assert all(client.dbsize() for client in clients)
-        assert 8 * 4 == sum(client.dbsize() for client in clients)
-        # A slot that nobody uses yet goes to the other, and the backend is not told.
-        name = b"ucm:0/" + KEYS[9]
-        slot = clients[0].execute_command("CLUSTER", "KEYSLOT", name)
-        to = clients[slot < 8192]
-        number = to.execute_command("CLUSTER", "MYID")
-        for client in clients:
-            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", number)
-        for _ in range(2):
-            told = await backend.put([seal(KEYS[9])])
-            assert told[0] in {Verdict.DONE, Verdict.PRESENT}
-            assert [True] == await fetch_sound(backend, KEYS[9:10])
-        assert to.exists(name)
-        await backend.aclose()

@@ -332,7 +332,7 @@ BACKENDS = (
         name="head_written_before_its_parts",
         why="A server that is full offers blocks of which it has half.",
         file=_REDIS,
-        find="                told[at] = _refusal(answer)\n\n    def _set",
+        find="                told[at] = _written(answer)\n\n    def _set",
         replace="                pass\n\n    def _set",
         killers=(
             "tests/backends/test_redis.py::TestParts::test_block_of_which_a_part_is_refused_gets_no_head",

@@ -114,8 +114,8 @@ FAULTS = (
         name="number_is_taken_for_bytes",
         why="So is one that answers another question.",
         file=_REDIS,
-        find="answer.nbytes if isinstance(answer, Bulk) else None for answer",
-        replace="answer.nbytes for answer",
+        find="    if not all(answer is None or isinstance(answer, Bulk) for answer in answers):\n        return _UNAVAILABLE\n",
+        replace="",
         killers=(_NONSENSE,),
     ),
 )

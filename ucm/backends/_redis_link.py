@@ -11,7 +11,7 @@ Threading: all on one loop.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import anyio
@@ -104,7 +104,8 @@ class Answers:
         """What the value that just comes goes to."""
         self._num_skipped = 0
         """Bytes behind them that go nowhere."""
-        self._bulk = Bulk(0)
+        self._bulk: Bulk | None = None
+        """The value whose end has not come."""
         self.told: list[Answer] = []
         self.is_cut = False
         """A value is not worth reading to its end."""
@@ -145,8 +146,6 @@ class Answers:
                 nbytes = min(len(held), self._num_skipped)
                 self._start += nbytes
                 self._num_skipped -= nbytes
-                if not self._num_skipped:
-                    self.told.append(self._bulk)
             elif self.is_over:
                 raise ValueError("an answer to nothing")
             else:
@@ -156,28 +155,28 @@ class Answers:
                         raise ValueError("a line without an end")
                     break
                 self._start += len(line) + len(_CRLF)
-                self._begin(line[:1], line[1:])
+                self._read(line[:1], line[1:])
 
     def _filled(self, nbytes: int) -> None:
         self._parts[0] = self._parts[0][nbytes:]
         if not self._parts[0]:
             del self._parts[0]
 
-    def _begin(self, kind: bytes, text: bytes) -> None:
+    def _read(self, kind: bytes, text: bytes) -> None:
         """Read a line that is no value's."""
+        if self._bulk is not None:
+            if kind:
+                raise ValueError("a value without an end")
+            self.told.append(self._bulk)
+            self._bulk = None
+            return
         match kind:
             case b"_":
                 self.told.append(None)
             case b"$" if text == b"-1":
                 self.told.append(None)
-            case b"$":
-                self._bulk = Bulk(int(text))
-                self._parts = self._commands[len(self.told)].parts(self._bulk.nbytes)
-                over = self._bulk.nbytes - sum(map(len, self._parts))
-                self._num_skipped = over + len(_CRLF)
-                if not 0 <= over <= _MOST_SKIPPED:
-                    self.told.append(self._bulk)
-                    self._parts, self._num_skipped, self.is_cut = [], 0, True
+            case b"$" if text.isdigit():
+                self._begin(Bulk(int(text)))
             case b":":
                 self.told.append(int(text))
             case b"+":
@@ -186,6 +185,16 @@ class Answers:
                 self.told.append(ResponseError(text.decode("latin-1")))
             case _:
                 raise ValueError("an answer of an unknown kind")
+
+    def _begin(self, bulk: Bulk) -> None:
+        """Have room for a value; one that is much too long is told at once."""
+        parts = self._commands[len(self.told)].parts(bulk.nbytes)
+        over = bulk.nbytes - sum(map(len, parts))
+        if over > _MOST_SKIPPED:
+            self.told.append(bulk)
+            self.is_cut = True
+        else:
+            self._bulk, self._parts, self._num_skipped = bulk, parts, over
 
 
 class Link(asyncio.BufferedProtocol):
@@ -214,34 +223,35 @@ class Link(asyncio.BufferedProtocol):
         """Whether it is open, and nobody asks anything."""
         return self._is_open and self._answers is None
 
-    async def ask(self, commands: Sequence[Command]) -> list[Answer]:
+    async def ask(self, commands: Sequence[Command], told: list[Answer]) -> None:
         """
-        Send commands; return their answers, at least one, and fewer where one is cut.
+        Send commands, and add their answers to *told*.
 
-        Raises:
-            ConnectionError: The server has ended it, or said what no server says.
+        These are fewer where one is cut, where the server ends the connection, or says what no
+        server says, and where this is cancelled; then it is the connection's end.
         """
         self._over.clear()
         self._answers = answers = Answers(commands, self._scratch)
+        is_sent = False
         try:
             for chunk in encoded(commands):
                 for start in range(0, len(chunk), _PIECE_BYTES):
-                    if self._is_open:
+                    if not self._transport.is_closing():
                         self._transport.write(chunk[start : start + _PIECE_BYTES])
                         await self._can_write.wait()
+            is_sent = not answers.is_over  # nobody answers before
             await self._over.wait()
         finally:
             self._answers = None
-            if answers.is_cut or not answers.is_over:
+            told += answers.told
+            if answers.is_cut or not (is_sent and answers.is_over):
                 self.abort()
-        if not answers.is_over:
-            raise ConnectionError("the server has ended the connection")
-        return answers.told
 
     def abort(self) -> None:
-        """End it at once."""
-        self.connection_lost(None)
-        self._transport.abort()
+        """End it at once. Idempotent."""
+        if self._is_open:
+            self.connection_lost(None)
+            self._transport.abort()
 
     # -- asyncio's -----------------------------------------------------------------------
 
@@ -289,43 +299,58 @@ class Links:
     def __init__(self, connect: Callable[[], Any], timeout: float) -> None:
         self._connect = connect
         self._timeout = timeout
+        self._links: set[Link] = set()
         self._idle: list[Link] = []
+        self._is_closed = False
 
-    async def ask(self, commands: Sequence[Command]) -> list[Answer]:
+    async def ask(self, commands: Sequence[Command], told: list[Answer]) -> None:
         """
-        Return the answer to each command.
+        Add the answer to each command to *told*; those that came stay where this raises.
 
         Raises:
             TimeoutError: They took too long.
             ConnectionError: There is no connection, or it has ended.
             RedisError: redis-py's, where it opens none.
         """
-        told: list[Answer] = []
         with anyio.fail_after(self._timeout):
             while len(told) < len(commands):
-                told += await self._ask(commands[len(told) :])
-        return told
+                link = await self._take()
+                before = len(told)
+                try:
+                    await link.ask(commands[before:], told)
+                finally:
+                    self._give_back(link)
+                if len(told) == before:
+                    raise ConnectionError("the server has ended the connection")
+        if any(map(_is_demoted, told)):
+            self._end(self._idle)  # its name may be another's by now
 
-    async def _ask(self, commands: Sequence[Command]) -> list[Answer]:
+    def close(self) -> None:
+        """End all; calls that are under way have no answer."""
+        self._is_closed = True
+        self._end(self._links)
+
+    async def _take(self) -> Link:
         while self._idle:
             link = self._idle.pop()
             if link.is_idle:
-                break
-        else:
-            link = await _take_over(self._connect())
-        try:
-            told = await link.ask(commands)
-        finally:
-            if link.is_idle:
-                self._idle.append(link)
-        if any(map(_is_demoted, told)):
-            self.close()  # its name may be another's by now
-        return told
+                return link
+            self._links.discard(link)
+        link = await _take_over(self._connect())
+        self._links.add(link)
+        if self._is_closed:
+            self._end(self._links)
+        return link
 
-    def close(self) -> None:
-        """End those that nobody uses."""
-        while self._idle:
-            self._idle.pop().abort()
+    def _give_back(self, link: Link) -> None:
+        if link.is_idle:
+            self._idle.append(link)
+        else:
+            self._links.discard(link)
+
+    def _end(self, links: Iterable[Link]) -> None:
+        for link in list(links):
+            link.abort()
 
 
 async def _take_over(connection: Any) -> Link:  # noqa: ANN401 - redis-py's, of any kind

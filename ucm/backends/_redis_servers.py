@@ -12,8 +12,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 from redis.exceptions import ConnectionError as NoConnectionError
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
+from redis.exceptions import TimeoutError as LateError
 
 from ucm.backends._many import together
 from ucm.backends._redis_link import Command, Links
@@ -25,6 +27,9 @@ _NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
 ERRORS = (RedisError, RedisClusterException, OSError, *_NONSENSE)
 """What asking raises."""
 _NOBODYS = ConnectionError("no server has it")
+_TIMEOUTS = (TimeoutError, LateError)
+_ROUNDS = 3
+"""Of redis-py: to a server that is silent, to who knows better, and to that one."""
 
 
 class Servers:
@@ -41,68 +46,91 @@ class Servers:
         self._client = client
         self._timeout = timeout
         self._is_cluster = is_cluster
+        self._is_open = True
         self._links: dict[str, Links] = {}
         """By names of servers; the one has none."""
+        self._silent: set[Links] = set()
+        """Of a cluster: redis-py is asked in their place, until somebody answers it."""
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Ask each server for what is its; return answers or errors, of each its own."""
+        """
+        Ask each server for what is its; return answers or errors, of each its own.
+
+        What is asked anew, as a connection was lost, may have been done before.
+        """
         told: list[Any] = [_NOBODYS] * len(commands)
         shares: dict[Links, list[int]] = {}
         for at, command in enumerate(commands):
             with contextlib.suppress(*ERRORS):
                 shares.setdefault(self._links_of(command), []).append(at)
+        silent = self._silent & shares.keys()
 
         async def ask_one(links: Links, mine: list[int]) -> None:
-            answers: Sequence[Any]
+            answers: list[Any] = []
             try:
-                answers = await links.ask([commands[at] for at in mine])
+                await links.ask([commands[at] for at in mine], answers)
             except ERRORS as exc:
-                answers = [exc] * len(mine)
+                if self._is_cluster and isinstance(exc, _TIMEOUTS):
+                    self._silent.add(links)
+                answers += [exc] * (len(mine) - len(answers))
             for at, answer in zip(mine, answers, strict=True):
                 told[at] = answer
 
-        await together([functools.partial(ask_one, *share) for share in shares.items()])
+        await together(
+            [
+                functools.partial(ask_one, *share)
+                for share in shares.items()
+                if share[0] not in silent
+            ]
+        )
         lost = [at for at, answer in enumerate(told) if _is_elsewhere(answer)]
         answers = await self._ask_client([commands[at] for at in lost])
         for at, answer in zip(lost, answers, strict=True):
             is_value = isinstance(answer, bytes) and bool(commands[at].into)
             told[at] = commands[at].take(answer) if is_value else answer
+        if not any(isinstance(answer, ERRORS) for answer in answers):
+            self._silent -= silent
         return told
 
     async def aclose(self) -> None:
-        """Close connections."""
+        """Close connections; calls that are under way have no answer."""
+        self._is_open = False
         for links in self._links.values():
             links.close()
         await self._client.aclose()
 
     async def _ask_client(self, commands: Sequence[Command]) -> list[Any]:
         """Ask redis-py in one request."""
-        if not commands:
-            return []
+        if not commands or not self._is_open:
+            return [_NOBODYS] * len(commands)
         try:
             pipeline = self._client.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command.plain())
-            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+            with anyio.fail_after(_ROUNDS * self._timeout):
+                answers: list[Any] = await pipeline.execute(raise_on_error=False)
         except ERRORS as exc:
             return [exc] * len(commands)
         return answers
 
     def _links_of(self, command: Command) -> Links:
         """Return the connections to the server whose affair it is."""
-        if not self._is_cluster:
-            pool = self._client.connection_pool
-            return self._links.setdefault(
-                "", Links(pool.make_connection, self._timeout)
-            )
-        node = self._client.get_node_from_key(command.words[1])
-        if node.name not in self._links:
-            there = {one.name for one in self._client.get_nodes()}
-            for gone in self._links.keys() - there:
-                self._links.pop(gone).close()
-            connect = functools.partial(node.connection_class, **node.connection_kwargs)
-            self._links[node.name] = Links(connect, self._timeout)
-        return self._links[node.name]
+        node, name = None, ""
+        if self._is_cluster:
+            node = self._client.get_node_from_key(command.words[1])
+            name = node.name
+        if name not in self._links:
+            self._links[name] = self._links_to(node)
+        return self._links[name]
+
+    def _links_to(self, node: Any) -> Links:  # noqa: ANN401 - redis-py's; None is the one server
+        if node is None:
+            return Links(self._client.connection_pool.make_connection, self._timeout)
+        there = {one.name for one in self._client.get_nodes()}
+        for gone in self._links.keys() - there:
+            self._links.pop(gone).close()
+        connect = functools.partial(node.connection_class, **node.connection_kwargs)
+        return Links(connect, self._timeout)
 
 
 def _is_elsewhere(answer: object) -> bool:

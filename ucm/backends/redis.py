@@ -288,10 +288,7 @@ class RedisBackend(Backend):
             value = (header, data) if _is_whole(len(data)) else (header,)
             commands.append(self._set(key, 0, value, b"NX"))
         for at, answer in zip(heads, await self._servers.ask(commands), strict=True):
-            if isinstance(answer, Exception):
-                told[at] = _refusal(answer)
-            elif not answer:
-                told[at] = Verdict.PRESENT
+            told[at] = Verdict.PRESENT if answer is None else _written(answer)
         return told
 
     async def _put_parts(self, blocks: list[Sealed], told: list[Verdict]) -> None:
@@ -312,8 +309,8 @@ class RedisBackend(Backend):
                 commands.append(self._set(key, part, (data[start:stop],)))
                 whose.append(at)
         for at, answer in zip(whose, await self._servers.ask(commands), strict=True):
-            if isinstance(answer, Exception):
-                told[at] = _refusal(answer)
+            if told[at] is Verdict.DONE:
+                told[at] = _written(answer)
 
     def _set(
         self,
@@ -341,8 +338,11 @@ def _cuts(nbytes: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], nbytes], strict=True))
 
 
-def _refusal(error: Exception) -> Verdict:
-    is_full = isinstance(error, OutOfMemoryError) or str(error).startswith("OOM")
+def _written(answer: object) -> Verdict:
+    """Return what became of a value that was to be set."""
+    if answer == b"OK" or answer is True:
+        return Verdict.DONE
+    is_full = isinstance(answer, OutOfMemoryError) or str(answer).startswith("OOM")
     return Verdict.FULL if is_full else Verdict.UNAVAILABLE
 
 
@@ -350,14 +350,13 @@ def _judge(
     answers: list[Any], sizes: list[int], head: memoryview, key: PackedKey
 ) -> Fetched | None:
     """Return what became of a block by the answers for each of its values."""
-    errors = [answer for answer in answers if isinstance(answer, Exception)]
-    if any(str(error).startswith("WRONGTYPE") for error in errors):
+    if any(str(answer).startswith("WRONGTYPE") for answer in answers):
         return GARBAGE
-    if errors:
+    if not all(answer is None or isinstance(answer, Bulk) for answer in answers):
         return _UNAVAILABLE
     if answers[0] is None:
         return Fetched(Verdict.ABSENT)
-    told = [answer.nbytes if isinstance(answer, Bulk) else None for answer in answers]
+    told = [answer and answer.nbytes for answer in answers]
     if told == sizes:
         return Envelope.judge(head, key, sum(sizes) - HEADER_BYTES)
     return None if told == [HEADER_BYTES] else GARBAGE
