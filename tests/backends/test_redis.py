@@ -161,6 +161,25 @@ class TestParts:
         assert [True] == await fetch_sound(backend, KEYS[:1], LARGE)
         await backend.aclose()
 
+    async def test_block_that_is_written_meanwhile_is_read_again(
+        self, service, tmp_path
+    ):
+        """R-51: servers of a cluster are asked at once, the head's maybe last; it is no damage."""
+        backend = await open_redis(service[1], tmp_path)
+        await backend.put([seal(KEYS[0], LARGE)])
+        real, part = backend._servers.ask, name(tmp_path, KEYS[0], 2)
+
+        async def ask(commands):
+            backend._servers.ask = real
+            answers = await real(commands)
+            at = [command.words[1] for command in commands].index(part)
+            return [*answers[:at], None, *answers[at + 1 :]]
+
+        backend._servers.ask = ask
+        assert [True] == await fetch_sound(backend, KEYS[:1], LARGE)
+        assert backend._servers.ask == real
+        await backend.aclose()
+
     @pytest.mark.parametrize("nbytes", [0, 5, (1 << 20) + 1, 3 << 20])
     async def test_part_of_another_length_is_none(
         self, service, bypass, tmp_path, nbytes

@@ -10,6 +10,7 @@ import redis
 from tests.backends.servers import LIMIT_S, redis_server
 from ucm.backends.abc import Presence, Verdict
 from ucm.backends.redis import RedisBackend
+from ucm.backends.wrap import DeadlineBackend
 from ucm.testing.backend_contract import fetch_sound, seal
 from ucm.testing.store_blocks import make_keys
 
@@ -96,20 +97,37 @@ async def test_blocks_of_a_cluster_lie_with_both_servers(tmp_path):
 
 async def test_server_of_a_cluster_that_falls_silent_is_replaced(tmp_path):
     """R-52: one whose machine is gone ends no connection; once another stands in for it that one
-    is asked."""
+    is asked, by calls of no more than their deadline."""
     with cluster(tmp_path, with_replica=True) as (servers, ports, clients):
-        backend = await open_cluster(ports[0], 0.5)
-        for _ in range(2):
-            put = await backend.put([seal(key) for key in KEYS])
-            assert {*put} <= {Verdict.DONE, Verdict.PRESENT}
+        patient = await open_cluster(ports[0])
+        assert {Verdict.DONE} == {*await patient.put([seal(key) for key in KEYS])}
         assert 1 == clients[0].execute_command("WAIT", 1, 10_000)
-        servers[0].stop()
-        try:
-            clients[2].execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+        await patient.aclose()
+        opened = await open_cluster(ports[0], 0.5)
+        backend = DeadlineBackend(opened, 1.0)
+
+        async def are_there():
             with anyio.fail_after(LIMIT_S):
                 while not all(await fetch_sound(backend, KEYS)):
                     pass
-            assert [Presence.PRESENT] * len(KEYS) == await backend.exists(KEYS)
+                while {*await backend.exists(KEYS)} != {Presence.PRESENT}:
+                    pass
+
+        def are_silent():
+            return [links.is_silent for links in opened._servers._links.values()]
+
+        await are_there()
+        servers[0].stop()
+        try:
+            with anyio.fail_after(LIMIT_S):
+                while True not in are_silent():
+                    await fetch_sound(backend, KEYS)
+            servers[0].go_on()
+            await are_there()
+            assert [False, False] == are_silent()  # once it answers it is asked again
+            servers[0].stop()
+            clients[2].execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+            await are_there()
             await backend.aclose()
         finally:
             servers[0].go_on()

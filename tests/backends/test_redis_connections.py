@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from tests.backends.servers import LIMIT_S, free_ports, redis_server
-from ucm.backends.abc import Sealed, Verdict
+from ucm.backends.abc import Presence, Sealed, Verdict
 from ucm.backends.redis import RedisBackend
 from ucm.testing.backend_contract import fetch_sound, seal
 from ucm.testing.store_blocks import make_keys
@@ -198,16 +198,39 @@ async def test_connection_that_is_lost_while_it_is_written_is_told_at_once(tmp_p
         await backend.aclose()
 
 
-async def test_nothing_goes_on_behind_the_end_of_a_backend(tmp_path):
-    """R-52: calls that are under way end, and no connection is left or made anew."""
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13])
+async def test_nothing_goes_on_behind_the_end_of_a_backend(tmp_path, turns):
+    """R-52: calls that are under way end, however far they are, and no connection is left or made."""
     with redis_server(tmp_path) as (_, port), redis.Redis(port=port) as bypass:
         before = len(bypass.client_list())
         backend = await open_at(f"redis://127.0.0.1:{port}/0")
-        task = asyncio.create_task(backend.put([seal(key, LARGE) for key in KEYS]))
-        await until(bypass.dbsize)
+        made = bypass.info("stats")["total_connections_received"]
+        task = asyncio.create_task(backend.put([seal(key, 1 << 20) for key in KEYS]))
+        for _ in range(turns):
+            await asyncio.sleep(0)
         await backend.aclose()
         with anyio.fail_after(LIMIT_S):
             assert Verdict.UNAVAILABLE in await task
+        await until(lambda: len(bypass.client_list()) == before)
+        assert bypass.info("stats")["total_connections_received"] <= made + 4
+
+
+async def test_what_redis_py_is_asked_ends_with_the_backend(tmp_path):
+    """R-52: it would connect anew."""
+    with redis_server(tmp_path) as (server, port), redis.Redis(port=port) as bypass:
+        before = len(bypass.client_list())
+        backend = await open_at(f"redis://127.0.0.1:{port}/0")
+        await backend.put([seal(KEYS[0])])
+        (link,) = links_of(backend)
+        server.stop()
+        task = asyncio.create_task(backend.exists(KEYS[:1]))
+        await asyncio.sleep(0)
+        link.abort()
+        await until(lambda: backend._servers._asking)
+        await backend.aclose()
+        with anyio.fail_after(LIMIT_S / 2):
+            assert [Presence.UNKNOWN] == await task
+        server.go_on()
         await until(lambda: len(bypass.client_list()) == before)
 
 

@@ -180,10 +180,46 @@ CUT = (
         name="silent_server_is_asked_for_ever",
         why="R-52: a cluster whose machine is gone has no answer until the agent is started anew.",
         file="ucm/backends/_redis_servers.py",
-        find="self._silent.add(links)",
+        find="self._is_cluster and isinstance(exc, _TIMEOUTS)",
+        replace="False",
+        killers=(
+            f"{_CLUSTER}::test_server_of_a_cluster_that_falls_silent_is_replaced",
+        ),
+    ),
+    Mutant(
+        name="silent_server_is_left_for_ever",
+        why="A cluster that was slow once is served by three copies of each value from then on.",
+        file="ucm/backends/_redis_servers.py",
+        find="links.is_silent = any(map(_is_silence, answers))",
         replace="pass",
         killers=(
             f"{_CLUSTER}::test_server_of_a_cluster_that_falls_silent_is_replaced",
+        ),
+    ),
+    Mutant(
+        name="calls_go_on_behind_the_end",
+        why="R-52: what was queued connects anew to a backend that was closed.",
+        file="ucm/backends/_redis_servers.py",
+        find="        if not self._is_open:\n            return told\n",
+        replace="",
+        killers=(f"{_LINKS}::test_nothing_goes_on_behind_the_end_of_a_backend",),
+    ),
+    Mutant(
+        name="redis_py_goes_on_behind_the_end",
+        why="R-52: it connects anew, and nobody ends that one.",
+        file="ucm/backends/_redis_servers.py",
+        find="            scope.cancel()\n",
+        replace="            pass\n",
+        killers=(f"{_LINKS}::test_what_redis_py_is_asked_ends_with_the_backend",),
+    ),
+    Mutant(
+        name="block_written_meanwhile_is_damaged",
+        why="R-51: a block of a cluster is deleted by who asks for it as it is written.",
+        file="ucm/backends/redis.py",
+        find="(len(told) == 1 or None in told)",
+        replace="len(told) == 1",
+        killers=(
+            "tests/backends/test_redis.py::TestParts::test_block_that_is_written_meanwhile_is_read_again",
         ),
     ),
     Mutant(

@@ -49,8 +49,8 @@ class Servers:
         self._is_open = True
         self._links: dict[str, Links] = {}
         """By names of servers; the one has none."""
-        self._silent: set[Links] = set()
-        """Of a cluster: redis-py is asked in their place, until somebody answers it."""
+        self._asking: set[anyio.CancelScope] = set()
+        """Of what redis-py is asked."""
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
         """
@@ -59,19 +59,20 @@ class Servers:
         What is asked anew, as a connection was lost, may have been done before.
         """
         told: list[Any] = [_NOBODYS] * len(commands)
+        if not self._is_open:
+            return told
         shares: dict[Links, list[int]] = {}
         for at, command in enumerate(commands):
             with contextlib.suppress(*ERRORS):
                 shares.setdefault(self._links_of(command), []).append(at)
-        silent = self._silent & shares.keys()
+        silent = [links for links in shares if links.is_silent]
 
         async def ask_one(links: Links, mine: list[int]) -> None:
             answers: list[Any] = []
             try:
                 await links.ask([commands[at] for at in mine], answers)
             except ERRORS as exc:
-                if self._is_cluster and isinstance(exc, _TIMEOUTS):
-                    self._silent.add(links)
+                links.is_silent = self._is_cluster and isinstance(exc, _TIMEOUTS)
                 answers += [exc] * (len(mine) - len(answers))
             for at, answer in zip(mine, answers, strict=True):
                 told[at] = answer
@@ -88,29 +89,35 @@ class Servers:
         for at, answer in zip(lost, answers, strict=True):
             is_value = isinstance(answer, bytes) and bool(commands[at].into)
             told[at] = commands[at].take(answer) if is_value else answer
-        if not any(isinstance(answer, ERRORS) for answer in answers):
-            self._silent -= silent
+        for links in silent:
+            links.is_silent = any(map(_is_silence, answers))
         return told
 
     async def aclose(self) -> None:
         """Close connections; calls that are under way have no answer."""
         self._is_open = False
+        for scope in self._asking:
+            scope.cancel()
         for links in self._links.values():
             links.close()
         await self._client.aclose()
 
     async def _ask_client(self, commands: Sequence[Command]) -> list[Any]:
         """Ask redis-py in one request."""
+        answers: list[Any] = [_NOBODYS] * len(commands)
         if not commands or not self._is_open:
-            return [_NOBODYS] * len(commands)
-        try:
-            pipeline = self._client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command.plain())
-            with anyio.fail_after(_ROUNDS * self._timeout):
-                answers: list[Any] = await pipeline.execute(raise_on_error=False)
-        except ERRORS as exc:
-            return [exc] * len(commands)
+            return answers
+        with anyio.move_on_after(_ROUNDS * self._timeout) as scope:
+            self._asking.add(scope)
+            try:
+                pipeline = self._client.pipeline(transaction=False)
+                for command in commands:
+                    pipeline.execute_command(*command.plain())
+                answers = await pipeline.execute(raise_on_error=False)
+            except ERRORS as exc:
+                answers = [exc] * len(commands)
+            finally:
+                self._asking.discard(scope)
         return answers
 
     def _links_of(self, command: Command) -> Links:
@@ -131,6 +138,10 @@ class Servers:
             self._links.pop(gone).close()
         connect = functools.partial(node.connection_class, **node.connection_kwargs)
         return Links(connect, self._timeout)
+
+
+def _is_silence(answer: object) -> bool:
+    return isinstance(answer, ERRORS) and not isinstance(answer, ResponseError)
 
 
 def _is_elsewhere(answer: object) -> bool:

@@ -63,7 +63,9 @@ class RedisSettings:
     prefix: str = field("ucm:", "What names of values begin with.")
     ttl: int = field(86400, "Seconds that a block lives; 0: without end.", least=0)
     connections: int = field(4, "Requests at a time.", least=1)
-    timeout: float = field(5.0, "Seconds for each request.", least=0.01)
+    timeout: float = field(
+        1.0, "Seconds for each request; below `timeouts.tier`.", least=0.01
+    )
 
 
 class RedisBackend(Backend):
@@ -243,7 +245,7 @@ class RedisBackend(Backend):
     async def _get(self, pairs: list[tuple[PackedKey, memoryview]]) -> list[Fetched]:
         told = await self._read(pairs, [_is_whole(len(target)) for _, target in pairs])
         halves = [at for at, one in enumerate(told) if one is None]
-        if halves:  # of an earlier release
+        if halves:  # of an earlier release, or written meanwhile
             parts = await self._read(
                 [pairs[at] for at in halves], [False] * len(halves)
             )
@@ -254,7 +256,7 @@ class RedisBackend(Backend):
     async def _read(
         self, pairs: Sequence[tuple[PackedKey, memoryview]], are_whole: Sequence[bool]
     ) -> list[Fetched | None]:
-        """Read blocks; None for one that was to be whole, of which there is a head only."""
+        """Read blocks; None for one of which there is a head, and not all parts."""
         commands: list[Command] = []
         reads = []
         for (key, target), is_whole in zip(pairs, are_whole, strict=True):
@@ -359,4 +361,5 @@ def _judge(
     told = [answer and answer.nbytes for answer in answers]
     if told == sizes:
         return Envelope.judge(head, key, sum(sizes) - HEADER_BYTES)
-    return None if told == [HEADER_BYTES] else GARBAGE
+    is_half = told[0] == HEADER_BYTES and (len(told) == 1 or None in told)
+    return None if is_half else GARBAGE
