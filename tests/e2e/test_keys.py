@@ -23,6 +23,7 @@ PROMPT = prompt(4100, 300)
 BLOCKS = 256
 """Tokens of the prompt's whole blocks."""
 UNKEYED = "vllm:ucm_unkeyed_lookups"
+PROVEN = "vllm:ucm_weights_proven"
 
 
 def answer(
@@ -95,6 +96,8 @@ def asked(llm: Any, path: Path | None, number: int = 1) -> tuple[list[int], int]
     from vllm.lora.request import LoRARequest
 
     reset_prefix_cache(llm)
+    generate(llm, [[3]], max_tokens=1)  # with it the weights come into doubt
+    await_counter(llm, PROVEN, 1)
     saved, before = counter(llm, SAVED), counter(llm, EXTERNAL_HITS)
     (output,) = llm.generate(
         [{"prompt_token_ids": PROMPT}],
