@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from tests.backends.servers import LIMIT_S, free_ports, redis_server
+from ucm.backends._resp import Command
 from ucm.backends.abc import Presence, Sealed, Verdict
 from ucm.backends.redis import RedisBackend
 from ucm.testing.backend_contract import fetch_sound, seal
@@ -61,12 +62,12 @@ class Sham:
                 self.ended.set()
 
     @contextlib.asynccontextmanager
-    async def opened(self):
+    async def opened(self, **settings):
         """Serve, to a backend; in time."""
         (port,) = free_ports(1)
         with anyio.fail_after(LIMIT_S):
             async with await asyncio.start_server(self.meet, "127.0.0.1", port):
-                backend = await open_at(f"redis://127.0.0.1:{port}/0")
+                backend = await open_at(f"redis://127.0.0.1:{port}/0", **settings)
                 yield backend
                 self.go_on.set()
                 await backend.aclose()
@@ -108,6 +109,19 @@ async def test_nothing_is_sent_behind_the_end_of_a_call():
         await sham.ended.wait()
     assert sham.got.count(b"a") > 1000
     assert not sham.got.count(b"bb")
+
+
+async def test_large_request_outlives_a_small_one():
+    """R-52: where both have no answer, the small one ends first, and the large one still comes."""
+    sham = Sham(b"", b"$-1\r\n")
+    async with sham.opened(timeout=1.0) as backend:
+        large = Command((b"GET", b"large"), (memoryview(bytearray(HUGE)),))
+        task = asyncio.create_task(backend._servers.ask([large]))
+        (late,) = await backend._servers.ask([Command((b"GET", b"small"))])
+        assert isinstance(late, TimeoutError)
+        assert not task.done()
+        sham.go_on.set()
+        assert [None] == await task
 
 
 async def test_answer_that_comes_too_early_is_the_connections_end():

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from ucm.backends._redis_link import Answers, Bulk, Command, encoded
+from ucm.backends._redis_link import Links, seconds_for
+from ucm.backends._resp import Answers, Bulk, Command, encoded
 
 SCRATCH = 64
 ROOM = st.lists(st.integers(1, 100), max_size=3)
@@ -125,3 +126,34 @@ def test_memory_is_sent_as_it_is():
     assert wanted + b"*2\r\n$3\r\nGET\r\n$5\r\nother\r\n" == b"".join(chunks)
     assert memory is chunks[1]
     assert ["SET", b"name", b"headbytes", b"NX"] == command.plain()
+
+
+@pytest.mark.parametrize(("nbytes", "times"), [(0, 1), (8 << 20, 1), (40 << 20, 5)])
+def test_request_has_time_for_what_it_moves(nbytes, times):
+    """R-52: a block of tens of megabytes is one request, which a slow network is to move, too."""
+    value = memoryview(bytearray(nbytes))
+    for command in (Command((b"SET", b"x", (value,))), Command((b"GET",), (value,))):
+        assert 0.5 * times == seconds_for([command], 0.5)
+
+
+class Later:
+    """A connection of a redis-py to come, which keeps its transport elsewhere."""
+
+    is_connected = False
+
+    async def connect(self):
+        """Connect."""
+        self.is_connected = True
+
+    async def disconnect(self):
+        """End it."""
+        self.is_connected = False
+
+
+@pytest.mark.asyncio
+async def test_redis_py_that_keeps_its_transport_is_asked_itself():
+    """What cannot be had by a connection of ours is told as lost, for which redis-py is asked."""
+    connection = Later()
+    with pytest.raises(ConnectionError, match="does not hand its transport over"):
+        await Links(lambda: connection, 60.0).ask([Command((b"GET",))], [])
+    assert not connection.is_connected

@@ -9,6 +9,7 @@ _CUT_IN = "tests/cache/test_cut_in.py"
 _AWAITING = "tests/integration/transformers/test_awaiting.py"
 _CLUSTER = "tests/backends/test_redis_cluster.py"
 _LINK = "ucm/backends/_redis_link.py"
+_RESP = "ucm/backends/_resp.py"
 _LINKS = "tests/backends/test_redis_connections.py"
 _READ = "tests/backends/test_redis_link.py"
 _SPILL = "tests/agent/test_spill.py::TestSpill"
@@ -122,7 +123,7 @@ CUT = (
     Mutant(
         name="answer_to_nothing_is_the_next_ones",
         why="R-51: a server that says too much has each block take the one's bytes before it.",
-        file=_LINK,
+        file=_RESP,
         find='raise ValueError("an answer to nothing")',
         replace="break",
         killers=(f"{_READ}::test_what_no_server_says_is_no_answer",),
@@ -130,7 +131,7 @@ CUT = (
     Mutant(
         name="value_is_read_however_long",
         why="R-52: a stranger's value of gigabytes in a block's place is read to its end.",
-        file=_LINK,
+        file=_RESP,
         find="if over > _MOST_SKIPPED:",
         replace="if over < 0:",
         killers=(f"{_READ}::test_value_of_absurd_length_is_not_read",),
@@ -221,6 +222,22 @@ CUT = (
         killers=(
             "tests/backends/test_redis.py::TestParts::test_block_that_is_written_meanwhile_is_read_again",
         ),
+    ),
+    Mutant(
+        name="large_block_has_the_time_of_a_small_one",
+        why="R-52: on a slow network no block of tens of megabytes is ever spilled.",
+        file=_LINK,
+        find="with anyio.fail_after(seconds_for(commands, self._timeout)):",
+        replace="with anyio.fail_after(self._timeout):",
+        killers=(f"{_LINKS}::test_large_request_outlives_a_small_one",),
+    ),
+    Mutant(
+        name="later_redis_py_is_silence",
+        why="After an update of redis-py no block is found in a server, nor put there.",
+        file=_LINK,
+        find='getattr(connection, "_writer", None)',
+        replace="connection._writer",
+        killers=(f"{_READ}::test_redis_py_that_keeps_its_transport_is_asked_itself",),
     ),
     Mutant(
         name="any_answer_is_a_block",

@@ -18,7 +18,8 @@ from redis.exceptions import RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as LateError
 
 from ucm.backends._many import together
-from ucm.backends._redis_link import Command, Links
+from ucm.backends._redis_link import Links, seconds_for
+from ucm.backends._resp import Command
 
 __all__ = ["ERRORS", "Servers"]
 
@@ -107,7 +108,8 @@ class Servers:
         answers: list[Any] = [_NOBODYS] * len(commands)
         if not commands or not self._is_open:
             return answers
-        with anyio.move_on_after(_ROUNDS * self._timeout) as scope:
+        seconds = _ROUNDS * seconds_for(commands, self._timeout)
+        with anyio.move_on_after(seconds) as scope:
             self._asking.add(scope)
             try:
                 pipeline = self._client.pipeline(transaction=False)

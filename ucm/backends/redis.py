@@ -4,10 +4,15 @@ Blocks as values of Valkey or Redis, by connections that redis-py opens.
 
 A block is one value, its envelope before its bytes, which is written only if it is not there. Larger
 values hold up everybody else on such a server, so a block of more than a megabyte is cut into
-parts. Bytes go from where they lie and come to where they belong. Its *head* is then a value with the envelope alone, written
-last and only if it is not there: what has no head is nobody's. Parts that the server has let go of
-make a block garbage, which can be put again once it was deleted. What is never deleted goes by its
-time to live. Small blocks in parts, as earlier releases wrote them, are read as well.
+parts. Its *head* is then a value with the envelope alone, written last and only if it is not there:
+what has no head is nobody's. Parts that the server has let go of make a block garbage, which can be
+put again once it was deleted. What is never deleted goes by its time to live. Small blocks in parts,
+as earlier releases wrote them, are read as well.
+
+Bytes go from where they lie and come to where they belong (``_redis_link``). A block that was put
+anew, as a connection was lost, may be told to be there although it is ours.
+
+Threading: all on one loop, the agent's.
 """
 
 import itertools
@@ -26,8 +31,8 @@ from redis.exceptions import (
 )
 
 from ucm.backends._many import Many
-from ucm.backends._redis_link import Bulk, Command
 from ucm.backends._redis_servers import ERRORS, Servers
+from ucm.backends._resp import Bulk, Command
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
@@ -64,7 +69,7 @@ class RedisSettings:
     ttl: int = field(86400, "Seconds that a block lives; 0: without end.", least=0)
     connections: int = field(4, "Requests at a time.", least=1)
     timeout: float = field(
-        1.0, "Seconds for each request; below `timeouts.tier`.", least=0.01
+        1.0, "Seconds for each 8 MB of a request; below `timeouts.tier`.", least=0.01
     )
 
 
