@@ -208,3 +208,14 @@ class TestMain:
         with open_slab(here.slab, 64):
             assert 2 == here.serve(lambda: None, tiers=[{"type": "tape"}])
         assert "tiers.0.type='tape'" in capsys.readouterr().err
+
+    def test_tier_that_would_be_ended_before_it_gives_up_is_one_line(
+        self, here, capsys
+    ) -> None:
+        """A cluster's silent server is found out within the agent's deadline, or never."""
+        tier = {"type": "redis", "cluster": True, "timeout": 2.0}
+        tier["url"] = "redis://127.0.0.1:1/0"  # where nobody is
+        with open_slab(here.slab, 64):
+            assert 2 == here.serve(lambda: None, tiers=[tier])
+        told = capsys.readouterr().err
+        assert "tiers.0.timeout=2.0: timeout.tier is 2.0" in told

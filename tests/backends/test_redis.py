@@ -354,6 +354,8 @@ class TestServer:
             ({"cluster": "yes"}, "cluster"),
             ({"connections": 0}, "connections"),
             ({"host": "x"}, "host"),
+            ({"url": "redis://u:hush-hush@h:1?decode_responses=true"}, "url"),
+            ({"url": "redis://host:1/0?protocol=3"}, "url"),
         ],
     )
     async def test_wrong_setting_is_named(self, tmp_path, settings, key):

@@ -18,6 +18,7 @@ _PINS = "tests/agent/test_fetch.py::TestPin"
 _RECYCLED = "tests/agent/test_spill_recycled.py::TestRecycled"
 _SPILLS = "tests/agent/test_spill.py::TestSpill"
 _TROUBLE = "tests/agent/test_fetch.py::TestTrouble"
+_NODE = "tests/agent/test_node.py::TestMain"
 _MIRROR = "tests/stores/test_slab_changes.py::TestMirror"
 _FOLLOWS = f"{_MIRROR}::test_reader_that_follows_has_what_is_stored"
 
@@ -31,6 +32,26 @@ TIERS = (
         killers=(
             f"{_FETCHES}::test_a_call_is_of_so_many_bytes_only",
             f"{_SPILLS}::test_a_call_is_of_so_many_bytes_only",
+        ),
+    ),
+    Mutant(
+        name="tier_ended_before_it_gives_up",
+        why="A cluster's silent server is asked for ever: each call is ended before it is found out.",
+        file="ucm/agent/node.py",
+        find="            if limit <= (seconds",
+        replace="            if limit < (seconds",
+        killers=(
+            f"{_NODE}::test_tier_that_would_be_ended_before_it_gives_up_is_one_line",
+        ),
+    ),
+    Mutant(
+        name="redis_answers_of_another_kind",
+        why="A URL that has answers decoded makes of every answer by redis-py an error.",
+        file="ucm/backends/redis.py",
+        find='frozenset({"decode_responses", "protocol"})',
+        replace="frozenset()",
+        killers=(
+            "tests/backends/test_redis.py::TestServer::test_wrong_setting_is_named",
         ),
     ),
     # What a reader of a slab's changes is told.

@@ -36,6 +36,7 @@ from ucm.backends.opening import open_backend
 from ucm.backends.watched import WatchedBackend
 from ucm.backends.wrap import BreakerBackend, DeadlineBackend
 from ucm.config import UCMConfig
+from ucm.errors import ConfigError
 from ucm.reasons import Reason
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
@@ -153,16 +154,24 @@ class Node:
         self._log.info(AGENT_ENDED, pid=os.getpid())
 
     async def _open_tiers(self) -> None:
+        limit = self._config.timeout.tier
         for number, settings in enumerate(self._config.tiers):
             backend = await open_backend(settings, f"tiers.{number}")
             self._stack.push_async_callback(backend.aclose)
+            if limit <= (seconds := backend.capabilities.gives_up_s):
+                raise ConfigError(
+                    f"tiers.{number}.timeout",
+                    seconds,
+                    f"timeout.tier is {limit}, which ends each request before",
+                    "Give less, or raise timeout.tier.",
+                )
             self._watched.append(WatchedBackend(backend))
-            guarded = DeadlineBackend(self._watched[-1], self._config.timeout.tier)
+            guarded = DeadlineBackend(self._watched[-1], limit)
             self._tiers.append(
                 BreakerBackend(
                     guarded,
                     clock=time.monotonic,
-                    hung_s=2 * self._config.timeout.tier,
+                    hung_s=2 * limit,
                     tell=partial(self._tell_tier, number),
                 )
             )

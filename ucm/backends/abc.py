@@ -113,6 +113,9 @@ class BackendCapabilities:
     """Calls at a time that serve it best."""
     creates: bool = False
     """A put finds out by itself which blocks are there: who puts need not look at each."""
+    gives_up_s: float = 0.0
+    """Seconds after which it gives a request up by itself, and learns from that: an agent whose
+    ``timeout.tier`` is no longer is refused, as it would end each call before. 0: it learns nothing."""
 
 
 @attrs.frozen(kw_only=True)

@@ -18,6 +18,7 @@ Threading: all on one loop, the agent's.
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import attrs
@@ -56,6 +57,8 @@ _LARGEST_BLOCK = 256 << 20
 _LONGER_S = 60
 """Parts live so much longer than their head."""
 _OPENING_S = 5.0
+_OURS = frozenset({"decode_responses", "protocol"})
+"""Options of an address that are not the user's to set."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 
 
@@ -69,7 +72,7 @@ class RedisSettings:
     ttl: int = field(86400, "Seconds that a block lives; 0: without end.", least=0)
     connections: int = field(4, "Requests at a time.", least=1)
     timeout: float = field(
-        1.0, "Seconds for each 8 MB of a request; below `timeouts.tier`.", least=0.01
+        1.0, "Seconds for each 8 MB of a request; below `timeout.tier`.", least=0.01
     )
 
 
@@ -89,6 +92,8 @@ class RedisBackend(Backend):
         """Apart, as looks wait for no blocks."""
         self._prefix = settings.prefix.encode()
         self._ttl = settings.ttl
+        self._gives_up_s = settings.timeout if settings.cluster else 0.0
+        """A cluster's server that is silent is found out, and another one asked."""
         self._is_open = True
 
     @classmethod
@@ -117,6 +122,13 @@ class RedisBackend(Backend):
                 f"{type(exc).__name__}, it is no address of a server",
                 "Give one such as redis://host:6379/0.",
             ) from None  # its text may name what is secret
+        for option in _OURS & parse_qs(urlsplit(read.url).query).keys():
+            raise ConfigError(
+                f"{key}.url",
+                f"...?{option}=...",
+                "answers would be others than blocks are made of",
+                f"Leave {option} out.",
+            )
         backend = cls(client, read)
         try:
             with anyio.move_on_after(_OPENING_S):
@@ -144,6 +156,7 @@ class RedisBackend(Backend):
             batch_blocks=128,
             in_flight=self._many.most,
             creates=True,
+            gives_up_s=self._gives_up_s,
         )
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
