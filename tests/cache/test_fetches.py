@@ -21,6 +21,7 @@ from tests.clocks import AdvancingThreads
 from ucm.agent.protocol import LONGEST_S, Ask, Done, Drop, encode_frame
 from ucm.cache.sync import Cache as BlockingCache
 from ucm.errors import KeyFormatError, PipelineClosedError, StoreUnavailableError
+from ucm.prefixes import Place
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, raising
 
@@ -41,6 +42,32 @@ def all_found(ask: Ask) -> Done:
 def four_found(ask: Ask) -> Done:
     """Say that no tier has the last two."""
     return Done(ask.number, 4, Reason.ABSENT, b"\1" * 4)
+
+
+@both_loops
+def test_tiers_are_asked_for_whom_the_place_names(loop: str, tmp_path) -> None:
+    """R-41: what a tenant has fetched takes slots of its own share; else nobody's."""
+    host = Host()
+
+    async def main() -> None:
+        async with host.cache() as cache:
+            for place in (Place(tenant=7), Place()):
+                found = await cache.prefetch(KEYS, place=place, timeout=30.0)
+                assert place.tenant == agent.hear().tenant
+                found.give_up()
+                assert isinstance(agent.hear(), Drop)
+
+    with beside_agent(host, tmp_path, all_found) as agent, leaving_nothing(host):
+        run(loop, main)
+
+
+def test_tiers_are_asked_for_a_tenant_by_the_blocking_face(tmp_path) -> None:
+    """R-41: at once, and begun."""
+    host = Host()
+    with beside_agent(host, tmp_path, all_found) as agent, blocking(host) as cache:
+        cache.prefetch(KEYS, place=Place(tenant=7), timeout=30.0)
+        cache.begin_prefetch(KEYS, place=Place(tenant=8), timeout=30.0)
+        assert [7, 8] == [agent.hear().tenant for _ in range(2)]
 
 
 @both_loops

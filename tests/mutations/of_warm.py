@@ -214,6 +214,17 @@ WARM = (
         killers=(f"{_RANKS}::test_replicas_are_stored_once",),
     ),
     Mutant(
+        name="fetched_for_nobody",
+        why="What one tenant has fetched takes the slots of all others.",
+        file="ucm/cache/fetches.py",
+        find="            tenant=fetch.tenant,\n",
+        replace="",
+        killers=(
+            f"{_FETCHES}::test_tiers_are_asked_for_whom_the_place_names",
+            f"{_FETCHES}::test_tiers_are_asked_for_a_tenant_by_the_blocking_face",
+        ),
+    ),
+    Mutant(
         name="latent_layers_counted_as_pairs",
         why="Two layers are copied for each that is asked for.",
         file=_LINKER,

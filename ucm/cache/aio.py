@@ -8,7 +8,6 @@ there. No call holds that loop: what blocks is done elsewhere.
 
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -61,12 +60,7 @@ class Opening(contextlib.AbstractAsyncContextManager["Cache"]):
             undo.pop_all()
         return Cache(core, self._host)
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     def _open(self) -> Core:
@@ -205,17 +199,23 @@ class Cache:
             return [False] * len(keys)
 
     async def prefetch(
-        self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
+        self,
+        keys: Sequence[bytes],
+        *,
+        group: int = 0,
+        timeout: float | None = None,
+        place: Place = _ANYWHERE,
     ) -> Fetched:
         """
         Have what the store lacks of *keys* fetched from tiers, and say what there is then.
 
         What was fetched stays until the load of its last block is over, or it is given up,
         as it is where this is cancelled; for ``timeout.load`` at most. Waits for *timeout*
-        seconds, a minute at most; for ``timeout.fetch`` if that is not given.
+        seconds, a minute at most; for ``timeout.fetch`` if that is not given. It counts as
+        the tenant's whom *place* names.
         """
         self._check_here()
-        with self._core.fetches.begin(keys, group, timeout) as fetch:
+        with self._core.fetches.begin(keys, group, timeout, place) as fetch:
             await self._host.wait(fetch.over, fetch.left)
             return fetch.result()
 

@@ -29,6 +29,7 @@ from ucm.cache.transfers import Transfer
 from ucm.config import TimeoutConfig
 from ucm.errors import PipelineClosedError, StoreUnavailableError
 from ucm.metrics import Counters
+from ucm.prefixes import Place
 from ucm.reasons import Reason
 from ucm.threads import Threads
 
@@ -68,6 +69,7 @@ class Fetch:
         name: Its own.
         keys: In order.
         group: Of the layout.
+        tenant: Whose share of the slab they take.
         until: When nobody waits any more.
         over: Ends with what the agent says, or why nobody asked it.
     """
@@ -78,6 +80,7 @@ class Fetch:
         name: str,
         keys: tuple[bytes, ...],
         group: int,
+        tenant: int,
         until: float,
         over: Pending[Answer],
     ) -> None:
@@ -85,6 +88,7 @@ class Fetch:
         self.name = name
         self.keys = keys
         self.group = group
+        self.tenant = tenant
         self.until = until
         self.over = over
         self.in_slab = 0
@@ -173,7 +177,9 @@ class Fetches:
         """Whether there is an agent that would be asked."""
         return self._client is not None and self._client.is_up
 
-    def begin(self, keys: Sequence[bytes], group: int, timeout: float | None) -> Fetch:
+    def begin(
+        self, keys: Sequence[bytes], group: int, timeout: float | None, place: Place
+    ) -> Fetch:
         """
         Have keys looked for; see ``Cache.prefetch``.
 
@@ -191,7 +197,8 @@ class Fetches:
             raise ValueError(f"timeout={timeout} is not 0 or more seconds")
         until = self.now() + min(seconds, LONGEST_S)
         over: Pending[Answer] = Pending(self._ends)
-        fetch = Fetch(self, next(self._names), own, group, until, over)
+        tenant = int(place.tenant)
+        fetch = Fetch(self, next(self._names), own, group, tenant, until, over)
         asked = self._questions.ask(lambda: self._look(fetch, packer.pack(own)))
 
         def look() -> None:
@@ -240,6 +247,7 @@ class Fetches:
             [self._orders.block_bytes(fetch.group)] * len(packed),
             seconds=seconds,
             hold_s=hold_s,
+            tenant=fetch.tenant,
             tell=tell,
         )
         if not is_asked:

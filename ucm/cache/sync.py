@@ -2,10 +2,8 @@
 """
 The face for hosts without a loop: the same verbs, as calls that block.
 
-A host whose thread may not wait, such as one that runs an engine's steps, begins things
-and looks, step by step, whether they are over: ``begin_load``, ``begin_contains``,
-``begin_prefetch`` and ``save``. Of loads and saves that are, ``when_over`` tells it:
-looking costs nothing else then.
+A host whose thread may not wait, as it runs an engine's steps, begins things and looks whether they are
+over: ``begin_load``, ``begin_contains``, ``begin_prefetch``, ``save``; ``when_over`` spares it looks.
 
 Threading: all of it from any thread, also at once.
 """
@@ -14,7 +12,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import TypeVar
 
 from ucm.cache.core import Core
@@ -225,12 +222,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         self._save_limit = 2 * timeout.save + timeout.stuck + timeout.shutdown
         self._load_limit = timeout.load + timeout.stuck + timeout.shutdown
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -256,34 +248,42 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
     ) -> int:
         """Return how many leading keys are stored; 0 after *timeout* (``timeout.load``)."""
         answer = self._core.match(keys, group=group)
-        try:
+        with contextlib.suppress(StoreUnavailableError):
             return self._answer(answer, timeout)
-        except StoreUnavailableError:
-            return 0
+        return 0
 
     def contains(
         self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
     ) -> list[bool]:
         """Return of each key whether it is stored; of none after *timeout*."""
         answer = self._core.contains(keys, group=group)
-        try:
+        with contextlib.suppress(StoreUnavailableError):
             return self._answer(answer, timeout)
-        except StoreUnavailableError:
-            return [False] * len(keys)
+        return [False] * len(keys)
 
     def prefetch(
-        self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
+        self,
+        keys: Sequence[bytes],
+        *,
+        group: int = 0,
+        timeout: float | None = None,
+        place: Place = _ANYWHERE,
     ) -> Fetched:
         """Have what the store lacks of *keys* fetched from tiers; say what there is."""
-        with self._core.fetches.begin(keys, group, timeout) as fetch:
+        with self._core.fetches.begin(keys, group, timeout, place) as fetch:
             wait_until(self._core, fetch.over, fetch.left)
             return fetch.result()
 
     def begin_prefetch(
-        self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
+        self,
+        keys: Sequence[bytes],
+        *,
+        group: int = 0,
+        timeout: float | None = None,
+        place: Place = _ANYWHERE,
     ) -> Fetching:
         """Begin a ``prefetch``; returns at once."""
-        return Fetching(self._core.fetches.begin(keys, group, timeout))
+        return Fetching(self._core.fetches.begin(keys, group, timeout, place))
 
     def load(
         self,
