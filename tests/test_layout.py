@@ -113,6 +113,25 @@ class TestGroupLayout:
         whole = prefix_tokens // block_tokens
         assert ([whole - 1] if whole else []) == [*group.window_blocks(prefix_tokens)]
 
+    @given(
+        block_tokens=st.integers(1, 20),
+        window_tokens=st.integers(1, 60),
+        prefix_tokens=st.integers(0, 200),
+        block=st.integers(0, 40),
+    )
+    def test_prefixes_with_a_block_are_those_whose_hits_restore_it(
+        self, block_tokens: int, window_tokens: int, prefix_tokens: int, block: int
+    ) -> None:
+        """R-54: of each kind of group, a prefix and a block say the same of each other."""
+        a = row(0, 64, "a")
+        for group in (
+            full(0, block_tokens, a),
+            window(0, block_tokens, window_tokens, a),
+            state(0, block_tokens, a),
+        ):
+            is_restored = block in group.window_blocks(prefix_tokens)
+            assert is_restored is (prefix_tokens in group.prefixes_with(block))
+
     def test_a_group_without_rows_is_refused(self) -> None:
         """A group stores something."""
         with pytest.raises(LayoutError, match="group 0 has no rows"):

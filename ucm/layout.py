@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Final
@@ -120,6 +121,15 @@ class GroupLayout:
             return range(stop)
         first_token = max(0, prefix_tokens - (self.window_tokens - 1))
         return range(first_token // self.block_tokens, stop)
+
+    def prefixes_with(self, block: int) -> range:
+        """Return over how many tokens the hits are that restore a block; see above."""
+        end = (block + 1) * self.block_tokens
+        if self.kind is GroupKind.STATE:
+            return range(end, end + self.block_tokens)
+        if self.window_tokens is None:
+            return range(end, sys.maxsize)
+        return range(end, end + self.window_tokens - 1)
 
 
 @attrs.frozen(kw_only=True)

@@ -139,6 +139,17 @@ class TestTalk:
         ) == told
         assert "" == problem
 
+    def test_want_of_several_hits_hears_which_one_came(self, tmp_path) -> None:
+        """R-53: the longest hit of which all is there, and how many blocks it needs."""
+        hits = [1, 2, 3, 4] * 2, [0] * 4 + [1, 2, 3, 4]
+
+        async def talking(pipe, core):
+            pipe.say(HELLO, ask_for(7, hits=hits))
+            return await pipe.hear(), await pipe.hear()
+
+        (_, told), problem, _ = talk(tmp_path, talking, laid=KEYS[:6])
+        assert ("", Done(7, 3, "absent", b"\1" * 3, reach=2)) == (problem, told)
+
     def test_peer_that_goes_gives_its_slots_back(self, tmp_path) -> None:
         """R-53: what an engine wanted is dropped when it is gone."""
 
@@ -326,6 +337,8 @@ class TestStrangers:
             ask_for(1, hold_s=-1.0),
             ask_for(1, tenant=-1),
             ask_for(1, tenant=1 << 32),
+            ask_for(1, hits=([1], [0])),
+            ask_for(1, hits=([9] * 8, [0] * 8)),
             HELLO,
             struct.pack(">I", MAX_FRAME_BYTES + 1),
             struct.pack(">I", 3) + b"\xc1\xc1\xc1",

@@ -8,6 +8,7 @@ import pytest
 
 from tests.agent.unruly import Behaviour, Unruly, open_core, run_virtual, want_of
 from tests.stores.slab_kit import open_slab
+from ucm.agent.hits import Hits
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.blocks import PackedKey
 from ucm.errors import BlockNotFoundError, StoreFullError
@@ -85,6 +86,10 @@ class Life:
             seconds=self.rng.choice([0.05, 0.5, 3.0]),
             hold_s=1.0,
         )
+        if self.rng.random() < 0.5:
+            numbers = range(1, len(want.keys) + 1)
+            last = [self.rng.choice([0, at, at + 3]) for at in numbers]
+            want.hits = Hits(numbers, last, len(want.keys))
         await core.fetch(want)
         self.overdue.append(anyio.current_time() - want.deadline)
         self.num_found += want.found

@@ -83,7 +83,7 @@ class Node:
         save(self.slab, missing)
         until(lambda: self._is_over(offered))
         self.slab.clear(b"")
-        return self.ask() == (len(KEYS), "", b"\1" * len(KEYS))
+        return self.ask() == (len(KEYS), "", b"\1" * len(KEYS), 0)
 
     def _spilled(self) -> dict[str, int]:
         (told,) = self._place.status()["slots"][str(BLOCK_BYTES)]["spilled"]

@@ -138,7 +138,7 @@ class TestAgent:
             sizes = [BLOCK_BYTES] * 6
             assert client.want("a", KEYS, sizes, seconds=30.0, hold_s=5.0)
             until(lambda: not client.is_pending("a"))
-            assert (6, "", b"\1" * 6) == client.answer("a")
+            assert (6, "", b"\1" * 6, 0) == client.answer("a")
             assert [payload(key) for key in KEYS] == load(slab, KEYS)
             told = place.status()
             assert (["file"], 6) == (

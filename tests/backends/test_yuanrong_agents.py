@@ -59,7 +59,7 @@ def test_one_agent_spills_and_another_fetches(tmp_path, monkeypatch):
             sizes = [BLOCK_BYTES] * len(KEYS)
             assert client.want("a", KEYS, sizes, seconds=60.0, hold_s=5.0)
             until(lambda: not client.is_pending("a"))
-            assert (2, "corrupt", b"\1\1") == client.answer("a")
+            assert (2, "corrupt", b"\1\1", 0) == client.answer("a")
             assert [payload(key) for key in KEYS[:2]] == load(slab, KEYS[:2])
 
 

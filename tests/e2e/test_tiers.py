@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import models
 from tests.e2e.connector import LOADED, halves, prompt, ucm_config
 from tests.e2e.engine import ROOT, generate, in_process_engine, reset_prefix_cache
 from tests.e2e.test_store_trouble import labelled
@@ -19,6 +20,7 @@ from ucm.integration.vllm.tiers import Tiers
 from ucm.scheduler.prompts import PromptSpeed
 
 WANTS = "vllm:ucm_fetch_wants"
+HITS = "vllm:ucm_hit_tokens"
 MISSED = "vllm:ucm_missed_lookups"
 TOKENS = 8
 PROMPTS = [prompt(7000 + n, 300) for n in range(4)]
@@ -37,8 +39,11 @@ def expected(llama: Path) -> list[list[int]]:
 class Machine:
     """An engine over a slab of its own."""
 
-    def __init__(self, llm: Any, expected: list[list[int]]) -> None:
+    def __init__(
+        self, llm: Any, prompts: list[list[int]], expected: list[list[int]]
+    ) -> None:
         self.llm = llm
+        self._prompts = prompts
         self._expected = expected
 
     @property
@@ -56,7 +61,7 @@ class Machine:
     def ask(self, *numbers: int) -> int:
         """Ask prompts anew, hold the answers against the right ones; return tokens loaded."""
         reset_prefix_cache(self.llm)
-        said = generate(self.llm, [PROMPTS[n] for n in numbers], TOKENS)
+        said = generate(self.llm, [self._prompts[n] for n in numbers], TOKENS)
         assert [self._expected[n] for n in numbers] == said.token_ids
         return said.external_tokens
 
@@ -78,6 +83,18 @@ def machine(
     expected: list[list[int]],
 ) -> Callable[..., Any]:
     """Return what starts an engine on a machine by name; all have one tier in common."""
+    return machines(llama, tmp_path, monkeypatch, PROMPTS, expected)
+
+
+def machines(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    **engine: Any,
+) -> Callable[..., Any]:
+    """Return what starts an engine with a model on a machine by name, over one tier."""
     path = registration(tmp_path / "registration")
     monkeypatch.syspath_prepend(str(path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(path), str(ROOT)]))
@@ -86,8 +103,8 @@ def machine(
     def start(name: str) -> Iterator[Machine]:
         tier = {"type": "file-tier", "path": str(tmp_path / "tier")}
         config = ucm_config(tmp_path / name, tiers=[tier])
-        with in_process_engine(llama, kv_transfer_config=config) as llm:
-            made = Machine(llm, expected)
+        with in_process_engine(model, kv_transfer_config=config, **engine) as llm:
+            made = Machine(llm, prompts, expected)
             made.until(lambda: made.is_joined)
             yield made
 
@@ -162,3 +179,37 @@ class TestTiers:
         store.clear(b"")
         assert 0 == c.ask(0)
         assert (1, 1) == (c.wants("slower"), labelled(c.llm, MISSED, reason="slower"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "blocks", "first", "brought"),
+    [(models.GEMMA3, 15, 384, 640), (models.QWEN3_NEXT, 6, 0, 640 - 384)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_prompt_that_goes_on_otherwise_is_warm(
+    recipe: models.Recipe,
+    blocks: int,
+    first: int,
+    brought: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R-53, R-54: a model with windows or states loads from a tier up to where another machine has
+    computed the same and kept a state: what that hit needs is brought, not what the whole prompt would."""
+    model = models.make_model(recipe)
+    whole = prompt(7100, 700)
+    prompts = [whole, whole[:460] + prompt(7101, 300), whole + prompt(7102, 200)]
+    with in_process_engine(model, dtype=recipe.dtype) as llm:
+        expected = generate(llm, prompts, TOKENS).token_ids
+    start = machines(
+        model, tmp_path, monkeypatch, prompts, expected, dtype=recipe.dtype
+    )
+    with start("a") as a:
+        assert 0 == a.ask(0)
+        a.until(lambda: len(stored(tmp_path)) >= blocks)
+    with start("b") as b:
+        assert [first, 640] == [b.ask(1), b.ask(2)]
+        assert 2 == b.wants("absent")
+        # What the first has not loaded it has computed and saved; each block comes once.
+        assert 384 == labelled(b.llm, HITS, tier="slab")
+        assert brought == labelled(b.llm, HITS, tier="other")  # of no tier of ours

@@ -216,8 +216,8 @@ AGENT = (
         name="wanted_group_by_group",
         why="Half of what came in time is of no use: another group's half is missing.",
         file=_WANTING,
-        find="    found.sort(key=lambda each: each[0])\n",
-        replace="",
+        find="    found.sort(key=lambda each: each[0])\n    return WantedBlocks(\n        [key for _, key, _ in found],",
+        replace="    return WantedBlocks(\n        [key for _, key, _ in found],",
         killers=(f"{_WANTED}::TestWantedBlocks::test_groups_take_turns",),
     ),
     # What the agent believes, and when it ends.

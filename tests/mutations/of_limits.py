@@ -94,7 +94,7 @@ LIMITS = (
         name="waits_for_less_than_the_engine_has",
         why="A request with a limit waits for blocks that it has, and not for those it lacks.",
         file=_TIERS,
-        find="if is_worth and computed_tokens < question.ends[-1]:",
+        find="if is_worth and computed_tokens < question.wanted.ends[-1]:",
         replace="if is_worth:",
         killers=(
             f"{_ASKS}::TestEarly::test_what_is_behind_an_early_question_is_asked_for",

@@ -19,6 +19,10 @@ _RECYCLED = "tests/agent/test_spill_recycled.py::TestRecycled"
 _SPILLS = "tests/agent/test_spill.py::TestSpill"
 _TROUBLE = "tests/agent/test_fetch.py::TestTrouble"
 _NODE = "tests/agent/test_node.py::TestMain"
+_OF_DOOR = "tests/integration/vllm/test_tiers.py"
+_HITS = "ucm/agent/hits.py"
+_OF_HITS = "tests/agent/test_hits.py"
+_FETCH_HITS = "tests/agent/test_fetch_hits.py"
 _MIRROR = "tests/stores/test_slab_changes.py::TestMirror"
 _FOLLOWS = f"{_MIRROR}::test_reader_that_follows_has_what_is_stored"
 
@@ -272,6 +276,64 @@ TIERS = (
         find="        place.arrival, place.count = next(self._arrivals), count\n",
         replace="        if count:\n            self.left -= count\n            return\n",
         killers=(f"{_BUDGET}::test_wants_have_their_slots_whole_and_in_turn",),
+    ),
+    # Which hit is brought.
+    Mutant(
+        name="windows_of_the_longest_hit",
+        why="A model with windows never hits what a tier has of another prompt.",
+        file="ucm/integration/vllm/tiers.py",
+        find="if self._matcher.is_all_full or self.elsewhere.ranks:",
+        replace="if True:",
+        killers=(
+            f"{_OF_DOOR}::TestHits::test_blocks_of_all_hits_are_asked_for_where_groups_have_windows",
+        ),
+    ),
+    Mutant(
+        name="hit_behind_a_hole",
+        why="A hit is chosen of which a block is nowhere: nothing of it is of use.",
+        file=_HITS,
+        find="            is_out[self._shortest[lacked] :] = True\n",
+        replace="",
+        killers=(
+            f"{_OF_HITS}::test_longest_hit_of_which_all_is_there_is_chosen",
+            f"{_FETCH_HITS}::test_half_of_every_hit_is_nothing",
+        ),
+    ),
+    Mutant(
+        name="hit_without_its_windows",
+        why="A hit is brought whose windows are nowhere.",
+        file=_HITS,
+        find="                is_out |= self._counts(gone) > 0\n",
+        replace="                pass\n",
+        killers=(f"{_OF_HITS}::test_longest_hit_of_which_all_is_there_is_chosen",),
+    ),
+    Mutant(
+        name="hit_larger_than_its_room",
+        why="Blocks are brought that are no hit, as there are no slots for its end.",
+        file=_HITS,
+        find="self._counts(absent) > most",
+        replace="self._counts(absent) < 0",
+        killers=(f"{_FETCH_HITS}::test_hit_has_no_more_blocks_than_there_are_slots",),
+    ),
+    Mutant(
+        name="looks_that_do_not_double",
+        why="A model with states asks a tier a thousand times, one block each.",
+        file=_HITS,
+        find="            more = max(_MORE, 2 * more)\n",
+        replace="            more = 0\n",
+        killers=(
+            f"{_OF_HITS}::test_states_that_are_far_between_are_found_with_few_looks",
+        ),
+    ),
+    Mutant(
+        name="beginning_of_a_hit_brought",
+        why="Half of a hit is fetched, and computed all the same.",
+        file=_FLIGHTS,
+        find="        if is_whole and kept < most:",
+        replace="        if False:",
+        killers=(
+            f"{_FETCH_HITS}::test_hit_of_which_a_part_would_come_late_is_computed_whole",
+        ),
     ),
     # What engines ask, and are told.
 )

@@ -3,10 +3,10 @@
 
 import pytest
 
-from tests.testing.host_kit import HYBRID, ONE_FULL
+from tests.testing.host_kit import HYBRID, ONE_FULL, RECURRENT
 from ucm.blocks import BlockKey, ShardId
 from ucm.scheduler.matching import MatchReason, PrefixMatch, PrefixMatcher
-from ucm.scheduler.wanting import falls_short, wanted_blocks
+from ucm.scheduler.wanting import falls_short, wanted_blocks, wanted_hits
 
 DIGEST = bytes(range(16))
 
@@ -87,7 +87,55 @@ class TestWantedBlocks:
         matcher = matcher_of(ONE_FULL)
         matcher.rekey(b"")
         wanted = wanted_blocks(matcher, hashes_of(4), range(64), {ShardId(0): [1]})
-        assert ([], [], []) == wanted
+        assert ([], [], [], None) == wanted
+
+
+class TestWantedHits:
+    @pytest.mark.parametrize("layout", [ONE_FULL, HYBRID, RECURRENT])
+    @pytest.mark.parametrize("computed", [0, 2])
+    def test_each_hit_needs_what_it_would_be_asked_for_alone(
+        self, layout, computed
+    ) -> None:
+        """R-54: whatever windows and states groups have, of each hit exactly the blocks are named
+        that it needs, in the order in which they end, and none that no hit needs."""
+        matcher, hashes = matcher_of(layout, num_shards=2), hashes_of(48)
+        sizes = {ShardId(at): [7 + at] * len(layout.groups) for at in range(2)}
+        align = layout.alignment_tokens
+        start = computed * align
+        longest = matcher.longest(48 * layout.hash_block_tokens, hashes)
+        wanted = wanted_hits(matcher, hashes, range(start, longest), sizes, 1 << 16)
+        of_use = set()
+        for hit in range(1, (longest - start) // align + 1):
+            alone = wanted_blocks(
+                matcher, hashes, range(start, start + hit * align), sizes
+            )
+            needed = [
+                at
+                for at, (first, last) in enumerate(zip(*wanted.hits, strict=True))
+                if first <= hit and (hit <= last or not last)
+            ]
+            assert alone.keys == [wanted.keys[at] for at in needed]
+            assert alone.sizes == [wanted.sizes[at] for at in needed]
+            assert alone.ends == wanted.ends_of(hit)
+            of_use |= set(needed)
+        assert of_use == set(range(len(wanted.keys)))
+        assert [] == wanted.ends_of(0)
+
+    def test_whole_hits_are_asked_for_where_a_message_takes_no_more(self) -> None:
+        """R-54: the longest hit that is asked for has all its blocks in the question."""
+        matcher, hashes = matcher_of(HYBRID), hashes_of(48)
+        sizes = {ShardId(0): [7] * len(HYBRID.groups)}
+        longest = matcher.longest(48 * HYBRID.hash_block_tokens, hashes)
+        every = wanted_hits(matcher, hashes, range(longest), sizes, 1 << 16)
+        for most in (0, 3, len(every.keys) // 2):
+            some = wanted_hits(matcher, hashes, range(longest), sizes, most)
+            assert len(some.keys) <= most
+            top = max(some.hits[0], default=0)
+            alone = wanted_blocks(
+                matcher, hashes, range(top * HYBRID.alignment_tokens), sizes
+            )
+            assert alone.ends == some.ends_of(top)
+            assert bool(top) is (most > 3)
 
 
 class TestFallsShort:

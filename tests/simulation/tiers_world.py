@@ -210,8 +210,13 @@ class TiersWorld:
             compute_s=dice.choice([0.0, 0.001, 0.001, 0.2, 5.0]),
             only=dice.choice(_ONLY) if dice.random() < 0.2 else None,
             priority=dice.choice([0, 0, 5]),
+            hits=self._hits(len(keys)) if dice.random() < 0.3 else None,
         )
         engine.pipe.say(ask)
+
+    def _hits(self, num_keys: int) -> tuple[list[int], list[int]]:
+        numbers = list(range(1, num_keys + 1))
+        return numbers, [self._dice.choice([0, at, at + 2]) for at in numbers]
 
     async def _act_drop(self) -> None:
         engine = self._dice.choice(self._engines)

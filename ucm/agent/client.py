@@ -73,11 +73,13 @@ class Answer(NamedTuple):
         found: So many of its keys, from the first, are in the slab.
         reason: Why not more.
         media: Where each of these was, as bytes: 0 the slab, tiers behind it.
+        reach: The hit that needs them, of a want with hits.
     """
 
     found: int
     reason: Reason
     media: bytes = b""
+    reach: int = 0
 
 
 class Follower(Protocol):
@@ -169,10 +171,11 @@ class AgentClient:
         only: Sequence[tuple[str, str]] | None = None,
         priority: int = 0,
         tenant: int = 0,
+        hits: tuple[list[int], list[int]] | None = None,
         tell: Callable[[], None] | None = None,
     ) -> bool:
         """
-        Ask for a request's blocks, once.
+        Ask for a request's blocks, once; False: there is no agent, and nothing is pending.
 
         Args:
             request_id: Whose; pending from now on.
@@ -184,11 +187,9 @@ class AgentClient:
             only: Of which tiers; see ``Ask``.
             priority: The lowest is served first.
             tenant: Whose share of the slab they take; 0: nobody's.
+            hits: Which of several hits need each; see ``Ask``. Then there are no more keys.
             tell: Called once on our thread, behind the answer or the loss of the agent, but
                 not at the deadline, nor of a want that was dropped; brief, raises nothing.
-
-        Returns:
-            Whether it was asked; False: there is no agent, and nothing is pending.
         """
         loop = self._loop
         if not self.is_up or loop is None:
@@ -210,6 +211,7 @@ class AgentClient:
             only=None if only is None else list(only),
             priority=priority,
             tenant=tenant,
+            hits=hits,
         )
         self.call(lambda: self._ask(ask))
         return True
@@ -320,7 +322,7 @@ class AgentClient:
                 self._log.info(AGENT_JOINED, media=self.media)
             # Of a want that was dropped or is over, nobody asks any more.
             if isinstance(message, Done) and message.number in self._pending:
-                answer = Answer(message.found, message.reason, message.media)
+                answer = Answer(*msgspec.structs.astuple(message)[1:])
                 self._answers[message.number] = answer
                 if self._pending.pop(message.number, None) is None:  # dropped just now
                     self._answers.pop(message.number, None)

@@ -9,6 +9,7 @@ import msgspec
 from anyio.abc import ByteStream, TaskGroup
 
 from ucm.agent.core import AgentCore
+from ucm.agent.hits import Hits
 from ucm.agent.ledger import Ledger, Reader
 from ucm.agent.protocol import (
     FRAME_HEADER,
@@ -226,7 +227,8 @@ class Connection:
             try:
                 await core.fetch(want)
                 media = bytes(want.media[: want.found])
-                await self._send(Done(number, want.found, want.reason, media))
+                done = Done(number, want.found, want.reason, media, want.reach)
+                await self._send(done)
                 await anyio.sleep(want.hold_s)
             finally:
                 core.drop(want)
@@ -276,6 +278,7 @@ def _want_of(ask: Ask, max_block_bytes: int) -> Want:
         raise MessageError(f"a tenant of number {ask.tenant}")
     for nbytes in set(map(len, ask.keys)):
         _check_key(nbytes)
+    hits = None if ask.hits is None else Hits(*ask.hits, len(ask.keys))
     keys = [PackedKey(key) for key in ask.keys]
     deadline = anyio.current_time() + ask.deadline_s
     return Want(
@@ -287,4 +290,5 @@ def _want_of(ask: Ask, max_block_bytes: int) -> Want:
         only=ask.only,
         priority=ask.priority,
         tenant=ask.tenant,
+        hits=hits,
     )

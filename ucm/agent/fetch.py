@@ -6,7 +6,8 @@ A *want* is a request's keys in order. What the slab has of them is marked as us
 moment still to come, so that it stays; for each other one there is a *flight*, one per key
 however many want it from the same tiers (``ucm.agent.flights``). Who wants a key first starts
 its flight. A want keeps its slots until it is dropped, or its time is over, and its flights
-have ended: so what is pinned is bounded as well, also where a tier hangs.
+have ended: so what is pinned is bounded as well, also where a tier hangs. Of a want with several
+hits it is found out first which of them is there (``ucm.agent.hits``).
 """
 
 import time
@@ -20,7 +21,9 @@ from ucm.agent.budget import Budget
 from ucm.agent.calls import Blocking
 from ucm.agent.flight import Flight
 from ucm.agent.flights import Flights
+from ucm.agent.looking import look_through
 from ucm.agent.wants import FetchCounts, Slab, Want
+from ucm.backends.abc import Presence
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
@@ -60,6 +63,7 @@ class Fetcher:
         self._slab = Slab(store, call, clock_ns)
         self._tiers = tiers
         self._budget = budget
+        self._why_absent = why_absent
         self._flights = Flights(
             self._slab, tiers, budget, self.counts, why_absent, brought
         )
@@ -86,7 +90,8 @@ class Fetcher:
         try:
             want.reason = Reason.DEADLINE
             with anyio.move_on_at(want.deadline):
-                want.reason = await self._fetch(want)
+                why = await self._choose(want)
+                want.reason = await self._fetch(want) or why
             if want.found:  # flights that others had begun were pinned for them
                 there = await self._slab.pin(want.keys[: want.found], want.stay_s)
                 if not all(there):  # evicted, or forgotten, before that
@@ -124,8 +129,9 @@ class Fetcher:
                 self.counts.begun += len(own)
                 assert self._tasks is not None
                 compute_s = want.compute_s * len(own) / len(want.keys)
-                fly = partial(self._flights.fly, compute_s=compute_s)
-                self._tasks.start_soon(fly, own)
+                is_whole = want.hits is not None
+                fly = partial(self._flights.fly, is_whole=is_whole)
+                self._tasks.start_soon(fly, own, compute_s)
             for at, flight in enumerate(flights):
                 if flight is not None:
                     await flight.wait()
@@ -136,3 +142,34 @@ class Fetcher:
             return Reason.NONE
         finally:
             self._flights.leave(want, [flight for flight in flights if flight])
+
+    async def _choose(self, want: Want) -> Reason:
+        """Have it want the longest of its hits that can be had; return why not a longer one."""
+        if (hits := want.hits) is None:
+            return Reason.NONE
+        numbers = want.tiers_of(self._tiers)
+        tiers = [self._tiers[number] for number in numbers]
+        told: dict[int, Presence] = {}
+
+        async def look(blocks: list[int], *, is_prefix: bool) -> list[bool]:
+            keys = [want.keys[at] for at in blocks]
+            answers = await look_through(tiers, keys, is_prefix=is_prefix)
+            told.update(zip(blocks, answers, strict=True))
+            return [answer is Presence.PRESENT for answer in answers]
+
+        hit, lacked = await hits.choose(
+            await self._slab.has(want.keys),
+            self._budget.total,
+            partial(look, is_prefix=True),
+            partial(look, is_prefix=False),
+        )
+        if hit == hits.top:
+            reason = Reason.NONE
+        elif lacked is None:
+            reason = Reason.STORE_FULL
+        elif told[lacked] is Presence.UNKNOWN:
+            reason = Reason.UNAVAILABLE
+        else:
+            reason = self._why_absent(want.keys[lacked], numbers)
+        want.settle_on(hit)
+        return reason

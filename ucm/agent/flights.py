@@ -95,17 +95,24 @@ class Flights:
                 turn.scope.cancel()
                 self._end_open(turn.flights)  # now: nobody may join what has given up
 
-    async def fly(self, flights: Sequence[Flight], compute_s: float = 0.0) -> None:
+    async def fly(
+        self,
+        flights: Sequence[Flight],
+        compute_s: float = 0.0,
+        *,
+        is_whole: bool = False,
+    ) -> None:
         """
         Bring each of *flights* to its end, at the cost of one who wants them.
 
         Args:
             flights: In the order in which they are of use.
             compute_s: How long computing these blocks would take; 0: not known.
+            is_whole: None of them is of use without all others.
         """
         try:
             of_tier = await self._locate(flights)
-            of_tier = self._worthwhile(flights, of_tier, compute_s)
+            of_tier = self._worthwhile(flights, of_tier, compute_s, is_whole=is_whole)
             count = sum(map(len, of_tier))
             if not count:
                 return
@@ -173,11 +180,16 @@ class Flights:
         return of_tier
 
     def _worthwhile(
-        self, flights: Sequence[Flight], of_tier: list[list[Flight]], compute_s: float
+        self,
+        flights: Sequence[Flight],
+        of_tier: list[list[Flight]],
+        compute_s: float,
+        *,
+        is_whole: bool,
     ) -> list[list[Flight]]:
         """End the first that computing is faster than and those behind; return the others."""
         each_s, now = compute_s / len(flights), anyio.current_time()
-        kept = sum(map(len, of_tier))
+        kept = most = sum(map(len, of_tier))
         at = {flight: number for number, flight in enumerate(flights)}
         used = [number for number, found in enumerate(of_tier) if found]
         for number in sorted(used, key=lambda number: -at[of_tier[number][0]]):
@@ -185,6 +197,8 @@ class Flights:
             nbytes = sum(flight.nbytes for flight in found)
             if self._choices[number].declines(nbytes, each_s * kept, now):
                 kept = at[found[0]]
+        if is_whole and kept < most:
+            kept = 0
         for flight in flights[kept:]:
             if not flight.is_done:
                 self._end(flight, Reason.SLOWER)

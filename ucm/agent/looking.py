@@ -14,7 +14,7 @@ from typing import Final
 from ucm.backends.abc import Backend, Presence
 from ucm.blocks import PackedKey
 
-__all__ = ["look_along", "look_before_put"]
+__all__ = ["look_along", "look_before_put", "look_through"]
 
 _PROBES: Final = 16
 _SHARE: Final = 8
@@ -44,6 +44,24 @@ async def look_along(tier: Backend, keys: Sequence[PackedKey]) -> list[Presence]
                 break
             first = at + 1
     return [Presence.PRESENT] * first + [behind] * (len(keys) - first)
+
+
+async def look_through(
+    tiers: Sequence[Backend], keys: Sequence[PackedKey], *, is_prefix: bool
+) -> list[Presence]:
+    """Return which blocks some tier has, asking each for what those before it lack."""
+    told = [Presence.ABSENT] * len(keys)
+    for tier in tiers:
+        left = [at for at, one in enumerate(told) if one is not Presence.PRESENT]
+        asked = [keys[at] for at in left]
+        if is_prefix and tier is tiers[-1]:
+            answers = await look_along(tier, asked)
+        else:
+            answers = await tier.exists(asked)
+        for at, answer in zip(left, answers, strict=True):
+            if answer is Presence.PRESENT or told[at] is Presence.ABSENT:
+                told[at] = answer
+    return told
 
 
 async def look_before_put(tier: Backend, keys: Sequence[PackedKey]) -> list[Presence]:

@@ -50,7 +50,7 @@ __all__ = [
     "within",
 ]
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 MAX_FRAME_BYTES: Final = 8 << 20
 MOST_KEYS: Final = 1 << 16
 """Of one want: they fit into a frame however long they are."""
@@ -80,6 +80,10 @@ class Ask(msgspec.Struct, tag="want", frozen=True):
     """
     An engine wants blocks, the first of them most.
 
+    Where a longer hit does without blocks of a shorter one, such as windows, it names the blocks of all
+    its hits, counts these from 1 on, the shortest, and says which of them needs each block. Then
+    those of the longest hit are brought of which all are there, and no others.
+
     Args:
         number: Its name on this connection.
         keys: Packed keys.
@@ -91,6 +95,8 @@ class Ask(msgspec.Struct, tag="want", frozen=True):
             all of them.
         priority: The lowest has its slots first.
         tenant: Whose share of the slab they take; 0: nobody's.
+        hits: The shortest hit that needs each block, and the longest, 0 for all that are longer; None:
+            each block is of use behind all before it.
     """
 
     number: int
@@ -102,6 +108,7 @@ class Ask(msgspec.Struct, tag="want", frozen=True):
     only: list[tuple[str, str]] | None = None
     priority: int = 0
     tenant: int = 0
+    hits: tuple[list[int], list[int]] | None = None
 
 
 class Drop(msgspec.Struct, tag="drop", frozen=True):
@@ -159,15 +166,18 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
     Args:
         number: Which.
-        found: So many of its keys, from the first, are there.
+        found: So many of its keys, from the first, are there; of a want with hits, of the keys
+            that the hit needs.
         reason: Why not more.
         media: Where each of these was: 0 the slab, tiers behind it.
+        reach: The hit; 0: none, or the want had none.
     """
 
     number: int
     found: int
     reason: Reason
     media: bytes = b""
+    reach: int = 0
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):

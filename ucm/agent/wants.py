@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from ucm.agent.calls import Blocking
+from ucm.agent.hits import Hits
 from ucm.backends.abc import BackendCapabilities
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
@@ -65,6 +66,7 @@ class Want:
         only: Medium and locality of tiers that it may use, empty for any; None: all.
         priority: Of its slots; the lowest comes first.
         tenant: Whose share of the slab it takes; 0: nobody's.
+        hits: Which hits need which keys, until it is known which one is brought.
     """
 
     keys: Sequence[PackedKey]
@@ -75,6 +77,9 @@ class Want:
     only: Sequence[tuple[str, str]] | None = None
     priority: int = 0
     tenant: int = 0
+    hits: Hits | None = None
+    reach: int = 0
+    """The hit that is brought; 0: none, or it had none."""
     found: int = 0
     """Keys from the start that the slab has, once it is fetched."""
     media: list[int] = attrs.Factory(list)
@@ -90,6 +95,15 @@ class Want:
     def stay_s(self) -> float:
         """For how many seconds from now on what is found is to be kept."""
         return max(0.0, self.deadline - anyio.current_time()) + self.hold_s
+
+    def settle_on(self, hit: int) -> None:
+        """Want what one of its hits needs, and nothing else any more."""
+        assert self.hits is not None
+        needed = self.hits.needed_for(hit)
+        self.keys = [self.keys[at] for at in needed]
+        self.sizes = [self.sizes[at] for at in needed]
+        self.compute_s *= hit / self.hits.top
+        self.reach = hit
 
     def tiers_of(self, tiers: Sequence[BreakerBackend]) -> tuple[int, ...]:
         """Return the numbers of the tiers that it may use."""
@@ -133,6 +147,10 @@ class Slab:
     def _pin(self, keys: Sequence[PackedKey], hold_s: float) -> list[bool]:
         self.keep(keys, hold_s)
         return self.store.contains(keys)
+
+    async def has(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Return which are there."""
+        return await self.call(partial(self.store.contains, keys))
 
     def keep(self, keys: Sequence[PackedKey], hold_s: float) -> None:
         """Keep what there is of *keys* for a while, on a thread."""

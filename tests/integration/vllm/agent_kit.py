@@ -39,10 +39,10 @@ class FakeClient:
         """Return what the test said."""
         return self.answers.get(request_id)
 
-    def say(self, request_id, found, reason="", media=b""):
+    def say(self, request_id, found, reason="", media=b"", reach=0):
         """Answer."""
         self.pending.discard(request_id)
-        self.answers[request_id] = Answer(found, reason, media)
+        self.answers[request_id] = Answer(found, reason, media, reach)
 
     def drop(self, request_id):
         """Take note."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.integration.vllm.agent_kit import FakeClient
-from tests.testing.host_kit import ONE_FULL
+from tests.testing.host_kit import HYBRID, ONE_FULL
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
@@ -31,9 +31,9 @@ def request(name="a", **more):
 class World:
     """Tiers over a fake client."""
 
-    def __init__(self, elsewhere=(), **settings):
+    def __init__(self, elsewhere=(), layout=ONE_FULL, **settings):
         self.client, self.counters = FakeClient(), Counters()
-        matcher = PrefixMatcher(ONE_FULL, None, bytes(16), [ShardId(0)], full_hits=True)
+        matcher = PrefixMatcher(layout, None, bytes(16), [ShardId(0)], full_hits=True)
         config = UCMConfig.from_mapping(settings)
         self.now = 0.0
         self.prompts = PromptSpeed()
@@ -42,7 +42,8 @@ class World:
             clock=lambda: self.now,
         )
         agreement = SimpleNamespace(
-            part_bytes=lambda: {ShardId(0): [96]}, ranks_elsewhere=lambda: elsewhere
+            part_bytes=lambda: {ShardId(0): [96] * len(layout.groups)},
+            ranks_elsewhere=lambda: elsewhere,
         )
         self.tiers.agree(agreement)
 
@@ -214,6 +215,30 @@ class TestEarly:
         assert not World().tiers.may_ask_early(request(skip_reading_prefix_cache=True))
 
 
+class TestHits:
+    def test_blocks_of_all_hits_are_asked_for_where_groups_have_windows(self) -> None:
+        """R-54: which hit a tier has is not known, so that each block comes with the hits that need
+        it; what came is told by the blocks of the hit that was brought."""
+        world = World(layout=HYBRID)
+        asked = SimpleNamespace(request_id="a", num_tokens=len(HASHES) * SIZE)
+        assert world.ask(asked)
+        ((_, num_keys, _),), (terms,) = world.client.wanted, world.client.terms
+        shortest, longest = terms["hits"]
+        assert num_keys == len(shortest) == len(longest)
+        assert {1, 2} == set(shortest)
+        of_first = sum(first == 1 for first in shortest)
+        world.client.say("a", of_first, "absent", b"\1" * of_first, reach=1)
+        assert not world.tiers.is_pending("a")
+        assert {"disk": 8} == world.tiers.hit("a", range(8))
+
+    def test_machines_ask_for_the_longest_hit_alone(self) -> None:
+        """R-60: what another machine has is told by its end only."""
+        world = World(elsewhere=(1,), layout=HYBRID, tiers=[{"type": "redis"}])
+        asked = SimpleNamespace(request_id="a", num_tokens=len(HASHES) * SIZE)
+        world.ask(asked, PrefixMatch(8, MatchReason.HIT))
+        assert [None] == [terms["hits"] for terms in world.client.terms]
+
+
 class TestWishes:
     def test_request_that_loads_less_asks_for_less(self, world) -> None:
         """R-58: nothing is fetched beyond ``max_load_tokens``, and nothing for none."""
@@ -230,6 +255,7 @@ class TestWishes:
         only = (("disk", ""),)
         world.ask(wishes=Wishes(tiers=only, priority=7, tenant=9))
         terms = {"compute_s": 0.0, "only": only, "priority": 7, "tenant": 9}
+        terms["hits"] = None
         assert [terms] == world.client.terms
 
 

@@ -97,7 +97,7 @@ class RankWants:
         shard = self._setup.topology.shard_of(self._rank)
         matcher = self._matcher(want.keyspace_digest)
         before = [b""] * (want.start // layout.hash_block_tokens)
-        keys, sizes, ends = wanted_blocks(
+        keys, sizes, ends, _ = wanted_blocks(
             matcher,
             [*before, *want.hashes],
             range(want.start, want.stop),

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from ucm.agent.client import AgentClient
 from ucm.agent.health import AgentHealth
 from ucm.agent.joining import check_machines
-from ucm.agent.protocol import LONGEST_S
+from ucm.agent.protocol import LONGEST_S, MOST_KEYS
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
@@ -37,7 +37,12 @@ from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.messages import StepPlan, StepReport
 from ucm.scheduler.prompts import PromptSpeed
 from ucm.scheduler.requests import NO_WISHES, Wishes
-from ucm.scheduler.wanting import falls_short, wanted_blocks
+from ucm.scheduler.wanting import (
+    WantedBlocks,
+    falls_short,
+    wanted_blocks,
+    wanted_hits,
+)
 
 __all__ = ["Tiers"]
 
@@ -71,7 +76,7 @@ class _Question:
     What a request has asked.
 
     Args:
-        ends: Behind which tokens the blocks end that were asked for.
+        wanted: The blocks that were asked for, without their keys.
         asked_at: When.
         is_early: It was asked when the request arrived.
         computed: Tokens that the engine had itself when it was last looked at.
@@ -79,7 +84,7 @@ class _Question:
         reason: Of the answer.
     """
 
-    ends: Sequence[int]
+    wanted: WantedBlocks
     asked_at: float
     is_early: bool
     computed: int
@@ -171,7 +176,7 @@ class Tiers:
         answer = None if client is None else client.answer(request_id)
         if question is None or answer is None:
             return False
-        return answer.found == len(question.ends)
+        return answer.found == len(question.wanted.ends)
 
     def is_pending(self, request_id: str, computed_tokens: int = 0) -> bool:
         """Return whether an answer is still to come, and the engine has no more by itself."""
@@ -203,7 +208,7 @@ class Tiers:
         if reason is None and self.elsewhere.ranks:
             if question is None:
                 return _ELSEWHERE
-            if self._reach(request_id, question.computed) < question.ends[-1]:
+            if self._reach(request_id, question.computed) < question.wanted.ends[-1]:
                 return _ELSEWHERE
         return reason
 
@@ -237,22 +242,23 @@ class Tiers:
         if self._is_asked(request_id):
             question = self._questions[request_id]
             question.computed = computed_tokens
-            if is_worth and computed_tokens < question.ends[-1]:
+            if is_worth and computed_tokens < question.wanted.ends[-1]:
                 return True
             self.drop(request_id)
         if not is_worth:
             return False
         tokens = range(computed_tokens, longest)
-        keys, sizes, ends = wanted_blocks(
-            self._matcher, hashes, tokens, self._part_bytes
-        )
+        wanted = self._wanted(hashes, tokens)
+        if not wanted.keys:
+            return False
+        asked = wanted._replace(keys=[], sizes=[])  # which the agent is told
         compute_s = self._prompts.seconds_of(len(tokens)) if self._predicts else 0.0
         times = self._seconds, self._hold_s, compute_s
         if self.elsewhere.ranks and not self.elsewhere.ask(
             request_id, self._matcher, hashes, tokens, times, wishes
         ):
             self._questions[request_id] = _Question(
-                ends,
+                asked,
                 self._clock(),
                 is_early=True,  # so that it may ask again
                 computed=computed_tokens,
@@ -262,22 +268,30 @@ class Tiers:
             return False
         is_asked = client.want(
             request_id,
-            keys,
-            sizes,
+            wanted.keys,
+            wanted.sizes,
             seconds=self._seconds,
             hold_s=self._hold_s,
             compute_s=compute_s,
             only=wishes.tiers,
             priority=wishes.priority,
             tenant=wishes.tenant,
+            hits=wanted.hits,
         )
         if is_asked:
             self._questions[request_id] = _Question(
-                ends, self._clock(), is_early, computed_tokens
+                asked, self._clock(), is_early, computed_tokens
             )
         else:
             self.elsewhere.drop(request_id)
         return is_asked
+
+    def _wanted(self, hashes: Sequence[bytes], tokens: range) -> WantedBlocks:
+        """Return what to ask for: where a shorter hit needs other blocks, those of all hits."""
+        given = self._matcher, hashes, tokens, self._part_bytes
+        if self._matcher.is_all_full or self.elsewhere.ranks:
+            return wanted_blocks(*given)
+        return wanted_hits(*given, MOST_KEYS)
 
     def _is_short(self, match: PrefixMatch, computed_tokens: int, longest: int) -> bool:
         """Return whether there may be more than was found, as far as is known here."""
@@ -323,7 +337,8 @@ class Tiers:
         if question is None or client is None or answer is None:
             return {"slab": len(tokens)}
         names = ("slab", *client.media)
-        found = tokens_by_medium(tokens, question.ends, answer.media)
+        ends = question.wanted.ends_of(answer.reach)
+        found = tokens_by_medium(tokens, ends, answer.media)
         return {names[medium]: count for medium, count in found.items()}
 
     def reported(
