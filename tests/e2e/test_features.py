@@ -162,6 +162,33 @@ def test_draft_model_that_guesses_badly_changes_no_token(
     cold_and_warm_speculating(llama, tmp_path / "slab", ask, speculation)
 
 
+def test_request_for_which_there_is_hardly_room_is_answered(
+    llama: Path, tmp_path: Path
+) -> None:
+    """With speculation the engine takes up a load only beside free blocks, which a memory as
+    large as the request never has: less is loaded, and nobody hangs."""
+    ids = prompt(5, 500)
+    speculation = {
+        "method": "draft_model",
+        "model": str(llama),
+        "num_speculative_tokens": 16,
+    }
+    tiny = {"block_size": 32, "num_blocks": 17, "max_model_len": 512}
+    with in_process_engine(llama, **tiny) as llm:
+        alone = generate(llm, [ids], 4).token_ids
+    config = ucm_config(tmp_path / "slab")
+    with in_process_engine(
+        llama, kv_transfer_config=config, speculative_config=speculation, **tiny
+    ) as llm:
+        assert alone == generate(llm, [ids], 4).token_ids
+        await_counter(llm, SAVED, 15)
+        reset_prefix_cache(llm)
+        before = counter(llm, EXTERNAL_HITS)
+        assert alone == generate(llm, [ids], 4).token_ids
+        assert 0 < counter(llm, EXTERNAL_HITS) - before < 480
+        assert {} == quiesced(llm)
+
+
 def cold_and_warm_speculating(
     model: Path,
     store: Path,

@@ -23,6 +23,7 @@ _WHEREVER = "tests/stores/test_slab_fates.py::TestEverywhere"
 _REMEMBERED = "tests/scheduler/test_unsaved.py::TestUnsaved"
 _LOOK_UPS = "tests/integration/vllm/test_lookups.py::TestLookUps"
 _REASONS = "tests/integration/vllm/test_lookups.py::TestReasons"
+_TAKEN = "test_hit_that_the_engine_never_takes_up_is_offered_shorter"
 _NEIGHBOURS = "tests/stores/test_neighbours.py::TestNeighbours"
 
 WHY = (
@@ -251,5 +252,21 @@ WHY = (
         find="        if not keys:  # the weights came into doubt behind the look-up\n",
         replace="        if keys == [b'']:\n",
         killers=(f"{_DECLINED}::test_keys_that_go_behind_the_look_up_leave_no_reason",),
+    ),
+    Mutant(
+        name="hit_without_room_offered_for_ever",
+        why="An engine that keeps no room for a load hangs, and all its requests with it.",
+        file=_LOOKUPS,
+        find="            offered.most = match.tokens * 7 // 8\n",
+        replace="            pass\n",
+        killers=(f"{_REASONS}::{_TAKEN}",),
+    ),
+    Mutant(
+        name="hit_of_a_busy_engine_shortened",
+        why="Requests that wait for their turn lose their hits, an eighth a second.",
+        file=_LOOKUPS,
+        find="if offered is None or match is None or not is_idle:",
+        replace="if offered is None or match is None:",
+        killers=(f"{_REASONS}::{_TAKEN}",),
     ),
 )

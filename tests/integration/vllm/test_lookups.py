@@ -26,6 +26,7 @@ from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.messages import StepReport, encode
+from ucm.scheduler.requests import NO_LIMIT, NO_WISHES, Wishes
 from ucm.stores.slab import explain
 from ucm.stores.slab._layout import Word
 from ucm.tracing import PREFIX_MATCHED, PREFIX_MISSED, REQUEST_ENDED
@@ -322,6 +323,37 @@ class TestReasons:
             counters.total(missed, reason=expected),
             counters.total(missed, reason="too_short"),
         )
+
+    def test_hit_that_the_engine_never_takes_up_is_offered_shorter(
+        self, tmp_path: Path
+    ) -> None:
+        """R-71: a request for which the engine keeps no room would be asked for for ever, and
+        hold up all behind it; while something runs, or a moment only, it just waits."""
+        hit = PrefixMatch(64, MatchReason.HIT)
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            lookups = engine.scheduler._lookups
+
+            def wait(seconds: float, *, is_idle: bool) -> int:
+                for step in range(100):
+                    now = 50.0 + seconds * step / 100
+                    lookups.looked("r", hit, 0, now)
+                    lookups.stepped(now, is_idle=is_idle)
+                return lookups.within("r", NO_WISHES).most_loaded
+
+            assert NO_LIMIT == wait(10.0, is_idle=False)
+            assert NO_LIMIT == wait(0.9, is_idle=True)
+            for step in range(100):
+                lookups.stepped(60.0 + step, is_idle=True)  # nobody asks: it is paused
+            assert NO_LIMIT == lookups.within("r", NO_WISHES).most_loaded
+            assert 56 == wait(1.1, is_idle=True)
+            assert 9 == lookups.within("r", Wishes(most_loaded=9)).most_loaded
+            assert NO_LIMIT == lookups.within("s", NO_WISHES).most_loaded
+            shorter = PrefixMatch(48, MatchReason.LIMITED, 64)
+            lookups.looked("r", shorter, 0, 80.0)
+            miss = lookups.decided("r").miss
+            assert miss is not None
+            assert ("queue", True) == (miss.reason, "no room" in miss.detail["text"])
+            assert NO_LIMIT == lookups.within("r", NO_WISHES).most_loaded
 
     def test_tiers_that_were_late_are_the_reason(self, tmp_path: Path) -> None:
         """R-71: what the slab lacks a tier may have; one that did not say so in time is why

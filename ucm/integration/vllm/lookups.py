@@ -6,6 +6,10 @@ The engine asks in every step in which a request waits; the answer that counts i
 before it gives the request its blocks. Only of that one it is found out why it fell short.
 Whether a hit pays is decided when it is first found, and stands for as long as it is the same.
 
+An engine takes up a request that loads only if some blocks stay free beside it. In a memory hardly
+larger than the request they never do: it would be asked for again and again, and all behind it
+would wait. So a hit that is not taken up though nothing runs is offered shorter.
+
 Threading: all of it runs on the engine's scheduler thread, and waits for nothing.
 """
 
@@ -20,9 +24,14 @@ from ucm.reasons import MissReason
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.misses import Elsewhere, Miss, Misses
 from ucm.scheduler.paying import Paying
+from ucm.scheduler.requests import NO_LIMIT, Wishes
 
 __all__ = ["Lookup", "Lookups"]
 
+_REFUSED_STEPS: Final = 16
+_REFUSED_S: Final = 1.0
+"""After so many steps, and so long, a hit counts as one that the engine has no room for."""
+_NO_ROOM: Final = MissReason.QUEUE, "the engine has no room to load more"
 _LOOKUPS: Final = "ucm_lookups_total"
 _WANTED: Final = "ucm_wanted_tokens_total"
 _MISSED: Final = {
@@ -44,6 +53,7 @@ class Lookup:
         wanted_tokens: That it looked for.
         miss: Why the last one that decided fell short; None if it did not.
         weighed: The tokens of the hit on which was decided last, and whether it is computed.
+        most: Tokens that the engine may have room to load.
     """
 
     computed_tokens: int = 0
@@ -53,6 +63,7 @@ class Lookup:
     wanted_tokens: int = 0
     miss: Miss | None = None
     weighed: tuple[range, bool] = (range(0), False)
+    most: int = NO_LIMIT
 
 
 class Lookups:
@@ -82,6 +93,10 @@ class Lookups:
         self._paying = paying
         self._counters = counters
         self._lookups: dict[str, Lookup] = {}
+        self._offered: Lookup | None = None
+        """What has a hit since the last step, and no blocks yet."""
+        self._refused = 0, 0.0
+        """Steps in a row that took up no hit though nothing ran, and when the first one was."""
 
     def __len__(self) -> int:
         return len(self._lookups)
@@ -105,7 +120,36 @@ class Lookups:
             if lookup.weighed[1]:
                 match = PrefixMatch(0, MatchReason.SLOWER, match.wanted)
         lookup.match, lookup.computed_tokens = match, computed_tokens
+        if match.tokens:
+            self._offered = lookup
         return match
+
+    def within(self, request_id: str, wishes: Wishes) -> Wishes:
+        """Limit what is loaded to what the engine has room for, as far as it has shown."""
+        lookup = self._lookups.get(request_id)
+        if lookup is None or lookup.most == NO_LIMIT:
+            return wishes
+        return attrs.evolve(wishes, most_loaded=min(lookup.most, wishes.most_loaded))
+
+    def stepped(self, now: float, *, is_idle: bool) -> None:
+        """
+        Take note of a step: a hit that is not taken up is offered shorter after a while.
+
+        Args:
+            now: Seconds.
+            is_idle: Nothing runs, and nothing is loaded.
+        """
+        offered, self._offered = self._offered, None
+        match = None if offered is None else offered.match
+        if offered is None or match is None or not is_idle:
+            self._refused = 0, now
+            return
+        steps, since = self._refused
+        since = since if steps else now
+        self._refused = steps + 1, since
+        if steps >= _REFUSED_STEPS and now - since >= _REFUSED_S:
+            offered.most = match.tokens * 7 // 8
+            self._refused = 0, now
 
     def decided(
         self, request_id: str, shortfall: tuple[MissReason, str] | None = None
@@ -128,6 +172,8 @@ class Lookups:
         lookup.life += 1
         lookup.found_tokens, lookup.wanted_tokens = match.tokens, match.wanted
         lookup.miss = self._explain(request_id, match, lookup.computed_tokens)
+        if lookup.most < NO_LIMIT:
+            shortfall, lookup.most = _NO_ROOM, NO_LIMIT
         if shortfall is not None and lookup.miss is not None:
             reason, text = shortfall
             text = f"{text}; of the slab: {lookup.miss.reason}"

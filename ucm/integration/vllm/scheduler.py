@@ -208,7 +208,8 @@ class SchedulerHalf:
         """Return what the slab has of a prefix; None: tiers are asked for more."""
         hashes = self._adapters.hashes_of(request)
         wishes = self._running.wishes_of(request)
-        most = self._tiers.within_reach(request.request_id, computed_tokens, wishes)
+        room = self._lookups.within(request.request_id, wishes)
+        most = self._tiers.within_reach(request.request_id, computed_tokens, room)
         match = self._adapter.match_prefix(
             request.request_id, request.num_tokens, hashes, computed_tokens, most
         )
@@ -253,11 +254,15 @@ class SchedulerHalf:
 
     def plan(self, output: Any) -> PlanEnvelope:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return this step's orders; does not touch *output*."""
+        self._adapter.tick(now := self._clock())
         if not output.num_scheduled_tokens:
             # In process the next follows at once, and keeps our threads from the lock.
             self._setup.threads.give_way()
+        is_idle = not (
+            output.num_scheduled_tokens or any(self._adapter.lives.loading())
+        )
+        self._lookups.stepped(now, is_idle=is_idle)
         self._doubts.look()
-        self._adapter.tick(now := self._clock())
         plan = self._adapter.plan_step(self._running.step(output))
         self._doubts.sent(in_use=bool(len(self._running)))
         tokens = getattr(output, "total_num_scheduled_tokens", 0)
