@@ -138,11 +138,11 @@ agent.refused: warning, agent, change
     Somebody at the socket is not served.
     > error
 tier.silent: warning, agent, change
-    A tier did not answer, and is not asked for a while.
-    > tier medium seconds
+    A tier did not answer, and is not asked for a while; with a direction, it took nothing.
+    > tier medium seconds direction
 tier.answers: info, agent, change
-    It answers again.
-    > tier medium
+    It answers again; with a direction, it takes blocks.
+    > tier medium direction
 tier.failed: warning, agent, change
     It did not take blocks, or brought damaged ones; told once a minute for each reason.
     > tier medium reason blocks

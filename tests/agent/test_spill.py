@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spill: what is committed reaches a tier, or is counted; never another block's bytes."""
 
+import anyio
 import pytest
 
 from tests.agent.unruly import (
@@ -22,7 +23,7 @@ from ucm.reasons import Reason
 from ucm.stores.wrap import WrapperStore
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, payload, save
 
-KEYS = make_keys(30)
+KEYS, OTHERS = make_keys(30), make_keys(34)[30:]
 
 
 @pytest.fixture
@@ -219,6 +220,27 @@ class TestSpill:
         assert 30 == counts.spilled + counts.dropped[Reason.QUEUE_BYTES]
         assert 10 <= counts.spilled < 30
 
+    @pytest.mark.slow
+    def test_slab_larger_than_the_backlog_is_spilled_whole_behind_a_restart(
+        self, tmp_path
+    ) -> None:
+        """R-55, R-63: what the agent before has not spilled is offered as fast as the tier takes it,
+        page by page of the listing, and nothing of it is dropped for want of room."""
+        keys = make_keys(3300)
+        backend = Unruly(Shelf(1 << 30))
+        backend.does.delay = 0.01
+        with open_slab(tmp_path / "large", 3300) as slab:
+            for at in range(0, 3300, 300):
+                save(slab, keys[at : at + 300])
+
+            async def spill():
+                async with open_core(slab, backend, most_waiting=2100) as core:
+                    await anyio.sleep(60.0)
+                    return core.spillers[0].counts
+
+            counts = run_virtual(spill)
+        assert (3300, {}) == (counts.spilled, counts.dropped)
+
     def test_backlog_waits_for_a_backend_that_is_down(self, slab) -> None:
         """R-55: a dead tier costs what was asked of it; the backlog waits, bounded, and is
         spilled when it is back. Meanwhile it is no reason for an agent to stay."""
@@ -238,8 +260,33 @@ class TestSpill:
                 return waiting, spiller.counts
 
         waiting, counts = run_virtual(spill)
-        assert ((8, True), 8) == (waiting, counts.spilled)
-        assert 12 == counts.dropped[Reason.UNAVAILABLE]
+        assert ((12, True), 12) == (waiting, counts.spilled)
+        assert 8 == counts.dropped[Reason.UNAVAILABLE]
+
+    def test_tier_that_takes_nothing_is_read_and_tried_with_a_block(self, slab) -> None:
+        """R-63, X-14: a full or read-only server has what it had; three batches are lost, the backlog
+        waits, whoever tries waits on, and when it takes blocks again they all go."""
+        backend = Unruly(in_flight=1)
+        backend.does.takes_nothing = True
+        save(slab, KEYS[:24])
+
+        async def spill():
+            await lay(backend, OTHERS)
+            async with open_core(slab, backend) as core:
+                spiller = core.spillers[0]
+                await core._take_changes()
+                await anyio.sleep(60.0)
+                want = want_of(OTHERS)
+                await core.fetch(want)
+                before = spiller.num_waiting, core.is_idle, backend.asked.count("put")
+                backend.does.takes_nothing = False
+                await core.drain()
+                return want.found, before, spiller.counts
+
+        found, (waiting, is_idle, num_tries), counts = run_virtual(spill)
+        assert (len(OTHERS), 16, True) == (found, waiting, is_idle)
+        assert 3 + 6 >= num_tries
+        assert (16, {Reason.UNAVAILABLE: 8}) == (counts.spilled, counts.dropped)
 
     def test_removed_block_leaves_the_backlog(self, slab) -> None:
         """R-55: what the slab has forgotten is dropped without a call."""

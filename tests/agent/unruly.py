@@ -45,6 +45,7 @@ class Behaviour:
     is_stuck: bool = False
     """Hangs where it cannot be cancelled, until it is set free."""
     is_down: bool = False
+    takes_nothing: bool = False
     fails_get: bool = False
     lies_present: bool = False
     flips: bool = False
@@ -113,7 +114,7 @@ class Unruly(MemoryBackend):
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Put, or pretend to."""
-        if not await self._come("put"):
+        if not await self._come("put") or self.does.takes_nothing:
             return [Verdict.UNAVAILABLE] * len(blocks)
         if not self.does.keeps:
             return [Verdict.DONE] * len(blocks)

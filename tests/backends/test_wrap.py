@@ -230,6 +230,31 @@ class TestCircuit:
         assert (3, 21) == (circuit.num_calls, circuit.backend.num_skipped)
         assert [1.0] == circuit.told
 
+    async def test_backend_that_takes_nothing_is_read(self):
+        """X-14: puts that fail keep nobody from what is there, and only a put shows that it takes
+        blocks again: a while that a good look ended would double never."""
+        told = []
+        inner = troubled()
+        now = 100.0
+        backend = BreakerBackend(
+            inner, clock=lambda: now, tell_writes=told.append, bad_calls=3
+        )
+        for _ in range(9):
+            inner.troubles[:] = [FAILS]
+            assert [Verdict.UNAVAILABLE] == await backend.put([seal(KEYS[0])])
+            inner.troubles.clear()
+            assert [Presence.ABSENT] == await backend.exists(KEYS[:1])
+            now += 1.01
+        assert ([1.0, 2.0, 4.0], False, True) == (
+            told,
+            backend.is_open,
+            backend.refuses,
+        )
+        now += 4.0
+        assert 0.0 == backend.wait_s
+        assert [Verdict.DONE] == await backend.put([seal(KEYS[0])])
+        assert (0.0, False) == (told[-1], backend.refuses)
+
     async def test_one_call_tries_and_closes_the_circuit(self):
         """R-63: when the other side is back it is used again, by itself."""
         circuit = Circuit(FAILS)

@@ -23,6 +23,8 @@ _OF_DOOR = "tests/integration/vllm/test_tiers.py"
 _HITS = "ucm/agent/hits.py"
 _OF_HITS = "tests/agent/test_hits.py"
 _FETCH_HITS = "tests/agent/test_fetch_hits.py"
+_WRAP = "ucm/backends/wrap.py"
+_CIRCUIT = "tests/backends/test_wrap.py::TestCircuit"
 _MIRROR = "tests/stores/test_slab_changes.py::TestMirror"
 _FOLLOWS = f"{_MIRROR}::test_reader_that_follows_has_what_is_stored"
 
@@ -276,6 +278,35 @@ TIERS = (
         find="        place.arrival, place.count = next(self._arrivals), count\n",
         replace="        if count:\n            self.left -= count\n            return\n",
         killers=(f"{_BUDGET}::test_wants_have_their_slots_whole_and_in_turn",),
+    ),
+    # A tier that takes nothing.
+    Mutant(
+        name="tier_that_takes_nothing_not_read",
+        why="A server that is read-only costs all hits of what it has.",
+        file=_WRAP,
+        find="        if not is_write:\n            return await self._reads.ask(call)\n",
+        replace="        if True:\n            return await self._reads.ask(call)\n",
+        killers=(f"{_CIRCUIT}::test_backend_that_takes_nothing_is_read",),
+    ),
+    Mutant(
+        name="backlog_burnt_by_tries",
+        why="A tier that takes nothing for an hour loses its backlog, batch by batch.",
+        file=_SPILL,
+        find="        if unanswered and not self.is_served:",
+        replace="        if False:",
+        killers=(
+            f"{_SPILLS}::test_tier_that_takes_nothing_is_read_and_tried_with_a_block",
+        ),
+    ),
+    Mutant(
+        name="slab_listed_faster_than_spilled",
+        why="Behind a restart most of a slab is dropped, and is in no tier for good.",
+        file="ucm/agent/core.py",
+        find="while is_listing and is_patient and any",
+        replace="while False and any",
+        killers=(
+            f"{_SPILLS}::test_slab_larger_than_the_backlog_is_spilled_whole_behind_a_restart",
+        ),
     ),
     # Which hit is brought.
     Mutant(

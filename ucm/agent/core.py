@@ -132,21 +132,30 @@ class AgentCore:
         num_failed = 0
         while num_failed < _MOST_FAILED:
             try:
-                await self._take_changes()
+                await self._take_changes(is_patient=True)
                 num_failed = 0
             except StoreUnavailableError:  # for a moment, or for good
                 num_failed += 1
             await anyio.sleep(_POLL_S)
 
-    async def _take_changes(self) -> None:
-        is_all = False
+    async def _take_changes(self, *, is_patient: bool = False) -> None:
+        """Offer and withdraw what came and went; a listing, if need be, as fast as it is spilled."""
+        is_all, is_listing = False, False
         while not is_all:
+            while is_listing and is_patient and any(map(_has_much, self.spillers)):  # noqa: ASYNC110 - no event
+                await anyio.sleep(_POLL_S)
             async with self._reading:
                 found = await self._call(lambda: self._store.changes(self._cursor))
                 self._cursor, is_all = found.cursor, found.is_all
+                is_listing |= found.begins
                 for change in found.told:
                     for spiller in self.spillers:
                         if change.nbytes:
                             spiller.offer(change.key, change.nbytes)
                         else:
                             spiller.withdraw(change.key)
+
+
+def _has_much(spiller: Spiller) -> bool:
+    """Return whether the backlog of a tier that takes blocks has no room for another page."""
+    return spiller.is_served and spiller.is_half_full

@@ -172,7 +172,8 @@ class Node:
                     guarded,
                     clock=time.monotonic,
                     hung_s=2 * limit,
-                    tell=partial(self._tell_tier, number),
+                    tell=partial(self._tell_tier, number, {}),
+                    tell_writes=partial(self._tell_tier, number, {"direction": "save"}),
                 )
             )
 
@@ -292,21 +293,20 @@ class Node:
     def _media(self) -> list[str]:
         return [tier.capabilities.medium for tier in self._tiers]
 
-    def _tell_tier(self, number: int, seconds: float) -> None:
-        medium = self._tiers[number].capabilities.medium
+    def _tell_tier(self, number: int, more: dict[str, str], seconds: float) -> None:
+        of_tier = {"tier": number, "medium": self._tiers[number].capabilities.medium}
         if seconds:
-            self._log.warning(TIER_SILENT, tier=number, medium=medium, seconds=seconds)
+            self._log.warning(TIER_SILENT, **of_tier, **more, seconds=seconds)
         else:
-            self._log.info(TIER_ANSWERS, tier=number, medium=medium)
+            self._log.info(TIER_ANSWERS, **of_tier, **more)
 
     async def _status(self) -> dict[str, object]:
         tiers: list[dict[str, object]] = []
         for tier in self._tiers:
             # Past the breaker: who looks on is no proof that blocks come and go.
             told = {} if tier.is_open else msgspec.to_builtins(await tier.inner.stats())
-            tiers.append(
-                told | {"medium": tier.capabilities.medium, "silent": tier.is_open}
-            )
+            told |= {"medium": tier.capabilities.medium}
+            tiers.append(told | {"silent": tier.is_open, "refuses": tier.refuses})
         slots = {str(size): core.totals() for size, core in self._cores.items()}
         ledger = {} if self._ledger is None else {"ledger": self._ledger.told()}
         return ledger | {

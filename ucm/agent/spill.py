@@ -6,7 +6,8 @@ The backlog is bounded, and each block that was offered has one end::
 
     offered = spilled + skipped + dropped (by reason) + waiting + moving
 
-What the tier does not take by its setting is dropped as well (``ucm.agent.admission``).
+What the tier does not take by its setting is dropped as well (``ucm.agent.admission``). One that
+does not answer, or takes nothing, is tried with one block a time, which waits on.
 
 A block goes with the checksum that it has in the slab, and is held against it first. The slab does
 not hold a block while it is read: that its slot is its own is looked at behind that, and again
@@ -37,10 +38,6 @@ from ucm.stores.abc import ReadLease, Store
 
 __all__ = ["SpillCounts", "Spiller"]
 
-_VERDICTS: Final = {
-    Verdict.FULL: Reason.STORE_FULL,
-    Verdict.UNAVAILABLE: Reason.UNAVAILABLE,
-}
 _SHORTEST_S: Final = 0.001
 """Less than a loop's clock can tell apart would be no wait at all."""
 
@@ -106,14 +103,19 @@ class Spiller:
         return len(self._waiting)
 
     @property
+    def is_half_full(self) -> bool:
+        """Whether half of the room for the backlog is taken."""
+        return 2 * len(self._waiting) > self._most_waiting
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing waits or moves."""
         return not self._waiting and not self.num_moving
 
     @property
     def is_served(self) -> bool:
-        """Whether its tier answers, as far as is known."""
-        return not self._backend.is_open
+        """Whether its tier takes blocks, as far as is known."""
+        return not (self._backend.is_open or self._backend.refuses)
 
     def told(self) -> dict[str, object]:
         """Return the counts as plain values."""
@@ -199,7 +201,7 @@ class Spiller:
         """Return the next blocks, and how many bytes each has."""
         can = self._can
         largest = max(itertools.islice(self._waiting.values(), can.batch_blocks))
-        most = blocks_per_call(can, largest)
+        most = blocks_per_call(can, largest) if self.is_served else 1
         sizes = dict(itertools.islice(self._waiting.items(), most))
         for key in sizes:
             del self._waiting[key]
@@ -210,6 +212,7 @@ class Spiller:
         absent = []
         keys = list(sizes)
         left = set(keys)
+        unanswered: dict[PackedKey, int] = {}
         try:
             told = await look_before_put(self._backend, keys)
             for key, there in zip(keys, told, strict=True):
@@ -220,7 +223,7 @@ class Spiller:
                 if there is Presence.PRESENT:
                     self.counts.skipped += 1
                 else:
-                    self.counts.dropped[Reason.UNAVAILABLE] += 1
+                    unanswered[key] = sizes[key]
             absent.sort(key=sizes.__getitem__)
             found: list[_Read] = []
             wrong: dict[PackedKey, Reason] = {}
@@ -228,12 +231,18 @@ class Spiller:
                 await self._call(partial(self._read, list(alike), found, wrong))
             self.counts.dropped.update(wrong.values())
             left -= wrong.keys()
-            await self._put(found, left)
+            await self._put(found, left, unanswered)
         finally:  # where the agent stops amid it
+            self._return(unanswered)
             if left:
                 self.counts.dropped[Reason.SHUTDOWN] += len(left)
 
-    async def _put(self, found: Sequence[_Read], left: set[PackedKey]) -> None:
+    async def _put(
+        self,
+        found: Sequence[_Read],
+        left: set[PackedKey],
+        unanswered: dict[PackedKey, int],
+    ) -> None:
         if not found:
             return
         blocks = [block for each in found for block in each.blocks]
@@ -250,10 +259,26 @@ class Spiller:
                 self.counts.nbytes += len(block.data)
             elif verdict is Verdict.PRESENT:
                 self.counts.skipped += 1
+            elif verdict is Verdict.UNAVAILABLE:
+                unanswered[block.key] = len(block.data)
             else:
-                self.counts.dropped[_VERDICTS.get(verdict, Reason.ERROR)] += 1
+                is_full = verdict is Verdict.FULL
+                self.counts.dropped[Reason.STORE_FULL if is_full else Reason.ERROR] += 1
         if torn:
             await self._backend.delete(torn)
+
+    def _return(self, unanswered: dict[PackedKey, int]) -> None:
+        """Have blocks wait on, before all others, that tried a tier which is not served; or drop them."""
+        waits: dict[PackedKey, int] = {}
+        if unanswered and not self.is_served:
+            waits = {
+                key: nbytes
+                for key, nbytes in unanswered.items()
+                if key not in self._waiting  # else it was offered meanwhile
+            }
+            self._waiting = waits | self._waiting
+        if num_dropped := len(unanswered) - len(waits):
+            self.counts.dropped[Reason.UNAVAILABLE] += num_dropped
 
     def _read(
         self,

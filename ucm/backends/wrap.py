@@ -99,7 +99,9 @@ class _GuardedBackend(WrapperBackend):
         super().__init__(inner)
         self._last_stats = _NOTHING_KNOWN
 
-    async def _ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
+    async def _ask(
+        self, call: Callable[[], Awaitable[list[_T]]], *, is_write: bool = False
+    ) -> list[_T] | None:
         """Return the inner backend's answers; None: nothing is known."""
         raise NotImplementedError
 
@@ -117,12 +119,12 @@ class _GuardedBackend(WrapperBackend):
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Ask; unavailable where no answer came, though it may have been done."""
-        told = await self._ask(lambda: self.inner.put(blocks))
+        told = await self._ask(lambda: self.inner.put(blocks), is_write=True)
         return [Verdict.UNAVAILABLE] * len(blocks) if told is None else told
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Ask; unavailable where no answer came, though it may have been done."""
-        told = await self._ask(lambda: self.inner.delete(keys))
+        told = await self._ask(lambda: self.inner.delete(keys), is_write=True)
         return [Verdict.UNAVAILABLE] * len(keys) if told is None else told
 
     async def stats(self) -> BackendStats:
@@ -153,7 +155,9 @@ class DeadlineBackend(_GuardedBackend):
         self._seconds = seconds
         self.num_late = 0
 
-    async def _ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
+    async def _ask(
+        self, call: Callable[[], Awaitable[list[_T]]], *, is_write: bool = False
+    ) -> list[_T] | None:
         told = None
         with self._in_time():
             told = await call()
@@ -176,40 +180,30 @@ class DeadlineBackend(_GuardedBackend):
         self.num_late += scope.cancelled_caught
 
 
-class BreakerBackend(_GuardedBackend):
+class _Circuit:
     """
-    Does not ask for a while once too many calls have had blocks without an answer.
-
-    When the while is over a single call tries, and the others go on without; if it is
-    bad too, the next while is twice as long. One without an answer of its own kind, such
-    as a cancelled one, counts for neither. One that cannot be ended, as of a drive that hangs
-    in the kernel, opens the circuit until it ends.
+    Whether calls of a kind are made, by how the last ones went; see ``BreakerBackend``.
 
     Args:
-        inner: The backend to wrap, whose calls end; closed with the wrapper.
         clock: In seconds.
         bad_calls: So many bad ones
-        of_calls: among so many open the circuit.
+        of_calls: among so many open it.
         pause_s: The first while,
         longest_pause_s: and the longest.
         hung_s: A call that takes so long hangs.
-        tell: Called with the seconds of each while that begins, and with 0 once all is
-            well again; must not raise.
+        tell: Called with the seconds of each while, and with 0 once all is well again.
     """
 
     def __init__(
         self,
-        inner: Backend,
-        *,
         clock: Callable[[], float],
-        bad_calls: int = 3,
-        of_calls: int = 8,
-        pause_s: float = 1.0,
-        longest_pause_s: float = 30.0,
-        hung_s: float = math.inf,
-        tell: Callable[[float], None] = lambda seconds: None,
+        bad_calls: int,
+        of_calls: int,
+        pause_s: float,
+        longest_pause_s: float,
+        hung_s: float,
+        tell: Callable[[float], None],
     ) -> None:
-        super().__init__(inner)
         self._clock = clock
         self._most_bad = bad_calls
         self._bad: deque[bool] = deque(maxlen=of_calls)
@@ -232,7 +226,7 @@ class BreakerBackend(_GuardedBackend):
 
     @property
     def wait_s(self) -> float:
-        """How long to wait before a call would reach the backend; 0: none."""
+        """How long to wait before a call would be made; 0: none."""
         self._look_for_hung()
         if not self.is_open:
             return 0.0
@@ -240,24 +234,33 @@ class BreakerBackend(_GuardedBackend):
             return self._first_pause_s
         return max(0.0, self._until - self._clock())
 
-    async def _ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
+    async def ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
+        """Make a call and judge it by its answers; None: it was not made."""
         self._look_for_hung()
         if self.is_open and (self._is_trying or self._clock() < self._until):
             self.num_skipped += 1
             return None
         is_try = self._is_trying = self.is_open
-        this = object()
-        self._began[this] = self._clock()
         try:
-            told = await call()
+            with self.under_way():
+                told = await call()
             is_bad = any(each in _BLAMED for each in told)
             if is_try == self.is_open:  # else it was begun before the while
                 self._judge(is_bad)
             return told
         finally:
-            del self._began[this]
             if is_try:
                 self._is_trying = False
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Have it open, should a call not end."""
+        this = object()
+        self._began[this] = self._clock()
+        try:
+            yield
+        finally:
+            del self._began[this]
 
     def _judge(self, is_bad: bool) -> None:  # noqa: FBT001 - what was seen, not a switch
         self._bad.append(is_bad)
@@ -279,3 +282,78 @@ class BreakerBackend(_GuardedBackend):
         began, now = next(iter(self._began.values()), math.inf), self._clock()
         if now - began >= self._hung_s and now >= self._until:
             self._open()
+
+
+class BreakerBackend(_GuardedBackend):
+    """
+    Does not ask for a while once too many calls have had blocks without an answer.
+
+    When the while is over a single call tries, and the others go on without; if it is
+    bad too, the next while is twice as long. One without an answer of its own kind, such
+    as a cancelled one, counts for neither. One that cannot be ended, as of a drive that hangs
+    in the kernel, opens the circuit until it ends.
+
+    What takes no blocks may have those that it has: puts and deletes have a circuit of their own.
+    They are not asked for either while nothing else is.
+
+    Args:
+        inner: The backend to wrap, whose calls end; closed with the wrapper.
+        clock: In seconds.
+        bad_calls: So many bad ones
+        of_calls: among so many open a circuit.
+        pause_s: The first while,
+        longest_pause_s: and the longest.
+        hung_s: A call that takes so long hangs.
+        tell: Called with the seconds of each while that begins, and with 0 once all is
+            well again; must not raise.
+        tell_writes: Likewise, of puts and deletes.
+    """
+
+    def __init__(
+        self,
+        inner: Backend,
+        *,
+        clock: Callable[[], float],
+        bad_calls: int = 3,
+        of_calls: int = 8,
+        pause_s: float = 1.0,
+        longest_pause_s: float = 30.0,
+        hung_s: float = math.inf,
+        tell: Callable[[float], None] = lambda seconds: None,
+        tell_writes: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        super().__init__(inner)
+        terms = clock, bad_calls, of_calls, pause_s, longest_pause_s, hung_s
+        self._reads = _Circuit(*terms, tell)
+        self._writes = _Circuit(*terms, tell_writes)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing came back since it was decided not to ask."""
+        return self._reads.is_open
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it took nothing since it was decided to put nothing there."""
+        return self._writes.is_open
+
+    @property
+    def num_skipped(self) -> int:
+        """Calls that were not made."""
+        return self._reads.num_skipped + self._writes.num_skipped
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait before a block could be put; 0: not at all."""
+        return max(self._reads.wait_s, self._writes.wait_s)
+
+    async def _ask(
+        self, call: Callable[[], Awaitable[list[_T]]], *, is_write: bool = False
+    ) -> list[_T] | None:
+        if not is_write:
+            return await self._reads.ask(call)
+        if self._reads.wait_s > 0:
+            self._writes.num_skipped += 1
+            return None
+        with self._reads.under_way():  # what hangs in a put hangs in a get
+            return await self._writes.ask(call)
