@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Room on a shared mount, where more is put than it takes."""
 
+import errno
 import math
 import os
 
@@ -79,6 +80,34 @@ class TestRoom:
         assert [Verdict.DONE] == await put(backend, KEYS[4])
         assert 2 == len(walks)
         await backend.aclose()
+
+    @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+    async def test_share_that_takes_no_file_at_all_is_counted_and_gets_room(
+        self, tmp_path, monkeypatch, error
+    ):
+        """X-03: only what dead writers have left waits until files can be made again."""
+        one = await open_files(tmp_path / "share", capacity=4 * (BLOCK + 128))
+        assert [Verdict.DONE] * 4 == await put(one, *KEYS[:4])
+        await one.aclose()
+        orphan = tmp_path / "share" / "writing" / f"{'0' * 32}.1.1.7"
+        orphan.touch()
+        os.utime(orphan, (1.0, 1.0))
+        real = os.open
+
+        def refuse(path, flags, *more, **how):
+            if flags & os.O_CREAT:
+                raise OSError(error, os.strerror(error), path)
+            return real(path, flags, *more, **how)
+
+        monkeypatch.setattr(os, "open", refuse)
+        other = await open_files(tmp_path / "share", capacity=2 * (BLOCK + 128))
+        stats = await collected(other)
+        assert (1, 3, 0) == (
+            *(stats.blocks, stats.evicted_blocks_total),
+            stats.swept_total,
+        )
+        assert orphan.exists()
+        await other.aclose()
 
     async def test_block_that_is_too_large_is_so_alone(self, tmp_path):
         """Whoever is put beside it has an answer of its own."""

@@ -213,8 +213,8 @@ BACKENDS = (
         name="writers_share_a_temporary_file",
         why="Two machines write one file at once, and what they leave is of both (X-02).",
         file=_SHARE,
-        find='{self._me}.{next(_NUMBERS)}"\n        try:\n            fd',
-        replace='{block.key.hex()}.writing"\n        try:\n            fd',
+        find="        temporary = self._temporary()\n",
+        replace='        temporary = f"{self._writing}/{block.key.hex()}.writing"\n',
         killers=(f"{_SHARED}::test_writers_of_one_key_have_files_of_their_own",),
     ),
     Mutant(

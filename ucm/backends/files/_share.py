@@ -45,6 +45,7 @@ MANIFEST = "ucm-files.json"
 _BLOCKS, _WRITING = "blocks", "writing"
 _SCHEMA = 1
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _AWAY = {
     *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
@@ -161,11 +162,9 @@ class Share:
         """
         if self.look([block.key]) == [Presence.PRESENT]:
             return Verdict.PRESENT
-        temporary = f"{self._writing}/{self._me}.{next(_NUMBERS)}"
+        temporary = self._temporary()
         try:
-            fd = os.open(
-                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600
-            )
+            fd = os.open(temporary, _NEW, 0o600)
             try:
                 header = Envelope(block.key, len(block.data), block.checksum).encode()
                 _write_whole(fd, header, block.data)
@@ -244,12 +243,14 @@ class Share:
 
     def _sweep(self) -> int:
         """Remove what nobody writes any more (X-03)."""
-        writing, num_swept = self._root / _WRITING, 0
-        probe = writing / f"{self._me}.{next(_NUMBERS)}"
-        probe.touch(mode=0o600)
-        now_s = probe.stat().st_mtime
-        probe.unlink()
-        for entry in _entries(writing):
+        try:
+            now_s = self._now()
+        except OSError as exc:
+            if exc.errno in _AWAY:
+                raise
+            return 0  # a share that is full or read-only is counted, and gets room, all the same
+        num_swept = 0
+        for entry in _entries(self._writing):
             if (ours := _WRITER.fullmatch(entry.name)) is None:
                 continue
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
@@ -258,6 +259,20 @@ class Share:
                     os.unlink(entry.path)
                     num_swept += 1
         return num_swept
+
+    def _now(self) -> float:
+        """Return the time of the share's own clock, for which it has to take a file."""
+        probe = self._temporary()
+        fd = os.open(probe, _NEW, 0o600)
+        try:
+            return os.fstat(fd).st_mtime
+        finally:
+            os.close(fd)
+            os.unlink(probe)
+
+    def _temporary(self) -> str:
+        """Return a name for a file that is being written, which no other one ever had."""
+        return f"{self._writing}/{self._me}.{next(_NUMBERS)}"
 
     def _files(self) -> Iterator[_File]:
         for first in _directories(self._root / _BLOCKS):
