@@ -84,7 +84,7 @@ async def put(backend, *keys, nbytes=BLOCK):
 
 async def collected(backend):
     """Wait for the collection that opening has begun."""
-    await backend._collect(0)
+    await backend._room._collect(0)
     return await backend.stats()
 
 

@@ -10,10 +10,12 @@ import pytest
 
 from tests.backends.test_files import BLOCK, collected, open_files, put
 from ucm.backends.abc import Verdict
+from ucm.backends.files import _share
 from ucm.testing.backend_contract import seal
 from ucm.testing.store_blocks import make_keys
 
 KEYS = make_keys(6)
+MANY = make_keys(24)
 
 
 @pytest.mark.asyncio
@@ -24,7 +26,7 @@ class TestRoom:
         backend = await open_files(tmp_path / "share", capacity=most)
         await collected(backend)
         assert [Verdict.DONE] * 4 == await put(backend, *KEYS[:4])
-        backend._start_collection(0)  # as it is every ten minutes
+        backend._room.start()  # as it is every ten minutes
         assert [Verdict.DONE] == await put(backend, KEYS[4])
         stats = await backend.stats()
         assert (3, 2) == (stats.blocks, stats.evicted_blocks_total)  # and a sixteenth
@@ -76,7 +78,7 @@ class TestRoom:
             for _ in range(5):
                 assert [Verdict.FULL] == await put(backend, KEYS[4])
         assert 1 == len(walks)
-        backend._full_until = -math.inf  # as it is ten minutes later
+        backend._room._full_until = -math.inf  # as it is ten minutes later
         assert [Verdict.DONE] == await put(backend, KEYS[4])
         assert 2 == len(walks)
         await backend.aclose()
@@ -116,6 +118,110 @@ class TestRoom:
         small = seal(KEYS[0])
         large = attrs.evolve(small, key=KEYS[1], data=_Long(b""))
         assert [Verdict.FULL, Verdict.DONE] == await backend.put([large, small])
+        await backend.aclose()
+
+
+class _SmallMount:
+    """Has room for some blocks, and none for what is written to find out whether it has."""
+
+    def __init__(self, monkeypatch, root, num_blocks):
+        self.root, self.num_blocks, self.num_refused = root, num_blocks, 0
+        self.error, self._write = errno.ENOSPC, _share._write_whole
+        monkeypatch.setattr(_share, "_write_whole", self.write)
+
+    def write(self, fd, header, data):
+        """Write, as long as there is room for a block, or for a sixteenth of all."""
+        num_there = sum(1 for _ in self.root.glob("blocks/*/*/*"))
+        most = self.num_blocks - (0 if header else self.num_blocks // 16)
+        if num_there >= most:
+            self.num_refused += bool(header)
+            raise OSError(self.error, os.strerror(self.error))
+        self._write(fd, header, data)
+
+
+@pytest.mark.asyncio
+class TestSmallMount:
+    @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+    async def test_mount_with_less_room_than_was_set_goes_on_taking_blocks(
+        self, tmp_path, monkeypatch, error
+    ):
+        """R-51: it is full until room is made below what it takes, and is not asked for
+        more than that any more."""
+        mount = _SmallMount(monkeypatch, tmp_path / "share", 16)
+        mount.error = error
+        backend = await open_files(tmp_path / "share")
+        await collected(backend)
+        told = [(await put(backend, key))[0] for key in MANY]
+        assert ([Verdict.FULL], 1) == ([told[16]], mount.num_refused)
+        assert [Verdict.DONE] * 23 == told[:16] + told[17:]
+        stats = await backend.stats()
+        assert 8 < stats.blocks <= 15
+        assert 15 * (BLOCK + 128) == stats.capacity_bytes
+        assert 23 == stats.blocks + stats.evicted_blocks_total
+        await backend.aclose()
+
+    async def test_room_that_somebody_else_has_made_is_enough(
+        self, tmp_path, monkeypatch
+    ):
+        """Of many machines that meet a mount that is full, one removes blocks."""
+        mount = _SmallMount(monkeypatch, tmp_path / "share", 4)
+        backend = await open_files(tmp_path / "share")
+        await collected(backend)
+        await put(backend, *KEYS[:4])
+        nbytes, collect = BLOCK + 128, backend._share.collect
+        mount.num_blocks = 16
+        assert (4, 4 * nbytes, 0, 0, None) == collect(1 << 24, 1 << 24, BLOCK)
+        mount.num_blocks = 4
+        assert (3, 3 * nbytes, 1, 0, 15 * nbytes // 4) == collect(
+            1 << 24, 1 << 24, BLOCK
+        )
+        await backend.aclose()
+
+    async def test_mount_that_is_filled_by_others_is_not_raced(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: what one removes somebody else may take: there is a pause before the next
+        walk, and none once the mount has room for longer."""
+        mount = _SmallMount(monkeypatch, tmp_path / "share", 4)
+        backend = await open_files(tmp_path / "share")
+        await collected(backend)
+        await put(backend, *KEYS[:4])
+        mount.num_blocks = 0
+        for _ in range(6):
+            assert [Verdict.FULL] == await put(backend, KEYS[4])
+        assert 2 == mount.num_refused
+        mount.num_blocks = 16
+        backend._room._short_from = -math.inf  # as it is half a minute later
+        assert [Verdict.DONE] == await put(backend, KEYS[4])
+        backend._room._less_until = -math.inf  # and an hour
+        await collected(backend)
+        assert 1 << 24 == (await backend.stats()).capacity_bytes
+        await backend.aclose()
+
+    async def test_block_that_no_file_can_hold_costs_no_others(
+        self, tmp_path, monkeypatch
+    ):
+        """A file that is too large for a mount is no lack of room."""
+        mount = _SmallMount(monkeypatch, tmp_path / "share", 2)
+        mount.error = errno.EFBIG
+        backend = await open_files(tmp_path / "share")
+        await collected(backend)
+        await put(backend, *KEYS[:2])
+        assert [Verdict.FULL] == await put(backend, KEYS[2])
+        assert [Verdict.FULL] == await put(backend, KEYS[2])
+        stats = await backend.stats()
+        assert (2, 0) == (stats.blocks, stats.evicted_blocks_total)
+        assert 1 << 24 == stats.capacity_bytes
+        await backend.aclose()
+
+    async def test_mount_without_files_left_has_no_room(self, tmp_path, monkeypatch):
+        """However many bytes it takes: each block is a file."""
+        backend = await open_files(tmp_path / "share")
+        await put(backend, *KEYS[:4])
+        about = list(os.statvfs(tmp_path))
+        about[5:8] = 1000, 3, 3
+        monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(about))
+        assert 1 == backend._share.collect(1 << 24, 1 << 24, BLOCK).num_evicted
         await backend.aclose()
 
 

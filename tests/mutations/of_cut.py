@@ -14,6 +14,7 @@ _LINKS = "tests/backends/test_redis_connections.py"
 _READ = "tests/backends/test_redis_link.py"
 _SPILL = "tests/agent/test_spill.py::TestSpill"
 _ROOM = "tests/backends/test_files_room.py::TestRoom"
+_SMALL = "tests/backends/test_files_room.py::TestSmallMount"
 
 CUT = (
     Mutant(
@@ -108,6 +109,32 @@ CUT = (
         killers=(
             f"{_ROOM}::test_share_that_takes_no_file_at_all_is_counted_and_gets_room",
         ),
+    ),
+    Mutant(
+        name="small_mount_is_full_for_ever",
+        why="A mount that has less room than was set keeps its first blocks, and takes no other.",
+        file="ucm/backends/files/_room.py",
+        find="            self._refused = nbytes\n",
+        replace="            pass\n",
+        killers=(
+            f"{_SMALL}::test_mount_with_less_room_than_was_set_goes_on_taking_blocks",
+        ),
+    ),
+    Mutant(
+        name="each_machine_makes_room_for_all",
+        why="Of a mount that is full each of many machines removes a share, one after the other.",
+        file="ucm/backends/files/_share.py",
+        find="refused_bytes > 0 and not self._takes(refused_bytes)",
+        replace="refused_bytes > 0",
+        killers=(f"{_SMALL}::test_room_that_somebody_else_has_made_is_enough",),
+    ),
+    Mutant(
+        name="filled_mount_is_raced",
+        why="What others fill is walked through at each put, until none of our blocks is left.",
+        file="ucm/backends/files/_room.py",
+        find="if self._refused and now >= self._short_from:",
+        replace="if self._refused:",
+        killers=(f"{_SMALL}::test_mount_that_is_filled_by_others_is_not_raced",),
     ),
     Mutant(
         name="time_out_without_end",

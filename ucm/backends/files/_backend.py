@@ -5,13 +5,8 @@ The verbs of the files backend.
 A mount may hang for as long as its server is away. Threads that hang are left behind when their
 caller goes: what they read lies in memory of their own, and what they wrote gets no name. Once
 all of them hang, calls answer at once that they have no answer (X-14).
-
-Room is bounded by what a collection has counted and what was put since. A collection walks
-through the share, on one thread, and nobody who puts meanwhile goes over the bound. Where the
-mount refuses to remove blocks the share is full until it is counted again.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -31,7 +26,8 @@ from ucm.backends.abc import (
     Verdict,
 )
 from ucm.backends.envelope import HEADER_BYTES
-from ucm.backends.files._share import Collected, Share
+from ucm.backends.files._room import Room
+from ucm.backends.files._share import Share
 from ucm.blocks import PackedKey
 from ucm.config import Durability
 from ucm.errors import ConfigError
@@ -43,8 +39,6 @@ _LARGEST_BLOCK = 1 << 30
 _OPENING_S = 5.0
 _PART_BYTES = 1 << 20
 """Of blocks that one thread reads by one call, if it has more than one."""
-_SPARE = 16
-"""A collection makes a sixteenth of the capacity free."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 
 
@@ -92,14 +86,12 @@ class FilesBackend(Backend):
         self._crew = Crew(settings.threads, "ucm-files")
         self._is_open = True
         self._claim = self._start_claim()
-        self._collection: Job[Collected | None] | None = None
-        self._collected_at = self._full_until = -math.inf
-        self._most = 0
-        """That all blocks may have behind the collection."""
-        self._room: _Room | None = None
-        """Nothing is known of it before the first collection."""
-        self._num_evicted = 0
-        self._num_swept = 0
+        self._room = Room(
+            share,
+            self._crew,
+            capacity=settings.capacity,
+            collect_s=settings.collect_seconds,
+        )
 
     @classmethod
     async def open_configured(cls, settings: object, key: str) -> Self:
@@ -125,7 +117,7 @@ class FilesBackend(Backend):
             await backend.aclose()
             raise backend._claim.error
         if backend._can_ask():
-            backend._start_collection(0)  # orphans go now, whoever puts when
+            backend._room.start()  # orphans go now, whoever puts when
         return backend
 
     def _start_claim(self) -> Job[None]:
@@ -190,7 +182,7 @@ class FilesBackend(Backend):
         if not blocks or not self._can_ask():
             return told
         sizes = [HEADER_BYTES + len(block.data) for block in blocks]
-        if sum(sizes) > self._settings.capacity // 2 and len(blocks) > 1:
+        if sum(sizes) > self._room.capacity // 2 and len(blocks) > 1:
             middle = len(blocks) // 2
             first = await self.put(blocks[:middle])
             return first + await self.put(blocks[middle:])
@@ -202,11 +194,10 @@ class FilesBackend(Backend):
                 next(ends) if len(block.data) <= most else Verdict.FULL
                 for block in blocks
             ]
-        room = await self._make_room(sum(sizes))
-        if room is None:
-            return told
-        if not room.begin(sum(sizes)):
-            return [Verdict.FULL] * len(blocks)
+        there = await self._room.make(sum(sizes))
+        if there is not Verdict.DONE:
+            return [there] * len(blocks)
+        self._room.begin(sum(sizes))
         try:
             await self._crew.run(blocks, self._write, told, leave=True)
         finally:
@@ -215,7 +206,10 @@ class FilesBackend(Backend):
                 for size, end in zip(sizes, told, strict=True)
                 if end is Verdict.DONE
             ]
-            room.end(sum(sizes), sum(done), len(done))
+            self._room.end(sum(sizes), sum(done), len(done))
+            refused = self._share.take_refused()
+            if refused and self._is_open:
+                self._room.refused(refused)
         return told
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
@@ -223,20 +217,12 @@ class FilesBackend(Backend):
         told = [Verdict.UNAVAILABLE] * len(keys)
         if self._can_ask():
             await self._crew.run(keys, self._share.remove, told, leave=True)
-            if self._room is not None:
-                self._room.num_blocks -= told.count(Verdict.DONE)
+            self._room.removed(told.count(Verdict.DONE))
         return told
 
     async def stats(self) -> BackendStats:
         """Tell what the last collection has counted, and what was put since."""
-        room = self._room
-        return BackendStats(
-            blocks=None if room is None else room.num_blocks,
-            nbytes=None if room is None else room.nbytes,
-            capacity_bytes=self._settings.capacity,
-            evicted_blocks_total=self._num_evicted,
-            swept_total=self._num_swept,
-        )
+        return self._room.stats()
 
     async def aclose(self) -> None:
         """Let go of the threads; those that hang are left behind."""
@@ -252,109 +238,7 @@ class FilesBackend(Backend):
         count = max(1, min(for_each, _PART_BYTES // max(1, *sizes)))
         return [slice(at, at + count) for at in range(0, len(sizes), count)]
 
-    # Room.
-
-    async def _make_room(self, nbytes: int) -> "_Room | None":
-        """Return what is known of the room, made if it has to be; None: nothing."""
-        now = anyio.current_time()
-        if self._is_room(nbytes):
-            if now - self._collected_at > self._settings.collect_seconds:
-                self._start_collection(nbytes)  # others put, too; nobody waits for it
-            return self._room
-        if now < self._full_until:
-            return self._room
-        is_begun = self._collection is not None
-        await self._collect(nbytes)
-        if is_begun and not self._is_room(nbytes):
-            await self._collect(nbytes)  # that one was to make less room, or none
-        return self._room
-
-    def _is_room(self, nbytes: int) -> bool:
-        """Return whether there is room for so many bytes, as far as is known."""
-        room = self._room
-        return room is not None and room.nbytes + nbytes <= room.capacity
-
-    async def _collect(self, nbytes: int) -> None:
-        """Have a collection make room; goes on if whoever waits for it goes."""
-        collection = self._collection or self._start_collection(nbytes)
-        await collection.wait()
-        self._take_collection()
-
-    def _start_collection(self, nbytes: int) -> Job[Collected | None]:
-        most = self._settings.capacity - nbytes
-        wanted = max(0, most - self._settings.capacity // _SPARE)
-        self._take_collection()
-        if self._collection is None:
-            self._collected_at = anyio.current_time()
-            if self._room is not None:
-                self._room.recount()
-            self._most = most
-            self._collection = self._crew.start(
-                lambda: self._share.collect(most, wanted)
-            )
-        return self._collection
-
-    def _take_collection(self) -> None:
-        """Know what a collection has counted, once it is over."""
-        if self._collection is None or not self._collection.is_over:
-            return
-        counted, self._collection = self._collection.result, None
-        if counted is not None:
-            self._num_evicted += counted.num_evicted
-            self._num_swept += counted.num_swept
-            if self._room is None:
-                self._room = _Room(self._settings.capacity)
-            self._room.take(counted)
-            if counted.nbytes > self._most:  # nor would the next one remove more
-                now = anyio.current_time()
-                self._full_until = now + self._settings.collect_seconds
-
     # On threads of the crew.
 
     def _write(self, block: Sealed) -> Verdict:
         return self._share.write(block, lambda: not self._crew.gate.is_left)
-
-
-@attrs.define
-class _Room:
-    """
-    How much of a share is used, as far as this process knows; rather too much than too little.
-
-    Args:
-        capacity: Of the share.
-        num_blocks: Counted by the last collection, and put since.
-        nbytes: Of those, and of what is being put.
-    """
-
-    capacity: int
-    num_blocks: int = 0
-    nbytes: int = 0
-    _in_flight: int = 0
-    _since: int = 0
-    """Bytes put since a collection began, which it may have missed."""
-    _num_since: int = 0
-
-    def begin(self, nbytes: int) -> bool:
-        """Count on so many bytes; False if there is no room."""
-        if self.nbytes + nbytes > self.capacity:
-            return False
-        self.nbytes += nbytes
-        self._in_flight += nbytes
-        return True
-
-    def end(self, begun: int, done: int, num_done: int) -> None:
-        """Of what was begun, count what was done."""
-        self._in_flight -= begun
-        self.nbytes -= begun - done
-        self._since += done
-        self.num_blocks += num_done
-        self._num_since += num_done
-
-    def recount(self) -> None:
-        """Take note that a collection begins."""
-        self._since = self._num_since = 0
-
-    def take(self, counted: Collected) -> None:
-        """Believe a collection that has ended."""
-        self.num_blocks = counted.num_blocks + self._num_since
-        self.nbytes = counted.nbytes + self._since + self._in_flight

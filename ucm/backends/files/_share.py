@@ -24,6 +24,7 @@ import math
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -39,14 +40,17 @@ from ucm.backends.envelope import GARBAGE, Envelope
 from ucm.backends.files._reading import WRONG, Asked, find_reader
 from ucm.blocks import PackedKey
 
-__all__ = ["MANIFEST", "Collected", "Manifest", "Share"]
+__all__ = ["MANIFEST", "SPARE", "Collected", "Manifest", "Share"]
 
 MANIFEST = "ucm-files.json"
+SPARE = 16
+"""A collection makes a sixteenth of what all blocks may have free."""
 _BLOCKS, _WRITING = "blocks", "writing"
 _SCHEMA = 1
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_SHORT = {errno.ENOSPC, errno.EDQUOT}
+_NO_ROOM = {*_SHORT, errno.EFBIG}
 _AWAY = {
     *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
     *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
@@ -55,7 +59,11 @@ _WRITER = re.compile("([0-9a-f]{32}[.][0-9]+[.][0-9]*)[.][0-9]+")
 """A file of a writer's of ours: see the module's text."""
 _KEY = re.compile("(?:[0-9a-f]{2}){29,85}")
 """A block's file: its packed key in hex. Whatever else lies there is not ours to remove."""
+_PIECE_BYTES, _MOST_PIECES = 1 << 20, 64
+"""Written at a time, and how often at most, to find out whether there is room."""
+_FEW_FILES = 256
 _MOST_MARKED = 1 << 16
+_MOST_REFUSED = 1 << 10
 _NUMBERS = itertools.count()
 """Of files that this process has written, on whatever share."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
@@ -81,6 +89,8 @@ class Collected(NamedTuple):
     nbytes: int
     num_evicted: int
     num_swept: int
+    most_bytes: int | None = None
+    """That blocks may have, where the mount has room for no more."""
 
 
 class _File(NamedTuple):
@@ -111,6 +121,7 @@ class Share:
         self._is_lasting = lasting
         self._reader = find_reader(native.LIBRARY)
         self._marked: dict[PackedKey, float] = {}
+        self._refused: deque[int] = deque(maxlen=_MOST_REFUSED)
         self._me = _identity(os.getpid())
 
     def claim(self, key: str) -> None:
@@ -176,6 +187,8 @@ class Share:
                 return Verdict.UNAVAILABLE
             return self._publish(temporary, block.key)
         except OSError as exc:
+            if exc.errno in _SHORT:
+                self._refused.append(len(block.data))
             return Verdict.FULL if exc.errno in _NO_ROOM else Verdict.UNAVAILABLE
         finally:
             with contextlib.suppress(OSError):
@@ -209,13 +222,24 @@ class Share:
             return Verdict.UNAVAILABLE
         return Verdict.DONE
 
-    def collect(self, most_bytes: int, wanted_bytes: int) -> Collected | None:
+    def take_refused(self) -> int:
+        """Return for how many bytes of blocks the mount had no room since this was asked."""
+        refused = 0
+        while self._refused:
+            refused += self._refused.popleft()
+        return refused
+
+    def collect(
+        self, most_bytes: int, wanted_bytes: int, refused_bytes: int = 0
+    ) -> Collected | None:
         """
         Look through the whole share; remove orphans, and the oldest blocks.
 
         Args:
             most_bytes: If all blocks have more than this,
             wanted_bytes: remove until they have no more than this.
+            refused_bytes: The mount had no room for so many. If it still has none, what is
+                there and a spare less is all that blocks may have, and a spare of that goes.
 
         Returns:
             What is left; None if the share could not be read.
@@ -223,9 +247,14 @@ class Share:
         try:
             num_swept = self._sweep()
             files = sorted(self._files())
+            is_short = refused_bytes > 0 and not self._takes(refused_bytes)
         except OSError:
             return None
         left, num_left, num_evicted = sum(file.nbytes for file in files), len(files), 0
+        bound = left - left // SPARE if is_short else None
+        if bound is not None:
+            most_bytes = min(most_bytes, bound)
+            wanted_bytes = min(wanted_bytes, bound - bound // SPARE)
         oldest = iter(files if left > most_bytes else ())
         while left > wanted_bytes and (file := next(oldest, None)) is not None:
             try:
@@ -239,7 +268,34 @@ class Share:
                 continue  # it stays, and takes its room
             left -= file.nbytes
             num_left -= 1
-        return Collected(num_left, left, num_evicted, num_swept)
+        return Collected(num_left, left, num_evicted, num_swept, bound)
+
+    def _takes(self, nbytes: int) -> bool:
+        """
+        Return whether the mount has room for twice as many bytes, by writing them.
+
+        Of several machines that were refused one makes room, and the others find it.
+        """
+        about = os.statvfs(self._writing)
+        if about.f_files and about.f_favail < _FEW_FILES:
+            return False
+        probe, piece = self._temporary(), memoryview(os.urandom(_PIECE_BYTES))
+        try:
+            fd = os.open(probe, _NEW, 0o600)
+            try:
+                for _ in range(min(1 + 2 * nbytes // _PIECE_BYTES, _MOST_PIECES)):
+                    _write_whole(fd, b"", piece)
+                os.fsync(fd)  # else it may be told nobody
+            finally:
+                os.close(fd)
+        except OSError as exc:
+            if exc.errno not in _SHORT:
+                raise
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(probe)
+        return True
 
     def _sweep(self) -> int:
         """Remove what nobody writes any more (X-03)."""
