@@ -128,6 +128,22 @@ class TestCancelled:
         assert await crew.aclose()
         assert 0 == crew.num_hung
 
+    async def test_calls_that_were_given_up_leave_nothing_behind(self):
+        """X-14: what no thread came to has no place in the queue, which holds its memory."""
+        crew, gate, ended = Crew(1, "crew"), Gate(), []
+        async with anyio.create_task_group() as group:
+            group.start_soon(hang_in, crew, gate)
+            await reached(gate)
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await crew.run([1, 2], lambda item: item, [0, 0], leave=True)
+            group.start_soon(crew.run, [7], ended.append, [None])
+            await anyio.wait_all_tasks_blocked()
+            assert 1 == crew._queue.qsize()
+            gate.open()
+        assert [7] == ended
+        assert await crew.aclose()
+
     async def test_hung_thread_does_not_hold_up_the_end(self):
         """It is left behind, and told."""
         crew, gate = Crew(1, "crew"), Gate()
@@ -226,4 +242,37 @@ class TestJob:
         await job.wait()
         assert isinstance(job.error, ZeroDivisionError)
         assert None is job.result
+        await crew.aclose()
+
+    async def test_job_that_hangs_is_no_thread_for_others(self):
+        """X-14: where one hangs in a job, and the others for somebody who has gone, a call ends
+        at once; behind the job it is served again."""
+        crew, gate, other = Crew(2, "crew"), Gate(), Gate()
+        job = crew.start(gate)
+        await reached(gate)
+        async with anyio.create_task_group() as group:
+            group.start_soon(hang_in, crew, other)
+            await reached(other)
+            group.cancel_scope.cancel()
+        results = ["not begun"]
+        async with anyio.create_task_group() as group:
+            group.start_soon(
+                lambda: crew.run([5], lambda item: item, results, leave=True)
+            )
+            await anyio.wait_all_tasks_blocked()
+            assert 1 == crew.num_hung
+            gate.open()
+        assert ["not begun"] == results
+        await job.wait()
+        await crew.run([5], lambda item: item, results, leave=True)
+        assert [5] == results
+        other.open()
+        assert await crew.aclose()
+
+    async def test_job_that_has_ended_needs_no_thread(self):
+        """However many there were one after the other, one thread does them."""
+        crew = Crew(4, "crew")
+        for _ in range(4):
+            await crew.start(lambda: None).wait()
+        assert 1 == len(crew._threads)
         await crew.aclose()

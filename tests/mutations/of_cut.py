@@ -13,6 +13,7 @@ _RESP = "ucm/backends/_resp.py"
 _LINKS = "tests/backends/test_redis_connections.py"
 _READ = "tests/backends/test_redis_link.py"
 _SPILL = "tests/agent/test_spill.py::TestSpill"
+_CREW = "tests/backends/test_crew.py"
 _ROOM = "tests/backends/test_files_room.py::TestRoom"
 _SMALL = "tests/backends/test_files_room.py::TestSmallMount"
 
@@ -135,6 +136,24 @@ CUT = (
         find="if self._refused and now >= self._short_from:",
         replace="if self._refused:",
         killers=(f"{_SMALL}::test_mount_that_is_filled_by_others_is_not_raced",),
+    ),
+    Mutant(
+        name="hung_job_is_no_hung_thread",
+        why="X-14: with one thread in a walk that hangs each call waits out its deadline.",
+        file="ucm/backends/_crew.py",
+        find="self.num_hung + self._num_jobs >= self.num_threads",
+        replace="self.num_hung >= self.num_threads",
+        killers=(f"{_CREW}::TestJob::test_job_that_hangs_is_no_thread_for_others",),
+    ),
+    Mutant(
+        name="given_up_batch_stays_queued",
+        why="X-14: while a mount hangs each call that is given up holds its blocks for ever.",
+        file="ucm/backends/_crew.py",
+        find="            self._forget_stopped()\n",
+        replace="",
+        killers=(
+            f"{_CREW}::TestCancelled::test_calls_that_were_given_up_leave_nothing_behind",
+        ),
     ),
     Mutant(
         name="time_out_without_end",

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -68,6 +68,11 @@ class _Batch(Generic[_Item, _T]):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.over.set)
         return is_left
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether somebody has begun with each item, or nobody will with those that are left."""
+        return self._next >= len(self._items)
 
     def stop(self, *, leave: bool) -> bool:
         """
@@ -137,6 +142,7 @@ class Crew:
         self._num_shares = 0
         """Of batches that somebody waits for."""
         self._left: list[_Batch[Any, Any]] = []
+        self._jobs: list[Job[Any]] = []
 
     @property
     def num_hung(self) -> int:
@@ -164,11 +170,11 @@ class Crew:
             work: Called on several threads at once. What it raises is raised here, once
                 the others are through.
             results: As long as *items*.
-            leave: End at once when cancelled, and begin nothing while all threads hang;
-                *work* uses the caller's memory by way of ``gate`` only, or does no harm
-                with it.
+            leave: End at once when cancelled, and begin nothing while all threads hang, or
+                are at jobs, which may; *work* uses the caller's memory by way of ``gate``
+                only, or does no harm with it.
         """
-        if not items or (leave and self.num_hung >= self.num_threads):
+        if not items or (leave and self.num_hung + self._num_jobs >= self.num_threads):
             return
         batch = _Batch(items, work, results)
         shares = min(len(items), self.num_threads)
@@ -180,7 +186,9 @@ class Crew:
         try:
             await batch.over.wait()
         except asyncio.CancelledError:
-            if batch.stop(leave=leave):
+            is_working = batch.stop(leave=leave)
+            self._forget_stopped()
+            if is_working:
                 if leave:
                     self._left.append(batch)
                 else:
@@ -196,7 +204,7 @@ class Crew:
     def start(self, work: Callable[[], _T]) -> "Job[_T]":
         """Call *work* on some thread, whoever waits for it."""
         job = Job(work)
-        self._num_shares += 1
+        self._jobs.append(job)
         self._hire()
         self._queue.put(job.batch)
         return job
@@ -224,8 +232,25 @@ class Crew:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return not self._threads
 
+    @property
+    def _num_jobs(self) -> int:
+        """Of those that have no end yet."""
+        self._jobs = [job for job in self._jobs if not job.is_over]
+        return len(self._jobs)
+
+    def _forget_stopped(self) -> None:
+        """Let go of what nobody need begin with: threads that hang would never come to it."""
+        for _ in range(self._queue.qsize()):
+            try:
+                batch = self._queue.get_nowait()
+            except Empty:  # a thread was faster
+                return
+            if batch is None or not batch.is_begun:
+                self._queue.put(batch)
+
     def _hire(self) -> None:
-        wanted = min(self.num_threads, self._num_shares + self.num_hung)
+        busy = self._num_shares + self._num_jobs + self.num_hung
+        wanted = min(self.num_threads, busy)
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._threads.append(thread)
