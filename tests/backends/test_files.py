@@ -35,9 +35,11 @@ BY_PYTHON = pytest.mark.parametrize("way", ["python"], indirect=True)
 
 
 async def open_files(path, /, **settings):
-    """Open a files backend that marks each use."""
+    """Open a files backend that marks each use, and waits for each walk."""
     given = {"path": str(path), "capacity": 1 << 24, "threads": 4, "touch_seconds": 0}
-    return await FilesBackend.open_configured(given | settings, "tiers.0")
+    backend = await FilesBackend.open_configured(given | settings, "tiers.0")
+    backend._room._patience_s = 120.0  # for a machine that is busy
+    return backend
 
 
 def find(path, key):

@@ -5,6 +5,8 @@ import errno
 import math
 import os
 
+import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 
@@ -12,6 +14,7 @@ from tests.backends.test_files import BLOCK, collected, open_files, put
 from ucm.backends.abc import Verdict
 from ucm.backends.files import _share
 from ucm.testing.backend_contract import seal
+from ucm.testing.faults import Gate
 from ucm.testing.store_blocks import make_keys
 
 KEYS = make_keys(6)
@@ -121,6 +124,75 @@ class TestRoom:
         await backend.aclose()
 
 
+@pytest.fixture
+def long_walk(monkeypatch):
+    """Return a gate at which each walk stands."""
+    gate, real = Gate(), _share.Share.collect
+    monkeypatch.setattr(_share.Share, "collect", lambda *args: gate() or real(*args))
+    return gate
+
+
+async def told_meanwhile(backend, gate, *keys):
+    """Return what is told of blocks that are put while a walk stands at its gate."""
+    told = []
+
+    async def tell():
+        told.append(await put(backend, *keys))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(tell)
+        for _ in range(100):
+            await anyio.lowlevel.checkpoint()
+        before = list(told)
+        gate.open()
+    await backend._room._collection.wait()
+    return before
+
+
+@pytest.mark.asyncio
+class TestLongWalk:
+    async def test_put_is_full_at_once_while_an_unknown_share_is_counted(
+        self, tmp_path, long_walk
+    ):
+        """R-63: behind each start of an agent nobody waits for a walk through all blocks, and
+        the tier is not silent for that."""
+        backend = await open_files(tmp_path / "share")
+        backend._room._patience_s = 0.0
+        told = await told_meanwhile(backend, long_walk, KEYS[0])
+        assert [[Verdict.FULL]] == told
+        assert [Verdict.DONE] == await put(backend, KEYS[0])
+        await backend.aclose()
+
+    async def test_put_is_full_at_once_while_room_is_made(self, tmp_path, monkeypatch):
+        """R-63: what is there is read meanwhile, and there is room behind the walk."""
+        backend = await open_files(tmp_path / "share", capacity=4 * (BLOCK + 128))
+        await collected(backend)
+        await put(backend, *KEYS[:4])
+        backend._room._patience_s = 0.0
+        gate, collect = Gate(), backend._share.collect
+        monkeypatch.setattr(
+            backend._share, "collect", lambda *args: gate() or collect(*args)
+        )
+        assert [[Verdict.FULL]] == await told_meanwhile(backend, gate, KEYS[4])
+        assert [Verdict.DONE] == await put(backend, KEYS[4])
+        await backend.aclose()
+
+    async def test_room_is_made_before_it_is_used_up(self, tmp_path):
+        """R-63: where walks are long, the next one is over before anything is refused."""
+        backend = await open_files(tmp_path / "share", capacity=16 * (BLOCK + 128))
+        await collected(backend)
+        room = backend._room
+        room._patience_s, told = 0.0, []
+        room.start()
+        for key in MANY:
+            if room._collection is not None:
+                await room._collection.wait()
+            told += await put(backend, key)
+        assert [Verdict.DONE] * 24 == told
+        assert 8 <= (await backend.stats()).evicted_blocks_total <= 12
+        await backend.aclose()
+
+
 class _SmallMount:
     """Has room for some blocks, and none for what is written to find out whether it has."""
 
@@ -158,6 +230,26 @@ class TestSmallMount:
         assert 8 < stats.blocks <= 15
         assert 15 * (BLOCK + 128) == stats.capacity_bytes
         assert 23 == stats.blocks + stats.evicted_blocks_total
+        await backend.aclose()
+
+    async def test_full_mount_is_not_tried_while_room_is_made(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: what comes is refused without a word of the mount's, however long that takes."""
+        mount = _SmallMount(monkeypatch, tmp_path / "share", 4)
+        backend = await open_files(tmp_path / "share")
+        await collected(backend)
+        gate, collect = Gate(), backend._share.collect
+        monkeypatch.setattr(
+            backend._share, "collect", lambda *args: gate() or collect(*args)
+        )
+        backend._room._patience_s = 0.0
+        for key in KEYS[:5]:
+            await put(backend, key)
+        assert [[Verdict.FULL]] == await told_meanwhile(backend, gate, KEYS[5])
+        assert 1 == mount.num_refused
+        backend._room._patience_s = 120.0
+        assert [Verdict.DONE] == await put(backend, KEYS[5])
         await backend.aclose()
 
     async def test_room_that_somebody_else_has_made_is_enough(

@@ -15,6 +15,7 @@ _READ = "tests/backends/test_redis_link.py"
 _SPILL = "tests/agent/test_spill.py::TestSpill"
 _CREW = "tests/backends/test_crew.py"
 _ROOM = "tests/backends/test_files_room.py::TestRoom"
+_LONG = "tests/backends/test_files_room.py::TestLongWalk"
 _SMALL = "tests/backends/test_files_room.py::TestSmallMount"
 
 CUT = (
@@ -154,6 +155,22 @@ CUT = (
         killers=(
             f"{_CREW}::TestCancelled::test_calls_that_were_given_up_leave_nothing_behind",
         ),
+    ),
+    Mutant(
+        name="long_walk_is_waited_for",
+        why="R-63: behind each start a tier is taken for silent, also by whoever reads.",
+        file="ucm/backends/files/_room.py",
+        find="ends_at = self._collected_at + self._patience_s",
+        replace="ends_at = math.inf",
+        killers=(f"{_LONG}::test_put_is_full_at_once_while_room_is_made",),
+    ),
+    Mutant(
+        name="walk_begins_without_room_left",
+        why="R-63: blocks are dropped while a large share is walked through, again and again.",
+        file="ucm/backends/files/_room.py",
+        find="        is_near = self._nbytes + nbytes > self.capacity - self._kept\n",
+        replace="        is_near = False\n",
+        killers=(f"{_LONG}::test_room_is_made_before_it_is_used_up",),
     ),
     Mutant(
         name="time_out_without_end",

@@ -6,6 +6,11 @@ Room is bounded by what a collection has counted and what was put since. A colle
 through the share, on one thread, and nobody who puts meanwhile goes over the bound. Where the
 mount refuses to remove blocks the share is full until it is counted again.
 
+A short walk is waited for by whoever needs its room, so that nothing is refused that would fit.
+A long one is not: what is put meanwhile without room is refused as full, in time, as one without
+an answer would have the tier taken for silent. Where walks are long the next one begins once half
+of what the last one has made free is used up.
+
 A mount may have less room than the settings say, as it is smaller, under a quota, or filled by
 others. Once it has refused a block the share is full until a collection has made room below what
 was there, and that bounds it from then on. It is tried with all of its capacity again now and
@@ -15,6 +20,7 @@ Threading: on the loop.
 """
 
 import math
+import time
 
 import anyio
 
@@ -24,6 +30,8 @@ from ucm.backends.files._share import SPARE, Collected, Share
 
 __all__ = ["Room"]
 
+_PATIENCE_S = 0.5
+"""A walk that takes longer is long: well below what a tier has for a call."""
 _PAUSE_S = 30.0
 """Between two collections for a mount that refuses blocks: who else fills it is not raced."""
 _COUNTS = 6
@@ -49,6 +57,9 @@ class Room:
         self._crew = crew
         self._given = self.capacity = capacity
         self._collect_s = collect_s
+        self._patience_s = _PATIENCE_S
+        self._is_long = False
+        """The last walk was."""
         self._collection: Job[Collected | None] | None = None
         self._is_known = False
         """Nothing is before the first collection."""
@@ -78,18 +89,21 @@ class Room:
             return Verdict.FULL
         if self._making:
             await self._collect(nbytes)
+            if self._making:
+                return Verdict.FULL
         if self._has(nbytes):
-            if now - self._collected_at > self._collect_s:
-                self.start(nbytes)  # others put, too; nobody waits for it
+            if self._is_due(nbytes):
+                self.start(nbytes)  # nobody waits for it
             return Verdict.DONE
         if now >= self._full_until:
             is_begun = self._collection is not None
             await self._collect(nbytes)
             if is_begun and not self._has(nbytes):
                 await self._collect(nbytes)  # that one was to make less room, or none
-        if not self._is_known:
-            return Verdict.UNAVAILABLE
-        return Verdict.DONE if self._has(nbytes) else Verdict.FULL
+        if self._has(nbytes):
+            return Verdict.DONE
+        is_told = self._is_known or self._collection is not None
+        return Verdict.FULL if is_told else Verdict.UNAVAILABLE
 
     def begin(self, nbytes: int) -> None:
         """Count on so many bytes, for which there is room."""
@@ -122,16 +136,21 @@ class Room:
         now = self._collected_at = anyio.current_time()
         if now >= self._less_until:
             self.capacity = self._given
-        most = self._most = self.capacity - nbytes
-        wanted = max(0, most - self.capacity // SPARE)
+        wanted = max(0, self.capacity - nbytes - self.capacity // SPARE)
+        most = self._most = self.capacity - nbytes - self._kept
         refused = self._making = self._refused
         self._refused = 0
         if refused:
             self._short_from = now + _PAUSE_S
         self._since = self._num_since = 0
-        self._collection = self._crew.start(
-            lambda: self._share.collect(most, wanted, refused)
-        )
+
+        def walk() -> Collected | None:
+            began = time.monotonic()
+            counted = self._share.collect(most, wanted, refused)
+            self._is_long = time.monotonic() - began > self._patience_s
+            return counted
+
+        self._collection = self._crew.start(walk)
 
     def stats(self) -> BackendStats:
         """Tell what the last collection has counted, and what was put since."""
@@ -152,13 +171,28 @@ class Room:
         """Return whether there is room for so many bytes, as far as is known."""
         return self._is_known and self._nbytes + nbytes <= self.capacity
 
+    @property
+    def _kept(self) -> int:
+        """Bytes that are to be free when a walk begins."""
+        return self.capacity // SPARE // 2 if self._is_long else 0
+
+    def _is_due(self, nbytes: int) -> bool:
+        """Return whether to walk already though there is room for so many bytes."""
+        now = anyio.current_time()
+        if now - self._collected_at > self._collect_s:
+            return True  # others put, too
+        is_near = self._nbytes + nbytes > self.capacity - self._kept
+        return is_near and now >= self._full_until
+
     async def _collect(self, nbytes: int) -> None:
-        """Have a collection make room; goes on if whoever waits for it goes."""
+        """Have a collection make room, and wait for a short one; it goes on for all that."""
         if nbytes > self.capacity:  # all that is there would go for it, in vain
             return
         self.start(nbytes)
         if self._collection is not None:
-            await self._collection.wait()
+            ends_at = self._collected_at + self._patience_s
+            with anyio.move_on_after(ends_at - anyio.current_time()):
+                await self._collection.wait()
             self._take()
 
     def _take(self) -> None:
