@@ -202,8 +202,8 @@ BACKENDS = (
         name="foreign_directory_filled",
         why="A path that was mistyped fills somebody's home with our files (R-24).",
         file=_PLACES,
-        find="        if others:\n",
-        replace="        if not path:\n",
+        find="if others and name not in there",
+        replace="if False",
         killers=(
             "tests/backends/test_disk_drive.py::TestRefusals::test_directory_of_somebody_else_is_left_alone",
         ),

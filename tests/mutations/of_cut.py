@@ -14,6 +14,7 @@ _LINKS = "tests/backends/test_redis_connections.py"
 _READ = "tests/backends/test_redis_link.py"
 _SPILL = "tests/agent/test_spill.py::TestSpill"
 _CREW = "tests/backends/test_crew.py"
+_PLACES = "tests/backends/test_places.py"
 _ROOM = "tests/backends/test_files_room.py::TestRoom"
 _LONG = "tests/backends/test_files_room.py::TestLongWalk"
 _SMALL = "tests/backends/test_files_room.py::TestSmallMount"
@@ -171,6 +172,22 @@ CUT = (
         find="        is_near = self._nbytes + nbytes > self.capacity - self._kept\n",
         replace="        is_near = False\n",
         killers=(f"{_LONG}::test_room_is_made_before_it_is_used_up",),
+    ),
+    Mutant(
+        name="first_of_several_starts_alone",
+        why="R-24: of agents that come to a new directory at once all but one end with an error.",
+        file="ucm/backends/_places.py",
+        find="if others and name not in there and not _has(path / name):",
+        replace="if others:",
+        killers=(f"{_PLACES}::test_directory_is_of_all_who_come_at_the_same_time",),
+    ),
+    Mutant(
+        name="manifest_read_once",
+        why="R-24: an agent ends because another one was just writing.",
+        file="ucm/backends/_places.py",
+        find="range(_TRIES - 1)",
+        replace="range(0)",
+        killers=(f"{_PLACES}::test_manifest_that_is_not_whole_is_read_again",),
     ),
     Mutant(
         name="time_out_without_end",

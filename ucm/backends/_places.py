@@ -3,15 +3,18 @@
 Directories that a backend may fill: made by us, or marked as ours, else left alone.
 
 A directory is ours by a small file, its *manifest*, which is written before anything else. In
-a directory that has other things and no manifest nothing is changed (R-24).
+a directory that has other things and no manifest nothing is changed (R-24). Several processes,
+of whatever machines, may come to one at the same time: the first one's manifest counts for all.
 """
 
 import errno
 import fcntl
 import os
+import secrets
 import shlex
 import stat
 from pathlib import Path
+from time import sleep
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +25,8 @@ __all__ = ["claim", "give_name", "lock", "path_error"]
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 _MOST_TEXT = 1 << 16
+_TRIES, _PAUSE_S = 4, 0.05
+"""To read a manifest that another machine may just have written."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
@@ -55,8 +60,9 @@ def claim(path: Path, name: str, mine: _M, key: str) -> _M:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(path, key)
     if not _has(path / name):
-        others = [each for each in os.listdir(path) if not each.startswith(name)]
-        if others:
+        there = os.listdir(path)
+        others = [each for each in there if not each.startswith(name)]
+        if others and name not in there and not _has(path / name):  # nor came meanwhile
             raise path_error(
                 key,
                 path,
@@ -112,31 +118,45 @@ def _has(path: Path) -> bool:
 
 def _write_new(path: Path, data: bytes) -> None:
     """Make a file, all of it or nothing; somebody else's that came first stays."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    give_name(temporary, path)
-    temporary.unlink(missing_ok=True)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(temporary, flags, 0o644), "wb") as file:
+        try:
+            file.write(data)
+            file.flush()
+            give_name(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _read(path: Path, mine: _M, key: str) -> _M:
-    with path.open("rb") as file:
-        text = file.read(_MOST_TEXT)
-    wanted = msgspec.convert(msgspec.to_builtins(mine), _Head)
+    """Read a manifest; one that is not whole again, as whoever made it may be writing."""
+    for _ in range(_TRIES - 1):
+        try:
+            return _read_once(path, mine, key)
+        except (FileNotFoundError, msgspec.DecodeError):
+            sleep(_PAUSE_S)
     try:
-        head = msgspec.json.decode(text, type=_Head)
-        if head.kind == wanted.kind and head.schema != wanted.schema:
-            raise path_error(
-                key,
-                path.parent,
-                f"another release made it: its schema is {head.schema}, not "
-                f"{wanted.schema}",
-                "Use another directory, or remove this one.",
-            )
-        told = msgspec.json.decode(text, type=type(mine))
+        return _read_once(path, mine, key)
     except msgspec.DecodeError as exc:
         raise path_error(
             key, path.parent, f"its {path.name} is not ours ({exc})"
         ) from exc
+
+
+def _read_once(path: Path, mine: _M, key: str) -> _M:
+    with path.open("rb") as file:
+        text = file.read(_MOST_TEXT)
+    wanted = msgspec.convert(msgspec.to_builtins(mine), _Head)
+    head = msgspec.json.decode(text, type=_Head)
+    if head.kind == wanted.kind and head.schema != wanted.schema:
+        raise path_error(
+            key,
+            path.parent,
+            f"another release made it: its schema is {head.schema}, not {wanted.schema}",
+            "Use another directory, or remove this one.",
+        )
+    told = msgspec.json.decode(text, type=type(mine))
     if head.kind != wanted.kind:
         raise path_error(key, path.parent, f"its {path.name} is of a {head.kind!r}")
     return told
