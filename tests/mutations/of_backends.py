@@ -43,9 +43,9 @@ BACKENDS = (
     Mutant(
         name="strangers_file_collected",
         why="A file that somebody has put beside blocks is deleted for room.",
-        file=_SHARE,
-        find="if _KEY.fullmatch(entry.name) is None:",
-        replace="if False:",
+        file="ucm/backends/files/_walk.py",
+        find="if _KEY.fullmatch(entry.name) is not None:",
+        replace="if True:",
         killers=(f"{_ORPHANS}::test_what_is_not_ours_stays_and_is_no_hindrance",),
     ),
     # What travels with a block.
@@ -268,9 +268,9 @@ BACKENDS = (
     Mutant(
         name="newest_blocks_evicted",
         why="A share that is full throws away what is used.",
-        file=_SHARE,
-        find="files = sorted(self._files())",
-        replace="files = sorted(self._files(), reverse=True)",
+        file="ucm/backends/files/_walk.py",
+        find='kind="stable")\n        ends',
+        replace='kind="stable")[::-1]\n        ends',
         killers=(f"{_SHARED}::test_room_is_shared",),
     ),
     # Servers.

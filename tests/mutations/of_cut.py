@@ -18,6 +18,7 @@ _PLACES = "tests/backends/test_places.py"
 _ROOM = "tests/backends/test_files_room.py::TestRoom"
 _LONG = "tests/backends/test_files_room.py::TestLongWalk"
 _SMALL = "tests/backends/test_files_room.py::TestSmallMount"
+_WALK = "tests/backends/test_files_walk.py::TestEvict"
 
 CUT = (
     Mutant(
@@ -98,7 +99,7 @@ CUT = (
     Mutant(
         name="unremovable_block_gives_room",
         why="A share whose mount refuses to remove is filled beyond its capacity.",
-        file="ucm/backends/files/_share.py",
+        file="ucm/backends/files/_walk.py",
         find="                continue  # it stays, and takes its room\n",
         replace="                pass\n",
         killers=(f"{_ROOM}::test_block_that_cannot_be_removed_takes_its_room",),
@@ -107,7 +108,7 @@ CUT = (
         name="full_share_is_not_collected",
         why="A share without room for one more file never gets any, behind a restart, either.",
         file="ucm/backends/files/_share.py",
-        find="            if exc.errno in _AWAY:\n                raise\n            return 0",
+        find="            if exc.errno in AWAY:\n                raise\n            return 0",
         replace="            raise",
         killers=(
             f"{_ROOM}::test_share_that_takes_no_file_at_all_is_counted_and_gets_room",
@@ -188,6 +189,16 @@ CUT = (
         find="range(_TRIES - 1)",
         replace="range(0)",
         killers=(f"{_PLACES}::test_manifest_that_is_not_whole_is_read_again",),
+    ),
+    Mutant(
+        name="what_another_machine_removed_takes_room",
+        why="X-02: of a share that two machines collect at once twice as much goes.",
+        file="ucm/backends/files/_walk.py",
+        find="        for nbytes in sizes.values():  # another",
+        replace="        for nbytes in ():  # another",
+        killers=(
+            f"{_WALK}::test_what_another_machine_removed_makes_room_and_is_not_counted",
+        ),
     ),
     Mutant(
         name="time_out_without_end",

@@ -25,7 +25,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from ucm.backends._places import claim, give_name, path_error
 from ucm.backends.abc import Fetched, Presence, Sealed, Verdict
 from ucm.backends.envelope import GARBAGE, Envelope
 from ucm.backends.files._reading import WRONG, Asked, find_reader
+from ucm.backends.files._walk import AWAY, Walk, entries_of
 from ucm.blocks import PackedKey
 
 __all__ = ["MANIFEST", "SPARE", "Collected", "Manifest", "Share"]
@@ -51,14 +52,8 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
 _SHORT = {errno.ENOSPC, errno.EDQUOT}
 _NO_ROOM = {*_SHORT, errno.EFBIG}
-_AWAY = {
-    *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
-    *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-}
 _WRITER = re.compile("([0-9a-f]{32}[.][0-9]+[.][0-9]*)[.][0-9]+")
 """A file of a writer's of ours: see the module's text."""
-_KEY = re.compile("(?:[0-9a-f]{2}){29,85}")
-"""A block's file: its packed key in hex. Whatever else lies there is not ours to remove."""
 _PIECE_BYTES, _MOST_PIECES = 1 << 20, 64
 """Written at a time, and how often at most, to find out whether there is room."""
 _FEW_FILES = 256
@@ -91,12 +86,6 @@ class Collected(NamedTuple):
     num_swept: int
     most_bytes: int | None = None
     """That blocks may have, where the mount has room for no more."""
-
-
-class _File(NamedTuple):
-    used_ns: int
-    nbytes: int
-    path: str
 
 
 class Share:
@@ -137,7 +126,7 @@ class Share:
             for name in (_BLOCKS, _WRITING):
                 (self._root / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as exc:
-            if exc.errno in _AWAY:
+            if exc.errno in AWAY:
                 raise
             raise path_error(key, self._root, f"it cannot be used: {exc}") from exc
 
@@ -246,29 +235,16 @@ class Share:
         """
         try:
             num_swept = self._sweep()
-            files = sorted(self._files())
-            is_short = refused_bytes > 0 and not self._takes(refused_bytes)
+            walk, bound, num_evicted = Walk(self._blocks), None, 0
+            if refused_bytes > 0 and not self._takes(refused_bytes):
+                bound = walk.nbytes - walk.nbytes // SPARE
+                most_bytes = min(most_bytes, bound)
+                wanted_bytes = min(wanted_bytes, bound - bound // SPARE)
+            if walk.nbytes > most_bytes:
+                num_evicted = walk.evict(wanted_bytes)
         except OSError:
             return None
-        left, num_left, num_evicted = sum(file.nbytes for file in files), len(files), 0
-        bound = left - left // SPARE if is_short else None
-        if bound is not None:
-            most_bytes = min(most_bytes, bound)
-            wanted_bytes = min(wanted_bytes, bound - bound // SPARE)
-        oldest = iter(files if left > most_bytes else ())
-        while left > wanted_bytes and (file := next(oldest, None)) is not None:
-            try:
-                os.unlink(file.path)
-                num_evicted += 1
-            except FileNotFoundError:
-                pass  # another machine was faster
-            except OSError as exc:
-                if exc.errno in _AWAY:
-                    return None
-                continue  # it stays, and takes its room
-            left -= file.nbytes
-            num_left -= 1
-        return Collected(num_left, left, num_evicted, num_swept, bound)
+        return Collected(walk.num_files, walk.nbytes, num_evicted, num_swept, bound)
 
     def _takes(self, nbytes: int) -> bool:
         """
@@ -302,11 +278,11 @@ class Share:
         try:
             now_s = self._now()
         except OSError as exc:
-            if exc.errno in _AWAY:
+            if exc.errno in AWAY:
                 raise
             return 0  # a share that is full or read-only is counted, and gets room, all the same
         num_swept = 0
-        for entry in _entries(self._writing):
+        for entry in entries_of(self._writing):
             if (ours := _WRITER.fullmatch(entry.name)) is None:
                 continue
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
@@ -329,16 +305,6 @@ class Share:
     def _temporary(self) -> str:
         """Return a name for a file that is being written, which no other one ever had."""
         return f"{self._writing}/{self._me}.{next(_NUMBERS)}"
-
-    def _files(self) -> Iterator[_File]:
-        for first in _directories(self._root / _BLOCKS):
-            for second in _directories(first):
-                for entry in _entries(second):
-                    if _KEY.fullmatch(entry.name) is None:
-                        continue
-                    with contextlib.suppress(FileNotFoundError):
-                        info = entry.stat(follow_symlinks=False)
-                        yield _File(info.st_mtime_ns, info.st_size, entry.path)
 
     def _is_due(self, key: PackedKey) -> bool:
         """Return whether a file is to be marked as used: this process has not done so lately."""
@@ -363,17 +329,6 @@ def _write_whole(fd: int, header: bytes, data: memoryview) -> None:
         for at, part in enumerate(parts):
             parts[at] = part[min(done, len(part)) :]
             done -= min(done, len(part))
-
-
-def _entries(path: str | Path) -> list[os.DirEntry[str]]:
-    with os.scandir(path) as entries:  # whatever is raised, nothing is left open
-        return list(entries)
-
-
-def _directories(path: str | Path) -> list[str]:
-    return [
-        entry.path for entry in _entries(path) if entry.is_dir(follow_symlinks=False)
-    ]
 
 
 def _identity(pid: int) -> str:

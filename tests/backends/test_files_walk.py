@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A walk through a share: what it finds, what it removes, and what it costs."""
+
+import errno
+import os
+import tracemalloc
+
+import pytest
+
+from ucm.backends.files._share import Share
+from ucm.backends.files._walk import Walk
+
+NBYTES = 10
+
+
+def fill(root, num_files, num_places=4):
+    """Make files of blocks, the first one the oldest, in several directories."""
+    files = []
+    for at in range(num_files):
+        place = root / f"{at % num_places:02x}" / f"{at % 3:02x}"
+        place.mkdir(parents=True, exist_ok=True)
+        files.append(place / f"{at:064x}")
+        files[-1].write_bytes(b"x" * NBYTES)
+        os.utime(files[-1], (at, at))
+    return files
+
+
+def there(files):
+    """Return the numbers of files that are there."""
+    return [at for at, file in enumerate(files) if file.exists()]
+
+
+def refusing(monkeypatch, wrong, error):
+    """Have the mount refuse to remove some files."""
+    real = os.unlink
+
+    def unlink(path, **how):
+        if os.fspath(path) in map(str, wrong):
+            raise OSError(error, os.strerror(error), path)
+        real(path, **how)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+
+
+class TestEvict:
+    @pytest.mark.parametrize(("wanted", "num_left"), [(200, 20), (95, 9), (0, 0)])
+    def test_oldest_of_all_directories_go(self, tmp_path, wanted, num_left):
+        """As few as there have to be, wherever they lie."""
+        files = fill(tmp_path, 20)
+        walk = Walk(str(tmp_path))
+        assert (20, 200) == (walk.num_files, walk.nbytes)
+        assert 20 - num_left == walk.evict(wanted)
+        assert [*range(20 - num_left, 20)] == there(files)
+        assert (num_left, num_left * NBYTES) == (walk.num_files, walk.nbytes)
+
+    def test_empty_share_has_nothing_to_remove(self, tmp_path):
+        """Nor is that an error."""
+        walk = Walk(str(tmp_path))
+        assert (0, 0, 0) == (walk.num_files, walk.nbytes, walk.evict(0))
+
+    def test_what_another_machine_removed_makes_room_and_is_not_counted(
+        self, tmp_path, monkeypatch
+    ):
+        """X-02: before its directory is listed, or between that and the removal."""
+        files = fill(tmp_path, 12)
+        walk = Walk(str(tmp_path))
+        files[0].unlink()
+        refusing(monkeypatch, files[1:2], errno.ENOENT)
+        assert 2 == walk.evict(80)
+        assert (8, 80) == (walk.num_files, walk.nbytes)
+        assert [1, *range(4, 12)] == there(files)
+
+    def test_next_ones_go_for_those_that_stay(self, tmp_path, monkeypatch):
+        """R-51: what the mount refuses to remove takes its room."""
+        files = fill(tmp_path, 12)
+        refusing(monkeypatch, files[:3], errno.EPERM)
+        walk = Walk(str(tmp_path))
+        assert 6 == walk.evict(60)
+        assert (6, 60) == (walk.num_files, walk.nbytes)
+        assert [0, 1, 2, 9, 10, 11] == there(files)
+
+    def test_mount_that_goes_away_ends_it(self, tmp_path, monkeypatch):
+        """R-51: nothing is known of what is left."""
+        share = Share(tmp_path / "s", touch_s=0, orphan_s=3600, lasting=False)
+        share.claim("tiers.0.path")
+        files = fill(tmp_path / "s" / "blocks", 4)
+        refusing(monkeypatch, files, errno.ESTALE)
+        assert None is share.collect(20, 10)
+
+    def test_strange_directories_are_left_alone(self, tmp_path):
+        """R-24: what no writer of ours has made is neither counted nor removed."""
+        files = fill(tmp_path, 4)
+        other = tmp_path / "old" / "00"
+        other.mkdir(parents=True)
+        strange = other / files[0].name
+        strange.write_bytes(b"mine")
+        walk = Walk(str(tmp_path))
+        assert (4, 4) == (walk.num_files, walk.evict(0))
+        assert b"mine" == strange.read_bytes()
+
+
+class TestCost:
+    @pytest.mark.slow
+    def test_few_bytes_are_kept_of_a_file(self, tmp_path):
+        """An agent with a terabyte of blocks does not hold each one's path in memory."""
+        share = Share(tmp_path / "s", touch_s=0, orphan_s=3600, lasting=False)
+        share.claim("tiers.0.path")
+        fill(tmp_path / "s" / "blocks", 3000, 40)
+        tracemalloc.start()
+        try:
+            counted = share.collect(3000 * NBYTES - 1, 2000 * NBYTES)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert (2000, 1000) == (counted.num_blocks, counted.num_evicted)
+        assert 100 * 3000 > peak
