@@ -73,10 +73,31 @@ class TestRefusals:
             await open_disk(tmp_path)
 
     async def test_capacity_that_is_not_there_is_refused(self, tmp_path):
-        """Both numbers are told, and the directory can be used with less."""
+        """Both numbers are told, the drive is not filled, and can be used with less."""
         with pytest.raises(ConfigError, match=r"cannot be had, free are \d+"):
             await open_disk(tmp_path, capacity="4000TiB")
+        assert not (tmp_path / BLOCKS).exists()
         await (await open_disk(tmp_path, capacity="1GiB")).aclose()
+
+    @pytest.mark.parametrize("before", ["", "8MiB"])
+    async def test_drive_that_is_full_meanwhile_gets_back_what_was_taken(
+        self, tmp_path, monkeypatch, before
+    ):
+        """A quota, or somebody else's writing, shows itself amid it: nothing stays that nobody can use,
+        and what was there before does."""
+        if before:
+            await (await open_disk(tmp_path, capacity=before)).aclose()
+
+        def half(fd, start, nbytes):
+            os.truncate(fd, nbytes // 2)
+            raise OSError(errno.EDQUOT, "no more")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", half)
+            with pytest.raises(ConfigError, match="cannot be had"):
+                await open_disk(tmp_path, capacity="64MiB")
+        sizes = [path.stat().st_size for path in tmp_path.glob(BLOCKS)]
+        assert ([8 << 20] if before else []) == sizes
 
     @pytest.mark.parametrize(
         ("settings", "key"),

@@ -17,6 +17,7 @@ thread's own pages.
 Threading: all but opening and closing on many threads at once.
 """
 
+import contextlib
 import errno
 import mmap
 import os
@@ -43,6 +44,7 @@ MANIFEST = "ucm-disk.json"
 BLOCKS = "blocks"
 _LOCK = "lock"
 _SCHEMA = 1
+_SECTOR = 512  # of what ``stat`` counts, whatever the drive's are
 _EMPTY_PAGE = mmap.mmap(-1, PAGE)  # begins at a page, as direct I/O wants it
 
 
@@ -115,24 +117,25 @@ class Drive:
         Open the file, as long as it has to be.
 
         Raises:
-            ConfigError: There is no room for it.
+            ConfigError: There is no room for it; the drive is as full as it was.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         path = self._path / BLOCKS
+        room = os.statvfs(self._path)
+        free = room.f_bavail * room.f_frsize
         try:
             self._fd = os.open(path, flags, 0o600)
             before = os.fstat(self._fd)
-            if before.st_size > geometry.nbytes:
-                os.ftruncate(self._fd, geometry.nbytes)
-            os.posix_fallocate(self._fd, 0, geometry.nbytes)
-            direct = self._open_direct(path, flags)
+            with contextlib.ExitStack() as undo:
+                undo.callback(self._shrink, path, before)
+                self._stretch(before, free, geometry.nbytes)
+                direct = self._open_direct(path, flags)
+                undo.pop_all()
         except OSError as exc:
-            room = os.statvfs(self._path)
             raise path_error(
                 self._key,
                 self._path,
-                f"{geometry.nbytes} bytes for blocks cannot be had, free are "
-                f"{room.f_bavail * room.f_frsize} ({exc})",
+                f"{geometry.nbytes} bytes for blocks cannot be had, free are {free} ({exc})",
                 "Give a smaller capacity, or another drive.",
             ) from exc
         if direct >= 0:
@@ -143,6 +146,21 @@ class Drive:
         except OSError:  # every start looks through the drive, then
             with suppress(FileNotFoundError, IsADirectoryError):
                 os.unlink(self._path / INDEX)  # nobody keeps it true from now on
+
+    def _stretch(self, before: os.stat_result, free: int, nbytes: int) -> None:
+        """Have a file so long, and all of it there; where that is in vain nothing is taken."""
+        if before.st_blocks * _SECTOR + free < nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if before.st_size > nbytes:
+            os.ftruncate(self._fd, nbytes)
+        os.posix_fallocate(self._fd, 0, nbytes)
+
+    def _shrink(self, path: Path, before: os.stat_result) -> None:
+        """Give back what a file has got that cannot be as long as it has to be."""
+        if not before.st_size:
+            os.unlink(path)
+        elif os.fstat(self._fd).st_size > before.st_size:
+            os.ftruncate(self._fd, before.st_size)
 
     def _open_direct(self, path: Path, flags: int) -> int:
         """Return the file opened for direct I/O; -1 if a probe says that it cannot be."""
