@@ -21,6 +21,7 @@ MAX_LINES = 400
 BROAD_HANDLERS: dict[str, int] = {
     "ucm/agent/__main__.py": 1,  # tells what ended the agent
     "ucm/backends/_crew.py": 1,  # hands an error to whoever awaits the batch
+    "ucm/cache/calls.py": 1,  # tells what a host's own call raised
     "ucm/cache/questions.py": 1,  # hands an error to whoever awaits the answer
     "ucm/pipeline/load.py": 1,  # keeps an error until the copy beside it is over
     "ucm/pipeline/pipeline.py": 1,  # ends the loop with what went wrong on it

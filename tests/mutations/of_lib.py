@@ -77,8 +77,8 @@ LIB = (
         name="line_moves_by_itself_only",
         why="Whoever waits for room is let in when the next one comes, or never.",
         file=_CORE,
-        find="            self._note(notice)\n        self._look_at_line()\n",
-        replace="            self._note(notice)\n",
+        find="            each.callback(self._look_at_line)\n",
+        replace="",
         killers=(f"{_BLOCKING}::TestVerbs::test_line_moves_without_a_newcomer",),
     ),
     Mutant(

@@ -42,8 +42,8 @@ TIER = (
         name="end_of_a_load_that_was_before_is_not_told",
         why="A host waits for ever for what was over at once.",
         file=_SYNC,
-        find='as ``Save.when_over``."""\n        if not self._transfer.over.subscribe(call):\n            call()',
-        replace='as ``Save.when_over``."""\n        self._transfer.over.subscribe(call)',
+        find='as ``Save.when_over``."""\n        made = alone(call)\n        if not self._transfer.over.subscribe(made):\n            made()',
+        replace='as ``Save.when_over``."""\n        self._transfer.over.subscribe(alone(call))',
         killers=(
             f"{_BEGUN}::TestLoad::test_is_over_when_its_blocks_hold_what_was_saved",
         ),

@@ -12,6 +12,9 @@ _TIER = "ucm/integration/vllm/tier.py"
 _TIERS = "tests/integration/vllm/test_tier_lookups.py::TestTiers"
 _BELOW = "tests/integration/vllm/test_tier_below.py"
 _FETCHES = "tests/cache/test_fetches.py"
+_CALLS = "ucm/cache/calls.py"
+_ALONE = "tests/cache/test_calls.py"
+_INTERRUPTED = "test_interrupted_call_of_the_main_thread_loses_no_end_of_others"
 _DOOR = "tests/integration/transformers/"
 _WARM = "test_prompts_are_warm_through_a_tier_on_another_machine"
 _WRONG = (
@@ -107,7 +110,7 @@ WARM = (
     Mutant(
         name="begun_fetch_without_end",
         why="A request waits for an agent that says nothing for ever.",
-        file="ucm/cache/sync.py",
+        file="ucm/cache/fetches.py",
         find="return self._fetch.over.is_done or not self._fetch.left",
         replace="return self._fetch.over.is_done",
         killers=(
@@ -231,5 +234,49 @@ WARM = (
         find="1 if are_replicas(pool) else 2",
         replace="2",
         killers=(f"{_RANKS}::test_latent_pages_are_restored_in_another_process",),
+    ),
+    Mutant(
+        name="call_of_a_host_not_alone",
+        why="A host's closed loop loses the ends of other saves and loads.",
+        file=_CALLS,
+        find="        threading.excepthook(threading.ExceptHookArgs(told))\n",
+        replace="        threading.excepthook(threading.ExceptHookArgs(told))\n        raise\n",
+        killers=(
+            f"{_ALONE}::TestRaises::test_call_that_raises_is_told_and_harms_nobody",
+        ),
+    ),
+    Mutant(
+        name="ctrl_c_taken_for_a_calls_own",
+        why="Ctrl-C is swallowed, and the host goes on.",
+        file=_CALLS,
+        find="            raise  # meant for the host, not for its call\n",
+        replace="            return\n",
+        killers=(f"{_ALONE}::TestRaises::{_INTERRUPTED}",),
+    ),
+    Mutant(
+        name="notices_lost_behind_one_that_fails",
+        why="Saves of others are never over, and their blocks stay in use.",
+        file="ucm/cache/core.py",
+        find="                each.callback(self._note, notice)\n",
+        replace="                self._note(notice)\n",
+        killers=(f"{_ALONE}::TestRaises::{_INTERRUPTED}",),
+    ),
+    Mutant(
+        name="waiters_lost_behind_one_that_fails",
+        why="Who waits for the same save waits out its limit.",
+        file="ucm/cache/pending.py",
+        find="                each.callback(wake)\n",
+        replace="                wake()\n",
+        killers=(
+            f"{_ALONE}::TestRaises::test_waiter_that_raises_keeps_no_other_from_being_called",
+        ),
+    ),
+    Mutant(
+        name="blocking_verbs_let_into_a_call",
+        why="The library's loop waits for itself, and everybody for it.",
+        file=_CALLS,
+        find="    if getattr(_HERE",
+        replace="    if not getattr(_HERE",
+        killers=(f"{_ALONE}::TestBlocks::test_verb_that_blocks_is_refused_in_a_call",),
     ),
 )

@@ -11,6 +11,7 @@ Threading: the verbs are called on any thread and never block; ``open`` and ``cl
 do. Notices are handed out on our loop, but not while ``close`` has the runtime.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Container, Sequence
 from functools import partial
@@ -268,9 +269,7 @@ class Core(Asking):
     def undo(self, transfer: Transfer) -> None:
         """Let nothing go on for a caller who was interrupted, as by Ctrl-C."""
         with self._taking, self._lock:
-            is_asked = transfer.orders or any(
-                transfer is each[0] for each in self._asked
-            )
+            is_asked = transfer.orders or any(transfer is e[0] for e in self._asked)
         over = self.new_event()
         if is_asked and transfer.released.subscribe(over.set):
             self.cancel(transfer)
@@ -349,10 +348,11 @@ class Core(Asking):
         self._take_in()  # behind which these have begun
         self._let_go(unwanted)
         with self._lock:
-            notices = self._runtime.poll() if self._is_polled else ()
-        for notice in notices:
-            self._note(notice)
-        self._look_at_line()
+            notices = self._runtime.poll() if self._is_polled else []
+        with contextlib.ExitStack() as each:  # one that fails loses no others
+            each.callback(self._look_at_line)
+            for notice in reversed(notices):
+                each.callback(self._note, notice)
 
     def _let_go(self, unwanted: Sequence[Transfer]) -> None:
         """End what nobody wants any more; what is left ends with the close."""

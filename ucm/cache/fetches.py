@@ -33,7 +33,7 @@ from ucm.prefixes import Place
 from ucm.reasons import Reason
 from ucm.threads import Threads
 
-__all__ = ["Fetch", "Fetched", "Fetches"]
+__all__ = ["Fetch", "Fetched", "Fetches", "Fetching"]
 
 _NO_TIERS: Final = Answer(0, Reason.ABSENT)
 _NO_AGENT: Final = Answer(0, Reason.UNAVAILABLE)
@@ -129,6 +129,38 @@ class Fetch:
         found = max(self.in_slab, answer.found)
         is_whole = found == len(self.keys)
         return Fetched(found, Reason.NONE if is_whole else answer.reason, self.give_up)
+
+
+class Fetching:
+    """
+    Tiers that are asked for what the store lacks.
+
+    Args:
+        fetch: What is looked for.
+    """
+
+    __slots__ = ("_fetch",)
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known what there is, or there is no time left for more."""
+        return self._fetch.over.is_done or not self._fetch.left
+
+    def result(self) -> Fetched:
+        """
+        Return what there is; once it is over.
+
+        Raises:
+            PipelineClosedError: The cache was closed meanwhile.
+        """
+        return self._fetch.result()
+
+    def give_up(self) -> None:
+        """Want it no more, whether it is over or not. Idempotent."""
+        self._fetch.give_up()
 
 
 class Fetches:

@@ -3,9 +3,11 @@
 A result that is still to come, for waiters of any kind.
 
 Threading: all of it from any thread. Who waits hands in a call, which is made once, on
-the thread that brings the result; it must be brief and raise nothing.
+the thread that brings the result; it must be brief and raise nothing. One that raises all
+the same keeps nobody else from being called.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -43,8 +45,9 @@ class Pending(msgspec.Struct, Generic[T], eq=False):  # made by one call, of C
             self._value, self.error = value, error
             self.is_done = True
             waiters, self._waiters = self._waiters, []
-        for wake in waiters:
-            wake()
+        with contextlib.ExitStack() as each:  # one that fails loses no others
+            for wake in reversed(waiters):
+                each.callback(wake)
 
     def subscribe(self, wake: Callable[[], None]) -> bool:
         """Have *wake* called at the end; False if that was before, and nobody calls."""

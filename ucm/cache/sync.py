@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from ucm.cache.calls import alone, check_may_wait
 from ucm.cache.core import Core
-from ucm.cache.fetches import Fetch, Fetched
+from ucm.cache.fetches import Fetched, Fetching
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.cache.waits import late, result_of, wait, wait_until
@@ -74,12 +75,15 @@ class Save:
         """
         Have *call* made once, when it is over and its blocks are released.
 
-        On the thread that brings the end, or at once; it must be brief and raise nothing.
+        On the thread that brings the end, or at once. All others wait for that thread: the
+        call must be brief, and what would block is a ``PipelineError`` in it. What it raises
+        goes to ``threading.excepthook``, and harms nobody else.
         """
+        made = alone(call)
 
         def look() -> None:
-            if not self._transfer.over.subscribe(call):
-                call()
+            if not self._transfer.over.subscribe(made):
+                made()
 
         if not self._transfer.released.subscribe(look):
             look()
@@ -128,8 +132,9 @@ class Load:
 
     def when_over(self, call: Callable[[], None]) -> None:
         """Have *call* made once, when it is over; as ``Save.when_over``."""
-        if not self._transfer.over.subscribe(call):
-            call()
+        made = alone(call)
+        if not self._transfer.over.subscribe(made):
+            made()
 
 
 class Answer:
@@ -171,38 +176,6 @@ class Answer:
         return self._pending.result()
 
 
-class Fetching:
-    """
-    Tiers that are asked for what the store lacks.
-
-    Args:
-        fetch: What is looked for.
-    """
-
-    __slots__ = ("_fetch",)
-
-    def __init__(self, fetch: Fetch) -> None:
-        self._fetch = fetch
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is known what there is, or there is no time left for more."""
-        return self._fetch.over.is_done or not self._fetch.left
-
-    def result(self) -> Fetched:
-        """
-        Return what there is; once it is over.
-
-        Raises:
-            PipelineClosedError: The cache was closed meanwhile.
-        """
-        return self._fetch.result()
-
-    def give_up(self) -> None:
-        """Want it no more, whether it is over or not. Idempotent."""
-        self._fetch.give_up()
-
-
 class Cache(contextlib.AbstractContextManager["Cache"]):
     """
     Saves and loads blocks of a host; made by ``ucm.blocking.open``.
@@ -231,6 +204,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
 
         Interrupted, as by Ctrl-C, it closes all the same, and raises then.
         """
+        check_may_wait()
         with ThreadPoolExecutor(1, "ucm-close") as aside:  # where no signal cuts in
             try:
                 closing = aside.submit(self._close)
@@ -247,7 +221,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
     ) -> int:
         """Return how many leading keys are stored; 0 after *timeout* (``timeout.load``)."""
-        answer = self._core.match(keys, group=group)
+        answer = self._waited.match(keys, group=group)
         with contextlib.suppress(StoreUnavailableError):
             return self._answer(answer, timeout)
         return 0
@@ -256,7 +230,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         self, keys: Sequence[bytes], *, group: int = 0, timeout: float | None = None
     ) -> list[bool]:
         """Return of each key whether it is stored; of none after *timeout*."""
-        answer = self._core.contains(keys, group=group)
+        answer = self._waited.contains(keys, group=group)
         with contextlib.suppress(StoreUnavailableError):
             return self._answer(answer, timeout)
         return [False] * len(keys)
@@ -270,7 +244,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         place: Place = _ANYWHERE,
     ) -> Fetched:
         """Have what the store lacks of *keys* fetched from tiers; say what there is."""
-        with self._core.fetches.begin(keys, group, timeout, place) as fetch:
+        with self._waited.fetches.begin(keys, group, timeout, place) as fetch:
             wait_until(self._core, fetch.over, fetch.left)
             return fetch.result()
 
@@ -298,7 +272,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
 
         Interrupted, as by Ctrl-C, it returns once nothing writes to the blocks any more.
         """
-        transfer = self._core.load(keys, blocks, group=group, place=place)
+        transfer = self._waited.load(keys, blocks, group=group, place=place)
         is_interrupted = True
         try:
             wait_until(self._core, transfer.over, self._load_limit)
@@ -360,7 +334,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         self, keys: Sequence[bytes], *, group: int = 0, place: Place = _ANYWHERE
     ) -> None:
         """Say that blocks are used."""
-        self._answer(self._core.touch(keys, group=group, place=place))
+        self._answer(self._waited.touch(keys, group=group, place=place))
 
     def retain(
         self,
@@ -371,24 +345,30 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         place: Place = _ANYWHERE,
     ) -> None:
         """Keep stored blocks as if they were used in *ttl* seconds."""
-        self._answer(self._core.retain(keys, ttl=ttl, group=group, place=place))
+        self._answer(self._waited.retain(keys, ttl=ttl, group=group, place=place))
 
     def forget(self, keys: Sequence[bytes], *, group: int = 0) -> int:
         """Make blocks invisible, and return how many were stored; see the other face."""
-        return self._answer(self._core.forget(keys, group=group))
+        return self._answer(self._waited.forget(keys, group=group))
 
     def flush(self) -> None:
         """Block until every save and load that was asked for by now is over."""
-        for transfer in self._core.open_transfers():
+        for transfer in self._waited.open_transfers():
             wait(self._core, transfer.over, self._save_limit)
 
     def measure(self) -> Snapshot:
         """Return all metrics, for ``ucm.exporter``; any thread that may wait a second."""
-        return self._core.measure()
+        return self._waited.measure()
 
     def statistics(self) -> Statistics:
         """Return how things stand."""
-        return self._answer(self._core.statistics())
+        return self._answer(self._waited.statistics())
+
+    @property
+    def _waited(self) -> Core:
+        """What does it, for a call that waits for that."""
+        check_may_wait()
+        return self._core
 
     def _answer(self, pending: Pending[_T], timeout: float | None = None) -> _T:
         """Wait for the store's answer; nobody is asked once nobody waits."""

@@ -8,6 +8,7 @@ Threading: any; all but ``late`` and ``result_of`` block.
 from threading import TIMEOUT_MAX
 from typing import TypeVar
 
+from ucm.cache.calls import check_may_wait
 from ucm.cache.core import Core
 from ucm.cache.pending import Pending
 from ucm.errors import DeviceTimeoutError, StoreUnavailableError
@@ -32,6 +33,8 @@ def wait(
 
 def wait_until(core: Core, pending: Pending[_T], limit: float) -> None:
     """Block until something has ended, for *limit* seconds at most; tell nothing."""
+    if not pending.is_done:
+        check_may_wait()
     over = core.new_event()
     if pending.subscribe(over.set):
         try:
