@@ -26,6 +26,7 @@ BROAD_HANDLERS: dict[str, int] = {
     "ucm/pipeline/load.py": 1,  # keeps an error until the copy beside it is over
     "ucm/pipeline/pipeline.py": 1,  # ends the loop with what went wrong on it
     "ucm/pipeline/runner.py": 4,  # ends a ticket with its stage's error: thread, loop
+    "ucm/pipeline/stage.py": 1,  # tells what would end the thread, of a host's own stage
     "ucm/pipeline/workers.py": 1,  # what gives slots back must not end its thread
     "tests/kit/simulation.py": 1,  # hands a simulated thread's error to the run
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """R-44: a host's own stage in the chain of a save breaks neither release nor commit."""
 
+import asyncio
 from collections.abc import Callable
 from concurrent import futures
 
@@ -17,7 +18,7 @@ from ucm.pipeline.save import OwnStage, Sealed, save_chain, sealed_blocks
 from ucm.pipeline.stage import STORE_WORKER, Chain, CopyStage, LoopStage
 from ucm.reasons import Reason
 from ucm.stores.memory import MemoryStore
-from ucm.testing.faults import Gate
+from ucm.testing.faults import Gate, raising
 
 
 class Audit(OwnStage):
@@ -47,6 +48,17 @@ class Scribble(OwnStage):
         for _, block in sealed_blocks(given):
             block[0] ^= 1
         return given
+
+
+class Forgetful(OwnStage):
+    """Returns nothing."""
+
+    name = "audit"
+
+    def run(self, given: Sealed) -> Sealed:
+        """Forget what it was given."""
+        del given
+        return None
 
 
 class OnTheLoop(LoopStage[Sealed, Sealed]):
@@ -95,7 +107,16 @@ class TestOwnStage:
             assert 3 == cache.match(keys)
 
     @pytest.mark.parametrize(
-        "stage", [Audit(act=lambda: {}[0]), Scribble()], ids=["raises", "writes"]
+        "stage",
+        [
+            Audit(act=lambda: {}[0]),
+            Audit(act=raising(SystemExit(3))),
+            Audit(act=raising(KeyboardInterrupt())),
+            Audit(act=raising(asyncio.CancelledError())),
+            Scribble(),
+            Forgetful(),
+        ],
+        ids=["raises", "exits", "interrupts", "cancels", "writes", "returns nothing"],
     )
     def test_stage_that_fails_costs_its_save_only(self, stage: OwnStage) -> None:
         """The blocks are released, nothing of it is found, its slots are free."""
@@ -107,6 +128,7 @@ class TestOwnStage:
             assert (OutcomeKind.FAILED, Reason.ERROR) == (end.kind, end.reason)
             assert stage.name in end.error
             assert 0 == cache.match(keys_of(2))
+            assert end.kind is cache.save(keys_of(1), [0]).wait_committed().kind
             assert "" == cache.statistics().failure
         with pytest.raises(StoreUnavailableError):
             host.store.stats()

@@ -56,4 +56,20 @@ OWN = (
         replace="",
         killers=(f"{_OWN}::test_stage_that_fails_costs_its_save_only",),
     ),
+    Mutant(
+        name="own_stage_may_end_the_thread",
+        why="An audit that calls sys.exit ends all saves of the process.",
+        file="ucm/pipeline/stage.py",
+        find="        if isinstance(exc, Exception):\n",
+        replace="        if isinstance(exc, BaseException):\n",
+        killers=(f"{_OWN}::test_stage_that_fails_costs_its_save_only",),
+    ),
+    Mutant(
+        name="own_stage_may_return_nothing",
+        why="An audit that returns None where it means to refuse lets everything pass.",
+        file="ucm/pipeline/stage.py",
+        find="    if returned is not item:\n",
+        replace="    if returned is not returned:\n",
+        killers=(f"{_OWN}::test_stage_that_fails_costs_its_save_only",),
+    ),
 )

@@ -261,12 +261,13 @@ class OwnStage(CopyStage[Sealed, Sealed]):
     A stage of a host's own, such as an audit; ``save_chain`` puts it before ``Commit``.
 
     It runs on the copy thread of the store, for each item of each save, and looks at what
-    ``sealed_blocks`` yields. What it raises fails that save; a ``run`` that does not
-    return is a store that hangs: the save ends at its deadline, further ones are refused
-    until it does.
+    ``sealed_blocks`` yields. What it raises, whatever it is, fails that save and no other;
+    so does another return than what it was given. A ``run`` that does not return is a store
+    that hangs: the save ends at its deadline, further ones are refused until it does.
     """
 
     worker = STORE_WORKER
+    is_foreign = True
 
 
 OwnStages = Chain[Sealed, Sealed]

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import attrs
 
 from ucm.devices.abc import Fence
-from ucm.errors import StageFailedError
+from ucm.errors import PipelineError, StageFailedError
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import OutcomeKind, outcome_of
@@ -105,6 +105,8 @@ class CopyStage(Stage[In, Out]):
 
     worker: str = "copy"
     """Which of the direction's copy threads it runs on."""
+    is_foreign = False
+    """Whether it is a host's own: it may raise anything, and return anything."""
 
     def is_for(self, item: Item) -> bool:
         """Return whether there is anything to do for an item; else it passes by."""
@@ -155,6 +157,8 @@ class Segment:
 
         Raises:
             TicketOverError: The ticket has ended before or between stages.
+            PipelineError: A host's own stage raised what would end the thread.
+            TypeError: One returned something else than it was given.
         """
         ticket = item.ticket
         ticket.begin_work()
@@ -164,7 +168,10 @@ class Segment:
                     raise TicketOverError(Reason.OVER)
                 if is_always or stage.is_for(item):
                     started = _begun(stage.name, item)
-                    stage.run(item)
+                    if stage.is_foreign:
+                        _run_foreign(stage, item)
+                    else:
+                        stage.run(item)
                     _ended(stage.name, item, started)
             if item.outcome is not None:
                 ticket.end(item.outcome)
@@ -219,6 +226,18 @@ def fail(item: Item, error: Exception) -> None:
     if item.segment.awaits_copy:
         ticket.give_up()  # nobody can tell any more when the copy ends
     ticket.end(outcome)
+
+
+def _run_foreign(stage: CopyStage[Any, Any], item: Item) -> None:
+    """Run a host's own stage, so that what it does is its item's end at the worst."""
+    try:
+        returned = stage.run(item)
+    except BaseException as exc:
+        if isinstance(exc, Exception):
+            raise
+        raise PipelineError(f"it raised {exc!r}") from exc
+    if returned is not item:
+        raise TypeError(f"it returned {returned!r}, not what it was given")
 
 
 def _begun(stage: str, item: Item) -> float:
