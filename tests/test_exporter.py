@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cache's metrics, scraped over HTTP as Prometheus does."""
 
+import re
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cache.kit import Host, keys_of, leaving_nothing
 from ucm.cache.sync import Cache
+from ucm.errors import ConfigError
 from ucm.exporter import Exporter
 from ucm.metrics import METRICS, SECONDS_BUCKETS, Counters, MetricKind
 
@@ -80,23 +82,60 @@ class TestExporter:
             cache.close()
             assert 0 == value(scrape(url), "ucm_healthy")
 
-    def test_caches_of_one_process_are_told_apart_by_their_labels(self) -> None:
-        """Two exporters with other labels."""
+    def test_caches_of_one_process_are_told_apart_by_their_names(self) -> None:
+        """By one exporter, as a family may stand in a registry once; also for what has
+        labels and buckets of its own."""
         told = {}
         for name in "ab":
             counters = Counters()
             counters.add("ucm_saved_blocks_total", ord(name))
-            told[name] = counters
-        exporters = [
-            Exporter(each.snapshot, labels={"cache": name})
-            for name, each in told.items()
-        ]
-        found = {}
-        for exporter in exporters:
-            with served(exporter) as url:
-                found |= scrape(url)
+            counters.set("ucm_open_tickets", ord(name), direction="load")
+            counters.observe("ucm_save_duration_seconds", 0.2)
+            told[name] = counters.snapshot
+        with served(Exporter(told, labels={"server": "s"})) as url:
+            seen = scrape(url)
         for name in "ab":
-            assert ord(name) == value(found, "ucm_saved_blocks_total", cache=name)
+            own = {"server": "s", "cache": name}
+            assert ord(name) == value(seen, "ucm_saved_blocks_total", **own)
+            found = value(seen, "ucm_open_tickets", direction="load", **own)
+            assert ord(name) == found
+            assert 1 == value(seen, "ucm_save_duration_seconds_count", **own)
+            assert value(seen, "ucm_last_sign_timestamp_seconds", **own) > 1e9
+
+    @pytest.mark.parametrize(
+        ("labels", "problem"),
+        [
+            ({"direction": "x"}, "labels.direction='x': a metric has"),
+            ({"le": "x"}, "labels.le='x': a metric has"),
+            ({"0bad": "x"}, "labels.0bad='x': is no name"),
+            ({"a-b": "x"}, "labels.a-b='x': is no name"),
+            ({"__a": "x"}, "labels.__a='x': is no name"),
+            ({5: "x"}, "labels.5='x': is no name"),
+            ({"server": 5}, "labels.server=5: is no text. Give '5'."),
+        ],
+    )
+    def test_label_that_cannot_be_is_refused(
+        self, labels: dict[str, str], problem: str
+    ) -> None:
+        """Where it is given, and not at each scrape."""
+        with pytest.raises(ConfigError, match=re.escape(problem)):
+            Exporter(Counters().snapshot, labels=labels)
+
+    @pytest.mark.parametrize(
+        ("name", "label", "problem"),
+        [
+            ("a", "reason", "labels.reason='a': a metric has"),
+            ("a", "server", "labels.server='s': the names of several"),
+            (5, "cache", "labels.cache=5: is no text"),
+        ],
+    )
+    def test_name_that_cannot_be_is_refused(
+        self, name: str, label: str, problem: str
+    ) -> None:
+        """Of several caches, and the label that has their names."""
+        told = {name: Counters().snapshot}
+        with pytest.raises(ConfigError, match=re.escape(problem)):
+            Exporter(told, labels={"server": "s"}, label=label)
 
     def test_every_metric_is_described_by_its_kind(self) -> None:
         """X-10: what Prometheus is told of a metric is what the table says."""

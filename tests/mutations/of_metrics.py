@@ -114,4 +114,22 @@ METRICS = (
         replace="        total = count\n",
         killers=(f"{_EXPORTS}::test_buckets_are_cumulative_and_sum_up",),
     ),
+    Mutant(
+        name="caches_not_told_apart",
+        why="Two caches of a process are one series, which jumps to and fro.",
+        file=_EXPORTER,
+        find="            _add(families, list(own.values()), measure())\n",
+        replace='            _add(families, ["a"] * len(own), measure())\n',
+        killers=(
+            f"{_EXPORTS}::test_caches_of_one_process_are_told_apart_by_their_names",
+        ),
+    ),
+    Mutant(
+        name="label_of_a_metric_taken_twice",
+        why="Each scrape of the process fails, or loses what the label said.",
+        file=_EXPORTER,
+        find="        elif name in _TAKEN:\n",
+        replace="        elif name in ():\n",
+        killers=(f"{_EXPORTS}::test_label_that_cannot_be_is_refused",),
+    ),
 )
