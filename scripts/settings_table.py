@@ -6,6 +6,7 @@ from pathlib import Path
 
 import attrs
 
+from ucm.cache.opening import ENGINES_ONLY
 from ucm.config import UCMConfig
 
 __all__ = ["PAGE", "ROOT", "put_between", "render", "rewrite", "table_of"]
@@ -63,7 +64,10 @@ def _lines(section: attrs.AttrsInstance, prefix: str) -> list[str]:
         shown = _SHOWN.get(
             key, _show(value, is_size=field.metadata["read"] is not None)
         )
-        lines.append(f"| `{key}` | {shown} | {field.metadata['help']} |")
+        told = (
+            f"{field.metadata['help']}{' Engines only.' if key in ENGINES_ONLY else ''}"
+        )
+        lines.append(f"| `{key}` | {shown} | {told} |")
     return lines
 
 

@@ -59,6 +59,7 @@ EVENTS = {
     "SCHEDULER_CLOSED": "scheduler.closed",
     "SCHEDULER_STARTED": "scheduler.started",
     "SETTING_TRANSLATED": "setting.translated",
+    "SETTING_IGNORED": "setting.ignored",
     "SETTING_UNSAFE": "setting.unsafe",
     "ENGINE_UNTRIED": "engine.untried",
     "SAVE_PASSED": "save.passed",

@@ -206,6 +206,9 @@ store.caveat: warning, worker, process
 setting.translated: warning, any, process
     Settings of another connector were understood; what to write instead.
     > equivalent untranslated
+setting.ignored: warning, worker, process
+    A setting of engines was given to the library in a host of its own, where it does nothing.
+    > key value remedy
 setting.unsafe: warning, any, process
     A setting may cost output.
     > key value remedy

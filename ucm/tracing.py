@@ -55,6 +55,7 @@ __all__ = [
     "SAVE_PASSED",
     "SCHEDULER_CLOSED",
     "SCHEDULER_STARTED",
+    "SETTING_IGNORED",
     "SETTING_TRANSLATED",
     "SETTING_UNSAFE",
     "SOURCE_RELEASED",
@@ -142,6 +143,7 @@ STORE_SHORT: Final = "store.short"
 STORE_DESCRIBE_FAILED: Final = "store.describe_failed"
 STORE_CAVEAT: Final = "store.caveat"
 SETTING_UNSAFE: Final = "setting.unsafe"
+SETTING_IGNORED: Final = "setting.ignored"
 SETTING_TRANSLATED: Final = "setting.translated"
 ENGINE_UNTRIED: Final = "engine.untried"
 WEIGHTS_DOUBTED: Final = "weights.doubted"

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ucm.open`` and ``ucm.blocking.open`` as a host calls them, and what they refuse."""
 
+import json
 import mmap
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,16 @@ from tests.cache.kit import (
     our_threads,
     run,
 )
+from ucm.cache.opening import ENGINES_ONLY
 from ucm.config import UCMConfig
+from ucm.configuration.sources import flat
 from ucm.devices.cpu import CPUDevice
 from ucm.errors import ConfigError, LayoutError, PipelineError, StoreUnavailableError
+from ucm.pipeline.save import OwnStage, Sealed
+from ucm.pipeline.stage import Chain
 from ucm.status import read_statuses
 from ucm.stores.memory import MemoryStore
+from ucm.tracing import SETTING_IGNORED
 
 
 def pool_of(num_blocks: int = 16, seed: int = 0) -> dict[str, np.ndarray]:
@@ -290,3 +297,93 @@ def test_tiers_that_cannot_be_are_refused(
             config, layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE, store=store
         )
     assert set() == our_threads()
+
+
+class SeenCpus(OwnStage):
+    """Notes on which CPUs the thread that saves may run."""
+
+    name = "seen_cpus"
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def run(self, given: Sealed) -> Sealed:
+        """Note them."""
+        self.seen |= os.sched_getaffinity(0)
+        return given
+
+
+class TestSettings:
+    def test_copy_threads_run_on_the_cpus_that_are_set(self, tmp_path: Path) -> None:
+        """And nothing else does: the host's own threads stay where they are."""
+        mine, stage = os.sched_getaffinity(0), SeenCpus()
+        config = settings(tmp_path / "slab")
+        config["threads"] = {"affinity": str(min(mine))}
+        with ucm.blocking.open(
+            config,
+            layout=LAYOUT,
+            device=pool_of(),
+            keyspace=KEYSPACE,
+            before_commit=Chain.start(stage),
+        ) as cache:
+            assert cache.save(keys_of(1), [0]).wait_committed().is_whole
+        assert {min(mine)} == stage.seen
+        assert mine == os.sched_getaffinity(0)
+
+    def test_copy_threads_stay_where_nothing_is_known_of_the_machine(
+        self, tmp_path: Path
+    ) -> None:
+        """Memory of the host is near any CPU."""
+        stage, config = SeenCpus(), settings(tmp_path / "slab")
+        config["threads"] = {"affinity": "numa"}
+        with ucm.blocking.open(
+            config,
+            layout=LAYOUT,
+            device=pool_of(),
+            keyspace=KEYSPACE,
+            before_commit=Chain.start(stage),
+        ) as cache:
+            assert cache.save(keys_of(1), [0]).wait_committed().is_whole
+        assert os.sched_getaffinity(0) == stage.seen
+
+    def ignored(self, path: Path, config: object) -> dict[str, tuple[object, str]]:
+        """Open and close a cache; return of which settings its log warns."""
+        with ucm.blocking.open(
+            config, layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE
+        ):
+            pass
+        (file,) = (path / "log").iterdir()
+        lines = map(json.loads, file.read_text().splitlines())
+        return {
+            line["key"]: (line["value"], line["remedy"])
+            for line in lines
+            if line["event"] == SETTING_IGNORED and line["level"] == "warning"
+        }
+
+    def test_setting_of_engines_is_warned_of(self, tmp_path: Path) -> None:
+        """By key and value, if it would change anything; of weights with what to do."""
+        config = settings(tmp_path / "slab") | {
+            "log": {"directory": str(tmp_path / "log")},
+            "weights_revision": "abc",
+            "save_decoded": "never",
+            "use_layerwise": False,
+            "timeout": {"fence": 1.0, "load": 5.0},
+        }
+        told = self.ignored(tmp_path, config)
+        assert {"weights_revision", "save_decoded", "timeout.fence"} == set(told)
+        assert "never" == told["save_decoded"][0]
+        assert "keyspace_of(weights=" in told["weights_revision"][1]
+
+    def test_settings_that_somebody_has_read_are_not_looked_at(
+        self, tmp_path: Path
+    ) -> None:
+        """A door has heeded what is for engines before it opens the library."""
+        config = settings(tmp_path / "slab") | {
+            "log": {"directory": str(tmp_path / "log")},
+            "weights_revision": "abc",
+        }
+        assert {} == self.ignored(tmp_path, UCMConfig.from_mapping(config))
+
+    def test_each_setting_of_engines_exists(self) -> None:
+        """Under the name that the table of settings has."""
+        assert ENGINES_ONLY <= flat(UCMConfig()).keys()

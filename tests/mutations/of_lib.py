@@ -193,8 +193,8 @@ LIB = (
         name="submitted_in_the_dark",
         why="Whoever asks a pipeline that has died waits for a refusal nobody polls.",
         file=_CORE,
-        find="        if self._serving.is_serving:\n",
-        replace="        if True:\n",
+        find="self._serving.wake if self._serving.is_serving else",
+        replace="self._serving.wake if True else",
         killers=(
             f"{_CLOSE}::TestDeadPipeline::test_everybody_hears_when_our_loop_dies",
         ),

@@ -12,6 +12,8 @@ _TIER = "ucm/integration/vllm/tier.py"
 _TIERS = "tests/integration/vllm/test_tier_lookups.py::TestTiers"
 _BELOW = "tests/integration/vllm/test_tier_below.py"
 _FETCHES = "tests/cache/test_fetches.py"
+_OPENING = "ucm/cache/opening.py"
+_SETTINGS = "tests/cache/test_opening.py::TestSettings"
 _CALLS = "ucm/cache/calls.py"
 _ALONE = "tests/cache/test_calls.py"
 _INTERRUPTED = "test_interrupted_call_of_the_main_thread_loses_no_end_of_others"
@@ -278,5 +280,21 @@ WARM = (
         find="    if getattr(_HERE",
         replace="    if not getattr(_HERE",
         killers=(f"{_ALONE}::TestBlocks::test_verb_that_blocks_is_refused_in_a_call",),
+    ),
+    Mutant(
+        name="affinity_of_a_host_ignored",
+        why="Copy threads take the CPUs that a host has kept for itself.",
+        file=_OPENING,
+        find="            affinity=_affinity(settings, device),\n",
+        replace="",
+        killers=(f"{_SETTINGS}::test_copy_threads_run_on_the_cpus_that_are_set",),
+    ),
+    Mutant(
+        name="setting_of_engines_ignored_without_a_word",
+        why="A host believes that its weights have a name in the keys.",
+        file=_OPENING,
+        find="        _tell_ignored(read, log)\n",
+        replace="",
+        killers=(f"{_SETTINGS}::test_setting_of_engines_is_warned_of",),
     ),
 )

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Container, Sequence
 from functools import partial
 
+from ucm.affinity import AffinityPlan
 from ucm.agent.client import AgentClient
 from ucm.blocks import KeySpace, ShardId
 from ucm.cache.asking import Asking
@@ -64,6 +65,7 @@ class Core(Asking):
         threads: Where the clock, threads and locks come from.
         before_commit: Stages of the host's own.
         client: Of the agent that fetches from tiers; closed with this.
+        affinity: Where copy threads run; as the system pleases if not given.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Core(Asking):
         threads: Threads = SYSTEM,
         before_commit: OwnStages | None = None,
         client: AgentClient | None = None,
+        affinity: AffinityPlan | None = None,
     ) -> None:
         self.timeout = config.timeout
         self.new_event, self.now = threads.event, threads.monotonic  # for who waits
@@ -96,6 +99,7 @@ class Core(Asking):
             shard=shard,
             threads=threads,
             before_commit=before_commit,
+            affinity=affinity,
         )
         queue = config.queue
         sizes = TicketBytes.host(queue.span_bytes, is_synchronous=device.is_synchronous)
@@ -114,8 +118,7 @@ class Core(Asking):
         self._users = BlockUsers()
         self._room: Room[tuple[SpanOrder, Fence]] = Room(queue.tickets, queue.nbytes)
         self._serving = Serving(self._runtime, self._attend, threads)
-        self._is_polled = True
-        self._is_forked = False
+        self._is_polled, self._is_forked = True, False
         left_in_children(self)
 
     def open(self) -> None:
@@ -276,10 +279,7 @@ class Core(Asking):
             over.wait(self.timeout.stuck)
 
     def _have_attended(self) -> None:
-        if self._serving.is_serving:
-            self._serving.wake()
-        else:
-            self._attend()
+        (self._serving.wake if self._serving.is_serving else self._attend)()
 
     def _take_in(self) -> None:
         """Make tickets of what was asked for by now; no signal's handler may cut in."""

@@ -7,12 +7,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
 
+from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
 from ucm.agent.client import AgentClient
 from ucm.agent.joining import check_tiers, open_client
 from ucm.blocks import KeySpace, ShardId
 from ucm.cache.core import Core
 from ucm.config import UCMConfig
-from ucm.configuration.sources import Configuration, load
+from ucm.configuration.sources import Configuration, flat, load
 from ucm.devices.abc import Device
 from ucm.errors import ConfigError, LayoutError
 from ucm.layout import KVLayout
@@ -23,9 +24,9 @@ from ucm.status import serve_status
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import SETTING_TRANSLATED, Log, close_log, open_log
+from ucm.tracing import SETTING_IGNORED, SETTING_TRANSLATED, Log, close_log, open_log
 
-__all__ = ["open_core"]
+__all__ = ["ENGINES_ONLY", "open_core"]
 
 _LAST_SHARD: Final = 0xFFFF
 _WANTED: Final[dict[str, tuple[Any, str]]] = {
@@ -38,6 +39,29 @@ _WANTED: Final[dict[str, tuple[Any, str]]] = {
     "before_commit": (Chain | None, "Give Chain.start(...).then(...) of stages."),
 }
 """Of each argument what it is, and what to give."""
+
+ENGINES_ONLY: Final = frozenset(
+    {
+        "consumer_saves_decoded",
+        "enable_event_sync",
+        "enable_reshape_cache_event_sync",
+        "hit_ratio",
+        "immutable_adapters",
+        "kv_events",
+        "load_ahead_rows",
+        "max_retain_seconds",
+        "patch_vllm_ascend",
+        "predict_loads",
+        "save_decoded",
+        "shortest_saved_tokens",
+        "timeout.company",
+        "timeout.fence",
+        "use_hybrid_linear_attention",
+        "use_layerwise",
+        "weights_revision",
+    }
+)
+"""Settings that do nothing in the library; a file may be shared with an engine."""
 
 
 def open_core(
@@ -78,6 +102,7 @@ def open_core(
         opened.callback(close_log, log)
         if read.translation:
             log.warning(SETTING_TRANSLATED, **read.translation.told())
+        _tell_ignored(read, log)
         if not isinstance(device, Device):
             device = _register(layout, device)
             unowned.callback(device.close)
@@ -101,6 +126,7 @@ def open_core(
             threads=threads,
             before_commit=before_commit,
             client=client,
+            affinity=_affinity(settings, device),
         )
         unowned.pop_all()
         opened.callback(core.close)
@@ -126,6 +152,25 @@ def _check_given(*given: tuple[str, object]) -> None:
             raise ConfigError(name, type(value).__name__, f"is no {name}", remedy)
         if isinstance(value, Integral) and not 0 <= int(value) <= _LAST_SHARD:
             raise ConfigError(name, value, f"is not in 0..{_LAST_SHARD}", remedy)
+
+
+def _tell_ignored(read: Configuration, log: Log) -> None:
+    """Warn of what was set to something and does nothing here."""
+    values, defaults = flat(read.config), flat(UCMConfig())
+    for key in sorted(ENGINES_ONLY.intersection(read.origins)):
+        if values[key] != defaults[key]:
+            remedy = "Leave it to engines: it has no effect in a host of your own."
+            if key == "weights_revision":
+                remedy = (
+                    "Name the weights by ucm.keyspace_of(weights=...): it is in no key."
+                )
+            log.warning(SETTING_IGNORED, key=key, value=values[key], remedy=remedy)
+
+
+def _affinity(settings: UCMConfig, device: Device) -> AffinityPlan | None:
+    """Return where copy threads run; None where the system decides."""
+    setting = settings.threads.affinity
+    return None if setting == OFF else plan_beside_engine(setting, device.numa_node())
 
 
 def _client_of(settings: UCMConfig, store: Store, log: Log) -> AgentClient | None:
