@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 import ucm
-from tests.cache.kit import KEYSPACE, LAYOUT, keys_of, our_threads, run
+from tests.cache.kit import HASHER, KEYSPACE, LAYOUT, keys_of, our_threads, run
 from tests.cache.test_opening import pool_of
 from tests.kit import agents
 from tests.kit.file_tier import registration
@@ -141,3 +141,15 @@ def test_block_that_rots_in_a_tier_is_a_miss(place: Place) -> None:
         assert (3, Reason.CORRUPT) == (fetched.found, fetched.reason)
         assert 3 == cache.load(KEYS[:3], range(3)).leading
         assert content(pool_of(), range(3)) == content(pool, range(3))
+
+
+def test_what_is_forgotten_is_still_in_tiers(place: Place) -> None:
+    """As the page says: it is forgotten by the slab, and a prefetch brings it back; what
+    has another salt is never found."""
+    spill(place)
+    with place.machine("a") as (cache, _):
+        assert 6 == cache.forget(KEYS)
+        assert 0 == cache.match(KEYS)
+        assert 6 == cache.prefetch(KEYS, timeout=LIMIT_S).found
+        salted = HASHER.keys([0, *range(1, 6 * 16)], salt=b"forgotten")
+        assert 0 == cache.prefetch(salted, timeout=LIMIT_S).found

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
-import anyio
 import anyio.lowlevel
 
 from ucm.cache.core import Core
@@ -211,8 +210,7 @@ class Cache:
 
         What was fetched stays until the load of its last block is over, or it is given up,
         as it is where this is cancelled; for ``timeout.load`` at most. Waits for *timeout*
-        seconds, a minute at most; for ``timeout.fetch`` if that is not given. It counts as
-        the tenant's whom *place* names.
+        seconds (``timeout.fetch``), a minute at most. It counts for the tenant of *place*.
         """
         self._check_here()
         with self._core.fetches.begin(keys, group, timeout, place) as fetch:
@@ -336,9 +334,11 @@ class Cache:
 
     async def forget(self, keys: Sequence[bytes], *, group: int = 0) -> int:
         """
-        Make blocks invisible, and return how many were stored.
+        Make blocks invisible in the store, and return how many were there.
 
-        A save that is under way may store them again: await its ``committed`` first.
+        Tiers keep theirs, and a ``prefetch`` brings them back: what must not be found again
+        needs another salt or key space, and ends there by a tier's time to live. A save that
+        is under way may store them again: await its ``committed`` first.
 
         Raises:
             StoreUnavailableError: The store did not answer.

@@ -76,7 +76,7 @@ class Asking:
         return self._ask(lambda packed: self._store.touch(packed, uses), keys, group)
 
     def forget(self, keys: Sequence[bytes], *, group: int) -> Pending[int]:
-        """Have blocks made invisible; ask how many were there."""
+        """Have blocks made invisible in the store; ask how many were there."""
         return self._ask(self._store.forget, keys, group)
 
     def _check_open(self) -> None:

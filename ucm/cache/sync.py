@@ -348,7 +348,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         self._answer(self._waited.retain(keys, ttl=ttl, group=group, place=place))
 
     def forget(self, keys: Sequence[bytes], *, group: int = 0) -> int:
-        """Make blocks invisible, and return how many were stored; see the other face."""
+        """Make blocks invisible in the store, not in tiers; return how many were there."""
         return self._answer(self._waited.forget(keys, group=group))
 
     def flush(self) -> None:
