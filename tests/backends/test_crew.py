@@ -134,11 +134,11 @@ class TestCancelled:
         async with anyio.create_task_group() as group:
             group.start_soon(hang_in, crew, gate)
             await reached(gate)
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                await crew.run([1, 2], lambda item: item, [0, 0], leave=True)
             group.start_soon(crew.run, [7], ended.append, [None])
             await anyio.wait_all_tasks_blocked()
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await crew.run([1, 2], ended.append, [None, None], leave=True)
             assert 1 == crew._queue.qsize()
             gate.open()
         assert [7] == ended

@@ -114,6 +114,36 @@ class TestRoom:
         assert orphan.exists()
         await other.aclose()
 
+    async def test_share_that_cannot_be_read_has_no_answer(self, tmp_path, monkeypatch):
+        """R-51: while its server is away nobody says that it is full."""
+        backend = await open_files(tmp_path / "share")
+        await backend._room._collection.wait()
+        backend._room._collection, real = None, os.open
+
+        def refuse(path, flags, *more, **how):
+            if flags & os.O_CREAT:
+                raise OSError(errno.ESTALE, "stale", path)
+            return real(path, flags, *more, **how)
+
+        with monkeypatch.context() as mount:
+            mount.setattr(os, "open", refuse)
+            assert [Verdict.UNAVAILABLE] == await put(backend, KEYS[0])
+        assert [Verdict.DONE] == await put(backend, KEYS[0])
+        await backend.aclose()
+
+    async def test_room_is_counted_again_now_and_then(self, tmp_path):
+        """What others have put counts, and nobody waits for that."""
+        one, other = [await open_files(tmp_path / "share") for _ in range(2)]
+        await collected(one)
+        await collected(other)
+        await put(other, *KEYS[:3])
+        one._room._collected_at = -math.inf  # as it is ten minutes later
+        assert [Verdict.DONE] == await put(one, KEYS[3])
+        await one._room._collection.wait()
+        assert (await one.stats()).blocks in (4, 5)  # its own perhaps twice
+        await one.aclose()
+        await other.aclose()
+
     async def test_block_that_is_too_large_is_so_alone(self, tmp_path):
         """Whoever is put beside it has an answer of its own."""
         backend = await open_files(tmp_path / "share", capacity=1 << 40)
@@ -246,9 +276,12 @@ class TestSmallMount:
         backend._room._patience_s = 0.0
         for key in KEYS[:5]:
             await put(backend, key)
+        backend._room.refused(BLOCK)  # as of a put that was begun before
         assert [[Verdict.FULL]] == await told_meanwhile(backend, gate, KEYS[5])
         assert 1 == mount.num_refused
         backend._room._patience_s = 120.0
+        assert [Verdict.FULL] == await put(backend, KEYS[5], nbytes=4 * BLOCK)
+        assert 3 == (await backend.stats()).blocks  # not all of it for what never fits
         assert [Verdict.DONE] == await put(backend, KEYS[5])
         await backend.aclose()
 

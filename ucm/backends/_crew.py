@@ -240,13 +240,11 @@ class Crew:
 
     def _forget_stopped(self) -> None:
         """Let go of what nobody need begin with: threads that hang would never come to it."""
-        for _ in range(self._queue.qsize()):
-            try:
+        with contextlib.suppress(Empty):  # a thread was faster
+            for _ in range(self._queue.qsize()):
                 batch = self._queue.get_nowait()
-            except Empty:  # a thread was faster
-                return
-            if batch is None or not batch.is_begun:
-                self._queue.put(batch)
+                if batch is None or not batch.is_begun:
+                    self._queue.put(batch)
 
     def _hire(self) -> None:
         busy = self._num_shares + self._num_jobs + self.num_hung

@@ -85,12 +85,10 @@ class Room:
         now = anyio.current_time()
         self._take()
         self._make_for_refused(now)
-        if self._refused:
-            return Verdict.FULL
         if self._making:
             await self._collect(nbytes)
-            if self._making:
-                return Verdict.FULL
+        if self._refused or self._making:
+            return Verdict.FULL
         if self._has(nbytes):
             if self._is_due(nbytes):
                 self.start(nbytes)  # nobody waits for it
@@ -128,11 +126,11 @@ class Room:
             self._refused = nbytes
             self._make_for_refused(anyio.current_time())
 
-    def start(self, nbytes: int = 0) -> None:
+    def start(self, nbytes: int = 0) -> Job[Collected | None]:
         """Begin with a collection that makes room for so many bytes, unless one goes on."""
         self._take()
         if self._collection is not None:
-            return
+            return self._collection
         now = self._collected_at = anyio.current_time()
         if now >= self._less_until:
             self.capacity = self._given
@@ -151,6 +149,7 @@ class Room:
             return counted
 
         self._collection = self._crew.start(walk)
+        return self._collection
 
     def stats(self) -> BackendStats:
         """Tell what the last collection has counted, and what was put since."""
@@ -188,12 +187,11 @@ class Room:
         """Have a collection make room, and wait for a short one; it goes on for all that."""
         if nbytes > self.capacity:  # all that is there would go for it, in vain
             return
-        self.start(nbytes)
-        if self._collection is not None:
-            ends_at = self._collected_at + self._patience_s
-            with anyio.move_on_after(ends_at - anyio.current_time()):
-                await self._collection.wait()
-            self._take()
+        collection = self.start(nbytes)
+        ends_at = self._collected_at + self._patience_s
+        with anyio.move_on_after(ends_at - anyio.current_time()):
+            await collection.wait()
+        self._take()
 
     def _take(self) -> None:
         """Know what a collection has counted, once it is over."""

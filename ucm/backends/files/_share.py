@@ -265,9 +265,9 @@ class Share:
             finally:
                 os.close(fd)
         except OSError as exc:
-            if exc.errno not in _SHORT:
+            if exc.errno in AWAY:
                 raise
-            return False
+            return exc.errno not in _SHORT
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(probe)
