@@ -203,3 +203,39 @@ class TestRemovedMeanwhile:
         assert {KEYS[1]} == heard.there
         await watched.put(sealed(KEYS[:1]))
         assert set(KEYS[:2]) == heard.there
+
+
+class TestPutMeanwhile:
+    @pytest.mark.asyncio
+    async def test_answer_that_is_older_than_a_put_is_not_told(self) -> None:
+        """R-57: a look that began before a block was put, and ends behind it, is no word that
+        the block is not there; the next one is."""
+        backend, heard = Slow(), Heard()
+        watched = WatchedBackend(backend)
+        watched.watch(heard)
+        look = asyncio.create_task(watched.exists(KEYS[:2]))
+        await backend.has_looked.wait()
+        await watched.put(sealed(KEYS[:1]))
+        backend.free.set()
+        assert 2 == len(await look)
+        assert [(0, True), (1, False)] == heard.told
+        del backend.shelf.values[KEYS[0]]
+        await watched.exists(KEYS[:1])
+        assert set() == heard.there
+
+    @pytest.mark.asyncio
+    async def test_put_that_failed_proves_nothing(self) -> None:
+        """R-57: a block that could not be put, and was not found before either, is told of as
+        not there."""
+        backend, heard = Slow(), Heard()
+        watched = WatchedBackend(backend)
+        watched.watch(heard)
+        await watched.put(sealed(KEYS[:1]))
+        backend.shelf.values.clear()
+        look = asyncio.create_task(watched.exists(KEYS[:1]))
+        await backend.has_looked.wait()
+        backend.does.is_down = True
+        await watched.put(sealed(KEYS[:1]))
+        backend.free.set()
+        await look
+        assert [(0, True), (0, False)] == heard.told

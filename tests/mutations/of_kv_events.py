@@ -139,6 +139,16 @@ KV_EVENTS = (
         ),
     ),
     Mutant(
+        name="absence_older_than_a_put_told",
+        why="R-57: a block that was just put stays unknown to routers, as long as nobody looks for it.",
+        file=_WATCHED,
+        find="            put.update(stored)\n",
+        replace="            put.update(())\n",
+        killers=(
+            f"{_TELLS}::TestPutMeanwhile::test_answer_that_is_older_than_a_put_is_not_told",
+        ),
+    ),
+    Mutant(
         name="evictions_of_a_disk_untold",
         why="A router is sent to blocks that a disk made room with.",
         file=_SLOTS,

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from ucm.backends.abc import Backend, Fetched, Presence, Sealed, Verdict
 from ucm.backends.wrap import WrapperBackend
@@ -21,13 +22,21 @@ _IS_THERE = {
 """What an answer says of a block; others say nothing."""
 
 
+class _Meanwhile(NamedTuple):
+    """What has become of blocks since a call began: its answer may be older than that."""
+
+    removed: set[PackedKey]
+    put: set[PackedKey]
+
+
 class WatchedBackend(WrapperBackend):
     """
     Tells of blocks as its inner backend does, or else by its answers.
 
     What others put and remove is seen when somebody asks for it. Of a removal that got no
-    answer it is told, so that nobody counts on the block; nor is an answer believed that may
-    be older than it.
+    answer it is told, so that nobody counts on the block. An answer that may be older than a
+    removal is no word that the block is there; one that may be older than the end of a put is
+    none that it is not.
 
     Args:
         inner: The backend to wrap; closed with the wrapper.
@@ -36,8 +45,8 @@ class WatchedBackend(WrapperBackend):
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
         self._tell: Callable[[PackedKey, bool], None] | None = None
-        self._removed: list[set[PackedKey]] = []
-        """Of each call under way, what was removed since it began."""
+        self._under_way: list[_Meanwhile] = []
+        """One for each call."""
 
     def watch(self, tell: Callable[[PackedKey, bool], None]) -> Sequence[PackedKey]:
         """Tell from now on; return what is there, as far as that is known."""
@@ -49,53 +58,62 @@ class WatchedBackend(WrapperBackend):
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Forward, and tell."""
-        with self._asking() as removed:
+        with self._asking() as meanwhile:
             told = await self.inner.exists(keys)
-        self._conclude(keys, [_IS_THERE.get(each) for each in told], removed)
+        self._conclude(keys, [_IS_THERE.get(each) for each in told], meanwhile)
         return told
 
     async def get(
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
     ) -> list[Fetched]:
         """Forward, and tell."""
-        with self._asking() as removed:
+        with self._asking() as meanwhile:
             told = await self.inner.get(keys, targets)
-        self._conclude(keys, [_IS_THERE.get(each.verdict) for each in told], removed)
+        self._conclude(keys, [_IS_THERE.get(each.verdict) for each in told], meanwhile)
         return told
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Forward, and tell."""
-        with self._asking() as removed:
+        with self._asking() as meanwhile:
             told = await self.inner.put(blocks)
         keys = [block.key for block in blocks]
-        self._conclude(keys, [_IS_THERE.get(each) for each in told], removed)
+        are_there = [_IS_THERE.get(each) for each in told]
+        stored = {
+            key for key, is_there in zip(keys, are_there, strict=True) if is_there
+        }
+        for _, put in self._under_way:
+            put.update(stored)
+        self._conclude(keys, are_there, meanwhile)
         return told
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Forward, and tell before that: whoever is asked to remove may do it any time."""
-        for removed in self._removed:
+        for removed, _ in self._under_way:
             removed.update(keys)
-        self._conclude(keys, [False] * len(keys), set())
+        self._conclude(keys, [False] * len(keys), _Meanwhile(set(), set()))
         return await self.inner.delete(keys)
 
     @contextmanager
-    def _asking(self) -> Iterator[set[PackedKey]]:
-        """Gather what is removed while a call is under way."""
-        removed: set[PackedKey] = set()
-        self._removed.append(removed)
+    def _asking(self) -> Iterator[_Meanwhile]:
+        """Gather what is put and removed while a call is under way."""
+        meanwhile = _Meanwhile(set(), set())
+        self._under_way.append(meanwhile)
         try:
-            yield removed
+            yield meanwhile
         finally:
-            self._removed = [each for each in self._removed if each is not removed]
+            self._under_way = [
+                each for each in self._under_way if each is not meanwhile
+            ]
 
     def _conclude(
         self,
         keys: Sequence[PackedKey],
         are_there: Sequence[bool | None],
-        removed: set[PackedKey],
+        meanwhile: _Meanwhile,
     ) -> None:
         if self._tell is None:
             return
         for key, is_there in zip(keys, are_there, strict=True):
-            if is_there is not None and not (is_there and key in removed):
+            is_old = key in (meanwhile.removed if is_there else meanwhile.put)
+            if is_there is not None and not is_old:
                 self._tell(key, is_there)
