@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node's ledger: who follows it has what is there, whatever happened meanwhile."""
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -134,6 +136,84 @@ class TestFollow:
             first.listed,
         )
         assert (1, False, True) == (len(second.entries), second.begins, second.listed)
+        assert now(follower.reader) is None
+
+    @pytest.mark.parametrize("pace", [2, 3])
+    def test_listing_ends_though_changes_come(self, pace) -> None:
+        """R-57: beside blocks that come and go all the time a listing goes on, begins no
+        second time, and at its end all is told of that is there, and nothing else."""
+        ledger, follower = Ledger(2, most_changes=32), Follower()
+        for number in range(200):
+            ledger.stored(0, key_of(number))
+        follower.join(ledger)
+        follower.follow()
+        follower.join(ledger)
+        told, numbers = [], itertools.cycle(range(200))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ucm.agent.ledger.AT_ONCE", 8)
+            while not told or not told[-1].listed:
+                told.append(now(follower.reader))
+                follower.hear(told[-1])
+                if len(told) == 1:
+                    ledger.removed(0, key_of(199))
+                for number in itertools.islice(numbers, pace):
+                    ledger.stored(1, key_of(number))
+                    ledger.removed(1, key_of((number + 150) % 200))
+                assert 400 > len(told)
+            assert 1 == sum(each.begins for each in told)
+            follower.follow()
+        assert {
+            (medium, 0, hash_at(number))
+            for medium in range(2)
+            for number in range(200)
+            if ledger.has(medium, key_of(number))
+        } == set(follower.there)
+
+    def test_listing_that_is_too_slow_ends_before_the_next_begins(self) -> None:
+        """R-57: where more changes than one can read, each listing ends all the same, and what
+        was gone at its beginning is told of by then."""
+        ledger, follower = Ledger(2, most_changes=32), Follower()
+        for number in range(100):
+            ledger.stored(0, key_of(number))
+        follower.join(ledger)
+        follower.follow()
+        ledger.removed(0, key_of(99))
+        follower.join(ledger)
+        told = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ucm.agent.ledger.AT_ONCE", 8)
+            for _ in range(60):
+                told.append(now(follower.reader))
+                follower.hear(told[-1])
+                for number in range(20):
+                    ledger.stored(1, key_of(number))
+                    ledger.removed(1, key_of(number))
+                if told[-1].listed:
+                    assert (0, 0, hash_at(99)) not in follower.there
+            ends = [each.begins for each in told if each.begins or each.listed]
+            assert 4 < len(ends)
+            assert [True, False] * (len(ends) // 2) == ends[: len(ends) // 2 * 2]
+            follower.follow()
+        assert {(0, 0, hash_at(number)) for number in range(99)} == set(follower.there)
+
+    def test_listing_ends_with_what_was_there_at_one_time(self) -> None:
+        """R-57: at the end of a listing all is told that had changed when its last block's turn
+        came, however much that was."""
+        ledger, follower = Ledger(1), Follower()
+        for number in range(6):
+            ledger.stored(0, key_of(number))
+        follower.join(ledger)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ucm.agent.ledger.AT_ONCE", 4)
+            follower.hear(now(follower.reader))
+            ledger.removed(0, key_of(5))
+            for number in range(20, 30):
+                ledger.stored(0, key_of(number))
+            while not (told := now(follower.reader)).listed:
+                follower.hear(told)
+            follower.hear(told)
+        own = {(0, 0, hash_at(number)) for number in (*range(5), *range(20, 30))}
+        assert own == set(follower.there)
         assert now(follower.reader) is None
 
     def test_other_key_spaces_are_none_of_its_business(self) -> None:

@@ -4,7 +4,10 @@ The node's ledger: which blocks are in which medium, in one order for all who fo
 
 It is written by whoever sees a block come or go: what follows the slab's changes, and tiers.
 A *reader* begins with a listing of all that is there, and is then told of each change once,
-in the order of the ledger. Changes are kept in a ring; who was too slow for it begins anew.
+in the order of the ledger. What changes amid the listing is told between its blocks, so that
+it goes on however much changes, and its end says what was there at one time. Changes are kept
+in a ring; who was too slow for it begins anew, though not before its listing has ended: so
+what was gone when a listing began is told by its end at the latest.
 Nobody begins while somebody who writes has yet to say what was there before.
 
 Engines *describe* blocks: whose tokens they hold, which no store knows. A description is bytes
@@ -34,6 +37,8 @@ _MOST_CHANGES: Final = 1 << 16
 _MOST_SAID_BYTES: Final = 64 << 20
 AT_ONCE: Final = 512
 """Entries of one batch, at most."""
+_LISTED_SHARE: Final = 8
+"""Of a listing's batch one part in so many lists, whatever changes meanwhile."""
 
 
 @attrs.define
@@ -227,7 +232,7 @@ class Ledger:
         Return what tells of all that is there of a key space now.
 
         Each block is told of as it is when its turn comes: what happens meanwhile is
-        among the changes as well, which end where the listing does or behind it.
+        among the changes as well.
         """
         keys = list(self._there)  # in one go, and nothing else is
         return (
@@ -259,6 +264,8 @@ class Reader:
         self._ledger = ledger
         self._sequence = 0
         self._listing: Iterator[Entry] | None = None
+        self._listing_ends: int | None = None
+        """With this change, as all is listed."""
         self._has_begun = False
         self._was_put_off = False
 
@@ -277,23 +284,40 @@ class Reader:
                 return None
             self._was_put_off = True
             return Batch([], begins=True, listed=True)
-        found = ledger.since(self._sequence) if self._has_begun else None
-        begins = found is None
-        if begins and not ledger.is_whole:
-            return None
-        if begins:
-            self._has_begun = True
-            self._sequence = ledger.num_changes
-            self._listing = ledger.listing(self.prefix)
         if self._listing is not None:
-            entries = list(itertools.islice(self._listing, AT_ONCE))
-            if is_over := len(entries) < AT_ONCE:
-                self._listing = None
-            return Batch(entries, begins, is_over)
-        while found:
-            self._sequence += len(found)
-            if told := [each for each in found if each.key.startswith(self.prefix)]:
-                entries = [ledger.entry(each) for each in told]
-                return Batch(entries, begins=False, listed=False)
-            found = ledger.since(self._sequence)
-        return None
+            return self._list(self._listing)
+        entries = self._news(AT_ONCE) if self._has_begun else None
+        if entries is not None:
+            return Batch(entries, begins=False, listed=False) if entries else None
+        if not ledger.is_whole:
+            return None
+        self._has_begun = True
+        self._sequence = ledger.num_changes
+        self._listing = ledger.listing(self.prefix)
+        return self._list(self._listing, begins=True)
+
+    def _list(self, listing: Iterator[Entry], *, begins: bool = False) -> Batch:
+        """Return what comes next of a listing, behind what has changed."""
+        news = self._news(AT_ONCE - max(1, AT_ONCE // _LISTED_SHARE))
+        entries = news or []
+        entries += itertools.islice(listing, AT_ONCE - len(entries))
+        if len(entries) < AT_ONCE and self._listing_ends is None:
+            self._listing_ends = self._ledger.num_changes
+        is_over = self._listing_ends is not None and (
+            news is None or self._sequence >= self._listing_ends
+        )
+        if is_over:
+            self._listing = self._listing_ends = None
+        return Batch(entries, begins, is_over)
+
+    def _news(self, most: int) -> list[Entry] | None:
+        """Take note of changes, and return what is told of them; None: some are lost."""
+        entries: list[Entry] = []
+        while found := self._ledger.since(self._sequence):
+            for change in found:
+                self._sequence += 1
+                if change.key.startswith(self.prefix):
+                    entries.append(self._ledger.entry(change))
+                if len(entries) == most:
+                    return entries
+        return entries if found is not None else None
