@@ -2,6 +2,7 @@
 """``ucm store export``, ``import`` and ``warm``: every byte comes back, or none."""
 
 import io
+import os
 import struct
 import time
 from pathlib import Path
@@ -141,6 +142,57 @@ class TestThereAndBack:
         assert [10, 10, 0] == [
             int(found.places[by_key[key]]) for key in (*old, CHATS[0])
         ]
+
+    @pytest.mark.parametrize("is_told", [True, False])
+    def test_what_lay_in_a_file_is_older_by_that(self, path, tmp_path, capsys, is_told):
+        """An export of yesterday displaces nothing of a slab that was used today."""
+        file, target = tmp_path / "file", tmp_path / "target"
+        now, day = time.monotonic_ns(), 24 * 3600 * 10**9
+        then = time.time_ns() - day
+        section = Section(CHAT.digest.hex(), BLOCK_BYTES, CHAT)
+        start = Start(3, 3 * BLOCK_BYTES, [section], then if is_told else None)
+        with file.open("wb") as made:
+            writer = ExportWriter(made, start)
+            for key in CHATS:
+                writer.add(key, memoryview(payload(key)), 0, 0)
+            writer.finish()
+        os.utime(file, ns=(then, then if not is_told else time.time_ns()))
+        with open_slab(target) as store:
+            stored = make_keys(8)
+            hours = [now - at * day // 24 for at in (0, 1, 2, 3, 4, 5, 30, 31)]
+            save(store, stored, uses=uses_at(hours))
+        answer = ask(capsys, "store", "import", file, target, code=NOT_WELL)
+        assert (2, 1) == (answer["blocks"], answer["no_room"])
+        with open_slab(target) as store:
+            assert [True] * 6 + [False] * 2 == store.contains(stored)
+
+    def test_second_import_displaces_nothing_of_the_first(self, tmp_path, capsys):
+        """Blocks of a prefix are a few nanoseconds apart, and stay in their order."""
+        root, file, target = tmp_path / "slab", tmp_path / "file", tmp_path / "target"
+        now, keys = time.monotonic_ns(), make_keys(12)
+        with open_slab(root, 12) as store:
+            save(store, keys, uses=uses_at([now - 16 * at for at in range(12)]))
+        ask(capsys, "store", "export", root, file)
+        open_slab(target).close()
+        for told in ((8, 0, 4), (0, 8, 4)):
+            answer = ask(capsys, "store", "import", file, target, code=NOT_WELL)
+            assert told == (answer["blocks"], answer["present"], answer["no_room"])
+        with open_slab(target) as store:
+            assert [True] * 8 + [False] * 4 == store.contains(keys)
+
+    @pytest.mark.parametrize("date", [1 << 90, -(1 << 90), 0])
+    def test_date_that_somebody_made_up_harms_nothing(
+        self, other, tmp_path, capsys, date
+    ):
+        """One still to come is now, and one before all others is old."""
+        file = tmp_path / "file"
+        section = Section(CHAT.digest.hex(), BLOCK_BYTES, CHAT)
+        with file.open("wb") as made:
+            writer = ExportWriter(made, Start(1, BLOCK_BYTES, [section], date))
+            writer.add(CHATS[0], memoryview(payload(CHATS[0])), (1 << 63) - 1, 0)
+            writer.finish()
+        assert 1 == ask(capsys, "store", "import", file, other)["blocks"]
+        assert {CHATS[0]: payload(CHATS[0])} == contents(other)
 
     def test_larger_blocks_come_into_slots_of_their_size(self, tmp_path, capsys):
         """An engine looks for blocks among the slots of its largest one."""

@@ -23,6 +23,7 @@ _TEST_LOOK = "tests/stores/test_slab_look.py"
 _TEST_ENGINE = "tests/doctor/test_engine.py"
 _TEST_PLACE = "tests/doctor/test_place.py"
 _TEST_SIZES = "tests/doctor/test_sizing.py::TestSizes"
+_MOVES = "tests/cli/test_store_move.py::TestThereAndBack"
 
 DOCTOR = (
     Mutant(
@@ -230,5 +231,21 @@ DOCTOR = (
         killers=(
             f"{_TEST_FOREIGN}::TestTranslation::test_directory_of_the_peer_becomes_a_tier_of_files",
         ),
+    ),
+    Mutant(
+        name="export_of_yesterday_counts_as_of_now",
+        why="What was used yesterday displaces what a serving slab has in use.",
+        file="ucm/stores/moving.py",
+        find="    return max(wall_ns - ahead, moment - _OLDEST_NS)\n",
+        replace="    return moment\n",
+        killers=(f"{_MOVES}::test_what_lay_in_a_file_is_older_by_that",),
+    ),
+    Mutant(
+        name="clocks_of_two_imports_differ",
+        why="A file that is imported again displaces what it brought before.",
+        file="ucm/stores/moving.py",
+        find="    ahead = -((moment - now_ns) // _SECOND_NS) * _SECOND_NS\n",
+        replace="    ahead = now_ns - moment - now_ns % _SECOND_NS\n",
+        killers=(f"{_MOVES}::test_second_import_displaces_nothing_of_the_first",),
     ),
 )

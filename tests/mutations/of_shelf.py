@@ -199,8 +199,8 @@ SHELF = (
         name="imported_blocks_count_as_new",
         why="What was used yesterday pushes out what was used today.",
         file=_MOVING,
-        find="self._began_ns - max(0, head.age_ns)",
-        replace="self._began_ns",
+        find="self._exported_ns - min(max(0, head.age_ns), _OLDEST_NS)",
+        replace="self._exported_ns",
         killers=(f"{_MOVES}::TestThereAndBack::test_moments_and_tenants_travel",),
     ),
     Mutant(

@@ -14,12 +14,15 @@ without the bytes of blocks (``docs/store.md`` says the same)::
              blocks, instead of the checksum how many bytes they have; sum
 
 The JSON is ``Start``. A block's checksum is xxh3-64 of its bytes, seeded with the xxh3-64 of
-its key: that of a sealed block. The age is how long before the export it was used; tenant is
-a number for whose share it counts, 0 for nobody's. The blocks used last come first.
+its key: that of a sealed block. The age is how long before the export it was used, and the
+JSON tells when that was; tenant is a number for whose share it counts, 0 for nobody's. The
+blocks used last come first.
 
 Whatever does not fit is a ``StoreError`` that names the file and the place.
 """
 
+import os
+import stat
 import struct
 from typing import BinaryIO, Final
 
@@ -61,11 +64,21 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a file says of all of it; ``blocks`` and ``nbytes`` are what was to come."""
+    """
+    What a file says of all of it.
+
+    Args:
+        blocks: That were to come.
+        nbytes: That they have.
+        sections: Of each key space.
+        exported_ns: Since 1970 by the wall clock, when ages were taken; None in a file of a
+            release that did not tell.
+    """
 
     blocks: int
     nbytes: int
     sections: list[Section]
+    exported_ns: int | None = None
 
 
 @attrs.frozen
@@ -133,6 +146,11 @@ class ExportReader:
         self._nbytes = 0
         self.start = self._read_start()
 
+    def exported_ns(self) -> int | None:
+        """Return since 1970 when it was exported, or else the file changed; None: no file."""
+        told = self.start.exported_ns
+        return self._changed_ns() if told is None else told
+
     def next(self) -> Head | None:
         """
         Return what follows; None at the end.
@@ -185,6 +203,13 @@ class ExportReader:
         left = head.nbytes
         while left:
             left -= len(self._get(min(left, _PIECE)))
+
+    def _changed_ns(self) -> int | None:
+        try:
+            found = os.fstat(self._file.fileno())
+        except OSError:  # it is no file of the system
+            return None
+        return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else None
 
     def _read_start(self) -> Start:
         data = self._file.read(_START.size)

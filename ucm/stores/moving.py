@@ -5,7 +5,8 @@ Blocks out of a slab into an export, and into a slab again, while engines use bo
 Out: what was used last comes first; a block that is evicted meanwhile is left out, one that
 is damaged as well. In: a block that is stored is passed over, so that what was broken off
 goes on where it was; one whose bytes are not what was exported is left out. A block counts as
-used when it was, so that none goes for one that was used before it.
+used when it was, by its age and the date of the export, so that none goes for one that was
+used before it.
 """
 
 import contextlib
@@ -37,6 +38,9 @@ _MOST_BATCH = 1024
 _MOST_SIZES = 8
 _NAP_S, _GROWS_S = 0.02, 600.0
 _EARLIEST_NS = -(1 << 61)
+_SECOND_NS = 10**9
+_OLDEST_NS = 1 << 61
+"""Older than 73 years is nothing: a date that somebody made up stays a number of 64 bits."""
 
 
 @attrs.define
@@ -71,6 +75,7 @@ class Outgoing:
         self, survey: SlabSurvey, choose: Callable[[Blocks], npt.NDArray[np.bool_]]
     ) -> None:
         self._survey = survey
+        self._exported_ns = time.time_ns()
         self._largest: dict[bytes, int] = {}
         self._chosen: set[bytes] = set()
         self._found: list[npt.NDArray[np.int64]] = []
@@ -149,7 +154,7 @@ class Outgoing:
             Section(head[1:].hex(), self._largest[head], known.get(head[1:]))
             for head in sorted(self._chosen)
         ]
-        return Start(self.blocks, self.nbytes, sections)
+        return Start(self.blocks, self.nbytes, sections, self._exported_ns)
 
 
 def _heads(blocks: Blocks) -> npt.NDArray[np.void]:
@@ -210,7 +215,7 @@ class Incoming:
             )
         self._batch: _Batch | None = None
         self._full: set[int] = set()
-        self._began_ns = time.monotonic_ns()
+        self._exported_ns = _moment_of(reader.exported_ns())
         self._grown_by = time.monotonic() + _GROWS_S
         self.moved = Moved()
 
@@ -329,11 +334,27 @@ class Incoming:
         }
 
     def _uses(self, heads: list[Head]) -> Uses:
-        moments = [self._began_ns - max(0, head.age_ns) for head in heads]
+        moments = [
+            self._exported_ns - min(max(0, head.age_ns), _OLDEST_NS) for head in heads
+        ]
         tenants = [head.tenant for head in heads]
         return Uses(
             np.array(moments, dtype=np.int64), np.array(tenants, dtype=np.uint32)
         )
+
+
+def _moment_of(wall_ns: int | None) -> int:
+    """
+    Return by the monotonic clock, up to a second early, when the wall clock showed that.
+
+    To whole seconds the two clocks differ by the same at each import, so that what found no
+    room at one does not displace at the next what came a moment after it. What is still to
+    come, or None, is now.
+    """
+    now_ns, moment = time.time_ns(), time.monotonic_ns()
+    ahead = -((moment - now_ns) // _SECOND_NS) * _SECOND_NS
+    wall_ns = now_ns if wall_ns is None else min(wall_ns, now_ns)
+    return max(wall_ns - ahead, moment - _OLDEST_NS)
 
 
 def _first_to_go(uses: Uses) -> Uses:
