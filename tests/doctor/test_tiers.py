@@ -63,6 +63,8 @@ def test_backend_that_is_down_is_found(trouble, told):
         ({}, "tiers.0.type"),
         ({"type": "disk"}, "tiers.0.path"),
         ({"type": "disk", "pat": "x"}, "tiers.0.pat"),
+        ({"type": "disk", "path": "/x", "admission": "agin"}, "tiers.0.admission"),
+        ({"type": "memory", "admission": 1}, "tiers.0.admission"),
     ],
 )
 def test_settings_that_are_wrong_are_found_by_name(settings, key):
@@ -137,6 +139,14 @@ class TestDrives:
         finding = check_tier({"type": "disk", "path": path}, "tiers.0")
         assert Severity.WRONG is finding.severity
         assert "No such file" in finding.text
+
+
+@pytest.mark.parametrize("kind", ["disk", "files"])
+def test_what_a_tier_takes_is_no_setting_of_its_backend(tmp_path, kind):
+    """The agent reads ``admission``, and a tier that has it is well."""
+    given = {"type": kind, "path": str(tmp_path / "tier"), "capacity": "256MiB"}
+    finding = check_tier({**given, "admission": "again"}, "tiers.0")
+    assert finding.severity in (Severity.FINE, Severity.WARNING)
 
 
 class TestShares:

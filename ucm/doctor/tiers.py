@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import anyio
 
+from ucm.agent.admission import admission_of
 from ucm.backends.abc import Backend, Presence
 from ucm.backends.disk import DiskSettings
 from ucm.backends.files import FilesSettings
@@ -52,6 +53,7 @@ def check_tier(
         seconds: Longest time for it to answer.
     """
     try:
+        admission_of(settings, key)
         probe = PROBES.get(str(settings.get("type")))
         if probe is not None:
             return probe(settings, key, seconds)
@@ -105,6 +107,12 @@ _DOWN: Final = (
 )
 
 
+def _own(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return what a backend reads itself; the rest is the agent's business."""
+    theirs = ("type", "admission")
+    return {name: settings[name] for name in settings if name not in theirs}
+
+
 def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> Finding:
     """
     Look at the directories of a ``disk`` tier; opening it would allocate its files.
@@ -112,8 +120,7 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
     Raises:
         ConfigError: A setting is wrong.
     """
-    rest = {name: settings[name] for name in settings if name != "type"}
-    read = read_section(DiskSettings, rest, f"{key}.")
+    read = read_section(DiskSettings, _own(settings), f"{key}.")
     if not read.path:
         raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
     share = read.capacity // len(read.path)
@@ -185,8 +192,7 @@ def _probe_share(settings: Mapping[str, object], key: str, seconds: float) -> Fi
     Raises:
         ConfigError: A setting is wrong.
     """
-    rest = {name: settings[name] for name in settings if name != "type"}
-    path = read_section(FilesSettings, rest, f"{key}.").path
+    path = read_section(FilesSettings, _own(settings), f"{key}.").path
     if path is None:
         raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
     told = within(seconds, lambda: _look_at(path))
