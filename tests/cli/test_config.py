@@ -13,9 +13,13 @@ from tests.configuration.test_foreign import EXAMPLE, PREFIX
 from ucm.config import UCMConfig
 from ucm.configuration.schema import schema
 from ucm.configuration.sources import ENGINE, flat
+from ucm.errors import ConfigError
+from ucm.registry import load_class, registered
 
 ROOT = Path(__file__).parents[2]
 SERVE = ROOT / "examples" / "serve.yaml"
+ROLE = {"kv_connector": "UCMConnector", "kv_role": "kv_both"}
+DISK = {"type": "disk", "path": "/x"}
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ class TestCheck:
     def test_settings_that_can_be_used_are_well(self, file):
         """An engine's file, a file of ours and the engine's own JSON are all taken."""
         ours = file("store: {capacity: 1GiB}\n")
-        transfer = {"kv_connector": "UCMConnector", ENGINE: {"store": {"path": "/x"}}}
+        transfer = {**ROLE, ENGINE: {"store": {"path": "/dev/shm/ucm-none"}}}
         for arguments, keys in (
             (["--file", SERVE], 6),
             (["-f", ours], 1),
@@ -52,7 +56,7 @@ class TestCheck:
         """S2-17: behind a MultiConnector our settings are one level deeper."""
         inner = [
             {"kv_connector": "OffloadingConnector"},
-            {"kv_connector": "UCMConnector", ENGINE: {"queue": {"window": 7}}},
+            {**ROLE, ENGINE: {"queue": {"window": 7}}},
         ]
         multi = {"kv_connector": "MultiConnector", ENGINE: {"connectors": inner}}
         for path in (
@@ -95,6 +99,74 @@ class TestCheck:
         assert told in found.err
         assert str(path) in found.err
         assert found.is_tidy()
+
+    @pytest.mark.parametrize(
+        ("settings", "told"),
+        [
+            ({"store": {"type": "slap"}}, "store.type='slap' in {}: unknown name"),
+            ({"store": {"type": "memory"}}, "is not shared"),
+            ({"store": {"numa": "9999"}}, "store.numa='9999' in {}: "),
+            ({"store": {"path": "missing/slab"}}, "its parent does not exist"),
+            ({"tiers": [{"type": "nope"}]}, "tiers.0.type='nope' in {}: unknown"),
+            ({"tiers": [{**DISK, "admission": "agin"}]}, "Use one of ['all', 'again']"),
+            (
+                {"tiers": [{**DISK, "capcity": "1GiB"}]},
+                "Did you mean tiers.0.capacity?",
+            ),
+            ({"tiers": [{"type": "disk"}]}, "tiers.0.path='' in {}: missing"),
+            ({"tiers": [DISK, {"type": "files"}]}, "tiers.1.path='' in {}: missing"),
+            (
+                {"tiers": [DISK], "store": {"type": "null"}},
+                "only a slab has tiers",
+            ),
+            (
+                {"log": {"directory": "/dev/null/x"}},
+                "log.directory='/dev/null/x' in {}",
+            ),
+        ],
+    )
+    def test_what_an_engine_or_its_agent_refuses_is_refused(self, file, settings, told):
+        """X-09: by those who would refuse it, with the place where it was given."""
+        path = file(json.dumps(settings), "ucm.json")
+        transfer = json.dumps({**ROLE, ENGINE: settings})
+        for arguments, place in (
+            (("--file", path), path),
+            (("--kv-transfer-config", transfer), ENGINE),
+        ):
+            found = call("config", "check", *arguments)
+            assert (2, "") == (found.code, found.out)
+            assert told.format(place) in found.err
+            assert found.is_tidy()
+
+    @pytest.mark.parametrize("backend", registered("ucm.backends"))
+    def test_settings_of_each_backend_are_read(self, file, backend):
+        """A misspelt key of any of ours is refused before an engine starts."""
+        try:
+            load_class("ucm.backends", backend, "type")
+        except ConfigError as exc:
+            pytest.skip(exc.problem)
+        needed = {"disk": {"path": "/x"}, "files": {"path": "/x"}}
+        urls = {"redis": {"url": "redis://x"}, "object": {"url": "memory:///"}}
+        tier = {"type": backend, **(needed | urls).get(backend, {})}
+        for more, code in (({}, 0), ({"xapacity": 1}, 2)):
+            path = file(json.dumps({"tiers": [tier | more]}), "ucm.json")
+            assert code == call("config", "check", "--file", path).code
+
+    @pytest.mark.parametrize(
+        ("transfer", "told"),
+        [
+            ({**ROLE, "kv_connector_extra_confg": {}}, f"Did you mean {ENGINE}?"),
+            ({**ROLE, "kv_role": "kv_bth"}, "kv_role='kv_bth': unknown value"),
+            ({"kv_connector": "UCMConnector"}, "kv_role=None: missing"),
+            ({**ROLE, "store": {"type": "slab"}}, f"give it within {ENGINE}"),
+            ({**ROLE, "7": 7}, "unknown key of kv-transfer-config"),
+        ],
+    )
+    def test_what_an_engine_refuses_of_its_own_is_refused(self, transfer, told):
+        """A store beside the settings, where they count for nobody, most of all."""
+        found = call("config", "check", "--kv-transfer-config", json.dumps(transfer))
+        assert (2, True) == (found.code, found.is_tidy())
+        assert told in found.err
 
     def test_a_missing_file_is_told_apart_from_wrong_settings(self, tmp_path):
         """X-09: what cannot be read is 3, and what cannot be used 2."""

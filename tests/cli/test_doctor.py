@@ -27,6 +27,7 @@ def engine(path, *, capacity=CAPACITY, policy="recompute", **more):
     return json.dumps(
         {
             "kv_connector": "UCMConnector",
+            "kv_role": "kv_both",
             "kv_load_failure_policy": policy,
             ENGINE: {"store": store},
             **more,
@@ -196,6 +197,34 @@ class TestFindings:
             told = call("doctor", "--no-trial", "--tier", text)
             assert 2 == told.code
             assert told.is_tidy()
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            ({ENGINE: {"store": {"type": "slap"}}}, "Registered: ['memory', 'null'"),
+            ({ENGINE: {"store": {"type": "memory"}}}, "is not shared"),
+            (
+                {ENGINE: {"store": {"type": "null"}, "tiers": [{"type": "memory"}]}},
+                "only a slab has tiers",
+            ),
+            ({"kv_role": "kv_bth"}, "Use one of ['kv_both'"),
+        ],
+    )
+    def test_what_an_engine_refuses_is_found(self, tmp_path, given, told):
+        """Each by its name, and once."""
+        (text,) = examined(transfer=engine(tmp_path / "slab", **given))
+        assert told in text
+
+    @pytest.mark.parametrize("level", ["info", "off"])
+    def test_directory_without_room_for_a_log_is_found(self, tmp_path, level):
+        """An engine would not start for it; without a log nobody needs one."""
+        (tmp_path / "file").touch()
+        log = {"directory": str(tmp_path / "file" / "logs"), "level": level}
+        store = {"path": str(tmp_path / "slab"), "capacity": CAPACITY}
+        given = {ENGINE: {"store": store, "log": log}}
+        texts = examined(transfer=engine(tmp_path / "slab", **given))
+        assert [level == "info"] == ["log.directory=" in text for text in texts or [""]]
+        assert ["file"] == [each.name for each in tmp_path.iterdir()]
 
     def test_other_stores_are_not_looked_at(self):
         """There is nothing to look at, and it is said so."""

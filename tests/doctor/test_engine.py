@@ -6,7 +6,9 @@ import pytest
 from ucm.doctor.engine import EngineFacts, check_engine
 from ucm.doctor.findings import Severity
 
-GOOD = {"kv_connector": "UCMConnector", "kv_load_failure_policy": "recompute"}
+ROLE = {"kv_connector": "UCMConnector", "kv_role": "kv_both"}
+GOOD_POLICY = {"kv_load_failure_policy": "recompute"}
+GOOD = {**ROLE, **GOOD_POLICY}
 
 
 def found(severity=Severity.WRONG, **facts):
@@ -30,7 +32,7 @@ def test_engine_as_it_should_be_is_well():
     "transfer",
     [
         {**GOOD, "kv_load_failure_policy": "fail"},
-        {"kv_connector": "UCMConnector"},
+        ROLE,
         {**GOOD, "kv_load_failure_policy": None},
     ],
 )
@@ -93,6 +95,22 @@ def test_half_an_engine_is_warned_of(role, writes_back, told):
     transfer = {**GOOD, "kv_role": role}
     (text,) = found(Severity.WARNING, transfer=transfer, writes_back=writes_back)
     assert told in text
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"kv_role": "kv_bth"}, "kv_role='kv_bth': unknown value"),
+        ({"kv_role": None}, "kv_role=None: unknown value"),
+        ({"kv_role": ["kv_both"]}, "unknown value"),
+        ({}, "kv_role=None: missing"),
+    ],
+)
+def test_role_that_an_engine_refuses_is_wrong(said, told):
+    """One of three is needed beside a connector."""
+    (text,) = found(transfer={"kv_connector": "UCMConnector", **GOOD_POLICY, **said})
+    assert told in text
+    assert "kv_consumer" in text
 
 
 @pytest.mark.parametrize("role", ["kv_both", "kv_producer", "kv_consumer"])

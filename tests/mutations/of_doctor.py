@@ -23,6 +23,7 @@ _TEST_LOOK = "tests/stores/test_slab_look.py"
 _TEST_ENGINE = "tests/doctor/test_engine.py"
 _TEST_PLACE = "tests/doctor/test_place.py"
 _TEST_SIZES = "tests/doctor/test_sizing.py::TestSizes"
+_CHECK = "tests/cli/test_config.py::TestCheck"
 _MOVES = "tests/cli/test_store_move.py::TestThereAndBack"
 
 DOCTOR = (
@@ -247,5 +248,21 @@ DOCTOR = (
         find="    ahead = -((moment - now_ns) // _SECOND_NS) * _SECOND_NS\n",
         replace="    ahead = now_ns - moment - now_ns % _SECOND_NS\n",
         killers=(f"{_MOVES}::test_second_import_displaces_nothing_of_the_first",),
+    ),
+    Mutant(
+        name="tiers_unread_by_the_check",
+        why="A misspelt key of a tier is called well, and the agent ends at its start.",
+        file="ucm/doctor/start.py",
+        find='        read_tier(tier, f"tiers.{number}")\n',
+        replace="        pass\n",
+        killers=(f"{_CHECK}::test_what_an_engine_or_its_agent_refuses_is_refused",),
+    ),
+    Mutant(
+        name="engines_keys_unread_by_the_check",
+        why="A store beside the engine's settings counts for nobody, and is called well.",
+        file="ucm/configuration/engine.py",
+        find="    _check_keys(found)\n",
+        replace="",
+        killers=(f"{_CHECK}::test_what_an_engine_refuses_of_its_own_is_refused",),
     ),
 )

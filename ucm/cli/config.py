@@ -11,7 +11,9 @@ from ucm.cli.output import console, json_option, say_json, table
 from ucm.cli.telling import examples
 from ucm.configuration.foreign import Translation
 from ucm.configuration.schema import schema
-from ucm.configuration.sources import flat
+from ucm.configuration.sources import Configuration, flat
+from ucm.doctor.start import check_start
+from ucm.errors import ConfigError
 
 __all__ = ["config"]
 
@@ -34,14 +36,19 @@ def config() -> None:
 @json_option
 def _check(file: str | None, transfer: str | None, *, as_json: bool) -> None:
     """
-    Say whether an engine would start with these settings.
+    Say whether an engine would start with these settings on this machine.
 
-    Keys of unified-cache-manager are translated; the equivalent is printed, and what has
+    Nothing is opened: whether it is well, and other machines answer, the doctor says. Keys of unified-cache-manager are translated; the equivalent is printed, and what has
     none is named.
 
     Exit codes: 0 they can be used, 2 they cannot, 3 the file cannot be read.
     """
-    configuration = read_given(file, transfer).configuration
+    given = read_given(file, transfer)
+    configuration = given.configuration
+    try:
+        check_start(configuration.config, given.transfer)
+    except ConfigError as exc:
+        raise exc.given_in(_place_of(exc.key, configuration)) from exc
     translation = configuration.translation
     if as_json:
         say_json(
@@ -94,6 +101,12 @@ def _show(file: str | None, transfer: str | None, *, as_json: bool) -> None:
 def _schema() -> None:
     """Print the JSON schema of all settings, for editors and charts."""
     say_json(schema())
+
+
+def _place_of(key: str, configuration: Configuration) -> str:
+    """Return where a setting was given; empty if nobody did, or it is the engine's own."""
+    origins = configuration.origins
+    return origins.get(key) or origins.get(key.partition(".")[0], "")  # tiers are one
 
 
 def _told(translation: Translation) -> dict[str, object]:

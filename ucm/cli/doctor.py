@@ -3,20 +3,21 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import click
 
+from ucm.agent.joining import check_tiers
 from ucm.cli.given import Given, read_given, settings_options
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json, table
 from ucm.cli.telling import examples
-from ucm.config import StoreConfig, python_hash_seed
+from ucm.config import StoreConfig, UCMConfig, python_hash_seed
 from ucm.doctor.engine import EngineFacts, check_engine
-from ucm.doctor.findings import Finding, Severity, note, wrong
+from ucm.doctor.findings import Finding, Severity, note, refused, wrong
 from ucm.doctor.machine import check_machine, gather_machine
 from ucm.doctor.place import check_place, within
 from ucm.doctor.sizing import (
@@ -27,8 +28,10 @@ from ucm.doctor.sizing import (
     model_of,
     sizes_of,
 )
+from ucm.doctor.start import check_log, check_store_type
 from ucm.doctor.tiers import check_tier
 from ucm.doctor.trial import try_round_trip
+from ucm.errors import ConfigError
 from ucm.stores.slab import SlabLook, is_in_memory, look
 
 __all__ = ["doctor"]
@@ -95,7 +98,8 @@ def doctor(
             *check_machine(gather_machine(), config),
             *_check_store(config.store, sized, tokens_per_second, tries=not no_trial),
             *(engine.assumed() if sized else ()),
-            *_check_tiers((*config.tiers, *map(_mapping, tiers))),
+            *_check_tiers(config, (*config.tiers, *map(_mapping, tiers))),
+            *_refused("log", lambda: check_log(config.log)),
         ]
     is_wrong = any(each.severity is Severity.WRONG for each in findings)
     if as_json:
@@ -188,7 +192,8 @@ def _check_store(
 ) -> Iterator[Finding]:
     """Look at the store's place, and no further if that does not answer."""
     if store.type != "slab":
-        yield note("store", f"store.type is {store.type}: there is nothing to look at")
+        unknown = _refused("store", lambda: check_store_type(store))
+        yield from unknown or [_unseen(store.type)]
         return
     block_bytes = sized[1].block_bytes if sized else None
     asked = _ask(store, block_bytes)
@@ -216,8 +221,26 @@ def _check_store(
         )
 
 
-def _check_tiers(tiers: Sequence[Mapping[str, object]]) -> list[Finding]:
-    return [check_tier(tier, f"tiers.{at}") for at, tier in enumerate(tiers)]
+def _unseen(name: str) -> Finding:
+    return note("store", f"store.type is {name}: there is nothing to look at")
+
+
+def _check_tiers(
+    config: UCMConfig, tiers: Sequence[Mapping[str, object]]
+) -> Iterator[Finding]:
+    for found in _refused("tier", lambda: check_tiers(config)):
+        if not found.text.startswith("tiers."):  # of which each is told on its own
+            yield found
+    yield from (check_tier(tier, f"tiers.{at}") for at, tier in enumerate(tiers))
+
+
+def _refused(check: str, call: Callable[[], None]) -> list[Finding]:
+    """Return what a check refuses."""
+    try:
+        call()
+    except ConfigError as exc:
+        return [refused(check, exc)]
+    return []
 
 
 def _ask(store: StoreConfig, block_bytes: int | None) -> tuple[Path, SlabLook] | None:

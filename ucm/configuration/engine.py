@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine's own configuration says of us: a file of ``vllm serve --config``, or JSON."""
 
+import difflib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+import attrs
+
+from ucm.config import UCMConfig
 from ucm.errors import ConfigError
 
 __all__ = ["CONNECTOR", "parse_transfer", "transfer_of"]
@@ -13,6 +17,12 @@ CONNECTOR = "UCMConnector"
 _NAMES = ("kv-transfer-config", "kv_transfer_config")
 _EXTRA = "kv_connector_extra_config"
 _INNER = "connectors"
+_KNOWN: Final = (
+    *("kv_connector", "kv_connector_module_path", _EXTRA, "kv_role", "engine_id"),
+    *("kv_load_failure_policy", "enable_permute_local_kv", "kv_port", "kv_ip"),
+    *("kv_buffer_device", "kv_buffer_size", "kv_rank", "kv_parallel_size"),
+)
+"""Keys of vLLM's ``KVTransferConfig`` in any release; it refuses others."""
 
 
 def transfer_of(document: Mapping[str, object]) -> dict[str, Any] | None:
@@ -20,7 +30,8 @@ def transfer_of(document: Mapping[str, object]) -> dict[str, Any] | None:
     Return the ``kv-transfer-config`` of an engine's file, None if it is no such file.
 
     Raises:
-        ConfigError: It is none of our connector, or no such configuration.
+        ConfigError: It is none of our connector, or no such configuration; it has a key
+            that an engine refuses.
     """
     for name in _NAMES:
         if name in document:
@@ -34,7 +45,8 @@ def parse_transfer(text: str) -> dict[str, Any]:
     Return the value of ``--kv-transfer-config``.
 
     Raises:
-        ConfigError: It is no JSON, or none of our connector.
+        ConfigError: It is no JSON, or none of our connector; it has a key that an engine
+            refuses.
     """
     try:
         found = json.loads(text)
@@ -47,6 +59,7 @@ def _ours(found: object) -> dict[str, Any]:
     """Return the part that is ours, also where it is one of several connectors."""
     if not isinstance(found, Mapping):
         raise _error(found, "not a mapping")
+    _check_keys(found)
     extra = found.get(_EXTRA) or {}
     if not isinstance(extra, Mapping):
         raise ConfigError(_EXTRA, extra, "not a mapping", "Give keys and values.")
@@ -58,6 +71,18 @@ def _ours(found: object) -> dict[str, Any]:
     if found.get("kv_connector", CONNECTOR) != CONNECTOR:
         raise _error(found.get("kv_connector"), "it names another connector")
     return {**found, _EXTRA: dict(extra)}
+
+
+def _check_keys(found: Mapping[str, object]) -> None:
+    for key, value in found.items():
+        if key in _KNOWN:
+            continue
+        close = difflib.get_close_matches(str(key), _KNOWN, n=1)
+        remedy = f"Did you mean {close[0]}?" if close else f"Known: {[*_KNOWN]}."
+        if key in attrs.fields_dict(UCMConfig):
+            remedy = f"It is a setting of ours: give it within {_EXTRA}."
+        problem = f"unknown key of {_NAMES[0]}"
+        raise ConfigError(str(key), value, problem, remedy)
 
 
 def _error(value: object, problem: str) -> ConfigError:

@@ -8,11 +8,13 @@ import attrs
 
 from ucm.doctor.findings import Finding, fine, note, refused, warning, wrong
 from ucm.errors import ConfigError
+from ucm.integration.vllm.modes import ROLES
 from ucm.integration.vllm.preflight import FIXED_HASHES_SINCE, SUPPORTED, check_hashes
 
-__all__ = ["EngineFacts", "check_engine"]
+__all__ = ["EngineFacts", "check_engine", "check_role"]
 
 _POLICY = "kv_load_failure_policy"
+_ROLE = "kv_role"
 
 
 @attrs.frozen(kw_only=True)
@@ -39,8 +41,13 @@ def check_engine(facts: EngineFacts) -> Iterator[Finding]:
     """Say what the engine would make of it."""
     yield from _check_transfer(facts.transfer)
     if facts.transfer is not None:
-        role = str(facts.transfer.get("kv_role", "kv_both"))
-        yield from _check_role(role, writes_back=facts.writes_back)
+        try:
+            check_role(facts.transfer)
+        except ConfigError as exc:
+            yield refused("engine", exc)
+        else:
+            role = str(facts.transfer.get(_ROLE, "kv_both"))
+            yield from _tell_role(role, writes_back=facts.writes_back)
     release = _release(facts.version)
     yield _check_version(facts.version, release)
     try:
@@ -77,12 +84,26 @@ def _check_transfer(transfer: Mapping[str, object] | None) -> Iterator[Finding]:
         yield fine("engine", f"{_POLICY} is recompute")
 
 
-def _check_role(role: str, *, writes_back: bool) -> Iterator[Finding]:
+def check_role(transfer: Mapping[str, object]) -> None:
+    """
+    Refuse a role that an engine does not know, or none beside a connector.
+
+    Raises:
+        ConfigError: Names those that there are.
+    """
+    is_needed = "kv_connector" in transfer
+    role = transfer.get(_ROLE, None if is_needed else "kv_both")
+    if role not in [*ROLES]:
+        problem = "unknown value" if _ROLE in transfer else "missing"
+        raise ConfigError(_ROLE, role, problem, f"Use one of {[*ROLES]}.")
+
+
+def _tell_role(role: str, *, writes_back: bool) -> Iterator[Finding]:
     if role != "kv_both":
         kind = _WRITING_BACK if writes_back and role == _CONSUMER else role
         yield warning(
             "engine",
-            f"kv_role is {role!r}: this engine {_HALVES.get(kind, 'is unknown')}",
+            f"kv_role is {role!r}: this engine {_HALVES[kind]}",
             "Use kv_both, unless another engine does the other half.",
         )
     if writes_back and role != _CONSUMER:

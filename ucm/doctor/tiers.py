@@ -10,26 +10,26 @@ not.
 import mmap
 import os
 import secrets
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import anyio
 
 from ucm.agent.admission import admission_of
 from ucm.backends.abc import Backend, Presence
-from ucm.backends.disk import DiskSettings
-from ucm.backends.files import FilesSettings
 from ucm.backends.opening import open_backend
 from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
 from ucm.doctor.findings import Finding, fine, refused, warning, wrong
 from ucm.doctor.place import within
 from ucm.errors import ConfigError
+from ucm.registry import load_class
 from ucm.settings import read_section, size_text
 from ucm.stores.slab import mount_of
 
-__all__ = ["PROBES", "check_tier", "probe_by_opening"]
+__all__ = ["PROBES", "check_tier", "probe_by_opening", "read_tier"]
 
 _Opener = Callable[[Mapping[str, object], str], Awaitable[Backend]]
 _CHECK: Final = "tier"
@@ -107,10 +107,37 @@ _DOWN: Final = (
 )
 
 
-def _own(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return what a backend reads itself; the rest is the agent's business."""
-    theirs = ("type", "admission")
-    return {name: settings[name] for name in settings if name not in theirs}
+def read_tier(settings: Mapping[str, object], key: str) -> Any:  # noqa: ANN401 - a class for each type
+    """
+    Return the settings of a tier as its backend reads them; None if it is none of ours.
+
+    Nothing is opened.
+
+    Args:
+        settings: As in ``tiers``.
+        key: What they are called, such as ``tiers.0``.
+
+    Raises:
+        ConfigError: A setting is wrong, or packages are missing.
+    """
+    admission_of(settings, key)
+    theirs = ("type", "admission")  # the rest is for the backend alone
+    rest = {name: settings[name] for name in settings if name not in theirs}
+    backend = load_class("ucm.backends", str(settings.get("type")), f"{key}.type")
+    if not backend.__module__.startswith("ucm.backends."):
+        return None
+    name = backend.__name__.removesuffix("Backend") + "Settings"
+    read: Any = read_section(
+        getattr(sys.modules[backend.__module__], name), rest, f"{key}."
+    )
+    for needed, remedy in _NEEDED.items():
+        if not getattr(read, needed, True):
+            raise ConfigError(f"{key}.{needed}", "", "missing", remedy)
+    return read
+
+
+_NEEDED: Final = {"path": "Give a directory.", "url": "Give the address of a server."}
+"""What a tier cannot be without, if its backend has such a setting."""
 
 
 def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> Finding:
@@ -120,9 +147,7 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
     Raises:
         ConfigError: A setting is wrong.
     """
-    read = read_section(DiskSettings, _own(settings), f"{key}.")
-    if not read.path:
-        raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
+    read = read_tier(settings, key)
     share = read.capacity // len(read.path)
     told = []
     for path in read.path:
@@ -192,9 +217,7 @@ def _probe_share(settings: Mapping[str, object], key: str, seconds: float) -> Fi
     Raises:
         ConfigError: A setting is wrong.
     """
-    path = read_section(FilesSettings, _own(settings), f"{key}.").path
-    if path is None:
-        raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
+    path: Path = read_tier(settings, key).path
     told = within(seconds, lambda: _look_at(path))
     if told is None:
         return wrong(
