@@ -335,6 +335,21 @@ class TestCommand:
         server.close()
         assert "bypassed" in capsys.readouterr().out
 
+    def test_an_engine_that_is_silent_is_not_well(self, tmp_path):
+        """A stopped process is one, and who asks for JSON gets its name."""
+        (tmp_path / "status").mkdir(mode=0o700)
+        with _answering(tmp_path / "status" / "worker-0-1.sock", b""):
+            told = call("top", tmp_path, "--json")
+            assert (NOT_WELL, "") == (told.code, told.err)
+            assert ([], ["worker-0-1.sock"]) == (
+                told.json()["engines"],
+                told.json()["silent"],
+            )
+            told = call("top", tmp_path)
+            assert (NOT_WELL, "") == (told.code, told.err)
+        assert "worker-0-1.sock does not answer" in told.out
+        assert "no engine" not in told.out
+
     def test_a_slab_that_nobody_uses_is_one_line(self, tmp_path, capsys):
         """Missing, empty or a file: nobody answers there."""
         (tmp_path / "file").write_text("")

@@ -81,7 +81,7 @@ def rendered(
     shown: list[RenderableType] = [clean(slab_line(str(path), engines))]
     if rows:
         shown.append(table("", list(rows[0]), [list(row.values()) for row in rows]))
-    else:
+    elif not statuses.silent:
         shown.append("no engine runs here now")
     shown += [
         clean(f"{row['engine']}: {text}")
@@ -94,9 +94,8 @@ def rendered(
 
 def _look(path: Path) -> Statuses:
     statuses = read_statuses(path)
-    if not statuses.answers:
-        silent = f"; {len(statuses.silent)} do not answer" if statuses.silent else ""
-        raise NoStatusError(f"no engine runs on {path}{silent}")
+    if not (statuses.answers or statuses.silent):
+        raise NoStatusError(f"no engine runs on {path}")
     return statuses
 
 
