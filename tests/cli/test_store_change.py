@@ -169,11 +169,14 @@ class TestCompact:
             assert 3 == lease.commit()
 
     def test_memory_goes_back_only_while_nobody_uses_it(self, memory_path, capsys):
-        """A device may have pinned it: then it stays, and the command says why."""
+        """A device may have pinned it: then it stays, and command and code say so."""
         with open_slab(memory_path, 64) as store:
             save(store, make_keys(1))
-            live = ask(capsys, "store", "compact", memory_path, "--memory")
+            again = ("store", "compact", memory_path, "--memory")
+            live = ask(capsys, *again, code=NOT_WELL)
             assert 0 == live["nbytes"]
+            assert NOT_WELL == tell(capsys, *again)[0]
+            assert "" == ask(capsys, "store", "compact", memory_path)["kept_because"]
             assert "pinned" in live["kept_because"]
         idle = ask(capsys, "store", "compact", memory_path, "--memory")
         assert 0 < idle["nbytes"]

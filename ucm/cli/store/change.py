@@ -8,6 +8,7 @@ import attrs
 import click
 
 from ucm.blocks import PackedKey
+from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json
 from ucm.cli.store.choose import Choice, Wanted, choosing
 from ucm.cli.telling import examples, plain, progress
@@ -112,19 +113,20 @@ def _forget(survey: SlabSurvey, choice: Choice, total: int) -> int:
 @click.argument("path", type=_PATH)
 @click.option("--memory", is_flag=True, help="Give memory back to the system, too.")
 @json_option
-def compact(path: Path, *, memory: bool, as_json: bool) -> None:
+def compact(path: Path, *, memory: bool, as_json: bool) -> int:
     """
     Give back what nobody needs of the slab in PATH; no block goes or moves.
 
     Slots that writers reserved who died are free again, and extents without a block are
     nobody's, so that another model has them at once. With --memory what nobody has goes
     back to the system, unless the slab is in use: a device may have its memory pinned. The
-    next engine to start gets it again.
+    next engine to start gets it again. Exit code 1 if memory was to go back, and did not.
     """
     done = compact_slab(path, memory=memory)
+    code = NOT_WELL if done.kept_because else 0
     if as_json:
         say_json({"path": str(path)} | attrs.asdict(done))
-        return
+        return code
     lines = [
         f"{done.slots} slots of the dead, {done.extents} extents without a block"
         if done.slots or done.extents
@@ -137,3 +139,4 @@ def compact(path: Path, *, memory: bool, as_json: bool) -> None:
             else f"{size_text(done.nbytes)} of memory went back to the system"
         )
     console().print("\n".join(lines), markup=False)
+    return code
