@@ -213,6 +213,38 @@ class TestErrors:
         assert len(str(error)) < 1000
 
 
+class TestOff:
+    def documented(self, section=UCMConfig, prefix=""):
+        """Return the settings that say that they have such a value."""
+        for each in attrs.fields(section):
+            key = f"{prefix}{each.name}"
+            if attrs.has(each.type):
+                yield from self.documented(each.type, f"{key}.")
+            elif "`off`" in each.metadata["help"]:
+                yield key
+
+    def test_false_is_the_word_for_each_setting_that_has_it(self, file):
+        """YAML reads it so without quotes, also where the engine reads the file."""
+        keys = [*self.documented()]
+        assert 5 == len(keys)
+        for key in keys:
+            *section, name = key.split(".")
+            line = f"{name}: off"
+            text = f"{section[0]}: {{{line}}}" if section else line
+            given = {section[0]: {name: False}} if section else {name: False}
+            for settings in ({"config_file": file(text)}, given):
+                found = load(settings, environment={})
+                assert "off" == flat(found.config)[key]
+                assert [key] == [*found.origins]
+
+    def test_false_stays_what_it_is_elsewhere(self):
+        """A switch that is off, and a path that is none."""
+        found = load({"predict_loads": False}, environment={}).config
+        assert found.predict_loads is False
+        assert "store.path" == error_of({"store": {"path": False}}, {}).key
+        assert "log" == error_of({"log": False}, {}).key
+
+
 class TestGone:
     def test_durability_of_a_slab_is_refused_with_what_took_its_place(self):
         """A setting of former releases is no unknown word: a tier outlasts the machine."""

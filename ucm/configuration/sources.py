@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from ucm.affinity import OFF
 from ucm.config import UCMConfig, settings_in_environment
 from ucm.configuration.files import read_settings
 from ucm.configuration.foreign import Translation, translate
@@ -35,6 +36,12 @@ _ORCHESTRATOR = re.compile(
     r"UCM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
 )
 """What Kubernetes sets in each container for a service whose name begins with ``ucm``."""
+
+
+_WITH_OFF = frozenset(
+    {"kv_events", "log.level", "store.huge_pages", "store.numa", "threads.affinity"}
+)
+"""Settings of which ``off`` is a value, which YAML reads as False where it has no quotes."""
 
 
 @attrs.frozen
@@ -98,7 +105,7 @@ def load(
     translation = Translation()
     for source in sources:
         try:
-            found, told = translate(source.values)
+            found, told = translate(_with_off(source.values))
             UCMConfig.from_mapping(found)
         except ConfigError as exc:
             raise exc.given_in(source.name) from exc
@@ -117,6 +124,17 @@ def flat(config: UCMConfig) -> dict[str, object]:
     """Return all settings by dotted key, each as JSON has it, without credentials."""
     plain = attrs.asdict(config, value_serializer=_word)
     return {key: masked(value) for key, value in _leaves(plain, UCMConfig, "")}
+
+
+def _with_off(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return settings with the word where it is a value, and False was given."""
+    found: dict[str, object] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and not prefix:
+            value = _with_off(value, f"{key}.")
+        is_off = value is False and f"{prefix}{key}" in _WITH_OFF
+        found[key] = OFF if is_off else value
+    return found
 
 
 def _word(_owner: object, _field: object, value: object) -> object:
