@@ -22,6 +22,7 @@ from structlog.testing import CapturingLogger
 from tests.kit.agents import agent_pid, end_agent, exit_code
 from tests.kit.file_tier import registration
 from tests.stores.slab_kit import open_slab
+from ucm.agent.__main__ import _read
 from ucm.agent.client import AgentClient
 from ucm.agent.launch import Launcher
 from ucm.agent.protocol import (
@@ -34,6 +35,7 @@ from ucm.agent.protocol import (
 )
 from ucm.backends.disk import DiskBackend
 from ucm.config import UCMConfig
+from ucm.errors import ConfigFileError
 from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
 from ucm.tracing import close_log, open_log
 
@@ -232,6 +234,19 @@ class TestAgent:
             _, said = agent.communicate(timeout=LIMIT_S)
         assert (2, 1) == (agent.returncode, said.count("\n"))
         assert problem in said
+
+    @pytest.mark.parametrize("text", [b"{", b"[1]", b'"\xff"', b"[" * 5000, b""])
+    def test_settings_that_are_no_json_are_named_by_their_file(
+        self, tmp_path, text
+    ) -> None:
+        """X-09: whose file, and what to give."""
+        file = tmp_path / "settings.json"
+        file.write_bytes(text)
+        with pytest.raises(ConfigFileError) as caught:
+            _read(file)
+        assert ("--config", str(file)) == (caught.value.key, caught.value.value)
+        assert "no JSON object" in caught.value.problem
+        assert caught.value.remedy
 
     def test_bug_of_a_backend_ends_the_agent_with_a_word(self, place) -> None:
         """R-62: what a backend raises ends the agent, and is in its log; no engine is

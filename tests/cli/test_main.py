@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import importlib
+import sys
 
 import pytest
 
+from tests.stores.slab_kit import open_slab
 from ucm.cli.main import COMMANDS, USAGE, main
 
 
@@ -12,6 +14,17 @@ def test_an_unknown_command_is_one_line_and_no_traceback(capsys):
     told = capsys.readouterr().err
     assert told.startswith("ucm: ")
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["store", "stat"], ["store", "ls", "--json"]])
+def test_answer_to_nobody_is_no_error(tmp_path, monkeypatch, arguments):
+    """A process may be started without standard output: what it tells goes nowhere."""
+    open_slab(tmp_path / "slab").close()
+    with monkeypatch.context() as without:
+        without.setattr(sys, "stdout", None)
+        code = main([*arguments, str(tmp_path / "slab")])
+        sys.stdout.close()
+    assert 0 == code
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -84,8 +84,10 @@ class TestSizes:
         """fp8 halves it; a type that is unknown is named."""
         half = sizes_of(model(LLAMA, "fp8"), Deployment())
         assert 1 << 20 == half.block_bytes
-        with pytest.raises(ConfigFileError, match="int3"):
+        with pytest.raises(ConfigError, match=r"kv-cache-dtype='int3'.*bfloat16"):
             model(LLAMA, "int3")
+        with pytest.raises(ConfigFileError, match=r"MODEL=.*int4"):
+            model({**LLAMA, "torch_dtype": "int4"})
 
     def test_text_of_a_multimodal_model_is_looked_into(self, model):
         """Its own part counts, and what it leaves out is the whole's."""

@@ -42,6 +42,7 @@ class TestRefusals:
                 block_bytes=size,
             )
         assert key == caught.value.key
+        assert caught.value.value == (num_blocks * SLOT_BYTES if size else size)
         assert not (tmp_path / "s").exists()
 
     @pytest.mark.parametrize(
@@ -58,6 +59,8 @@ class TestRefusals:
         with pytest.raises(ConfigError) as caught:
             open_slab(tmp_path / "s")
         assert key == caught.value.key
+        told = 8 * SLOT_BYTES if key == "store.capacity" else str(tmp_path / "s")
+        assert told == caught.value.value
         assert not (tmp_path / "s").exists()
 
     @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from ucm.affinity import AffinityPlan, bind_thread, parse_cpulist
 from ucm.agent.launch import REFUSED
 from ucm.agent.node import AgentLock, Node
 from ucm.config import KVEvents, TimeoutConfig, UCMConfig
-from ucm.errors import ConfigError
+from ucm.errors import ConfigError, ConfigFileError
 from ucm.tracing import RUNTIME_FAILED, Log, close_log, open_log
 
 _MOST_TEXT = 1 << 20
@@ -63,7 +63,7 @@ def main() -> int:
         os.set_inheritable(arguments.engine_fd, False)
     try:
         code, problem = _serve(arguments.config, arguments.linger), ""
-    except (ConfigError, OSError, msgspec.DecodeError) as exc:
+    except (ConfigError, OSError) as exc:
         code, problem = REFUSED, str(exc)
         sys.stderr.write(f"ucm agent: {problem}\n")
     if arguments.engine_fd is not None:
@@ -79,8 +79,8 @@ def _serve(path: Path | None, linger: float) -> int:
 
     Raises:
         ConfigError: A setting cannot be used.
+        ConfigFileError: What it says is no JSON object.
         OSError: Likewise.
-        msgspec.DecodeError: What it says is no JSON object.
     """
     config = _read(path)
     directory = Path(config.store.path)
@@ -144,7 +144,14 @@ def _read(path: Path | None) -> UCMConfig:
     else:
         with path.open("rb") as file:
             text = file.read(_MOST_TEXT)
-    config = UCMConfig.from_mapping(msgspec.json.decode(text, type=dict[str, object]))
+    try:
+        given = msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        name = "standard input" if path is None else str(path)
+        remedy = "Give the settings that an engine has, as one JSON object."
+        problem = f"no JSON object: {' '.join(str(exc).split())}"
+        raise ConfigFileError("--config", name, problem, remedy) from exc
+    config = UCMConfig.from_mapping(given)
     if not config.tiers and config.kv_events is KVEvents.OFF:
         raise ConfigError("tiers", [], "no tier", "Give one, such as type disk.")
     return config

@@ -8,6 +8,7 @@ missing, foreign, damaged or does not answer. Whatever the input, an error is on
 standard error and no traceback.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Those of the process, if left out.
     """
+    _open_streams()
     try:
         answer = cli.main(
             None if arguments is None else list(arguments),
@@ -75,6 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UCMError, OSError) as exc:
         return _tell(str(exc), UNREADABLE)
     return answer if isinstance(answer, int) else 0
+
+
+def _open_streams() -> None:
+    """Have what a process was started without, such as by ``>&-``: what is told goes nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - to its end
 
 
 def _tell(text: str, code: int) -> int:

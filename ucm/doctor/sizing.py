@@ -100,7 +100,11 @@ def model_of(path: Path, kv_dtype: str = "auto") -> ModelFacts:
 
     Raises:
         ConfigFileError: It cannot be read, or does not say what is needed.
+        ConfigError: Nobody knows that type of the cache.
     """
+    if kv_dtype != "auto" and kv_dtype not in _DTYPES:
+        remedy = f"Use auto or one of {[*_DTYPES]}."
+        raise ConfigError("kv-cache-dtype", kv_dtype, "unknown value", remedy)
     file = path / "config.json" if path.is_dir() else path
     told = _read(file)
     inner = told.get("text_config")

@@ -50,6 +50,10 @@ _SPARE_BYTES = 1 << 20  # the directory and what is small in it
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFAULT, errno.ENOMEM, errno.EFBIG}
 
 
+class _NoRoomError(ConfigError):
+    """There is no room for what was asked for."""
+
+
 def find_or_create(
     directory: Directory,
     geometry: Geometry | None,
@@ -108,12 +112,15 @@ def making(directory: Directory, geometry: Geometry) -> Iterator[None]:
     Raises:
         ConfigError: There is no room, or no permission.
     """
+    capacity = geometry.data_bytes
     try:
         yield
+    except _NoRoomError as exc:  # who found it knows no capacity
+        raise _NoRoomError(exc.key, capacity, exc.problem, exc.remedy) from exc
     except OSError as exc:
         if exc.errno in _NO_ROOM:
             needed = _needed(geometry) + _SPARE_BYTES
-            raise _no_room(directory, needed, str(exc)) from exc
+            raise _no_room(directory, capacity, needed, str(exc)) from exc
         raise path_error(
             directory.root, f"a slab cannot be made or used in it: {exc}"
         ) from exc
@@ -128,8 +135,10 @@ def require_room(directory: Directory, nbytes: int) -> None:
     """
     least = least_room(directory)
     if least.left < nbytes + _SPARE_BYTES:
+        there = Manifest.read(directory)
         raise _no_room(
             directory,
+            nbytes if there is None else there.data_bytes,
             nbytes + _SPARE_BYTES,
             f"free are {least.left} bytes of {least.what}",
         )
@@ -173,10 +182,12 @@ def _indexes(directory: Directory) -> list[str]:
     return [name for name in directory.names() if INDEX_NAME.fullmatch(name)]
 
 
-def _no_room(directory: Directory, needed: int, found: str) -> ConfigError:
-    return ConfigError(
+def _no_room(
+    directory: Directory, capacity: int, needed: int, found: str
+) -> ConfigError:
+    return _NoRoomError(
         "store.capacity",
-        needed - _SPARE_BYTES,
+        capacity,
         f"slots + index + {_SPARE_BYTES} = {needed} bytes needed in {directory.root}, "
         f"but {found}",
         "Ask for less, free some, raise the limit, or use a path on a larger file system.",
