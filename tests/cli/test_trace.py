@@ -106,6 +106,24 @@ class TestWhy:
         """No reason is made up."""
         assert "No look-up of it fell short" in call("why", "r3", "--log", run)[1]
 
+    @pytest.mark.parametrize("request_id", [["host"], []])
+    def test_a_host_of_its_own_logs_no_look_ups(self, call, tmp_path, request_id):
+        """What was not logged is not called well, for people and for programs."""
+        log = write(tmp_path / "ucm-cache-0-1.jsonl", settled("host", 1))
+        arguments = ("why", *request_id, "--log", log)
+        code, out, _ = call(*arguments)
+        assert (0, True) == (code, "No look-up was logged" in out)
+        assert "fell short" not in out
+        told = json.loads(call(*arguments, "--json")[1])
+        assert [] == told["reasons"]
+        assert "No look-up was logged" in told["notes"][0]
+
+    def test_a_run_without_a_miss_says_so(self, call, tmp_path):
+        """Requests that ended without one were looked up."""
+        log = write(tmp_path / "ucm-scheduler-1.jsonl", ended("r"))
+        assert "No look-up fell short" in call("why", "--log", log)[1]
+        assert [] == json.loads(call("why", "--log", log, "--json")[1])["notes"]
+
     def test_a_miss_without_its_line_has_its_reason(self, call, tmp_path):
         """The line of the look-up may be rotated away; that of the request says why."""
         log = write(tmp_path / "l", ended("r", miss="queue", first_missing=2))

@@ -16,6 +16,7 @@ from ucm.blocks import id_in_log
 from ucm.cli.output import clean, console, json_option, say_json, table
 from ucm.cli.telling import examples, progress
 from ucm.cli.trace_answers import (
+    NONE_LOGGED,
     change_text,
     life_dict,
     number_text,
@@ -109,14 +110,17 @@ def why(request_id: str | None, path: Path, store: Path | None, as_json: bool) -
         return
     lives, collected = _one_request(request_id, path, reading)
     found = [reason for life in lives for reason in reasons_of(life, store)]
+    is_told = found or any(life.ended or life.matched for life in lives)
+    none = [] if is_told else [NONE_LOGGED]
     notes = [*reading.notes(), *collected.notes()]
     if as_json:
         answer = {"v": 1, "request": lives[0].request_id, "reasons": found}
-        say_json(answer | {"notes": notes})
+        say_json(answer | {"notes": [*none, *notes]})
         return
     out = console()
     if not found:
-        out.print("No look-up of it fell short, and no load of it failed.")
+        well = "No look-up of it fell short, and no load of it failed."
+        out.print(well if is_told else NONE_LOGGED)
     for each in found:
         out.print(clean(f"{each['kind'].capitalize()}: {each['reason']}"))
         for name in ("where", "meaning", "detail", "now", "remedy"):

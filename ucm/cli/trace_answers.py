@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ucm.blocks import PackedKey
 from ucm.cli.output import clean, console, say_json, table
@@ -21,6 +21,7 @@ from ucm.story.told import happenings_of, summary_of
 from ucm.story.totals import Totals
 
 __all__ = [
+    "NONE_LOGGED",
     "change_text",
     "life_dict",
     "number_text",
@@ -31,6 +32,10 @@ __all__ = [
     "say_totals",
 ]
 
+NONE_LOGGED: Final = (
+    "No look-up was logged: a host of its own logs none, and an engine when a request ends. "
+    "'ucm trace stats' counts saves and loads."
+)
 _WIDE = 110
 
 
@@ -121,7 +126,7 @@ def _reason(
 
 
 def say_reasons(totals: Totals, notes: list[str], *, as_json: bool) -> None:
-    """Print how often each reason made an engine compute."""
+    """Print how often each reason made an engine compute, or that none was logged."""
     rows = [
         ("miss", reason, count, totals.missing_tokens[reason], *explain_miss(reason))
         for reason, count in totals.misses.items()
@@ -132,10 +137,14 @@ def say_reasons(totals: Totals, notes: list[str], *, as_json: bool) -> None:
     keys = ("kind", "reason", "count", "missing_tokens", "meaning", "remedy")
     if as_json:
         told = [dict(zip(keys, row, strict=True)) for row in rows]
-        say_json({"v": 1, "reasons": told, "notes": notes})
+        none = [] if rows or totals.lives.items() else [NONE_LOGGED]
+        say_json({"v": 1, "reasons": told, "notes": [*none, *notes]})
         return
     if not rows:
-        console().print("No look-up fell short, and no load failed.")
+        is_told = bool(totals.lives.items())
+        console().print(
+            "No look-up fell short, and no load failed." if is_told else NONE_LOGGED
+        )
         return
     shown = [(row[0], row[1], row[2], number_text(row[3]), row[4]) for row in rows]
     title = "Why tokens were computed"
