@@ -96,8 +96,8 @@ def check_log(config: LogConfig) -> None:
 
 def _why_no_file(directory: Path) -> str:
     """Return why no file can be made in a directory, or where it would be made; else nothing."""
-    there = [each for each in (directory, *directory.parents) if each.exists()]
     try:
+        there = [each for each in (directory, *directory.parents) if each.exists()]
         with tempfile.TemporaryFile(dir=there[0]):
             return ""
     except OSError as exc:
