@@ -108,9 +108,12 @@ class TestCheck:
             ({"store": {"numa": "9999"}}, "store.numa='9999' in {}: "),
             ({"store": {"path": "missing/slab"}}, "its parent does not exist"),
             ({"tiers": [{"type": "nope"}]}, "tiers.0.type='nope' in {}: unknown"),
-            ({"tiers": [{**DISK, "admission": "agin"}]}, "Use one of ['all', 'again']"),
             (
-                {"tiers": [{**DISK, "capcity": "1GiB"}]},
+                {"tiers": [{**DISK, "admission": "agaim"}]},
+                "Use one of ['all', 'again']",
+            ),
+            (
+                {"tiers": [{**DISK, "kapacity": "1GiB"}]},
                 "Did you mean tiers.0.capacity?",
             ),
             ({"tiers": [{"type": "disk"}]}, "tiers.0.path='' in {}: missing"),

@@ -63,7 +63,7 @@ def test_backend_that_is_down_is_found(trouble, told):
         ({}, "tiers.0.type"),
         ({"type": "disk"}, "tiers.0.path"),
         ({"type": "disk", "pat": "x"}, "tiers.0.pat"),
-        ({"type": "disk", "path": "/x", "admission": "agin"}, "tiers.0.admission"),
+        ({"type": "disk", "path": "/x", "admission": "agaim"}, "tiers.0.admission"),
         ({"type": "memory", "admission": 1}, "tiers.0.admission"),
     ],
 )

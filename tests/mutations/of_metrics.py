@@ -116,7 +116,7 @@ METRICS = (
     ),
     Mutant(
         name="caches_not_told_apart",
-        why="Two caches of a process are one series, which jumps to and fro.",
+        why="Two caches of a process are one series, which jumps back and forth.",
         file=_EXPORTER,
         find="            _add(families, list(own.values()), measure())\n",
         replace='            _add(families, ["a"] * len(own), measure())\n',
