@@ -126,6 +126,7 @@ class TestTiers:
             await disk.put(sealed(KEYS[:1]))
             tiers = [WatchedBackend(Unruly()), WatchedBackend(disk)]
             feed_tiers(ledger, tiers)
+            assert [False, True] == [tier.is_told for tier in tiers]
             await tiers[0].put(sealed(KEYS[1:3]))
             await tiers[0].delete(KEYS[1:2])
             await tiers[1].put(sealed(KEYS[3:4]))

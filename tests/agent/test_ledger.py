@@ -253,7 +253,31 @@ class TestFollow:
         follower.join(ledger)
         follower.follow()
         assert 2 == len(follower.there)
-        assert {"blocks": 2, "changes": 2, "described": 0, "untold": 1} == ledger.told()
+        told = {"blocks": 2, "changes": 2, "described": 0}
+        assert told | {"untold": 1, "forgotten": 0} == ledger.told()
+
+    def test_what_a_tier_may_have_lost_makes_room(self) -> None:
+        """R-57: a shared tier does not tell what it lets go: the oldest of what only such tiers have is
+        told as removed, and never a block of the slab or a drive, nor is one of these kept out."""
+        ledger, follower = Ledger(3, most_blocks=4), Follower()
+        ledger.guess(2)
+        follower.join(ledger)
+        ledger.stored(0, key_of(0))
+        for number in (0, 1, 2, 3, 1):  # the last one is seen again
+            ledger.stored(2, key_of(number))
+        ledger.stored(1, key_of(4))
+        ledger.stored(0, key_of(5))
+        follower.follow()
+        there = {(medium, hash_[0]) for medium, _, hash_ in follower.there}
+        assert {(0, 0), (2, 0), (2, 1), (1, 4), (0, 5)} == there
+        ledger.removed(0, key_of(0))  # now it is one that only the tier may have
+        for number in (6, 7, 8):
+            ledger.stored(0, key_of(number))
+        follower.follow()
+        there = {(medium, hash_[0]) for medium, _, hash_ in follower.there}
+        assert {(1, 4), (0, 5), (0, 6), (0, 7)} == there
+        told = ledger.told()
+        assert (4, 4, 1) == (told["blocks"], told["forgotten"], told["untold"])
 
 
 class TestDescribe:

@@ -75,6 +75,22 @@ KV_EVENTS = (
         killers=(f"{_FOLLOWS}::test_more_than_it_can_know_is_counted",),
     ),
     Mutant(
+        name="lost_blocks_keep_their_room",
+        why="Once a shared tier has had a million blocks, no router hears of a new one in the slab.",
+        file=_LEDGER,
+        find="            if not self._guessed:\n",
+        replace="            if True:\n",
+        killers=(f"{_FOLLOWS}::test_what_a_tier_may_have_lost_makes_room",),
+    ),
+    Mutant(
+        name="slabs_blocks_forgotten",
+        why="A block of the slab is told as removed, for one that a tier may have.",
+        file=_LEDGER,
+        find="        if not media & ~self._guesses:\n",
+        replace="        if True:\n",
+        killers=(f"{_FOLLOWS}::test_what_a_tier_may_have_lost_makes_room",),
+    ),
+    Mutant(
         name="descriptions_without_bound",
         why="The agent's memory grows with all prompts ever.",
         file=_LEDGER,

@@ -25,7 +25,10 @@ _POLL_S: Final = 0.05
 def feed_tiers(ledger: Ledger, tiers: Sequence[WatchedBackend]) -> None:
     """Have tiers tell a ledger, what they have first."""
     for medium, tier in enumerate(tiers, SLAB + 1):
-        for key in tier.watch(partial(_tell, ledger, medium)):
+        found = tier.watch(partial(_tell, ledger, medium))
+        if not tier.is_told:
+            ledger.guess(medium)
+        for key in found:
             ledger.stored(medium, key)
 
 

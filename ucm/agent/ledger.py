@@ -88,6 +88,12 @@ class Ledger:
         self._most_blocks = most_blocks
         self._there: dict[PackedKey, int] = {}
         """By key a bit for each medium."""
+        self._guesses = 0
+        """A bit for each medium of which it is not known what it lets go."""
+        self._guessed: OrderedDict[PackedKey, None] = OrderedDict()
+        """What only such media have; the oldest gives room, or they would have all of it for good."""
+        self.num_forgotten = 0
+        """Blocks that did."""
         self._changes: deque[_Change] = deque(maxlen=most_changes)
         self._num_changes = 0
         self._said: OrderedDict[bytes, bytes] = OrderedDict()
@@ -108,6 +114,7 @@ class Ledger:
             "changes": self._num_changes,
             "described": len(self._said),
             "untold": self.num_untold,
+            "forgotten": self.num_forgotten,
         }
 
     # Whoever sees blocks come and go.
@@ -122,15 +129,23 @@ class Ledger:
             self._num_listing -= 1
             self._wake()
 
+    def guess(self, medium: int) -> None:
+        """Know that a medium does not tell what it lets go; before it is told of."""
+        self._guesses |= 1 << medium
+
     def stored(self, medium: int, key: PackedKey) -> None:
         """Take note that a medium has a block."""
         media = self._there.get(key, 0)
         if media >> medium & 1:
+            if key in self._guessed:
+                self._guessed.move_to_end(key)
             return
         if not media and len(self._there) >= self._most_blocks:
-            self.num_untold += 1
-            return
-        self._there[key] = media | 1 << medium
+            if not self._guessed:
+                self.num_untold += 1
+                return
+            self._forget(next(iter(self._guessed)))
+        self._put(key, media | 1 << medium)
         self._tell(_Change(medium, is_stored=True, key=key))
 
     def removed(self, medium: int, key: PackedKey) -> None:
@@ -138,11 +153,24 @@ class Ledger:
         media = self._there.get(key, 0)
         if not media >> medium & 1:
             return
-        if left := media & ~(1 << medium):
-            self._there[key] = left
-        else:
-            del self._there[key]
+        self._put(key, media & ~(1 << medium))
         self._tell(_Change(medium, is_stored=False, key=key))
+
+    def _put(self, key: PackedKey, media: int) -> None:
+        """Write down which media have a block."""
+        self._guessed.pop(key, None)
+        if not media:
+            del self._there[key]
+            return
+        self._there[key] = media
+        if not media & ~self._guesses:
+            self._guessed[key] = None
+
+    def _forget(self, key: PackedKey) -> None:
+        """Tell that a block is gone, which may be so."""
+        self.num_forgotten += 1
+        for medium in range(self._num_media):
+            self.removed(medium, key)
 
     def describe(self, key: PackedKey, said: bytes) -> None:
         """

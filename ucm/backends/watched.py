@@ -56,6 +56,11 @@ class WatchedBackend(WrapperBackend):
             return ()
         return found
 
+    @property
+    def is_told(self) -> bool:
+        """Whether its inner backend tells of all that comes and goes, once it is watched."""
+        return self._tell is None
+
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Forward, and tell."""
         with self._asking() as meanwhile:
