@@ -23,6 +23,8 @@ _OF_DOOR = "tests/integration/vllm/test_tiers.py"
 _HITS = "ucm/agent/hits.py"
 _OF_HITS = "tests/agent/test_hits.py"
 _FETCH_HITS = "tests/agent/test_fetch_hits.py"
+_DISK = "ucm/backends/disk/_backend.py"
+_DRIVE = "tests/backends/test_disk_drive.py::TestFailing"
 _WRAP = "ucm/backends/wrap.py"
 _CIRCUIT = "tests/backends/test_wrap.py::TestCircuit"
 _MIRROR = "tests/stores/test_slab_changes.py::TestMirror"
@@ -306,6 +308,26 @@ TIERS = (
         replace="while False and any",
         killers=(
             f"{_SPILLS}::test_slab_larger_than_the_backlog_is_spilled_whole_behind_a_restart",
+        ),
+    ),
+    Mutant(
+        name="drive_that_refuses_writes_emptied",
+        why="A drive that takes nothing for a minute parts with all its blocks, and with its room.",
+        file=_DISK,
+        find="[_End.NOT_BEGUN if is_as_before else _End.UNCLEAR]",
+        replace="[_End.UNCLEAR]",
+        killers=(
+            f"{_DRIVE}::test_drive_that_refuses_writes_for_a_while_loses_nothing",
+        ),
+    ),
+    Mutant(
+        name="bad_sector_silences_a_drive",
+        why="One sector that cannot be read has nobody ask the drive for anything.",
+        file=_DISK,
+        find="[GARBAGE if drive.answers() else _UNAVAILABLE]",
+        replace="[_UNAVAILABLE]",
+        killers=(
+            "tests/backends/test_disk_runs.py::TestTogether::test_bad_spot_harms_its_own_block_only",
         ),
     ),
     # Which hit is brought.

@@ -80,10 +80,11 @@ class _End(enum.Enum):
     """What became of a write to a slot."""
 
     NOT_BEGUN = enum.auto()
+    """Or it has changed nothing."""
     WRITTEN = enum.auto()
     WIPED = enum.auto()
     UNCLEAR = enum.auto()
-    """It failed, and the stamp that may be there could not be removed."""
+    """It failed, and the stamp that may be there could not be removed, nor what was there be found."""
 
 
 class DiskBackend(Backend):
@@ -312,17 +313,24 @@ class DiskBackend(Backend):
     # On threads of the crew.
 
     def _read(self, run: list[tuple[Slot, memoryview]]) -> list[Fetched]:
-        told = self._drives[run[0][0].extent.drive].read(run)
-        if told is None and len(run) > 1:
+        drive = self._drives[run[0][0].extent.drive]
+        if (told := drive.read(run)) is not None:
+            return told
+        if len(run) > 1:
             return [one for pair in run for one in self._read([pair])]
-        return [_UNAVAILABLE] if told is None else told
+        # A place that cannot be read is no word on the drive: the block goes, and may come anew.
+        return [GARBAGE if drive.answers() else _UNAVAILABLE]
 
     def _write(self, run: list[tuple[Slot, Sealed]]) -> list[_End]:
         if self._drives[run[0][0].extent.drive].write(run):
             return [_End.WRITTEN] * len(run)
         if len(run) > 1:
             return [end for pair in run for end in self._write([pair])]
-        return [_End.WIPED if self._wipe(run[0][0]) else _End.UNCLEAR]
+        slot = run[0][0]
+        if self._wipe(slot):
+            return [_End.WIPED]
+        is_as_before = self._drives[slot.extent.drive].is_as_before(slot)
+        return [_End.NOT_BEGUN if is_as_before else _End.UNCLEAR]
 
     def _wipe(self, slot: Slot) -> bool:
         return self._drives[slot.extent.drive].wipe(slot)

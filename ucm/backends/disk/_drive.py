@@ -276,6 +276,28 @@ class Drive:
             for (slot, target), whole, rest in zip(run, wholes, rests, strict=True)
         ]
 
+    def is_as_before(self, slot: Slot) -> bool:
+        """Return whether a write that failed has left a slot as it was, as far as can be read."""
+        view = self._pages.get(2 * PAGE)
+        first, last = view[:PAGE], view[PAGE:]
+        try:
+            os.preadv(self._fd, [first], slot.place)
+            os.preadv(self._fd, [last], slot.place + slot.extent.mark.pages * PAGE)
+        except OSError:
+            return False
+        stamp = Stamp.decode(last)
+        if stamp is None or not stamp.belongs(slot.extent.mark, slot.place):
+            return not slot.previous[0]
+        there = stamp.envelope.key, stamp.envelope.nbytes
+        return there == slot.previous and stamp.first == xxh3_64_intdigest(first)
+
+    def answers(self) -> bool:
+        """Return whether anything can be read from the drive."""
+        try:
+            return os.preadv(self._fd, [self._pages.get(PAGE)], 0) == PAGE
+        except OSError:
+            return False
+
     def flush(self) -> bool:
         """Have all that was written outlast a loss of power; False if it may not."""
         try:
