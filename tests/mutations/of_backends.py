@@ -368,8 +368,8 @@ BACKENDS = (
         name="bad_spot_fails_its_neighbours",
         why="One bad sector costs all blocks that travel with it.",
         file=_DISK,
-        find="        if told is None and len(run) > 1:",
-        replace="        if told is None and not run:",
+        find="        if len(run) > 1:\n            return [one for",
+        replace="        if not run:\n            return [one for",
         killers=(
             "tests/backends/test_disk_runs.py::TestTogether::test_bad_spot_harms_its_own_block_only[preadv]",
         ),
