@@ -206,8 +206,8 @@ AGENT = (
         name="parts_of_one_size",
         why="Ranks with other layers than the first fetch garbage.",
         file=_WANTING,
-        find="of_parts[part]",
-        replace="of_parts[0]",
+        find="self._sizes += sizes *",
+        replace="self._sizes += sizes[:1] * len(sizes) *",
         killers=(
             f"{_WANTED}::TestWantedBlocks::test_all_parts_of_a_block_stand_together",
         ),
@@ -216,8 +216,8 @@ AGENT = (
         name="wanted_group_by_group",
         why="Half of what came in time is of no use: another group's half is missing.",
         file=_WANTING,
-        find="    found.sort(key=lambda each: each[0])\n    return WantedBlocks(\n        [key for _, key, _ in found],",
-        replace="    return WantedBlocks(\n        [key for _, key, _ in found],",
+        find='return np.argsort(np.concatenate(self._ends), kind="stable")',
+        replace="return np.arange(len(self._keys))",
         killers=(f"{_WANTED}::TestWantedBlocks::test_groups_take_turns",),
     ),
     # What the agent believes, and when it ends.

@@ -10,8 +10,11 @@ need it, as to the agent, names those of all hits (``wanted_hits``): it brings t
 all is there. Else those are asked for that the longest hit needs, and a shorter one is none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ucm.blocks import PackedKey, ShardId
 from ucm.layout import GroupKind, GroupLayout
@@ -64,19 +67,14 @@ def wanted_blocks(
         tokens: From those that are computed to the longest hit.
         part_bytes: Of each part of a block, by group.
     """
-    found: list[tuple[int, PackedKey, int]] = []
-    for at, group in enumerate(matcher.layout.groups):
+    parts = _Parts(matcher, hashes, part_bytes)
+    for group in matcher.layout.groups:
         size = group.block_tokens
         start, stop = tokens.start // size, tokens.stop // size
         if group.kind is not GroupKind.FULL:
             start = max(start, group.window_blocks(tokens.stop).start)
-        found += _parts_of(matcher, hashes, at, range(start, stop), part_bytes)
-    found.sort(key=lambda each: each[0])
-    return WantedBlocks(
-        [key for _, key, _ in found],
-        [size for _, _, size in found],
-        [end for end, _, _ in found],
-    )
+        parts.add(group, range(start, stop))
+    return parts.wanted(parts.in_order())
 
 
 def wanted_hits(
@@ -101,57 +99,78 @@ def wanted_hits(
     of_step = sum(align // group.block_tokens for group in layout.groups)
     last = tokens.start + most // (of_step * max(1, len(part_bytes))) * align
     tokens = range(tokens.start, min(tokens.stop, last))
-    found: list[tuple[int, PackedKey, int, tuple[int, int]]] = []
-    for at, group in enumerate(layout.groups):
+    parts = _Parts(matcher, hashes, part_bytes)
+    spans = [np.zeros((2, 0), np.int64)]
+    for group in layout.groups:
         size = group.block_tokens
-        blocks = range(tokens.start // size, tokens.stop // size)
-        hits = {
-            (block + 1) * size: _hits_with(group, block, tokens.start, align)
-            for block in blocks
-        }
-        for end, key, nbytes in _parts_of(matcher, hashes, at, blocks, part_bytes):
-            shortest, longest = hits[end]
-            if shortest <= longest or not longest:
-                found.append((end, key, nbytes, (shortest, longest)))
-    found.sort(key=lambda each: each[0])
-    return WantedBlocks(
-        [key for _, key, _, _ in found],
-        [size for _, _, size, _ in found],
-        [end for end, _, _, _ in found],
-        (
-            [shortest for _, _, _, (shortest, _) in found],
-            [longest for _, _, _, (_, longest) in found],
-        ),
-    )
+        ends = parts.add(group, range(tokens.start // size, tokens.stop // size))
+        spans.append(np.stack(_hits_with(group, ends - tokens.start, align)))
+    shortest, longest = np.concatenate(spans, axis=1)
+    order = parts.in_order()
+    order = order[((shortest <= longest) | (longest == 0))[order]]
+    hits = shortest[order].tolist(), longest[order].tolist()
+    return parts.wanted(order)._replace(hits=hits)
 
 
 def _hits_with(
-    group: GroupLayout, block: int, start: int, align: int
-) -> tuple[int, int]:
-    """Return the shortest and the longest hit behind *start* that needs a block; 0: any longer one."""
-    prefixes = group.prefixes_with(block)
-    shortest = -((start - prefixes.start) // align)
+    group: GroupLayout, ends: npt.NDArray[np.int64], align: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the shortest and the longest hit that needs blocks which end there; 0: any longer one."""
+    shortest = -(-ends // align)
     if group.kind is GroupKind.FULL:
-        return shortest, 0
-    return shortest, (prefixes.stop - 1 - start) // align
+        return shortest, np.zeros_like(ends)
+    first = group.prefixes_with(0)  # of each other one they begin so much later
+    return shortest, (ends + (first.stop - first.start) - 1) // align
 
 
-def _parts_of(
-    matcher: PrefixMatcher,
-    hashes: Sequence[bytes],
-    at: int,
-    blocks: range,
-    part_bytes: Mapping[ShardId, Sequence[int]],
-) -> Iterator[tuple[int, PackedKey, int]]:
-    """Yield where each part of some blocks of a group ends, its key and its bytes."""
-    if not blocks:
-        return
-    group = matcher.layout.groups[at]
-    keys = matcher.keys_of(
-        group, matcher.layout.hashes_of(group, hashes, blocks.start, blocks.stop)
-    )
-    of_parts = [sizes[at] for _, sizes in sorted(part_bytes.items())]
-    for number, key in enumerate(keys):
-        block, part = divmod(number, len(of_parts))
-        end = (blocks.start + block + 1) * group.block_tokens
-        yield end, key, of_parts[part]
+class _Parts:
+    """
+    Parts of blocks, group by group.
+
+    Args:
+        matcher: Names keys.
+        hashes: The engine's block hashes.
+        part_bytes: Of each part of a block, by group.
+    """
+
+    def __init__(
+        self,
+        matcher: PrefixMatcher,
+        hashes: Sequence[bytes],
+        part_bytes: Mapping[ShardId, Sequence[int]],
+    ) -> None:
+        self._matcher = matcher
+        self._hashes = hashes
+        self._part_bytes = [sizes for _, sizes in sorted(part_bytes.items())]
+        self._keys: list[PackedKey] = []
+        self._sizes: list[int] = []
+        self._ends = [np.zeros(0, np.int64)]
+
+    def add(self, group: GroupLayout, blocks: range) -> npt.NDArray[np.int64]:
+        """Take all parts of some blocks of a group; return where each ends, in tokens."""
+        layout = self._matcher.layout
+        keys: list[PackedKey] = []
+        if blocks:
+            hashes = layout.hashes_of(group, self._hashes, blocks.start, blocks.stop)
+            keys = self._matcher.keys_of(group, hashes)
+        at = layout.groups.index(group)
+        sizes = [each[at] for each in self._part_bytes]
+        self._keys += keys
+        self._sizes += sizes * (len(keys) // max(1, len(sizes)))
+        numbers = np.arange(len(keys)) // max(1, len(sizes))
+        ends = (numbers + blocks.start + 1) * group.block_tokens
+        self._ends.append(ends)
+        return ends
+
+    def in_order(self) -> npt.NDArray[np.int64]:
+        """Return the numbers of all parts, in the order in which they are of use."""
+        return np.argsort(np.concatenate(self._ends), kind="stable")
+
+    def wanted(self, order: npt.NDArray[np.int64]) -> WantedBlocks:
+        """Return parts by their numbers."""
+        numbers = order.tolist()
+        return WantedBlocks(
+            [self._keys[at] for at in numbers],
+            [self._sizes[at] for at in numbers],
+            np.concatenate(self._ends)[order].tolist(),
+        )
