@@ -272,48 +272,6 @@ class TestFailing:
         assert [True] == await fetch_sound(backend, KEYS[:1])
         await backend.aclose()
 
-    async def test_drive_that_refuses_writes_for_a_while_loses_nothing(
-        self, tmp_path, monkeypatch
-    ):
-        """R-51: what was to make room stays where a write has changed nothing, however often it fails, and
-        each slot is of use again once the drive takes blocks."""
-        capacity = 16 * 3 * 4096
-        backend = await open_disk(tmp_path, capacity=capacity)
-        before = make_keys(16)
-        await backend.put([seal(key) for key in before])
-        there = (await backend.stats()).blocks
-        known = [key for key in before if backend._slots.find(key)]
-        failing = Failing(monkeypatch, "pwritev", "broken")
-        for at in range(40):
-            (told,) = await backend.put([seal(make_keys(1, first=100 + at)[0])])
-            assert Verdict.UNAVAILABLE is told
-        assert there == (await backend.stats()).blocks
-        assert [True] * there == await fetch_sound(backend, known)
-        failing.is_on = False
-        after = make_keys(there, first=200)
-        assert [Verdict.DONE] * there == await backend.put([seal(key) for key in after])
-        assert there == (await backend.stats()).blocks
-        await backend.aclose()
-        backend = await open_disk(tmp_path, capacity=capacity)
-        assert [True] * there == await fetch_sound(backend, after)
-        await backend.aclose()
-
-    async def test_slot_that_cannot_be_looked_at_behind_a_failed_write_is_used_by_nobody(
-        self, tmp_path, monkeypatch
-    ):
-        """R-51: nobody knows then which block it has."""
-        backend = await open_disk(tmp_path, capacity=16 * 3 * 4096)
-        await backend.put([seal(key) for key in make_keys(16)])
-        there = (await backend.stats()).blocks
-        with monkeypatch.context() as patch:
-            Failing(patch, "pwritev", "broken")
-            Failing(patch, "preadv", "broken")
-            assert [Verdict.UNAVAILABLE] == await backend.put(
-                [seal(make_keys(1, first=50)[0])]
-            )
-        assert there - 1 == (await backend.stats()).blocks
-        await backend.aclose()
-
     async def test_block_whose_stamp_stays_is_told(self, tmp_path, monkeypatch):
         """A deletion that the drive refuses is no deletion, and its slot is not reused."""
         backend = await open_disk(tmp_path, capacity=16 * 3 * 4096)

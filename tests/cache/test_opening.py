@@ -316,26 +316,20 @@ class SeenCpus(OwnStage):
 class TestSettings:
     def test_copy_threads_run_on_the_cpus_that_are_set(self, tmp_path: Path) -> None:
         """And nothing else does: the host's own threads stay where they are."""
-        mine, stage = os.sched_getaffinity(0), SeenCpus()
-        config = settings(tmp_path / "slab")
-        config["threads"] = {"affinity": str(min(mine))}
-        with ucm.blocking.open(
-            config,
-            layout=LAYOUT,
-            device=pool_of(),
-            keyspace=KEYSPACE,
-            before_commit=Chain.start(stage),
-        ) as cache:
-            assert cache.save(keys_of(1), [0]).wait_committed().is_whole
-        assert {min(mine)} == stage.seen
+        mine = os.sched_getaffinity(0)
+        assert {min(mine)} == self.cpus_of_saves(tmp_path, str(min(mine)))
         assert mine == os.sched_getaffinity(0)
 
     def test_copy_threads_stay_where_nothing_is_known_of_the_machine(
         self, tmp_path: Path
     ) -> None:
         """Memory of the host is near any CPU."""
-        stage, config = SeenCpus(), settings(tmp_path / "slab")
-        config["threads"] = {"affinity": "numa"}
+        assert os.sched_getaffinity(0) == self.cpus_of_saves(tmp_path, "numa")
+
+    def cpus_of_saves(self, path: Path, affinity: str) -> set[int]:
+        """Save with a setting; return the CPUs that the saving thread had."""
+        stage, config = SeenCpus(), settings(path / "slab")
+        config["threads"] = {"affinity": affinity}
         with ucm.blocking.open(
             config,
             layout=LAYOUT,
@@ -344,7 +338,7 @@ class TestSettings:
             before_commit=Chain.start(stage),
         ) as cache:
             assert cache.save(keys_of(1), [0]).wait_committed().is_whole
-        assert os.sched_getaffinity(0) == stage.seen
+        return stage.seen
 
     def ignored(self, path: Path, config: object) -> dict[str, tuple[object, str]]:
         """Open and close a cache; return of which settings its log warns."""

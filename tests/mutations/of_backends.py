@@ -152,8 +152,8 @@ BACKENDS = (
         name="block_found_before_its_extent_is_marked",
         why="Blocks that were put are lost with the process that has put them.",
         file=_DRIVE,
-        find="        if extent.is_marked:\n            return\n",
-        replace="        return\n",
+        find="        if not extent.is_marked:\n            self._mark(extent)\n",
+        replace="",
         killers=(f"{_DISKS}::test_blocks_are_found_again",),
     ),
     Mutant(

@@ -30,8 +30,8 @@ BENCH = (
         name="writes_unannounced",
         why="Behind a death a disk serves the index of before, and loses what was put since.",
         file=_DRIVE,
-        find="            self._touch(extent)\n            self._mark(extent)",
-        replace="            self._mark(extent)",
+        find="            self._touch(extent)\n            left",
+        replace="            self._mark(extent)\n            left",
         killers=(_DEATH,),
     ),
     Mutant(

@@ -24,7 +24,7 @@ _HITS = "ucm/agent/hits.py"
 _OF_HITS = "tests/agent/test_hits.py"
 _FETCH_HITS = "tests/agent/test_fetch_hits.py"
 _DISK = "ucm/backends/disk/_backend.py"
-_DRIVE = "tests/backends/test_disk_drive.py::TestFailing"
+_DRIVE = "tests/backends/test_disk_trouble.py::TestTrouble"
 _WRAP = "ucm/backends/wrap.py"
 _CIRCUIT = "tests/backends/test_wrap.py::TestCircuit"
 _MIRROR = "tests/stores/test_slab_changes.py::TestMirror"
@@ -330,6 +330,14 @@ TIERS = (
             "tests/backends/test_disk_runs.py::TestTogether::test_bad_spot_harms_its_own_block_only",
         ),
     ),
+    Mutant(
+        name="drive_that_is_gone_answers_from_memory",
+        why="A drive that is away for a minute has its blocks called garbage, and deleted.",
+        file="ucm/backends/disk/_drive.py",
+        find="                os.posix_fadvise(self._fd, place, PAGE, os.POSIX_FADV_DONTNEED)\n",
+        replace="",
+        killers=(f"{_DRIVE}::test_memory_of_the_system_is_no_answer_of_a_drive",),
+    ),
     # Which hit is brought.
     Mutant(
         name="windows_of_the_longest_hit",
@@ -372,7 +380,7 @@ TIERS = (
         name="looks_that_do_not_double",
         why="A model with states asks a tier a thousand times, one block each.",
         file=_HITS,
-        find="            more = max(_MORE, 2 * more)\n",
+        find="            more = min(max(_MORE, 2 * more), _MOST)\n",
         replace="            more = 0\n",
         killers=(
             f"{_OF_HITS}::test_states_that_are_far_between_are_found_with_few_looks",

@@ -20,7 +20,9 @@ __all__ = ["Hits"]
 
 _Ints = npt.NDArray[np.int64]
 _MORE: Final = 16
-"""Blocks of windows that are asked for beyond those that are needed, in the second look."""
+"""Blocks of windows that are asked for beyond those that are needed, in the second look,"""
+_MOST: Final = 512
+"""and in each of the last ones."""
 
 
 class Hits:
@@ -95,7 +97,7 @@ class Hits:
             if gone.size:
                 lacked = int(gone[-1]) if lacked is None else lacked
                 is_out |= self._counts(gone) > 0
-            more = max(_MORE, 2 * more)
+            more = min(max(_MORE, 2 * more), _MOST)
         return 0, lacked
 
     def _needs(self, hit: int) -> npt.NDArray[np.bool_]:

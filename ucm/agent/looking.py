@@ -56,8 +56,10 @@ async def look_through(
         asked = [keys[at] for at in left]
         if is_prefix and tier is tiers[-1]:
             answers = await look_along(tier, asked)
-        else:
-            answers = await tier.exists(asked)
+        else:  # in calls that are over in time, also where each look is a request
+            size, answers = tier.capabilities.batch_blocks, []
+            for at in range(0, len(asked), size):
+                answers += await tier.exists(asked[at : at + size])
         for at, answer in zip(left, answers, strict=True):
             if answer is Presence.PRESENT or told[at] is Presence.ABSENT:
                 told[at] = answer

@@ -21,6 +21,7 @@ import contextlib
 import errno
 import mmap
 import os
+import random
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -104,6 +105,8 @@ class Drive:
         self._pages = _Pages()
         self._fd = -1
         self._index: Index | None = None
+        self._marked: set[int] = set()
+        """Extents that have had a mark on the drive."""
         self.is_direct = False
         try:
             told = claim(path, MANIFEST, Manifest.of(extent_bytes), key)
@@ -210,7 +213,6 @@ class Drive:
         slot_bytes = (extent.mark.pages + 1) * PAGE
         try:
             self._touch(extent)
-            self._mark(extent)
             left = self._pages.get(len(run) * slot_bytes - sum(wholes))
             parts = []
             for (slot, block), whole in zip(run, wholes, strict=True):
@@ -222,19 +224,20 @@ class Drive:
             return False
 
     def _mark(self, extent: Extent) -> None:
-        """Say on the drive how an extent is cut, before the first of its blocks is there."""
-        if extent.is_marked:
-            return
+        """Say on the drive how an extent is cut."""
         page = self._pages.get(PAGE)
         page[:] = extent.mark.encode()
         if os.pwritev(self._fd, [page], extent.number * self.extent_bytes) != PAGE:
             raise OSError(errno.EIO, "an extent's mark was cut short")
         extent.is_marked = True
+        self._marked.add(extent.number)
 
     def _touch(self, extent: Extent) -> None:
-        """Say beforehand that an extent is written to."""
+        """Say beforehand that an extent is written to, and how it is cut before anything of it is there."""
         if self._index is not None:
             self._index.touch(extent.number, extent.change)
+        if not extent.is_marked:
+            self._mark(extent)
 
     def wipe(self, slot: Slot) -> bool:
         """Remove the stamp of a slot; False if the drive refused."""
@@ -281,9 +284,12 @@ class Drive:
         view = self._pages.get(2 * PAGE)
         first, last = view[:PAGE], view[PAGE:]
         try:
-            os.preadv(self._fd, [first], slot.place)
-            os.preadv(self._fd, [last], slot.place + slot.extent.mark.pages * PAGE)
+            nbytes = os.preadv(self._fd, [first], slot.place)
+            end = slot.place + slot.extent.mark.pages * PAGE
+            nbytes += os.preadv(self._fd, [last], end)
         except OSError:
+            return False
+        if nbytes != len(view):
             return False
         stamp = Stamp.decode(last)
         if stamp is None or not stamp.belongs(slot.extent.mark, slot.place):
@@ -292,11 +298,15 @@ class Drive:
         return there == slot.previous and stamp.first == xxh3_64_intdigest(first)
 
     def answers(self) -> bool:
-        """Return whether anything can be read from the drive."""
-        try:
-            return os.preadv(self._fd, [self._pages.get(PAGE)], 0) == PAGE
-        except OSError:
-            return False
+        """Return whether one of two marks can be read from the drive, and not from memory."""
+        marked = list(self._marked)
+        for number in random.sample(marked, min(2, len(marked))):
+            place = number * self.extent_bytes
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, place, PAGE, os.POSIX_FADV_DONTNEED)
+                if os.preadv(self._fd, [self._pages.get(PAGE)], place) == PAGE:
+                    return True
+        return False
 
     def flush(self) -> bool:
         """Have all that was written outlast a loss of power; False if it may not."""
@@ -320,6 +330,7 @@ class Drive:
             mark = Mark.decode(view[:PAGE], geometry)
             if mark is None:
                 return None
+            self._marked.add(extent)
             record = None if self._index is None else self._index.load(extent)
             if record is not None and record.is_of(mark, geometry):
                 return Scanned(mark, record.entries, record.change)
