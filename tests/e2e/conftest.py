@@ -8,7 +8,7 @@ import pytest
 
 import tests.engine_imports  # noqa: F401 - its import is what counts
 from tests.e2e import models
-from tests.kit.lockstep import check_trace, read_traces
+from tests.kit.lockstep import TraceViolationError, check_trace, read_traces
 from tests.traces import logs_closed, traces_of
 
 HERE = Path(__file__).parent
@@ -64,4 +64,8 @@ def _traced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     """Check what every engine of the test has logged."""
     yield
     is_whole = "killed" not in request.fixturenames
-    check_trace(read_traces(traces_of(tmp_path / "slab")), is_whole=is_whole)
+    try:
+        check_trace(read_traces(traces_of(tmp_path / "slab")), is_whole=is_whole)
+    except TraceViolationError as exc:  # of its long text perhaps the end alone is kept
+        exc.add_note(f"{request.node.nodeid}: {exc.why}")
+        raise

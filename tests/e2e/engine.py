@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -38,6 +38,8 @@ __all__ = [
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL_HITS = "vllm:prefix_cache_hits"
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
+_ENDS_IN_S: Final = 300
+"""For what hangs only: the engine's own is 5 s, and what it kills leaves half a trace."""
 
 
 def connector_config(**store: object) -> dict[str, object]:
@@ -102,6 +104,7 @@ def in_process_engine(
         overrides: Further arguments of ``vllm.LLM``.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(multiprocess))
+    os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"] = str(_ENDS_IN_S)
     from vllm import LLM
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
@@ -138,7 +141,7 @@ def in_process_engine(
         if llm is not None:
             core = llm.llm_engine.engine_core
             if multiprocess:
-                core.shutdown()
+                core.shutdown(timeout=_ENDS_IN_S)
             else:
                 # Once and now: the finalizer would shut down again when the object
                 # is collected, and take a later engine's process groups with it.

@@ -88,7 +88,7 @@ def serve(
     kv_transfer_config: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     ready_timeout: float = 600.0,
-    grace: float = 60.0,
+    grace: float = 300.0,
     is_forked: bool = False,
 ) -> Iterator[Server]:
     """

@@ -40,7 +40,7 @@ class TestServe:
         configs = {"first": config, "second": around(config)}
         options = ("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager")
         options += ("--enable-prompt-tokens-details", "--kv-cache-memory-bytes")
-        options += (str(64 << 20), "--shutdown-timeout", "10")
+        options += (str(64 << 20), "--shutdown-timeout", "60")
         environment = {"VLLM_SERVER_DEV_MODE": "1"}
         texts, cached = [], []
         for life, config in configs.items():
@@ -74,7 +74,7 @@ class TestServe:
         slab = tmp_path / "slab"
         options = ("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager")
         options += ("--kv-cache-memory-bytes", str(64 << 20))
-        options += ("--shutdown-timeout", "10")
+        options += ("--shutdown-timeout", "60")
         config = ucm_config(slab)
         with serve(
             llama,
