@@ -5,6 +5,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import stat
@@ -187,6 +188,29 @@ class TestAgent:
                 is_served(place, agent.pid)
                 time.sleep(0.1)
             assert 0 == agent.returncode
+
+    def test_agent_that_may_open_no_more_files_takes_who_comes_when_it_may(
+        self, place
+    ) -> None:
+        """R-63: it serves whom it has, says once why it takes nobody, and goes on."""
+        with (
+            open_slab(place.slab, 64),
+            place.agent("--linger", "-1") as agent,
+            place.client() as client,
+        ):
+            (log,) = place.log.iterdir()
+            used = {int(name) for name in os.listdir(f"/proc/{agent.pid}/fd")}
+            least = min({*range(len(used) + 1)} - used)
+            files = resource.RLIMIT_NOFILE
+            _, most = resource.prlimit(agent.pid, files)
+            resource.prlimit(agent.pid, files, (least, most))
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.connect(str(place.slab / SOCKET_NAME))
+                until(lambda: "agent.refused" in log.read_text())
+                assert client.is_up
+                resource.prlimit(agent.pid, files, (most, most))
+                assert agent.pid == place.status()["pid"]
+            assert 1 == log.read_text().count("Too many open files")
 
     def test_slab_has_one_agent(self, place) -> None:
         """R-63: a second agent of a slab sees the first and ends; one that was killed is

@@ -22,6 +22,7 @@ from typing import Final
 
 import anyio
 import msgspec
+from anyio import BrokenResourceError
 from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
 
 from ucm.agent.admission import admission_of
@@ -56,6 +57,8 @@ _THREADS: Final = 4
 _SUMMARY_S: Final = 60.0
 _LOOK_S: Final = 0.5
 _MOST_PEERS: Final = 256
+_REFUSED_S: Final = 0.2
+"""Until a peer is looked for again where the system gave no descriptor for one."""
 
 
 class AgentLock:
@@ -190,8 +193,21 @@ class Node:
     async def _accept(
         self, listener: "Listener[SocketStream]", scope: anyio.CancelScope
     ) -> None:
+        is_told = False
         with scope:
-            await listener.serve(self._serve_peer)
+            async with anyio.create_task_group() as peers:
+                while True:
+                    try:
+                        stream = await listener.accept()
+                    except BrokenResourceError as exc:  # too many open files, mostly
+                        if not is_told:
+                            error = f"a peer cannot be taken now: {exc.__cause__}"
+                            self._log.warning(AGENT_REFUSED, error=error)
+                        is_told = True
+                        await anyio.sleep(_REFUSED_S)
+                        continue
+                    is_told = False
+                    peers.start_soon(self._serve_peer, stream)
 
     async def _serve_peer(self, stream: SocketStream) -> None:
         async with stream:
