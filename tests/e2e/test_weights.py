@@ -9,8 +9,10 @@ import pytest
 
 from tests.e2e.connector import SAVED, prompt, ucm_config
 from tests.e2e.engine import (
+    EXTERNAL_HITS,
     Generation,
     await_counter,
+    counter,
     generate,
     in_process_engine,
     reset_prefix_cache,
@@ -126,3 +128,26 @@ class TestWeights:
                 assert hits == found.external_tokens
                 assert 10 == await_counter(llm, SAVED, 10)
                 reset_prefix_cache(llm)
+
+
+class TestLastSteps:
+    def test_engine_in_this_process_resets_and_sleeps_right_behind_its_answers(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """S4-12: nobody steps it any more, and yet what ended is saved, its blocks are free,
+        and the next prompts find all of it."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        prompts = [{"prompt_token_ids": prompt(seed, 252)} for seed in range(6)]
+        config = ucm_config(tmp_path / "slab")
+        with in_process_engine(llama, kv_transfer_config=config) as llm:
+            told = []
+            for _ in range(2):
+                outputs = llm.generate(prompts, sampling, use_tqdm=False)
+                told.append([output.outputs[0].token_ids for output in outputs])
+                assert llm.reset_prefix_cache()
+                sleep(llm)
+            assert told[0] == told[1]
+            assert 6 * 128 == counter(llm, EXTERNAL_HITS)
+            assert 12 == await_counter(llm, SAVED, 12)

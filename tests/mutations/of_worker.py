@@ -13,8 +13,35 @@ _CACHE = "tests/cache/test_close.py"
 _KEYS = "tests/test_intake.py::TestKeys"
 _SHARED_STEPS = "tests/integration/vllm/test_worker_steps.py::TestShared"
 _SHARED = "tests/test_progress.py::TestSharedSaves"
+_LAST = "tests/integration/vllm/test_last_steps.py::TestLastSteps"
+_TAKEN = f"{_LAST}::test_where_nobody_else_takes_them_nothing_is_kept_when_nobody_runs"
+_OTHERS = f"{_LAST}::test_where_others_take_them_the_last_answer_waits_for_nothing"
 
 WORKER = (
+    Mutant(
+        name="last_steps_untold",
+        why="Blocks that are saved behind the last answer stay the engine's for ever.",
+        file="ucm/integration/vllm/last_steps.py",
+        find="            sent |= told.finished_sending\n",
+        replace="",
+        killers=(f"{_TAKEN}[1]",),
+    ),
+    Mutant(
+        name="last_steps_of_one_rank",
+        why="Of several ranks one saves behind the last answer; the others' plans are lost.",
+        file="ucm/integration/vllm/last_steps.py",
+        find="            and vllm_config.parallel_config.world_size == 1\n",
+        replace="",
+        killers=(f"{_OTHERS}[two ranks]",),
+    ),
+    Mutant(
+        name="last_steps_of_any_engine",
+        why="An engine's last blocks are saved from the memory of another engine.",
+        file="ucm/integration/vllm/last_steps.py",
+        find='        is_ours = getattr(group, "engine_id", None) == self._engine_id\n',
+        replace="        is_ours = True\n",
+        killers=(f"{_OTHERS}[another engine]",),
+    ),
     Mutant(
         name="deferred_before_its_save",
         why="An engine that asks for results first gets blocks back that a save is to read.",

@@ -23,7 +23,7 @@ from typing import Final
 import anyio
 import msgspec
 from anyio import BrokenResourceError
-from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
+from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
 
 from ucm.agent.admission import admission_of
 from ucm.agent.calls import ThreadCalls
@@ -180,7 +180,7 @@ class Node:
                 )
             )
 
-    async def _listen(self) -> "Listener[SocketStream]":
+    async def _listen(self) -> SocketListener:
         fd = os.open(self._config.store.path, os.O_PATH | os.O_DIRECTORY)
         self._stack.callback(os.close, fd)
         self._stack.callback(_remove_socket, fd)  # before the lock is another agent's
@@ -190,9 +190,7 @@ class Node:
 
     # Peers.
 
-    async def _accept(
-        self, listener: "Listener[SocketStream]", scope: anyio.CancelScope
-    ) -> None:
+    async def _accept(self, listener: SocketListener, scope: anyio.CancelScope) -> None:
         is_told = False
         with scope:
             async with anyio.create_task_group() as peers:

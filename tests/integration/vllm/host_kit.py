@@ -152,10 +152,11 @@ class WholeConnector(UCMConnector):
 
     def __init__(self, role: KVConnectorRole, setup: OneStore, rank: int = 0) -> None:
         self._given = setup
+        ranks = setup.topology.num_ranks
         config = SimpleNamespace(
-            parallel_config=SimpleNamespace(rank=rank),
+            parallel_config=SimpleNamespace(rank=rank, world_size=ranks),
             device_config=SimpleNamespace(device_type="cpu"),
-            kv_transfer_config=object(),
+            kv_transfer_config=SimpleNamespace(engine_id="engine"),
         )
         super().__init__(config, role, object())
 
@@ -171,6 +172,8 @@ class World:
     scheduler: SchedulerHalf
     workers: list[WorkerHalf]
     store: MemoryStore
+    doors: Sequence[object]
+    """What the host has for workers."""
 
     def run(self, acts: int) -> None:
         """Let the host act, with time for the connector's threads, and come to rest."""
@@ -309,4 +312,4 @@ def world(
             layouts=layouts,
             containers=containers,
         )
-        yield World(host, scheduler, workers, setup.store.inner)
+        yield World(host, scheduler, workers, setup.store.inner, doors)

@@ -144,6 +144,7 @@ def engine_config(model_dir: str, **extra: object) -> SimpleNamespace:
             kv_connector_extra_config={**extra, "timeout": timeout},
             kv_load_failure_policy="recompute",
             kv_role="kv_both",
+            engine_id="engine",
         ),
         max_concurrent_batches=1,
     )

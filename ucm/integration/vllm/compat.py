@@ -359,7 +359,7 @@ class BlockTables:
             step completes. A release that offers none has no recurrent groups here; see
             ``check_groups``.
         """
-        if self._are_told:
+        if self._are_told and output.kv_connector_block_state is not None:
             state = output.kv_connector_block_state
             return state.get_block_ids, state.boundary_state_offloads
         for new in output.scheduled_new_reqs:

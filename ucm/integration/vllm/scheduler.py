@@ -111,7 +111,7 @@ class SchedulerHalf:
         wishes = WishReader(
             longest, counters=self._counters, log=self._log, is_ranked=is_ranked
         )
-        self._running = Running(self._adapters, self._adapter, wishes)
+        self._running = self.running = Running(self._adapters, self._adapter, wishes)
         self._forgetter = Forgetter(store, setup.threads)
         client = open_client(setup.config, setup.facts(0).slot_bytes, self._log)
         of_tiers = client if setup.config.tiers else None

@@ -28,6 +28,7 @@ from vllm.logger import init_logger
 
 from ucm.configuration.sources import load
 from ucm.integration.vllm.compat import transfer_results
+from ucm.integration.vllm.last_steps import LastSteps
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake
 from ucm.integration.vllm.mock import MockSchedulerHalf, MockWorkerHalf
 from ucm.integration.vllm.plugin import register
@@ -94,6 +95,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerHalf | MockSchedulerHalf | None = None
         self._worker: WorkerHalf | MockWorkerHalf | None = None
         self._vitals: StatusServer | None = None
+        self.engine_id = vllm_config.kv_transfer_config.engine_id
         if kv_cache_config is None:
             logger.warning(
                 "UCMConnector was built without kv_cache_config, by a wrapper for an "
@@ -103,12 +105,12 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         setup = self._make_setup(vllm_config, kv_cache_config)
         is_mock = setup.mode.is_mock
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = (MockSchedulerHalf if is_mock else SchedulerHalf)(setup)
+            half = (MockSchedulerHalf if is_mock else SchedulerHalf)(setup)
+            self._scheduler, self._last_steps = half, LastSteps(half, vllm_config)
         else:
-            rank = vllm_config.parallel_config.rank
-            device = vllm_config.device_config.device_type
             make = MockWorkerHalf if is_mock else WorkerHalf
-            self._worker = make(setup, rank, device)
+            rank, device = vllm_config.parallel_config.rank, vllm_config.device_config
+            self._worker = self.worker = make(setup, rank, device.device_type)
             if setup.config.patch_vllm_ascend:
                 _patch_vllm_ascend()
         self._vitals = begin_vitals(vllm_config, self._scheduler or self._worker)
@@ -230,9 +232,8 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> Any:  # noqa: ANN401 - vLLM's KVConnectorTransferResults
         """Return the same together with failed loads, each request once."""
         nothing: tuple[set[str], set[str], set[str]] = (set(), set(), set())
-        return transfer_results(
-            *(nothing if self._worker is None else self._worker.finished())
-        )
+        told = nothing if self._worker is None else self._worker.finished()
+        return transfer_results(*told)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return blocks that were not loaded, once, where requests cannot tell it."""
@@ -298,6 +299,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         """Take note of what the workers report."""
         if self._scheduler is not None:
             self._scheduler.apply(connector_output)
+            self._last_steps.take(connector_output)
 
     def request_finished(
         self,
@@ -316,10 +318,8 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return False, None
         status = getattr(getattr(request, "status", None), "name", "")
-        is_kept = self._scheduler.finished(
-            request.request_id, block_ids, is_aborted=status == "FINISHED_ABORTED"
-        )
-        return is_kept, None
+        is_aborted, half = status == "FINISHED_ABORTED", self._scheduler
+        return half.finished(request.request_id, block_ids, is_aborted=is_aborted), None
 
     def take_events(self) -> Iterable[Any]:
         """Return events of blocks below the engine; its own cover its cache."""
