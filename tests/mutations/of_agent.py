@@ -220,6 +220,16 @@ AGENT = (
         replace="return np.arange(len(self._keys))",
         killers=(f"{_WANTED}::TestWantedBlocks::test_groups_take_turns",),
     ),
+    Mutant(
+        name="window_of_no_hit_needed_by_each",
+        why="Where blocks of a window are smaller than a hit's step, no hit is found without ones that none needs.",
+        file=_WANTING,
+        find="np.where(longest < shortest, _NONE, longest)",
+        replace="longest",
+        killers=(
+            f"{_WANTED}::TestWantedHits::test_each_hit_needs_what_it_would_be_asked_for_alone",
+        ),
+    ),
     # What the agent believes, and when it ends.
     Mutant(
         name="reasons_of_another_release_taken",

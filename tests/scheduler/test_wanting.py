@@ -3,12 +3,15 @@
 
 import pytest
 
-from tests.testing.host_kit import HYBRID, ONE_FULL, RECURRENT
+from tests.testing.host_kit import HYBRID, ONE_FULL, RECURRENT, make_layout
 from ucm.blocks import BlockKey, ShardId
+from ucm.layout import GroupKind
 from ucm.scheduler.matching import MatchReason, PrefixMatch, PrefixMatcher
 from ucm.scheduler.wanting import falls_short, wanted_blocks, wanted_hits
 
 DIGEST = bytes(range(16))
+UNEVEN = make_layout((16, None), (4, 5), (4, GroupKind.STATE), (8, 1))
+"""Several blocks of windows and states in one of the others, most of which no hit needs."""
 
 
 def matcher_of(layout, index=None, num_shards=1):
@@ -91,7 +94,7 @@ class TestWantedBlocks:
 
 
 class TestWantedHits:
-    @pytest.mark.parametrize("layout", [ONE_FULL, HYBRID, RECURRENT])
+    @pytest.mark.parametrize("layout", [ONE_FULL, HYBRID, RECURRENT, UNEVEN])
     @pytest.mark.parametrize("computed", [0, 2])
     def test_each_hit_needs_what_it_would_be_asked_for_alone(
         self, layout, computed

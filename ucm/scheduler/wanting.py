@@ -11,7 +11,7 @@ all is there. Else those are asked for that the longest hit needs, and a shorter
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,11 @@ from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.matching import PrefixMatcher
 
 __all__ = ["WantedBlocks", "falls_short", "wanted_blocks", "wanted_hits"]
+
+_ANY: Final = 0
+"""In place of the longest hit that needs a block: all that are longer do."""
+_NONE: Final = -1
+"""No hit does."""
 
 
 class WantedBlocks(NamedTuple):
@@ -107,7 +112,7 @@ def wanted_hits(
         spans.append(np.stack(_hits_with(group, ends - tokens.start, align)))
     shortest, longest = np.concatenate(spans, axis=1)
     order = parts.in_order()
-    order = order[((shortest <= longest) | (longest == 0))[order]]
+    order = order[(longest != _NONE)[order]]
     hits = shortest[order].tolist(), longest[order].tolist()
     return parts.wanted(order)._replace(hits=hits)
 
@@ -115,12 +120,14 @@ def wanted_hits(
 def _hits_with(
     group: GroupLayout, ends: npt.NDArray[np.int64], align: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the shortest and the longest hit that needs blocks which end there; 0: any longer one."""
+    """Return the shortest and the longest hit that needs blocks which end there, if any does."""
     shortest = -(-ends // align)
     if group.kind is GroupKind.FULL:
-        return shortest, np.zeros_like(ends)
+        return shortest, np.full_like(ends, _ANY)
     first = group.prefixes_with(0)  # of each other one they begin so much later
-    return shortest, (ends + (first.stop - first.start) - 1) // align
+    longest = (ends + (first.stop - first.start) - 1) // align
+    # Within the first alignment that may be 0, which is no hit and not any of them.
+    return shortest, np.where(longest < shortest, _NONE, longest)
 
 
 class _Parts:
