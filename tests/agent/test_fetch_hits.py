@@ -4,7 +4,14 @@
 import anyio
 import pytest
 
-from tests.agent.unruly import Unruly, lay, open_core, run_virtual, want_of
+from tests.agent.unruly import (
+    TIMEOUT_S,
+    Unruly,
+    lay,
+    open_core,
+    run_virtual,
+    want_of,
+)
 from tests.stores.slab_kit import open_slab
 from ucm.agent.hits import Hits
 from ucm.reasons import Reason
@@ -110,6 +117,29 @@ def test_tier_that_does_not_say_what_it_has_costs_the_deadline(slab) -> None:
     late, want = run_virtual(run)
     assert late < 0.01
     assert (0, 0, Reason.DEADLINE) == (want.reach, want.found, want.reason)
+
+
+def test_tier_that_hangs_is_found_out_by_wants_that_wait_for_less(slab) -> None:
+    """R-51, X-14: a look goes on when who wanted it has no time left, and how it ends counts: from then on
+    nobody waits for that tier, and the next one is asked."""
+    hung, well = Unruly(), Unruly()
+    hung.does.hangs = True
+
+    async def run():
+        await lay(well, KEYS)
+        async with open_core(slab, hung, well) as core:
+            for _ in range(3):
+                early = want_of(KEYS, seconds=TIMEOUT_S / 4, hits=hits())
+                await core.fetch(early)
+                core.drop(early)
+            await anyio.sleep(TIMEOUT_S)
+            late = want_of(KEYS, seconds=TIMEOUT_S / 4, hits=hits())
+            await core.fetch(late)
+            return early, late
+
+    early, late = run_virtual(run)
+    assert (0, Reason.DEADLINE) == (early.found, early.reason)
+    assert (8, 10, Reason.NONE) == (late.reach, late.found, late.reason)
 
 
 def test_hit_of_which_a_part_would_come_late_is_computed_whole(slab) -> None:

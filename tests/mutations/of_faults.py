@@ -9,6 +9,7 @@ _HEALTH = "ucm/agent/health.py"
 _TROUBLES = "ucm/agent/troubles.py"
 _CLIENT = "ucm/agent/client.py"
 _REDIS = "ucm/backends/redis.py"
+_FETCH = "ucm/agent/fetch.py"
 _REFRESH = "tests/agent/test_health.py::TestRefresh"
 _LOOK = "tests/agent/test_health.py::TestLook"
 _TOLD = (
@@ -117,5 +118,15 @@ FAULTS = (
         find="    if not all(answer is None or isinstance(answer, Bulk) for answer in answers):\n        return _UNAVAILABLE\n",
         replace="",
         killers=(_NONSENSE,),
+    ),
+    Mutant(
+        name="look_ends_with_its_want",
+        why="A tier that hangs is never found out, and each request of a model with windows waits for it.",
+        file=_FETCH,
+        find="LastingLooks(self._tiers[number], self._tasks)",
+        replace="self._tiers[number]",
+        killers=(
+            "tests/agent/test_fetch_hits.py::test_tier_that_hangs_is_found_out_by_wants_that_wait_for_less",
+        ),
     ),
 )

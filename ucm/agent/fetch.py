@@ -21,7 +21,7 @@ from ucm.agent.budget import Budget
 from ucm.agent.calls import Blocking
 from ucm.agent.flight import Flight
 from ucm.agent.flights import Flights
-from ucm.agent.looking import look_through
+from ucm.agent.looking import LastingLooks, look_through
 from ucm.agent.wants import FetchCounts, Slab, Want
 from ucm.backends.abc import Presence
 from ucm.backends.wrap import BreakerBackend
@@ -148,7 +148,8 @@ class Fetcher:
         if (hits := want.hits) is None:
             return Reason.NONE
         numbers = want.tiers_of(self._tiers)
-        tiers = [self._tiers[number] for number in numbers]
+        assert self._tasks is not None
+        tiers = [LastingLooks(self._tiers[number], self._tasks) for number in numbers]
         told: dict[int, Presence] = {}
 
         async def look(blocks: list[int], *, is_prefix: bool) -> list[bool]:

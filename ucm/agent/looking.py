@@ -11,10 +11,14 @@ who gets a block, or puts one, is told.
 from collections.abc import Sequence
 from typing import Final
 
+import anyio
+from anyio.abc import TaskGroup
+
 from ucm.backends.abc import Backend, Presence
+from ucm.backends.wrap import WrapperBackend
 from ucm.blocks import PackedKey
 
-__all__ = ["look_along", "look_before_put", "look_through"]
+__all__ = ["LastingLooks", "look_along", "look_before_put", "look_through"]
 
 _PROBES: Final = 16
 _SHARE: Final = 8
@@ -74,3 +78,35 @@ async def look_before_put(tier: Backend, keys: Sequence[PackedKey]) -> list[Pres
     if first is last is not Presence.PRESENT:
         return [first] * len(keys)
     return [first, *await tier.exists(keys[1:-1]), last]
+
+
+class LastingLooks(WrapperBackend):
+    """
+    A tier whose looks go on when who has asked is gone.
+
+    Who wants blocks waits for less than a call of a tier may take. Were its looks ended with it, it
+    would never be seen that a tier hangs, and all who come behind would wait for it, too.
+
+    Args:
+        inner: The tier, whose calls end.
+        tasks: In which they go on.
+    """
+
+    def __init__(self, inner: Backend, tasks: TaskGroup) -> None:
+        super().__init__(inner)
+        self._tasks = tasks
+
+    async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
+        """Forward; unknown where all ends meanwhile."""
+        told: list[Presence] = []
+        over = anyio.Event()
+
+        async def ask() -> None:
+            try:
+                told.extend(await self.inner.exists(keys))
+            finally:
+                over.set()
+
+        self._tasks.start_soon(ask)
+        await over.wait()
+        return told or [Presence.UNKNOWN] * len(keys)
