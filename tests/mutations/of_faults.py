@@ -10,6 +10,8 @@ _TROUBLES = "ucm/agent/troubles.py"
 _CLIENT = "ucm/agent/client.py"
 _REDIS = "ucm/backends/redis.py"
 _FETCH = "ucm/agent/fetch.py"
+_SPILL = "ucm/agent/spill.py"
+_AGAIN = "tests/agent/test_spill_again.py"
 _REFRESH = "tests/agent/test_health.py::TestRefresh"
 _LOOK = "tests/agent/test_health.py::TestLook"
 _TOLD = (
@@ -127,6 +129,36 @@ FAULTS = (
         replace="self._tiers[number]",
         killers=(
             "tests/agent/test_fetch_hits.py::test_tier_that_hangs_is_found_out_by_wants_that_wait_for_less",
+        ),
+    ),
+    Mutant(
+        name="block_never_taken_tried_first",
+        why="A cluster of which one server is away takes nothing for the others.",
+        file=_SPILL,
+        find="waiting = self._can, self._waiting or self._again",
+        replace="waiting = self._can, self._again or self._waiting",
+        killers=(
+            f"{_AGAIN}::test_blocks_that_a_tier_never_takes_keep_no_other_from_it",
+        ),
+    ),
+    Mutant(
+        name="blocks_that_wait_on_keep_their_room",
+        why="Blocks that no server takes have all of the backlog in time, and the others none.",
+        file=_SPILL,
+        find="        elif len(self._waiting) >= self._most_waiting:",
+        replace="        elif self.num_waiting >= self._most_waiting:",
+        killers=(
+            f"{_AGAIN}::test_blocks_that_a_tier_never_takes_keep_no_other_from_it",
+        ),
+    ),
+    Mutant(
+        name="block_that_waits_on_wakes_nobody",
+        why="Behind a pause a tier is given one batch at a time, until nothing waits.",
+        file=_SPILL,
+        find="            if not self._waiting:  # else nobody waits for it\n",
+        replace="            if not self.num_waiting:\n",
+        killers=(
+            f"{_AGAIN}::test_tier_that_takes_blocks_again_is_given_several_batches_at_a_time",
         ),
     ),
 )

@@ -153,8 +153,8 @@ PACKED = (
         name="brought_for_ever",
         why="A block that was evicted from tier and slab is never spilled again.",
         file=_SPILL,
-        find="        self._brought.discard(key)\n        if self._waiting",
-        replace="        if self._waiting",
+        find="        self._brought.discard(key)\n        if self._leaves",
+        replace="        if self._leaves",
         killers=(f"{_SPILLS}::test_what_came_and_has_gone_is_offered_again",),
     ),
     Mutant(

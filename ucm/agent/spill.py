@@ -7,7 +7,8 @@ The backlog is bounded, and each block that was offered has one end::
     offered = spilled + skipped + dropped (by reason) + waiting + moving
 
 What the tier does not take by its setting is dropped as well (``ucm.agent.admission``). One that
-does not answer, or takes nothing, is tried with one block a time, which waits on.
+does not answer, or takes nothing, is tried with one block a time, which waits on behind all others:
+it may be one that is never taken, as by a server of several that is away.
 
 A block goes with the checksum that it has in the slab, and is held against it first. The slab does
 not hold a block while it is read: that its slot is its own is looked at behind that, and again
@@ -92,6 +93,8 @@ class Spiller:
         self._most_waiting = most_waiting
         self._admitter = Admitter(rule)
         self._waiting: dict[PackedKey, int] = {}
+        self._again: dict[PackedKey, int] = {}
+        """What a tier that is not served gave no answer for; it comes behind all that waits."""
         self._brought: set[PackedKey] = set()
         """What came from this tier, and was not offered since."""
         self._offered = anyio.Event()
@@ -100,17 +103,17 @@ class Spiller:
     @property
     def num_waiting(self) -> int:
         """Blocks of the backlog."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._again)
 
     @property
     def is_half_full(self) -> bool:
         """Whether half of the room for the backlog is taken."""
-        return 2 * len(self._waiting) > self._most_waiting
+        return 2 * self.num_waiting > self._most_waiting
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits or moves."""
-        return not self._waiting and not self.num_moving
+        return not self.num_waiting and not self.num_moving
 
     @property
     def is_served(self) -> bool:
@@ -127,7 +130,7 @@ class Spiller:
 
     def offer(self, key: PackedKey, nbytes: int) -> None:
         """Take a block that was committed into the backlog, if there is room."""
-        if key in self._waiting:
+        if key in self._waiting or key in self._again:
             return
         self.counts.offered += 1
         if key in self._brought:
@@ -140,6 +143,9 @@ class Spiller:
         elif len(self._waiting) >= self._most_waiting:
             self.counts.dropped[Reason.QUEUE_BYTES] += 1
         else:
+            if self.num_waiting >= self._most_waiting:
+                del self._again[next(iter(self._again))]
+                self.counts.dropped[Reason.UNAVAILABLE] += 1
             if not self._waiting:  # else nobody waits for it
                 self._offered.set()
                 self._offered = anyio.Event()
@@ -149,13 +155,13 @@ class Spiller:
         """Drop a block that the slab no longer has."""
         self._admitter.removed(key)
         self._brought.discard(key)
-        if self._waiting.pop(key, None) is not None:
+        if self._leaves(key):
             self.counts.dropped[Reason.EVICTED] += 1
             self._tell_end()
 
     def brought(self, key: PackedKey) -> None:
         """Know that a block came from this tier: it need not be asked whether it has it."""
-        if self._waiting.pop(key, None) is not None:
+        if self._leaves(key):
             self.counts.skipped += 1
             self._tell_end()
             return
@@ -180,7 +186,7 @@ class Spiller:
 
     async def _work(self) -> None:
         while True:
-            while not self._waiting:
+            while not self.num_waiting:
                 await self._offered.wait()
             if (wait_s := self._backend.wait_s) > 0:
                 await anyio.sleep(max(wait_s, _SHORTEST_S))
@@ -192,6 +198,11 @@ class Spiller:
                     self.num_moving -= len(sizes)
                     self._tell_end()
 
+    def _leaves(self, key: PackedKey) -> bool:
+        """Have a block wait no more; return whether it did."""
+        rows = self._waiting, self._again
+        return any(row.pop(key, None) is not None for row in rows)
+
     def _tell_end(self) -> None:
         if self.is_idle:
             self._ended.set()
@@ -199,12 +210,12 @@ class Spiller:
 
     def _take(self) -> dict[PackedKey, int]:
         """Return the next blocks, and how many bytes each has."""
-        can = self._can
-        largest = max(itertools.islice(self._waiting.values(), can.batch_blocks))
+        can, waiting = self._can, self._waiting or self._again
+        largest = max(itertools.islice(waiting.values(), can.batch_blocks))
         most = blocks_per_call(can, largest) if self.is_served else 1
-        sizes = dict(itertools.islice(self._waiting.items(), most))
+        sizes = dict(itertools.islice(waiting.items(), most))
         for key in sizes:
-            del self._waiting[key]
+            del waiting[key]
         return sizes
 
     async def _spill(self, sizes: dict[PackedKey, int]) -> None:
@@ -268,7 +279,7 @@ class Spiller:
             await self._backend.delete(torn)
 
     def _return(self, unanswered: dict[PackedKey, int]) -> None:
-        """Have blocks wait on, before all others, that tried a tier which is not served; or drop them."""
+        """Have blocks wait on, behind all others, that tried a tier which is not served; or drop them."""
         waits: dict[PackedKey, int] = {}
         if unanswered and not self.is_served:
             waits = {
@@ -276,7 +287,7 @@ class Spiller:
                 for key, nbytes in unanswered.items()
                 if key not in self._waiting  # else it was offered meanwhile
             }
-            self._waiting = waits | self._waiting
+            self._again |= waits
         if num_dropped := len(unanswered) - len(waits):
             self.counts.dropped[Reason.UNAVAILABLE] += num_dropped
 

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spill: what a tier gives no answer for waits on, and keeps nothing else from it."""
+
+import anyio
+import pytest
+
+from tests.agent.test_spill import ends
+from tests.agent.unruly import Unruly, open_core, run_virtual
+from tests.stores.slab_kit import open_slab
+from ucm.backends.abc import Presence, Verdict
+from ucm.reasons import Reason
+from ucm.testing.store_blocks import make_keys, save
+
+KEYS = make_keys(30)
+
+
+@pytest.fixture
+def slab(tmp_path):
+    """Return a slab of 32 blocks."""
+    with open_slab(tmp_path / "slab", 32) as store:
+        yield store
+
+
+class Cluster(Unruly):
+    """
+    A tier that takes nothing at first; later some blocks are a server's that is away.
+
+    Args:
+        away: Those.
+        in_flight: Calls at a time.
+    """
+
+    def __init__(self, away: set, in_flight: int) -> None:
+        super().__init__(in_flight=in_flight)
+        self.does.takes_nothing = True
+        self._away = away
+        self._now = self.most = 0
+        """Puts that are under way, and how many at most."""
+
+    async def put(self, blocks):
+        """Put what is the other servers'."""
+        self._now += 1
+        self.most = max(self.most, self._now)
+        told = await super().put(blocks)
+        self._now -= 1
+        return [
+            Verdict.UNAVAILABLE if block.key in self._away else one
+            for block, one in zip(blocks, told, strict=True)
+        ]
+
+    async def exists(self, keys):
+        """Look; what was not taken is not there."""
+        told = await super().exists(keys)
+        return [
+            Presence.ABSENT if key in self._away else one
+            for key, one in zip(keys, told, strict=True)
+        ]
+
+
+@pytest.mark.slow
+def test_blocks_that_a_tier_never_takes_keep_no_other_from_it(slab) -> None:
+    """R-63, X-14: where one of a cluster's servers is away, what comes for the others is taken; what
+    waits for that one comes behind it, and gives way where there is no more room."""
+    backend = Cluster(set(KEYS[8:20]), in_flight=1)
+    save(slab, KEYS[:20])
+
+    async def spill():
+        async with open_core(slab, backend, most_waiting=20) as core:
+            spiller = core.spillers[0]
+            await anyio.sleep(10.0)
+            backend.does.takes_nothing = False
+            await anyio.sleep(200.0)
+            before = spiller.counts.spilled, spiller.num_waiting
+            save(slab, KEYS[20:])
+            await anyio.sleep(60.0)
+            assert spiller.counts.offered == ends(spiller)
+            return before, spiller.counts
+
+    before, counts = run_virtual(spill)
+    assert ((0, 12), 10) == (before, counts.spilled)
+    assert {Reason.UNAVAILABLE: 18} == counts.dropped
+
+
+def test_tier_that_takes_blocks_again_is_given_several_batches_at_a_time(slab) -> None:
+    """R-55, R-63: what is offered while others wait on wakes whoever may spill, and not only who tries."""
+    backend = Cluster(set(), in_flight=4)
+
+    async def spill():
+        async with open_core(slab, backend) as core:
+            for key in KEYS[:3]:  # each is one worker's, and the others sleep
+                save(slab, [key])
+                await core._take_changes()
+                await anyio.sleep(0.1)
+            save(slab, KEYS[3:])
+            await core._take_changes()
+            backend.does.takes_nothing, backend.does.delay = False, 0.5
+            await core.drain()
+            return core.spillers[0].counts
+
+    counts = run_virtual(spill)
+    assert (28, {Reason.UNAVAILABLE: 2}) == (counts.spilled, counts.dropped)
+    assert backend.most > 2
+
+
+@pytest.mark.slow
+def test_block_that_waits_on_leaves_with_the_slab_or_comes_from_the_tier(slab) -> None:
+    """R-55: what the slab has forgotten meanwhile is not tried again, and what is offered once more
+    waits once."""
+    backend = Cluster(set(), in_flight=1)
+
+    async def spill():
+        async with open_core(slab, backend) as core:
+            spiller = core.spillers[0]
+            for key in KEYS[:6]:
+                save(slab, [key])
+                await core._take_changes()
+                await anyio.sleep(20.0)
+            spiller.offer(KEYS[2], 1)
+            waiting = spiller.counts.offered, spiller.num_waiting
+            slab.forget([KEYS[2]])
+            await core._take_changes()
+            spiller.brought(KEYS[3])
+            backend.does.takes_nothing = False
+            await core.drain()
+            return waiting, spiller.counts
+
+    waiting, counts = run_virtual(spill)
+    assert (6, 4) == waiting
+    assert (2, 1) == (counts.spilled, counts.skipped)
+    assert {Reason.UNAVAILABLE: 2, Reason.EVICTED: 1} == counts.dropped
