@@ -119,6 +119,39 @@ def test_tier_that_does_not_say_what_it_has_costs_the_deadline(slab) -> None:
     assert (0, 0, Reason.DEADLINE) == (want.reach, want.found, want.reason)
 
 
+@pytest.mark.parametrize("gap", range(8))
+def test_hit_with_a_gap_gives_way_to_the_one_before_it(slab, gap: int) -> None:
+    """R-53: of a prefix in a shared tier not each block is looked for; where one of it is missing the
+    hit that ends before it is brought, with what came already."""
+    backend = Unruly(shared=True)
+    there = [key for key in KEYS if key != FULL[gap]]
+    want, core = fetch(slab, backend, laid=[there])
+    assert (gap, needed(gap), Reason.ABSENT) == (want.reach, want.keys, want.reason)
+    assert len(needed(gap)) == want.found == len(want.media)
+    assert [payload(key) for key in needed(gap)] == load(slab, needed(gap))
+    assert len(set(backend.got)) == len(backend.got)
+    assert 2 * len(KEYS) >= core.fetcher.counts.begun
+
+
+def test_damaged_block_costs_no_shorter_hit(slab) -> None:
+    """R-53: a block that came damaged is nowhere: the hit that does without it is brought."""
+    backend = Unruly()
+
+    async def run():
+        await lay(backend, KEYS)
+        backend.shelf.values[WINDOWS[7]] = backend.shelf.values[WINDOWS[6]]
+        async with open_core(slab, backend) as core:
+            want = want_of(KEYS, hits=hits())
+            await core.fetch(want)
+            core.drop(want)
+            await anyio.sleep(TIMEOUT_S)
+            return want, core.fetcher
+
+    want, fetcher = run_virtual(run)
+    assert (7, len(needed(7)), Reason.CORRUPT) == (want.reach, want.found, want.reason)
+    assert (0, fetcher._budget.total) == (fetcher.num_open, fetcher._budget.left)
+
+
 def test_tier_that_hangs_is_found_out_by_wants_that_wait_for_less(slab) -> None:
     """R-51, X-14: a look goes on when who wanted it has no time left, and how it ends counts: from then on
     nobody waits for that tier, and the next one is asked."""

@@ -161,4 +161,15 @@ FAULTS = (
             f"{_AGAIN}::test_tier_that_takes_blocks_again_is_given_several_batches_at_a_time",
         ),
     ),
+    Mutant(
+        name="hit_with_a_gap_is_none",
+        why="A block that a server of Redis parted with costs all hits of its prompt, each fetched in vain.",
+        file=_FETCH,
+        find="            if reason not in _NOWHERE:\n",
+        replace="            if True:\n",
+        killers=(
+            "tests/agent/test_fetch_hits.py::test_hit_with_a_gap_gives_way_to_the_one_before_it",
+            "tests/agent/test_fetch_hits.py::test_damaged_block_costs_no_shorter_hit",
+        ),
+    ),
 )

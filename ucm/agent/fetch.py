@@ -13,6 +13,7 @@ hits it is found out first which of them is there (``ucm.agent.hits``).
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -31,6 +32,9 @@ from ucm.reasons import Reason
 from ucm.stores.abc import Store
 
 __all__ = ["FetchCounts", "Fetcher", "Want"]
+
+_NOWHERE: Final = (Reason.ABSENT, Reason.ADMISSION, Reason.CORRUPT)
+"""Reasons for which a block did not come, and will not for another hit."""
 
 
 class Fetcher:
@@ -90,8 +94,7 @@ class Fetcher:
         try:
             want.reason = Reason.DEADLINE
             with anyio.move_on_at(want.deadline):
-                why = await self._choose(want)
-                want.reason = await self._fetch(want) or why
+                want.reason = await self._bring(want)
             if want.found:  # flights that others had begun were pinned for them
                 there = await self._slab.pin(want.keys[: want.found], want.stay_s)
                 if not all(there):  # evicted, or forgotten, before that
@@ -105,6 +108,30 @@ class Fetcher:
         want.is_over = True
         self._budget.release(want.num_slots)
         want.num_slots = 0
+
+    async def _bring(self, want: Want) -> Reason:
+        """
+        Bring what *want* needs, or the longest of its hits that comes; return why not more.
+
+        What was found when it was looked for may be nowhere all the same: of a prefix not each
+        block is asked for. Then the next hit is a shorter one, and has what came by then.
+        """
+        if want.hits is None:
+            return await self._fetch(want)
+        named = want.keys, want.sizes, want.compute_s
+        lost: list[int] = []
+        why = Reason.NONE
+        while True:
+            lacks = await self._choose(want, lost)
+            needed = want.hits.needed_for(want.reach)
+            reason = await self._fetch(want)
+            if reason not in _NOWHERE:
+                return reason or why or lacks
+            why = why or reason
+            lost.append(needed[want.found])
+            want.keys, want.sizes, want.compute_s = named
+            want.reach = want.found = 0
+            want.media.clear()
 
     async def _fetch(self, want: Want) -> Reason:
         """Bring what *want* needs; return why not all of it."""
@@ -143,10 +170,16 @@ class Fetcher:
         finally:
             self._flights.leave(want, [flight for flight in flights if flight])
 
-    async def _choose(self, want: Want) -> Reason:
-        """Have it want the longest of its hits that can be had; return why not a longer one."""
-        if (hits := want.hits) is None:
-            return Reason.NONE
+    async def _choose(self, want: Want, lost: Sequence[int]) -> Reason:
+        """
+        Have it want the longest of its hits that can be had; return why not a longer one.
+
+        Args:
+            want: One with hits.
+            lost: Its blocks that did not come.
+        """
+        assert want.hits is not None
+        hits = want.hits
         numbers = want.tiers_of(self._tiers)
         assert self._tasks is not None
         tiers = [LastingLooks(self._tiers[number], self._tasks) for number in numbers]
@@ -160,9 +193,10 @@ class Fetcher:
 
         hit, lacked = await hits.choose(
             await self._slab.has(want.keys),
-            self._budget.total,
+            self._budget.total - want.num_slots,  # no hit waits for slots of its own
             partial(look, is_prefix=True),
             partial(look, is_prefix=False),
+            lost,
         )
         if hit == hits.top:
             reason = Reason.NONE

@@ -63,6 +63,7 @@ class Hits:
         most: int,
         look_along: Callable[[list[int]], Awaitable[Sequence[bool]]],
         look: Callable[[list[int]], Awaitable[Sequence[bool]]],
+        lost: Sequence[int] = (),
     ) -> tuple[int, int | None]:
         """
         Return the longest hit of which all is there, and a block that a longer one lacks.
@@ -72,12 +73,14 @@ class Hits:
             most: How many can be brought.
             look_along: Tells of blocks of a prefix whether they can be brought.
             look: Tells it of any blocks.
+            lost: Blocks that cannot be brought, whatever is told of them.
 
         Returns:
             The hit, 0 for none, and what was looked for in vain; None: nothing was.
         """
         absent = ~np.array(is_there, dtype=bool)
         is_out = self._counts(absent) > most
+        is_out |= self._counts(np.array(lost, dtype=np.int64)) > 0
         lacked: int | None = None
         prefix = np.flatnonzero(absent & ~self._is_window)
         gone = await _gone(prefix, look_along)
