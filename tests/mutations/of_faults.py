@@ -172,4 +172,14 @@ FAULTS = (
             "tests/agent/test_fetch_hits.py::test_damaged_block_costs_no_shorter_hit",
         ),
     ),
+    Mutant(
+        name="block_that_waits_on_tried_before_readers",
+        why="One block of which a tier says nothing has it taken for silent for good.",
+        file=_SPILL,
+        find="later_s = 0.0 if self._waiting else _LATER_S",
+        replace="later_s = 0.0",
+        killers=(
+            f"{_AGAIN}::test_block_that_a_tier_says_nothing_of_keeps_nobody_from_reading_it",
+        ),
+    ),
 )

@@ -8,7 +8,7 @@ The backlog is bounded, and each block that was offered has one end::
 
 What the tier does not take by its setting is dropped as well (``ucm.agent.admission``). One that
 does not answer, or takes nothing, is tried with one block a time, which waits on behind all others:
-it may be one that is never taken, as by a server of several that is away.
+it may be one that is never taken, as by a server of several that is away, or never looked for.
 
 A block goes with the checksum that it has in the slab, and is held against it first. The slab does
 not hold a block while it is read: that its slot is its own is looked at behind that, and again
@@ -41,6 +41,8 @@ __all__ = ["SpillCounts", "Spiller"]
 
 _SHORTEST_S: Final = 0.001
 """Less than a loop's clock can tell apart would be no wait at all."""
+_LATER_S: Final = 10.0
+"""So much behind a while in which a tier was not asked it is asked for what waits on."""
 
 
 @attrs.define
@@ -189,7 +191,9 @@ class Spiller:
             while not self.num_waiting:
                 await self._offered.wait()
             if (wait_s := self._backend.wait_s) > 0:
-                await anyio.sleep(max(wait_s, _SHORTEST_S))
+                # What waits on may be all that is wrong with a tier: who reads tries before it.
+                later_s = 0.0 if self._waiting else _LATER_S
+                await anyio.sleep(max(wait_s, _SHORTEST_S) + later_s)
             elif sizes := self._take():
                 self.num_moving += len(sizes)
                 try:
