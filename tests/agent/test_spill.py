@@ -33,6 +33,18 @@ def slab(tmp_path):
         yield store
 
 
+class Forgetful(WrapperStore):
+    """A slab of which all has changed for who did not look for a second."""
+
+    _looked_at = 0.0
+
+    def changes(self, cursor):
+        """Tell, or begin anew."""
+        before, self._looked_at = self._looked_at, anyio.current_time()
+        is_late = self._looked_at - before > 1.0
+        return self.inner.changes(None if is_late else cursor)
+
+
 def shown(backend: Unruly) -> dict:
     """Return what a tier has, without headers."""
     return {key: value[HEADER_BYTES:] for key, value in backend.shelf.values.items()}
@@ -240,6 +252,28 @@ class TestSpill:
 
             counts = run_virtual(spill)
         assert (3300, {}) == (counts.spilled, counts.dropped)
+
+    @pytest.mark.slow
+    def test_slab_that_changes_faster_than_it_is_spilled_is_followed(
+        self, tmp_path
+    ) -> None:
+        """R-55: where more changes than a slab remembers while a tier is waited for, its listing is not
+        begun anew again and again: what is committed later comes to the tier."""
+        keys = make_keys(1201)
+        backend = Unruly()
+        backend.does.delay = 0.1
+        with open_slab(tmp_path / "large", 1300) as slab:
+            for at in range(0, 1200, 300):
+                save(slab, keys[at : at + 300])
+
+            async def spill():
+                async with open_core(Forgetful(slab), backend, most_waiting=200):
+                    await anyio.sleep(30.0)
+                    save(slab, keys[1200:])
+                    await anyio.sleep(30.0)
+
+            run_virtual(spill)
+        assert payload(keys[-1]) == shown(backend)[keys[-1]]
 
     def test_backlog_waits_for_a_backend_that_is_down(self, slab) -> None:
         """R-55: a dead tier costs what was asked of it; the backlog waits, bounded, and is

@@ -182,4 +182,14 @@ FAULTS = (
             f"{_AGAIN}::test_block_that_a_tier_says_nothing_of_keeps_nobody_from_reading_it",
         ),
     ),
+    Mutant(
+        name="listing_that_never_ends",
+        why="Behind a restart under load a tier is given old blocks again and again, and hardly a new one.",
+        file="ucm/agent/core.py",
+        find="while num_begun == 1 and is_patient",
+        replace="while num_begun and is_patient",
+        killers=(
+            "tests/agent/test_spill.py::TestSpill::test_slab_that_changes_faster_than_it_is_spilled_is_followed",
+        ),
+    ),
 )

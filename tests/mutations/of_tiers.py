@@ -304,7 +304,7 @@ TIERS = (
         name="slab_listed_faster_than_spilled",
         why="Behind a restart most of a slab is dropped, and is in no tier for good.",
         file="ucm/agent/core.py",
-        find="while is_listing and is_patient and any",
+        find="while num_begun == 1 and is_patient and any",
         replace="while False and any",
         killers=(
             f"{_SPILLS}::test_slab_larger_than_the_backlog_is_spilled_whole_behind_a_restart",

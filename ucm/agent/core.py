@@ -139,15 +139,20 @@ class AgentCore:
             await anyio.sleep(_POLL_S)
 
     async def _take_changes(self, *, is_patient: bool = False) -> None:
-        """Offer and withdraw what came and went; a listing, if need be, as fast as it is spilled."""
-        is_all, is_listing = False, False
+        """
+        Offer and withdraw what came and went; a listing, if need be, as fast as it is spilled.
+
+        One that had to begin anew, as more has changed meanwhile than the slab remembers, waits
+        for nobody: else it might never end, and what changes is told of behind it.
+        """
+        is_all, num_begun = False, 0
         while not is_all:
-            while is_listing and is_patient and any(map(_has_much, self.spillers)):  # noqa: ASYNC110 - no event
+            while num_begun == 1 and is_patient and any(map(_has_much, self.spillers)):  # noqa: ASYNC110 - no event
                 await anyio.sleep(_POLL_S)
             async with self._reading:
                 found = await self._call(lambda: self._store.changes(self._cursor))
                 self._cursor, is_all = found.cursor, found.is_all
-                is_listing |= found.begins
+                num_begun += found.begins
                 for change in found.told:
                     for spiller in self.spillers:
                         if change.nbytes:
