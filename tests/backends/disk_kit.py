@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks at a drive's file past the backend, by what its module says is on it."""
 
+import errno
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from ucm.backends.disk import DiskBackend
+from ucm.backends.disk import DiskBackend, _drive
 from ucm.backends.disk._drive import BLOCKS
 
-__all__ = ["STAMP_BYTES", "find", "keys_on", "open_disk", "write"]
+__all__ = ["STAMP_BYTES", "Refused", "find", "keys_on", "open_disk", "write"]
 
 STAMP_BYTES = 172
 _PAGE = 4096
@@ -49,3 +51,35 @@ def write(path: Path, at: int, data: bytes) -> None:
     with (path / BLOCKS).open("r+b") as file:
         file.seek(at)
         file.write(data)
+
+
+class Refused:
+    """
+    A call of the kernel, ``pwritev`` or ``preadv``, that a drive refuses.
+
+    Args:
+        monkeypatch: Until whose end.
+        name: Of the call.
+        where: Told a file's number, a place in it and how many bytes: whether it is refused there.
+        how: What it does before: "at once" nothing; "torn" has written the first page of several;
+            "short" has done half of the first piece, and says so.
+    """
+
+    def __init__(
+        self, monkeypatch, name, where=lambda fd, place, nbytes: True, how="at once"
+    ):
+        self.where, self.how, self.places = where, how, []
+        self._real = getattr(os, name)
+        monkeypatch.setattr(_drive.os, name, self)
+
+    def __call__(self, fd, parts, place):
+        """Do it, or refuse."""
+        self.places.append(place)
+        nbytes = sum(map(len, parts))
+        if not self.where(fd, place, nbytes):
+            return self._real(fd, parts, place)
+        if self.how == "short":
+            return self._real(fd, [parts[0][: len(parts[0]) // 2]], place)
+        if self.how == "torn" and nbytes > _PAGE:
+            self._real(fd, [parts[0][:_PAGE]], place)
+        raise OSError(errno.EIO, "I/O error")

@@ -132,7 +132,7 @@ class TestChanging:
             disk = await open_disk(tmp_path)
             told = await disk.put([sealed(KEYS[0])] * 2)
             free = [one for each in disk._slots._classes.values() for one in each.free]
-            num_slots = len(disk._slots._extents) * len(disk._slots.extents[0].slots)
+            num_slots = len(disk._slots.extents[0].slots)
             await disk.aclose()
             return told, num_slots - len(free)
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.backends.disk_kit import find, open_disk
+from tests.backends.disk_kit import Refused, find, keys_on, open_disk
 from ucm.backends.abc import Presence, Sealed, Verdict
 from ucm.backends.disk import DiskBackend, _drive
 from ucm.backends.disk._drive import BLOCKS, MANIFEST
@@ -219,40 +219,23 @@ class TestDirect:
         await backend.aclose()
 
 
-class Failing:
-    """A call of the kernel that fails, or does half, from some call on."""
-
-    def __init__(self, monkeypatch, name, how):
-        self.is_on, self.how = True, how
-        self.real = getattr(os, name)
-        monkeypatch.setattr(_drive.os, name, self)
-
-    def __call__(self, fd, parts, place):
-        """Do what was asked, or not."""
-        if not self.is_on:
-            return self.real(fd, parts, place)
-        if self.how == "short" and sum(map(len, parts)) > BLOCK:
-            return self.real(fd, [parts[0][: len(parts[0]) // 2]], place)
-        if self.how == "broken":
-            raise OSError(errno.EIO, "I/O error")
-        if sum(map(len, parts)) > BLOCK:  # "unwritten": small ones work
-            raise OSError(errno.EIO, "I/O error")
-        return self.real(fd, parts, place)
-
-
 class TestFailing:
-    @pytest.mark.parametrize("how", ["broken", "short", "unwritten"])
+    @pytest.mark.parametrize(
+        ("how", "least"),
+        [("at once", 0), ("at once", 2 * BLOCK), ("short", 2 * BLOCK)],
+        ids=["all", "blocks", "short"],
+    )
     async def test_block_that_cannot_be_written_is_not_there(
-        self, tmp_path, monkeypatch, how
+        self, tmp_path, monkeypatch, how, least
     ):
         """Unavailable, found by nobody, also not by a later scan; others are served."""
         backend = await open_disk(tmp_path, capacity=16 * 3 * 4096)
         await backend.put([seal(KEYS[0])])
-        failing = Failing(monkeypatch, "pwritev", how)
-        assert [Verdict.UNAVAILABLE] * 2 == await backend.put(
-            [seal(key) for key in KEYS[1:3]]
-        )
-        failing.is_on = False
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev", lambda fd, place, nbytes: nbytes >= least, how)
+            assert [Verdict.UNAVAILABLE] * 2 == await backend.put(
+                [seal(key) for key in KEYS[1:3]]
+            )
         assert [Presence.ABSENT] * 2 == await backend.exists(KEYS[1:3])
         assert [Verdict.DONE] * 2 == await backend.put([seal(key) for key in KEYS[3:5]])
         assert [True, False, False, True, True] == await fetch_sound(backend, KEYS[:5])
@@ -265,22 +248,24 @@ class TestFailing:
         """R-51: unavailable, and there again when the drive is."""
         backend = await open_disk(tmp_path)
         await backend.put([seal(KEYS[0])])
-        failing = Failing(monkeypatch, "preadv", "broken")
-        (got,) = await backend.get(KEYS[:1], [memoryview(bytearray(BLOCK))])
+        with monkeypatch.context() as patch:
+            Refused(patch, "preadv")
+            (got,) = await backend.get(KEYS[:1], [memoryview(bytearray(BLOCK))])
         assert Verdict.UNAVAILABLE is got.verdict
-        failing.is_on = False
         assert [True] == await fetch_sound(backend, KEYS[:1])
         await backend.aclose()
 
     async def test_block_whose_stamp_stays_is_told(self, tmp_path, monkeypatch):
-        """A deletion that the drive refuses is no deletion, and its slot is not reused."""
+        """A deletion that the drive refuses is no deletion; its slot is used once it is wiped."""
         backend = await open_disk(tmp_path, capacity=16 * 3 * 4096)
         await backend.put([seal(key) for key in make_keys(16)])
-        failing = Failing(monkeypatch, "pwritev", "broken")
-        assert [Verdict.UNAVAILABLE] == await backend.delete(KEYS[:1])
-        failing.is_on = False
-        await backend.put([seal(key) for key in make_keys(16, first=20)])
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev")
+            assert [Verdict.UNAVAILABLE] == await backend.delete(KEYS[:1])
         assert 15 == (await backend.stats()).blocks
+        await backend.put([seal(key) for key in make_keys(1, first=20)])
+        assert 16 == (await backend.stats()).blocks
+        assert KEYS[0] not in keys_on(tmp_path)
         await backend.aclose()
 
     @pytest.mark.parametrize("durability", ["process", "power"])

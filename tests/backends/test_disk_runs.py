@@ -9,8 +9,8 @@ import pytest
 from tests.backends.disk_kit import open_disk
 from ucm.backends.abc import Presence, Verdict
 from ucm.backends.disk import _drive
+from ucm.backends.disk._extent import Extent, Slot
 from ucm.backends.disk._runs import cut_runs, tell_each
-from ucm.backends.disk._slots import Extent, Slot
 from ucm.backends.disk._stamp import PAGE, Mark
 from ucm.testing.backend_contract import BLOCK, fetch, fetch_sound, seal
 from ucm.testing.store_blocks import make_keys

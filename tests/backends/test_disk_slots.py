@@ -13,6 +13,8 @@ from ucm.testing.store_blocks import make_keys
 KEYS = make_keys(40)
 GEOMETRY = Geometry.fit(6 * 7 * PAGE, 7 * PAGE)
 """Six extents: three slots of a page each, two of two, or one of three."""
+ENDS = "commit", "abort", "refused", "wiped", "unclear"
+"""Of a write."""
 
 
 def make_slots():
@@ -27,12 +29,38 @@ def put(slots, key, pages=1):
     return slot
 
 
-def give_up_deleting(slots, slot):
-    """Remove a block and restore it."""
+def drive_of(slot):
+    """Return the drive that a slot is on."""
+    return slot.extent.drive
+
+
+def remove(slots, slot, how):
+    """Remove a block, or restore it, or have its drive refuse that."""
     slots.hold(slot)
     slots.remove(slot)
-    slots.restore(slot)
-    slots.let_go(slot)
+    if how == "restore":
+        slots.restore(slot)
+        slots.let_go(slot)
+    else:
+        slots.clear(slot, is_wiped=how == "delete")
+
+
+def end_writing(slots, slot, how):
+    """Have a write end in one of five ways."""
+    if how == "commit":
+        slots.commit(slot)
+    elif how in ("wiped", "unclear"):
+        slots.clear(slot, is_wiped=how == "wiped")
+    else:
+        slots.abort(slot, is_refused=how == "refused")
+
+
+def admit(slots, number):
+    """Have a drive write again, which wipes each second slot."""
+    for at, slot in enumerate(slots.take_unclear(0)):
+        slots.hold(slot)
+        slots.clear(slot, is_wiped=(at + number) % 2 > 0)
+    slots.refusing.clear()
 
 
 def check(slots, held):
@@ -41,11 +69,14 @@ def check(slots, held):
     free = [slot for one in slots._classes.values() for slot in one.free]
     listed = [slot for one in slots._classes.values() for slot in one.blocks.values()]
     assert {id(slot) for slot in blocks} == {id(slot) for slot in listed}
-    owned = [*blocks, *free, *(slot for slot in held if slot not in blocks)]
+    extents = [extent for each in slots._extents for extent in each.values()]
+    unclear = [slot for extent in extents for slot in extent.unclear]
+    known = {id(slot) for slot in (*blocks, *unclear)}
+    owned = [*blocks, *free, *unclear, *(one for one in held if id(one) not in known)]
     assert len(owned) == len({id(slot) for slot in owned})
-    everything = [slot for one in slots._extents.values() for slot in one.slots]
+    everything = [slot for one in extents for slot in one.slots]
     assert {id(slot) for slot in owned} == {id(slot) for slot in everything}
-    for extent in slots._extents.values():
+    for extent in extents:
         assert extent.num_held == sum(slot.num_holders > 0 for slot in extent.slots)
     for slot in blocks:
         assert slots.find(slot.key) is slot
@@ -60,13 +91,13 @@ class TestAnything:
                 st.sampled_from(
                     [
                         "reserve",
-                        "commit",
-                        "abort",
-                        "wiped",
+                        *ENDS,
+                        "admit",
                         "hold",
                         "let_go",
                         "delete",
                         "restore",
+                        "keep",
                     ]
                 ),
                 st.integers(0, 39),
@@ -90,18 +121,14 @@ class TestAnything:
                 slots.use(slot)
                 slots.hold(slot)
                 reading.append(slot)
-            elif word == "delete" and slot is not None:
-                slots.hold(slot)
-                slots.remove(slot)
-                slots.let_go(slot)
-            elif word == "restore" and slot is not None:
-                give_up_deleting(slots, slot)
+            elif word in ("delete", "restore", "keep") and slot is not None:
+                remove(slots, slot, word)
             elif word == "let_go" and reading:
                 slots.let_go(reading.pop(0))
-            elif writing and word == "commit":
-                slots.commit(writing.pop(0))
-            elif writing and word in ("abort", "wiped"):
-                slots.abort(writing.pop(0), is_wiped=word == "wiped")
+            elif word == "admit":
+                admit(slots, number)
+            elif writing and word in ENDS:
+                end_writing(slots, writing.pop(0), word)
             check(slots, [*writing, *{id(one): one for one in reading}.values()])
 
 
@@ -158,6 +185,26 @@ class TestRoom:
         assert None is slots.find(KEYS[20])
         assert all(slots.find(key) for key in KEYS[:15])
 
+    def test_drive_that_refuses_gives_no_room_of_any_size(self):
+        """Neither free slots of it, nor its blocks or extents go; those of other drives do."""
+        slots = Slots(GEOMETRY, 2, itertools.count(1).__next__)
+        for key in KEYS[:35]:
+            put(slots, key)
+        slots.refusing.add(0)
+        kept = {
+            key: slot
+            for key in KEYS
+            if (slot := slots.find(key)) and not drive_of(slot)
+        }
+        new = make_keys(60, first=50)
+        taken = [put(slots, key, pages=1 + at % 3) for at, key in enumerate(new)]
+        assert {1} == {drive_of(slot) for slot in taken}
+        assert kept == {key: slots.find(key) for key in kept}
+        slots.refusing.add(1)
+        assert None is slots.reserve(KEYS[39], PAGE)
+        slots.refusing.discard(0)
+        assert 0 == drive_of(put(slots, KEYS[39]))
+
     def test_write_that_was_not_begun_brings_the_old_block_back(self):
         """Its bytes are still there, and so is it."""
         slots = make_slots()
@@ -165,9 +212,9 @@ class TestRoom:
             put(slots, key)
         slot = slots.reserve(KEYS[20], PAGE)
         assert None is slots.find(KEYS[0])
-        slots.abort(slot, is_wiped=False)
+        slots.abort(slot, is_refused=False)
         assert slot is slots.find(KEYS[0])
         assert 0 == slots.num_evicted
         slot = slots.reserve(KEYS[20], PAGE)
-        slots.abort(slot, is_wiped=True)
+        slots.clear(slot, is_wiped=True)
         assert 17 == len(slots)

@@ -1,20 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives that refuse writes for a while, are gone, or have a bad spot: nothing goes that need not."""
+"""Drives that refuse for a while, are gone, or have a bad spot: nothing goes that need not."""
 
-import errno
-import os
+import asyncio
+import threading
 
 import pytest
 
-from tests.backends.disk_kit import open_disk
-from tests.backends.test_disk_drive import Failing
-from ucm.backends.abc import Verdict
+from tests.backends.disk_kit import Refused, find, keys_on, open_disk, write
+from ucm.backends.abc import Presence, Verdict
 from ucm.backends.disk import _drive
-from ucm.testing.backend_contract import BLOCK, fetch_sound, seal
+from ucm.backends.disk._drive import BLOCKS
+from ucm.testing.backend_contract import BLOCK, fetch, fetch_sound, seal
 from ucm.testing.store_blocks import make_keys
 
 pytestmark = pytest.mark.asyncio
-KEYS = make_keys(6)
+PAGE = 4096
+ONE_EACH = 16 * 3 * PAGE
+"""Sixteen extents of one slot each."""
+OLD, NEW, LATER = make_keys(16), make_keys(16, first=50), make_keys(16, first=90)
+
+
+async def full(path, capacity=ONE_EACH, **settings):
+    """Open a drive, and fill its slots."""
+    backend = await open_disk(path, capacity=capacity, **settings)
+    assert [Verdict.DONE] * 16 == await put(backend, OLD)
+    return backend
+
+
+async def put(backend, keys):
+    """Put blocks; return what is told."""
+    return await backend.put([seal(key) for key in keys])
+
+
+async def there(backend, keys):
+    """Return how many blocks are found, each of them whole."""
+    found = [one is Presence.PRESENT for one in await backend.exists(keys)]
+    assert found == await fetch_sound(backend, keys)
+    return sum(found)
 
 
 class TestTrouble:
@@ -23,69 +45,88 @@ class TestTrouble:
     ):
         """R-51: what was to make room stays where a write has changed nothing, however often it fails, and
         each slot is of use again once the drive takes blocks."""
-        capacity = 16 * 3 * 4096
-        backend = await open_disk(tmp_path, capacity=capacity)
-        before = make_keys(16)
-        await backend.put([seal(key) for key in before])
-        there = (await backend.stats()).blocks
-        known = [key for key in before if backend._slots.find(key)]
-        failing = Failing(monkeypatch, "pwritev", "broken")
-        for at in range(40):
-            (told,) = await backend.put([seal(make_keys(1, first=100 + at)[0])])
-            assert Verdict.UNAVAILABLE is told
-        assert there == (await backend.stats()).blocks
-        assert [True] * there == await fetch_sound(backend, known)
-        failing.is_on = False
-        after = make_keys(there, first=200)
-        assert [Verdict.DONE] * there == await backend.put([seal(key) for key in after])
-        assert there == (await backend.stats()).blocks
+        backend = await full(tmp_path)
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev")
+            for key in make_keys(40, first=200):
+                assert [Verdict.UNAVAILABLE] == await put(backend, [key])
+            assert 16 == await there(backend, OLD)
+        assert [Verdict.DONE] * 16 == await put(backend, NEW)
+        assert 16 == await there(backend, NEW)
         await backend.aclose()
-        backend = await open_disk(tmp_path, capacity=capacity)
-        assert [True] * there == await fetch_sound(backend, after)
+        backend = await open_disk(tmp_path, capacity=ONE_EACH)
+        assert 16 == await there(backend, NEW)
         await backend.aclose()
 
-    async def test_bad_first_page_is_no_word_on_the_drive(self, tmp_path, monkeypatch):
-        """R-51: a block that cannot be read is garbage also where one of the marks cannot be either."""
-        backend = await open_disk(tmp_path, capacity=64 << 20)
-        blocks = [
-            seal(KEYS[0]),
-            seal(KEYS[1], 40 << 10),
-        ]  # each in an extent of its own
-        assert [Verdict.DONE] * 2 == await backend.put(blocks)
-        bad = {0, backend._slots.find(KEYS[0]).place}
-        real = os.preadv
-
-        def preadv(fd, parts, place):
-            if place in bad:
-                raise OSError(errno.EIO, "a bad spot")
-            return real(fd, parts, place)
-
-        monkeypatch.setattr(_drive.os, "preadv", preadv)
-        (got,) = await backend.get(KEYS[:1], [memoryview(bytearray(BLOCK))])
-        assert Verdict.GARBAGE is got.verdict
-        await backend.aclose()
-
-    async def test_memory_of_the_system_is_no_answer_of_a_drive(
+    async def test_drive_that_is_known_to_refuse_is_left_alone(
         self, tmp_path, monkeypatch
     ):
-        """R-51: a drive that is gone is asked past what the system remembers of it, and none of its
-        blocks is garbage."""
-        backend = await open_disk(tmp_path)
-        await backend.put([seal(KEYS[0])])
-        remembered, real = {0}, os.preadv
+        """R-51: it is asked once by each put, and no block goes, not even for a moment; the put
+        that finds it well is done."""
+        backend, told = await full(tmp_path), []
+        with monkeypatch.context() as patch:
+            refused = Refused(patch, "pwritev")
+            assert [Verdict.UNAVAILABLE] == await put(backend, NEW[:1])
+            backend.watch(lambda *args: told.append(args))
+            refused.places.clear()
+            assert [Verdict.UNAVAILABLE] * 3 == await put(backend, NEW[:3])
+            assert 1 == len(refused.places)
+            assert [Verdict.PRESENT] == await put(backend, OLD[:1])
+            assert [Verdict.FULL] == await backend.put([seal(NEW[0], 2 * BLOCK)])
+        assert [] == told
+        assert 0 == (await backend.stats()).evicted_blocks_total
+        assert [Verdict.DONE] * 3 == await put(backend, NEW[:3])
+        assert (13, 3) == (await there(backend, OLD), await there(backend, NEW))
+        await backend.aclose()
 
-        def preadv(fd, parts, place):
-            if place not in remembered:
-                raise OSError(errno.EIO, "it is gone")
-            return real(fd, parts, place)
+    async def test_slot_that_was_torn_comes_back_to_use(self, tmp_path, monkeypatch):
+        """R-51: the block whose first page went is found no more, and only that one; its slot is
+        wiped when the drive is well, and no start finds what was in it."""
+        backend = await full(tmp_path)
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev", how="torn")
+            for at in range(4):
+                assert [Verdict.UNAVAILABLE] == await put(backend, NEW[at : at + 1])
+            assert 15 == await there(backend, OLD)
+        assert [Verdict.DONE] * 16 == await put(backend, LATER)
+        assert 16 == await there(backend, LATER)
+        assert set(LATER) == keys_on(tmp_path)
+        await backend.aclose()
+        backend = await open_disk(tmp_path, capacity=ONE_EACH)
+        assert 16 == await there(backend, LATER)
+        await backend.aclose()
 
-        def forget(fd, place, nbytes, advice):
-            remembered.discard(place)
+    async def test_drive_that_neither_reads_nor_writes_has_its_room_again(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: slots of which nothing is known are nobody's meanwhile; their blocks may be put
+        anew, and are in one slot."""
+        backend = await full(tmp_path)
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev")
+            Refused(patch, "preadv")
+            assert [Verdict.UNAVAILABLE] * 5 == await put(backend, NEW[:5])
+            assert [Verdict.UNAVAILABLE] == await backend.delete(OLD[15:])
+            assert 10 == (await backend.stats()).blocks
+        assert [Verdict.DONE] * 5 + [Verdict.PRESENT] == await put(backend, OLD[:6])
+        assert [Verdict.DONE] == await put(backend, NEW[:1])
+        assert (15, 1) == (await there(backend, OLD), await there(backend, NEW))
+        await backend.aclose()
+        backend = await open_disk(tmp_path, capacity=ONE_EACH)
+        assert (15, 1) == (await there(backend, OLD), await there(backend, NEW))
+        assert 0 == (await backend.stats()).swept_total
+        await backend.aclose()
 
-        monkeypatch.setattr(_drive.os, "preadv", preadv)
-        monkeypatch.setattr(_drive.os, "posix_fadvise", forget)
-        (got,) = await backend.get(KEYS[:1], [memoryview(bytearray(BLOCK))])
-        assert Verdict.UNAVAILABLE is got.verdict
+    async def test_slot_that_is_read_in_part_is_unclear(self, tmp_path, monkeypatch):
+        """R-51: what was in a thread's memory before is not taken for what is on the drive."""
+        backend = await full(tmp_path)
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev")
+            patch.setattr(_drive.os, "preadv", lambda *args: 0)
+            assert [Verdict.UNAVAILABLE] == await put(backend, NEW[:1])
+        assert 15 == await there(backend, OLD)
+        assert [Verdict.DONE] == await put(backend, NEW[:1])
+        assert (15, 1) == (await there(backend, OLD), await there(backend, NEW))
         await backend.aclose()
 
     async def test_nothing_is_wiped_where_the_new_mark_is_not(
@@ -93,37 +134,148 @@ class TestTrouble:
     ):
         """R-52: an extent that another size could not take is, for a restart, what it was: no page in
         the middle of a block of before is written to."""
-        capacity, keys = 16 * 7 * 4096, make_keys(32, first=300)
-        backend = await open_disk(tmp_path, capacity=capacity)
-        large = [seal(key, 2 * BLOCK) for key in keys]
-        assert [Verdict.DONE] * 32 == await backend.put(large)
-        real, extent_bytes = os.pwritev, backend._slots.geometry.extent_bytes
-
-        def pwritev(fd, parts, place):
-            if not place % extent_bytes or sum(map(len, parts)) > 4096:
-                raise OSError(errno.EIO, "no mark, and no block")
-            return real(fd, parts, place)
-
+        extent, large = 7 * PAGE, make_keys(32, first=300)
+        backend = await open_disk(tmp_path, capacity=16 * extent)
+        blocks = [seal(key, 2 * BLOCK) for key in large]
+        assert [Verdict.DONE] * 32 == await backend.put(blocks)
         with monkeypatch.context() as patch:
-            patch.setattr(_drive.os, "pwritev", pwritev)
-            assert [Verdict.UNAVAILABLE] == await backend.put([seal(KEYS[0])])
+            Refused(
+                patch,
+                "pwritev",
+                lambda _, place, nbytes: not place % extent or nbytes > PAGE,
+            )
+            assert [Verdict.UNAVAILABLE] == await put(backend, NEW[:1])
             await backend.aclose()
-        backend = await open_disk(tmp_path, capacity=capacity)
-        assert [True] * 32 == await fetch_sound(backend, keys, 2 * BLOCK)
+        backend = await open_disk(tmp_path, capacity=16 * extent)
+        assert [True] * 32 == await fetch_sound(backend, large, 2 * BLOCK)
         await backend.aclose()
 
-    async def test_slot_that_cannot_be_looked_at_behind_a_failed_write_is_used_by_nobody(
+    async def test_other_drives_go_on(self, tmp_path, monkeypatch):
+        """R-51: of two drives the one that writes takes all; blocks of the other are found."""
+        paths = [tmp_path / "a", tmp_path / "b"]
+        backend = await open_disk(*paths, capacity=2 * ONE_EACH)
+        keys = make_keys(32, first=200)
+        assert [Verdict.DONE] * 32 == await put(backend, keys)
+        bad = backend._drives[0]._fd
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev", lambda fd, *_: fd == bad)
+            assert Verdict.UNAVAILABLE in await put(backend, NEW[:2])
+            for _ in range(2):
+                assert [Verdict.DONE] * 16 == await put(backend, LATER)
+                assert [Verdict.DONE] * 16 == await put(backend, OLD)
+        assert (16, 16) == (await there(backend, keys), await there(backend, OLD))
+        assert [Verdict.DONE] * 16 == await put(backend, NEW)
+        assert (16, 16) == (await there(backend, NEW), await there(backend, OLD))
+        await backend.aclose()
+
+    async def test_wiping_that_was_cancelled_goes_on(self, tmp_path, monkeypatch):
+        """R-51: a put that runs out of time leaves the rest of it to the next one."""
+        backend = await full(tmp_path, threads=1)
+        loop = asyncio.get_running_loop()
+        stamps = {find(tmp_path, key)[2] for key in OLD}
+        gate, seen = threading.Event(), []
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev")
+            assert [Verdict.UNAVAILABLE] * 5 == await backend.delete(OLD[:5])
+
+        def second(_, place, nbytes):
+            if nbytes == PAGE and place in stamps:
+                seen.append(place)
+                if len(seen) == 2:
+                    loop.call_soon_threadsafe(task.cancel)
+                    loop.call_soon_threadsafe(loop.call_soon, gate.set)
+                    assert gate.wait(60)
+            return False
+
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev", second)
+            task = asyncio.ensure_future(put(backend, NEW[:1]))
+            await asyncio.wait([task], timeout=60)
+            assert task.cancelled()
+        assert 2 == len(seen)
+        assert [Verdict.DONE] == await put(backend, NEW[:1])
+        assert {*OLD[5:], NEW[0]} == keys_on(tmp_path)
+        assert [Verdict.DONE] * 4 == await put(backend, NEW[1:5])
+        assert (11, 5) == (await there(backend, OLD), await there(backend, NEW))
+        await backend.aclose()
+
+    async def test_older_copy_that_a_start_cannot_wipe_is_wiped_later(
         self, tmp_path, monkeypatch
     ):
-        """R-51: nobody knows then which block it has."""
-        backend = await open_disk(tmp_path, capacity=16 * 3 * 4096)
-        await backend.put([seal(key) for key in make_keys(16)])
-        there = (await backend.stats()).blocks
+        """R-52: of two slots with one block the older one is used when its stamp is gone."""
+        backend = await full(tmp_path)
+        start, _, stamp = find(tmp_path, OLD[0])
+        before = (tmp_path / BLOCKS).read_bytes()[start : stamp + PAGE]
+        assert [Verdict.DONE] * 2 == await backend.delete(OLD[:2])
+        assert [Verdict.DONE] == await put(backend, OLD[1:2])  # takes the first's slot
+        assert [Verdict.DONE] == await put(backend, OLD[:1])
+        await backend.aclose()
+        write(tmp_path, start, before)
         with monkeypatch.context() as patch:
-            Failing(patch, "pwritev", "broken")
-            Failing(patch, "preadv", "broken")
-            assert [Verdict.UNAVAILABLE] == await backend.put(
-                [seal(make_keys(1, first=50)[0])]
+            Refused(patch, "pwritev")
+            backend = await open_disk(tmp_path, capacity=ONE_EACH)
+            assert 15 == await there(backend, OLD)
+        assert [Verdict.DONE] == await put(backend, OLD[1:2])
+        assert 16 == await there(backend, OLD)
+        assert start == find(tmp_path, OLD[1])[0]
+        await backend.aclose()
+
+    async def test_bad_spot_stops_nobody_and_is_used_by_nobody(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: a drive that writes elsewhere is well; a slot that it never wipes is not reused,
+        and what is there is looked at by the next start."""
+        backend = await full(tmp_path)
+        start, _, bad = find(tmp_path, OLD[3])
+        with monkeypatch.context() as patch:
+            refused = Refused(
+                patch,
+                "pwritev",
+                lambda _, place, nbytes: place <= bad < place + nbytes,
+                how="torn",
             )
-        assert there - 1 == (await backend.stats()).blocks
+            assert 1 == (await put(backend, NEW)).count(Verdict.UNAVAILABLE)
+            assert 15 == await there(backend, NEW)
+            refused.places.clear()
+            for key in LATER:
+                assert [Verdict.DONE] == await put(backend, [key])
+            assert start not in refused.places
+            assert 15 == await there(backend, LATER)
+            await backend.aclose()
+        assert OLD[3] in keys_on(tmp_path)
+        backend = await open_disk(tmp_path, capacity=ONE_EACH)
+        assert (0, 15) == (await there(backend, OLD), await there(backend, LATER))
+        await backend.aclose()
+
+    async def test_block_that_cannot_be_read_is_deleted_and_put_anew(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: also where a mark cannot be read either that the drive could be asked for."""
+        backend = await full(tmp_path)
+        bad = {0, find(tmp_path, OLD[9])[0]}
+        with monkeypatch.context() as patch:
+            Refused(patch, "preadv", lambda _, place, nbytes: place in bad)
+            told = [got.verdict for got, _ in await fetch(backend, OLD)]
+            assert Verdict.GARBAGE is told[9]
+            assert 15 == told.count(Verdict.DONE)
+            assert [Verdict.DONE] == await backend.delete(OLD[9:10])
+            assert [Verdict.DONE] == await put(backend, OLD[9:10])
+        assert 16 == await there(backend, OLD)
+        await backend.aclose()
+
+    async def test_memory_of_the_system_is_no_answer_of_a_drive(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: a drive that is gone is asked past what the system remembers of it, and none of its
+        blocks is garbage."""
+        backend, remembered = await full(tmp_path), set(range(0, ONE_EACH, 3 * PAGE))
+        with monkeypatch.context() as patch:
+            Refused(patch, "preadv", lambda _, place, nbytes: place not in remembered)
+            patch.setattr(
+                _drive.os,
+                "posix_fadvise",
+                lambda fd, place, nbytes, advice: remembered.discard(place),
+            )
+            (got, _), *_ = await fetch(backend, OLD[:1])
+        assert Verdict.UNAVAILABLE is got.verdict
         await backend.aclose()

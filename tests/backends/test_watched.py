@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.agent.unruly import Unruly
 from tests.backends.disk_kit import open_disk
+from tests.backends.test_disk_slots import ENDS, admit, end_writing, make_slots, remove
 from tests.backends.test_disk_slots import KEYS as SLOT_KEYS
-from tests.backends.test_disk_slots import give_up_deleting, make_slots, put
 from tests.backends.test_memory import TestMemoryBackend as Memory
 from ucm.backends.memory import MemoryBackend, Shelf
 from ucm.backends.watched import WatchedBackend
@@ -143,10 +143,9 @@ class TestDisk:
     @given(
         st.lists(
             st.tuples(
-                st.sampled_from(["put", "abort", "delete", "give up"]),
+                st.sampled_from([*ENDS, "delete", "restore", "keep"]),
                 st.integers(0, 39),
                 st.integers(1, 3),
-                st.booleans(),
             ),
             max_size=40,
         )
@@ -155,19 +154,14 @@ class TestDisk:
         """R-57: writes that end badly and removals that are taken back are told as well."""
         slots, heard = make_slots(), Heard()
         slots.tell = heard
-        for what, at, pages, flag in steps:
+        for what, at, pages in steps:
             key = SLOT_KEYS[at]
             there = slots.find(key)
-            if what == "put" and there is None:
-                put(slots, key, pages)
-            elif what == "abort" and there is None:
-                slots.abort(slots.reserve(key, pages * 4096), is_wiped=flag)
-            elif what == "delete" and there is not None:
-                slots.hold(there)
-                slots.remove(there)
-                slots.let_go(there)
-            elif what == "give up" and there is not None:
-                give_up_deleting(slots, there)
+            if what in ENDS and there is None:
+                end_writing(slots, slots.reserve(key, pages * 4096), what)
+            elif what not in ENDS and there is not None:
+                remove(slots, there, what)
+            admit(slots, 1)
             assert set(slots.keys()) == heard.there
 
 

@@ -12,6 +12,8 @@ _SLOTS = "ucm/backends/disk/_slots.py"
 _FETCHES = "tests/agent/test_fetch.py::TestFetch"
 _SPILLS = "tests/agent/test_spill.py::TestSpill"
 _HARM = "tests/backends/test_disk_index.py::TestHarm"
+_TROUBLE = "tests/backends/test_disk_trouble.py::TestTrouble"
+_SPOT = f"{_TROUBLE}::test_bad_spot_stops_nobody_and_is_used_by_nobody"
 _RECORD = "tests/backends/test_disk_records.py::TestRecord"
 _START = "tests/backends/test_disk_index.py::TestStart"
 _DEATH = f"{_START}::test_behind_a_death_only_what_was_changed_is_looked_through"
@@ -120,9 +122,49 @@ BENCH = (
         name="doubtful_slot_written_down",
         why="A block that a drive failed to remove waits to come back.",
         file=_SLOTS,
-        find="        slot.extent.is_doubtful = True\n",
+        find="            slot.extent.unclear.append(slot)\n",
         replace="",
         killers=(f"{_HARM}::test_slot_that_holds_who_knows_what_is_looked_at_again",),
+    ),
+    Mutant(
+        name="refusing_drive_gets_blocks",
+        why="Each put to a drive that takes nothing has a block go, and one that is torn is lost.",
+        file=_SLOTS,
+        find="        drives = self._drives - self.refusing",
+        replace="        drives = self._drives",
+        killers=(f"{_TROUBLE}::test_drive_that_is_known_to_refuse_is_left_alone",),
+    ),
+    Mutant(
+        name="unclear_slot_lost_for_good",
+        why="A drive that failed for a minute has less room until the agent is started anew.",
+        file=_KEEPING,
+        find="self._slots.clear(slot, is_wiped=is_wiped)",
+        replace="self._slots.clear(slot, is_wiped=False)",
+        killers=(f"{_TROUBLE}::test_slot_that_was_torn_comes_back_to_use",),
+    ),
+    Mutant(
+        name="unclear_slot_free_before_it_is_wiped",
+        why="A block that a drive failed to remove waits in a free slot to come back.",
+        file=_KEEPING,
+        find="self._slots.clear(slot, is_wiped=is_wiped)",
+        replace="self._slots.clear(slot, is_wiped=True)",
+        killers=(_SPOT,),
+    ),
+    Mutant(
+        name="bad_spot_ends_all_writing",
+        why="One page that cannot be wiped keeps a drive from ever getting a block again.",
+        file=_KEEPING,
+        find="            await self._wipe(self._slots.take_unclear(number))\n            self._slots.refusing.discard(number)  # also where a spot stays unclear\n",
+        replace="            self._slots.refusing.discard(number)\n            await self._wipe(self._slots.take_unclear(number))\n",
+        killers=(_SPOT,),
+    ),
+    Mutant(
+        name="wiping_given_up_half_way",
+        why="A put that ran out of time leaves stamps in free slots, of blocks that were deleted.",
+        file=_KEEPING,
+        find="        wiped = [False] * len(slots)",
+        replace="        wiped = [True] * len(slots)",
+        killers=(f"{_TROUBLE}::test_wiping_that_was_cancelled_goes_on",),
     ),
     Mutant(
         name="nothing_written_down_on_the_way",

@@ -3,8 +3,8 @@
 Blocks on drives of this machine, in slots of preallocated files.
 
 ``_stamp`` says what is on a drive and why a death at any point is harmless; ``_slots`` is the
-index, which ``_keeping`` makes and writes down, as ``_index`` says; ``_drive`` moves bytes;
-``_backend`` has the verbs.
+index, of what ``_extent`` has, which ``_keeping`` makes and writes down, as ``_index`` says;
+``_drive`` moves bytes; ``_backend`` has the verbs.
 """
 
 from ucm.backends.disk._backend import DiskBackend, DiskSettings

@@ -3,7 +3,7 @@
 The verbs of the disk backend.
 
 The index lives on the loop, and nothing else does: threads move bytes between memory and a
-slot that is held meanwhile. Saving reads nothing from a drive (R-61).
+slot that is held meanwhile. Saving reads nothing from a drive (R-61) that takes what it is given.
 
 Durability is stated, not hoped for: with ``process`` what was put outlasts the process, whatever
 ends it; with ``power`` a put ends behind an ``fdatasync`` of the drives it wrote to.
@@ -30,9 +30,10 @@ from ucm.backends.abc import (
     Verdict,
 )
 from ucm.backends.disk._drive import Drive
+from ucm.backends.disk._extent import Slot
 from ucm.backends.disk._keeping import Keeper
 from ucm.backends.disk._runs import cut_runs, tell_each
-from ucm.backends.disk._slots import Slot, Slots
+from ucm.backends.disk._slots import Slots
 from ucm.backends.disk._stamp import PAGE, Geometry
 from ucm.backends.envelope import GARBAGE
 from ucm.blocks import PackedKey
@@ -80,9 +81,10 @@ class _End(enum.Enum):
     """What became of a write to a slot."""
 
     NOT_BEGUN = enum.auto()
-    """Or it has changed nothing."""
     WRITTEN = enum.auto()
     WIPED = enum.auto()
+    REFUSED = enum.auto()
+    """It has changed nothing."""
     UNCLEAR = enum.auto()
     """It failed, and the stamp that may be there could not be removed, nor what was there be found."""
 
@@ -199,7 +201,11 @@ class DiskBackend(Backend):
         return got
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
-        """Write to slots that are free, or of the oldest blocks; a key at a time once."""
+        """
+        Write to slots that are free, or of the oldest blocks; a key at a time once.
+
+        Nothing goes for what a drive would be given that is known to refuse.
+        """
         verdicts: dict[PackedKey, Verdict] = {}
         waiting = list(blocks)
         if self._is_open:
@@ -214,11 +220,11 @@ class DiskBackend(Backend):
                 elif (there := self._slots.find(block.key)) is not None:
                     self._slots.use(there)
                     verdicts.setdefault(block.key, Verdict.PRESENT)
-                elif (slot := self._reserve(block)) is not None:
+                elif isinstance(slot := self._reserve(block), Slot):
                     mine.append((slot, block))
                     self._changing |= dict.fromkeys(_changed(slot), over)
                 else:
-                    verdicts[block.key] = Verdict.FULL
+                    verdicts[block.key] = slot
             if mine:
                 await self._write_all(mine, verdicts, over)
             elif others:
@@ -226,11 +232,15 @@ class DiskBackend(Backend):
             waiting = others
         return [verdicts.get(block.key, Verdict.UNAVAILABLE) for block in blocks]
 
-    def _reserve(self, block: Sealed) -> Slot | None:
+    def _reserve(self, block: Sealed) -> Slot | Verdict:
+        """Return a slot to write a block to, or what is told of it where there is none."""
         nbytes = len(block.data)
         if nbytes > self._slots.geometry.max_block_bytes:
-            return None
-        return self._slots.reserve(block.key, nbytes)
+            return Verdict.FULL
+        if (slot := self._slots.reserve(block.key, nbytes)) is not None:
+            return slot
+        all_refuse = len(self._slots.refusing) == len(self._drives)
+        return Verdict.UNAVAILABLE if all_refuse else Verdict.FULL
 
     async def _write_all(
         self,
@@ -254,10 +264,10 @@ class DiskBackend(Backend):
                     del self._changing[key]
                 if end is _End.WRITTEN:
                     self._slots.commit(slot)
-                elif end is _End.UNCLEAR:
-                    self._slots.withdraw(slot)
+                elif end in (_End.WIPED, _End.UNCLEAR):
+                    self._slots.clear(slot, is_wiped=end is _End.WIPED)
                 else:
-                    self._slots.abort(slot, is_wiped=end is _End.WIPED)
+                    self._slots.abort(slot, is_refused=end is _End.REFUSED)
                 is_done = end is _End.WRITTEN and lasting[slot.extent.drive]
                 verdicts[block.key] = Verdict.DONE if is_done else Verdict.UNAVAILABLE
 
@@ -282,10 +292,9 @@ class DiskBackend(Backend):
                 del self._changing[key]
                 if is_wiped is None:
                     self._slots.restore(slot)
-                if is_wiped is False:
-                    self._slots.withdraw(slot)
-                else:
                     self._slots.let_go(slot)
+                else:
+                    self._slots.clear(slot, is_wiped=is_wiped)
         told = {
             key: Verdict.DONE if is_wiped else Verdict.UNAVAILABLE
             for key, is_wiped in zip(found, wiped, strict=True)
@@ -330,7 +339,7 @@ class DiskBackend(Backend):
         if self._wipe(slot):
             return [_End.WIPED]
         is_as_before = self._drives[slot.extent.drive].is_as_before(slot)
-        return [_End.NOT_BEGUN if is_as_before else _End.UNCLEAR]
+        return [_End.REFUSED if is_as_before else _End.UNCLEAR]
 
     def _wipe(self, slot: Slot) -> bool:
         return self._drives[slot.extent.drive].wipe(slot)

@@ -17,14 +17,13 @@ thread's own pages.
 Threading: all but opening and closing on many threads at once.
 """
 
-import contextlib
 import errno
 import mmap
 import os
 import random
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import attrs
@@ -34,8 +33,8 @@ from xxhash import xxh3_64_intdigest
 
 from ucm.backends._places import claim, lock, path_error
 from ucm.backends.abc import Fetched, Sealed, Verdict
+from ucm.backends.disk._extent import Extent, Slot
 from ucm.backends.disk._index import INDEX, Entry, Index, Record
-from ucm.backends.disk._slots import Extent, Slot
 from ucm.backends.disk._stamp import PAGE, Geometry, Mark, Stamp
 from ucm.backends.envelope import GARBAGE, Envelope
 
@@ -105,8 +104,7 @@ class Drive:
         self._pages = _Pages()
         self._fd = -1
         self._index: Index | None = None
-        self._marked: set[int] = set()
-        """Extents that have had a mark on the drive."""
+        self._marked: set[int] = set()  # extents; each has had a mark on the drive
         self.is_direct = False
         try:
             told = claim(path, MANIFEST, Manifest.of(extent_bytes), key)
@@ -129,7 +127,7 @@ class Drive:
         try:
             self._fd = os.open(path, flags, 0o600)
             before = os.fstat(self._fd)
-            with contextlib.ExitStack() as undo:
+            with ExitStack() as undo:
                 undo.callback(self._shrink, path, before)
                 self._stretch(before, free, geometry.nbytes)
                 direct = self._open_direct(path, flags)
@@ -232,8 +230,17 @@ class Drive:
         extent.is_marked = True
         self._marked.add(extent.number)
 
+    def writes(self, extent: Extent) -> bool:
+        """Find out whether the drive writes: an extent's mark once more, which changes nothing."""
+        try:
+            self._touch(extent)
+            self._mark(extent)
+        except OSError:
+            return False
+        return True
+
     def _touch(self, extent: Extent) -> None:
-        """Say beforehand that an extent is written to, and how it is cut before anything of it is there."""
+        """Say that an extent is about to be written to, and before the first time how it is cut."""
         if self._index is not None:
             self._index.touch(extent.number, extent.change)
         if not extent.is_marked:
@@ -286,10 +293,9 @@ class Drive:
         try:
             nbytes = os.preadv(self._fd, [first], slot.place)
             end = slot.place + slot.extent.mark.pages * PAGE
-            nbytes += os.preadv(self._fd, [last], end)
+            if nbytes + os.preadv(self._fd, [last], end) != len(view):
+                return False
         except OSError:
-            return False
-        if nbytes != len(view):
             return False
         stamp = Stamp.decode(last)
         if stamp is None or not stamp.belongs(slot.extent.mark, slot.place):
@@ -299,9 +305,8 @@ class Drive:
 
     def answers(self) -> bool:
         """Return whether one of two marks can be read from the drive, and not from memory."""
-        marked = list(self._marked)
-        for number in random.sample(marked, min(2, len(marked))):
-            place = number * self.extent_bytes
+        marks = [number * self.extent_bytes for number in list(self._marked)]
+        for place in random.sample(marks, min(2, len(marks))):
             with suppress(OSError):
                 os.posix_fadvise(self._fd, place, PAGE, os.POSIX_FADV_DONTNEED)
                 if os.preadv(self._fd, [self._pages.get(PAGE)], place) == PAGE:

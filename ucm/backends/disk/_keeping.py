@@ -15,8 +15,9 @@ import anyio.to_thread
 
 from ucm.backends._crew import Crew
 from ucm.backends.disk._drive import Drive, Scanned
+from ucm.backends.disk._extent import Extent, Slot
 from ucm.backends.disk._index import Record
-from ucm.backends.disk._slots import Extent, Slot, Slots
+from ucm.backends.disk._slots import Slots
 
 __all__ = ["Keeper"]
 
@@ -67,32 +68,46 @@ class Keeper:
             older = slots.load(blocks)
             if len(blocks) >= _MANY:
                 gc.freeze()
-        num_swept = sum(found.num_swept for _, found in there)
-        num_swept += await self._drop(older)
         for extent, _ in there:
             slots.settle(extent)
+        await self._wipe(older)
         await self._write_all_down(leave=False)
-        return num_swept
+        return len(older) + sum(found.num_swept for _, found in there)
 
-    async def _drop(self, older: list[Slot]) -> int:
-        """Remove blocks of which there are later copies; return how many."""
+    async def before_put(self) -> None:
+        """Ask drives that refused, and write down what was not changed for longest, now and then."""
+        for drive in sorted(self._slots.refusing):
+            await self._ask_again(drive)
+        self._num_puts += 1
+        if not self._num_puts % _PUTS:
+            await self._write_down(1, spare=_SPARE)
+
+    async def _ask_again(self, number: int) -> None:
+        """Find out whether a drive writes again; if so, wipe what is unclear of it."""
+        drive, slot, told = self._drives[number], self._slots.sample(number), [False]
+        try:
+            await self._crew.run([slot.extent], drive.writes, told)
+        finally:
+            self._slots.let_go(slot)
+        if told == [True]:
+            await self._wipe(self._slots.take_unclear(number))
+            self._slots.refusing.discard(number)  # also where a spot stays unclear
+
+    async def _wipe(self, slots: list[Slot]) -> None:
+        """Wipe and clear slots; those that no thread came to when cancelled stay unclear."""
 
         def wipe(slot: Slot) -> bool:
             return self._drives[slot.extent.drive].wipe(slot)
 
-        wiped = [False] * len(older)
-        for slot in older:
+        for slot in slots:
+            self._slots.hold(slot)
             self._slots.change(slot.extent)
-        await self._crew.run(older, wipe, wiped)
-        for slot, is_wiped in zip(older, wiped, strict=True):
-            self._slots.drop_older(slot, is_wiped=is_wiped)
-        return len(older)
-
-    async def before_put(self) -> None:
-        """Write down what was not changed for longest, now and then."""
-        self._num_puts += 1
-        if not self._num_puts % _PUTS:
-            await self._write_down(1, spare=_SPARE)
+        wiped = [False] * len(slots)
+        try:
+            await self._crew.run(slots, wipe, wiped)
+        finally:
+            for slot, is_wiped in zip(slots, wiped, strict=True):
+                self._slots.clear(slot, is_wiped=is_wiped)
 
     async def aclose(self) -> None:
         """Write down all, as far as it comes to it in time, and end the threads."""

@@ -9,7 +9,7 @@ which it was put. Small blocks then cost as few requests as large ones.
 from collections.abc import Sequence
 from typing import TypeVar
 
-from ucm.backends.disk._slots import Slot
+from ucm.backends.disk._extent import Slot
 from ucm.backends.disk._stamp import PAGE
 
 __all__ = ["cut_runs", "tell_each"]

@@ -9,84 +9,37 @@ newest use is older than that. A slot that somebody reads or writes is *held* an
 A free slot has no stamp on its drive. One that is taken from a block has that block's until it
 is written; where nothing was written, the block is back. Until then nobody may reserve a slot for
 that block, nor for one that is being deleted: else it would be in two.
+
+Of a drive that refuses writes no slot is reserved, so that nothing has to go for what cannot be
+written. A slot that holds who knows what is nobody's until its drive has wiped it.
 """
 
-from collections import OrderedDict, deque
+import math
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from operator import attrgetter
 
 import attrs
 
+from ucm.backends.disk._extent import NO_KEY, Extent, Slot
 from ucm.backends.disk._index import Entry
 from ucm.backends.disk._stamp import Geometry, Mark, pages_of
 from ucm.blocks import PackedKey
 
-__all__ = ["Extent", "Slot", "Slots"]
-
-_NO_KEY = PackedKey(b"")
-_NOBODYS = Mark(0, 0)
-
-
-@attrs.define(eq=False)
-class Extent:
-    """
-    A piece of a drive's file.
-
-    Args:
-        drive: Number of the drive.
-        number: Of the extent in its file.
-        mark: Of its class; drawn anew whenever it is taken.
-        is_marked: That mark is on the drive.
-        used: When one of its blocks was used last, as a number of uses.
-        num_held: Slots that are held.
-        change: Number of its last change; written down before the drive is.
-        is_doubtful: A slot of it holds who knows what.
-        slots: All of them.
-    """
-
-    drive: int
-    number: int
-    mark: Mark = _NOBODYS
-    is_marked: bool = False
-    used: int = 0
-    num_held: int = 0
-    change: int = 0
-    is_doubtful: bool = False
-    slots: "list[Slot]" = attrs.field(factory=list, repr=False)
-
-
-@attrs.define(eq=False)
-class Slot:
-    """
-    Room for one block.
-
-    Args:
-        extent: In which it lies.
-        place: Where in the file it begins.
-        key: Of the block that is in it, or is being written to it.
-        nbytes: Of that block.
-        used: When that block was used last, as a number of uses.
-        previous: Key and length of the block that is overwritten.
-        num_holders: Calls that read or write it.
-        is_gone: Nobody finds its block; whoever lets go of it last frees it.
-    """
-
-    extent: Extent
-    place: int
-    key: PackedKey = _NO_KEY
-    nbytes: int = 0
-    used: int = 0
-    previous: tuple[PackedKey, int] = (_NO_KEY, 0)
-    num_holders: int = 0
-    is_gone: bool = False
+__all__ = ["Slots"]
 
 
 @attrs.define
 class _Class:
-    """Slots of one size: free ones, and those with blocks, oldest use first."""
+    """Slots of one size on one drive: free ones, and those with blocks, oldest use first."""
 
     free: deque[Slot] = attrs.field(factory=deque)
     blocks: OrderedDict[PackedKey, Slot] = attrs.field(factory=OrderedDict)
+
+    @property
+    def oldest(self) -> Slot | None:
+        """The slot of the block that goes first; None where all are held."""
+        return next((s for s in self.blocks.values() if not s.num_holders), None)
 
 
 class Slots:
@@ -111,9 +64,13 @@ class Slots:
         self._changed: dict[Extent, None] = {}
         """Since they were told to be written down, the one that was changed first first."""
         self._blocks: dict[PackedKey, Slot] = {}
-        self._classes: dict[int, _Class] = {}
-        self._extents: OrderedDict[int, Extent] = OrderedDict()
-        """Those that belong to a class, by id, the one whose use is oldest first."""
+        self._classes: dict[tuple[int, int], _Class] = defaultdict(_Class)
+        """By pages and drive."""
+        self._extents = [OrderedDict[int, Extent]() for _ in range(num_drives)]
+        """Of each drive those that belong to a class, by id, whose use is oldest first."""
+        self._drives = frozenset(range(num_drives))
+        self.refusing: set[int] = set()
+        """Drives that have refused to write, until they do again."""
         self.num_evicted = 0
         self.tell: Callable[[PackedKey, bool], None] = lambda key, is_there: None
         """Told of each block that is found from now on, or no more."""
@@ -123,7 +80,10 @@ class Slots:
             for drive in range(num_drives)
         ]
         """Of all drives in turn."""
-        self._nobodys = {id(extent): extent for extent in self.extents}
+        self._nobodys = [
+            {id(extent): extent for extent in self.extents[drive::num_drives]}
+            for drive in range(num_drives)
+        ]
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -135,7 +95,7 @@ class Slots:
     @property
     def nbytes(self) -> int:
         """Of the extents that belong to a class."""
-        return len(self._extents) * self.geometry.extent_bytes
+        return sum(map(len, self._extents)) * self.geometry.extent_bytes
 
     def find(self, key: PackedKey) -> Slot | None:
         """Return the slot of a block that is there."""
@@ -145,8 +105,8 @@ class Slots:
         """Count a block as used now."""
         self.num_uses += 1
         slot.used = slot.extent.used = self.num_uses
-        self._classes[slot.extent.mark.pages].blocks.move_to_end(slot.key)
-        self._extents.move_to_end(id(slot.extent))
+        self._class_of(slot.extent).blocks.move_to_end(slot.key)
+        self._extents[slot.extent.drive].move_to_end(id(slot.extent))
 
     def hold(self, slot: Slot) -> None:
         """Keep a slot as it is until it is let go."""
@@ -164,7 +124,7 @@ class Slots:
     # A write: reserved, then one of three ends.
 
     def reserve(self, key: PackedKey, nbytes: int) -> Slot | None:
-        """Return a held slot to write a block to; None if all that would do are held."""
+        """Return a held slot to write a block to; None if all that would do are held or refuse."""
         slot = self._find_room(pages_of(nbytes))
         if slot is not None:
             slot.previous, slot.key, slot.nbytes = (slot.key, slot.nbytes), key, nbytes
@@ -179,28 +139,56 @@ class Slots:
         self.add(slot)
         self.let_go(slot)
 
-    def abort(self, slot: Slot, *, is_wiped: bool) -> None:
-        """Let go of a slot to which nothing was written, or of which the stamp is wiped."""
+    def abort(self, slot: Slot, *, is_refused: bool) -> None:
+        """Let go of a slot to which nothing was written, as its drive refused, or was not asked."""
+        if is_refused:
+            self.refusing.add(slot.extent.drive)
         slot.key, slot.nbytes = slot.previous
-        if slot.key and not is_wiped:
+        if slot.key:
             self.num_evicted -= 1
-            self.add(slot)
+            self.commit(slot)
         else:
-            slot.is_gone = True
+            self.clear(slot, is_wiped=True)
+
+    def clear(self, slot: Slot, *, is_wiped: bool) -> None:
+        """
+        Let go of a slot whose stamp was to be wiped, and that has no block.
+
+        Args:
+            slot: Held.
+            is_wiped: It is free. Else it holds who knows what: its drive has refused, and
+                nobody uses it until that writes again.
+        """
+        slot.is_gone = is_wiped
+        if not is_wiped:
+            slot.key = NO_KEY
+            slot.extent.unclear.append(slot)
+            self.refusing.add(slot.extent.drive)
         self.let_go(slot)
 
-    def withdraw(self, slot: Slot) -> None:
-        """Let nobody use a slot again while it is of this extent: it holds who knows what."""
-        slot.key, slot.is_gone = _NO_KEY, False
-        slot.extent.is_doubtful = True
-        self.let_go(slot)
+    # A drive that has refused.
+
+    def sample(self, drive: int) -> Slot:
+        """Return a held slot of a drive, whose extent belongs to a class; each time another."""
+        extents = list(self._extents[drive].values())
+        slot = extents[self._draw() % len(extents)].slots[0]
+        self.hold(slot)
+        return slot
+
+    def take_unclear(self, drive: int) -> list[Slot]:
+        """Return what holds who knows what on a drive, to be wiped and cleared."""
+        taken: list[Slot] = []
+        for extent in self._extents[drive].values():
+            taken += extent.unclear
+            extent.unclear = []
+        return taken
 
     # Blocks that are there.
 
     def add(self, slot: Slot) -> None:
         """Have a block found that is in a slot, used now."""
         self._blocks[slot.key] = slot
-        self._classes[slot.extent.mark.pages].blocks[slot.key] = slot
+        self._class_of(slot.extent).blocks[slot.key] = slot
         self.use(slot)
         self.change(slot.extent)
         self.tell(slot.key, True)
@@ -208,7 +196,7 @@ class Slots:
     def remove(self, slot: Slot) -> None:
         """Have a block found no more; its slot is freed by whoever lets go of it."""
         del self._blocks[slot.key]
-        del self._classes[slot.extent.mark.pages].blocks[slot.key]
+        del self._class_of(slot.extent).blocks[slot.key]
         slot.is_gone = True
         self.change(slot.extent)
         self.tell(slot.key, False)
@@ -229,7 +217,7 @@ class Slots:
             mark: That it has there.
             change: Behind which it was written down; None: it is to be.
         """
-        del self._nobodys[id(extent)]
+        del self._nobodys[extent.drive][id(extent)]
         self._give(extent, mark)
         extent.is_marked = True
         if change is not None:
@@ -241,27 +229,23 @@ class Slots:
         Have the blocks found that are in slots, used when these say; nobody is told.
 
         Returns:
-            Those of whose block there is a later copy, not found.
+            Those of whose block there is a later copy, not found: to be wiped and cleared.
         """
         blocks.sort(key=attrgetter("used"))
         self._blocks = {slot.key: slot for slot in blocks}
         older = []
         for slot in blocks:
             if self._blocks[slot.key] is slot:
-                self._classes[slot.extent.mark.pages].blocks[slot.key] = slot
+                self._class_of(slot.extent).blocks[slot.key] = slot
                 slot.extent.used = slot.used
             else:
                 older.append(slot)
         if blocks:
             self.num_uses = max(self.num_uses, blocks[-1].used)
-        for extent in sorted(self._extents.values(), key=attrgetter("used")):
-            self._extents.move_to_end(id(extent))
+        for extents in self._extents:
+            for extent in sorted(extents.values(), key=attrgetter("used")):
+                extents.move_to_end(id(extent))
         return older
-
-    def drop_older(self, slot: Slot, *, is_wiped: bool) -> None:
-        """Let a slot be written to that ``load`` has returned, if its stamp is gone."""
-        slot.extent.is_doubtful |= not is_wiped
-        slot.key = _NO_KEY if is_wiped else slot.key
 
     def settle(self, extent: Extent) -> None:
         """Let those slots of an adopted extent be written to that have no block."""
@@ -283,7 +267,7 @@ class Slots:
 
     def entries(self, extent: Extent) -> list[Entry] | None:
         """Return the blocks of an extent; None where they are not all that is on the drive."""
-        if extent.is_doubtful or not extent.is_marked:
+        if extent.unclear or not extent.is_marked:
             return None
         return [
             (slot.used, number, slot.nbytes, slot.key)
@@ -301,37 +285,61 @@ class Slots:
     # Making room.
 
     def _find_room(self, pages: int) -> Slot | None:
-        mine = self._classes.get(pages)
-        if mine is None:
-            mine = self._classes[pages] = _Class()
-        if not mine.free:
-            victim = next((s for s in mine.blocks.values() if not s.num_holders), None)
-            extent = self._nobodys.pop(next(iter(self._nobodys), 0), None)
-            if extent is None:
-                extent = self._take_older(mine, victim)
-            if extent is not None:
-                self._give(extent, Mark(self._draw(), pages))
-                mine.free.extend(extent.slots)
-            elif victim is not None:
-                self._evict(victim)
-                victim.is_gone = False
-                return victim
-        return mine.free.popleft() if mine.free else None
+        drives = self._drives - self.refusing
+        free: deque[Slot] | None = None
+        victim: Slot | None = None
+        for drive in drives:
+            mine = self._classes[pages, drive]
+            if mine.free:
+                # Side by side within a batch, and the next one on another drive.
+                if free is None or mine.free[0].extent.used < free[0].extent.used:
+                    free = mine.free
+            elif (slot := mine.oldest) and (victim is None or slot.used < victim.used):
+                victim = slot
+        if free is not None:
+            return free.popleft()
+        extent = self._take_nobodys(drives) or self._take_older(pages, drives, victim)
+        if extent is not None:
+            self._give(extent, Mark(self._draw(), pages))
+            free = self._class_of(extent).free
+            free.extend(extent.slots)
+            return free.popleft()
+        if victim is not None:
+            self._evict(victim)
+            victim.is_gone = False
+        return victim
 
-    def _take_older(self, mine: _Class, victim: Slot | None) -> Extent | None:
-        """Take the extent of another class that is older than *victim*."""
-        for extent in self._extents.values():
-            if victim is not None and extent.used >= victim.used:
-                return None
-            theirs = self._classes[extent.mark.pages]
-            if theirs is not mine and not extent.num_held:
-                for slot in extent.slots:
-                    if self._blocks.get(slot.key) is slot:
-                        self._evict(slot)
-                theirs.free = deque(s for s in theirs.free if s.extent is not extent)
-                del self._extents[id(extent)]
-                return extent
-        return None
+    def _take_nobodys(self, drives: frozenset[int]) -> Extent | None:
+        """Take one of the drive that has most of them left, so that all are filled in turn."""
+        if not any(self._nobodys):
+            return None
+        some = max((self._nobodys[drive] for drive in drives), key=len, default={})
+        return some.pop(next(iter(some), 0), None)
+
+    def _take_older(
+        self, pages: int, drives: frozenset[int], victim: Slot | None
+    ) -> Extent | None:
+        """Take the oldest extent of another class that is older than *victim*."""
+        found: Extent | None = None
+        than = math.inf if victim is None else victim.used
+        for drive in drives:
+            for extent in self._extents[drive].values():
+                if extent.used >= than:
+                    break
+                if extent.mark.pages != pages and not extent.num_held:
+                    found, than = extent, extent.used
+                    break
+        if found is not None:
+            for slot in found.slots:
+                if self._blocks.get(slot.key) is slot:
+                    self._evict(slot)
+            theirs = self._class_of(found)
+            theirs.free = deque(s for s in theirs.free if s.extent is not found)
+            del self._extents[found.drive][id(found)]
+        return found
+
+    def _class_of(self, extent: Extent) -> _Class:
+        return self._classes[extent.mark.pages, extent.drive]
 
     def _evict(self, slot: Slot) -> None:
         self.num_evicted += 1
@@ -339,17 +347,16 @@ class Slots:
 
     def _give(self, extent: Extent, mark: Mark) -> None:
         geometry, pages = self.geometry, mark.pages
-        self._classes.setdefault(pages, _Class())
-        extent.mark, extent.is_marked, extent.is_doubtful = mark, False, False
+        extent.mark, extent.is_marked, extent.unclear = mark, False, []
         extent.slots = [
             Slot(extent, geometry.place(extent.number, pages, at))
             for at in range(geometry.num_slots(pages))
         ]
         self.num_uses += 1
         extent.used = self.num_uses
-        self._extents[id(extent)] = extent
+        self._extents[extent.drive][id(extent)] = extent
         self.change(extent)
 
     def _free(self, slot: Slot) -> None:
-        slot.is_gone, slot.key = False, _NO_KEY
-        self._classes[slot.extent.mark.pages].free.append(slot)
+        slot.is_gone, slot.key = False, NO_KEY
+        self._class_of(slot.extent).free.append(slot)
