@@ -214,6 +214,15 @@ class TestClose:
             gate.open()
         assert [7, None, None] == results
 
+    async def test_nothing_is_begun_behind_the_end(self):
+        """Whoever goes on with another call has it end at once, and no thread comes of it."""
+        crew, results = Crew(1, "crew"), [None]
+        await crew.run([5], lambda item: item, [None])
+        assert await crew.aclose()
+        await crew.run([7], lambda item: item, results)
+        assert [None] == results
+        assert await crew.aclose(seconds=0)
+
 
 class TestJob:
     async def test_job_goes_on_without_those_who_wait(self):

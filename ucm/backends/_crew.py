@@ -143,6 +143,7 @@ class Crew:
         """Of batches that somebody waits for."""
         self._left: list[_Batch[Any, Any]] = []
         self._jobs: list[Job[Any]] = []
+        self._is_closing = False
 
     @property
     def num_hung(self) -> int:
@@ -163,7 +164,7 @@ class Crew:
 
         Cancelled, it begins with no further item, and ends when nobody works on one any
         more: what *work* writes to is not written to behind the end of the call. What was
-        not done stays in *results* as it was.
+        not done stays in *results* as it was. Once the crew is being closed nothing is begun.
 
         Args:
             items: Any number.
@@ -174,7 +175,9 @@ class Crew:
                 are at jobs, which may; *work* uses the caller's memory by way of ``gate``
                 only, or does no harm with it.
         """
-        if not items or (leave and self.num_hung + self._num_jobs >= self.num_threads):
+        if not items or self._is_closing:
+            return
+        if leave and self.num_hung + self._num_jobs >= self.num_threads:
             return
         batch = _Batch(items, work, results)
         shares = min(len(items), self.num_threads)
@@ -221,6 +224,7 @@ class Crew:
 
         Calls that are under way end with what was begun by then.
         """
+        self._is_closing = True
         for batch in self._open:
             if not batch.stop(leave=False):
                 batch.over.set()
