@@ -45,6 +45,8 @@ FROZEN = {
     "ucm_tier_up": ("gauge", ("tier",)),
     "ucm_spilled_parts_total": ("counter", ("tier",)),
     "ucm_unspilled_parts_total": ("counter", ("tier", "reason")),
+    "ucm_forgotten_parts_total": ("counter", ("tier",)),
+    "ucm_unforgotten_parts_total": ("counter", ("tier",)),
     "ucm_failed_lookups_total": ("counter", ("reason",)),
     "ucm_bypassed_lookups_total": ("counter", ()),
     "ucm_unkeyed_lookups_total": ("counter", ("reason",)),
@@ -96,7 +98,7 @@ REASONS = {
     *("overload", "store_behind", "store_hung"),
     *("corrupt", "evicted", "absent", "unavailable", "slow", "device", "stuck"),
     *("row_failed", "unasked", "runtime_failed", "worker_died"),
-    *("admission", "slower"),
+    *("admission", "slower", "kept"),
 }
 MISS_REASONS = {
     *("never_offered", "queue", "too_short", "admission", "failed", "evicted"),

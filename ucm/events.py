@@ -144,7 +144,7 @@ tier.answers: info, agent, change
     It answers again; with a direction, it takes blocks.
     > tier medium direction
 tier.failed: warning, agent, change
-    It did not take blocks, or brought damaged ones; told once a minute for each reason.
+    It did not take blocks, brought damaged ones, or may have kept some; told once a minute for each reason.
     > tier medium reason blocks
 log.dropped: warning, any, change
     Lines are missing here: they could not be written in time.

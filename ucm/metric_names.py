@@ -166,6 +166,16 @@ _TABLE = (
         *("tier", "reason"),
     ),
     _counter(
+        "ucm_forgotten_parts_total",
+        "Parts that it has deleted from a tier, since somebody wanted them forgotten.",
+        "tier",
+    ),
+    _counter(
+        "ucm_unforgotten_parts_total",
+        "Parts that a tier may still have all the same: it, or the agent, could not be asked.",
+        "tier",
+    ),
+    _counter(
         "ucm_fetched_parts_total",
         "Parts that prefetches of hosts found, and that a tier had brought into the slab.",
         "tier",

@@ -67,6 +67,8 @@ class Reason(enum.StrEnum):
     """No tier has it."""
     EVICTED = "evicted"
     """The store no longer had it."""
+    KEPT = "kept"
+    """A tier may still have what was to be forgotten."""
     ADMISSION = "admission"
     """A tier does not take what was seen once, by its setting."""
     SLOWER = "slower"

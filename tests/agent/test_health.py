@@ -79,6 +79,33 @@ class TestRefresh:
         }
         assert expected == counters.snapshot().counters
 
+    def test_what_a_tier_parts_with_and_what_it_may_keep_is_told(self, node) -> None:
+        """R-52: of blocks that were to be forgotten, by the tier's name."""
+        client, counters, health = node
+        client.status = status()
+        client.status["slots"]["8192"] = {
+            "spilled": [
+                {"spilled": 0, "dropped": {}, "forgotten": 3, "unforgotten": 2},
+                {"spilled": 0, "dropped": {}, "forgotten": 5},
+            ]
+        }
+        health.refresh()
+        total = counters.total
+        assert 3 == total("ucm_forgotten_parts_total", tier="disk")
+        assert 5 == total("ucm_forgotten_parts_total", tier="redis")
+        assert 2 == total("ucm_unforgotten_parts_total")
+
+    def test_what_no_agent_was_there_for_is_counted_by_the_names_of_tiers(self) -> None:
+        """R-52, R-63: by those of the agent that was there last, or else by their types."""
+        client, counters = FakeClient(), Counters()
+        health = AgentHealth(client, counters, [{"type": "object"}])
+        health.unasked(3)
+        client.media = ()
+        health.unasked(2)
+        totals = counters.snapshot().counters
+        name = "ucm_unforgotten_parts_total"
+        assert {f"{name}|disk": 3, f"{name}|redis": 3, f"{name}|object": 2} == totals
+
     def test_totals_go_on_over_the_next_agent(self, node) -> None:
         """R-55, R-63: one that was started anew counts from nothing, and nothing is
         counted twice or taken back."""

@@ -113,6 +113,30 @@ class TestMain:
             assert 0 == here.serve(engine)
         assert ["agent.started", "summary", "agent.ended"] == here.events()
 
+    @pytest.mark.parametrize("kind", ["file-tier", "disk"])
+    def test_ledger_tells_that_forgotten_blocks_left_each_medium(
+        self, here, kind
+    ) -> None:
+        """R-57: who follows hears that slab and tier have them no more, and of the others
+        nothing; of a tier that tells of itself, and of one that does not."""
+        tier = {"type": kind, "path": str(here.tier)}
+        tier |= {"capacity": "64MiB"} if kind == "disk" else {}
+
+        def engine() -> None:
+            with here.client() as client:
+                follower = Ledgers(client)
+                client.follow(follower)
+                save(slab, KEYS)
+                everywhere = {(medium, at) for medium in range(2) for at in range(6)}
+                until(lambda: everywhere == follower.there)
+                slab.forget(KEYS[:4])
+                assert client.forget(KEYS[:4])
+                left = {(medium, at) for medium in range(2) for at in (4, 5)}
+                until(lambda: left == follower.there)
+
+        with open_slab(here.slab, 64) as slab:
+            assert 0 == here.serve(engine, tiers=[tier])
+
     def test_each_agent_is_told_from_the_one_before(self, here) -> None:
         """R-52: also where both have the same process id, as in a container."""
         told = []

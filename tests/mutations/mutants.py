@@ -25,6 +25,7 @@ from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
 from tests.mutations.of_fast import FAST
 from tests.mutations.of_faults import FAULTS
+from tests.mutations.of_forget import FORGET
 from tests.mutations.of_gpu import GPU
 from tests.mutations.of_hit import HIT
 from tests.mutations.of_host import HOST
@@ -152,6 +153,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *LEASE,
     *REPLAY,
     *GPU,
+    *FORGET,
     *HIT,
     *HOSTS,
     *OWN,

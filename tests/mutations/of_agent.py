@@ -235,8 +235,8 @@ AGENT = (
         name="reasons_of_another_release_taken",
         why="A word that an engine does not know ends it.",
         file="ucm/agent/protocol.py",
-        find="    found: int\n    reason: Reason\n",
-        replace="    found: int\n    reason: str\n",
+        find="    number: int\n    found: int\n    reason: Reason\n",
+        replace="    number: int\n    found: int\n    reason: str\n",
         killers=(f"{_NOBODY}::test_garbage_from_an_agent_ends_the_connection",),
     ),
     Mutant(

@@ -2,8 +2,8 @@
 """
 The end of the socket at who wants blocks: asks the node's agent, and never waits for it.
 
-Threading: ``want``, ``is_pending`` and ``drop`` are called on any thread, of one request on one
-at a time; each costs a few look-ups, and ``is_pending``, which an engine asks in every step for
+Threading: ``want``, ``forget``, ``is_pending`` and ``drop`` are called on any thread, of one request
+on one at a time; each costs a few look-ups, and ``is_pending``, which an engine asks in every step for
 every request that waits, one. All else, the socket too, is a loop's on a thread of its own. An agent
 that is not there is "no" at once; one that does not answer in time is "no" until it says something.
 """
@@ -14,21 +14,24 @@ import itertools
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import msgspec
 
-from ucm.agent.dialing import dial
+from ucm.agent.dialing import dial, receive
 from ucm.agent.launch import Pauses
+from ucm.agent.mirror import Follower
 from ucm.agent.protocol import (
-    FRAME_HEADER,
     MOST_KEYS,
     PROTOCOL_VERSION,
     SOCKET_NAME,
+    Answer,
     Ask,
     Done,
     Drop,
+    Forget,
     FromAgent,
     GetStatus,
     Hello,
@@ -38,19 +41,16 @@ from ucm.agent.protocol import (
     Told,
     Welcome,
     check_media,
-    decode_frame,
     encode_frame,
-    frame_bytes,
     peer_uid,
     within,
 )
 from ucm.blocks import PackedKey
 from ucm.errors import MessageError
-from ucm.reasons import Reason
 from ucm.threads import SYSTEM, Thread, Threads
 from ucm.tracing import AGENT_JOINED, AGENT_LOST, Log
 
-__all__ = ["AgentClient", "Answer", "Follower"]
+__all__ = ["AgentClient", "Answer"]
 
 _CONNECT_S: Final = 5.0
 _CLOSE_S: Final = 2.0
@@ -60,38 +60,6 @@ _AHEAD: Final = 0.9
 """The agent answers within this share of the time, so that its answer is here in time."""
 _MOST_WAITING: Final = 32 << 20
 """Bytes that the agent has not taken yet; more is no longer asked."""
-_DECODER: "Final[msgspec.msgpack.Decoder[FromAgent]]" = msgspec.msgpack.Decoder(
-    FromAgent
-)
-
-
-class Answer(NamedTuple):
-    """
-    What the agent said of a want.
-
-    Args:
-        found: So many of its keys, from the first, are in the slab.
-        reason: Why not more.
-        media: Where each of these was, as bytes: 0 the slab, tiers behind it.
-        reach: The hit that needs them, of a want with hits.
-    """
-
-    found: int
-    reason: Reason
-    media: bytes = b""
-    reach: int = 0
-
-
-class Follower(Protocol):
-    """Who follows the ledger; called on the client's thread, where it may use ``send``."""
-
-    def joined(self, media: Sequence[str]) -> None:
-        """Take note that an agent is there, which has these tiers, and knows nothing of us."""
-        ...
-
-    def told(self, told: Told) -> None:
-        """Take what the agent says of its ledger."""
-        ...
 
 
 class AgentClient:
@@ -191,18 +159,10 @@ class AgentClient:
             tell: Called once on our thread, behind the answer or the loss of the agent, but
                 not at the deadline, nor of a want that was dropped; brief, raises nothing.
         """
-        loop = self._loop
-        if not self.is_up or loop is None:
+        if not self.is_up:
             return False
-        self.drop(request_id)
-        number, now = next(self._numbers), self._clock()
-        self._open[request_id] = number
-        self._pending[number] = now + seconds
-        if tell is not None:
-            self._tellers[number] = tell
-        self._silent_until = self._silent_until or now + max(seconds, _LEAST_S)
         ask = Ask(
-            number,
+            self._begin(request_id, seconds, tell),
             list(keys[:MOST_KEYS]),
             list(sizes[:MOST_KEYS]),
             deadline_s=_AHEAD * seconds,
@@ -216,6 +176,42 @@ class AgentClient:
         self.call(lambda: self._ask(ask))
         return True
 
+    def forget(
+        self,
+        keys: Sequence[PackedKey],
+        name: str = "",
+        *,
+        seconds: float = 0.0,
+        tell: Callable[[], None] | None = None,
+    ) -> bool:
+        """
+        Have tiers part with what the slab has parted with; False: there is no agent.
+
+        Args:
+            keys: Of the blocks; with a name as many as a message takes.
+            name: As a request's, of who waits for the answer; left out: nobody does.
+            seconds: After which the answer is of no use; what was begun goes on.
+            tell: See ``want``.
+        """
+        if not self.is_up:
+            return False
+        number = self._begin(name, seconds, tell) if name else 0
+        for at in range(0, len(keys), MOST_KEYS):
+            some: list[bytes] = list(keys[at : at + MOST_KEYS])
+            self.call(partial(self._ask, Forget(number, some, _AHEAD * seconds)))
+        return True
+
+    def _begin(self, name: str, seconds: float, tell: Callable[[], None] | None) -> int:
+        """Take a question down, in place of the one of that name; return its number."""
+        self.drop(name)
+        number, now = next(self._numbers), self._clock()
+        self._open[name] = number
+        self._pending[number] = now + seconds
+        if tell is not None:
+            self._tellers[number] = tell
+        self._silent_until = self._silent_until or now + max(seconds, _LEAST_S)
+        return number
+
     def is_pending(self, request_id: str) -> bool:
         """Return whether an answer is still to come, and in time."""
         until = self._pending.get(self._open.get(request_id, 0))
@@ -226,7 +222,7 @@ class AgentClient:
         return self._answers.get(self._open.get(request_id, 0))
 
     def drop(self, request_id: str) -> None:
-        """Let the agent know that a request needs its blocks no more."""
+        """Let the agent know that a request needs its blocks, or an answer, no more."""
         if (number := self._open.pop(request_id, None)) is not None:
             self._pending.pop(number, None)
             self._answers.pop(number, None)
@@ -298,7 +294,7 @@ class AgentClient:
         if peer_uid(peer) != os.geteuid():
             raise MessageError("the agent belongs to another user")
         self._writer.write(encode_frame(self._hello))
-        answer = await self._receive(reader)
+        answer = await receive(reader)
         if isinstance(answer, Refused):
             self._tell_refusal(answer.problem)
             raise MessageError(answer.problem)
@@ -314,7 +310,7 @@ class AgentClient:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:
-            message = await self._receive(reader)
+            message = await receive(reader)
             check_media(message, len(self.media))
             self._silent_until = self._next_word(message)
             if self._is_told_silent:
@@ -340,11 +336,6 @@ class AgentClient:
         first = min((at for one, at in due if at > now and one != number), default=0.0)
         return first and max(first, now + _LEAST_S)
 
-    async def _receive(self, reader: asyncio.StreamReader) -> FromAgent:
-        header = await reader.readexactly(FRAME_HEADER.size)
-        payload = await reader.readexactly(frame_bytes(header))
-        return decode_frame(payload, _DECODER)
-
     def _tell_refusal(self, problem: str) -> None:
         """Tell why no agent serves us, once; it is asked and started again and again."""
         if problem and problem != self._refusal:
@@ -367,8 +358,8 @@ class AgentClient:
             return
         self._writer.write(encode_frame(message))
 
-    def _ask(self, ask: Ask) -> None:
-        """Send a want; one that came just as its agent was lost has its end."""
+    def _ask(self, ask: Ask | Forget) -> None:
+        """Send a question; one that came just as its agent was lost has its end."""
         if self._is_up:
             self.send(ask)
             return

@@ -8,7 +8,7 @@ import anyio
 import msgspec
 from anyio.abc import ByteStream, TaskGroup
 
-from ucm.agent.core import AgentCore
+from ucm.agent.core import AgentCore, Forgetting
 from ucm.agent.hits import Hits
 from ucm.agent.ledger import Ledger, Reader
 from ucm.agent.protocol import (
@@ -21,6 +21,7 @@ from ucm.agent.protocol import (
     Done,
     Drop,
     Follow,
+    Forget,
     FromAgent,
     GetStatus,
     Hello,
@@ -162,14 +163,7 @@ class Connection:
 
     async def _obey(self, message: ToAgent, core: AgentCore, tasks: TaskGroup) -> None:
         if isinstance(message, Ask):
-            want = _want_of(message, core.max_block_bytes)
-            if message.number in self._scopes:
-                raise MessageError(f"want {message.number} is open already")
-            if len(self._scopes) >= _MOST_WANTS:
-                await self._send(Done(message.number, 0, Reason.QUEUE_TICKETS))
-                return
-            self._scopes[message.number] = anyio.CancelScope()
-            tasks.start_soon(self._serve_want, message.number, want, core)
+            await self._begin(message, core, tasks)
         elif isinstance(message, Drop):
             if (scope := self._scopes.get(message.number)) is not None:
                 scope.cancel()
@@ -179,6 +173,8 @@ class Connection:
             if not self._is_saying:
                 self._is_saying = True
                 tasks.start_soon(self._say_status)
+        elif isinstance(message, Forget):
+            await self._forget(message, core, tasks)
         elif isinstance(message, Describe):
             self._describe(message)
         elif isinstance(message, Follow):
@@ -186,10 +182,47 @@ class Connection:
         else:
             raise MessageError("hello comes once")
 
+    async def _begin(self, ask: Ask, core: AgentCore, tasks: TaskGroup) -> None:
+        want = _want_of(ask, core.max_block_bytes)
+        if await self._opens(ask.number):
+            tasks.start_soon(self._serve_want, ask.number, want, core)
+
+    async def _opens(self, number: int) -> bool:
+        """Keep a number in mind whose answer is to come; answer that there is no room for it."""
+        if number in self._scopes:
+            raise MessageError(f"want {number} is open already")
+        if len(self._scopes) >= _MOST_WANTS:
+            await self._send(Done(number, 0, Reason.QUEUE_TICKETS))
+            return False
+        self._scopes[number] = anyio.CancelScope()
+        return True
+
     async def _say_status(self) -> None:
         """Say how the agent is, beside all else: a tier may take its time to tell."""
         await self._send(Status(await self._tell_status()))
         self._is_saying = False
+
+    async def _forget(self, message: Forget, core: AgentCore, tasks: TaskGroup) -> None:
+        """Begin what goes on without this engine, too; answer who waits."""
+        keys = _keys_of(message.keys)
+        if not 0 <= message.deadline_s <= LONGEST_S:
+            raise MessageError(f"more than {LONGEST_S} seconds, or less than none")
+        if not message.number:
+            core.forget(keys)
+        elif await self._opens(message.number):
+            tasks.start_soon(self._say_forgotten, message, core.forget(keys))
+
+    async def _say_forgotten(self, message: Forget, forgetting: Forgetting) -> None:
+        with self._scopes[message.number]:
+            try:
+                with anyio.move_on_after(message.deadline_s):
+                    await forgetting.over.wait()
+                found, kept = len(forgetting.taken), sorted(forgetting.left)
+                reason = Reason.KEPT if kept else Reason.NONE
+                media = bytes(1 + number for number in kept)
+                await self._send(Done(message.number, found, reason, media))
+            finally:
+                del self._scopes[message.number]
 
     def _describe(self, message: Describe) -> None:
         ledger = self._ledger()
@@ -261,6 +294,15 @@ def _check_key(nbytes: int) -> None:
         raise MessageError("a key that is none of ours")
 
 
+def _keys_of(packed: list[bytes]) -> list[PackedKey]:
+    """Return the keys of a message; raises ``MessageError`` where it has none that are ours."""
+    if not 0 < len(packed) <= MOST_KEYS:
+        raise MessageError(f"{len(packed)} keys")
+    for nbytes in set(map(len, packed)):
+        _check_key(nbytes)
+    return [PackedKey(key) for key in packed]
+
+
 def _want_of(ask: Ask, max_block_bytes: int) -> Want:
     """
     Return what is wanted.
@@ -268,18 +310,16 @@ def _want_of(ask: Ask, max_block_bytes: int) -> Want:
     Raises:
         MessageError: It makes no sense.
     """
-    if not 0 < len(ask.keys) <= MOST_KEYS or len(ask.keys) != len(ask.sizes):
-        raise MessageError(f"{len(ask.keys)} keys with {len(ask.sizes)} sizes")
+    keys = _keys_of(ask.keys)
+    if len(keys) != len(ask.sizes):
+        raise MessageError(f"{len(keys)} keys with {len(ask.sizes)} sizes")
     if not all(0 < size <= max_block_bytes for size in ask.sizes):
         raise MessageError(f"a block of no byte, or of more than {max_block_bytes}")
     if not (0 <= ask.deadline_s <= LONGEST_S and 0 <= ask.hold_s <= LONGEST_S):
         raise MessageError(f"more than {LONGEST_S} seconds, or less than none")
     if not 0 <= ask.tenant <= _LAST_TENANT:
         raise MessageError(f"a tenant of number {ask.tenant}")
-    for nbytes in set(map(len, ask.keys)):
-        _check_key(nbytes)
     hits = None if ask.hits is None else Hits(*ask.hits, len(ask.keys))
-    keys = [PackedKey(key) for key in ask.keys]
     deadline = anyio.current_time() + ask.deadline_s
     return Want(
         keys,

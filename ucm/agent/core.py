@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What an agent does for one slab: follows its changes, spills, and fetches what is wanted.
+What an agent does for one slab: follows its changes, spills, fetches what is wanted, and forgets.
+
+Whoever wants blocks forgotten has taken them out of the slab before. They go from each tier, behind what
+is being put there. What is on its way from a tier by the end of that lands nowhere, and what had landed just
+before is taken out of the slab again. What is saved anew meanwhile may go as well: a miss, and no more. A
+tier is asked once; what it may still have is counted.
 
 Threading: all of it runs on one loop; the slab's verbs are called on a few threads.
 """
@@ -8,22 +13,27 @@ Threading: all of it runs on one loop; the slab's verbs are called on a few thre
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import anyio
+import attrs
+from anyio.abc import TaskGroup
 
 from ucm.agent.admission import Admission
 from ucm.agent.budget import Budget
 from ucm.agent.calls import Blocking
 from ucm.agent.fetch import Fetcher, Want
+from ucm.agent.protocol import LONGEST_S
 from ucm.agent.spill import Spiller
+from ucm.backends._many import together
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
 from ucm.reasons import Reason
 from ucm.stores.abc import Cursor, Store
 
-__all__ = ["AgentCore"]
+__all__ = ["AgentCore", "Forgetting"]
 
 _POLL_S: Final = 0.05
 _MOST_FAILED: Final = 10
@@ -34,6 +44,29 @@ _TROUBLES: Final = (
     *(Reason.STORE_FULL, Reason.UNAVAILABLE, Reason.ERROR, Reason.QUEUE_BYTES),
 )
 """Reasons for which a block is not spilled that somebody can do something about."""
+_MOST_FORGOTTEN: Final = 1 << 20
+"""Blocks that are being forgotten at a time; beyond it tiers keep theirs."""
+_LEAST_FORGOTTEN: Final = 1 << 10
+"""A question counts as so many, so that there are no more than a thousand."""
+_FORGOTTEN_AT_ONCE: Final = 256
+"""Bounds how long the slab's lock is held."""
+
+
+@attrs.define(eq=False)
+class Forgetting:
+    """
+    Blocks that are being forgotten.
+
+    Args:
+        keys: Distinct ones.
+        left: Numbers of the tiers that may still have some.
+    """
+
+    keys: Sequence[PackedKey]
+    left: set[int]
+    taken: set[PackedKey] = attrs.Factory(set)
+    """Those that a tier had."""
+    over: anyio.Event = attrs.Factory(anyio.Event)
 
 
 class AgentCore:
@@ -74,15 +107,17 @@ class AgentCore:
         self._call = call
         self._cursor: Cursor | None = None
         self._reading = anyio.Lock()
+        self._forgettings: set[Forgetting] = set()
+        self._tasks: TaskGroup | None = None
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Work until cancelled, or until the slab is lost; calls *ready* once."""
-        async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as self._tasks:
             for spiller in self.spillers:
-                tasks.start_soon(spiller.run)
-            tasks.start_soon(self.fetcher.run, ready)
+                self._tasks.start_soon(spiller.run)
+            self._tasks.start_soon(self.fetcher.run, ready)
             await self._follow()
-            tasks.cancel_scope.cancel()
+            self._tasks.cancel_scope.cancel()
 
     async def fetch(self, want: Want) -> None:
         """Bring what is wanted, see ``Fetcher``; within ``run`` only."""
@@ -92,10 +127,46 @@ class AgentCore:
         """Give up what a want has; see ``Fetcher``."""
         self.fetcher.drop(want)
 
+    def forget(self, keys: Sequence[PackedKey]) -> Forgetting:
+        """Have tiers part with blocks, whoever waits for that; within ``run`` only."""
+        distinct = list(dict.fromkeys(keys))
+        forgetting = Forgetting(distinct, set(range(len(self.spillers))))
+        sizes = [len(each.keys) for each in (*self._forgettings, forgetting)]
+        if sum(max(size, _LEAST_FORGOTTEN) for size in sizes) > _MOST_FORGOTTEN:
+            for spiller in self.spillers:
+                spiller.counts.unforgotten += len(distinct)
+            forgetting.over.set()
+            return forgetting
+        assert self._tasks is not None
+        self._forgettings.add(forgetting)
+        self._tasks.start_soon(self._forget, forgetting)
+        return forgetting
+
+    async def _forget(self, forgetting: Forgetting) -> None:
+        keys = forgetting.keys
+
+        async def forget_in(number: int) -> None:
+            spiller = self.spillers[number]
+            if await spiller.forget(keys, forgetting.taken, LONGEST_S):
+                forgetting.left.discard(number)
+
+        try:
+            with self.fetcher.keep_out(keys):
+                for at in range(0, len(keys), _FORGOTTEN_AT_ONCE):
+                    landed = keys[at : at + _FORGOTTEN_AT_ONCE]
+                    with contextlib.suppress(StoreUnavailableError):
+                        await self._call(partial(self._store.forget, landed))
+                await together(
+                    [partial(forget_in, number) for number in forgetting.left]
+                )
+        finally:
+            self._forgettings.discard(forgetting)
+            forgetting.over.set()
+
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to spill to a tier that answers."""
-        return not any(
+        """Whether nothing is left to spill to a tier that answers, or to forget."""
+        return not self._forgettings and not any(
             spiller.is_served and not spiller.is_idle for spiller in self.spillers
         )
 
@@ -107,11 +178,12 @@ class AgentCore:
         }
 
     def troubles(self) -> Counter[tuple[int, Reason]]:
-        """Return how many blocks each tier did not take, or damaged, by its number and why."""
+        """Return how many blocks each tier did not take, damaged or kept, by its number and why."""
         found: Counter[tuple[int, Reason]] = Counter()
         for number, spiller in enumerate(self.spillers):
             for reason in _TROUBLES:
                 found[number, reason] += spiller.counts.dropped[reason]
+            found[number, Reason.KEPT] += spiller.counts.unforgotten
         for number, count in self.fetcher.counts.damaged.items():
             found[number, Reason.CORRUPT] += count
         return found
@@ -122,9 +194,11 @@ class AgentCore:
         return Reason.ADMISSION if refused and all(refused) else Reason.ABSENT
 
     async def drain(self) -> None:
-        """Take in what was committed by now, and wait until it is spilled."""
+        """Take in what was committed by now; wait until it is spilled, and others forgotten."""
         with contextlib.suppress(StoreUnavailableError):  # what is known of is spilled
             await self._take_changes()
+        for forgetting in list(self._forgettings):
+            await forgetting.over.wait()
         for spiller in self.spillers:
             await spiller.drained()
 

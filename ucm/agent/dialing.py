@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-How a client comes by a connection to the agent, which is its process's alone.
+How a client comes by a connection to the agent, which is its process's alone, and reads from it.
 
 A child that is forked off a host has the host's sockets as well. An agent would take it for the
 host behind the host's end: it would never go, and keep what the host had wanted.
@@ -11,8 +11,17 @@ import contextlib
 import os
 import socket
 import weakref
+from typing import Final
 
-__all__ = ["dial"]
+import msgspec
+
+from ucm.agent.protocol import FRAME_HEADER, FromAgent, decode_frame, frame_bytes
+
+__all__ = ["dial", "receive"]
+
+_DECODER: "Final[msgspec.msgpack.Decoder[FromAgent]]" = msgspec.msgpack.Decoder(
+    FromAgent
+)
 
 _in_this_process: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
@@ -33,6 +42,19 @@ async def dial(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         connected = await asyncio.open_unix_connection(sock=own)
         undo.pop_all()
     return connected
+
+
+async def receive(reader: asyncio.StreamReader) -> FromAgent:
+    """
+    Return what the agent says next.
+
+    Raises:
+        EOFError: It is gone.
+        MessageError: It is nothing that an agent says.
+    """
+    header = await reader.readexactly(FRAME_HEADER.size)
+    payload = await reader.readexactly(frame_bytes(header))
+    return decode_frame(payload, _DECODER)
 
 
 def _leave_all() -> None:

@@ -7,11 +7,13 @@ moment still to come, so that it stays; for each other one there is a *flight*, 
 however many want it from the same tiers (``ucm.agent.flights``). Who wants a key first starts
 its flight. A want keeps its slots until it is dropped, or its time is over, and its flights
 have ended: so what is pinned is bounded as well, also where a tier hangs. Of a want with several
-hits it is found out first which of them is there (``ucm.agent.hits``).
+hits it is found out first which of them is there (``ucm.agent.hits``). What is being forgotten is
+*kept out*: it may be asked for, and lands nowhere.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -108,6 +110,21 @@ class Fetcher:
         want.is_over = True
         self._budget.release(want.num_slots)
         want.num_slots = 0
+
+    @contextmanager
+    def keep_out(self, keys: Collection[PackedKey]) -> Iterator[None]:
+        """Have nothing of these blocks land that is on its way by the end of this."""
+        flights, distinct = self._flights, frozenset(keys)
+        flights.kept_out.update(distinct)
+        for flight in flights.by_key.values():
+            flight.is_kept_out |= flight.key in distinct
+        try:
+            yield
+        finally:
+            for key in distinct:  # which somebody else may keep out as well
+                flights.kept_out[key] -= 1
+                if not flights.kept_out[key]:
+                    del flights.kept_out[key]
 
     async def _bring(self, want: Want) -> Reason:
         """

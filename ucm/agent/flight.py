@@ -42,6 +42,8 @@ class Flight:
     """Where it was: 0 the slab, tiers behind it."""
     is_written: bool = False
     """Another writes it to the slab, as far as is known."""
+    is_kept_out: bool = False
+    """It lands nowhere: the block is forgotten meanwhile."""
     turn: Turn | None = None
     """While it waits for slots, or for its tier."""
     _done: anyio.Event | None = attrs.field(default=None, init=False)

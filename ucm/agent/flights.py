@@ -19,6 +19,7 @@ Each has one end::
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
@@ -72,6 +73,8 @@ class Flights:
     ) -> None:
         self.by_key: dict[tuple[PackedKey, tuple[int, ...]], Flight] = {}
         """By key and the tiers that may bring it."""
+        self.kept_out: Counter[PackedKey] = Counter()
+        """What begins meanwhile and lands nowhere, and how many want that."""
         self._slab = slab
         self._tiers = tiers
         self._budget = budget
@@ -84,6 +87,7 @@ class Flights:
     def begin(self, key: PackedKey, nbytes: int, tiers: tuple[int, ...]) -> Flight:
         """Begin one; ``fly`` ends it."""
         flight = self.by_key[key, tiers] = Flight(key, nbytes, tiers, tiers)
+        flight.is_kept_out = key in self.kept_out
         return flight
 
     def leave(self, want: Want, flights: Sequence[Flight]) -> None:
@@ -322,8 +326,15 @@ class Flights:
     ) -> bool:
         """Bring what got slots to its end; return whether the lease has ended."""
         keep = partial(self._slab.keep, hold_s=want.stay_s)
+        forget = self._slab.store.forget
+
+        def kept_out() -> list[int]:
+            return [at for at, key in enumerate(lease.keys) if flights[key].is_kept_out]
+
         try:
-            reasons = await self._slab.call(partial(land, lease, answers, keep))
+            reasons = await self._slab.call(
+                partial(land, lease, answers, keep, kept_out, forget)
+            )
         except (LeaseExpiredError, StoreUnavailableError):
             self._end_all([flights[key] for key in lease.keys], Reason.UNAVAILABLE)
             return False

@@ -4,7 +4,7 @@
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -16,6 +16,7 @@ from ucm.reasons import Reason
 __all__ = ["AgentHealth"]
 
 _REASONS: Final = frozenset(Reason)
+_UNFORGOTTEN: Final = "ucm_unforgotten_parts_total"
 
 
 class _Tier(msgspec.Struct):
@@ -26,6 +27,8 @@ class _Tier(msgspec.Struct):
 class _Spilled(msgspec.Struct):
     spilled: int
     dropped: dict[str, int]
+    forgotten: int = 0
+    unforgotten: int = 0
 
 
 class _Slots(msgspec.Struct):
@@ -49,11 +52,18 @@ class AgentHealth:
     Args:
         client: What talks to it.
         counters: Told.
+        tiers: Their settings, for what they are called before an agent was there.
     """
 
-    def __init__(self, client: AgentClient, counters: Counters) -> None:
+    def __init__(
+        self,
+        client: AgentClient,
+        counters: Counters,
+        tiers: Sequence[Mapping[str, object]] = (),
+    ) -> None:
         self._client = client
         self._counters = counters
+        self._types = [str(tier["type"]) for tier in tiers]
         self._agent = (0, "")
         self._totals: Mapping[str, int] = {}
         self._lock = threading.Lock()
@@ -69,6 +79,16 @@ class AgentHealth:
             return
         with self._lock:
             self._take(told, is_there=is_up)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the tiers, in order: as the agent that was there last has them, or their types."""
+        return self._client.media or self._types
+
+    def unasked(self, count: int) -> None:
+        """Count blocks that no agent was there to take from tiers."""
+        for name in self.names:
+            self._counters.add(_UNFORGOTTEN, count, tier=name)
 
     def _take(self, told: _Told, *, is_there: bool) -> None:
         for medium, tiers in itertools.groupby(
@@ -91,12 +111,14 @@ def _medium(tier: _Tier) -> str:
 
 
 def _totals_of(told: _Told) -> Counter[str]:
-    """Return what became of blocks that were to be spilled, by the texts of metrics."""
+    """Return what became of blocks that tiers were to take, or part with, by the texts of metrics."""
     totals: Counter[str] = Counter()
     for slots in told.slots.values():
         for tier, moved in zip(told.tiers, slots.spilled, strict=False):
             labels = {"tier": tier.medium}
             totals[sample_key("ucm_spilled_parts_total", labels)] += moved.spilled
+            totals[sample_key("ucm_forgotten_parts_total", labels)] += moved.forgotten
+            totals[sample_key(_UNFORGOTTEN, labels)] += moved.unforgotten
             for reason, count in moved.dropped.items():
                 why = reason if reason in _REASONS else Reason.ERROR
                 key = sample_key("ucm_unspilled_parts_total", labels | {"reason": why})

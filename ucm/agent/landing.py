@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came from a tier into slots becomes visible there, once its checksum was compared."""
+"""
+What came from a tier into slots becomes visible there, once its checksum was compared.
+
+Unless it is kept out, as somebody wants it forgotten. That is looked at before and behind: whoever
+keeps it out later takes it out of the slab behind that.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -23,10 +28,13 @@ def land(
     lease: WriteLease,
     answers: Sequence[Fetched],
     keep: Callable[[Sequence[PackedKey]], None],
+    kept_out: Callable[[], Sequence[int]],
+    forget: Callable[[Sequence[PackedKey]], object],
 ) -> list[Reason]:
     """
     Make visible what came whole, on a thread, and *keep* it; return why the others did not.
 
+    What is *kept_out*, by its number, does not become visible; or is taken back by *forget*.
     Bytes are hashed once: what seals a slot is what travelled with the block, or is not it.
     """
     done = [at for at, each in enumerate(answers) if each.verdict is Verdict.DONE]
@@ -41,6 +49,12 @@ def land(
         else (Reason.NONE if seals[at] == answer.checksum else Reason.CORRUPT)
         for at, answer in enumerate(answers)
     ]
+    for at in kept_out():
+        reasons[at] = Reason.ABSENT
     lease.commit(without=[at for at, reason in enumerate(reasons) if reason])
     keep([key for key, why in zip(lease.keys, reasons, strict=True) if not why])
+    if late := [at for at in kept_out() if not reasons[at]]:
+        forget([lease.keys[at] for at in late])
+        for at in late:
+            reasons[at] = Reason.ABSENT
     return reasons

@@ -9,8 +9,8 @@ slow, the mirror tells the difference to what it told before: nobody has to forg
 Pure; for one thread.
 """
 
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import attrs
 import msgspec
@@ -18,7 +18,19 @@ import msgspec
 from ucm.agent.protocol import Told
 from ucm.blocks import PackedKey, ShardId, block_of, group_of, hash_of, shard_of
 
-__all__ = ["Mirror", "News", "Said"]
+__all__ = ["Follower", "Mirror", "News", "Said"]
+
+
+class Follower(Protocol):
+    """Who follows the ledger; called on the client's thread, where it may use ``send``."""
+
+    def joined(self, media: Sequence[str]) -> None:
+        """Take note that an agent is there, which has these tiers, and knows nothing of us."""
+        ...
+
+    def told(self, told: Told) -> None:
+        """Take what the agent says of its ledger."""
+        ...
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True):

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,12 +27,14 @@ __all__ = [
     "MOST_KEYS",
     "PROTOCOL_VERSION",
     "SOCKET_NAME",
+    "Answer",
     "Ask",
     "Describe",
     "Done",
     "Drop",
     "Entry",
     "Follow",
+    "Forget",
     "FromAgent",
     "GetStatus",
     "Hello",
@@ -50,10 +52,10 @@ __all__ = [
     "within",
 ]
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 MAX_FRAME_BYTES: Final = 8 << 20
 MOST_KEYS: Final = 1 << 16
-"""Of one want: they fit into a frame however long they are."""
+"""Of one message: they fit into a frame however long they are."""
 LONGEST_S: Final = 60.0
 """That a want may take, and that what was found may be kept behind it."""
 FRAME_HEADER: Final = struct.Struct(">I")
@@ -117,6 +119,21 @@ class Drop(msgspec.Struct, tag="drop", frozen=True):
     number: int
 
 
+class Forget(msgspec.Struct, tag="forget", frozen=True):
+    """
+    An engine has taken blocks out of the slab; tiers are to part with them, too.
+
+    Args:
+        number: Its name on this connection; 0: nobody waits for an answer.
+        keys: Packed keys.
+        deadline_s: From now on; then it is answered with what is known, and goes on.
+    """
+
+    number: int
+    keys: list[bytes]
+    deadline_s: float = 0.0
+
+
 class Describe(msgspec.Struct, tag="describe", frozen=True):
     """
     What blocks hold, for whoever follows the ledger.
@@ -162,7 +179,9 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
 
 class Done(msgspec.Struct, tag="done", frozen=True):
     """
-    The answer to a want.
+    The answer to a want, or to who has blocks forgotten.
+
+    To the latter *found* says how many of them tiers had, and *media* which tiers may have some yet.
 
     Args:
         number: Which.
@@ -174,6 +193,23 @@ class Done(msgspec.Struct, tag="done", frozen=True):
     """
 
     number: int
+    found: int
+    reason: Reason
+    media: bytes = b""
+    reach: int = 0
+
+
+class Answer(NamedTuple):
+    """
+    What its asker has of a ``Done``.
+
+    Args:
+        found: So many of its keys, from the first, are in the slab.
+        reason: Why not more.
+        media: Where each of these was, as bytes: 0 the slab, tiers behind it.
+        reach: The hit that needs them, of a want with hits.
+    """
+
     found: int
     reason: Reason
     media: bytes = b""
@@ -220,7 +256,7 @@ class Status(msgspec.Struct, tag="status", frozen=True):
     told: dict[str, object]
 
 
-ToAgent = Hello | Ask | Drop | Describe | Follow | GetStatus
+ToAgent = Hello | Ask | Drop | Forget | Describe | Follow | GetStatus
 FromAgent = Welcome | Refused | Done | Told | Status
 _T = TypeVar("_T")
 

@@ -15,6 +15,11 @@ not hold a block while it is read: that its slot is its own is looked at behind 
 behind the put, because the bytes are read then once more: what was recycled under it is
 taken out of the tier, as far as the tier has answered. Whoever meets it there before, or all the
 same, sees that its checksum does not hold.
+
+What is forgotten leaves the backlog, and the tier behind the puts that are under way: what is put
+later is read in the slab before, which has it no more. Each such block has one end as well::
+
+    forgotten of the tier = forgotten + unforgotten + what it did not have
 """
 
 import contextlib
@@ -56,6 +61,10 @@ class SpillCounts:
     dropped: Counter[Reason] = attrs.Factory(Counter)
     nbytes: int = 0
     """Of what was spilled."""
+    forgotten: int = 0
+    """Blocks that were deleted, as somebody wanted them forgotten."""
+    unforgotten: int = 0
+    """Such that it may still have."""
 
 
 @attrs.frozen(eq=False)
@@ -87,7 +96,6 @@ class Spiller:
         rule: Admission = Admission.ALL,
     ) -> None:
         self.counts = SpillCounts()
-        self.num_moving = 0
         self._store = store
         self._backend = backend
         self._can = backend.capabilities
@@ -99,6 +107,9 @@ class Spiller:
         """What a tier that is not served gave no answer for; it comes behind all that waits."""
         self._brought: set[PackedKey] = set()
         """What came from this tier, and was not offered since."""
+        self._moving: dict[anyio.Event, dict[PackedKey, int]] = {}
+        """What each call of ours is about, by its end."""
+        self._forgetting = anyio.Lock()
         self._offered = anyio.Event()
         self._ended = anyio.Event()
 
@@ -108,6 +119,11 @@ class Spiller:
         return len(self._waiting) + len(self._again)
 
     @property
+    def num_moving(self) -> int:
+        """Blocks on their way."""
+        return sum(map(len, self._moving.values()))
+
+    @property
     def is_half_full(self) -> bool:
         """Whether half of the room for the backlog is taken."""
         return 2 * self.num_waiting > self._most_waiting
@@ -115,7 +131,7 @@ class Spiller:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits or moves."""
-        return not self.num_waiting and not self.num_moving
+        return not self.num_waiting and not self._moving
 
     @property
     def is_served(self) -> bool:
@@ -175,6 +191,39 @@ class Spiller:
         """Return whether the tier did not take a block, as far as is remembered."""
         return self._admitter.refused(key)
 
+    async def forget(
+        self, keys: Sequence[PackedKey], taken: set[PackedKey], seconds: float
+    ) -> bool:
+        """
+        Have the tier part with blocks that the slab has parted with.
+
+        Args:
+            keys: Distinct ones.
+            taken: Where those go that it had.
+            seconds: After which it is given up; what is not deleted then may stay.
+
+        Returns:
+            Whether it has none of them any more.
+        """
+        for key in keys:
+            self.withdraw(key)
+        size, num_left = self._can.batch_blocks, len(keys)
+        distinct, under_way = frozenset(keys), list(self._moving.items())
+        with anyio.move_on_after(seconds):
+            for over, moving in under_way:
+                if not distinct.isdisjoint(moving):
+                    await over.wait()
+            async with self._forgetting:  # so that a tier has one such call at a time
+                for at in range(0, len(keys), size):
+                    some = keys[at : at + size]
+                    told = await self._backend.delete(some)
+                    done = [verdict is Verdict.DONE for verdict in told]
+                    taken.update(itertools.compress(some, done))
+                    self.counts.forgotten += sum(done)
+                    num_left -= sum(done) + told.count(Verdict.ABSENT)
+        self.counts.unforgotten += num_left
+        return not num_left
+
     async def drained(self) -> None:
         """Wait until nothing waits or moves."""
         while not self.is_idle:
@@ -195,11 +244,13 @@ class Spiller:
                 later_s = 0.0 if self._waiting else _LATER_S
                 await anyio.sleep(max(wait_s, _SHORTEST_S) + later_s)
             elif sizes := self._take():
-                self.num_moving += len(sizes)
+                over = anyio.Event()
+                self._moving[over] = sizes
                 try:
                     await self._spill(sizes)
                 finally:
-                    self.num_moving -= len(sizes)
+                    del self._moving[over]
+                    over.set()
                     self._tell_end()
 
     def _leaves(self, key: PackedKey) -> bool:

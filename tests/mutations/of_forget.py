@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of forgetting: what a user wants gone is in no tier, and comes back from none."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["FORGET"]
+
+_CLIENT = "ucm/agent/client.py"
+_CONNECTION = "ucm/agent/connection.py"
+_CORE = "ucm/agent/core.py"
+_LANDING = "ucm/agent/landing.py"
+_SPILL = "ucm/agent/spill.py"
+_FLIGHTS = "tests/agent/test_forget.py::TestFlights"
+_KEPT = "tests/agent/test_forget.py::TestKept"
+_TIERS = "tests/agent/test_forget.py::TestTiers"
+_TOLD = "tests/agent/test_forget_told.py"
+
+FORGET = (
+    Mutant(
+        name="forgotten_stays_in_tiers",
+        why="A prompt that was to be gone is in the tier, and comes back by the next fetch.",
+        file=_SPILL,
+        find="                    told = await self._backend.delete(some)\n",
+        replace="                    told = [Verdict.DONE] * len(some)\n",
+        killers=(f"{_TIERS}::test_forgotten_blocks_leave_each_tier",),
+    ),
+    Mutant(
+        name="forgotten_before_its_put",
+        why="What a put leaves behind in a tier that did not take it back, nobody knows of.",
+        file=_SPILL,
+        find="                if not distinct.isdisjoint(moving):\n",
+        replace="                if False:\n",
+        killers=(f"{_TIERS}::test_tier_is_asked_behind_the_puts_that_are_under_way",),
+    ),
+    Mutant(
+        name="forgotten_all_at_once",
+        why="Deletions of many prompts crowd out the puts and gets of a tier.",
+        file=_SPILL,
+        find="            async with self._forgetting:",
+        replace="            if self._forgetting:",
+        killers=(f"{_TIERS}::test_tier_has_one_such_call_at_a_time",),
+    ),
+    Mutant(
+        name="unforgotten_untold",
+        why="Who looks after tiers does not hear that one has kept what was to be gone.",
+        file=_SPILL,
+        find="        self.counts.unforgotten += num_left\n",
+        replace="",
+        killers=(
+            f"{_KEPT}::test_tier_that_does_not_answer_is_named_and_costs_no_other",
+        ),
+    ),
+    Mutant(
+        name="kept_is_no_trouble",
+        why="The agent's log does not name the tier that has kept what was to be gone.",
+        file=_CORE,
+        find="            found[number, Reason.KEPT] += spiller.counts.unforgotten\n",
+        replace="",
+        killers=(
+            f"{_KEPT}::test_tier_that_does_not_answer_is_named_and_costs_no_other",
+        ),
+    ),
+    Mutant(
+        name="forgetting_without_a_bound",
+        why="A host that has all forgotten fills the agent's memory while a tier is away.",
+        file=_CORE,
+        find="for size in sizes) > _MOST_FORGOTTEN:",
+        replace="for size in sizes) < 0:",
+        killers=(f"{_KEPT}::test_more_than_may_be_forgotten_at_a_time_is_kept",),
+    ),
+    Mutant(
+        name="small_forgetting_costs_nothing",
+        why="A million questions of one block each are a million tasks of the agent.",
+        file=_CORE,
+        find="sum(max(size, _LEAST_FORGOTTEN) for size in sizes)",
+        replace="sum(sizes)",
+        killers=(f"{_KEPT}::test_more_than_may_be_forgotten_at_a_time_is_kept",),
+    ),
+    Mutant(
+        name="hung_tier_forgets_for_ever",
+        why="Behind a put that never ends nothing is forgotten, counted or answered any more.",
+        file=_CORE,
+        find="spiller.forget(keys, forgetting.taken, LONGEST_S)",
+        replace="spiller.forget(keys, forgetting.taken, 2 * LONGEST_S)",
+        killers=(
+            f"{_KEPT}::test_put_that_nobody_can_end_is_not_waited_for_without_end",
+        ),
+    ),
+    Mutant(
+        name="forgetting_ends_with_the_agent",
+        why="A server that is stopped leaves in tiers what its users wanted gone.",
+        file=_CORE,
+        find="            await forgetting.over.wait()\n",
+        replace="            pass\n",
+        killers=(f"{_KEPT}::test_agent_that_ends_is_through_before",),
+    ),
+    Mutant(
+        name="forgetting_is_idle",
+        why="An agent whose last engine goes ends amid what it is to delete.",
+        file=_CORE,
+        find="return not self._forgettings and not any(",
+        replace="return not any(",
+        killers=(f"{_KEPT}::test_agent_that_ends_is_through_before",),
+    ),
+    Mutant(
+        name="landed_before_stays",
+        why="What a fetch brings between the slab's forgetting and the agent's is found again.",
+        file=_CORE,
+        find="                        await self._call(partial(self._store.forget, landed))\n",
+        replace="                        pass\n",
+        killers=(f"{_FLIGHTS}::test_block_that_landed_just_before_goes_again",),
+    ),
+    Mutant(
+        name="on_its_way_lands",
+        why="A fetch that has got a block when it is forgotten brings it back.",
+        file="ucm/agent/fetch.py",
+        find="            flight.is_kept_out |= flight.key in distinct\n",
+        replace="            pass\n",
+        killers=(f"{_FLIGHTS}::test_block_that_was_got_before_lands_nowhere",),
+    ),
+    Mutant(
+        name="asked_for_meanwhile_lands",
+        why="Who wants a block while tiers are asked to delete it brings it back.",
+        file="ucm/agent/flights.py",
+        find="        flight.is_kept_out = key in self.kept_out\n",
+        replace="",
+        killers=(f"{_FLIGHTS}::test_block_that_is_asked_for_meanwhile_lands_nowhere",),
+    ),
+    Mutant(
+        name="kept_out_for_ever",
+        why="A prompt that was forgotten once is never fetched again, however often it is saved.",
+        file="ucm/agent/fetch.py",
+        find="                if not flights.kept_out[key]:\n",
+        replace="                if flights.kept_out[key] < 0:\n",
+        killers=(f"{_FLIGHTS}::test_block_that_is_asked_for_meanwhile_lands_nowhere",),
+    ),
+    Mutant(
+        name="kept_out_only_behind",
+        why="A block that is kept out is found for a moment, and loaded.",
+        file=_LANDING,
+        find="    for at in kept_out():\n",
+        replace="    for at in ():\n",
+        killers=(f"{_FLIGHTS}::test_block_is_kept_out_amid_its_landing",),
+    ),
+    Mutant(
+        name="kept_out_only_before",
+        why="A block that is forgotten while it becomes visible stays.",
+        file=_LANDING,
+        find="        forget([lease.keys[at] for at in late])\n",
+        replace="",
+        killers=(f"{_FLIGHTS}::test_block_is_kept_out_amid_its_landing",),
+    ),
+    Mutant(
+        name="forgetting_of_anything_taken",
+        why="A peer that says what no engine says crashes the agent of all others.",
+        file=_CONNECTION,
+        find="        if not 0 <= message.deadline_s <= LONGEST_S:\n",
+        replace="        if False:\n",
+        killers=(
+            "tests/agent/test_connection.py::TestStrangers::test_what_makes_no_sense_ends_the_connection",
+        ),
+    ),
+    Mutant(
+        name="forgetting_answered_late",
+        why="Who waits for an answer has none in its time, and takes the agent for stopped.",
+        file=_CONNECTION,
+        find="        with anyio.move_on_after(message.deadline_s):\n",
+        replace="        with anyio.move_on_after(LONGEST_S):\n",
+        killers=(
+            f"{_TOLD}::TestConnection::test_who_has_blocks_forgotten_hears_what_became_of_that",
+        ),
+    ),
+    Mutant(
+        name="forgetting_answers_nobody",
+        why="An engine that waits for nothing is told of a question that it never had.",
+        file=_CONNECTION,
+        find="        if not message.number:\n",
+        replace="        if False:\n",
+        killers=(
+            f"{_TOLD}::TestConnection::test_who_has_blocks_forgotten_hears_what_became_of_that",
+        ),
+    ),
+    Mutant(
+        name="long_prompt_in_one_message",
+        why="A prompt that is more than a message takes ends the connection, and all its wants.",
+        file=_CLIENT,
+        find="list(keys[at : at + MOST_KEYS])",
+        replace="list(keys[at:])",
+        killers=(f"{_TOLD}::TestClient::test_nobody_waits_unless_it_has_a_name",),
+    ),
+    Mutant(
+        name="forgetting_numbers_without_a_bound",
+        why="A peer that reads no answers fills the agent with them.",
+        file=_CONNECTION,
+        find="        elif await self._opens(message.number):\n",
+        replace="        else:\n            self._scopes[message.number] = anyio.CancelScope()\n",
+        killers=(f"{_TOLD}::TestConnection::test_number_that_is_open_is_no_number",),
+    ),
+)
