@@ -24,6 +24,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "ucm.cache.sync": ("Answer", "Cache", "Load", "Save"),
     "ucm.cache.staged": (),
     "ucm.cache.fetches": ("Fetched",),
+    "ucm.cache.forgetting": ("Forgotten",),
     "ucm.cache.transfers": ("Result", "Statistics"),
     "ucm.pipeline.outcomes": ("OutcomeKind",),
     "ucm.reasons": ("Reason",),

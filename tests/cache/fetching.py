@@ -19,6 +19,7 @@ from ucm.agent.protocol import (
     Ask,
     Done,
     Drop,
+    Forget,
     GetStatus,
     Hello,
     Status,
@@ -31,8 +32,8 @@ __all__ = ["GONE", "SILENT", "Say", "ScriptedAgent", "beside_agent"]
 
 _DECODER = msgspec.msgpack.Decoder(ToAgent)
 SILENT, GONE = "silent", "gone"
-Say = Callable[[Ask], "Done | str"]
-"""What the agent answers to a want; or that it says nothing, or dies."""
+Say = Callable[[Ask | Forget], "Done | str"]
+"""What the agent answers to a want, or to who has blocks forgotten; or that it says nothing, or dies."""
 
 
 class ScriptedAgent:
@@ -46,7 +47,7 @@ class ScriptedAgent:
 
     def __init__(self, directory: Path, say: Say) -> None:
         self.say = say
-        self.heard: queue.Queue[Ask | Drop] = queue.Queue()
+        self.heard: queue.Queue[Ask | Drop | Forget] = queue.Queue()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(directory / SOCKET_NAME))
         self._listener.listen()
@@ -54,7 +55,7 @@ class ScriptedAgent:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def hear(self) -> Ask | Drop:
+    def hear(self) -> Ask | Drop | Forget:
         """Return what it was told next."""
         return self.heard.get(timeout=LIMIT_S)
 
@@ -82,9 +83,9 @@ class ScriptedAgent:
             if isinstance(told, GetStatus):
                 peer.sendall(encode_frame(Status({"pid": 7, "tiers": [], "slots": {}})))
                 continue
-            assert isinstance(told, Ask | Drop)
+            assert isinstance(told, Ask | Drop | Forget)
             self.heard.put(told)
-            said = self.say(told) if isinstance(told, Ask) else SILENT
+            said = SILENT if isinstance(told, Drop) else self.say(told)
             if said is GONE:
                 raise EOFError
             if isinstance(said, Done):

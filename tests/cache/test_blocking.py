@@ -12,6 +12,7 @@ import pytest
 
 from tests.cache.kit import Host, keys_of, leaving_nothing, span_of
 from tests.clocks import AdvancingThreads
+from ucm.cache.forgetting import Forgotten
 from ucm.cache.sync import Cache
 from ucm.devices.cpu import CPUDevice
 from ucm.errors import (
@@ -65,7 +66,7 @@ class TestVerbs:
             assert [8, 8, 4] == [
                 len(order.block_ids) for order in save._transfer.orders.values()
             ]
-            assert 1 == cache.forget(keys[18:19])
+            assert 1 == cache.forget(keys[18:19]).in_store
             assert 16 == cache.load(keys, range(20, 40)).leading
 
     def test_each_does_what_its_awaitable_twin_does(self) -> None:
@@ -87,7 +88,7 @@ class TestVerbs:
             cache.flush()
             told = cache.statistics()
             assert (5, 5) == (told.saved_blocks, told.loaded_blocks)
-            assert 2 == cache.forget(keys[3:])
+            assert Forgotten(2) == cache.forget(keys[3:])
             assert 3 == cache.load(keys, range(20, 25)).leading + 1
 
     def test_wait_without_end_is_a_wait(self) -> None:

@@ -18,6 +18,7 @@ from tests.cache.test_opening import pool_of
 from tests.kit import agents
 from tests.kit.file_tier import registration
 from ucm.cache import aio
+from ucm.cache.forgetting import Forgotten
 from ucm.cache.sync import Cache
 from ucm.reasons import Reason
 
@@ -143,13 +144,24 @@ def test_block_that_rots_in_a_tier_is_a_miss(place: Place) -> None:
         assert content(pool_of(), range(3)) == content(pool, range(3))
 
 
-def test_what_is_forgotten_is_still_in_tiers(place: Place) -> None:
-    """As the page says: it is forgotten by the slab, and a prefetch brings it back; what
-    has another salt is never found."""
+def test_what_is_forgotten_is_in_no_tier(place: Place) -> None:
+    """R-41, R-53: it leaves the slab and its tiers, and no prefetch brings it back on any machine
+    whose slab has it not; what nobody wants gone stays."""
     spill(place)
     with place.machine("a") as (cache, _):
-        assert 6 == cache.forget(KEYS)
-        assert 0 == cache.match(KEYS)
-        assert 6 == cache.prefetch(KEYS, timeout=LIMIT_S).found
+        assert Forgotten(4, 4) == cache.forget(KEYS[:4])
+        assert 2 == len(place.stored())
+        assert 0 == cache.prefetch(KEYS, timeout=LIMIT_S).found
+    with place.machine("b") as (cache, _):
+        assert 0 == cache.prefetch(KEYS, timeout=LIMIT_S).found
+        assert 2 == cache.prefetch(KEYS[4:], timeout=LIMIT_S).found
+        assert Forgotten(2, 2) == cache.forget(KEYS[4:])
+        assert [] == place.stored()
+
+
+def test_what_has_another_salt_is_never_found(place: Place) -> None:
+    """As the page says, whatever tiers have kept."""
+    spill(place)
+    with place.machine("a") as (cache, _):
         salted = HASHER.keys([0, *range(1, 6 * 16)], salt=b"forgotten")
         assert 0 == cache.prefetch(salted, timeout=LIMIT_S).found

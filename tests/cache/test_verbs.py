@@ -86,7 +86,7 @@ class TestMoving:
             async with host.cache() as cache:
                 keys = keys_of(6)
                 await cache.save(keys, range(6)).committed
-                assert 1 == await cache.forget(keys[3:4])
+                assert 1 == (await cache.forget(keys[3:4])).in_store
                 loaded = await cache.load(keys, range(20, 26))
                 assert (OutcomeKind.FAILED, Reason.EVICTED, 2, 4) == (
                     loaded.kind,

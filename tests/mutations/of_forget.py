@@ -9,8 +9,10 @@ _CLIENT = "ucm/agent/client.py"
 _CONNECTION = "ucm/agent/connection.py"
 _CORE = "ucm/agent/core.py"
 _LANDING = "ucm/agent/landing.py"
+_LIBRARY = "ucm/cache/forgetting.py"
 _SPILL = "ucm/agent/spill.py"
 _FLIGHTS = "tests/agent/test_forget.py::TestFlights"
+_HOSTS = "tests/cache/test_forgetting.py"
 _KEPT = "tests/agent/test_forget.py::TestKept"
 _TIERS = "tests/agent/test_forget.py::TestTiers"
 _TOLD = "tests/agent/test_forget_told.py"
@@ -189,11 +191,43 @@ FORGET = (
         killers=(f"{_TOLD}::TestClient::test_nobody_waits_unless_it_has_a_name",),
     ),
     Mutant(
+        name="host_answered_by_the_first_message",
+        why="A host hears that all is gone while a tier is still to be asked for the rest.",
+        file=_LIBRARY,
+        find="            if len(answers) == len(parts):\n",
+        replace="            if answers:\n",
+        killers=(f"{_HOSTS}::test_more_keys_than_a_message_takes_are_one_question",),
+    ),
+    Mutant(
+        name="dead_agent_kept_nothing",
+        why="A host is told that all is gone though nobody has asked a tier.",
+        file=_LIBRARY,
+        find="answers.append((0, range(1, 1 + len(health.names))))",
+        replace="answers.append((0, ()))",
+        killers=(f"{_HOSTS}::test_without_an_agent_all_tiers_may_have_kept_it",),
+    ),
+    Mutant(
+        name="refused_is_forgotten",
+        why="A host is told that all is gone where the agent had no room for its question.",
+        file=_LIBRARY,
+        find="if said is not None and said.reason in _SAID:",
+        replace="if said is not None:",
+        killers=(f"{_HOSTS}::test_agent_without_room_has_kept_all",),
+    ),
+    Mutant(
         name="forgetting_numbers_without_a_bound",
         why="A peer that reads no answers fills the agent with them.",
         file=_CONNECTION,
         find="        elif await self._opens(message.number):\n",
         replace="        else:\n            self._scopes[message.number] = anyio.CancelScope()\n",
         killers=(f"{_TOLD}::TestConnection::test_number_that_is_open_is_no_number",),
+    ),
+    Mutant(
+        name="question_kept_for_ever",
+        why="Each question that was answered late stays in the host's memory.",
+        file=_LIBRARY,
+        find="        at_end(over, partial(_drop, client, tuple(parts)))\n",
+        replace="",
+        killers=(f"{_HOSTS}::test_agent_that_says_nothing_costs_the_deadline",),
     ),
 )

@@ -14,6 +14,7 @@ import anyio.lowlevel
 
 from ucm.cache.core import Core
 from ucm.cache.fetches import Fetched
+from ucm.cache.forgetting import Forgotten
 from ucm.cache.host_loop import HostLoop
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
@@ -332,18 +333,17 @@ class Cache:
         """
         await self._answer(self._core.retain(keys, ttl=ttl, group=group, place=place))
 
-    async def forget(self, keys: Sequence[bytes], *, group: int = 0) -> int:
+    async def forget(self, keys: Sequence[bytes], *, group: int = 0) -> Forgotten:
         """
-        Make blocks invisible in the store, and return how many were there.
+        Make blocks invisible in the store, have tiers part with them, and say who had some.
 
-        Tiers keep theirs, and a ``prefetch`` brings them back: what must not be found again
-        needs another salt or key space, and ends there by a tier's time to live. A save that
-        is under way may store them again: await its ``committed`` first.
+        Waits for ``timeout.load`` at most; deleting in tiers goes on behind that. A save that is
+        under way may store them again: await its ``committed`` first.
 
         Raises:
-            StoreUnavailableError: The store did not answer.
+            StoreUnavailableError: The store did not answer, or the agent nothing at all.
         """
-        return await self._answer(self._core.forget(keys, group=group))
+        return await self._answer(self._core.fetches.forget(keys, group))
 
     async def flush(self) -> None:
         """

@@ -75,10 +75,6 @@ class Asking:
         uses = self._orders.uses(len(keys), group, place, now_ns)
         return self._ask(lambda packed: self._store.touch(packed, uses), keys, group)
 
-    def forget(self, keys: Sequence[bytes], *, group: int) -> Pending[int]:
-        """Have blocks made invisible in the store; ask how many were there."""
-        return self._ask(self._store.forget, keys, group)
-
     def _check_open(self) -> None:
         if not self._is_open:
             raise PipelineClosedError(self._questions.why_closed)

@@ -108,8 +108,8 @@ class Core(Asking):
         self._ends = threads.lock()  # of every ``Pending``: they end under the other
         super().__init__(self._kept, orders, Questions(self._ends, threads), threads)
         self.fetches = Fetches(
-            *(client, self._kept.match, self._questions, orders),
-            *(config.timeout, self._counters, threads),
+            *(client, self._kept, self._questions, orders),
+            *(config, self._counters, threads),
         )
         self._asked: deque[tuple[Transfer, Asked, Fence, bool]] = deque()
         self._taking = threads.lock()  # of who makes tickets of what was asked for

@@ -22,15 +22,17 @@ from ucm.agent.client import AgentClient, Answer
 from ucm.agent.health import AgentHealth
 from ucm.agent.protocol import LONGEST_S
 from ucm.blocks import PackedKey
+from ucm.cache.forgetting import Forgets, Forgotten
 from ucm.cache.orders import Asked, Orders
-from ucm.cache.pending import Pending
+from ucm.cache.pending import Pending, at_end
 from ucm.cache.questions import Questions
 from ucm.cache.transfers import Transfer
-from ucm.config import TimeoutConfig
+from ucm.config import UCMConfig
 from ucm.errors import PipelineClosedError, StoreUnavailableError
 from ucm.metrics import Counters
 from ucm.prefixes import Place
 from ucm.reasons import Reason
+from ucm.stores.abc import Store
 from ucm.threads import Threads
 
 __all__ = ["Fetch", "Fetched", "Fetches", "Fetching"]
@@ -169,10 +171,10 @@ class Fetches:
 
     Args:
         client: Of the node's agent; closed with this. None: there are no tiers.
-        match: How many keys the slab has, from the first on.
+        store: The slab.
         questions: Where it is asked.
         orders: Know keys and sizes.
-        timeout: How long is waited, and what was found is kept.
+        config: How long is waited, and what was found is kept.
         counters: Of how it ended.
         threads: Where clock and lock come from.
     """
@@ -180,19 +182,25 @@ class Fetches:
     def __init__(
         self,
         client: AgentClient | None,
-        match: Callable[[list[PackedKey]], int],
+        store: Store,
         questions: Questions,
         orders: Orders,
-        timeout: TimeoutConfig,
+        config: UCMConfig,
         counters: Counters,
         threads: Threads,
     ) -> None:
         self._client = client
-        self._health = None if client is None else AgentHealth(client, counters)
-        self._match = match
+        self._health = None
+        if client is not None:
+            self._health = AgentHealth(client, counters, config.tiers)
+        self._store = store
+        self._forgets = Forgets(
+            *(client, self._health, store, questions),
+            *(config.timeout.load, threads),
+        )
         self._questions = questions
         self._orders = orders
-        self._timeout = timeout
+        self._timeout = config.timeout
         self._counters = counters
         self.now = threads.monotonic
         self._ends = threads.lock()
@@ -221,8 +229,7 @@ class Fetches:
             PipelineClosedError: The cache is closed.
             ValueError: *timeout* is below 0 or no number.
         """
-        if not self.is_open:
-            raise PipelineClosedError(self._questions.why_closed)
+        self._check_open()
         packer, own = self._orders.packer(keys, group), tuple(keys)
         seconds = self._timeout.fetch if timeout is None else timeout
         if not seconds >= 0:  # nor is NaN, which would upset a loop's timers
@@ -239,15 +246,18 @@ class Fetches:
             elif asked.error is not None:
                 over.end(None, asked.error)
 
-        if not asked.subscribe(look):
-            look()
+        at_end(asked, look)
         return fetch
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise PipelineClosedError(self._questions.why_closed)
 
     def _look(self, fetch: Fetch, packed: list[PackedKey]) -> None:
         """Ask the slab and, where that falls short, the agent. On the thread of questions."""
         if fetch.is_given_up:
             return
-        fetch.in_slab, client = self._match(packed), self._client
+        fetch.in_slab, client = self._store.match(packed), self._client
         if fetch.in_slab == len(packed):
             fetch.over.end(Answer(len(packed), Reason.NONE))
         elif client is None:
@@ -295,6 +305,19 @@ class Fetches:
             assert self._client is not None
             self._client.drop(fetch.name)
 
+    def forget(self, keys: Sequence[bytes], group: int) -> Pending[Forgotten]:
+        """
+        Have the slab and its tiers part with blocks; see ``Cache.forget``.
+
+        Raises:
+            KeyFormatError: They are no keys.
+            LayoutError: There is no such group.
+            PipelineClosedError: The cache is closed.
+        """
+        self._check_open()
+        packer, own = self._orders.packer(keys, group), tuple(keys)
+        return self._forgets.begin(lambda: packer.pack(own))
+
     def loading(self, transfer: Transfer, asked: Asked) -> None:
         """Take note that blocks are loaded: behind it nothing is kept that ends with them."""
         if not self._kept:
@@ -306,8 +329,7 @@ class Fetches:
                 if fetch.group == asked.group and fetch.last in keys:
                     self.drop(fetch)
 
-        if not transfer.over.subscribe(loaded):
-            loaded()
+        at_end(transfer.over, loaded)
 
     def refresh(self) -> None:
         """Bring up to date what metrics say of the agent."""

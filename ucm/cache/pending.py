@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-__all__ = ["Pending"]
+__all__ = ["Pending", "at_end"]
 
 T = TypeVar("T")
 
@@ -67,3 +67,9 @@ class Pending(msgspec.Struct, Generic[T], eq=False):  # made by one call, of C
         if self.error is not None:
             raise self.error
         return self._value  # type: ignore[return-value] # an end without error has one
+
+
+def at_end(pending: Pending[Any], call: Callable[[], None]) -> None:
+    """Have *call* made at the end of something, or now."""
+    if not pending.subscribe(call):
+        call()

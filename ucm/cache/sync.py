@@ -17,6 +17,7 @@ from typing import TypeVar
 from ucm.cache.calls import alone, check_may_wait
 from ucm.cache.core import Core
 from ucm.cache.fetches import Fetched, Fetching
+from ucm.cache.forgetting import Forgotten
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.cache.waits import late, result_of, wait, wait_until
@@ -347,9 +348,9 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         """Keep stored blocks as if they were used in *ttl* seconds."""
         self._answer(self._waited.retain(keys, ttl=ttl, group=group, place=place))
 
-    def forget(self, keys: Sequence[bytes], *, group: int = 0) -> int:
-        """Make blocks invisible in the store, not in tiers; return how many were there."""
-        return self._answer(self._waited.forget(keys, group=group))
+    def forget(self, keys: Sequence[bytes], *, group: int = 0) -> Forgotten:
+        """Make blocks invisible in the store, and have tiers part with them."""
+        return self._answer(self._waited.fetches.forget(keys, group))
 
     def flush(self) -> None:
         """Block until every save and load that was asked for by now is over."""

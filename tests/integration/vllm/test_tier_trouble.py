@@ -87,7 +87,7 @@ class TestDamage:
             one.step()
             one.tier._cache.flush()
             one.tier._cache.statistics()  # asked behind the question
-            assert 3 == one.tier._cache.forget(keys)
+            assert 3 == one.tier._cache.forget(keys).in_store
             assert [0, 0] == [one.found(name, keys) for name in ("r", "s")]
             assert 1 == counted(one, PROMOTIONS)
 
