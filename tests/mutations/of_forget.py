@@ -230,4 +230,26 @@ FORGET = (
         replace="",
         killers=(f"{_HOSTS}::test_agent_that_says_nothing_costs_the_deadline",),
     ),
+    Mutant(
+        name="agent_untold_by_the_door",
+        why="A request that wants its prompt forgotten leaves it in tiers.",
+        file="ucm/stores/forgetter.py",
+        find="        self._tell(keys)\n",
+        replace="",
+        killers=(
+            "tests/stores/test_forgetter.py::TestForgetter::test_tiers_are_told_behind_the_store",
+            "tests/integration/vllm/test_wishes.py::TestHalves::test_forgotten_prompt_is_deleted_when_its_request_ends",
+            "tests/integration/vllm/test_elsewhere.py::TestForget::test_rank_deletes_its_own_part",
+        ),
+    ),
+    Mutant(
+        name="unasked_uncounted_by_the_door",
+        why="An operator does not see that prompts which were to be gone stay in tiers.",
+        file="ucm/integration/vllm/tiers.py",
+        find="            self._health.unasked(len(keys))\n",
+        replace="            pass\n",
+        killers=(
+            "tests/integration/vllm/test_tiers.py::TestForget::test_agent_is_told_what_the_slab_has_no_more",
+        ),
+    ),
 )

@@ -70,6 +70,25 @@ class TestForgetter:
         assert forgetting.close()
         assert [2, 1, 3] == store.asked
 
+    def test_tiers_are_told_behind_the_store(self) -> None:
+        """R-53: of all keys at once, also of those that the store refused to delete: what it
+        had no more may be in tiers."""
+        keys, told = make_keys(4), []
+        store = Gate(8)
+        store.refuses_first = True
+        save(store, keys[:2])
+
+        def tell(some: Sequence[PackedKey]) -> None:
+            told.append((list(some), len(store.asked)))
+
+        forgetting = Forgetter(store, SYSTEM, tell)
+        forgetting.put(keys[:3])
+        forgetting.put(keys[3:])
+        assert [] == told
+        store.is_open.set()
+        assert forgetting.close()
+        assert [(keys[:3], 1), (keys[3:], 2)] == told
+
     def test_thread_that_hangs_is_told_of(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Deletes blocks for a thread that must not wait for the store.
+Deletes blocks for a thread that must not wait for the store, and has tiers told behind that.
 
 Threading: ``put`` and ``close`` are called on one thread, the engine's.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ucm.blocks import PackedKey
@@ -29,10 +29,17 @@ class Forgetter:
     Args:
         store: Any call may be made on any thread.
         threads: Where thread, lock and queue come from.
+        tell: Called with keys behind their deletion, on the thread; brief, raises nothing.
     """
 
-    def __init__(self, store: Store, threads: Threads) -> None:
+    def __init__(
+        self,
+        store: Store,
+        threads: Threads,
+        tell: Callable[[Sequence[PackedKey]], object] = lambda _: None,
+    ) -> None:
         self._store = store
+        self._tell = tell
         self._aside = Aside("ucm-forgetter", self._forget, threads)
         self._lock = threads.lock()
         self._num_waiting = 0
@@ -54,5 +61,6 @@ class Forgetter:
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             with contextlib.suppress(StoreError):
                 self._store.forget(keys[start : start + _KEYS_AT_ONCE])
+        self._tell(keys)
         with self._lock:
             self._num_waiting -= len(keys)

@@ -22,6 +22,7 @@ class FakeClient:
     media: tuple = ("disk", "redis")
     status: dict = attrs.Factory(dict)
     looks: int = 0
+    forgotten: list = attrs.Factory(list)
 
     def want(self, request_id, keys, sizes, *, seconds, hold_s, **terms):
         """Take a want."""
@@ -30,6 +31,11 @@ class FakeClient:
         self.terms.append(terms)
         self.pending.add(request_id)
         return True
+
+    def forget(self, keys):
+        """Take note, if it is there."""
+        self.forgotten += keys if self.is_up else []
+        return self.is_up
 
     def is_pending(self, request_id):
         """Return whether the test has answered."""

@@ -93,7 +93,7 @@ class TestAsk:
 class TestForget:
     def test_rank_deletes_its_own_part(self) -> None:
         """R-60: what a request wants forgotten goes on each machine, of all groups, and in
-        parts that begin where the one before ends."""
+        parts that begin where the one before ends; its agent is told, until the end."""
         store = Forgetful()
         wants = rank_of(HYBRID, store=store)
         size = HYBRID.hash_block_tokens
@@ -107,6 +107,7 @@ class TestForget:
         assert sorted(matcher.keys_of_prefix(hashes, 8 * size)) == sorted(
             store.forgotten
         )
+        assert store.forgotten == wants._client.forgotten
 
     def test_ranks_of_the_scheduler_s_machine_delete_nothing(self) -> None:
         """R-60: their store is the scheduler's, which deletes by itself."""

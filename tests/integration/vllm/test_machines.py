@@ -264,7 +264,8 @@ class TestMachines:
         assert {"s"} == one.load()
 
     def test_forgotten_prompt_is_deleted_on_each_machine(self, start, tmp_path) -> None:
-        """R-60: a request that wants its prompt forgotten has each machine's part deleted."""
+        """R-60: a request that wants its prompt forgotten has each machine's part deleted, there
+        and in the tier that they share; no step waits for it."""
         one = start()
         one.save()
         until(lambda: parts(tmp_path) == 6)
@@ -280,6 +281,7 @@ class TestMachines:
         for rank, worker in enumerate(one.workers):
             keys = keys_of(worker, digest, rank)
             until(lambda keys=keys, of=worker: not any(of.store.contains(keys)))
+        until(lambda: parts(tmp_path) == 0)
 
 
 class TestRefused:

@@ -327,10 +327,26 @@ class TestDrop:
         assert ["a"] == world.client.dropped
 
 
+class TestForget:
+    def test_agent_is_told_what_the_slab_has_no_more(self) -> None:
+        """R-58: what nobody could be told of is counted by the names of the tiers."""
+        world = World(tiers=[{"type": "disk"}])
+        world.tiers.forget([b"k"])
+        assert [b"k"] == world.client.forgotten
+        world.client.is_up = False
+        world.tiers.forget([b"k", b"l"])
+        assert [b"k"] == world.client.forgotten
+        name = "ucm_unforgotten_parts_total"
+        assert [2, 2] == [
+            world.counters.total(name, tier=tier) for tier in ("disk", "redis")
+        ]
+
+
 def test_without_tiers_nothing_is_asked() -> None:
     """R-63: an engine without tiers asks nobody."""
     tiers = Tiers(None, None, UCMConfig(), PromptSpeed(), Counters(), lambda: 0.0)
     assert not tiers.is_pending("a")
     assert not tiers.ask(request(), HASHES, 0, MISS)
     tiers.drop("a")
+    tiers.forget([b"k"])
     tiers.close()

@@ -8,6 +8,7 @@ import pytest
 import structlog
 from xxhash import xxh32_intdigest
 
+from tests.integration.vllm.agent_kit import FakeClient
 from tests.integration.vllm.test_halves import HASHES, Engine, make_setup, request
 from ucm.blocks import GroupId, KeyPacker, ShardId
 from ucm.integration.vllm.messages import plan_in
@@ -257,7 +258,7 @@ class TestHalves:
 
     def test_forgotten_prompt_is_deleted_when_its_request_ends(self, engine):
         """Its own blocks are gone, whoever stored them, and not those of others; while
-        it runs it hits them."""
+        it runs it hits them. The agent is told of them behind that."""
         engine.memory.random_(1, 200)
         engine.save("r")
         one = asking("s", forget=True)
@@ -266,12 +267,14 @@ class TestHalves:
         engine.scheduler.allocated(one, [[5, 6, 7]], 48)
         assert (set(), {"s"}, set()) == engine.work(engine.plan())
         assert (48, True) == engine.scheduler.match(request("q"), 0)
+        engine.scheduler._tiers._client = client = FakeClient()
         engine.scheduler.finished("s", [[5, 6, 7]])
         assert engine.scheduler._forgetter.close()
         digest = engine.scheduler._adapter._matcher.keyspace_digest
         packer = KeyPacker(digest, GroupId(0), ShardId(0))
         store = engine.scheduler._store
         assert [False, False, True] == store.contains(packer.pack(HASHES[:3]))
+        assert packer.pack(HASHES[:2]) == client.forgotten
         engine.scheduler.finished("q")
         assert engine.idle()
 

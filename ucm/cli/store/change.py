@@ -47,7 +47,7 @@ def rm(
 
     Engines go on: what they are about to load and is gone they compute. Several options
     of one kind add up; those of different kinds must all be true of a block. What is
-    saved meanwhile may stay.
+    saved meanwhile may stay. Tiers keep what they have.
     """
     with SlabSurvey(path) as survey:
         choice = wanted.choose(survey)

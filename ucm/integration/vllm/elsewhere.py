@@ -82,7 +82,9 @@ class RankWants:
 
     def _forget(self, forgotten: Forgotten) -> None:
         if self._forgetter is None:
-            self._forgetter = Forgetter(self._store, self._setup.threads)
+            threads, client = self._setup.threads, self._client
+            tell = (client.forget,) if client is not None else ()
+            self._forgetter = Forgetter(self._store, threads, *tell)
         layout, matcher = self._setup.layout, self._matcher(forgotten.keyspace_digest)
         num_before = forgotten.start // layout.hash_block_tokens
         hashes = [*[b""] * num_before, *forgotten.hashes]
@@ -144,8 +146,8 @@ class RankWants:
         return len(self._asked)
 
     def close(self) -> None:
-        """Leave the agent, and delete what is to be deleted. Idempotent."""
-        if self._client is not None:
-            self._client.close()
+        """Delete what is to be deleted, and leave the agent. Idempotent."""
         if self._forgetter is not None:
             self._forgetter.close()
+        if self._client is not None:
+            self._client.close()

@@ -112,13 +112,13 @@ class SchedulerHalf:
             longest, counters=self._counters, log=self._log, is_ranked=is_ranked
         )
         self._running = self.running = Running(self._adapters, self._adapter, wishes)
-        self._forgetter = Forgetter(store, setup.threads)
         client = open_client(setup.config, setup.facts(0).slot_bytes, self._log)
         of_tiers = client if setup.config.tiers else None
         self._tiers = Tiers(
             *(self._adapter.matcher, of_tiers, setup.config, paying.prompts),
             *(self._counters, self._clock),
         )
+        self._forgetter = Forgetter(store, setup.threads, self._tiers.forget)
         self.events = open_teller(setup, client, self._counters)
         self._hits = Hits(self._counters, store.capabilities.tier)
         self.hit_sources = self._hits.sources
@@ -391,10 +391,10 @@ class SchedulerHalf:
             return
         self._is_closed = True
         self._adapters.close()
-        self._tiers.close()
-        self.events.close()
         if all((self._neighbours.close(), self._forgetter.close())):
             self._store.close()
+        self._tiers.close()
+        self.events.close()
         self._lifelog.tell(at_end=True)
         self._log.info(SCHEDULER_CLOSED, holds=self._adapter.counts()["holds"])
         close_log(self._log)

@@ -23,7 +23,7 @@ from ucm.agent.client import AgentClient
 from ucm.agent.health import AgentHealth
 from ucm.agent.joining import check_machines
 from ucm.agent.protocol import LONGEST_S, MOST_KEYS
-from ucm.blocks import ShardId
+from ucm.blocks import PackedKey, ShardId
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
 from ucm.metrics import Counters
@@ -125,7 +125,9 @@ class Tiers:
         self._part_bytes: dict[ShardId, list[int]] = {}
         self._questions: dict[str, _Question] = {}
         self._prompts = prompts
-        self._health = None if client is None else AgentHealth(client, counters)
+        self._health = None
+        if client is not None:
+            self._health = AgentHealth(client, counters, config.tiers)
         self.elsewhere = Elsewhere()
 
     def agree(self, agreement: Agreement) -> None:
@@ -371,6 +373,12 @@ class Tiers:
             assert self._client is not None
             self._client.drop(request_id)
             self.elsewhere.drop(request_id)
+
+    def forget(self, keys: Sequence[PackedKey]) -> None:
+        """Have tiers part with what the slab has parted with; any thread, waits for nothing."""
+        if self._client is not None and not self._client.forget(keys):
+            assert self._health is not None
+            self._health.unasked(len(keys))
 
     def __len__(self) -> int:
         return len(self._questions)
