@@ -134,7 +134,7 @@ class TestLastSteps:
     def test_engine_in_this_process_resets_and_sleeps_right_behind_its_answers(
         self, llama: Path, tmp_path: Path
     ) -> None:
-        """S4-12: nobody steps it any more, and yet what ended is saved, its blocks are free,
+        """R-08: nobody steps it any more, and yet what ended is saved, its blocks are free,
         and the next prompts find all of it."""
         from vllm import SamplingParams
 

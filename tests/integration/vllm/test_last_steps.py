@@ -53,7 +53,7 @@ class TestLastSteps:
     def test_where_nobody_else_takes_them_nothing_is_kept_when_nobody_runs(
         self, monkeypatch: pytest.MonkeyPatch, in_flight: int
     ) -> None:
-        """S4-12: in the host's own process what ended is saved and freed with the last answer,
+        """R-08: in the host's own process what ended is saved and freed with the last answer,
         also with a step more on its way, and what is found of it is right."""
         monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         monkeypatch.setattr(last_steps, "_LONGEST_S", 60.0)
