@@ -133,6 +133,10 @@ ENDS: Final[Mapping[str, Explained]] = {
     "admission": Explained(
         "A tier takes only what is stored a second time.", "Set its admission to all."
     ),
+    "kept": Explained(
+        "A tier may still have what was to be forgotten.",
+        "Forget it again once the tier answers.",
+    ),
     "slower": Explained(
         "A tier would have brought it later than computing takes.",
         "Nothing, or a faster tier; predict_loads: false fetches whatever it takes.",

@@ -341,7 +341,7 @@ class TestSetting:
         config = SimpleNamespace(
             parallel_config=SimpleNamespace(rank=0),
             device_config=SimpleNamespace(device_type="npu"),
-            kv_transfer_config=object(),
+            kv_transfer_config=SimpleNamespace(engine_id="engine"),
         )
         setup = SimpleNamespace(
             config=UCMConfig.from_mapping(settings),

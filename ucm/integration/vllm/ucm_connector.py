@@ -95,13 +95,13 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerHalf | MockSchedulerHalf | None = None
         self._worker: WorkerHalf | MockWorkerHalf | None = None
         self._vitals: StatusServer | None = None
-        self.engine_id = vllm_config.kv_transfer_config.engine_id
         if kv_cache_config is None:
             logger.warning(
                 "UCMConnector was built without kv_cache_config, by a wrapper for an "
                 "older engine: it saves and loads nothing. Pass kv_cache_config."
             )
             return
+        self.engine_id = vllm_config.kv_transfer_config.engine_id
         setup = self._make_setup(vllm_config, kv_cache_config)
         is_mock = setup.mode.is_mock
         if role is KVConnectorRole.SCHEDULER:
