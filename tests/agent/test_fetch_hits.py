@@ -152,6 +152,40 @@ def test_damaged_block_costs_no_shorter_hit(slab) -> None:
     assert (0, fetcher._budget.total) == (fetcher.num_open, fetcher._budget.left)
 
 
+class Uneven(Unruly):
+    """A tier of which some calls take longer: by the first block, for so many seconds."""
+
+    def __init__(self, seconds: dict) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    async def get(self, keys, targets):
+        """Wait, then get."""
+        await anyio.sleep(self._seconds.get(keys[0], 0.0))
+        return await super().get(keys, targets)
+
+
+def test_hit_behind_a_damaged_one_does_not_wait_for_slots_of_its_own(tmp_path) -> None:
+    """R-53, R-63: what is on its way for the longest hit has slots as well; a shorter one is brought that
+    has no more than are left, at once."""
+    backend = Uneven({FULL[4]: 0.2, FULL[6]: 1.0})
+    spans = [span for hit in range(1, 9) for span in ((hit, 0), (hit, hit + 3))]
+
+    async def run():
+        await lay(backend, KEYS)
+        backend.shelf.values[WINDOWS[4]] = backend.shelf.values[WINDOWS[0]]
+        with open_slab(tmp_path / "slab", 104) as slab:  # a fetch may have thirteen
+            async with open_core(slab, backend) as core:
+                want = want_of(KEYS, hits=Hits(*zip(*spans, strict=True), 16))
+                began = anyio.current_time()
+                await core.fetch(want)
+                return want, anyio.current_time() - began
+
+    want, seconds = run_virtual(run)
+    assert (1, 2, Reason.CORRUPT) == (want.reach, want.found, want.reason)
+    assert seconds < 2.0
+
+
 def test_tier_that_hangs_is_found_out_by_wants_that_wait_for_less(slab) -> None:
     """R-51, X-14: a look goes on when who wanted it has no time left, and how it ends counts: from then on
     nobody waits for that tier, and the next one is asked."""

@@ -192,4 +192,14 @@ FAULTS = (
             "tests/agent/test_spill.py::TestSpill::test_slab_that_changes_faster_than_it_is_spilled_is_followed",
         ),
     ),
+    Mutant(
+        name="shorter_hit_waits_for_itself",
+        why="A hit is waited for whose slots the longer one before it has, and nobody gets any meanwhile.",
+        file=_FETCH,
+        find="self._budget.total - want.num_taken",
+        replace="self._budget.total - want.num_slots",
+        killers=(
+            "tests/agent/test_fetch_hits.py::test_hit_behind_a_damaged_one_does_not_wait_for_slots_of_its_own",
+        ),
+    ),
 )

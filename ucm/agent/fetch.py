@@ -210,7 +210,7 @@ class Fetcher:
 
         hit, lacked = await hits.choose(
             await self._slab.has(want.keys),
-            self._budget.total - want.num_slots,  # no hit waits for slots of its own
+            self._budget.total - want.num_taken,  # no hit waits for slots of its own
             partial(look, is_prefix=True),
             partial(look, is_prefix=False),
             lost,

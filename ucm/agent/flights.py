@@ -123,6 +123,7 @@ class Flights:
             want = await self._take_turn(flights, count)
             if want is None:
                 return
+            want.num_taken += count
             try:
                 while any(of_tier):
                     await self._get_all(of_tier, want)

@@ -88,6 +88,8 @@ class Want:
     """Why it is not more."""
     num_slots: int = 0
     """Of the budget, once its flights have ended."""
+    num_taken: int = 0
+    """Likewise, with those of flights that have not."""
     is_over: bool = False
     """Dropped."""
 
