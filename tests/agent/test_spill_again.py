@@ -175,3 +175,28 @@ def test_block_that_waits_on_leaves_with_the_slab_or_comes_from_the_tier(slab) -
     assert (6, 4) == waiting
     assert (2, 1) == (counts.spilled, counts.skipped)
     assert {Reason.UNAVAILABLE: 2, Reason.EVICTED: 1} == counts.dropped
+
+
+def test_block_of_two_calls_without_an_answer_has_an_end_for_each(slab) -> None:
+    """R-63: what was saved anew amid a call was offered twice; it waits on once, and the other time is
+    counted as dropped."""
+    backend = Unruly()
+    backend.does.delay, backend.does.is_down = 0.5, True
+
+    async def spill():
+        async with open_core(slab, backend) as core:
+            spiller = core.spillers[0]
+            for key in KEYS[:2]:  # with one more its circuit is open
+                save(slab, [key])
+                await anyio.sleep(1.0)
+            save(slab, KEYS[2:3])
+            await anyio.sleep(0.2)
+            slab.forget(KEYS[2:3])
+            save(slab, KEYS[2:3])
+            await anyio.sleep(0.2)
+            assert 2 == spiller.num_moving
+            await anyio.sleep(0.4)
+            assert spiller.counts.offered == ends(spiller)
+            return spiller.counts.offered, spiller.num_waiting, spiller.counts.dropped
+
+    assert (4, 1, {Reason.UNAVAILABLE: 3}) == run_virtual(spill)

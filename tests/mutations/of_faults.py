@@ -202,4 +202,14 @@ FAULTS = (
             "tests/agent/test_fetch_hits.py::test_hit_behind_a_damaged_one_does_not_wait_for_slots_of_its_own",
         ),
     ),
+    Mutant(
+        name="block_of_two_calls_ends_once",
+        why="Blocks that a tier gave no answer for are neither dropped nor waiting.",
+        file=_SPILL,
+        find="if not (key in self._waiting or key in self._again)",
+        replace="if key not in self._waiting",
+        killers=(
+            f"{_AGAIN}::test_block_of_two_calls_without_an_answer_has_an_end_for_each",
+        ),
+    ),
 )

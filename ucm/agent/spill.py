@@ -340,7 +340,7 @@ class Spiller:
             waits = {
                 key: nbytes
                 for key, nbytes in unanswered.items()
-                if key not in self._waiting  # else it was offered meanwhile
+                if not (key in self._waiting or key in self._again)  # offered meanwhile
             }
             self._again |= waits
         if num_dropped := len(unanswered) - len(waits):
