@@ -27,6 +27,14 @@ WORKER = (
         killers=(f"{_TAKEN}[1]",),
     ),
     Mutant(
+        name="last_steps_before_others",
+        why="Who waits to run waits for copies that would go on beside it.",
+        file="ucm/integration/vllm/last_steps.py",
+        find="if half.running.num_wishes:",
+        replace="if half.running:",
+        killers=(f"{_LAST}::test_while_somebody_waits_they_are_steps_of_the_engine",),
+    ),
+    Mutant(
         name="last_steps_of_one_rank",
         why="Of several ranks one saves behind the last answer; the others' plans are lost.",
         file="ucm/integration/vllm/last_steps.py",

@@ -22,12 +22,17 @@ class Told:
     def __init__(self, it: World) -> None:
         self._it = it
         (self._door,) = it.doors
+        self.num_steps = self.num_early = 0
+        """Of those that are not the host's, and of these while somebody was there."""
 
     def __getattr__(self, name: str):
         return getattr(self._door, name)
 
     def get_transfer_results(self, finished: set[str]):
         """Forward, and tell the host."""
+        requests = self._it.host.scheduler.requests.values()
+        self.num_steps += 1
+        self.num_early += not all(request.is_finished() for request in requests)
         told = self._door.get_transfer_results(finished)
         output = KVOutput(
             finished_sending=told.finished_sending,
@@ -39,11 +44,12 @@ class Told:
 
 
 def kept_behind_all(it: World, acts: int) -> int:
-    """Let the host act; return how often blocks were kept though nobody ran."""
+    """Let the host act; return how often blocks were kept though nobody was there."""
     kept = 0
     for _ in range(acts):
         it.host.act()
-        kept += not it.scheduler.running and it.scheduler.counts()["deferred"] > 0
+        counts = it.scheduler.counts()
+        kept += not counts["wishes"] and counts["deferred"] > 0
     it.run(0)
     return kept
 
@@ -64,6 +70,21 @@ class TestLastSteps:
             assert 100 < it.host.seen["finished"]
             assert 20 < it.host.seen["deferred"]
         assert 0 == kept or in_flight > 1  # amid a step they are that step's
+
+    def test_while_somebody_waits_they_are_steps_of_the_engine(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-08: an answer behind which others are to run is not the last one, and they do not wait for
+        copies that go on beside them."""
+        monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        odds = Odds(arrive=0.15, abort=0.0, preempt=0.02, hold_back=0.0, admit=0.5)
+        settings = HostSettings(odds=odds)
+        with world(7, HYBRID, num_ranks=1, settings=settings, is_whole=True) as it:
+            told = Told(it)
+            monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", told)
+            kept_behind_all(it, 1500)
+            assert 0 < told.num_steps
+            assert 0 == told.num_early
 
     @pytest.mark.parametrize("change", ["own process", "two ranks", "another engine"])
     def test_where_others_take_them_the_last_answer_waits_for_nothing(

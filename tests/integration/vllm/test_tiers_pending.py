@@ -71,7 +71,7 @@ class TestEngine:
             assert (None, False) == scheduler.match(request("s"), 0)
             client.say("s", 0, "absent")
             assert (0, False) == scheduler.match(request("s"), 0)
-            for name in ("s", "t"):
+            for name in ("r", "s", "t"):
                 scheduler.finished(name, is_aborted=True)
             assert ["s", "t"] == client.dropped
             assert engine.idle()

@@ -53,14 +53,16 @@ class LastSteps:
 
     def take(self, output: KVConnectorOutput) -> None:
         """
-        Save what is left if no request runs, for a second at most.
+        Save what is left if no request runs or waits to, for a second at most.
 
         Args:
             output: What the worker told of the last step; whose blocks are free behind it
                 joins it, so that the engine hears of it at once.
         """
         half = self._half
-        if not self._are_ours or isinstance(half, MockSchedulerHalf) or half.running:
+        if not self._are_ours or isinstance(half, MockSchedulerHalf):
+            return
+        if half.running.num_wishes:  # of whoever has come and is not over
             return
         worker = self._worker() if half.counts()["deferred"] else None
         if worker is None or worker.has_connector_metadata():  # amid a step of its own

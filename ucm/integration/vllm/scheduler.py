@@ -132,8 +132,7 @@ class SchedulerHalf:
             on_doubt=self._adapter.doubt,
             on_proof=self._rekey,
         )
-        self.watch_cache = self._doubts.watch
-        self._is_closed = False
+        self.watch_cache, self._is_closed = self._doubts.watch, False
         self._numbers = SchedulerNumbers(
             *(self._counters, self._adapter, self._store, self._clock),
             is_on=lambda: self._keyspace is not None and not self._is_closed,
@@ -193,6 +192,7 @@ class SchedulerHalf:
 
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         """Have what tiers have of a new request's prefix fetched while it waits."""
+        self._running.wishes_of(request)  # so that it is known to be there
         may_ask = self._setup.mode.loads is not Loads.NOTHING
         may_ask = may_ask and self._tiers.may_ask_early(request)
         if may_ask and self._adapters.may_match(request):
