@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps behind the last answer, under the fake host, where it takes none by itself."""
 
+from multiprocessing import current_process
+
 import pytest
 from vllm.distributed.kv_transfer import kv_transfer_state
 
@@ -86,7 +88,9 @@ class TestLastSteps:
             assert 0 < told.num_steps
             assert 0 == told.num_early
 
-    @pytest.mark.parametrize("change", ["own process", "two ranks", "another engine"])
+    @pytest.mark.parametrize(
+        "change", ["own process", "process of a server", "two ranks", "another engine"]
+    )
     def test_where_others_take_them_the_last_answer_waits_for_nothing(
         self, monkeypatch: pytest.MonkeyPatch, change: str
     ) -> None:
@@ -94,6 +98,8 @@ class TestLastSteps:
         one of this process, takes these steps itself."""
         alone = change != "own process"
         monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(not alone)))
+        if change == "process of a server":  # which has inherited the setting
+            monkeypatch.setattr(current_process(), "name", "EngineCore_DP0")
         settings, ranks = HostSettings(odds=RARELY), 1 + (change == "two ranks")
         with world(7, HYBRID, num_ranks=ranks, settings=settings, is_whole=True) as it:
             worker = it.doors[0]

@@ -10,6 +10,7 @@ own does behind it.
 """
 
 import time
+from multiprocessing import current_process
 from typing import Any, Final
 
 from vllm import envs
@@ -45,8 +46,9 @@ class LastSteps:
     ) -> None:
         self._half = half
         self._engine_id = vllm_config.kv_transfer_config.engine_id
+        own_process = current_process().name.startswith("EngineCore")
         self._are_ours = (
-            not envs.VLLM_ENABLE_V1_MULTIPROCESSING
+            not (envs.VLLM_ENABLE_V1_MULTIPROCESSING or own_process)
             and vllm_config.parallel_config.world_size == 1
             and has("failed_requests")
         )
