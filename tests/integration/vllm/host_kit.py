@@ -270,12 +270,14 @@ def world(
         workers = [door._worker for door in doors]
         front = WholeConnector(KVConnectorRole.SCHEDULER, setup)
         scheduler = front._scheduler
+        closing = [one.shutdown for one in (front, *doors)]
         doors, front = [wrap(door) for door in doors], wrap(front)
     else:
         scheduler = SchedulerHalf(setup)
         front = SchedulerDoor(scheduler)
         workers = [WorkerHalf(one, rank, "cpu") for rank, one in enumerate(setups)]
         doors = [WorkerDoor(worker) for worker in workers]
+        closing = [half.close for half in (scheduler, *workers)]
     for worker, memory, one in zip(workers, memories, layouts, strict=True):
         worker.register(
             {
@@ -299,8 +301,8 @@ def world(
         return counts
 
     with contextlib.ExitStack() as stack:
-        for half in (scheduler, *workers):
-            stack.callback(half.close)
+        for close in closing:
+            stack.callback(close)
         host = FakeHost(
             scheduler=front,
             workers=doors,
