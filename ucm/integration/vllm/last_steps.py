@@ -32,7 +32,7 @@ _UNPLANNED: Final = ("endings", "waiting", "new_deferrals")
 
 class LastSteps:
     """
-    Takes them, on the engine's thread.
+    Takes them; called by ``UCMConnector.update_connector_output`` in each step, on the engine's thread.
 
     Args:
         half: The scheduler's.
@@ -96,13 +96,14 @@ class LastSteps:
         plan = half.plan(SchedulerOutput.make_empty())
         worker.handle_preemptions(plan)
         worker.bind_connector_metadata(plan)
-        worker.start_load_kv(None)
-        worker.wait_for_save()
-        results = worker.get_transfer_results(set())
-        told = KVConnectorOutput(
-            finished_sending=results.finished_sending,
-            finished_recving=results.finished_recving,
-            kv_connector_worker_meta=worker.build_connector_worker_meta(),
-        )
-        worker.clear_connector_metadata()
-        return told
+        try:
+            worker.start_load_kv(None)
+            worker.wait_for_save()
+            results = worker.get_transfer_results(set())
+            return KVConnectorOutput(
+                finished_sending=results.finished_sending,
+                finished_recving=results.finished_recving,
+                kv_connector_worker_meta=worker.build_connector_worker_meta(),
+            )
+        finally:  # else each later step would be taken for one amid which we are
+            worker.clear_connector_metadata()

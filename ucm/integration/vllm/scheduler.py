@@ -111,7 +111,7 @@ class SchedulerHalf:
         wishes = WishReader(
             longest, counters=self._counters, log=self._log, is_ranked=is_ranked
         )
-        self._running = self.running = Running(self._adapters, self._adapter, wishes)
+        self.running = Running(self._adapters, self._adapter, wishes)
         client = open_client(setup.config, setup.facts(0).slot_bytes, self._log)
         of_tiers = client if setup.config.tiers else None
         self._tiers = Tiers(
@@ -192,7 +192,7 @@ class SchedulerHalf:
 
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         """Have what tiers have of a new request's prefix fetched while it waits."""
-        self._running.wishes_of(request)  # so that it is known to be there
+        self.running.wishes_of(request)  # so that it is known to be there
         may_ask = self._setup.mode.loads is not Loads.NOTHING
         may_ask = may_ask and self._tiers.may_ask_early(request)
         if may_ask and self._adapters.may_match(request):
@@ -207,7 +207,7 @@ class SchedulerHalf:
     ) -> PrefixMatch | None:
         """Return what the slab has of a prefix; None: tiers are asked for more."""
         hashes = self._adapters.hashes_of(request)
-        wishes = self._running.wishes_of(request)
+        wishes = self.running.wishes_of(request)
         room = self._lookups.within(request.request_id, wishes)
         most = self._tiers.within_reach(request.request_id, computed_tokens, room)
         match = self._adapter.match_prefix(
@@ -226,7 +226,7 @@ class SchedulerHalf:
     ) -> None:
         """Order the load that the engine has decided on."""
         request_id = request.request_id
-        wishes = self._running.begin(request)
+        wishes = self.running.begin(request)
         self._adapters.begun(request_id)
         lookup = self._lookups.decided(request_id, self._tiers.shortfall(request_id))
         computed = lookup.computed_tokens
@@ -263,8 +263,8 @@ class SchedulerHalf:
         )
         self._lookups.stepped(now, is_idle=is_idle)
         self._doubts.look()
-        plan = self._adapter.plan_step(self._running.step(output))
-        self._doubts.sent(in_use=bool(len(self._running)))
+        plan = self._adapter.plan_step(self.running.step(output))
+        self._doubts.sent(in_use=bool(len(self.running)))
         tokens = getattr(output, "total_num_scheduled_tokens", 0)
         if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
             tokens -= sum(map(len, drafts.values()))
@@ -331,7 +331,7 @@ class SchedulerHalf:
         """Return whether the engine must keep a finished request's blocks for us."""
         if is_aborted:
             self._lifelog.aborted(request_id)
-        end = self._running.end(request_id, tables)
+        end = self.running.end(request_id, tables)
         self._lookups.forget(request_id)
         self._tiers.drop(request_id)
         self.events.ended(request_id)
@@ -374,11 +374,11 @@ class SchedulerHalf:
     def counts(self) -> dict[str, int]:
         """Return the size of every per-request container; all zero when idle."""
         return {
-            "requests": len(self._running),
+            "requests": len(self.running),
             "lookups": len(self._lookups),
             "loads_on_their_way": len(self._paying),
-            "tables": self._running.num_tables,
-            "wishes": self._running.num_wishes,
+            "tables": self.running.num_tables,
+            "wishes": self.running.num_wishes,
             "adapters": len(self._adapters),
             "wants": len(self._tiers),
             "told_of": len(self.events),
