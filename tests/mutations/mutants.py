@@ -61,6 +61,7 @@ from tests.mutations.of_runner import RUNNER
 from tests.mutations.of_sched import SCHED
 from tests.mutations.of_selection import SELECTION
 from tests.mutations.of_sglang import SGLANG
+from tests.mutations.of_shares import SHARES
 from tests.mutations.of_shelf import SHELF
 from tests.mutations.of_signs import SIGNS
 from tests.mutations.of_slab import SLAB
@@ -102,6 +103,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STORES,
     *STORY,
     *SGLANG,
+    *SHARES,
     *SHELF,
     *PROOFS,
     *SIGNS,

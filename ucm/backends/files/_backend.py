@@ -62,7 +62,7 @@ class FilesSettings:
         60.0, "A block that is read again and again is marked so often.", least=0.0
     )
     collect_seconds: float = field(
-        600.0, "Room is counted again so often, as others put, too.", least=1.0
+        600.0, "All is counted again so often, by one of the machines.", least=1.0
     )
     orphan_seconds: float = field(
         3600.0, "What a writer who has died has left is removed then.", least=0.0
@@ -194,10 +194,10 @@ class FilesBackend(Backend):
                 next(ends) if len(block.data) <= most else Verdict.FULL
                 for block in blocks
             ]
-        there = await self._room.make(sum(sizes))
+        nbytes = sum(sizes)
+        there = await self._room.take(nbytes)
         if there is not Verdict.DONE:
             return [there] * len(blocks)
-        self._room.begin(sum(sizes))
         try:
             await self._crew.run(blocks, self._write, told, leave=True)
         finally:
@@ -206,10 +206,11 @@ class FilesBackend(Backend):
                 for size, end in zip(sizes, told, strict=True)
                 if end is Verdict.DONE
             ]
-            self._room.end(sum(sizes), sum(done), len(done))
+            self._room.end(nbytes, sum(done), len(done))
             refused = self._share.take_refused()
             if refused and self._is_open:
                 self._room.refused(refused)
+        await self._room.tell()
         return told
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:

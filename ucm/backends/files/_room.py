@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-How much of a share is used, as far as this process knows, and how room is made.
+How room is made on a share, and who may put.
 
-Room is bounded by what a collection has counted and what was put since. A collection walks
-through the share, on one thread, and nobody who puts meanwhile goes over the bound. Where the
-mount refuses to remove blocks the share is full until it is counted again.
+What all machines have there is told by ``_ledger``, which is looked at for each put. Nobody puts
+what would go over the bound, nor what would with that which others are about to put. A collection
+walks through the share, on one thread of one machine. Where the mount refuses to remove blocks the
+share is full until it is counted again.
 
 A short walk is waited for by whoever needs its room, so that nothing is refused that would fit.
 A long one is not: what is put meanwhile without room is refused as full, in time, as one without
@@ -13,20 +14,21 @@ of what the last one has made free is used up.
 
 A mount may have less room than the settings say, as it is smaller, under a quota, or filled by
 others. Once it has refused a block the share is full until a collection has made room below what
-was there, and that bounds it from then on. It is tried with all of its capacity again now and
-then, as somebody may have given the mount more.
+was there, and that bounds it from then on, for all. It is tried with all of its capacity again now
+and then, as somebody may have given the mount more.
 
 Threading: on the loop.
 """
 
 import math
-import time
+from functools import partial
 
 import anyio
 
 from ucm.backends._crew import Crew, Job
 from ucm.backends.abc import BackendStats, Verdict
-from ucm.backends.files._share import SPARE, Collected, Share
+from ucm.backends.files._ledger import Ledger, Seen, Tally
+from ucm.backends.files._share import SPARE, Share
 
 __all__ = ["Room"]
 
@@ -53,142 +55,169 @@ class Room:
     def __init__(
         self, share: Share, crew: Crew, *, capacity: int, collect_s: float
     ) -> None:
-        self._share = share
+        self._ledger = Ledger(share, collect_s)
         self._crew = crew
         self._given = self.capacity = capacity
         self._collect_s = collect_s
         self._patience_s = _PATIENCE_S
-        self._is_long = False
-        """The last walk was."""
-        self._collection: Job[Collected | None] | None = None
-        self._is_known = False
-        """Nothing is before the first collection."""
-        self._most = 0
-        """That all blocks may have behind the collection."""
-        self._collected_at = self._full_until = -math.inf
+        self._seen = Seen()
+        self._counted_at = self._started_at = -math.inf
+        self._collection: Job[Seen | None] | None = None
+        self._is_away = False
+        """Nobody could be asked when the last one was over."""
+        self._full_until = -math.inf
         self._refused = 0
         """Bytes of blocks for which the mount had no room, and none was made yet."""
         self._making = 0
         """Of those, what a collection that goes on is for."""
         self._short_from = self._less_until = -math.inf
-        self._num_blocks = 0
-        """Counted by the last collection, and put since."""
-        self._nbytes = 0
-        """Of those, and of what is being put."""
-        self._in_flight = 0
-        self._since = self._num_since = 0
-        """Put since a collection began, which it may have missed."""
-        self._num_evicted = self._num_swept = 0
 
-    async def make(self, nbytes: int) -> Verdict:
-        """Return DONE if there is room for so many bytes, and have it made if there is none."""
-        now = anyio.current_time()
+    async def take(self, nbytes: int) -> Verdict:
+        """Return DONE if so many bytes may be put; ``end`` is to be called then."""
+        self._move(nbytes)
+        verdict = Verdict.UNAVAILABLE
+        try:
+            verdict = await self._find(nbytes)
+        finally:
+            if verdict is not Verdict.DONE:
+                self._move(-nbytes)
+        if verdict is Verdict.FULL:
+            await self.tell()
+        return verdict
+
+    async def _find(self, nbytes: int) -> Verdict:
+        """Find room for what has been counted on by now, or make it."""
+        if not await self.tell():
+            return Verdict.UNAVAILABLE
         self._take()
-        self._make_for_refused(now)
+        self._make_for_refused()
         if self._making:
-            await self._collect(nbytes)
+            await self._collect()
         if self._refused or self._making:
             return Verdict.FULL
-        if self._has(nbytes):
-            if self._is_due(nbytes):
-                self.start(nbytes)  # nobody waits for it
+        if self._has_room():
+            if self._is_due:
+                self.start()  # nobody waits for it
             return Verdict.DONE
-        if now >= self._full_until:
-            is_begun = self._collection is not None
-            await self._collect(nbytes)
-            if is_begun and not self._has(nbytes):
-                await self._collect(nbytes)  # that one was to make less room, or none
-        if self._has(nbytes):
+        await self._make(nbytes)
+        if self._has_room():
             return Verdict.DONE
-        is_told = self._is_known or self._collection is not None
-        return Verdict.FULL if is_told else Verdict.UNAVAILABLE
+        is_known = self._seen.number > 0 or self._collection is not None
+        return Verdict.FULL if is_known or not self._is_away else Verdict.UNAVAILABLE
 
-    def begin(self, nbytes: int) -> None:
-        """Count on so many bytes, for which there is room."""
-        self._nbytes += nbytes
-        self._in_flight += nbytes
+    async def _make(self, nbytes: int) -> None:
+        """Have room made; what one collection makes may be for others, and is taken by them."""
+        now = anyio.current_time()
+        ends_at = now + self._patience_s
+        while nbytes <= self.capacity and self._full_until <= now <= ends_at:
+            await self._collect()
+            is_long = (
+                self._collection is not None or self._seen.seconds > self._patience_s
+            )
+            if is_long or self._is_away or self._has_room():
+                break
+            now = anyio.current_time()
 
     def end(self, begun: int, done: int, num_done: int) -> None:
-        """Of what was begun, count what was done."""
-        self._in_flight -= begun
-        self._nbytes -= begun - done
-        self._since += done
-        self._num_blocks += num_done
-        self._num_since += num_done
+        """Of what was taken, count what was done; ``tell`` lets others know."""
+        self._move(-begun, done, num_done)
+
+    async def tell(self) -> bool:
+        """Tell others what is put here, and see what they do; False if the share is away."""
+        seen: list[Seen | None] = [None]
+        await self._crew.run([self._ledger], Ledger.look, seen, leave=True)
+        if seen[0] is not None:
+            self._see(seen[0])
+        return seen[0] is not None
 
     def removed(self, num_blocks: int) -> None:
         """Know that blocks were; their bytes are counted."""
-        self._num_blocks -= num_blocks
+        self._move(0, 0, -num_blocks)
 
     def refused(self, nbytes: int) -> None:
         """Know that the mount had no room for so many bytes, and have some made."""
         if not self._making:  # else these were begun before there was any
             self._refused = nbytes
-            self._make_for_refused(anyio.current_time())
+            self._make_for_refused()
 
-    def start(self, nbytes: int = 0) -> Job[Collected | None]:
-        """Begin with a collection that makes room for so many bytes, unless one goes on."""
+    def start(self) -> "Job[Seen | None]":
+        """Begin with a collection that makes room for what is being put, unless one goes on."""
         self._take()
         if self._collection is not None:
             return self._collection
-        now = self._collected_at = anyio.current_time()
+        now = self._started_at = anyio.current_time()
         if now >= self._less_until:
             self.capacity = self._given
-        wanted = max(0, self.capacity - nbytes - self.capacity // SPARE)
-        most = self._most = self.capacity - nbytes - self._kept
-        refused = self._making = self._refused
-        self._refused = 0
-        if refused:
+        wanted = max(0, self.capacity - self._moving - self.capacity // SPARE)
+        most = self.capacity - self._moving - self._kept
+        self._making, self._refused = self._refused, 0
+        if self._making:
             self._short_from = now + _PAUSE_S
-        self._since = self._num_since = 0
-
-        def walk() -> Collected | None:
-            began = time.monotonic()
-            counted = self._share.collect(most, wanted, refused)
-            self._is_long = time.monotonic() - began > self._patience_s
-            return counted
-
-        self._collection = self._crew.start(walk)
+        known, patience_s = self._seen.number, self._patience_s
+        self._collection = self._crew.start(
+            partial(self._ledger.collect, known, most, wanted, self._making, patience_s)
+        )
         return self._collection
 
     def stats(self) -> BackendStats:
-        """Tell what the last collection has counted, and what was put since."""
+        """Tell what the share has, as this process has seen it last."""
         self._take()
+        seen, mine = self._seen, self._ledger.mine
         return BackendStats(
-            blocks=self._num_blocks if self._is_known else None,
-            nbytes=self._nbytes if self._is_known else None,
+            blocks=seen.blocks + mine.blocks - seen.own.blocks if seen.number else None,
+            nbytes=seen.put(mine) if seen.number else None,
             capacity_bytes=self.capacity,
-            evicted_blocks_total=self._num_evicted,
-            swept_total=self._num_swept,
+            evicted_blocks_total=self._ledger.num_evicted,
+            swept_total=self._ledger.num_swept,
         )
 
-    def _make_for_refused(self, now: float) -> None:
-        if self._refused and now >= self._short_from:
+    def _move(self, moving: int, nbytes: int = 0, blocks: int = 0) -> None:
+        mine = self._ledger.mine
+        self._ledger.mine = Tally(
+            mine.blocks + blocks, mine.nbytes + nbytes, mine.moving + moving
+        )
+
+    def _make_for_refused(self) -> None:
+        if self._refused and anyio.current_time() >= self._short_from:
             self.start()
 
-    def _has(self, nbytes: int) -> bool:
-        """Return whether there is room for so many bytes, as far as is known."""
-        return self._is_known and self._nbytes + nbytes <= self.capacity
+    @property
+    def _moving(self) -> int:
+        """
+        Bytes that are about to be put.
+
+        Those of others are no more than half of the share, or where they are, all would wait for
+        each other.
+        """
+        return self._ledger.mine.moving + min(self._seen.moving, self.capacity // 2)
+
+    @property
+    def _used(self) -> int:
+        """Bytes that are there, or about to be, as far as is known."""
+        return self._seen.put(self._ledger.mine) + self._moving
+
+    def _has_room(self) -> bool:
+        """Return whether there is room for all that is about to be put, as far as is known."""
+        return self._seen.number > 0 and self._used <= self.capacity
 
     @property
     def _kept(self) -> int:
         """Bytes that are to be free when a walk begins."""
-        return self.capacity // SPARE // 2 if self._is_long else 0
+        is_long = self._seen.seconds > self._patience_s
+        return self.capacity // SPARE // 2 if is_long else 0
 
-    def _is_due(self, nbytes: int) -> bool:
-        """Return whether to walk already though there is room for so many bytes."""
+    @property
+    def _is_due(self) -> bool:
+        """Whether to walk already though there is room."""
         now = anyio.current_time()
-        if now - self._collected_at > self._collect_s:
-            return True  # others put, too
-        is_near = self._nbytes + nbytes > self.capacity - self._kept
-        return is_near and now >= self._full_until
+        if now - self._counted_at > self._collect_s:
+            return True  # what was removed is to be known
+        return self._used > self.capacity - self._kept and now >= self._full_until
 
-    async def _collect(self, nbytes: int) -> None:
+    async def _collect(self) -> None:
         """Have a collection make room, and wait for a short one; it goes on for all that."""
-        if nbytes > self.capacity:  # all that is there would go for it, in vain
-            return
-        collection = self.start(nbytes)
-        ends_at = self._collected_at + self._patience_s
+        collection = self.start()
+        ends_at = self._started_at + self._patience_s
         with anyio.move_on_after(ends_at - anyio.current_time()):
             await collection.wait()
         self._take()
@@ -197,19 +226,25 @@ class Room:
         """Know what a collection has counted, once it is over."""
         if self._collection is None or not self._collection.is_over:
             return
-        counted, self._collection = self._collection.result, None
-        refused, self._making = self._making, 0
-        if counted is None:
+        seen, self._collection = self._collection.result, None
+        self._is_away = seen is None
+        if seen is not None:
+            self._see(seen)
+            if seen.is_stuck:  # nor would the next one remove more
+                self._full_until = anyio.current_time() + self._collect_s
+        self._making = 0
+
+    def _see(self, seen: Seen) -> None:
+        """Know what a look has told, unless a later count is known."""
+        if seen.number < self._seen.number:
+            return
+        is_new, self._seen = seen.number > self._seen.number, seen
+        if not is_new:
             return
         now = anyio.current_time()
-        self._is_known = True
-        self._num_evicted += counted.num_evicted
-        self._num_swept += counted.num_swept
-        self._num_blocks = counted.num_blocks + self._num_since
-        self._nbytes = counted.nbytes + self._since + self._in_flight
-        if counted.most_bytes is not None:
-            self.capacity = min(self.capacity, counted.most_bytes)
-            counts = _COUNTS if self.capacity >= refused else 1
+        self._counted_at = now - seen.age_s
+        if seen.most_bytes is not None:
+            self.capacity = min(self.capacity, seen.most_bytes)
+            least = max(self._making, self._ledger.mine.moving, 1)
+            counts = _COUNTS if self.capacity >= least else 1
             self._less_until = now + counts * self._collect_s
-        if counted.nbytes > self._most:  # nor would the next one remove more
-            self._full_until = now + self._collect_s

@@ -7,6 +7,7 @@ Contents::
     ucm-files.json    what it is
     blocks/AA/BB/KEY  a block: its envelope, then its bytes
     writing/NAME      a block that somebody writes; gets its name among blocks at the end
+    room/             how much there is; see ``_ledger``
 
 A name below ``writing`` is never used twice: boot id, process, its start, a number. The last
 step is a link, which leaves what is there, and of two writers tells the later one so; where a
@@ -41,19 +42,31 @@ from ucm.backends.files._reading import WRONG, Asked, find_reader
 from ucm.backends.files._walk import AWAY, Walk, entries_of
 from ucm.blocks import PackedKey
 
-__all__ = ["MANIFEST", "SPARE", "Collected", "Manifest", "Share"]
+__all__ = [
+    "MANIFEST",
+    "NEW",
+    "ROOM",
+    "SPARE",
+    "WRITER",
+    "Collected",
+    "Manifest",
+    "Share",
+]
 
 MANIFEST = "ucm-files.json"
 SPARE = 16
 """A collection makes a sixteenth of what all blocks may have free."""
-_BLOCKS, _WRITING = "blocks", "writing"
+_BLOCKS, _WRITING, ROOM = "blocks", "writing", "room"
 _SCHEMA = 1
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
+OLD = os.O_RDONLY | _FLAGS
 _SHORT = {errno.ENOSPC, errno.EDQUOT}
 _NO_ROOM = {*_SHORT, errno.EFBIG}
-_WRITER = re.compile("([0-9a-f]{32}[.][0-9]+[.][0-9]*)[.][0-9]+")
-"""A file of a writer's of ours: see the module's text."""
+WRITER = r"[0-9a-f]{32}\.\d+\.\d*\.\d+"
+"""A name of ours: see the module's text."""
+_LEFT = re.compile(rf"{WRITER}(_-?\d+_\d+_\d+)?", re.ASCII)
+"""What a writer that has died may have left."""
 _PIECE_BYTES, _MOST_PIECES = 1 << 20, 64
 """Written at a time, and how often at most, to find out whether there is room."""
 _FEW_FILES = 256
@@ -103,8 +116,8 @@ class Share:
         self, root: Path, *, touch_s: float, orphan_s: float, lasting: bool
     ) -> None:
         self._root = root
-        self._blocks = str(root / _BLOCKS)
-        self._writing = str(root / _WRITING)
+        self._blocks = self.path(_BLOCKS)
+        self._writing = self.path(_WRITING)
         self._touch_s = touch_s
         self._orphan_s = orphan_s
         self._is_lasting = lasting
@@ -112,6 +125,10 @@ class Share:
         self._marked: dict[PackedKey, float] = {}
         self._refused: deque[int] = deque(maxlen=_MOST_REFUSED)
         self._me = _identity(os.getpid())
+
+    def path(self, name: str) -> str:
+        """Return where something of the share lies."""
+        return str(self._root / name)
 
     def claim(self, key: str) -> None:
         """
@@ -162,9 +179,9 @@ class Share:
         """
         if self.look([block.key]) == [Presence.PRESENT]:
             return Verdict.PRESENT
-        temporary = self._temporary()
+        temporary = self.temporary()
         try:
-            fd = os.open(temporary, _NEW, 0o600)
+            fd = os.open(temporary, NEW, 0o600)
             try:
                 header = Envelope(block.key, len(block.data), block.checksum).encode()
                 _write_whole(fd, header, block.data)
@@ -219,7 +236,11 @@ class Share:
         return refused
 
     def collect(
-        self, most_bytes: int, wanted_bytes: int, refused_bytes: int = 0
+        self,
+        most_bytes: int,
+        wanted_bytes: int,
+        refused_bytes: int = 0,
+        alive: Callable[[], None] = lambda: None,
     ) -> Collected | None:
         """
         Look through the whole share; remove orphans, and the oldest blocks.
@@ -229,13 +250,14 @@ class Share:
             wanted_bytes: remove until they have no more than this.
             refused_bytes: The mount had no room for so many. If it still has none, what is
                 there and a spare less is all that blocks may have, and a spare of that goes.
+            alive: Called again and again meanwhile.
 
         Returns:
             What is left; None if the share could not be read.
         """
         try:
-            num_swept = self._sweep()
-            walk, bound, num_evicted = Walk(self._blocks), None, 0
+            num_swept = self.sweep()
+            walk, bound, num_evicted = Walk(self._blocks, alive), None, 0
             if refused_bytes > 0 and not self._takes(refused_bytes):
                 bound = walk.nbytes - walk.nbytes // SPARE
                 most_bytes = min(most_bytes, bound)
@@ -255,9 +277,9 @@ class Share:
         about = os.statvfs(self._writing)
         if about.f_files and about.f_favail < _FEW_FILES:
             return False
-        probe, piece = self._temporary(), memoryview(os.urandom(_PIECE_BYTES))
+        probe, piece = self.temporary(), memoryview(os.urandom(_PIECE_BYTES))
         try:
-            fd = os.open(probe, _NEW, 0o600)
+            fd = os.open(probe, NEW, 0o600)
             try:
                 for _ in range(min(1 + 2 * nbytes // _PIECE_BYTES, _MOST_PIECES)):
                     _write_whole(fd, b"", piece)
@@ -273,38 +295,53 @@ class Share:
                 os.unlink(probe)
         return True
 
-    def _sweep(self) -> int:
-        """Remove what nobody writes any more (X-03)."""
+    def sweep(self) -> int:
+        """
+        Remove what nobody writes any more (X-03); return how many blocks these would have been.
+
+        Raises:
+            OSError: The share cannot be read.
+        """
         try:
             now_s = self._now()
         except OSError as exc:
             if exc.errno in AWAY:
                 raise
             return 0  # a share that is full or read-only is counted, and gets room, all the same
+        with contextlib.suppress(FileNotFoundError):
+            self._sweep(self.path(ROOM), now_s)
+        return self._sweep(self._writing, now_s)
+
+    def _sweep(self, folder: str, now_s: float) -> int:
         num_swept = 0
-        for entry in entries_of(self._writing):
-            if (ours := _WRITER.fullmatch(entry.name)) is None:
+        for entry in entries_of(folder):
+            if _LEFT.fullmatch(entry.name) is None:
                 continue
+            owner = entry.name.partition("_")[0].rpartition(".")[0]
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
-                if age_s > self._orphan_s and not _is_alive(ours[1]):
+                if age_s > self._orphan_s and not _is_alive(owner):
                     os.unlink(entry.path)
                     num_swept += 1
         return num_swept
 
     def _now(self) -> float:
         """Return the time of the share's own clock, for which it has to take a file."""
-        probe = self._temporary()
-        fd = os.open(probe, _NEW, 0o600)
+        probe = self.temporary()
+        fd = os.open(probe, NEW, 0o600)
         try:
             return os.fstat(fd).st_mtime
         finally:
             os.close(fd)
             os.unlink(probe)
 
-    def _temporary(self) -> str:
-        """Return a name for a file that is being written, which no other one ever had."""
-        return f"{self._writing}/{self._me}.{next(_NUMBERS)}"
+    def temporary(self) -> str:
+        """Return where a file may be written before it has its name."""
+        return f"{self._writing}/{self.new_name()}"
+
+    def new_name(self) -> str:
+        """Return a name that nothing else ever had."""
+        return f"{self._me}.{next(_NUMBERS)}"
 
     def _is_due(self, key: PackedKey) -> bool:
         """Return whether a file is to be marked as used: this process has not done so lately."""

@@ -14,7 +14,7 @@ import errno
 import os
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,13 +40,15 @@ class Walk:
 
     Args:
         root: The directory of blocks.
+        alive: Called for each directory of blocks, whatever is done with it.
 
     Raises:
         OSError: It cannot be read.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, alive: Callable[[], None] = lambda: None) -> None:
         self._root = root
+        self._alive = alive
         self._used, self._sizes = array("q"), array("q")
         self._digests, self._places = array("Q"), array("H")
         self.nbytes = 0
@@ -130,6 +132,7 @@ class Walk:
 
     def _blocks_in(self, place: int) -> Iterator[os.DirEntry[str]]:
         name = f"{place:04x}"
+        self._alive()
         for entry in entries_of(f"{self._root}/{name[:2]}/{name[2:]}"):
             if _KEY.fullmatch(entry.name) is not None:
                 yield entry

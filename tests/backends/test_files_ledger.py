@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several machines on one share: what each knows of all, and who walks through it."""
+
+import errno
+import os
+
+import anyio
+import pytest
+
+from tests.backends.test_files import BLOCK, open_files, put
+from ucm.backends.abc import Verdict
+from ucm.backends.files import _share
+from ucm.backends.files._ledger import Ledger, Seen, Tally
+from ucm.backends.files._share import Share
+from ucm.testing.store_blocks import make_keys
+
+WHOLE = BLOCK + 128
+KEYS = make_keys(96)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Return where the share is."""
+    return tmp_path / "share"
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    """Return a list that has an item for each walk."""
+    found, walk = [], _share.Walk
+
+    def watched(*args):
+        found.append(args)
+        return walk(*args)
+
+    monkeypatch.setattr(_share, "Walk", watched)
+    return found
+
+
+def files_of(root):
+    """Return how many blocks lie there."""
+    return sum(1 for _ in root.glob("blocks/*/*/*"))
+
+
+def open_ledger(root):
+    """Return a writer's ledger of a share."""
+    share = Share(root, touch_s=0.0, orphan_s=3600.0, lasting=False)
+    share.claim("tiers.0.path")
+    return Ledger(share, 600.0)
+
+
+def count(ledger, known=0, patience_s=0.0):
+    """Have all counted, where nobody needs room."""
+    return ledger.collect(known, 1 << 40, 1 << 40, 0, patience_s)
+
+
+def make_block(root, nbytes):
+    """Put a file among blocks, as a writer would."""
+    place = root / "blocks" / "00" / "00"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / KEYS[len(os.listdir(place))].hex()).write_bytes(b"x" * nbytes)
+
+
+@pytest.mark.asyncio
+class TestManyMachines:
+    async def test_share_never_has_more_than_its_capacity(self, root, monkeypatch):
+        """R-63: eight machines that fill a share of sixteen blocks at once have no more there, at
+        any time, and each knows how many."""
+        most, give_name = [], _share.give_name
+
+        def watched(*args):
+            is_new = give_name(*args)
+            most.append(files_of(root))
+            return is_new
+
+        monkeypatch.setattr(_share, "give_name", watched)
+        backends = [await open_files(root, capacity=16 * WHOLE) for _ in range(8)]
+        told = []
+
+        async def fill(at):
+            for key in KEYS[12 * at : 12 * (at + 1)]:
+                told.extend(await put(backends[at], key))
+
+        async with anyio.create_task_group() as group:
+            for at in range(8):
+                group.start_soon(fill, at)
+        assert [Verdict.DONE] * 96 == told
+        assert 8 <= max(most) <= 16
+        await backends[0]._room.start().wait()  # else some may count twice
+        left = files_of(root)
+        for backend in backends:
+            await backend._room.tell()
+            stats = await backend.stats()
+            assert (left, left * WHOLE) == (stats.blocks, stats.nbytes)
+            await backend.aclose()
+
+    async def test_one_walk_serves_all(self, root, walks):
+        """Who comes to a share that was counted lately walks through none of it."""
+        backends = [await open_files(root) for _ in range(5)]
+        for backend, key in zip(backends, KEYS, strict=False):
+            if backend._room._collection is not None:
+                await backend._room._collection.wait()
+            assert [Verdict.DONE] == await put(backend, key)
+        assert 1 == len(walks)
+        stats = await backends[-1].stats()
+        assert (5, 5 * WHOLE) == (stats.blocks, stats.nbytes)
+        for backend in backends:
+            await backend.aclose()
+
+
+class TestTallies:
+    def test_all_know_what_one_has_put_and_is_about_to(self, root):
+        """Behind a count that another one has made, without a walk of their own."""
+        one, other = open_ledger(root), open_ledger(root)
+        make_block(root, 700)
+        count(one)
+        one.mine = Tally(3, 300, 50)
+        one.look()
+        other.mine = Tally(0, 0, 8)
+        seen = other.look()
+        assert (1, 4, 1000, 50) == (seen.number, seen.blocks, seen.nbytes, seen.moving)
+        assert 1000 == seen.put(other.mine) == one.look().put(one.mine)
+
+    def test_count_has_what_was_put_before_it(self, root):
+        """Which counts once: what its tally tells behind that is what was put since."""
+        one, other = open_ledger(root), open_ledger(root)
+        one.mine = Tally(1, 700, 0)
+        one.look()
+        make_block(root, 700)
+        assert 700 == count(other).put(other.mine)
+        one.mine = Tally(3, 900, 0)
+        assert 900 == one.look().put(one.mine)
+        assert 900 == other.look().put(other.mine)
+
+    def test_tally_that_was_removed_begins_anew(self, root):
+        """It was idle for long: what it had told was counted, and is not told again."""
+        one, other = open_ledger(root), open_ledger(root)
+        one.mine = Tally(1, 700, 0)
+        one.look()
+        make_block(root, 700)
+        os.unlink(one._file)
+        count(other)
+        one.mine = Tally(3, 900, 0)
+        assert 900 == one.look().put(one.mine)
+        seen = other.look()
+        assert (3, 900) == (seen.blocks, seen.put(other.mine))
+
+    @pytest.mark.parametrize("name", ["count-7", "count-x", f"{'0' * 32}.1.1.7_1_2_x"])
+    @pytest.mark.parametrize("kind", ["file", "folder", "link", "pipe"])
+    def test_what_is_not_ours_is_no_word_on_anything(self, root, name, kind):
+        """Whatever lies there by such a name: all is counted, and others find that."""
+        one, other = open_ledger(root), open_ledger(root)
+        one.look()
+        make_block(root, 700)
+        path = root / "room" / name
+        match kind:
+            case "file":
+                path.write_bytes(b'{"blocks": -1}')
+            case "folder":
+                path.mkdir()
+            case "link":
+                path.symlink_to("/proc/self/status")
+            case "pipe":
+                os.mkfifo(path)
+        assert Seen() == other.look()
+        assert 700 == count(one).put(one.mine)
+        assert 700 == other.look().put(other.mine)
+
+
+class TestCollecting:
+    def test_who_finds_another_at_it_does_not_walk(self, root, walks):
+        """It has to wait for that one's count, if it has the patience."""
+        one, other = open_ledger(root), open_ledger(root)
+        assert one._begin()
+        assert Seen() == count(other)
+        assert [] == walks
+
+    def test_turn_of_one_that_has_died_is_taken(self, root, walks):
+        """Its file was not touched for a minute of the share's own clock."""
+        one, other = open_ledger(root), open_ledger(root)
+        assert one._begin()
+        os.utime(root / "room" / "collecting", (1.0, 1.0))
+        assert 1 == count(other, patience_s=20.0).number
+        assert 1 == len(walks)
+        assert not (root / "room" / "collecting").exists()
+
+    def test_one_that_walks_for_long_says_so(self, root, monkeypatch):
+        """Its file is touched for each directory, at most every few seconds."""
+        one = open_ledger(root)
+        make_block(root, 700)
+        ages, real = [], os.utime
+
+        def touched(path, *args):
+            if str(path).endswith("collecting"):
+                ages.append(path)
+            real(path, *args)
+
+        monkeypatch.setattr(os, "utime", touched)
+        count(one)
+        assert [] == ages
+        monkeypatch.setattr("ucm.backends.files._ledger._TOUCHED_S", -1.0)
+        count(one, known=1)
+        assert 1 == len(ages)
+
+    def test_later_count_with_room_is_taken_as_it_is(self, root, walks):
+        """And one that leaves none is not."""
+        one, other = open_ledger(root), open_ledger(root)
+        make_block(root, 700)
+        count(one)
+        assert 1 == other.collect(0, 700, 600, 0, 0.0).number
+        assert (1, 0) == (len(walks), other.num_evicted)
+        seen = other.collect(0, 699, 600, 0, 0.0)
+        assert (2, 0) == (seen.number, seen.nbytes)
+        assert (2, 1) == (len(walks), other.num_evicted)
+
+    @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
+    def test_share_that_takes_no_file_is_counted_for_oneself(
+        self, root, monkeypatch, error
+    ):
+        """Nobody else hears of it, and what is put behind that is known to whoever puts it."""
+        one = open_ledger(root)
+        make_block(root, 700)
+        real = os.open
+
+        def refuse(path, flags, *more, **how):
+            if flags & os.O_CREAT:
+                raise OSError(error, os.strerror(error), path)
+            return real(path, flags, *more, **how)
+
+        monkeypatch.setattr(os, "open", refuse)
+        one.mine = Tally(2, 200, 0)
+        assert 700 == count(one).put(one.mine)
+        one.mine = Tally(3, 300, 5)
+        assert 800 == one.look().put(one.mine)
+        assert 2 == count(one, known=1).number

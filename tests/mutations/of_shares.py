@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of how machines that share a mount know what all of them have there."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["SHARES"]
+
+_LEDGER = "ucm/backends/files/_ledger.py"
+_ROOM = "ucm/backends/files/_room.py"
+_TESTS = "tests/backends/test_files_ledger.py"
+_MANY = f"{_TESTS}::TestManyMachines::test_share_never_has_more_than_its_capacity"
+_TALLIES = f"{_TESTS}::TestTallies"
+_COLLECTING = f"{_TESTS}::TestCollecting"
+
+SHARES = (
+    Mutant(
+        name="others_blocks_take_no_room",
+        why="R-63: each machine fills the share as if it were its own.",
+        file=_LEDGER,
+        find="            if writer != self._writer:\n",
+        replace="            if False:\n",
+        killers=(f"{_TALLIES}::test_all_know_what_one_has_put_and_is_about_to",),
+    ),
+    Mutant(
+        name="counted_blocks_count_again",
+        why="A share is full at half of its capacity.",
+        file=_LEDGER,
+        find="counted = count.tallies.get(writer, (0, 0))",
+        replace="counted = (0, 0)",
+        killers=(f"{_TALLIES}::test_count_has_what_was_put_before_it",),
+    ),
+    Mutant(
+        name="put_is_told_behind_it_alone",
+        why="Machines that put at the same time go over the capacity together.",
+        file=_LEDGER,
+        find="                moving += one.moving\n",
+        replace="",
+        killers=(f"{_TALLIES}::test_all_know_what_one_has_put_and_is_about_to",),
+    ),
+    Mutant(
+        name="machines_wait_for_each_other",
+        why="All that are about to put find no room, for as long as the others are.",
+        file=_ROOM,
+        find="min(self._seen.moving, self.capacity // 2)",
+        replace="4 * self._seen.moving",
+        killers=(_MANY,),
+    ),
+    Mutant(
+        name="removed_tally_is_told_again",
+        why="A machine that was idle for an hour takes the room of all that it ever put.",
+        file=_LEDGER,
+        find="self._writer, self._began = self._share.new_name(), self._told",
+        replace="self._writer = self._share.new_name()",
+        killers=(f"{_TALLIES}::test_tally_that_was_removed_begins_anew",),
+    ),
+    Mutant(
+        name="all_machines_walk",
+        why="The servers of a mount list all blocks once for each machine.",
+        file=_LEDGER,
+        find="            self._end_silent()\n            return False\n",
+        replace="            self._end_silent()\n            return True\n",
+        killers=(f"{_COLLECTING}::test_who_finds_another_at_it_does_not_walk",),
+    ),
+    Mutant(
+        name="each_start_walks",
+        why="Machines that are started together list all blocks, one after the other.",
+        file=_LEDGER,
+        find="is_new = seen.number > known and seen.age_s < self._collect_s",
+        replace="is_new = False",
+        killers=(
+            f"{_TESTS}::TestManyMachines::test_one_walk_serves_all",
+            f"{_COLLECTING}::test_later_count_with_room_is_taken_as_it_is",
+        ),
+    ),
+    Mutant(
+        name="died_amid_a_walk",
+        why="No room is ever made again behind a machine that has died at it.",
+        file=_LEDGER,
+        find="if self._age_s(os.lstat(file).st_mtime) > _SILENT_S:",
+        replace="if False:",
+        killers=(f"{_COLLECTING}::test_turn_of_one_that_has_died_is_taken",),
+    ),
+    Mutant(
+        name="long_walk_is_silent",
+        why="A walk of an hour is begun anew by another machine each minute.",
+        file=_LEDGER,
+        find="self._share.collect(most, wanted, refused, self._touch)",
+        replace="self._share.collect(most, wanted, refused)",
+        killers=(f"{_COLLECTING}::test_one_that_walks_for_long_says_so",),
+    ),
+    Mutant(
+        name="foreign_count_is_believed",
+        why="A file that somebody has put there by such a name ends all puts.",
+        file=_LEDGER,
+        find="        except msgspec.DecodeError:  # what does not fit, too\n            count = None\n",
+        replace="",
+        killers=(f"{_TALLIES}::test_what_is_not_ours_is_no_word_on_anything",),
+    ),
+)
