@@ -45,6 +45,7 @@ from ucm.blocks import PackedKey
 __all__ = [
     "MANIFEST",
     "NEW",
+    "OLD",
     "ROOM",
     "SPARE",
     "WRITER",
