@@ -55,9 +55,10 @@ __all__ = [
 ]
 
 MANIFEST = "ucm-files.json"
+ROOM = "room"
 SPARE = 16
 """A collection makes a sixteenth of what all blocks may have free."""
-_BLOCKS, _WRITING, ROOM = "blocks", "writing", "room"
+_BLOCKS, _WRITING = "blocks", "writing"
 _SCHEMA = 1
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
