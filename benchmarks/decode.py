@@ -12,7 +12,12 @@ forwards and backwards. All sides give the same tokens, or there is no figure.
 *lock* is the longest time in a step that the engine's thread waited for the interpreter
 lock (``gil_waits.c``, which needs a C compiler); without a connector nobody else wants it.
 CPU per step and per block is that of all threads of ucm, from the first request of
-``new`` until all is saved. Run ``python -m benchmarks.decode``.
+``new`` until all is saved.
+
+The forward pass has all cores of the machine: what anybody else computes is taken from it, which
+is not so beside an accelerator, and engines that run one after the other differ by more than what
+is asked of us. So ratios have no target here; ``benchmarks.abreast`` holds them against theirs.
+Run ``python -m benchmarks.decode``.
 """
 
 import functools
@@ -49,9 +54,6 @@ AT_END, EACH_BLOCK, NEVER = "ucm", "ucm, each_block", "ucm, never"
 CONSUMER = "ucm, kv_consumer"
 AT_ONCE = "ucm, company 0"
 PEERS = (EXAMPLE, LMCACHE)
-STEP_BOUNDS = {EACH_BLOCK: "<= 1.10"}
-"""Of our sides; any other: 1.03."""
-
 _Run = Mapping[str, Any]
 """What ``decode_side.decode`` told."""
 
@@ -203,19 +205,16 @@ def _ratios(case: str, phase: str, runs: Mapping[str, list[_Run]]) -> Iterator[F
     """Hold each side against no connector, and ours against an empty one, run by run."""
     for name, side in runs.items():
         is_ours = name.startswith("ucm")
-        bounds = {"step": STEP_BOUNDS.get(name, "<= 1.03"), "schedule": "<= 1.10"}
         for base in (PLAIN, EMPTY) if is_ours else (PLAIN,):
             if name == base:
                 continue
-            for part, bound in bounds.items():
+            for part in ("step", "schedule"):
                 values = [
                     statistics.median(one[phase]["steps"][part])
                     / statistics.median(other[phase]["steps"][part])
                     for one, other in zip(side, runs[base], strict=True)
                 ]
-                target = bound if is_ours else ""
-                what = f"{name} / {base}, {part}"
-                yield Figure.over(case, what, "ratio", values, target)
+                yield Figure.over(case, f"{name} / {base}, {part}", "ratio", values)
 
 
 def _amounts(case: Case, name: str, side: list[_Run]) -> Iterator[Figure]:
