@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forgetting: what somebody wants gone goes from tiers, and nothing that is under way brings it back."""
 
+import itertools
+
 import anyio
+import anyio.lowlevel
 import pytest
 
 from tests.agent.unruly import (
@@ -14,6 +17,7 @@ from tests.agent.unruly import (
     want_of,
 )
 from tests.stores.slab_kit import open_slab
+from ucm.agent import calls
 from ucm.agent import core as agent_core
 from ucm.agent.landing import land
 from ucm.agent.protocol import LONGEST_S
@@ -170,6 +174,38 @@ class TestTiers:
 
         assert 12 == run_virtual(run)
         assert (1, 4) == (backend.most_deleting, backend.asked.count("delete"))
+
+    def test_others_have_turns_amid_many_blocks(self, slab, monkeypatch) -> None:
+        """R-63: the loop goes through a few blocks at a time, also of a tier that waits for
+        nothing; else all that is wanted meanwhile waits for the last of sixty thousand."""
+        monkeypatch.setattr(calls, "_IN_TURN", 2)
+        turns = []
+
+        async def count() -> None:
+            while True:
+                turns.append(len(turns))
+                await anyio.lowlevel.checkpoint()
+
+        async def run():
+            async with (
+                open_core(slab, Unruly()) as core,
+                anyio.create_task_group() as t,
+            ):
+                t.start_soon(count)
+                await anyio.lowlevel.checkpoint()
+                seen = [len(turns)]
+                async with core.fetcher.keep_out(KEYS):
+                    seen.append(len(turns))
+                seen.append(len(turns))
+                await core.spillers[0].forget(KEYS, set(), 1.0)
+                seen.append(len(turns))
+                t.cancel_scope.cancel()
+            return [after - before for before, after in itertools.pairwise(seen)]
+
+        entered, left, forgotten = run_virtual(run)
+        assert 6 <= entered
+        assert 6 <= left
+        assert 6 + 3 <= forgotten
 
 
 class TestKept:

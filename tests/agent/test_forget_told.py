@@ -91,7 +91,7 @@ class TestConnection:
             await pipe.hear()
             pipe.is_broken = True
             pipe.hang_up()
-            while not core.spillers[0].counts.forgotten:
+            while core.spillers[0].counts.forgotten < len(MANY):
                 await anyio.lowlevel.checkpoint()
             return core.spillers[0].counts.forgotten
 

@@ -3,21 +3,32 @@
 How much one call takes on, and how the loop calls what blocks.
 
 A tier's call has a deadline: however large its blocks are, a call is of so many bytes only
-that a slow drive or network can be through with it.
+that a slow drive or network can be through with it. Nor does the loop go through very many blocks without a turn for others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from ucm.backends.abc import BackendCapabilities
 
-__all__ = ["CALL_BYTES", "Blocking", "ThreadCalls", "blocks_per_call", "share_of_call"]
+__all__ = [
+    "CALL_BYTES",
+    "Blocking",
+    "ThreadCalls",
+    "blocks_per_call",
+    "in_turns",
+    "share_of_call",
+]
 
 CALL_BYTES: Final = 32 << 20
 """Of one call of a tier at most, if it has more blocks than one."""
+
+_IN_TURN: Final = 1 << 10
+"""Blocks that the loop goes through before others have their turn."""
 
 _T = TypeVar("_T")
 
@@ -30,6 +41,14 @@ def blocks_per_call(can: BackendCapabilities, nbytes: int) -> int:
 def share_of_call(can: BackendCapabilities, num_blocks: int, nbytes: int) -> float:
     """Return how much of the largest call a smaller one is; at most 1."""
     return min(1.0, max(num_blocks / can.batch_blocks, nbytes / CALL_BYTES))
+
+
+async def in_turns(do: Callable[[_T], object], items: Sequence[_T]) -> None:
+    """Call *do* with each of *items*; behind some of them others have their turn."""
+    for at in range(0, len(items), _IN_TURN):
+        for item in items[at : at + _IN_TURN]:
+            do(item)
+        await anyio.lowlevel.checkpoint()
 
 
 class Blocking(Protocol):

@@ -12,8 +12,8 @@ hits it is found out first which of them is there (``ucm.agent.hits``). What is 
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -21,7 +21,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from ucm.agent.budget import Budget
-from ucm.agent.calls import Blocking
+from ucm.agent.calls import Blocking, in_turns
 from ucm.agent.flight import Flight
 from ucm.agent.flights import Flights
 from ucm.agent.looking import LastingLooks, look_through
@@ -111,20 +111,26 @@ class Fetcher:
         self._budget.release(want.num_slots)
         want.num_slots = 0
 
-    @contextmanager
-    def keep_out(self, keys: Collection[PackedKey]) -> Iterator[None]:
-        """Have nothing of these blocks land that is on its way by the end of this."""
-        flights, distinct = self._flights, frozenset(keys)
-        flights.kept_out.update(distinct)
-        for flight in flights.by_key.values():
-            flight.is_kept_out |= flight.key in distinct
-        try:
-            yield
-        finally:
-            for key in distinct:  # which somebody else may keep out as well
-                flights.kept_out[key] -= 1
-                if not flights.kept_out[key]:
-                    del flights.kept_out[key]
+    @asynccontextmanager
+    async def keep_out(self, keys: Sequence[PackedKey]) -> AsyncIterator[None]:
+        """Have nothing of these blocks, distinct ones, land that is on its way by the end of this."""
+        kept_out, flights = self._flights.kept_out, self._flights.by_key
+
+        def keep(key: PackedKey) -> None:
+            kept_out[key] += 1
+
+        def look_at(flight: Flight) -> None:
+            flight.is_kept_out |= flight.key in kept_out
+
+        def let_in(key: PackedKey) -> None:
+            kept_out[key] -= 1
+            if not kept_out[key]:  # else somebody else keeps it out as well
+                del kept_out[key]
+
+        await in_turns(keep, keys)
+        await in_turns(look_at, list(flights.values()))  # others begin knowing of it
+        yield
+        await in_turns(let_in, keys)
 
     async def _bring(self, want: Want) -> Reason:
         """

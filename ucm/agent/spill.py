@@ -33,7 +33,7 @@ import anyio
 import attrs
 
 from ucm.agent.admission import Admission, Admitter
-from ucm.agent.calls import Blocking, blocks_per_call
+from ucm.agent.calls import Blocking, blocks_per_call, in_turns
 from ucm.agent.looking import look_before_put
 from ucm.backends.abc import Presence, Sealed, Verdict
 from ucm.backends.wrap import BreakerBackend
@@ -205,8 +205,7 @@ class Spiller:
         Returns:
             Whether it has none of them any more.
         """
-        for key in keys:
-            self.withdraw(key)
+        await in_turns(self.withdraw, keys)
         size, num_left = self._can.batch_blocks, len(keys)
         distinct, under_way = frozenset(keys), list(self._moving.items())
         with anyio.move_on_after(seconds):
@@ -221,6 +220,7 @@ class Spiller:
                     taken.update(itertools.compress(some, done))
                     self.counts.forgotten += sum(done)
                     num_left -= sum(done) + told.count(Verdict.ABSENT)
+                    await anyio.lowlevel.checkpoint()  # not each tier waits
         self.counts.unforgotten += num_left
         return not num_left
 
