@@ -10,6 +10,7 @@ _TROUBLES = "ucm/agent/troubles.py"
 _CLIENT = "ucm/agent/client.py"
 _REDIS = "ucm/backends/redis.py"
 _FETCH = "ucm/agent/fetch.py"
+_SLOTS = "tests/agent/test_fetch_slots.py"
 _SPILL = "ucm/agent/spill.py"
 _AGAIN = "tests/agent/test_spill_again.py"
 _REFRESH = "tests/agent/test_health.py::TestRefresh"
@@ -165,7 +166,7 @@ FAULTS = (
         name="hit_with_a_gap_is_none",
         why="A block that a server of Redis parted with costs all hits of its prompt, each fetched in vain.",
         file=_FETCH,
-        find="            if reason not in _NOWHERE:\n",
+        find="            if reason not in _NOWHERE and not is_full:\n",
         replace="            if True:\n",
         killers=(
             "tests/agent/test_fetch_hits.py::test_hit_with_a_gap_gives_way_to_the_one_before_it",
@@ -196,10 +197,42 @@ FAULTS = (
         name="shorter_hit_waits_for_itself",
         why="A hit is waited for whose slots the longer one before it has, and nobody gets any meanwhile.",
         file=_FETCH,
-        find="self._budget.total - want.num_taken",
-        replace="self._budget.total - want.num_slots",
+        find="        behind = None if is_more else tuple(dict.fromkeys(joined))\n",
+        replace="        behind = tuple(dict.fromkeys(joined))\n",
+        killers=(
+            f"{_SLOTS}::TestHits::test_two_that_try_shorter_hits_do_not_wait_for_each_other",
+        ),
+    ),
+    Mutant(
+        name="shorter_hit_has_more_than_is_left",
+        why="A hit is tried for which there are no slots now, and the one before it is not found.",
+        file=_FETCH,
+        find="            self._budget.left if want.num_taken else self._budget.total,\n",
+        replace="            self._budget.total,\n",
         killers=(
             "tests/agent/test_fetch_hits.py::test_hit_behind_a_damaged_one_does_not_wait_for_slots_of_its_own",
+            f"{_SLOTS}::TestHits::test_two_that_try_shorter_hits_do_not_wait_for_each_other",
+        ),
+    ),
+    Mutant(
+        name="slots_before_those_of_who_was_joined",
+        why="Two prompts with one beginning wait for each other's slots, and have nothing by their deadline.",
+        file=_FETCH,
+        find="        behind = None if is_more else tuple(dict.fromkeys(joined))\n",
+        replace="        behind = None if is_more else ()\n",
+        killers=(
+            f"{_SLOTS}::TestJoined::test_who_joined_others_takes_no_slots_that_these_wait_for",
+        ),
+    ),
+    Mutant(
+        name="given_up_and_behind_others",
+        why="What somebody had begun, and has given up, waits for the slots of what he had joined.",
+        file="ucm/agent/line.py",
+        find="        for flight in self.flights:\n            flight.turn = self\n",
+        replace="        for others in self.behind:\n            await others.wait()\n"
+        "        for flight in self.flights:\n            flight.turn = self\n",
+        killers=(
+            f"{_SLOTS}::TestJoined::test_blocks_that_wait_behind_others_wait_for_nobody",
         ),
     ),
     Mutant(

@@ -65,6 +65,12 @@ class Budget:
             heapq.heapify(self._queue)
             self._serve()
 
+    def take(self, count: int) -> bool:
+        """Take *count* slots before all who wait, if they are left; return whether."""
+        is_enough = count <= self.left
+        self.left -= count * is_enough
+        return is_enough
+
     def release(self, count: int) -> None:
         """Give slots back."""
         self.left += count

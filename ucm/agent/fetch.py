@@ -7,7 +7,9 @@ moment still to come, so that it stays; for each other one there is a *flight*, 
 however many want it from the same tiers (``ucm.agent.flights``). Who wants a key first starts
 its flight. A want keeps its slots until it is dropped, or its time is over, and its flights
 have ended: so what is pinned is bounded as well, also where a tier hangs. Of a want with several
-hits it is found out first which of them is there (``ucm.agent.hits``). What is being forgotten is
+hits it is found out first which of them is there (``ucm.agent.hits``). Slots are taken behind
+those of flights that were joined, and for a shorter hit if they are left: no two wants wait for what
+the other one has. What is being forgotten is
 *kept out*: it may be asked for, and lands nowhere.
 """
 
@@ -148,7 +150,8 @@ class Fetcher:
             lacks = await self._choose(want, lost)
             needed = want.hits.needed_for(want.reach)
             reason = await self._fetch(want)
-            if reason not in _NOWHERE:
+            is_full = bool(lost) and reason is Reason.STORE_FULL
+            if reason not in _NOWHERE and not is_full:
                 return reason or why or lacks
             why = why or reason
             lost.append(needed[want.found])
@@ -159,31 +162,17 @@ class Fetcher:
     async def _fetch(self, want: Want) -> Reason:
         """Bring what *want* needs; return why not all of it."""
         there = await self._slab.pin(want.keys, want.stay_s)
-        tiers = want.tiers_of(self._tiers)
-        flights: list[Flight | None] = []
-        own: list[Flight] = []
-        for key, nbytes, is_there in zip(want.keys, want.sizes, there, strict=True):
-            flight = None if is_there else self._flights.by_key.get((key, tiers))
-            if flight is not None:
-                self.counts.joined += 1
-            elif not is_there:
-                flight = self._flights.begin(key, nbytes, tiers)
-                own.append(flight)
-            if flight is not None:
-                flight.wants[want] = None
-                if flight.turn:  # that of who wants it less, maybe
-                    flight.turn.move_on(want.priority)
-            flights.append(flight)
+        is_more, seated = want.num_taken > 0, anyio.Event()
+        flights = self._join(want, there, seated)
         try:
-            if own:
-                self.counts.begun += len(own)
-                assert self._tasks is not None
-                compute_s = want.compute_s * len(own) / len(want.keys)
-                is_whole = want.hits is not None
-                fly = partial(self._flights.fly, is_whole=is_whole)
-                self._tasks.start_soon(fly, own, compute_s)
+            self._begin(want, flights, seated, is_more=is_more)
             for at, flight in enumerate(flights):
                 if flight is not None:
+                    # Who waits for others' slots has none that they wait for.
+                    if is_more and not (
+                        flight.seated.is_set() or flight.seated is seated
+                    ):
+                        return Reason.STORE_FULL
                     await flight.wait()
                     if flight.reason:
                         return flight.reason
@@ -192,6 +181,45 @@ class Fetcher:
             return Reason.NONE
         finally:
             self._flights.leave(want, [flight for flight in flights if flight])
+
+    def _join(
+        self, want: Want, there: Sequence[bool], seated: anyio.Event
+    ) -> list[Flight | None]:
+        """Return the flights of what is not there; new ones where there are none."""
+        tiers = want.tiers_of(self._tiers)
+        flights: list[Flight | None] = []
+        for key, nbytes, is_there in zip(want.keys, want.sizes, there, strict=True):
+            flight = None if is_there else self._flights.by_key.get((key, tiers))
+            if flight is not None:
+                self.counts.joined += 1
+            elif not is_there:
+                flight = self._flights.begin(key, nbytes, tiers, seated)
+            if flight is not None:
+                flight.wants[want] = None
+                if flight.turn:  # that of who wants it less, maybe
+                    flight.turn.move_on(want.priority)
+            flights.append(flight)
+        return flights
+
+    def _begin(
+        self,
+        want: Want,
+        flights: Sequence[Flight | None],
+        seated: anyio.Event,
+        *,
+        is_more: bool,
+    ) -> None:
+        """Let those fly that are its own, behind the slots of those it has joined."""
+        own = [each for each in flights if each and each.seated is seated]
+        if not own:
+            return
+        self.counts.begun += len(own)
+        assert self._tasks is not None
+        joined = [each.seated for each in flights if each and each.seated is not seated]
+        behind = None if is_more else tuple(dict.fromkeys(joined))
+        compute_s = want.compute_s * len(own) / len(want.keys)
+        fly = partial(self._flights.fly, is_whole=want.hits is not None)
+        self._tasks.start_soon(fly, own, compute_s, behind)
 
     async def _choose(self, want: Want, lost: Sequence[int]) -> Reason:
         """
@@ -216,7 +244,8 @@ class Fetcher:
 
         hit, lacked = await hits.choose(
             await self._slab.has(want.keys),
-            self._budget.total - want.num_taken,  # no hit waits for slots of its own
+            # Who has slots waits for no more: others may wait for those.
+            self._budget.left if want.num_taken else self._budget.total,
             partial(look, is_prefix=True),
             partial(look, is_prefix=False),
             lost,

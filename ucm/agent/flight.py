@@ -27,12 +27,14 @@ class Flight:
         nbytes: Its bytes.
         tiers: Numbers of those that may bring it and were not tried yet.
         allowed: All that may.
+        seated: Of all that fly together: they have their slots, or have ended.
     """
 
     key: PackedKey
     nbytes: int
     allowed: tuple[int, ...]
     tiers: tuple[int, ...]
+    seated: anyio.Event
     wants: "dict[Want, None]" = attrs.Factory(dict)
     """In the order in which they came: its slots are the first one's."""
     is_done: bool = False

@@ -84,9 +84,11 @@ class Flights:
         self._choices = [Choice() for _ in tiers]
         self._lines = [Line(tier.capabilities) for tier in tiers]
 
-    def begin(self, key: PackedKey, nbytes: int, tiers: tuple[int, ...]) -> Flight:
+    def begin(
+        self, key: PackedKey, nbytes: int, tiers: tuple[int, ...], seated: anyio.Event
+    ) -> Flight:
         """Begin one; ``fly`` ends it."""
-        flight = self.by_key[key, tiers] = Flight(key, nbytes, tiers, tiers)
+        flight = self.by_key[key, tiers] = Flight(key, nbytes, tiers, tiers, seated)
         flight.is_kept_out = key in self.kept_out
         return flight
 
@@ -102,9 +104,10 @@ class Flights:
     async def fly(
         self,
         flights: Sequence[Flight],
-        compute_s: float = 0.0,
+        compute_s: float,
+        behind: Sequence[anyio.Event] | None,
         *,
-        is_whole: bool = False,
+        is_whole: bool,
     ) -> None:
         """
         Bring each of *flights* to its end, at the cost of one who wants them.
@@ -112,6 +115,7 @@ class Flights:
         Args:
             flights: In the order in which they are of use.
             compute_s: How long computing these blocks would take; 0: not known.
+            behind: See ``Turn``.
             is_whole: None of them is of use without all others.
         """
         try:
@@ -120,9 +124,10 @@ class Flights:
             count = sum(map(len, of_tier))
             if not count:
                 return
-            want = await self._take_turn(flights, count)
+            want = await self._take_turn(flights, count, behind)
             if want is None:
                 return
+            flights[0].seated.set()
             want.num_taken += count
             try:
                 while any(of_tier):
@@ -137,14 +142,21 @@ class Flights:
                     want.num_slots += count
         finally:
             self._end_open(flights)
+            flights[0].seated.set()
 
-    async def _take_turn(self, flights: Sequence[Flight], count: int) -> Want | None:
-        """Wait for *count* slots; return whose they are, or None if nobody waited on."""
+    async def _take_turn(
+        self,
+        flights: Sequence[Flight],
+        count: int,
+        behind: Sequence[anyio.Event] | None,
+    ) -> Want | None:
+        """Wait for *count* slots; return whose they are, or None where they did not come."""
         wants = wants_of(flights)
         if not wants:
             return None
         place = Place(min(want.priority for want in wants))
-        if not await Turn(flights, self._budget, place).comes(count):
+        if not await Turn(flights, self._budget, place, behind).comes(count):
+            self._end_all(filter(is_open, flights), Reason.STORE_FULL)
             return None
         if not (wants := wants_of(flights)):  # gone as the slots were granted
             self._budget.release(count)

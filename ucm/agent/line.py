@@ -74,11 +74,14 @@ class Turn:
         flights: Those.
         room: Of the slots, or of the tier.
         place: Where they stand.
+        behind: Told once others have slots for which whoever wants these waits as well; None: who
+            wants these has slots, for which others may wait, and waits for no more.
     """
 
     flights: "Sequence[Flight]"
     room: Budget
     place: Place
+    behind: Sequence[anyio.Event] | None = ()
     scope: anyio.CancelScope = attrs.Factory(anyio.CancelScope)
 
     @property
@@ -92,10 +95,14 @@ class Turn:
 
     async def comes(self, count: int) -> bool:
         """Wait for so much room; return whether it came before nobody wanted them any more."""
+        if self.behind is None:
+            return self.room.take(count)
         for flight in self.flights:
             flight.turn = self
         try:
             with self.scope:
+                for others in self.behind:
+                    await others.wait()
                 await self.room.acquire(count, self.place)
         finally:
             for flight in self.flights:
