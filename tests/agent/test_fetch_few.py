@@ -4,6 +4,7 @@
 import anyio
 
 from tests.agent.unruly import (
+    TIMEOUT_S,
     Unruly,
     guarded,
     inline,
@@ -130,3 +131,28 @@ class TestFewRequests:
         with open_slab(tmp_path / "large", 400) as store:
             want = run_virtual(lambda: fetch(store))
         assert (40, KEYS[21:22]) == (want.found, second.got)
+        assert KEYS[21] not in first.got
+
+    def test_tier_before_another_has_more_looks_than_fit_into_a_call(
+        self, tmp_path
+    ) -> None:
+        """R-51, R-53: a long prompt's blocks are looked for in several calls; one of all of them did not
+        end in time, and a few such prompts had the tier taken for silent."""
+
+        class Slow(Unruly):
+            async def exists(self, keys):
+                await anyio.sleep(len(keys) * TIMEOUT_S / 20)
+                return await super().exists(keys)
+
+        first = Slow(shared=True)
+
+        async def fetch(store):
+            await lay(first, KEYS)
+            async with open_core(store, first, Unruly(shared=True)) as core:
+                want = want_of(KEYS)
+                await core.fetch(want)
+                return want
+
+        with open_slab(tmp_path / "large", 400) as store:
+            want = run_virtual(lambda: fetch(store))
+        assert (40, Reason.NONE) == (want.found, want.reason)

@@ -121,8 +121,8 @@ PACKED = (
         name="guess_before_another_tier",
         why="What a tier lacks in the middle of a prefix is not asked of the next one.",
         file=_FLIGHTS,
-        find="look = look_along if is_last else",
-        replace="look = look_along if True else",
+        find="keys, is_prefix=is_last)",
+        replace="keys, is_prefix=True)",
         killers=(f"{_FETCHES}::test_tier_before_another_is_asked_for_each_block",),
     ),
     Mutant(

@@ -30,7 +30,7 @@ from ucm.agent.budget import Budget, Place
 from ucm.agent.flight import Flight, batches, is_open, wants_of
 from ucm.agent.landing import REASONS, land
 from ucm.agent.line import Line, Turn
-from ucm.agent.looking import look_along
+from ucm.agent.looking import look_through
 from ucm.agent.wants import FetchCounts, Left, Slab, Want
 from ucm.backends._many import together
 from ucm.backends.abc import Fetched, Presence
@@ -173,8 +173,8 @@ class Flights:
             if not asked:
                 continue
             is_last = number == len(self._tiers) - 1
-            look = look_along if is_last else BreakerBackend.exists
-            answers = await look(tier, [flight.key for flight in asked])
+            keys = [flight.key for flight in asked]
+            answers = await look_through([tier], keys, is_prefix=is_last)
             for flight, answer in zip(asked, answers, strict=True):
                 if answer is Presence.PRESENT:
                     tier_of[flight] = number
