@@ -12,7 +12,7 @@ from tests.agent.test_connection import KEYS as MANY
 from ucm.agent import client as client_module
 from ucm.agent import connection
 from ucm.agent.client import Answer
-from ucm.agent.protocol import Done, Drop, Forget
+from ucm.agent.protocol import MOST_KEYS, Done, Drop, Forget
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys
 from ucm.tracing import AGENT_LOST
 
@@ -60,6 +60,20 @@ class TestClient:
         assert AGENT_LOST == world.told.wait()
         assert client.answer("f") is None
         assert not client.forget(KEYS)
+
+    @pytest.mark.slow
+    def test_more_keys_than_fit_cost_nobody_the_agent(self, world) -> None:
+        """R-63: of two million keys at once the agent hears of as many as it forgets at a time, and who
+        waits for the others is told no; the connection ended with all that was wanted."""
+        client, told = world.client, threading.Event()
+        keys = [b"k" * 85] * MOST_KEYS
+        for number in range(32):
+            client.forget(keys, f"f{number}", seconds=100.0, tell=told.set)
+        assert told.wait(LIMIT_S)
+        world.agent.say(Done(1, 3, ""))
+        heard = [len(world.agent.hear().keys) for _ in range(16)]
+        assert [MOST_KEYS] * 16 == heard
+        assert client.is_up
 
 
 class TestConnection:

@@ -58,8 +58,9 @@ _LEAST_S: Final = 0.1
 """Who has less is hardly answered in its time: that says nothing of the agent."""
 _AHEAD: Final = 0.9
 """The agent answers within this share of the time, so that its answer is here in time."""
-_MOST_WAITING: Final = 32 << 20
-"""Bytes that the agent has not taken yet; more is no longer asked."""
+_MOST_WAITING: Final = 96 << 20
+"""Bytes that the agent has not taken yet; more is no longer asked. As many keys as it forgets at a
+time, a million, fit in."""
 
 
 class AgentClient:
@@ -353,14 +354,21 @@ class AgentClient:
         """Send if an agent is there; on the client's thread."""
         if self._writer is None or not self._is_up:
             return
-        if self._writer.transport.get_write_buffer_size() > _MOST_WAITING:
+        if self._untaken > _MOST_WAITING:
             self._hang_up()
             return
         self._writer.write(encode_frame(message))
 
+    @property
+    def _untaken(self) -> int:
+        """Bytes that the agent has not taken yet."""
+        writer = self._writer
+        return 0 if writer is None else writer.transport.get_write_buffer_size()
+
     def _ask(self, ask: Ask | Forget) -> None:
-        """Send a question; one that came just as its agent was lost has its end."""
-        if self._is_up:
+        """Send a question; one that came just as its agent was lost, or is full, has its end."""
+        is_full = isinstance(ask, Forget) and self._untaken > _MOST_WAITING
+        if self._is_up and not is_full:
             self.send(ask)
             return
         self._pending.pop(ask.number, None)
