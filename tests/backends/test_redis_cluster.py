@@ -131,3 +131,24 @@ async def test_server_of_a_cluster_that_falls_silent_is_replaced(tmp_path):
             await backend.aclose()
         finally:
             servers[0].go_on()
+
+
+async def test_server_of_a_cluster_that_is_silent_costs_the_others_nothing(tmp_path):
+    """R-52: as long as nobody stands in for it, calls that ask it as well tell what the others have, by
+    the deadlines that are set where nobody sets any; they told nothing of any block."""
+    with cluster(tmp_path) as (servers, ports, _):
+        opened = await open_cluster(ports[0], 1.0)
+        backend = DeadlineBackend(opened, 2.0)
+        assert {Verdict.DONE} == {*await opened.put([seal(key) for key in KEYS])}
+        servers[1].stop()
+        try:
+            told = []
+            with anyio.fail_after(LIMIT_S):
+                while len(told) < 3:
+                    links = opened._servers._links.values()
+                    is_known = any(each.is_silent for each in links)
+                    told += [{*await backend.exists(KEYS)}] * is_known
+            assert {Presence.PRESENT, Presence.UNKNOWN} in told
+            await backend.aclose()
+        finally:
+            servers[1].go_on()

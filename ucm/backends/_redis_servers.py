@@ -21,7 +21,7 @@ from ucm.backends._many import together
 from ucm.backends._redis_link import Links, seconds_for
 from ucm.backends._resp import Command
 
-__all__ = ["ERRORS", "Servers"]
+__all__ = ["ERRORS", "ROUNDS", "Servers"]
 
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
 """What redis-py raises over words that no server says."""
@@ -29,8 +29,10 @@ ERRORS = (RedisError, RedisClusterException, OSError, *_NONSENSE)
 """What asking raises."""
 _NOBODYS = ConnectionError("no server has it")
 _TIMEOUTS = (TimeoutError, LateError)
-_ROUNDS = 3
-"""Of redis-py: to a server that is silent, to who knows better, and to that one."""
+ROUNDS = 3
+"""Of redis-py within one timeout: to a server that is silent, to who knows better, and to that one. What
+others have said of their blocks waits for these."""
+_LIMITS = ("socket_timeout", "socket_connect_timeout")
 
 
 class Servers:
@@ -108,8 +110,7 @@ class Servers:
         answers: list[Any] = [_NOBODYS] * len(commands)
         if not commands or not self._is_open:
             return answers
-        seconds = _ROUNDS * seconds_for(commands, self._timeout)
-        with anyio.move_on_after(seconds) as scope:
+        with anyio.move_on_after(seconds_for(commands, self._timeout)) as scope:
             self._asking.add(scope)
             try:
                 pipeline = self._client.pipeline(transaction=False)
@@ -138,7 +139,9 @@ class Servers:
         there = {one.name for one in self._client.get_nodes()}
         for gone in self._links.keys() - there:
             self._links.pop(gone).close()
-        connect = functools.partial(node.connection_class, **node.connection_kwargs)
+        limits = dict.fromkeys(_LIMITS, self._timeout)
+        given = node.connection_kwargs | limits
+        connect = functools.partial(node.connection_class, **given)
         return Links(connect, self._timeout)
 
 

@@ -32,7 +32,7 @@ from redis.exceptions import (
 )
 
 from ucm.backends._many import Many
-from ucm.backends._redis_servers import ERRORS, Servers
+from ucm.backends._redis_servers import ERRORS, ROUNDS, Servers
 from ucm.backends._resp import Bulk, Command
 from ucm.backends.abc import (
     Backend,
@@ -106,11 +106,12 @@ class RedisBackend(Backend):
         """
         read = read_section(RedisSettings, settings, f"{key}.")
         make: Any = RedisCluster.from_url if read.cluster else Redis.from_url
+        limit = read.timeout / ROUNDS if read.cluster else read.timeout
         try:
             client = make(
                 read.url,
-                socket_timeout=read.timeout,
-                socket_connect_timeout=read.timeout,
+                socket_timeout=limit,
+                socket_connect_timeout=limit,
                 retry=Retry(NoBackoff(), 1),
                 max_connections=2 * read.connections,
                 protocol=2,  # nothing comes that was not asked for
