@@ -9,6 +9,7 @@ from tests.integration.vllm.agent_kit import FakeClient
 from ucm.agent.health import AgentHealth
 from ucm.agent.protocol import GetStatus, Status
 from ucm.metrics import Counters
+from ucm.reasons import Reason
 from ucm.tracing import AGENT_JOINED, AGENT_LOST
 
 
@@ -105,6 +106,22 @@ class TestRefresh:
         totals = counters.snapshot().counters
         name = "ucm_unforgotten_parts_total"
         assert {f"{name}|disk": 3, f"{name}|redis": 3, f"{name}|object": 2} == totals
+
+    def test_what_an_agent_was_told_and_has_no_answer_for_is_counted(self) -> None:
+        """R-52, R-63: one that dies amid it, or has no room, may have asked no tier; it went uncounted
+        where nobody waited. What it answers for it counts itself."""
+        client, counters = FakeClient(), Counters()
+        health = AgentHealth(client, counters)
+        for count in range(1, 5):
+            health.forget([b"k"] * count)
+        names, tells = zip(*client.told, strict=True)
+        for name, reason in zip(names, ["", "kept", "queue_tickets"], strict=False):
+            client.say(name, 0, Reason(reason))
+        for tell in tells:
+            tell()
+        assert 3 + 4 == counters.total("ucm_unforgotten_parts_total", tier="disk")
+        assert list(names) == client.dropped
+        assert 4 == len(set(names))
 
     def test_totals_go_on_over_the_next_agent(self, node) -> None:
         """R-55, R-63: one that was started anew counts from nothing, and nothing is

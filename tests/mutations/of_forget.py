@@ -245,11 +245,21 @@ FORGET = (
     Mutant(
         name="unasked_uncounted_by_the_door",
         why="An operator does not see that prompts which were to be gone stay in tiers.",
-        file="ucm/integration/vllm/tiers.py",
-        find="            self._health.unasked(len(keys))\n",
-        replace="            pass\n",
+        file="ucm/agent/health.py",
+        find="                heard()\n",
+        replace="                pass\n",
         killers=(
             "tests/integration/vllm/test_tiers.py::TestForget::test_agent_is_told_what_the_slab_has_no_more",
+        ),
+    ),
+    Mutant(
+        name="unanswered_uncounted",
+        why="What an agent was told to have forgotten just before it died is in tiers, and nobody sees it.",
+        file="ucm/agent/health.py",
+        find="        if said is None or said.reason not in _FORGOTTEN:\n            self",
+        replace="        if False:\n            self",
+        killers=(
+            "tests/agent/test_health.py::TestRefresh::test_what_an_agent_was_told_and_has_no_answer_for_is_counted",
         ),
     ),
 )

@@ -5,17 +5,22 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from ucm.agent.client import AgentClient
+from ucm.agent.protocol import LONGEST_S, MOST_KEYS
+from ucm.blocks import PackedKey
 from ucm.metrics import Counters, sample_key
 from ucm.reasons import Reason
 
 __all__ = ["AgentHealth"]
 
 _REASONS: Final = frozenset(Reason)
+_FORGOTTEN: Final = (Reason.NONE, Reason.KEPT)
+"""Behind others the agent has not begun to have blocks forgotten."""
 _UNFORGOTTEN: Final = "ucm_unforgotten_parts_total"
 
 
@@ -67,6 +72,8 @@ class AgentHealth:
         self._agent = (0, "")
         self._totals: Mapping[str, int] = {}
         self._lock = threading.Lock()
+        self._names = map("\0forget-{}".format, itertools.count())
+        """None is a request's."""
 
     def refresh(self) -> None:
         """Take what the agent has said since, and have it say more; on any thread."""
@@ -84,6 +91,21 @@ class AgentHealth:
     def names(self) -> Sequence[str]:
         """Of the tiers, in order: as the agent that was there last has them, or their types."""
         return self._client.media or self._types
+
+    def forget(self, keys: Sequence[PackedKey]) -> None:
+        """Have tiers part with blocks; count those that no agent answers for. Waits for nothing."""
+        for at in range(0, len(keys), MOST_KEYS):
+            some, name = keys[at : at + MOST_KEYS], next(self._names)
+            heard = partial(self._heard, name, len(some))
+            if not self._client.forget(some, name, seconds=LONGEST_S, tell=heard):
+                heard()
+
+    def _heard(self, name: str, count: int) -> None:
+        """Take the answer to who wanted blocks forgotten, or that none comes any more."""
+        said = self._client.answer(name)
+        self._client.drop(name)
+        if said is None or said.reason not in _FORGOTTEN:
+            self.unasked(count)
 
     def unasked(self, count: int) -> None:
         """Count blocks that no agent was there to take from tiers."""

@@ -23,6 +23,7 @@ class FakeClient:
     status: dict = attrs.Factory(dict)
     looks: int = 0
     forgotten: list = attrs.Factory(list)
+    told: list = attrs.Factory(list)
 
     def want(self, request_id, keys, sizes, *, seconds, hold_s, **terms):
         """Take a want."""
@@ -32,9 +33,10 @@ class FakeClient:
         self.pending.add(request_id)
         return True
 
-    def forget(self, keys):
+    def forget(self, keys, name="", *, seconds=0.0, tell=None):
         """Take note, if it is there."""
         self.forgotten += keys if self.is_up else []
+        self.told.append((name, tell))
         return self.is_up
 
     def is_pending(self, request_id):

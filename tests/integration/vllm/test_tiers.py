@@ -335,6 +335,7 @@ class TestForget:
         assert [b"k"] == world.client.forgotten
         world.client.is_up = False
         world.tiers.forget([b"k", b"l"])
+        world.tiers.forget([])
         assert [b"k"] == world.client.forgotten
         name = "ucm_unforgotten_parts_total"
         assert [2, 2] == [

@@ -10,6 +10,7 @@ from xxhash import xxh32_intdigest
 
 from tests.integration.vllm.agent_kit import FakeClient
 from tests.integration.vllm.test_halves import HASHES, Engine, make_setup, request
+from ucm.agent.health import AgentHealth
 from ucm.blocks import GroupId, KeyPacker, ShardId
 from ucm.integration.vllm.messages import plan_in
 from ucm.integration.vllm.wishes import WishReader
@@ -267,7 +268,8 @@ class TestHalves:
         engine.scheduler.allocated(one, [[5, 6, 7]], 48)
         assert (set(), {"s"}, set()) == engine.work(engine.plan())
         assert (48, True) == engine.scheduler.match(request("q"), 0)
-        engine.scheduler._tiers._client = client = FakeClient()
+        client, counters = FakeClient(), engine.scheduler.counters
+        engine.scheduler._tiers._health = AgentHealth(client, counters)
         engine.scheduler.finished("s", [[5, 6, 7]])
         assert engine.scheduler._forgetter.close()
         digest = engine.scheduler._adapter._matcher.keyspace_digest

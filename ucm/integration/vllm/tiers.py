@@ -376,9 +376,8 @@ class Tiers:
 
     def forget(self, keys: Sequence[PackedKey]) -> None:
         """Have tiers part with what the slab has parted with; any thread, waits for nothing."""
-        if self._client is not None and not self._client.forget(keys):
-            assert self._health is not None
-            self._health.unasked(len(keys))
+        if self._health is not None:
+            self._health.forget(keys)
 
     def __len__(self) -> int:
         return len(self._questions)
