@@ -88,6 +88,29 @@ class TestJoined:
         assert (2, 6, 0) == (want.found, large.found, num_open)
         assert seconds < 1.0
 
+    def test_who_has_what_another_had_begun_waits_for_no_more(self, slab) -> None:
+        """R-53, R-63: of a want that inherits the slots of one that gave up, the rest is more than is left
+        beside those: it has what it can have at once; it waited for its own to its deadline."""
+        tier = Unruly()
+
+        async def run():
+            await lay(tier, KEYS)
+            async with open_core(slab, tier) as core:
+                held, want = want_of(KEYS[24:30]), want_of(KEYS[:12], seconds=10.0)
+                given_up = want_of(KEYS[:4], seconds=0.2)
+                await core.fetch(held)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(core.fetch, given_up)
+                    tasks.start_soon(seconds_of, core, want, 0.1)
+                    await anyio.sleep(1.0)
+                    core.drop(held)
+                    began = anyio.current_time()
+                return anyio.current_time() - began, want
+
+        seconds, want = run_virtual(run)
+        assert (4, Reason.STORE_FULL) == (want.found, want.reason)
+        assert seconds < 1.0
+
 
 SPANS = [span for hit in range(1, 9) for span in ((hit, 0), (hit, hit + 3))]
 

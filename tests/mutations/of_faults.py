@@ -196,9 +196,9 @@ FAULTS = (
     Mutant(
         name="shorter_hit_waits_for_itself",
         why="A hit is waited for whose slots the longer one before it has, and nobody gets any meanwhile.",
-        file=_FETCH,
-        find="        behind = None if is_more else tuple(dict.fromkeys(joined))\n",
-        replace="        behind = tuple(dict.fromkeys(joined))\n",
+        file="ucm/agent/line.py",
+        find="                if self.has_some():\n",
+        replace="                if False:\n",
         killers=(
             f"{_SLOTS}::TestHits::test_two_that_try_shorter_hits_do_not_wait_for_each_other",
         ),
@@ -218,8 +218,8 @@ FAULTS = (
         name="slots_before_those_of_who_was_joined",
         why="Two prompts with one beginning wait for each other's slots, and have nothing by their deadline.",
         file=_FETCH,
-        find="        behind = None if is_more else tuple(dict.fromkeys(joined))\n",
-        replace="        behind = None if is_more else ()\n",
+        find="        behind = () if is_more else tuple(dict.fromkeys(joined))\n",
+        replace="        behind = ()\n",
         killers=(
             f"{_SLOTS}::TestJoined::test_who_joined_others_takes_no_slots_that_these_wait_for",
         ),

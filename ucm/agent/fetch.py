@@ -8,9 +8,9 @@ however many want it from the same tiers (``ucm.agent.flights``). Who wants a ke
 its flight. A want keeps its slots until it is dropped, or its time is over, and its flights
 have ended: so what is pinned is bounded as well, also where a tier hangs. Of a want with several
 hits it is found out first which of them is there (``ucm.agent.hits``). Slots are taken behind
-those of flights that were joined, and for a shorter hit if they are left: no two wants wait for what
-the other one has. What is being forgotten is
-*kept out*: it may be asked for, and lands nowhere.
+those of flights that were joined; where somebody has some already, for a longer hit or as another gave
+up, only if they are left: others may wait for what it has. What is being forgotten is *kept out*: it
+may be asked for, and lands nowhere.
 """
 
 import time
@@ -216,7 +216,7 @@ class Fetcher:
         self.counts.begun += len(own)
         assert self._tasks is not None
         joined = [each.seated for each in flights if each and each.seated is not seated]
-        behind = None if is_more else tuple(dict.fromkeys(joined))
+        behind = () if is_more else tuple(dict.fromkeys(joined))
         compute_s = want.compute_s * len(own) / len(want.keys)
         fly = partial(self._flights.fly, is_whole=want.hits is not None)
         self._tasks.start_soon(fly, own, compute_s, behind)

@@ -14,7 +14,7 @@ from ucm.backends.abc import BackendCapabilities
 from ucm.blocks import PackedKey
 from ucm.reasons import Reason
 
-__all__ = ["Flight", "batches", "is_open", "wants_of"]
+__all__ = ["Flight", "batches", "have_slots", "is_open", "wants_of"]
 
 
 @attrs.define(eq=False)
@@ -73,6 +73,11 @@ def is_open(flight: Flight) -> bool:
 def wants_of(flights: Sequence[Flight]) -> list[Want]:
     """Return who wants them, the first one first."""
     return [want for flight in flights for want in flight.wants]
+
+
+def have_slots(flights: Sequence[Flight]) -> bool:
+    """Return whether some of those who want them have slots already."""
+    return any(want.num_taken for want in wants_of(flights))
 
 
 def batches(flights: Sequence[Flight], can: BackendCapabilities) -> list[list[Flight]]:

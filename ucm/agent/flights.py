@@ -27,7 +27,7 @@ from typing import Final
 import anyio
 
 from ucm.agent.budget import Budget, Place
-from ucm.agent.flight import Flight, batches, is_open, wants_of
+from ucm.agent.flight import Flight, batches, have_slots, is_open, wants_of
 from ucm.agent.landing import REASONS, land
 from ucm.agent.line import Line, Turn
 from ucm.agent.looking import look_through
@@ -105,7 +105,7 @@ class Flights:
         self,
         flights: Sequence[Flight],
         compute_s: float,
-        behind: Sequence[anyio.Event] | None,
+        behind: Sequence[anyio.Event],
         *,
         is_whole: bool,
     ) -> None:
@@ -148,14 +148,15 @@ class Flights:
         self,
         flights: Sequence[Flight],
         count: int,
-        behind: Sequence[anyio.Event] | None,
+        behind: Sequence[anyio.Event],
     ) -> Want | None:
         """Wait for *count* slots; return whose they are, or None where they did not come."""
         wants = wants_of(flights)
         if not wants:
             return None
         place = Place(min(want.priority for want in wants))
-        if not await Turn(flights, self._budget, place, behind).comes(count):
+        turn = Turn(flights, self._budget, place, behind, partial(have_slots, flights))
+        if not await turn.comes(count):
             self._end_all(filter(is_open, flights), Reason.STORE_FULL)
             return None
         if not (wants := wants_of(flights)):  # gone as the slots were granted

@@ -8,7 +8,7 @@ many as make up the large ones that serve the tier best. Time is of the event lo
 of it is called, by ``Flights``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -74,14 +74,16 @@ class Turn:
         flights: Those.
         room: Of the slots, or of the tier.
         place: Where they stand.
-        behind: Told once others have slots for which whoever wants these waits as well; None: who
-            wants these has slots, for which others may wait, and waits for no more.
+        behind: Told once others have slots for which whoever wants these waits as well.
+        has_some: Whether somebody who wants them has slots by then: others may wait for those, so that
+            nobody waits for more.
     """
 
     flights: "Sequence[Flight]"
     room: Budget
     place: Place
-    behind: Sequence[anyio.Event] | None = ()
+    behind: Sequence[anyio.Event] = ()
+    has_some: Callable[[], bool] = bool
     scope: anyio.CancelScope = attrs.Factory(anyio.CancelScope)
 
     @property
@@ -95,14 +97,14 @@ class Turn:
 
     async def comes(self, count: int) -> bool:
         """Wait for so much room; return whether it came before nobody wanted them any more."""
-        if self.behind is None:
-            return self.room.take(count)
         for flight in self.flights:
             flight.turn = self
         try:
             with self.scope:
                 for others in self.behind:
                     await others.wait()
+                if self.has_some():
+                    return self.room.take(count)
                 await self.room.acquire(count, self.place)
         finally:
             for flight in self.flights:
