@@ -113,7 +113,7 @@ class MissReason(enum.StrEnum):
     BYPASSED = "bypassed"
     """The store was not asked."""
     UNAVAILABLE = "unavailable"
-    """The store did not answer."""
+    """The store, or a tier, did not answer."""
     LATE = "late"
     """What its key depends on was not known in time."""
     SLOWER = "slower"

@@ -53,6 +53,14 @@ AGENT = (
         ),
     ),
     Mutant(
+        name="tier_that_is_away_untold",
+        why="An operator enlarges the slab for want of a tier that is away.",
+        file="ucm/scheduler/misses.py",
+        find='    Reason.UNAVAILABLE: (MissReason.UNAVAILABLE, "a tier could not be asked"),\n',
+        replace="",
+        killers=(f"{_LIVES}::TestPrediction::test_reason_is_told",),
+    ),
+    Mutant(
         name="former_tiers_served",
         why="An engine that was set to another address has its blocks from the former one.",
         file=_CONNECTION,

@@ -41,8 +41,8 @@ REST = (
         name="no_room_told_as_a_missing_part",
         why="An operator looks for a rank that lost blocks where plans were full.",
         file="ucm/integration/vllm/tiers.py",
-        find="                reason=Reason.QUEUE_TICKETS,\n",
-        replace="",
+        find="computed_tokens, Reason.QUEUE_TICKETS)",
+        replace="computed_tokens, Reason.NONE)",
         killers=(
             "tests/integration/vllm/test_tiers.py::TestNoRoom::test_want_without_room_says_so_and_asks_again",
         ),

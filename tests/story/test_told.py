@@ -112,6 +112,7 @@ class TestReasons:
             for word in (adapters.LATE, adapters._CROWDED, *adapters._REMEDIES)
         ]
         codes += [fate.value for fate in misses._GONE]
+        codes += [text for _, text in misses.SHORTFALLS.values()]
         assert [] == [
             code for code in codes if not (DETAILS.get(code) or ENDS.get(code))
         ]
@@ -145,6 +146,12 @@ class TestReasons:
                 {"text": "this engine is saving it"},
                 "This engine is saving it.",
                 MISSES["not_committed"].remedy,
+            ),
+            (
+                "unavailable",
+                {"text": "a tier could not be asked", "slab": "evicted"},
+                "A tier, or the node's agent, could not be asked. slab: evicted.",
+                DETAILS["a tier could not be asked"].remedy,
             ),
             ("new", "a text", "a text", explain_miss("new").remedy),
         ],

@@ -20,12 +20,12 @@ import attrs
 from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
 from ucm.fates import Fate, Told
-from ucm.reasons import MissReason
+from ucm.reasons import MissReason, Reason
 from ucm.scheduler.matches import MatchReason, MissingBlock, PrefixMatch
 from ucm.scheduler.matching import BlockIndex, PrefixMatcher
 from ucm.scheduler.transfers import OpenTransfers
 
-__all__ = ["Elsewhere", "Miss", "Misses"]
+__all__ = ["SHORTFALLS", "Elsewhere", "Miss", "Misses"]
 
 Elsewhere = Callable[[PackedKey], Mapping[str, object] | None]
 """Tells how the key space differs under which a block is stored, if there is one."""
@@ -50,6 +50,16 @@ _DECLINED: Final = {
     MatchReason.BYPASS: (MissReason.BYPASSED, "the runtime of a rank has failed"),
 }
 """Nothing was looked for, or no answer came."""
+SHORTFALLS: Final = {
+    Reason.DEADLINE: (MissReason.LATE, "the tiers did not answer in time"),
+    Reason.UNAVAILABLE: (MissReason.UNAVAILABLE, "a tier could not be asked"),
+    Reason.STORE_FULL: (MissReason.EVICTED, "fetches had their share of the slab"),
+    Reason.CORRUPT: (MissReason.CORRUPT, "a tier brought other bytes"),
+    Reason.SLOWER: (MissReason.SLOWER, "fetching was predicted to be slower"),
+    Reason.ADMISSION: (MissReason.ADMISSION, "no tier takes what was seen once"),
+    Reason.QUEUE_TICKETS: (MissReason.QUEUE, "there was no room to ask the tiers"),
+}
+"""What the end of a question to tiers says of the blocks that the slab lacks."""
 _GONE: Final = {
     Fate.EVICTED: MissReason.EVICTED,
     Fate.FORGOTTEN: MissReason.EVICTED,

@@ -33,7 +33,7 @@ MISSES: Final[Mapping[str, Explained]] = {
     "never_offered": Explained(
         "Nobody has saved this block or tried to, as far as is remembered.",
         "Nothing: the first request with a prompt computes it. If it was asked before, "
-        "compare the prompts: one other token changes all blocks behind it.",
+        "compare cache salt, adapter and prompt: one other token changes all behind it.",
     ),
     "queue": Explained(
         "Its save, or this load, was refused or dropped: too many waited.",
@@ -77,8 +77,9 @@ MISSES: Final[Mapping[str, Explained]] = {
         "Look at the store's medium, and at store.bypassed in the log.",
     ),
     "unavailable": Explained(
-        "The store did not answer the look-up.",
-        "Look at the store's medium, and whether the slab's files are still there.",
+        "The store, or a tier below it, did not answer.",
+        "Look at the store's medium, and whether the slab's files are still there; of "
+        "tiers, look for agent.lost and tier.silent in the log.",
     ),
     "late": Explained(
         "What there is of it was not known in time: by the tiers, or by its adapter's files.",
@@ -195,6 +196,35 @@ DETAILS: Final[Mapping[str, Explained]] = {
     "the loads of others fill the step's plan": Explained(
         "The loads of other requests filled the step.",
         "Nothing: the next step has room again.",
+    ),
+    "the tiers did not answer in time": Explained(
+        "The tiers did not answer in time.",
+        "Raise timeout.fetch if they are slow; look for tier.silent in the agent's log.",
+    ),
+    "a tier could not be asked": Explained(
+        "A tier, or the node's agent, could not be asked.",
+        "Look for agent.lost in the engine's log, and for tier.silent and tier.failed in "
+        "the agent's.",
+    ),
+    "fetches had their share of the slab": Explained(
+        "Fetches may have an eighth of the slab's slots, and had them.",
+        "Raise store.capacity.",
+    ),
+    "a tier brought other bytes": Explained(
+        "A tier brought other bytes than those that were put there.",
+        "Look for tier.failed in the agent's log, and at that tier's medium.",
+    ),
+    "fetching was predicted to be slower": Explained(
+        "Tiers were predicted to bring it later than computing takes.",
+        "Nothing, or a faster tier; predict_loads: false fetches whatever it takes.",
+    ),
+    "there was no room to ask the tiers": Explained(
+        "As many asked the tiers as may.",
+        "Nothing: the request was computed, and the next one asks.",
+    ),
+    "no tier takes what was seen once": Explained(
+        "A tier takes only what is stored a second time.",
+        "Set the tier's admission to all.",
     ),
     "forgotten": Explained(
         "Somebody had it deleted.", "Look who calls `ucm store rm`, or asks to forget."

@@ -21,11 +21,11 @@ from tests.traces import logs_closed
 from ucm.integration.vllm.lookups import Lookups
 from ucm.integration.vllm.messages import plan_in
 from ucm.integration.vllm.setup import Setup
-from ucm.integration.vllm.tiers import _SHORTFALLS
 from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.messages import StepReport, encode
+from ucm.scheduler.misses import SHORTFALLS
 from ucm.scheduler.requests import NO_LIMIT, NO_WISHES, Wishes
 from ucm.stores.slab import explain
 from ucm.stores.slab._layout import Word
@@ -359,12 +359,12 @@ class TestReasons:
         """R-71: what the slab lacks a tier may have; one that did not say so in time is why
         it was not found, and what the slab knows is told beside it."""
         with logs_closed(), running(setup_of(tmp_path)) as engine:
-            late = {"r": _SHORTFALLS[Reason.DEADLINE]}
+            late = {"r": SHORTFALLS[Reason.DEADLINE]}
             engine.scheduler._tiers.shortfall = late.get
             for name in ("r", "s"):
                 assert 0 == ask(engine, request(name))
             assert {"late": 1, "never_offered": 1} == counted(engine)
         late, never = lines(tmp_path)
         assert ("late", "never_offered") == (late["reason"], never["reason"])
-        assert late["detail"]["text"].endswith("of the slab: never_offered")
+        assert "never_offered" == late["detail"]["slab"]
         assert late["key"] == never["key"]

@@ -12,7 +12,7 @@ from ucm.config import UCMConfig
 from ucm.errors import ConfigError
 from ucm.integration.vllm.tiers import Tiers
 from ucm.metrics import Counters
-from ucm.reasons import Reason
+from ucm.reasons import MissReason, Reason
 from ucm.scheduler.matching import MatchReason, PrefixMatch, PrefixMatcher
 from ucm.scheduler.messages import StepReport
 from ucm.scheduler.prompts import PromptSpeed
@@ -124,6 +124,18 @@ class TestAsk:
         world.client.is_up = True
         assert world.ask()
 
+    @pytest.mark.parametrize("tiers", [(), ({"type": "redis"},)])
+    def test_look_up_without_an_agent_says_so(self, tiers) -> None:
+        """R-71: what the slab lacks may lie in a tier that nobody could ask; where there is
+        none, as with events alone, the slab's own reason is told."""
+        world = World(tiers=tiers)
+        world.client.is_up = False
+        assert not world.ask()
+        assert not world.ask(request("b"), match=PrefixMatch(4 * SIZE, MatchReason.HIT))
+        told = [world.tiers.shortfall(name) for name in ("a", "b")]
+        expected = (MissReason.UNAVAILABLE, "a tier could not be asked")
+        assert [expected if tiers else None, None] == told
+
     def test_want_without_an_answer_says_why(self, world) -> None:
         """R-63: a deadline and an agent that died are told apart."""
         for is_up, name in ((True, "a"), (False, "b")):
@@ -132,8 +144,8 @@ class TestAsk:
             world.client.pending.clear()
             world.client.is_up = is_up
             assert not world.tiers.is_pending(name)
-        is_late = [world.tiers.shortfall(name) is not None for name in ("a", "b")]
-        assert [True, False] == is_late
+        told = [world.tiers.shortfall(name)[0] for name in ("a", "b")]
+        assert ["late", "unavailable"] == told
         total = world.counters.total
         assert 1 == total("ucm_fetch_wants_total", reason="deadline")
         assert 1 == total("ucm_fetch_wants_total", reason="unavailable")
@@ -274,13 +286,17 @@ class TestPrediction:
 
     def test_reason_is_told(self, world) -> None:
         """R-59, R-56: the look-up that falls short says that its blocks were not fetched
-        because computing is faster, or not spilled because they were seen once."""
-        for name, why in (("slower", "slower"), ("admission", "admission")):
+        because computing is faster, or not spilled because they were seen once, or that a
+        tier is away, brought damage, or had no room in the slab to fetch into."""
+        told = {
+            name: name for name in ("slower", "admission", "unavailable", "corrupt")
+        }
+        for name, why in (told | {"store_full": "evicted"}).items():
             world.ask(request(name))
-            world.client.say(name, 0, Reason(why))
+            world.client.say(name, 0, Reason(name))
             world.tiers.is_pending(name)
             assert why == world.tiers.shortfall(name)[0]
-            assert 1 == world.counters.total("ucm_fetch_wants_total", reason=why)
+            assert 1 == world.counters.total("ucm_fetch_wants_total", reason=name)
 
 
 class TestNoRoom:

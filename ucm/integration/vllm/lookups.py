@@ -176,10 +176,8 @@ class Lookups:
             shortfall, lookup.most = _NO_ROOM, NO_LIMIT
         if shortfall is not None and lookup.miss is not None:
             reason, text = shortfall
-            text = f"{text}; of the slab: {lookup.miss.reason}"
-            lookup.miss = attrs.evolve(
-                lookup.miss, reason=reason, detail={"text": text}
-            )
+            detail = {"text": text, "slab": lookup.miss.reason}
+            lookup.miss = attrs.evolve(lookup.miss, reason=reason, detail=detail)
         totals: dict[str, float] = {_LOOKUPS: 1}
         if match.wanted:
             totals[_WANTED] = match.wanted

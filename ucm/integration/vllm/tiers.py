@@ -35,6 +35,7 @@ from ucm.scheduler.lives import Life
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.messages import StepPlan, StepReport
+from ucm.scheduler.misses import SHORTFALLS
 from ucm.scheduler.prompts import PromptSpeed
 from ucm.scheduler.requests import NO_WISHES, Wishes
 from ucm.scheduler.wanting import (
@@ -50,13 +51,6 @@ _MOST_EARLY: Final = 64
 """Requests that have asked, beyond which nobody asks before its turn."""
 _AGAIN: Final = (Reason.DEADLINE, Reason.QUEUE_TICKETS, Reason.UNAVAILABLE)
 """Answers to an early question behind which it is asked again."""
-_SHORTFALLS: Final = {
-    Reason.DEADLINE: (MissReason.LATE, "the tiers did not answer in time"),
-    Reason.SLOWER: (MissReason.SLOWER, "fetching was predicted to be slower"),
-    Reason.ADMISSION: (MissReason.ADMISSION, "no tier takes what was seen once"),
-    Reason.QUEUE_TICKETS: (MissReason.QUEUE, "there was no room to ask the tiers"),
-}
-"""What an answer says of the blocks that the slab lacks."""
 _ELSEWHERE: Final = MissReason.UNKNOWN, "a rank on another machine lacks its part"
 
 
@@ -206,7 +200,7 @@ class Tiers:
     def shortfall(self, request_id: str) -> tuple[MissReason, str] | None:
         """Return why the tiers did not bring what the slab lacks, if they say so."""
         question = self._questions.get(request_id)
-        reason = None if question is None else _SHORTFALLS.get(question.reason)
+        reason = None if question is None else SHORTFALLS.get(question.reason)
         if reason is None and self.elsewhere.ranks:
             if question is None:
                 return _ELSEWHERE
@@ -232,7 +226,7 @@ class Tiers:
     ) -> bool:
         """Ask for what a match lacks, if it is worth a question; return whether to wait."""
         request_id, client = request.request_id, self._client
-        if client is None or not client.is_up or not self._may_ask(request):
+        if client is None or not self._may_ask(request):
             return False
         most = self._matcher.within(
             request.num_tokens, computed_tokens, wishes.most_loaded
@@ -241,6 +235,11 @@ class Tiers:
         is_worth = wishes.tiers != () and self._is_short(
             match, computed_tokens, longest
         )
+        if not client.is_up:
+            if is_worth and self._config.tiers:
+                lacked = WantedBlocks([], [], [longest])
+                self._unasked(request_id, lacked, computed_tokens, Reason.UNAVAILABLE)
+            return False
         if self._is_asked(request_id):
             question = self._questions[request_id]
             question.computed = computed_tokens
@@ -259,14 +258,7 @@ class Tiers:
         if self.elsewhere.ranks and not self.elsewhere.ask(
             request_id, self._matcher, hashes, tokens, times, wishes
         ):
-            self._questions[request_id] = _Question(
-                asked,
-                self._clock(),
-                is_early=True,  # so that it may ask again
-                computed=computed_tokens,
-                state=_State.ANSWERED,
-                reason=Reason.QUEUE_TICKETS,
-            )
+            self._unasked(request_id, asked, computed_tokens, Reason.QUEUE_TICKETS)
             return False
         is_asked = client.want(
             request_id,
@@ -287,6 +279,14 @@ class Tiers:
         else:
             self.elsewhere.drop(request_id)
         return is_asked
+
+    def _unasked(
+        self, request_id: str, lacked: WantedBlocks, computed: int, reason: Reason
+    ) -> None:
+        """Remember why nobody was asked, as of an early question: so it may ask again."""
+        self._questions[request_id] = _Question(
+            lacked, self._clock(), True, computed, _State.ANSWERED, reason
+        )
 
     def _wanted(self, hashes: Sequence[bytes], tokens: range) -> WantedBlocks:
         """Return what to ask for: where a shorter hit needs other blocks, those of all hits."""
