@@ -2,8 +2,9 @@
 """
 How subcommands speak: tables for people, JSON for programs.
 
-Colour and boxes only on a terminal, and never with ``NO_COLOR``; progress on standard error,
-so that what is piped on stays clean. ``rich`` does both.
+Colour and bold only on a terminal, and never with ``NO_COLOR``; progress on standard error,
+so that what is piped on stays clean. ``rich`` does both. A table that is wider than the
+terminal goes on in the next line: no key, value or remedy is cut.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 
 import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -26,8 +27,14 @@ json_option = click.option(
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return what to print to; plain when it is no terminal."""
-    return Console(stderr=stderr, highlight=False, soft_wrap=not sys.stdout.isatty())
+    """Return what to print to; plain when it is no terminal, and with ``NO_COLOR``."""
+    soft_wrap = not sys.stdout.isatty()
+    made = Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+    if made.no_color:  # of rich's own: it would leave bold
+        made = Console(
+            stderr=stderr, highlight=False, soft_wrap=soft_wrap, color_system=None
+        )
+    return made
 
 
 def say_json(answer: object) -> None:
@@ -55,7 +62,8 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     rows = [list(row) for row in rows]
     for at, name in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
-        made.add_column(name, justify="right" if is_number else "left")
+        side: JustifyMethod = "right" if is_number else "left"
+        made.add_column(name, justify=side, overflow="fold")
     for row in rows:
         made.add_row(*map(clean, row))
     return made
