@@ -83,10 +83,14 @@ class TestDiff:
     def test_what_is_not_known_is_the_callers_and_what_is_damaged_is_not(
         self, slab, tmp_path
     ):
-        """The line lists what is known; a file that cannot be read is 3."""
+        """The line lists what is known, or says how to name it; a file that cannot be read
+        is 3."""
+        name = SPACE.digest.hex()
         told = call("keys", "diff", "ffff", "eeee", "--store", slab)
         assert 2 == told.code
         assert SPACE.digest.hex()[:8] in told.err
+        assert "4 digits" in call("keys", "diff", name[:3], name, "--store", slab).err
+        assert "--store" in call("keys", "diff", name, name).err
         (tmp_path / "bad.json").write_text("{")
         for name in (tmp_path / "bad.json", tmp_path / "missing.json"):
             told = call("keys", "diff", name, name)

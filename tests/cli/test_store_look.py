@@ -243,6 +243,14 @@ class TestHarmless:
         code, _, complaint = tell(capsys, "store", "ls", path, "--key", digits)
         assert (USAGE, 1) == (code, complaint.count("\n"))
 
+    @pytest.mark.parametrize("digits", [CHAT.digest.hex()[:3], "fffff", "xyz" * 30])
+    def test_key_space_that_is_none_says_how_many_digits(self, path, capsys, digits):
+        """A key space may be shortened, to an odd number of digits as well."""
+        told = tell(capsys, "store", "ls", path, "--keyspace", CHAT.digest.hex()[:5])
+        assert 0 == told[0]
+        code, _, complaint = tell(capsys, "store", "ls", path, "--keyspace", digits)
+        assert (USAGE, True) == (code, "or of one that is described 4" in complaint)
+
     def test_missing_directory_is_not_made(self, tmp_path, capsys):
         """Looking for a slab that is not there leaves no trace."""
         code, _, complaint = tell(

@@ -37,7 +37,7 @@ def _store_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def keys() -> None:
     """Explain keys and compare key spaces."""
 
@@ -131,9 +131,11 @@ def _keyspace(name: str, known: dict[bytes, KeySpace]) -> KeySpace:
     if found is not None:
         return found
     if not name.endswith(".json"):
-        digests = ", ".join(digest.hex()[:8] for digest in known) or "none"
-        problem = f"{name!r} is no .json file, and not one of the known: {digests}"
-        raise click.UsageError(problem)
+        digests = ", ".join(digest.hex()[:8] for digest in known)
+        raise click.UsageError(
+            f"{name!r} is no .json file, nor 4 digits or more that only one begins with of "
+            + (digests if known else "none: name a slab with --store")
+        )
     text = read_text(Path(name), key="key space")
     try:
         return parse_keyspace(text)

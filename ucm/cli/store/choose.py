@@ -20,6 +20,7 @@ __all__ = ["Choice", "Mask", "Wanted", "choosing", "hex_bytes", "keyspace_named"
 
 _MOST_KEY_BYTES = 85
 _HASH_AT = 21
+_DIGEST_BYTES = 16
 _LEAST_DIGITS = 4
 _MOST_PROMPT = 64 << 20
 _GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -88,7 +89,7 @@ def _is_one(columns: npt.NDArray[np.uint8], wanted: Sequence[bytes]) -> Mask:
     return np.isin(rows, np.array(wanted, dtype=f"S{width}"))
 
 
-def hex_bytes(text: str, what: str, most: int = _MOST_KEY_BYTES) -> bytes:
+def hex_bytes(text: str, what: str) -> bytes:
     """
     Return bytes that were given as hexadecimal digits.
 
@@ -99,8 +100,10 @@ def hex_bytes(text: str, what: str, most: int = _MOST_KEY_BYTES) -> bytes:
         found = bytes.fromhex(text)
     except ValueError:
         found = b""
-    if not 1 <= len(found) <= most or not text.isalnum():
-        raise click.UsageError(f"{what} {text[:40]!r}: give 1 to {most} bytes in hex")
+    if not 1 <= len(found) <= _MOST_KEY_BYTES or not text.isalnum():
+        raise click.UsageError(
+            f"{what} {text[:40]!r}: give 1 to {_MOST_KEY_BYTES} bytes in hex"
+        )
     return found
 
 
@@ -117,13 +120,12 @@ def keyspace_named(survey: SlabSurvey, digits: str) -> tuple[bytes, KeySpace | N
     ]
     if len(begins) == 1 and len(digits) >= _LEAST_DIGITS:
         return begins[0], known[begins[0]]
-    digest = hex_bytes(digits, "key space", 16)
-    if len(digest) != 16 or len(begins) > 1:
+    if len(digits) != 2 * _DIGEST_BYTES:
         raise click.UsageError(
-            f"key space {digits!r}: give all 32 digits, or so many of one that is "
-            "described that no other begins so"
+            f"key space {digits[:40]!r}: give all 32 digits, or of one that is described 4 or "
+            "more, so that no other begins so"
         )
-    return digest, None
+    return hex_bytes(digits, "key space"), None
 
 
 @attrs.frozen
