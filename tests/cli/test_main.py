@@ -16,6 +16,14 @@ def test_an_unknown_command_is_one_line_and_no_traceback(capsys):
     assert told.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["", "config", "keys", "store", "trace"])
+def test_command_without_the_next_one_says_where_they_are(name, capsys):
+    """A group that is called alone names what is missing; its help is no error's one line."""
+    assert main(name.split()) == USAGE
+    command = " ".join(["ucm", *name.split()])
+    assert f"ucm: Missing command. ({command} --help)\n" == capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["store", "stat"], ["store", "ls", "--json"]])
 def test_answer_to_nobody_is_no_error(tmp_path, monkeypatch, arguments):
     """A process may be started without standard output: what it tells goes nowhere."""

@@ -18,7 +18,7 @@ from ucm.errors import ConfigError
 __all__ = ["config"]
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def config() -> None:
     """
     Check and show settings.

@@ -25,7 +25,7 @@ class Lazy(click.Group):
         places: Mapping[str, str],
         **named: Any,  # noqa: ANN401
     ) -> None:
-        super().__init__(*arguments, **named)
+        super().__init__(*arguments, **{"no_args_is_help": False} | named)
         self._places = places
 
     def list_commands(self, ctx: click.Context) -> list[str]:

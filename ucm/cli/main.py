@@ -69,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exc.exit_code
     except click.Abort:
         return _tell("stopped", NOT_WELL)
+    except click.UsageError as exc:
+        where = exc.ctx.command_path if exc.ctx else "ucm"
+        return _tell(f"{exc.format_message()} ({where} --help)", USAGE)
     except click.ClickException as exc:
         return _tell(exc.format_message(), USAGE)
     except ConfigError as exc:

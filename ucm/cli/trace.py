@@ -57,7 +57,7 @@ _log = click.option(
 )
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def trace() -> None:
     """
     Tell from the logs what became of requests, and why.
