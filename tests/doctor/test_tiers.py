@@ -149,6 +149,21 @@ def test_what_a_tier_takes_is_no_setting_of_its_backend(tmp_path, kind):
     assert finding.severity in (Severity.FINE, Severity.WARNING)
 
 
+@pytest.mark.parametrize("kind", ["disk", "files"])
+def test_directory_that_the_agent_would_refuse_is_found(tmp_path, kind):
+    """R-24: one that has other things, or that others may write to, is somebody else's;
+    its own files are not."""
+    given = {"type": kind, "path": str(tmp_path), "capacity": "256MiB"}
+    (tmp_path / "theirs").write_text("x")
+    finding = check_tier(given, "tiers.0")
+    assert Severity.WRONG is finding.severity
+    assert finding.text.startswith(f"tiers.0.path='{tmp_path}': it has 'theirs'")
+    (tmp_path / f"ucm-{kind}.json").write_text("{}")
+    assert Severity.WRONG is not check_tier(given, "tiers.0").severity
+    tmp_path.chmod(0o777)
+    assert "mode 0777" in check_tier(given, "tiers.0").text
+
+
 class TestShares:
     def test_mount_that_answers_is_well_and_stays_as_it_is(self, tmp_path):
         """Nothing is made by looking."""

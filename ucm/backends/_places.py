@@ -21,7 +21,7 @@ import msgspec
 
 from ucm.errors import ConfigError
 
-__all__ = ["claim", "give_name", "lock", "path_error"]
+__all__ = ["claim", "give_name", "is_claimed", "lock", "path_error"]
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 _MOST_TEXT = 1 << 16
@@ -58,19 +58,32 @@ def claim(path: Path, name: str, mine: _M, key: str) -> _M:
         OSError: It cannot be used.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_owner(path, key)
-    if not _has(path / name):
-        there = os.listdir(path)
-        others = [each for each in there if not each.startswith(name)]
-        if others and name not in there and not _has(path / name):  # nor came meanwhile
-            raise path_error(
-                key,
-                path,
-                f"it has {min(others)!r}, but no {name}: nothing in it was changed",
-                f"Give it a directory of its own, such as {path / 'ucm'}.",
-            )
+    if not is_claimed(path, name, key):
         _write_new(path / name, msgspec.json.encode(mine))
     return _read(path / name, mine, key)
+
+
+def is_claimed(path: Path, name: str, key: str) -> bool:
+    """
+    Return whether a directory has its manifest; False: it is free. Changes nothing.
+
+    Raises:
+        ConfigError: It belongs to somebody else.
+        OSError: It cannot be used.
+    """
+    _check_owner(path, key)
+    if _has(path / name):
+        return True
+    there = os.listdir(path)
+    others = [each for each in there if not each.startswith(name)]
+    if others and name not in there and not _has(path / name):  # nor came meanwhile
+        raise path_error(
+            key,
+            path,
+            f"it has {min(others)!r}, but no {name}: nothing in it was changed",
+            f"Give it a directory of its own, such as {path / 'ucm'}.",
+        )
+    return False
 
 
 def give_name(temporary: Path | str, path: Path | str) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from ucm.agent.admission import admission_of
+from ucm.backends._places import is_claimed
 from ucm.backends.abc import Backend, Presence
 from ucm.backends.opening import open_backend
 from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
@@ -151,6 +152,7 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
     share = read.capacity // len(read.path)
     told = []
     for path in read.path:
+        _check_claim(path, "ucm-disk.json", key, seconds)
         place = path if path.is_dir() else path.parent
         tried = within(seconds, lambda place=place: _try_drive(place))  # type: ignore[misc]  # bound now
         if tried is None or tried.problem:
@@ -218,6 +220,7 @@ def _probe_share(settings: Mapping[str, object], key: str, seconds: float) -> Fi
         ConfigError: A setting is wrong.
     """
     path: Path = read_tier(settings, key).path
+    _check_claim(path, "ucm-files.json", key, seconds)
     told = within(seconds, lambda: _look_at(path))
     if told is None:
         return wrong(
@@ -239,6 +242,27 @@ def _look_at(path: Path) -> tuple[float, str]:
     except OSError as exc:
         problem = exc.strerror or "it cannot be asked"
     return time.perf_counter() - start, problem
+
+
+def _check_claim(path: Path, manifest: str, key: str, seconds: float) -> None:
+    """
+    Look at a directory as its backend will; what does not answer is found behind this.
+
+    Raises:
+        ConfigError: The backend will refuse it.
+    """
+
+    def refusal() -> ConfigError | None:
+        try:
+            is_claimed(path, manifest, f"{key}.path")
+        except ConfigError as exc:
+            return exc
+        except OSError:
+            return None
+        return None
+
+    if (found := within(seconds, refusal)) is not None:
+        raise found
 
 
 def _allocated(path: Path) -> int:
