@@ -176,7 +176,8 @@ class TestReasons:
     def test_engine_of_other_settings_is_told_by_its_fields(
         self, tmp_path: Path
     ) -> None:
-        """R-71: two engines on one slab that share nothing are told why."""
+        """R-71: two engines on one slab that share nothing are told why, also where tiers
+        were away meanwhile."""
         first = setup_of(tmp_path)
         with logs_closed(), running(first) as engine:
             engine.save("r", BLOCKS)
@@ -184,7 +185,12 @@ class TestReasons:
         with logs_closed(), running(attrs.evolve(first, keyspace=keyspace)) as engine:
             ask(engine, request("s"))
             assert {"other_key_space": 1} == counted(engine)
-        line = lines(tmp_path)[-1]
+            away = SHORTFALLS[Reason.UNAVAILABLE]
+            engine.scheduler._tiers.shortfall = {"t": away}.get
+            ask(engine, request("t"))
+        line, beside = lines(tmp_path)[-2:]
+        given = {"text": away[1], "slab": "other_key_space"}
+        assert line["detail"] | given == beside["detail"]
         assert {"kv_dtype": ["another", first.keyspace.kv_dtype]} == line["detail"]
         told = explain(tmp_path / "slab", bytes.fromhex(line["key"]))
         (differs,) = told.others.values()

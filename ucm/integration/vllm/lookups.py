@@ -176,7 +176,8 @@ class Lookups:
             shortfall, lookup.most = _NO_ROOM, NO_LIMIT
         if shortfall is not None and lookup.miss is not None:
             reason, text = shortfall
-            detail = {"text": text, "slab": lookup.miss.reason}
+            detail = {**lookup.miss.detail, "text": text, "slab": lookup.miss.reason}
+            detail.pop("age_s", None)
             lookup.miss = attrs.evolve(lookup.miss, reason=reason, detail=detail)
         totals: dict[str, float] = {_LOOKUPS: 1}
         if match.wanted:
