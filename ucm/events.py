@@ -167,8 +167,8 @@ scheduler.closed: info, scheduler, process
 checksums.left: warning, worker, change
     The device told wrong ones: the host computes them from now on, which is slower.
     > checksums
-thread.bound: info, worker, change
-    A copy thread was given its CPUs.
+thread.bound: info warning, worker, change
+    A copy thread was given its CPUs; a warning if not those that `threads.affinity` lists.
     > cpus reason
 memory.pinned: info, worker, change
     The device reaches so much of the store's slots directly: all that is to come has come.

@@ -370,8 +370,8 @@ class Runtime:
     def _bind_copy_thread(self) -> None:
         if self._affinity is not None:
             bound = bind_thread(self._affinity)
-            cpus = format_cpulist(bound.cpus)
-            self._log.info(THREAD_BOUND, cpus=cpus, reason=bound.reason)
+            tell = self._log.info if bound == self._affinity else self._log.warning
+            tell(THREAD_BOUND, cpus=format_cpulist(bound.cpus), reason=bound.reason)
 
     def _loop_ended(self) -> None:
         """Fail, and give up the copies that only the loop would have seen to end."""
