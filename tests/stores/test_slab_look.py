@@ -2,6 +2,7 @@
 """A look at a slab's place finds what an engine would meet there, and changes nothing."""
 
 import os
+import tempfile
 
 import attrs
 import pytest
@@ -109,6 +110,19 @@ class TestProblems:
         if not os.path.lexists(path):
             path = path / "deeper"
         assert told in problem_of(look(config(path)))
+
+    def test_place_that_cannot_be_written_to_is_named(self):
+        """An engine could make nothing there: a mount that is read-only, or another user's
+        directory, which this test looks at as somebody who is not root."""
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+            os.chmod(name, 0o555)
+            owner = os.geteuid()
+            os.seteuid(owner or 65534)
+            try:
+                told = problem_of(look(config(f"{name}/slab")))
+            finally:
+                os.seteuid(owner)
+        assert f"'{name}/slab': {name} cannot be written to" in told
 
     def test_name_that_is_none_is_named(self):
         """A NUL cannot be in a path."""

@@ -125,14 +125,16 @@ def _found(root: Path, config: StoreConfig, block_bytes: int | None) -> SlabLook
     try:
         fd = os.open(root, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as exc:
-        if root.parent.is_dir():
-            return SlabLook()
-        raise path_error(root, "its parent does not exist") from exc
+        if not root.parent.is_dir():
+            raise path_error(root, "its parent does not exist") from exc
+        _require_writable(root, root.parent)
+        return SlabLook()
     except NotADirectoryError as exc:
         raise path_error(root, "it is not a directory") from exc
     try:
         directory = Directory(root, fd)
         directory.check()
+        _require_writable(root, root)
         manifest = Manifest.read(directory)
         if manifest is None:
             require_ours(directory, _SOME)
@@ -146,6 +148,12 @@ def _found(root: Path, config: StoreConfig, block_bytes: int | None) -> SlabLook
         data_bytes=manifest.data_bytes,
         slot_sizes=tuple(sorted(sizes)),
     )
+
+
+def _require_writable(root: Path, place: Path) -> None:
+    """Refuse a place where this user can make no file, or nobody: it is mounted read-only."""
+    if not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
+        raise path_error(root, f"{place} cannot be written to")
 
 
 def _misfits(
