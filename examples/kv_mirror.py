@@ -15,6 +15,7 @@ from each place (``--prompt 1,2,3``). A router asks just that of each engine's m
 """
 
 import argparse
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -206,4 +207,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example that mirrors an engine's events, without an engine."""
 
+import signal
+import subprocess
+import sys
+
 import msgspec
 from vllm.distributed.kv_events import (
     AllBlocksCleared,
@@ -9,6 +13,7 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
 )
 
+from examples import kv_mirror
 from examples.kv_mirror import Mirror, Place
 
 GPU, SLAB = Place("GPU", "", 0), Place("CPU", "slab", 0)
@@ -99,3 +104,20 @@ class TestMirror:
         assert {GPU: 1} == mirror.count()
         mirror.take(1, batch(AllBlocksCleared(), stored([8], **SLAB_WORDS)))
         assert ({SLAB: 1}, 1) == (mirror.count(), mirror.num_cleared)
+
+
+def test_interrupt_ends_it_without_a_word() -> None:
+    """It runs until somebody presses Ctrl-C, which is no error."""
+    command = [
+        sys.executable,
+        kv_mirror.__file__,
+        "tcp://127.0.0.1:1",
+        "--seconds=0.01",
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate()
+    assert (0, b"") == (process.returncode, told)
