@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ucm store export``, ``import`` and ``warm``: every byte comes back, or none."""
 
+import errno
 import io
 import os
 import struct
@@ -15,6 +16,7 @@ from xxhash import xxh3_64_intdigest
 from tests.cli.store_kit import CHAT, CODE, ask, keys_of, tell
 from tests.stores.slab_kit import SLOT_BYTES, Child, RawSlab, open_slab
 from ucm.cli.main import NOT_WELL, UNREADABLE, USAGE
+from ucm.cli.store.move import _written
 from ucm.errors import StoreError
 from ucm.stores.exports import ExportReader, ExportWriter, Section, Start
 from ucm.stores.slab import SlabStore, SlabSurvey
@@ -290,10 +292,18 @@ class TestWarm:
         assert 5 == ask(capsys, "store", "warm", file, root, *chosen)["blocks"]
 
     def test_slab_that_is_missing_is_not_made_unasked(self, file, tmp_path, capsys):
-        """Without a capacity nobody knows how large it should be."""
-        code = tell(capsys, "store", "warm", file, tmp_path / "no")[0]
-        assert UNREADABLE == code
+        """Without a capacity nobody knows how large it should be: it is asked for."""
+        code, _, complaint = tell(capsys, "store", "warm", file, tmp_path / "no")
+        assert (UNREADABLE, True) == (code, "--capacity" in complaint)
         assert not (tmp_path / "no").exists()
+
+
+def test_export_that_a_disk_is_too_small_for_is_named(tmp_path):
+    """No space left is said of the file that was asked for, of which nothing stays."""
+    file, full = tmp_path / "file", OSError(errno.ENOSPC, "No space left")
+    with pytest.raises(OSError, match="left") as told, _written(file, force=False):
+        raise full
+    assert (str(file), []) == (told.value.filename, [*tmp_path.iterdir()])
 
 
 class TestFormat:

@@ -228,6 +228,18 @@ class TestTimeline:
         """The page would fill a terminal."""
         assert USAGE == call("timeline", "--log", run)[0]
 
+    @pytest.mark.parametrize("option", ["-o", "--perfetto"])
+    def test_file_that_cannot_be_written_is_named(self, call, run, tmp_path, option):
+        """A full disk names no file by itself; one line says which, without an errno."""
+        told = [
+            call("timeline", option, path, "--log", run)
+            for path in ("/dev/full", tmp_path / "no" / "page")
+        ]
+        assert [
+            (UNREADABLE, "", "ucm: /dev/full: No space left on device\n"),
+            (UNREADABLE, "", f"ucm: {tmp_path}/no/page: No such file or directory\n"),
+        ] == told
+
 
 COMMANDS = (
     ("show", "r"),

@@ -77,8 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as exc:
         code = UNREADABLE if isinstance(exc, ConfigFileError) else USAGE
         return _tell(str(exc), code)
-    except (UCMError, OSError) as exc:
+    except UCMError as exc:
         return _tell(str(exc), UNREADABLE)
+    except OSError as exc:
+        where = f"{exc.filename}: " if exc.filename else ""
+        return _tell(f"{where}{exc.strerror or exc}", UNREADABLE)
     return answer if isinstance(answer, int) else 0
 
 

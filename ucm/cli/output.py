@@ -7,9 +7,11 @@ so that what is piped on stays clean. ``rich`` does both. A table that is wider 
 terminal goes on in the next line: no key, value or remedy is cut.
 """
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,7 +20,15 @@ from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["clean", "console", "json_option", "printable", "say_json", "table"]
+__all__ = [
+    "clean",
+    "console",
+    "json_option",
+    "printable",
+    "say_json",
+    "table",
+    "writing",
+]
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Answer with JSON, for programs."
@@ -35,6 +45,15 @@ def console(*, stderr: bool = False) -> Console:
             stderr=stderr, highlight=False, soft_wrap=soft_wrap, color_system=None
         )
     return made
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file that could not be written: the system names one only where it opens it."""
+    try:
+        yield
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, exc.filename or str(path)) from exc
 
 
 def say_json(answer: object) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from ucm.blocks import id_in_log
-from ucm.cli.output import clean, console, json_option, say_json, table
+from ucm.cli.output import clean, console, json_option, say_json, table, writing
 from ucm.cli.telling import examples, progress
 from ucm.cli.trace_answers import (
     NONE_LOGGED,
@@ -215,9 +215,11 @@ def timeline(
     if not drawing.bars:
         raise NoLogError(f"{path} tells of no such request and no ticket")
     if output is not None:
-        output.write_text(page_of(drawing), encoding="utf-8")
+        with writing(output):
+            output.write_text(page_of(drawing), encoding="utf-8")
     if perfetto is not None:
-        perfetto.write_text(json.dumps(events_of(drawing)), encoding="utf-8")
+        with writing(perfetto):
+            perfetto.write_text(json.dumps(events_of(drawing)), encoding="utf-8")
     written = [str(each) for each in (output, perfetto) if each is not None]
     if as_json:
         say_json(

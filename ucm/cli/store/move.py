@@ -13,7 +13,7 @@ import attrs
 import click
 
 from ucm.cli.main import NOT_WELL
-from ucm.cli.output import console, json_option, say_json
+from ucm.cli.output import console, json_option, say_json, writing
 from ucm.cli.store.choose import Wanted, choosing
 from ucm.cli.telling import SIZE, examples, progress
 from ucm.errors import ConfigError, StoreError, StoreUnavailableError
@@ -103,6 +103,8 @@ def warm(
     """
     with contextlib.ExitStack() as stack:
         reader = _opened(file, stack)
+        if capacity is None and not path.exists():
+            raise StoreUnavailableError(f"{path} is not there: --capacity makes a slab")
         if capacity is not None and not (path / "slab.json").exists():
             stack.enter_context(_made(path, capacity, reader))
         incoming = Incoming(reader, path, stack, most_bytes=most, evicts=False)
@@ -172,7 +174,7 @@ def _written(file: Path, *, force: bool) -> Iterator[BinaryIO]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600)
     try:
-        with open(fd, "wb", buffering=1 << 20) as target:
+        with writing(file), open(fd, "wb", buffering=1 << 20) as target:
             yield target
             target.flush()
             os.fsync(fd)
