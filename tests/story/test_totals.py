@@ -68,6 +68,12 @@ class TestTotals:
             *names
         }
 
+    def test_what_the_engine_had_is_not_told_as_computed(self):
+        """A log's key says what had been computed before; people read what had to be."""
+        told = dict(totals(ended(computed_tokens=64)).numbers())
+        assert 64 == told["tokens: in the engine's own cache"]
+        assert "tokens: computed" not in told
+
 
 class TestDurations:
     def test_a_quantile_is_at_most_a_fifth_too_much(self):

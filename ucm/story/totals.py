@@ -21,6 +21,8 @@ _MOST_WORDS: Final = 64
 _REST: Final = "(others)"
 _PER_DOUBLING: Final = 4
 _LEAST_S: Final = 1e-6
+_IN_WORDS: Final = {"tokens: computed": "tokens: in the engine's own cache"}
+"""What a log's key says otherwise: those had been computed before the request came."""
 
 
 class Tally:
@@ -220,7 +222,8 @@ class Totals:
         )
         for group, tally in groups:
             for word, amount in sorted(tally.items()):
-                yield f"{group}: {word}", amount
+                name = f"{group}: {word}"
+                yield _IN_WORDS.get(name, name), amount
         loaded, prompt = self.hit_ratio()
         if prompt:
             yield "hit ratio in percent", round(100 * loaded / prompt, 2)
