@@ -88,12 +88,12 @@ class TestRm:
         assert before == snapshot(path)
 
     def test_nothing_goes_without_a_yes(self, path, capsys, monkeypatch):
-        """It asks; silence is a no."""
+        """It asks, and says how a program does without; silence is a no."""
         with open(os.devnull) as silence:
             monkeypatch.setattr("sys.stdin", silence)
             code, _, complaint = tell(capsys, "store", "rm", path, "--all")
         assert NOT_WELL == code
-        assert "Forget 5 blocks, 480 B?" in complaint
+        assert "Forget 5 blocks, 480 B? (--yes does not ask)" in complaint
         assert [True] * 5 == left(path)
 
     @pytest.mark.parametrize(

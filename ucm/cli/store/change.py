@@ -59,7 +59,7 @@ def rm(
         forgotten = 0
         if matched and not dry_run:
             if not yes:
-                what = f"Forget {matched} blocks, {size_text(nbytes)}?"
+                what = f"Forget {matched} blocks, {size_text(nbytes)}? (--yes does not ask)"
                 click.confirm(what, abort=True, err=True)
             forgotten = _forget(survey, choice, matched)
     answer = {
