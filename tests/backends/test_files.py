@@ -168,6 +168,23 @@ class TestShared:
         await one.aclose()
         await other.aclose()
 
+    async def test_mount_that_is_gone_has_no_answer(self, root):
+        """R-51: an empty mount point says of no block that it is not there, and to nobody that
+        it is forgotten."""
+        backend = await open_files(root)
+        await put(backend, *KEYS[:2])
+        await backend.delete(KEYS[1:2])
+        told = await backend.exists(KEYS[:2])
+        assert [Presence.PRESENT, Presence.ABSENT] == told
+        root.rename(root.with_name("elsewhere"))
+        root.mkdir()
+        assert [Presence.UNKNOWN] * 2 == await backend.exists(KEYS[:2])
+        ((got, _),) = await fetch(backend, KEYS[:1])
+        assert Fetched(Verdict.UNAVAILABLE) == got
+        assert [Verdict.UNAVAILABLE] == await backend.delete(KEYS[:1])
+        assert [Verdict.UNAVAILABLE] == await put(backend, KEYS[2])
+        await backend.aclose()
+
     async def test_file_system_without_links_takes_renames(self, root, monkeypatch):
         """X-02: two writers of one key still leave one whole block, and no remains."""
 

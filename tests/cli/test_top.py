@@ -134,6 +134,18 @@ class TestScreen:
         assert "failed loads: deadline 2" in text
         assert "50 of 200 slots (25%) of 4 GiB" in text
 
+    @pytest.mark.parametrize("is_up", [True, False])
+    def test_agent_and_tiers_that_are_away_are_told(self, is_up):
+        """R-71: an engine is well without them, and finds less."""
+        gauges = {
+            "ucm_agent_up": is_up,
+            "ucm_tier_up|disk": 1,
+            "ucm_tier_up|redis": is_up,
+        }
+        (engine,) = engines_of([scheduler(gauges=gauges)])
+        is_told = "the agent is away; silent tiers: redis" in engine.text()
+        assert ("ok", not is_up) == (engine.state, is_told)
+
     @pytest.mark.slow
     @given(
         st.lists(

@@ -96,4 +96,14 @@ SHARES = (
         replace="",
         killers=(f"{_TALLIES}::test_what_is_not_ours_is_no_word_on_anything",),
     ),
+    Mutant(
+        name="mount_that_is_gone_says_no",
+        why="R-51: behind an unmount all blocks are absent, and what is forgotten is said to be.",
+        file="ucm/backends/files/_share.py",
+        find="errno.ENOENT in errors and not os.path.exists(self.path(MANIFEST))",
+        replace="False",
+        killers=(
+            "tests/backends/test_files.py::TestShared::test_mount_that_is_gone_has_no_answer",
+        ),
+    ),
 )

@@ -22,6 +22,7 @@ _LONG_NAME = 18
 _MISSED = "ucm_missed_lookups_total"
 _SETTLED = "ucm_settled_part_bytes_total"
 _OPEN = "ucm_open_tickets"
+_AGENT, _TIER = "ucm_agent_up", "ucm_tier_up"
 
 
 def _sum(numbers: Mapping[str, float], *names: str) -> float:
@@ -80,7 +81,7 @@ class EngineView:
         return _sum(self.counters, *names)
 
     def text(self) -> str:
-        """Return what there is to say in words: misses, failures, tiers; may be empty."""
+        """Return what there is to say in words: misses, failures, who is away; may be empty."""
         told = []
         for what, name in (
             ("missed", _MISSED),
@@ -92,6 +93,11 @@ class EngineView:
             words = [f"{label} {as_text(value)}" for label, value in found if value]
             if words:
                 told.append(f"{what}: {', '.join(words)}")
+        if not self.gauges.get(_AGENT, 1):
+            told.append("the agent is away")
+        tiers = _by_label(self.gauges, _TIER)
+        if silent := [label for label, is_up in tiers.items() if not is_up]:
+            told.append(f"silent tiers: {', '.join(silent)}")
         if self.problem:
             told.append(self.problem)
         return "; ".join(told)

@@ -152,7 +152,8 @@ class Share:
     def look(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Return whether blocks are there."""
         errors = self._reader.find(list(map(self._path, keys)))
-        return [_PRESENCES.get(error, Presence.UNKNOWN) for error in errors]
+        told = {} if self._is_gone(errors) else _PRESENCES
+        return [told.get(error, Presence.UNKNOWN) for error in errors]
 
     def read(
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview], gate: Gate
@@ -162,13 +163,13 @@ class Share:
             Asked(self._path(key), target, self._is_due(key))
             for key, target in zip(keys, targets, strict=True)
         ]
+        answers = self._reader.read(asked, gate)
+        told = {} if self._is_gone([came.error for came in answers]) else _NOT_READ
         return [
             Envelope.judge(came.header, key, len(target))
             if not came.error
-            else _NOT_READ.get(came.error, _UNAVAILABLE)
-            for came, key, target in zip(
-                self._reader.read(asked, gate), keys, targets, strict=True
-            )
+            else told.get(came.error, _UNAVAILABLE)
+            for came, key, target in zip(answers, keys, targets, strict=True)
         ]
 
     def write(self, block: Sealed, is_wanted: Callable[[], bool]) -> Verdict:
@@ -224,11 +225,15 @@ class Share:
         """Remove a block."""
         try:
             os.unlink(self._path(key))
-        except FileNotFoundError:
-            return Verdict.ABSENT
+        except FileNotFoundError as exc:
+            return Verdict.UNAVAILABLE if self._is_gone([exc.errno]) else Verdict.ABSENT
         except OSError:
             return Verdict.UNAVAILABLE
         return Verdict.DONE
+
+    def _is_gone(self, errors: Sequence[int | None]) -> bool:
+        """Return whether nothing is there because the mount is not, where something is not."""
+        return errno.ENOENT in errors and not os.path.exists(self.path(MANIFEST))
 
     def take_refused(self) -> int:
         """Return for how many bytes of blocks the mount had no room since this was asked."""
