@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     import pytest
 
 with contextlib.suppress(ImportError):  # benchmarks read this where it is not installed
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
     # A limit is for hangs: what an example takes depends on who else computes.
-    settings.register_profile("ucm", deadline=None)
+    slow = [HealthCheck.too_slow]  # as a busy machine is
+    settings.register_profile("ucm", deadline=None, suppress_health_check=slow)
     settings.load_profile("ucm")
 
 os.environ |= {
