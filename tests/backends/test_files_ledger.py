@@ -3,6 +3,7 @@
 
 import errno
 import os
+import shutil
 
 import anyio
 import pytest
@@ -106,6 +107,22 @@ class TestManyMachines:
         assert (5, 5 * WHOLE) == (stats.blocks, stats.nbytes)
         for backend in backends:
             await backend.aclose()
+
+    async def test_counts_that_begin_anew_are_known(self, root):
+        """Whoever knew more of them, as somebody has removed these, takes the next one's word."""
+        one = await open_files(root)
+        await one._room.start().wait()
+        for known in range(8):
+            count(one._room._ledger, known)
+        await one._room.tell()
+        shutil.rmtree(root / "room")
+        other = await open_files(root)
+        await other._room.start().wait()
+        assert [Verdict.DONE] == await put(other, KEYS[0])
+        await one._room.tell()
+        assert 1 == (await one.stats()).blocks
+        await one.aclose()
+        await other.aclose()
 
 
 class TestTallies:

@@ -82,7 +82,7 @@ class Seen:
     """What a look at the share has told."""
 
     number: int = 0
-    """Of the last count; 0: there is none."""
+    """Of counts that this process knows of, this is the last one; 0: there is none."""
     age_s: float = 0.0
     """Since that count."""
     blocks: int = 0
@@ -132,7 +132,7 @@ class Ledger:
         """Of the counts that lie there, when that was looked at last."""
         self._number = 0
         self._count: _Count | None = None
-        """The one that is known, and its number."""
+        """The one that is known, and how many were; those that lie there may begin anew."""
         self._counted_at = self._touched_at = 0.0
         self._writers: KeysView[str] = {}.keys()
         """That were seen last."""
@@ -310,7 +310,7 @@ class Ledger:
             count = None
         self._newest, self._count = number, count
         if count is not None:
-            self._number = number
+            self._number += 1
             self._counted_at = time.monotonic() - self._age_s(counted_at)
         return True
 
@@ -373,11 +373,11 @@ class Ledger:
         temporary = self._share.temporary()
         try:
             _, numbers = self._list()
-            self._number = max([self._number, *(one + 1 for one in numbers)])
+            newest = max([self._newest, *numbers]) + 1
             with open(os.open(temporary, NEW, 0o600), "wb") as file:
                 file.write(msgspec.json.encode(count))
-            os.rename(temporary, f"{self._room}/count-{self._number}")
-            self._newest = self._number
+            os.rename(temporary, f"{self._room}/count-{newest}")
+            self._newest = newest
             for number in numbers:
                 os.unlink(f"{self._room}/count-{number}")
         except OSError:
