@@ -55,6 +55,18 @@ def count(ledger, known=0, patience_s=0.0):
     return ledger.collect(known, 1 << 40, 1 << 40, 0, patience_s)
 
 
+def no_new_files(monkeypatch, error):
+    """Have no file made any more; those that are there are found."""
+    real = os.open
+
+    def refuse(path, flags, *more, **how):
+        if flags & os.O_CREAT and not os.path.lexists(path):
+            raise OSError(error, os.strerror(error), path)
+        return real(path, flags, *more, **how)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
 def make_block(root, nbytes):
     """Put a file among blocks, as a writer would."""
     place = root / "blocks" / "00" / "00"
@@ -201,6 +213,21 @@ class TestCollecting:
         assert 1 == len(walks)
         assert not (root / "room" / "collecting").exists()
 
+    @pytest.mark.parametrize("clock", ["unknown", "set back"])
+    def test_turn_of_one_that_has_died_is_taken_without_the_clock_of_the_share(
+        self, root, monkeypatch, clock
+    ):
+        """On a share that takes no file, or whose clock was set back, all were full for ever."""
+        one, other = open_ledger(root), open_ledger(root)
+        assert one._begin()
+        if clock == "set back":
+            os.utime(root / "room" / "collecting", (1e11, 1e11))
+        else:
+            no_new_files(monkeypatch, errno.ENOSPC)
+        assert Seen() == count(other)
+        monkeypatch.setattr("ucm.backends.files._ledger._SILENT_S", 0.0)
+        assert 1 == count(other, patience_s=20.0).number
+
     def test_one_that_walks_for_long_says_so(self, root, monkeypatch):
         """Its file is touched for each directory, at most every few seconds."""
         one = open_ledger(root)
@@ -237,14 +264,7 @@ class TestCollecting:
         """Nobody else hears of it, and what is put behind that is known to whoever puts it."""
         one = open_ledger(root)
         make_block(root, 700)
-        real = os.open
-
-        def refuse(path, flags, *more, **how):
-            if flags & os.O_CREAT:
-                raise OSError(error, os.strerror(error), path)
-            return real(path, flags, *more, **how)
-
-        monkeypatch.setattr(os, "open", refuse)
+        no_new_files(monkeypatch, error)
         one.mine = Tally(2, 200, 0)
         assert 700 == count(one).put(one.mine)
         one.mine = Tally(3, 300, 5)

@@ -76,7 +76,7 @@ SHARES = (
         name="died_amid_a_walk",
         why="No room is ever made again behind a machine that has died at it.",
         file=_LEDGER,
-        find="if self._age_s(os.lstat(file).st_mtime) > _SILENT_S:",
+        find="if max(self._age_s(touched), now - self._turn[1]) > _SILENT_S:",
         replace="if False:",
         killers=(f"{_COLLECTING}::test_turn_of_one_that_has_died_is_taken",),
     ),

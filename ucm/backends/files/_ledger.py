@@ -134,6 +134,8 @@ class Ledger:
         self._count: _Count | None = None
         """The one that is known, and how many were; those that lie there may begin anew."""
         self._counted_at = self._touched_at = 0.0
+        self._turn = (0.0, 0.0)
+        """When whoever walks had touched its file, and when that was first seen."""
         self._writers: KeysView[str] = {}.keys()
         """That were seen last."""
 
@@ -353,10 +355,13 @@ class Ledger:
         return True
 
     def _end_silent(self) -> None:
-        """Take the turn from a process that has died amid it."""
-        file = f"{self._room}/{_LEASE}"
+        """Take the turn from a process that has died amid it, whatever the share's clock says."""
+        file, now = f"{self._room}/{_LEASE}", time.monotonic()
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-            if self._age_s(os.lstat(file).st_mtime) > _SILENT_S:
+            touched = os.lstat(file).st_mtime
+            if touched != self._turn[0]:
+                self._turn = (touched, now)
+            if max(self._age_s(touched), now - self._turn[1]) > _SILENT_S:
                 os.unlink(file)
 
     def _touch(self) -> None:
