@@ -195,6 +195,24 @@ class TestTallies:
         assert 700 == count(one).put(one.mine)
         assert 700 == other.look().put(other.mine)
 
+    @pytest.mark.parametrize("kind", ["file", "folder"])
+    def test_what_is_not_ours_takes_the_place_of_no_count(self, root, kind):
+        """The last one is good until the next: a power cut may have left a later one empty."""
+        one, other = open_ledger(root), open_ledger(root)
+        make_block(root, 700)
+        count(one)
+        assert 700 == other.look().nbytes
+        path = root / "room" / "count-2"
+        path.mkdir() if kind == "folder" else path.touch()
+        one.mine = Tally(1, 300, 0)
+        one.look()
+        assert 1000 == other.look().nbytes
+        for known in range(1, 5):
+            count(one, known)
+        assert {"count-2", "count-6"} >= {
+            path.name for path in root.glob("room/count-*")
+        }
+
 
 class TestCollecting:
     def test_who_finds_another_at_it_does_not_walk(self, root, walks):

@@ -296,7 +296,7 @@ class Ledger:
         return tallies, numbers
 
     def _load(self, number: int) -> bool:
-        """Read a count, unless there is a later one by now; what is none of ours is none."""
+        """Read a count, unless there is a later one by now; what is none of ours tells nothing."""
         try:
             file = os.open(f"{self._room}/count-{number}", OLD)
             with open(file, "rb", closefd=True) as text:
@@ -310,8 +310,9 @@ class Ledger:
             count = None
         except msgspec.DecodeError:  # what does not fit, too
             count = None
-        self._newest, self._count = number, count
+        self._newest = number
         if count is not None:
+            self._count = count
             self._number += 1
             self._counted_at = time.monotonic() - self._age_s(counted_at)
         return True
@@ -384,7 +385,8 @@ class Ledger:
             os.rename(temporary, f"{self._room}/count-{newest}")
             self._newest = newest
             for number in numbers:
-                os.unlink(f"{self._room}/count-{number}")
+                with contextlib.suppress(OSError):  # it may be none of ours
+                    os.unlink(f"{self._room}/count-{number}")
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
