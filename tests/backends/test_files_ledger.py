@@ -213,6 +213,13 @@ class TestTallies:
             path.name for path in root.glob("room/count-*")
         }
 
+    def test_count_of_a_time_to_come_is_as_old_as_it_is_known(self, root):
+        """Or, where the share's clock was set back, nobody would count again for as long."""
+        one, other = open_ledger(root), open_ledger(root)
+        count(one)
+        os.utime(root / "room" / "count-1", (1e11, 1e11))
+        assert 0.0 <= other.look().age_s < 600.0
+
 
 class TestCollecting:
     def test_who_finds_another_at_it_does_not_walk(self, root, walks):

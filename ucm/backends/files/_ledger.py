@@ -259,10 +259,10 @@ class Ledger:
         os.close(fd)
 
     def _age_s(self, then_s: float) -> float:
-        """Return how long ago a time of the share's was; 0 where that is not known."""
+        """Return how long ago a time of the share's was; 0 where that is not known, or ahead."""
         if self._ahead_s is None:
             return 0.0
-        return time.monotonic() + self._ahead_s - then_s
+        return max(0.0, time.monotonic() + self._ahead_s - then_s)
 
     # Those of others.
 
