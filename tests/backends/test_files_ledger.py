@@ -2,6 +2,7 @@
 """Several machines on one share: what each knows of all, and who walks through it."""
 
 import errno
+import math
 import os
 import shutil
 
@@ -119,6 +120,32 @@ class TestManyMachines:
         assert (5, 5 * WHOLE) == (stats.blocks, stats.nbytes)
         for backend in backends:
             await backend.aclose()
+
+    async def test_share_is_not_emptied_in_vain(self, root):
+        """Where all put more at once than it takes it is full for them, and no longer than that."""
+        backend, other = await open_files(root, capacity=8 * WHOLE), open_ledger(root)
+        assert [Verdict.DONE] * 8 == await put(backend, *KEYS[:8])
+        other.mine = Tally(moving=4 * WHOLE)
+        other.look()
+        assert [Verdict.FULL] == await put(backend, KEYS[8], nbytes=5 * BLOCK)
+        assert 8 == files_of(root)
+        other.mine = Tally()
+        other.look()
+        assert [Verdict.DONE] == await put(backend, KEYS[8], nbytes=5 * BLOCK)
+        assert 3 == files_of(root)
+        await backend.aclose()
+
+    async def test_block_of_all_there_is_leaves_a_share_that_removes(self, root):
+        """Where walks are long one begins before there is no room; it need not leave less than
+        nothing."""
+        backend = await open_files(root, capacity=8 * WHOLE)
+        await put(backend, *KEYS[:4])
+        backend._room._patience_s = 0.0
+        await put(backend, KEYS[4], nbytes=8 * WHOLE - 128)
+        await backend._room.start().wait()
+        backend._room._take()
+        assert -math.inf == backend._room._full_until
+        await backend.aclose()
 
     async def test_counts_that_begin_anew_are_known(self, root):
         """Whoever knew more of them, as somebody has removed these, takes the next one's word."""

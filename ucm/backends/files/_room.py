@@ -77,7 +77,7 @@ class Room:
         self._move(nbytes)
         verdict = Verdict.UNAVAILABLE
         try:
-            verdict = await self._find(nbytes)
+            verdict = await self._find()
         finally:
             if verdict is not Verdict.DONE:
                 self._move(-nbytes)
@@ -85,7 +85,7 @@ class Room:
             await self.tell()
         return verdict
 
-    async def _find(self, nbytes: int) -> Verdict:
+    async def _find(self) -> Verdict:
         """Find room for what has been counted on by now, or make it."""
         if not await self.tell():
             return Verdict.UNAVAILABLE
@@ -99,17 +99,21 @@ class Room:
             if self._is_due:
                 self.start()  # nobody waits for it
             return Verdict.DONE
-        await self._make(nbytes)
+        await self._make()
         if self._has_room():
             return Verdict.DONE
         is_known = self._seen.number > 0 or self._collection is not None
         return Verdict.FULL if is_known or not self._is_away else Verdict.UNAVAILABLE
 
-    async def _make(self, nbytes: int) -> None:
-        """Have room made; what one collection makes may be for others, and is taken by them."""
+    async def _make(self) -> None:
+        """
+        Have room made; what one collection makes may be for others, and is taken by them.
+
+        None is where all that is about to be put has more than there is: all would go in vain.
+        """
         now = anyio.current_time()
         ends_at = now + self._patience_s
-        while nbytes <= self.capacity and self._full_until <= now <= ends_at:
+        while self._moving <= self.capacity and self._full_until <= now <= ends_at:
             await self._collect()
             is_long = (
                 self._collection is not None or self._seen.seconds > self._patience_s
@@ -149,7 +153,7 @@ class Room:
         if now >= self._less_until:
             self.capacity = self._given
         wanted = max(0, self.capacity - self._moving - self.capacity // SPARE)
-        most = self.capacity - self._moving - self._kept
+        most = max(0, self.capacity - self._moving - self._kept)
         self._making, self._refused = self._refused, 0
         if self._making:
             self._short_from = now + _PAUSE_S
