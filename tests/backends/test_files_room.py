@@ -12,6 +12,7 @@ import pytest
 from tests.backends.test_files import BLOCK, collected, find, open_files, put
 from ucm.backends.abc import Verdict
 from ucm.backends.files import _share
+from ucm.backends.files._ledger import Ledger
 from ucm.testing.backend_contract import seal
 from ucm.testing.faults import Gate
 from ucm.testing.store_blocks import make_keys
@@ -316,6 +317,26 @@ class TestSmallMount:
         assert [Verdict.DONE] == await put(backend, KEYS[4])
         backend._room._less_until = -math.inf  # and an hour
         await collected(backend)
+        assert 1 << 24 == (await backend.stats()).capacity_bytes
+        await backend.aclose()
+
+    async def test_mount_that_had_no_room_at_all_is_tried_again(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: an empty share is full while others fill its mount, which costs that no calls, and
+        takes blocks once they do not."""
+        mount = _SmallMount(monkeypatch, tmp_path / "share", 0)
+        backend = await open_files(tmp_path / "share")
+        await collected(backend)
+        for _ in range(2):
+            assert [Verdict.FULL] == await put(backend, KEYS[0])
+        mount.num_blocks, looks, look = 16, [], backend._room._ledger.look
+        with monkeypatch.context() as watched:
+            watched.setattr(Ledger, "look", lambda ledger: looks.append(0) or look())
+            assert [Verdict.FULL] * 6 == await put(backend, *KEYS)
+        assert [] == looks
+        backend._room._less_until = -math.inf  # as it is ten minutes later
+        assert [Verdict.DONE] == await put(backend, KEYS[0])
         assert 1 << 24 == (await backend.stats()).capacity_bytes
         await backend.aclose()
 

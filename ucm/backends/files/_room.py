@@ -74,6 +74,8 @@ class Room:
 
     async def take(self, nbytes: int) -> Verdict:
         """Return DONE if so many bytes may be put; ``end`` is to be called then."""
+        if nbytes > self._bound:
+            return Verdict.FULL  # others need not know of it
         self._move(nbytes)
         verdict = Verdict.UNAVAILABLE
         try:
@@ -113,7 +115,7 @@ class Room:
         """
         now = anyio.current_time()
         ends_at = now + self._patience_s
-        while self._moving <= self.capacity and self._full_until <= now <= ends_at:
+        while self._moving <= self._bound and self._full_until <= now <= ends_at:
             await self._collect()
             is_long = (
                 self._collection is not None or self._seen.seconds > self._patience_s
@@ -150,8 +152,7 @@ class Room:
         if self._collection is not None:
             return self._collection
         now = self._started_at = anyio.current_time()
-        if now >= self._less_until:
-            self.capacity = self._given
+        self.capacity = self._bound
         wanted = max(0, self.capacity - self._moving - self.capacity // SPARE)
         most = max(0, self.capacity - self._moving - self._kept)
         self._making, self._refused = self._refused, 0
@@ -184,6 +185,12 @@ class Room:
     def _make_for_refused(self) -> None:
         if self._refused and anyio.current_time() >= self._short_from:
             self.start()
+
+    @property
+    def _bound(self) -> int:
+        """The capacity that a collection is to keep to."""
+        is_less = anyio.current_time() < self._less_until
+        return self.capacity if is_less else self._given
 
     @property
     def _moving(self) -> int:
