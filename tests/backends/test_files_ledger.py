@@ -12,7 +12,7 @@ import pytest
 from tests.backends.test_files import BLOCK, open_files, put
 from ucm.backends.abc import Verdict
 from ucm.backends.files import _share
-from ucm.backends.files._ledger import Ledger, Seen, Tally
+from ucm.backends.files._ledger import Ledger, Seen, Tally, _Count
 from ucm.backends.files._share import Share
 from ucm.testing.store_blocks import make_keys
 
@@ -256,6 +256,19 @@ class TestCollecting:
         assert Seen() == count(other)
         assert [] == walks
 
+    def test_long_walk_of_another_is_waited_for_once(self, root, monkeypatch):
+        """Each look costs the server calls: nobody has it look fifty times a second for an hour."""
+        one, other = open_ledger(root), open_ledger(root)
+        assert one._begin()
+        count(other)
+        looks, look = [], other.look
+        with monkeypatch.context() as watched:
+            watched.setattr(other, "look", lambda: looks.append(0) or look())
+            assert math.inf == count(other, patience_s=2.0).seconds
+        assert 1 == len(looks)
+        one._keep(_Count(0, 0, 0.25, None, {}))
+        assert 0.25 == other.look().seconds
+
     def test_turn_of_one_that_has_died_is_taken(self, root, walks):
         """Its file was not touched for a minute of the share's own clock."""
         one, other = open_ledger(root), open_ledger(root)
@@ -278,6 +291,7 @@ class TestCollecting:
             no_new_files(monkeypatch, errno.ENOSPC)
         assert Seen() == count(other)
         monkeypatch.setattr("ucm.backends.files._ledger._SILENT_S", 0.0)
+        assert 0 == count(other, patience_s=20.0).number
         assert 1 == count(other, patience_s=20.0).number
 
     def test_one_that_walks_for_long_says_so(self, root, monkeypatch):

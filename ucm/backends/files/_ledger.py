@@ -23,6 +23,7 @@ Threading: ``mine`` is set on the loop. All else on any thread, and everything m
 """
 
 import contextlib
+import math
 import os
 import re
 import threading
@@ -93,7 +94,7 @@ class Seen:
     own: Tally = Tally()
     """What of this writer is counted."""
     seconds: float = 0.0
-    """The last walk took."""
+    """The last walk took; without bound while one goes on that was waited for in vain."""
     most_bytes: int | None = None
     """See the count."""
     is_stuck: bool = False
@@ -134,6 +135,8 @@ class Ledger:
         self._count: _Count | None = None
         """The one that is known, and how many were; those that lie there may begin anew."""
         self._counted_at = self._touched_at = 0.0
+        self._vain = -1
+        """The number behind which a later one was waited for in vain."""
         self._turn = (0.0, 0.0)
         """When whoever walks had touched its file, and when that was first seen."""
         self._writers: KeysView[str] = {}.keys()
@@ -171,6 +174,7 @@ class Ledger:
                 if seen is None or seen.number > known or seen.seconds > patience_s:
                     return seen
                 if time.monotonic() > ends_at:
+                    self._vain = seen.number
                     return seen
                 time.sleep(_PAUSE_S)
         except OSError:
@@ -318,9 +322,9 @@ class Ledger:
         return True
 
     def _see(self, tallies: Mapping[str, Tally]) -> Seen:
-        count = self._count
+        count, is_vain = self._count, self._vain == self._number
         if count is None:
-            return Seen()
+            return Seen(seconds=math.inf if is_vain else 0.0)
         blocks, nbytes, moving = count.blocks, count.nbytes, 0
         for writer, one in tallies.items():
             if writer != self._writer:
@@ -336,7 +340,7 @@ class Ledger:
             nbytes=nbytes,
             moving=moving,
             own=Tally(began.blocks + counted[0], began.nbytes + counted[1]),
-            seconds=count.seconds,
+            seconds=math.inf if is_vain else count.seconds,
             most_bytes=count.most_bytes,
         )
 
