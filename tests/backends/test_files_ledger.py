@@ -323,6 +323,16 @@ class TestCollecting:
         assert (2, 0) == (seen.number, seen.nbytes)
         assert (2, 1) == (len(walks), other.num_evicted)
 
+    def test_who_waits_for_a_count_again_and_again_sweeps_once(self, root, monkeypatch):
+        """Each sweep asks for the age of each tally, and of all that is being written."""
+        one, other = open_ledger(root), open_ledger(root)
+        swept, sweep = [], other._share.sweep
+        monkeypatch.setattr(other._share, "sweep", lambda: swept.append(0) or sweep())
+        for known in range(4):
+            count(one, known)
+            assert known + 1 == count(other, known).number
+        assert 1 == len(swept)
+
     @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
     def test_share_that_takes_no_file_is_counted_for_oneself(
         self, root, monkeypatch, error

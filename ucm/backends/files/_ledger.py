@@ -192,7 +192,8 @@ class Ledger:
         is_new = seen.number > known and seen.age_s < self._collect_s
         try:
             if is_new and not refused and seen.put(self.mine) <= most:
-                self.num_swept += self._share.sweep()
+                if not known:  # else whoever has counted has swept
+                    self.num_swept += self._share.sweep()
                 return seen
             with self._lock:
                 tallies = self._read()
