@@ -11,9 +11,10 @@ import pytest
 
 from tests.backends.test_files import BLOCK, open_files, put
 from ucm.backends.abc import Verdict
-from ucm.backends.files import _share
+from ucm.backends.files import _ledger, _share
 from ucm.backends.files._ledger import Ledger, Seen, Tally, _Count
 from ucm.backends.files._share import Share
+from ucm.testing.faults import Gate
 from ucm.testing.store_blocks import make_keys
 
 WHOLE = BLOCK + 128
@@ -145,6 +146,25 @@ class TestManyMachines:
         await backend._room.start().wait()
         backend._room._take()
         assert -math.inf == backend._room._full_until
+        await backend.aclose()
+
+    @pytest.mark.parametrize("place", ["_write_whole", "entries_of"])
+    async def test_what_is_given_up_is_not_about_to_be_put(
+        self, root, monkeypatch, place
+    ):
+        """Others have its room at once, though whoever gave it up puts nothing more."""
+        backend, other = await open_files(root), open_ledger(root)
+        await backend._room.start().wait()
+        gate, module = Gate(), _share if place == "_write_whole" else _ledger
+        real = getattr(module, place)
+        monkeypatch.setattr(module, place, lambda *args: gate() or real(*args))
+        async with anyio.create_task_group() as group:
+            group.start_soon(put, backend, KEYS[0])
+            await anyio.to_thread.run_sync(gate.wait_reached)
+            group.cancel_scope.cancel()
+        gate.open()
+        await backend._room._telling.wait()
+        assert (1, 0) == (other.look().number, other.look().moving)
         await backend.aclose()
 
     async def test_counts_that_begin_anew_are_known(self, root):

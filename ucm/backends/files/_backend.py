@@ -194,10 +194,22 @@ class FilesBackend(Backend):
                 next(ends) if len(block.data) <= most else Verdict.FULL
                 for block in blocks
             ]
-        nbytes = sum(sizes)
-        there = await self._room.take(nbytes)
-        if there is not Verdict.DONE:
-            return [there] * len(blocks)
+        try:
+            there = await self._room.take(sum(sizes))
+            if there is not Verdict.DONE:
+                return [there] * len(blocks)
+            await self._write_all(blocks, sizes, told)
+        except anyio.get_cancelled_exc_class():
+            if self._is_open:
+                self._room.tell_later()
+            raise
+        await self._room.tell()
+        return told
+
+    async def _write_all(
+        self, blocks: Sequence[Sealed], sizes: Sequence[int], told: list[Verdict]
+    ) -> None:
+        """Write blocks for which there is room."""
         try:
             await self._crew.run(blocks, self._write, told, leave=True)
         finally:
@@ -206,12 +218,10 @@ class FilesBackend(Backend):
                 for size, end in zip(sizes, told, strict=True)
                 if end is Verdict.DONE
             ]
-            self._room.end(nbytes, sum(done), len(done))
+            self._room.end(sum(sizes), sum(done), len(done))
             refused = self._share.take_refused()
             if refused and self._is_open:
                 self._room.refused(refused)
-        await self._room.tell()
-        return told
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove each file."""

@@ -63,6 +63,8 @@ class Room:
         self._seen = Seen()
         self._counted_at = self._started_at = -math.inf
         self._collection: Job[Seen | None] | None = None
+        self._telling: Job[Seen | None] | None = None
+        """What nobody waits for, as whoever put has gone."""
         self._is_away = False
         """Nobody could be asked when the last one was over."""
         self._full_until = -math.inf
@@ -135,6 +137,11 @@ class Room:
         if seen[0] is not None:
             self._see(seen[0])
         return seen[0] is not None
+
+    def tell_later(self) -> None:
+        """Tell others what is not put any more, as whoever put it has gone."""
+        if self._telling is None or self._telling.is_over:
+            self._telling = self._crew.start(self._ledger.look)
 
     def removed(self, num_blocks: int) -> None:
         """Know that blocks were; their bytes are counted."""
