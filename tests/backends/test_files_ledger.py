@@ -221,6 +221,27 @@ class TestTallies:
         seen = other.look()
         assert (3, 900) == (seen.blocks, seen.put(other.mine))
 
+    def test_tally_that_was_told_without_an_answer_is_one(self, root, monkeypatch):
+        """R-51: what was about to be put as the server went away is not so for ever."""
+        one, other = open_ledger(root), open_ledger(root)
+        count(other)
+        one.look()
+        rename, errors = os.rename, [errno.ETIMEDOUT]
+
+        def answer_lost(*args):
+            rename(*args)
+            if errors:
+                raise OSError(errors[0], os.strerror(errors.pop()))
+
+        monkeypatch.setattr(os, "rename", answer_lost)
+        one.mine = Tally(moving=500)
+        assert one.look() is None
+        assert 500 == other.look().moving
+        one.mine = Tally(1, 500, 0)
+        assert 500 == one.look().put(one.mine)
+        seen = other.look()
+        assert (1, 500, 0) == (seen.blocks, seen.nbytes, seen.moving)
+
     @pytest.mark.parametrize("name", ["count-7", "count-x", f"{'0' * 32}.1.1.7_1_2_x"])
     @pytest.mark.parametrize("kind", ["file", "folder", "link", "pipe"])
     def test_what_is_not_ours_is_no_word_on_anything(self, root, name, kind):

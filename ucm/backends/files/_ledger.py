@@ -123,8 +123,8 @@ class Ledger:
         self._collect_s = collect_s
         self._lock = threading.Lock()
         self._writer = share.new_name()
-        self._file = ""
-        """Of the own tally; none could be made yet."""
+        self._file = self._next = ""
+        """Of the own tally, and what it may be called since; none could be made yet."""
         self._began = self._told = Tally()
         """What was put before the own tally began, and what was last told."""
         self._ahead_s: float | None = None
@@ -222,10 +222,8 @@ class Ledger:
 
     def _own(self, mine: Tally) -> Tally:
         """Return what the own tally is to say."""
-        began = self._began
-        return Tally(
-            mine.blocks - began.blocks, mine.nbytes - began.nbytes, mine.moving
-        )
+        blocks, nbytes, _ = self._began
+        return Tally(mine.blocks - blocks, mine.nbytes - nbytes, mine.moving)
 
     def _tell(self) -> None:
         """Keep the own tally; where no file can be made it is known to nobody else."""
@@ -233,23 +231,28 @@ class Ledger:
         try:
             try:
                 self._write(mine)
-            except FileNotFoundError:  # there is none yet, or it was idle for long
-                if self._file:
+            except FileNotFoundError:  # none yet, idle for long, or no answer came
+                if self._file == self._next:
                     self._writer, self._began = self._share.new_name(), self._told
-                self._file = ""
+                    self._next = ""
+                self._file = self._next
                 self._write(mine)
         except OSError as exc:
             if exc.errno in AWAY:
+                self._next = self._name(mine)  # which may be so by now
                 raise
 
+    def _name(self, mine: Tally) -> str:
+        return "_".join([f"{self._room}/{self._writer}", *map(str, self._own(mine))])
+
     def _write(self, mine: Tally) -> None:
-        blocks, nbytes, moving = self._own(mine)
-        file = f"{self._room}/{self._writer}_{blocks}_{nbytes}_{moving}"
+        file = self._name(mine)
         if not self._file:
             self._make(file)
         elif file != self._file:
             os.rename(self._file, file)
-        self._file, self._told = file, mine
+        self._file = self._next = file
+        self._told = mine
         os.utime(file)
         self._ahead_s = os.stat(file).st_mtime - time.monotonic()
 
@@ -293,9 +296,8 @@ class Ledger:
         for entry in there:
             if found := _TALLY.fullmatch(entry.name):
                 one = Tally(*map(int, found.groups()[1:]))
-                tallies[found[1]] = max(
-                    one, tallies.get(found[1], one)
-                )  # amid a rename
+                last = tallies.get(found[1], one)  # amid a rename
+                tallies[found[1]] = max(one, last)
             elif found := _COUNT.fullmatch(entry.name):
                 numbers.append(int(found[1]))
         return tallies, numbers
