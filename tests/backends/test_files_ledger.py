@@ -128,6 +128,7 @@ class TestManyMachines:
         assert [Verdict.DONE] * 8 == await put(backend, *KEYS[:8])
         other.mine = Tally(moving=4 * WHOLE)
         other.look()
+        backend._room._patience_s = 5.0
         assert [Verdict.FULL] == await put(backend, KEYS[8], nbytes=5 * BLOCK)
         assert 8 == files_of(root)
         other.mine = Tally()

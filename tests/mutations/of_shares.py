@@ -8,7 +8,9 @@ __all__ = ["SHARES"]
 _LEDGER = "ucm/backends/files/_ledger.py"
 _ROOM = "ucm/backends/files/_room.py"
 _TESTS = "tests/backends/test_files_ledger.py"
-_MANY = f"{_TESTS}::TestManyMachines::test_share_never_has_more_than_its_capacity"
+_MACHINES = f"{_TESTS}::TestManyMachines"
+_MANY = f"{_MACHINES}::test_share_never_has_more_than_its_capacity"
+_SMALL = "tests/backends/test_files_room.py::TestSmallMount"
 _TALLIES = f"{_TESTS}::TestTallies"
 _COLLECTING = f"{_TESTS}::TestCollecting"
 
@@ -105,5 +107,45 @@ SHARES = (
         killers=(
             "tests/backends/test_files.py::TestShared::test_mount_that_is_gone_has_no_answer",
         ),
+    ),
+    Mutant(
+        name="fewer_counts_are_unheard",
+        why="Once somebody has removed all counts no machine heeds another's for days.",
+        file=_LEDGER,
+        find="            self._count = count\n            self._number += 1\n",
+        replace="            self._count = count\n            self._number = number\n",
+        killers=(f"{_MACHINES}::test_counts_that_begin_anew_are_known",),
+    ),
+    Mutant(
+        name="long_walk_is_waited_for_at_each_put",
+        why="A first walk of an hour has all machines look at the share fifty times a second.",
+        file=_LEDGER,
+        find="                    self._vain = seen.number\n",
+        replace="",
+        killers=(f"{_COLLECTING}::test_long_walk_of_another_is_waited_for_once",),
+    ),
+    Mutant(
+        name="share_is_emptied_in_vain",
+        why="All blocks go for puts that have more than there is, and none is made.",
+        file=_ROOM,
+        find="while self._moving <= self._bound and self._full_until",
+        replace="while self._full_until",
+        killers=(f"{_MACHINES}::test_share_is_not_emptied_in_vain",),
+    ),
+    Mutant(
+        name="mount_without_room_is_not_tried_again",
+        why="A share is full for ever once others had filled its mount.",
+        file=_ROOM,
+        find="return self.capacity if is_less else self._given",
+        replace="return self.capacity",
+        killers=(f"{_SMALL}::test_mount_that_had_no_room_at_all_is_tried_again",),
+    ),
+    Mutant(
+        name="tally_without_an_answer_is_another",
+        why="What was about to be put as a server went away takes room for ever.",
+        file=_LEDGER,
+        find="                self._next = self._name(mine)  # which may be so by now\n",
+        replace="",
+        killers=(f"{_TALLIES}::test_tally_that_was_told_without_an_answer_is_one",),
     ),
 )
