@@ -261,8 +261,8 @@ BACKENDS = (
         name="mount_that_fails_is_a_miss",
         why="While a share is away its blocks are computed, and told to be gone (R-51).",
         file=_SHARE,
-        find="_PRESENCES.get(error, Presence.UNKNOWN)",
-        replace="_PRESENCES.get(error, Presence.ABSENT)",
+        find="return [told.get(error, Presence.UNKNOWN) for",
+        replace="return [told.get(error, Presence.ABSENT) for",
         killers=(f"{_HUNG}::test_error_is_told_apart_from_an_answer",),
     ),
     Mutant(
