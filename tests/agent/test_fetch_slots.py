@@ -176,3 +176,17 @@ class TestHits:
         assert seconds < 2.0
         assert (0, Reason.CORRUPT) == (want.found, want.reason)
         assert (17, Reason.NONE) == (other.found, other.reason)
+
+
+class TestKeptOut:
+    def test_blocks_are_let_in_again_behind_an_error(self, slab) -> None:
+        """Whatever forgetting meets: else they would land nowhere for as long as the agent lives."""
+
+        async def run():
+            async with open_core(slab, Unruly()) as core:
+                with pytest.raises(LookupError):
+                    async with core.fetcher.keep_out(KEYS):
+                        raise LookupError
+                return dict(core.fetcher._flights.kept_out)
+
+        assert {} == run_virtual(run)

@@ -274,8 +274,10 @@ class TestTallies:
         path = root / "room" / "count-2"
         path.mkdir() if kind == "folder" else path.touch()
         one.mine = Tally(1, 300, 0)
+        files = os.listdir("/proc/self/fd")
         one.look()
         assert 1000 == other.look().nbytes
+        assert len(files) == len(os.listdir("/proc/self/fd"))
         for known in range(1, 5):
             count(one, known)
         assert {"count-2", "count-6"} >= {

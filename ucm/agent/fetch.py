@@ -130,9 +130,13 @@ class Fetcher:
                 del kept_out[key]
 
         await in_turns(keep, keys)
-        await in_turns(look_at, list(flights.values()))  # others begin knowing of it
-        yield
-        await in_turns(let_in, keys)
+        try:
+            await in_turns(
+                look_at, list(flights.values())
+            )  # others begin knowing of it
+            yield
+        finally:
+            await in_turns(let_in, keys)
 
     async def _bring(self, want: Want) -> Reason:
         """

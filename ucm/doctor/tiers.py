@@ -21,6 +21,8 @@ import anyio
 from ucm.agent.admission import admission_of
 from ucm.backends._places import is_claimed
 from ucm.backends.abc import Backend, Presence
+from ucm.backends.disk._drive import MANIFEST as DISK
+from ucm.backends.files._share import MANIFEST as FILES
 from ucm.backends.opening import open_backend
 from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
 from ucm.doctor.findings import Finding, fine, refused, warning, wrong
@@ -152,7 +154,7 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
     share = read.capacity // len(read.path)
     told = []
     for path in read.path:
-        _check_claim(path, "ucm-disk.json", key, seconds)
+        _check_claim(path, DISK, key, seconds)
         place = path if path.is_dir() else path.parent
         tried = within(seconds, lambda place=place: _try_drive(place))  # type: ignore[misc]  # bound now
         if tried is None or tried.problem:
@@ -220,7 +222,7 @@ def _probe_share(settings: Mapping[str, object], key: str, seconds: float) -> Fi
         ConfigError: A setting is wrong.
     """
     path: Path = read_tier(settings, key).path
-    _check_claim(path, "ucm-files.json", key, seconds)
+    _check_claim(path, FILES, key, seconds)
     told = within(seconds, lambda: _look_at(path))
     if told is None:
         return wrong(

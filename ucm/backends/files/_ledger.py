@@ -305,9 +305,9 @@ class Ledger:
     def _load(self, number: int) -> bool:
         """Read a count, unless there is a later one by now; what is none of ours tells nothing."""
         try:
-            file = os.open(f"{self._room}/count-{number}", OLD)
-            with open(file, "rb", closefd=True) as text:
-                counted_at = os.fstat(file).st_mtime
+            name = f"{self._room}/count-{number}"
+            with open(name, "rb", opener=lambda file, _: os.open(file, OLD)) as text:
+                counted_at = os.fstat(text.fileno()).st_mtime
                 count = msgspec.json.decode(text.read(_MOST_TEXT), type=_Count)
         except FileNotFoundError:
             return False
