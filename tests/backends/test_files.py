@@ -12,7 +12,7 @@ import pytest
 
 from tests.native_kit import way  # noqa: F401  a fixture
 from ucm.backends.abc import Fetched, Presence, Verdict
-from ucm.backends.files import FilesBackend, _backend, _share
+from ucm.backends.files import FilesBackend, _backend, _room, _share
 from ucm.backends.wrap import DeadlineBackend
 from ucm.testing.backend_contract import (
     BLOCK,
@@ -38,9 +38,9 @@ BY_PYTHON = pytest.mark.parametrize("way", ["python"], indirect=True)
 async def open_files(path, /, **settings):
     """Open a files backend that marks each use, and waits for each walk."""
     given = {"path": str(path), "capacity": 1 << 24, "threads": 4, "touch_seconds": 0}
-    backend = await FilesBackend.open_configured(given | settings, "tiers.0")
-    backend._room._patience_s = 120.0  # for a machine that is busy
-    return backend
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_room, "_PATIENCE_S", 120.0)  # for a machine that is busy
+        return await FilesBackend.open_configured(given | settings, "tiers.0")
 
 
 def find(path, key):
