@@ -10,9 +10,10 @@ import attrs
 import pytest
 
 from tests.backends.test_files import BLOCK, collected, find, open_files, put
+from tests.backends.test_files_ledger import WHOLE, files_of, open_ledger
 from ucm.backends.abc import Verdict
 from ucm.backends.files import _share
-from ucm.backends.files._ledger import Ledger
+from ucm.backends.files._ledger import Ledger, Tally
 from ucm.testing.backend_contract import seal
 from ucm.testing.faults import Gate
 from ucm.testing.store_blocks import make_keys
@@ -33,6 +34,19 @@ class TestRoom:
         assert [Verdict.DONE] == await put(backend, KEYS[4])
         stats = await backend.stats()
         assert (3, 2) == (stats.blocks, stats.evicted_blocks_total)  # and a sixteenth
+        await backend.aclose()
+
+    async def test_collection_that_is_over_hides_nobody(self, tmp_path):
+        """R-63: what another machine has begun since a collection looked counts, though that
+        collection is taken note of later."""
+        root = tmp_path / "share"
+        backend, other = await open_files(root, capacity=8 * WHOLE), open_ledger(root)
+        assert [Verdict.DONE] * 7 == await put(backend, *MANY[:7])
+        await backend._room.start().wait()
+        other.mine = Tally(moving=WHOLE)
+        other.look()
+        assert Verdict.DONE is await backend._room.take(WHOLE)
+        assert files_of(root) <= 6
         await backend.aclose()
 
     async def test_block_that_cannot_be_removed_takes_its_room(

@@ -10,6 +10,7 @@ _ROOM = "ucm/backends/files/_room.py"
 _TESTS = "tests/backends/test_files_ledger.py"
 _MACHINES = f"{_TESTS}::TestManyMachines"
 _MANY = f"{_MACHINES}::test_share_never_has_more_than_its_capacity"
+_OF_ROOM = "tests/backends/test_files_room.py::TestRoom"
 _SMALL = "tests/backends/test_files_room.py::TestSmallMount"
 _TALLIES = f"{_TESTS}::TestTallies"
 _COLLECTING = f"{_TESTS}::TestCollecting"
@@ -131,6 +132,14 @@ SHARES = (
         find="while self._moving <= self._bound and self._full_until",
         replace="while self._full_until",
         killers=(f"{_MACHINES}::test_share_is_not_emptied_in_vain",),
+    ),
+    Mutant(
+        name="collection_that_is_over_hides_others",
+        why="Two machines put what only one of them has room for.",
+        file=_ROOM,
+        find="if seen.look < self._seen.look:",
+        replace="if seen.number < self._seen.number:",
+        killers=(f"{_OF_ROOM}::test_collection_that_is_over_hides_nobody",),
     ),
     Mutant(
         name="mount_without_room_is_not_tried_again",

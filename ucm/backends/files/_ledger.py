@@ -82,6 +82,8 @@ class _Count(msgspec.Struct, frozen=True):
 class Seen:
     """What a look at the share has told."""
 
+    look: int = attrs.field(default=0, eq=False)
+    """Its number, of this process: what a later one tells is newer."""
     number: int = 0
     """Of counts that this process knows of, this is the last one; 0: there is none."""
     age_s: float = 0.0
@@ -127,8 +129,8 @@ class Ledger:
         """Of the own tally, and what it may be called since; none could be made yet."""
         self._began = self._told = Tally()
         """What was put before the own tally began, and what was last told."""
-        self._ahead_s: float | None = None
-        """So much the share's clock is ahead of this process's, if that is known."""
+        self._ahead_s = -math.inf
+        """So much the share's clock is ahead of this process's, once that is known."""
         self._newest = 0
         """Of the counts that lie there, when that was looked at last."""
         self._number = 0
@@ -137,6 +139,7 @@ class Ledger:
         self._counted_at = self._touched_at = 0.0
         self._vain = -1
         """The number behind which a later one was waited for in vain."""
+        self._look = 0
         self._turn = (0.0, 0.0)
         """When whoever walks had touched its file, and when that was first seen."""
         self._writers: KeysView[str] = {}.keys()
@@ -144,12 +147,10 @@ class Ledger:
 
     def look(self) -> Seen | None:
         """Tell the own tally, and see those of others; None if the share is away."""
-        with self._lock:
-            try:
-                self._tell()
-                return self._see(self._read())
-            except OSError:
-                return None
+        with self._lock, contextlib.suppress(OSError):
+            self._tell()
+            return self._see(self._read())
+        return None
 
     def collect(
         self, known: int, most: int, wanted: int, refused: int, patience_s: float
@@ -268,8 +269,6 @@ class Ledger:
 
     def _age_s(self, then_s: float) -> float:
         """Return how long ago a time of the share's was; 0 where that is not known, or ahead."""
-        if self._ahead_s is None:
-            return 0.0
         return max(0.0, time.monotonic() + self._ahead_s - then_s)
 
     # Those of others.
@@ -326,8 +325,9 @@ class Ledger:
 
     def _see(self, tallies: Mapping[str, Tally]) -> Seen:
         count, is_vain = self._count, self._vain == self._number
+        self._look += 1
         if count is None:
-            return Seen(seconds=math.inf if is_vain else 0.0)
+            return Seen(self._look, seconds=math.inf if is_vain else 0.0)
         blocks, nbytes, moving = count.blocks, count.nbytes, 0
         for writer, one in tallies.items():
             if writer != self._writer:
@@ -337,6 +337,7 @@ class Ledger:
                 moving += one.moving
         began, counted = self._began, count.tallies.get(self._writer, (0, 0))
         return Seen(
+            look=self._look,
             number=self._number,
             age_s=time.monotonic() - self._counted_at,
             blocks=blocks,

@@ -253,8 +253,8 @@ class Room:
         self._making = 0
 
     def _see(self, seen: Seen) -> None:
-        """Know what a look has told, unless a later count is known."""
-        if seen.number < self._seen.number:
+        """Know what a look has told, unless a later one has: it would hide who began since."""
+        if seen.look < self._seen.look:
             return
         is_new, self._seen = seen.number > self._seen.number, seen
         if not is_new:
