@@ -17,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LIBRARY", "Native", "find_native"]
+import numpy.typing as npt
 
-_VERSION = 4
+__all__ = ["LIBRARY", "Native", "address_of", "find_native"]
+
+_VERSION = 5
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 _TIME = ctypes.c_int64
 
@@ -56,6 +58,12 @@ class Native:
             *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _TIME),
             *(_ADDRESS, _ADDRESS, _ADDRESS),
         )
+        # Each by itself, as a function has one kind of arguments: with the lock, and without.
+        self.moves: Callable[..., Any] = library.ucm_moves
+        self.brief_moves: Callable[..., Any] = brief.ucm_moves
+        for moves in (library.ucm_moves, brief.ucm_moves):
+            moves.restype = None
+            moves.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _SIZE)
         self.copies: Callable[..., int] = library.ucm_copies
         library.ucm_copies.restype = _NUMBER
         library.ucm_copies.argtypes = (
@@ -80,6 +88,12 @@ class Native:
         self.find_files: Callable[..., Any] = library.ucm_find_files
         library.ucm_find_files.restype = None
         library.ucm_find_files.argtypes = (_ADDRESS, _SIZE, _ADDRESS)
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Return where an array begins, at a third of what ``array.ctypes.data`` costs."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def find_native(directory: Path) -> Native | None:

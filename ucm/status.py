@@ -16,7 +16,6 @@ engine's threads never wait for it.
 
 import contextlib
 import errno
-import json
 import os
 import re
 import socket
@@ -208,7 +207,7 @@ class StatusServer:
             status |= self._tell()
         except UCMError as exc:  # it is being closed, or its store is gone
             status["problem"] = str(exc)
-        return json.dumps(status).encode()
+        return msgspec.json.encode(status)
 
     def close(self) -> None:
         """Stop to listen, and take the socket away. Idempotent."""

@@ -2,13 +2,16 @@
 """The CPU device: the contract, the engine's real shapes, and what it refuses."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.native_kit import build, way  # noqa: F401  a fixture
+from ucm import native
 from ucm.blocks import BlockId, GroupId, RowId
 from ucm.devices import cpu
 from ucm.devices.cpu import CPUDevice
@@ -21,7 +24,7 @@ GROUP = GroupId(0)
 
 
 class TestCPUDevice(DeviceContract):
-    """`CPUDevice` as it is, where most spans of the contract are staged."""
+    """`CPUDevice` as it is, with native code where that is built."""
 
     def make_device(self, num_blocks: int) -> CPUDevice:
         """Return the device itself."""
@@ -32,8 +35,19 @@ class TestCPUDevice(DeviceContract):
         return torch.zeros(nbytes, dtype=torch.uint8)
 
 
-class TestCPUDeviceDirect(TestCPUDevice):
-    """`CPUDevice` where every piece is worth a direct call and calls are tiny."""
+class TestCPUDeviceByNumpy(TestCPUDevice):
+    """`CPUDevice` without native code, where most spans of the contract are staged."""
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _without_native_code(cls) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "LIBRARY", None)
+            yield
+
+
+class TestCPUDeviceDirect(TestCPUDeviceByNumpy):
+    """`CPUDevice` by numpy where every piece is worth a direct call and calls are tiny."""
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
@@ -85,6 +99,7 @@ def round_trip(
     return pool
 
 
+@pytest.mark.usefixtures("way")
 class TestShapes:
     """The shapes that engines really give."""
 
@@ -223,6 +238,42 @@ class TestShapes:
             layers[:, ids] = 0
             device.scatter(GROUP, row_ids, slots, ids.tolist())
             assert torch.equal(kept, flat)
+
+
+class TestLock:
+    """Whether a copy keeps the interpreter lock."""
+
+    @pytest.mark.parametrize(
+        ("count", "keeps"), [(1, True), (4, True), (5, False), (64, False)]
+    )
+    def test_only_a_brief_copy_keeps_the_lock(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, keeps: bool
+    ) -> None:
+        """R-18: an engine's thread waits for no copy of more than 256 KB."""
+        library = build(tmp_path)
+        called: list[bool] = []
+        for name, has_lock in (("brief_moves", True), ("moves", False)):
+            monkeypatch.setattr(
+                library, name, _told(getattr(library, name), called, has_lock)
+            )
+        monkeypatch.setattr(native, "LIBRARY", library)
+        layout, device = layout_of({"a": 1 << 16}), CPUDevice()
+        memory = torch.arange(64 << 16).to(torch.uint8).view(64, 1 << 16)
+        device.register(layout, {"a": memory})
+        blocks = list(range(count))
+        pool = round_trip(device, layout, 0, blocks)
+        assert np.array_equal(pool, memory[blocks].numpy())
+        assert [keeps] * 2 == called
+
+
+def _told(
+    call: Callable[..., object], called: list[bool], has_lock: bool
+) -> Callable[..., object]:
+    def told(*arguments: object) -> object:
+        called.append(has_lock)
+        return call(*arguments)
+
+    return told
 
 
 class TestRefusals:

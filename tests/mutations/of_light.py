@@ -29,6 +29,8 @@ _QUIET = (
 )
 _ALONE = f"{_FEW}::test_few_keys_are_looked_up_one_by_one_until_one_misses"
 
+_LOCK = "tests/devices/test_cpu.py::TestLock"
+
 LIGHT = (
     Mutant(
         name="short_prompt_asked_in_a_batch",
@@ -350,5 +352,21 @@ LIGHT = (
         find="        fail(item, exc)  # and not once more: half of the step may be done\n        return True\n",
         replace="        return False\n",
         killers=(f"{_FENCES}::test_step_that_fails_is_not_made_again",),
+    ),
+    Mutant(
+        name="large_copy_keeps_the_lock",
+        why="R-18: an engine's thread waits for each load of several megabytes.",
+        file="ucm/devices/cpu.py",
+        find="move = library.brief_moves if is_brief else library.moves",
+        replace="move = library.brief_moves",
+        killers=(f"{_LOCK}::test_only_a_brief_copy_keeps_the_lock",),
+    ),
+    Mutant(
+        name="brief_copy_gives_the_lock_up",
+        why="A copy of some microseconds waits five milliseconds to have the lock again.",
+        file="ucm/devices/cpu.py",
+        find="move = library.brief_moves if is_brief else library.moves",
+        replace="move = library.moves",
+        killers=(f"{_LOCK}::test_only_a_brief_copy_keeps_the_lock",),
     ),
 )

@@ -2,6 +2,7 @@
 """Which bytes of an accelerator's copy go where, and those that go in two steps."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -12,6 +13,7 @@ from ucm.devices._paged import Int64s, PagedBlocks, PagedCopy, Part
 from ucm.devices.abc import Fence
 from ucm.devices.driver import Direction
 from ucm.devices.staging import StagingLease
+from ucm.native import address_of
 from ucm.plan import CopyBatch, HostSlots
 
 __all__ = ["Pages", "StagedFence", "move", "part_of"]
@@ -19,10 +21,10 @@ __all__ = ["Pages", "StagedFence", "move", "part_of"]
 _MOVED_BYTES = 4 << 20
 """Moved at a time between slots: the copy in between should stay in the cache."""
 
-
 _LOCKED_ITEMS = 480
 """Numpy gives up the interpreter lock for arrays of more than 500 items, in each operation,
 and waits for it again: beside a busy engine a thousand times as long as the operation."""
+_P = TypeVar("_P")
 
 
 @attrs.frozen(eq=False)
@@ -45,6 +47,13 @@ class Pages:
     nbytes: Int64s
     offsets: Int64s
     zeros: npt.NDArray[np.uint8]
+    _lists: tuple[int, ...] = attrs.field(init=False)
+    """Where all but the first and the last of these are."""
+
+    @_lists.default
+    def _find_lists(self) -> tuple[int, ...]:
+        lists = (self.starts, self.strides, self.nbytes, self.offsets)
+        return tuple(map(address_of, lists))
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> "Pages":
@@ -55,7 +64,7 @@ class Pages:
         zeros = np.zeros(nbytes.max(), np.uint8)
         return cls(rows, starts, strides, nbytes, offsets, zeros)
 
-    def batch(self, copy: "PagedCopy[Pages]", direction: Direction) -> CopyBatch:
+    def batch(self, copy: PagedCopy[Any], direction: Direction) -> CopyBatch:
         """Return the copies of a span, neighbours merged; by numpy but for a few."""
         if native.LIBRARY is not None:
             saved = self._saved(native.LIBRARY.pages, copy)
@@ -70,29 +79,31 @@ class Pages:
             return saved
         return CopyBatch(saved.targets, saved.sources, saved.nbytes)
 
-    def _saved(self, tell: Callable[..., int], copy: "PagedCopy[Pages]") -> CopyBatch:
+    def _saved(self, tell: Callable[..., int], copy: PagedCopy[Any]) -> CopyBatch:
         """Return the copies to slots, neighbours merged."""
         slots = copy.slots
-        parts = [self.starts, self.strides, self.nbytes, self.offsets]
+        parts, lists = (
+            [self.starts, self.strides, self.nbytes, self.offsets],
+            self._lists,
+        )
         if not copy.is_whole:
             chosen = np.isin(self.rows, copy.row_ids)
             parts = [each[chosen] for each in parts]
+            lists = tuple(map(address_of, parts))
         spans = [
             np.ascontiguousarray(each, np.int64) for each in (copy.blocks, slots.slots)
         ]
         told = np.empty((3, len(copy.blocks) * len(parts[0])), np.int64)
+        first, step = address_of(told), told.strides[0]
         count = tell(
-            *(each.ctypes.data for each in parts),
-            len(parts[0]),
-            *(each.ctypes.data for each in spans),
-            len(copy.blocks),
-            slots.pool.ctypes.data,
-            slots.pool.strides[0],
-            *(each.ctypes.data for each in told),
+            *(*lists, len(parts[0])),
+            *(*map(address_of, spans), len(copy.blocks)),
+            *(address_of(slots.pool), slots.pool.strides[0]),
+            *(first, first + step, first + 2 * step),
         )
         return CopyBatch(*told[:, :count])
 
-    def _saved_by_numpy(self, copy: "PagedCopy[Pages]") -> CopyBatch:
+    def _saved_by_numpy(self, copy: PagedCopy[Any]) -> CopyBatch:
         """Do as ``_saved`` does."""
         slots = copy.slots
         chosen, pages = self._addresses(copy)
@@ -109,7 +120,7 @@ class Pages:
         return CopyBatch(zeros, pages.ravel(), nbytes)
 
     def _addresses(
-        self, span: "PagedBlocks[Pages]"
+        self, span: PagedBlocks[Any]
     ) -> tuple[slice | npt.NDArray[np.bool_], Int64s]:
         """Return which parts are meant, and ``[n, k]`` where they are."""
         whole = span.is_whole
@@ -132,7 +143,7 @@ class Pages:
         return merged
 
 
-def part_of(copy: "PagedCopy[Pages]", start: int, stop: int) -> "PagedCopy[Pages]":
+def part_of(copy: PagedCopy[_P], start: int, stop: int) -> PagedCopy[_P]:
     """Return the copy of some blocks of a span."""
     slots = copy.slots.part(start, stop)
     return attrs.evolve(copy, blocks=copy.blocks[start:stop], slots=slots)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The engine's blocks in host memory, copied by numpy.
+The engine's blocks in host memory.
 
-A span is copied by as few calls as its host slots allow, often by one: each call
-gives up the interpreter lock, and beside a busy engine thread it takes up to a switch
+A span is copied by one native call where there is one (``ucm.native``), which gives up the
+interpreter lock if it takes long. Else numpy copies, by as few calls as the host slots allow,
+often by one: each gives up the lock, and beside a busy engine thread it takes up to a switch
 interval (5 ms) to get it back. One ``numpy`` call over a list of indexes moves pages
 of any row, because all storages lie in one address space: a *table* sees the memory
 from a group's lowest to its highest page as one array of equal units, and knows the
@@ -26,15 +27,18 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ucm import native
 from ucm.blocks import RowId
 from ucm.devices._buffers import find_buffers, is_buffer
 from ucm.devices._paged import Int64s, PagedBlocks, PagedCopy, PagedDevice, Part
+from ucm.devices._pages import Pages
 from ucm.devices._regions import KVMemory
 from ucm.devices.abc import EventRef, Fence
 from ucm.devices.driver import Direction
 from ucm.devices.events import DoneFence
 from ucm.errors import EventNotRecordedError
 from ucm.layout import KVLayout
+from ucm.plan import CopyBatch
 
 __all__ = ["CPUDevice"]
 
@@ -44,6 +48,8 @@ _DIRECT_BYTES = 512 << 10
 """From this size up, one piece of host memory is worth a call of its own."""
 _MAX_UNIT_BYTES = 8 << 10
 """Numpy keeps the interpreter lock while it assigns fewer than 500 units."""
+_KEPT_BYTES = 256 << 10
+"""So many are copied with the interpreter lock: to get it back would take longer."""
 _MAX_UNITS = 1 << 18
 """Units of one call: bounds the index list to 2 MB where units are tiny."""
 
@@ -184,10 +190,17 @@ def _build_table(parts: Sequence[Part], num_blocks: int) -> _Table:
     )
 
 
+def _move(library: native.Native, copies: CopyBatch, *, is_brief: bool) -> None:
+    move = library.brief_moves if is_brief else library.moves
+    lists = (copies.targets, copies.sources, copies.nbytes)
+    move(*map(native.address_of, lists), len(copies))
+
+
 @attrs.frozen(eq=False)
 class _Group:
-    """One group's tables: over all rows together, and row by row."""
+    """One group's pages, and its tables: over all rows together, and row by row."""
 
+    pages: Pages
     whole: _Table
     rows: Mapping[RowId, _Table]
 
@@ -256,12 +269,18 @@ class CPUDevice(PagedDevice[_Group]):
     def _prepare(self, parts: Sequence[Part], num_blocks: int) -> _Group:
         rows = itertools.groupby(parts, operator.attrgetter("row_id"))
         return _Group(
+            Pages.of(parts),
             _build_table(parts, num_blocks),
             {row_id: _build_table(list(mine), num_blocks) for row_id, mine in rows},
         )
 
     def _copy(self, copy: PagedCopy[_Group], direction: Direction) -> Fence:
         """Copy before returning."""
+        if native.LIBRARY is not None:
+            copies = copy.group.pages.batch(copy, direction)
+            is_brief = len(copy.blocks) * copy.slots.block_bytes <= _KEPT_BYTES
+            _move(native.LIBRARY, copies, is_brief=is_brief)
+            return DoneFence()
         pool, slots = copy.slots.pool, copy.slots.slots
         for table in copy.group.tables(copy):
             if direction is Direction.TO_HOST:

@@ -9,13 +9,13 @@ library exports the function; one by one otherwise. The digests are the same.
 import ctypes
 import importlib.util
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from ucm import native
+from ucm.native import address_of
 from ucm.plan import HostSlots
 
 __all__ = ["ManyDigests", "digests_of", "find_many"]
@@ -65,8 +65,8 @@ class ManyDigests:
         seeds_of, found = np.array(seeds, np.uint64), np.empty(count, np.uint64)
         self._many(
             self._digest,
-            *(_address(pool), pool.strides[0], slots.block_bytes, count),
-            *(_address(places), _address(seeds_of), _address(found)),
+            *(address_of(pool), pool.strides[0], slots.block_bytes, count),
+            *map(address_of, (places, seeds_of, found)),
             min(most_threads, _MOST_THREADS),
         )
         digests: list[int] = found.tolist()
@@ -81,12 +81,6 @@ class ManyDigests:
             found = self(slots, positions, seeds, 1)
             if found != list(_by_one(slots, positions, seeds)):
                 raise ValueError(f"digests of {nbytes} bytes are not xxhash's")
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    """Return where an array begins, at a third of what ``array.ctypes.data`` costs."""
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def _by_one(
