@@ -77,7 +77,10 @@ KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "unsettled_blocks": ("blocks", "Of it whose saves were not over at the line."),
     "preemptions": ("number", "How often the engine took its blocks away."),
     "load_s": ("s", "That it waited for loads."),
-    "hit_tokens": ("object", "Tokens that were found, by where they were."),
+    "hit_tokens": (
+        "object",
+        "Tokens that were found, by where they were: `slab`, or a tier's `medium`.",
+    ),
     "load_failure": ("word", "Why a load of it came to nothing."),
     "miss": ("word", "Why its look-up fell short."),
     "first_missing": ("number", "Index of the first block that was missing."),

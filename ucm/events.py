@@ -76,7 +76,7 @@ request.ended: info, scheduler, request
     > preemptions load_s hit_tokens load_failure miss first_missing
 prefix.matched: info, scheduler, request
     A part of a request's prompt was found, and its load ordered.
-    > request_id trace_id computed_tokens external_tokens
+    > request_id trace_id computed_tokens external_tokens hit_tokens
 prefix.missed: info, scheduler, request
     A look-up found less than all whole blocks. Once each time the request gets blocks.
     > request_id trace_id life computed_tokens found_tokens wanted_tokens block group

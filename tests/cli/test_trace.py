@@ -54,6 +54,16 @@ class TestShow:
             each["what"] for each in life["happened"][:3]
         ]
 
+    def test_a_hit_says_which_tier_had_it(self, call, tmp_path):
+        """Slab and tiers are told apart by name, for people and for programs."""
+        places = {"slab": 16, "disk": 48}
+        log = write(tmp_path / "ucm-s-1.jsonl", ended("r", hit_tokens=places))
+        assert (
+            "48 tokens in disk, 16 tokens in slab" in call("show", "r", "--log", log)[1]
+        )
+        (life,) = json.loads(call("show", "r", "--log", log, "--json")[1])["lives"]
+        assert places == life["hit_tokens"]
+
     def test_lines_of_other_kinds_belong_to_the_life_they_fall_into(
         self, call, tmp_path
     ):

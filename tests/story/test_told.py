@@ -72,6 +72,18 @@ class TestSummary:
             "100 prompt tokens: 16 in the engine's own cache, 64 loaded, 20 computed."
         ] == told
 
+    def test_a_hit_says_from_where_it_came(self):
+        """The slab and each tier by its name, the most first, as soon as a load is ordered."""
+        places = {"slab": 16, "disk": 48}
+        match = line("prefix.matched", 0.02, request_id="r1", external_tokens=64)
+        running = life_of(match | {"hit_tokens": places})
+        found = "48 tokens in disk, 16 tokens in slab"
+        assert f"Found: {found}." == summary_of(running)[1]
+        (told,) = happenings_of(running)
+        assert told.text.endswith(f"; found: {found}")
+        over = summary_of(life_of(match, ended(hit_tokens=places)))
+        assert [f"Found: {found}."] == over[1:]
+
     def test_what_went_wrong_is_said(self):
         """Preemption, a failed load and a miss each have a sentence."""
         life = life_of(

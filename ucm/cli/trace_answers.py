@@ -65,6 +65,7 @@ def life_dict(life: Life, others: list[Other]) -> dict[str, object]:
         "began_s": life.begin_s,
         "ended_s": life.end_s,
         "summary": summary_of(life),
+        "hit_tokens": life.hit_tokens,
         "happened": [
             {
                 "after_s": round(each.when_s - life.begin_s, 6),

@@ -124,6 +124,7 @@ class Matched(Line, kw_only=True):
     life: Count | None = None
     computed_tokens: Count = 0
     external_tokens: Count = 0
+    hit_tokens: dict[Word, Count] = {}
 
 
 class Settled(Line, kw_only=True):

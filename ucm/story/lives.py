@@ -71,6 +71,12 @@ class Life:
         return "open" if self.ended is None else self.ended.outcome
 
     @property
+    def hit_tokens(self) -> dict[str, int]:
+        """Tokens that were found, by where they were; none where no line says so."""
+        told = self.matched if self.ended is None else self.ended
+        return {} if told is None else told.hit_tokens
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """What befell it, besides its outcome: ``preempted``, ``failed``, ``refused``."""
         ended = self.ended

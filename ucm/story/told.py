@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One life of a request as text, in the order of time and over all processes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 _MOST_DETAIL = 1000
+_MOST_PLACES = 16
 
 
 @attrs.frozen
@@ -43,11 +44,12 @@ class Happening:
 
 def summary_of(life: Life) -> list[str]:
     """Return what is to be said of a life before all else, as sentences."""
-    ended = life.ended
+    ended, found = life.ended, _places_of(life.hit_tokens)
+    told = [f"Found: {found}."] if found else []
     if ended is None:
-        return ["No line tells of its end: it still runs, or its engine died."]
+        return ["No line tells of its end: it still runs, or its engine died.", *told]
     matched, loaded = ended.matched_tokens, ended.loaded_tokens
-    told = [_shares_of(ended)]
+    told.insert(0, _shares_of(ended))
     if matched > loaded:
         told.append(f"{matched} tokens were found; not all of them were loaded.")
     if ended.saved_blocks or ended.dropped_blocks:
@@ -84,6 +86,12 @@ def _shares_of(ended: Ended) -> str:
     return f"{prompt} prompt tokens: {share}."
 
 
+def _places_of(hit_tokens: Mapping[str, int]) -> str:
+    """Return where tokens were found, the most first: the slab, and tiers by their names."""
+    most = sorted(hit_tokens.items(), key=lambda item: -item[1])[:_MOST_PLACES]
+    return ", ".join(f"{count} tokens in {name}" for name, count in most if count)
+
+
 def happenings_of(life: Life, others: Iterable[Other] = ()) -> list[Happening]:
     """Return what happened in a life, and the lines of other kinds that name it."""
     found = [*_from_scheduler(life)]
@@ -117,6 +125,8 @@ def _from_scheduler(life: Life) -> Iterator[Happening]:
             f"{matched.external_tokens} tokens are to be loaded, "
             f"{matched.computed_tokens} were in the engine's own cache"
         )
+        if found := _places_of(matched.hit_tokens):
+            text += f"; found: {found}"
         yield Happening(matched.timestamp_s, matched.process, "matched", text)
     if ended is not None:
         yield Happening(ended.timestamp_s, ended.process, *_end_of(ended))

@@ -26,6 +26,15 @@ class TestHit:
         )
         assert {"disk": 2 * SIZE} == world.tiers.hit("a", range(SIZE, 3 * SIZE))
 
+    def test_two_tiers_of_one_name_share_it(self) -> None:
+        """R-57: of two disks both have brought their tokens; none of them are lost."""
+        world = World(tiers=[{"type": "disk"}, {"type": "disk"}])
+        world.client.media = ("disk", "disk")
+        world.ask()
+        world.client.say("a", 4, media=b"\1\1\2\0")
+        hit = {"disk": 3 * SIZE, "slab": SIZE}
+        assert hit == world.tiers.hit("a", range(4 * SIZE))
+
     def test_request_that_asked_nobody_hit_the_slab(self) -> None:
         """R-57: without a question, an answer, or any tier it was there."""
         world = World(tiers=TIERS)

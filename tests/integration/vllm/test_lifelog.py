@@ -101,6 +101,8 @@ class TestRequest:
         assert line["load_s"] > 0
         loaded = {"matched_tokens": 48, "loaded_tokens": 48, "load_s": line["load_s"]}
         loaded["hit_tokens"] = {"slab": 48}
+        (matched,) = lines(engine, tmp_path, "prefix.matched")
+        assert (48, {"slab": 48}) == (matched["external_tokens"], matched["hit_tokens"])
         assert NOTHING | loaded | {"request_id": "s", "life": 1} == told(line)
 
     def test_line_says_why_a_load_came_to_nothing(self, engine, tmp_path):

@@ -108,6 +108,7 @@ class LifeLog:
                 request_id=id_in_log(request.request_id),
                 computed_tokens=computed_tokens,
                 external_tokens=sum(hit.values()),
+                hit_tokens=hit,
                 **_traced(self._records.of(request.request_id)),
             )
 

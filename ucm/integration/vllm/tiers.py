@@ -340,8 +340,11 @@ class Tiers:
             return {"slab": len(tokens)}
         names = ("slab", *client.media)
         ends = question.wanted.ends_of(answer.reach)
-        found = tokens_by_medium(tokens, ends, answer.media)
-        return {names[medium]: count for medium, count in found.items()}
+        found: dict[str, int] = {}
+        for medium, count in tokens_by_medium(tokens, ends, answer.media).items():
+            name = names[medium]  # two tiers may have one
+            found[name] = found.get(name, 0) + count
+        return found
 
     def reported(
         self, report: StepReport, life_of: Callable[[str], Life | None]
