@@ -186,6 +186,22 @@ class TestStats:
         assert {"failed": 1} == told["tickets"]["load"]
         assert 1 == told["durations"]["save: gather"]["count"]
 
+    def test_refused_and_dropped_saves_have_their_reasons(self, call, tmp_path):
+        """Each reason is there with its meaning and its blocks, for people and programs."""
+        lost = {"outcome": "refused", "reason": "queue_bytes", "committed": 0}
+        log = write(
+            tmp_path / "ucm-s-1.jsonl",
+            ended("r", saved_blocks=3, dropped_blocks=4),
+            settled("r", **lost),
+        )
+        _, out, _ = call("stats", "--log", log)
+        for part in ("queue_bytes", "waited as may. Raise queue.nbytes.", "dropped"):
+            assert part in out
+        told = json.loads(call("stats", "--log", log, "--json")[1])
+        end = {"direction": "save", "outcome": "refused", "reason": "queue_bytes"}
+        assert [end | {"tickets": 1, "blocks": 4}] == told["ends"]
+        assert {"saved": 3, "dropped": 4} == told["blocks"]
+
 
 class TestDiff:
     def test_two_runs_are_compared(self, call, run, tmp_path):

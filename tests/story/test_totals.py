@@ -48,6 +48,27 @@ class TestTotals:
         told = totals(settled(committed=1)).to_dict()["bytes"]
         assert {"save": {"asked for": 4096, "committed": 1024}} == told
 
+    def test_reasons_of_what_did_not_arrive_are_counted(self):
+        """Refused, failed and given up: each reason has its tickets and its lost blocks; a
+        save of which a part arrived has lost the rest, and what was stored is no loss."""
+        gone = {"committed": 0}
+        told = totals(
+            settled(outcome="refused", reason="queue_bytes", **gone),
+            settled(outcome="refused", reason="queue_bytes", **gone),
+            settled(outcome="failed", reason="store_full", committed=1, skipped=1),
+            settled(outcome="cancelled", **gone),
+            settled(outcome="skipped", reason="stored", committed=0, skipped=4),
+            settled(direction="load", outcome="failed", reason="corrupt", **gone),
+            settled(),
+        )
+        assert [
+            ("load", "failed", "corrupt", 1, 4),
+            ("save", "cancelled", "unknown", 1, 4),
+            ("save", "failed", "store_full", 1, 2),
+            ("save", "refused", "queue_bytes", 2, 8),
+        ] == [tuple(end.values()) for end in told.to_dict()["ends"]]
+        assert 2 == dict(told.numbers())["save refused: queue_bytes"]
+
     def test_stages_are_told_apart_by_direction(self):
         """Each stage has its own durations, besides those of the whole ticket."""
         durations = totals(settled(begin=0.0, end=0.2, released_s=0.1)).durations

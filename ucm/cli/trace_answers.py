@@ -13,6 +13,7 @@ from ucm.story.lines import Other
 from ucm.story.lives import Life
 from ucm.story.misses import (
     Explained,
+    explain_end,
     explain_failure,
     explain_miss,
     explain_missed,
@@ -178,7 +179,16 @@ def say_totals(totals: Totals) -> None:
             (f"{direction} bytes", word, count, size_text(count))
             for word, count in tally.items()
         ]
+    rows += [
+        ("request blocks", word, count, "") for word, count in totals.blocks.items()
+    ]
     out.print(table("Outcomes", ("", "", "count", ""), rows))
+    if ends := list(totals.ends()):
+        heads = ("", "outcome", "reason", "tickets", "blocks")
+        out.print(table("Why saves and loads came to nothing", heads, ends))
+        for reason in dict.fromkeys(end.reason for end in ends):
+            if told := explain_end(reason):
+                out.print(f"{clean(reason)}: {told.meaning} {told.remedy}")
     is_wide = out.width >= _WIDE
     took = [
         (

@@ -14,6 +14,7 @@ __all__ = [
     "ENDS",
     "MISSES",
     "Explained",
+    "explain_end",
     "explain_failure",
     "explain_miss",
     "explain_missed",
@@ -319,6 +320,11 @@ def _differences(fields: Mapping[str, object]) -> Iterator[str]:
             yield f"{name} is {values[0]!r} here, and {values[1]!r} where it is stored."
         else:
             yield f"{name}: {values}."
+
+
+def explain_end(reason: str) -> Explained | None:
+    """Return what the reason of a ticket's end means; None of one that is not known."""
+    return ENDS.get(reason)
 
 
 def explain_failure(reason: str) -> Explained:

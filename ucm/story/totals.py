@@ -9,20 +9,42 @@ exact. Tallies keep a bounded number of words.
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import attrs
 
 from ucm.story.lines import Ended, Line, Missed, Settled
 
-__all__ = ["Durations", "Tally", "Totals", "totals_of"]
+__all__ = ["Durations", "End", "Tally", "Totals", "totals_of"]
 
 _MOST_WORDS: Final = 64
 _REST: Final = "(others)"
+_UNSAID: Final = "unknown"
+_LOST: Final = ("refused", "failed", "cancelled")
+"""Outcomes of a ticket whose blocks, or some of them, did not arrive."""
 _PER_DOUBLING: Final = 4
 _LEAST_S: Final = 1e-6
 _IN_WORDS: Final = {"tokens: computed": "tokens: in the engine's own cache"}
 """What a log's key says otherwise: those had been computed before the request came."""
+
+
+class End(NamedTuple):
+    """
+    How tickets came to nothing.
+
+    Args:
+        direction: ``save`` or ``load``.
+        outcome: ``refused``, ``failed`` or ``cancelled``.
+        reason: In a word of ``ucm.reasons.Reason``; ``unknown`` where the log has none.
+        tickets: How many, on all ranks.
+        blocks: Of these, that did not arrive.
+    """
+
+    direction: str
+    outcome: str
+    reason: str
+    tickets: int
+    blocks: int
 
 
 class Tally:
@@ -123,6 +145,10 @@ class Totals:
     failed_loads: Tally = attrs.Factory(Tally)
     tickets: dict[str, Tally] = attrs.Factory(dict)
     """By direction, how many tickets had which outcome."""
+    reasons: dict[tuple[str, str], Tally] = attrs.Factory(dict)
+    """By direction and outcome, why tickets were refused, failed or were cancelled."""
+    lost_blocks: dict[tuple[str, str], Tally] = attrs.Factory(dict)
+    """Likewise, their blocks that did not arrive, on all ranks."""
     nbytes: dict[str, Tally] = attrs.Factory(dict)
     """By direction, bytes that arrived (``committed``), of those that were asked for."""
     durations: dict[str, Durations] = attrs.Factory(dict)
@@ -161,6 +187,11 @@ class Totals:
     def _add_ticket(self, ticket: Settled) -> None:
         direction = ticket.direction if ticket.direction in ("save", "load") else _REST
         self.tickets.setdefault(direction, Tally()).add(ticket.outcome)
+        if ticket.outcome in _LOST:
+            how, reason = (direction, ticket.outcome), ticket.reason or _UNSAID
+            lost = max(0, ticket.blocks - ticket.committed - ticket.skipped)
+            self.reasons.setdefault(how, Tally()).add(reason)
+            self.lost_blocks.setdefault(how, Tally()).add(reason, lost)
         nbytes = self.nbytes.setdefault(direction, Tally())
         nbytes.add("committed", ticket.committed_bytes)
         nbytes.add("asked for", ticket.nbytes)
@@ -174,6 +205,13 @@ class Totals:
         if name not in self.durations and len(self.durations) >= _MOST_WORDS:
             name = _REST
         self.durations.setdefault(name, Durations()).add(seconds)
+
+    def ends(self) -> Iterator[End]:
+        """Yield how tickets came to nothing, by direction and outcome, the most first."""
+        for (direction, outcome), tally in sorted(self.reasons.items()):
+            lost = self.lost_blocks[direction, outcome]
+            for reason, count in tally.items():
+                yield End(direction, outcome, reason, count, lost[reason])
 
     @property
     def span_s(self) -> float:
@@ -202,6 +240,7 @@ class Totals:
             "missing_tokens": self.missing_tokens.to_dict(),
             "failed_loads": self.failed_loads.to_dict(),
             "tickets": {name: each.to_dict() for name, each in self.tickets.items()},
+            "ends": [end._asdict() for end in self.ends()],
             "bytes": {name: each.to_dict() for name, each in self.nbytes.items()},
             "durations": {
                 name: each.to_dict() for name, each in sorted(self.durations.items())
@@ -218,6 +257,10 @@ class Totals:
             ("misses", self.misses),
             ("failed loads", self.failed_loads),
             *((f"{name} tickets", each) for name, each in sorted(self.tickets.items())),
+            *(
+                (f"{direction} {outcome}", each)
+                for (direction, outcome), each in sorted(self.reasons.items())
+            ),
             *((f"{name} bytes", each) for name, each in sorted(self.nbytes.items())),
         )
         for group, tally in groups:
