@@ -199,6 +199,8 @@ class TestValues:
             ("timeout", "stuck", 0),
             ("timeout", "shutdown", -1),
             ("timeout", "shutdown", 1e10),  # which no lock can wait for
+            ("timeout", "fetch", 0),
+            ("timeout", "fetch", 61),  # which no agent takes
         ],
     )
     def test_value_out_of_its_range_is_refused(self, section, name, value):

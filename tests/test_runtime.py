@@ -301,7 +301,7 @@ class TestBounds:
     def test_queue_is_bounded_by_bytes_too(self):
         """Waiting bytes never exceed the queue, except for one single large ticket."""
         gate = Gate()
-        config = {"queue": {"nbytes": 3 * BLOCK_BYTES, "window": 1}}
+        config = {"queue": {"nbytes": 3 * BLOCK_BYTES, "span_bytes": 1, "window": 1}}
         with running(config, FaultPlan(Fault("reserve", gate))) as rig:
             rig.submit(order(1, SAVE, range(1), range(1, 2)))
             gate.wait_reached()
@@ -316,7 +316,8 @@ class TestBounds:
     def test_full_queue_of_saves_refuses_no_load(self):
         """Loads outrank saves: what the engine waits for is taken in at any time."""
         gate = Gate()
-        config = {"queue": {"tickets": 1, "nbytes": BLOCK_BYTES, "window": 1}}
+        few = {"tickets": 1, "nbytes": BLOCK_BYTES, "span_bytes": BLOCK_BYTES}
+        config = {"queue": {**few, "window": 1}}
         with running(config, FaultPlan(Fault("reserve", gate))) as rig:
             rig.submit(order(1, SAVE, range(4), range(1, 5)))
             gate.wait_reached()

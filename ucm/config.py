@@ -9,7 +9,6 @@ environment.
 
 import enum
 import os
-import typing
 from collections.abc import Mapping
 
 import attrs
@@ -17,14 +16,15 @@ import attrs
 from ucm.affinity import NUMA, OFF
 from ucm.errors import ConfigError
 from ucm.settings import (
+    LONGEST_FETCH_S,
     check_list,
     field,
-    read_enum,
     read_ratio,
     read_section,
     read_share,
     read_size,
     read_tiers,
+    size_text,
 )
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "tell_native_code",
 ]
 
-_PREFIX = "UCM_"
 _ADMISSION = {"enum": ["all", "again"]}
 
 
@@ -120,7 +119,7 @@ def python_hash_seed() -> str:
 def settings_in_environment() -> dict[str, str]:
     """Return the variables of the environment whose names say that they are ours."""
     found = os.environ.items()  # noqa: TID251 - the one reader
-    return {name: text for name, text in found if name.startswith(_PREFIX)}
+    return {name: text for name, text in found if name.startswith("UCM_")}
 
 
 def environment_without(names: frozenset[str]) -> dict[str, str]:
@@ -137,13 +136,6 @@ def tell_native_code(variables: Mapping[str, str]) -> None:
     """
     for name, text in variables.items():
         os.environ.setdefault(name, text)  # noqa: TID251 - the one writer, too
-
-
-def _switch(key: str, value: object) -> Switch:
-    """Read one of the words, or a boolean."""
-    if isinstance(value, bool):
-        return Switch.TRUE if value else Switch.FALSE
-    return typing.cast(Switch, read_enum(key, value, Switch))
 
 
 @attrs.frozen(kw_only=True)
@@ -222,6 +214,17 @@ class QueueConfig:
     )
     window: int = field(4, "Tickets per direction from queue to end of copy.", least=1)
 
+    def check(self, prefix: str = "queue.") -> None:
+        """Refuse bounds that hold no ticket."""
+        self.check_holds(self.span_bytes, f"a ticket ({prefix}span_bytes)")
+
+    def check_holds(self, nbytes: int, what: str) -> None:
+        """Refuse bounds that do not hold so many bytes, which *what* has."""
+        if self.nbytes < nbytes:
+            problem = f"it does not hold {what} of {size_text(nbytes)}"
+            remedy = f"Give at least {nbytes}, for several of them some times as much."
+            raise ConfigError("queue.nbytes", self.nbytes, problem, remedy)
+
 
 @attrs.frozen(kw_only=True)
 class TimeoutConfig:
@@ -247,6 +250,7 @@ class TimeoutConfig:
         1.0,
         "Longest wait of a request for blocks from tiers; a minute at most.",
         least=0.001,
+        most=LONGEST_FETCH_S,
     )
     tier: float = field(
         2.0, "Longest call of a tier; one that is not over by then failed.", least=0.001
@@ -274,9 +278,8 @@ class LogConfig:
     def __attrs_post_init__(self) -> None:
         levels = ("debug", "info", "warning", "error", "off")
         if self.level not in levels:
-            raise ConfigError(
-                "log.level", self.level, "unknown level", f"Use one of {levels}."
-            )
+            remedy = f"Use one of {levels}."
+            raise ConfigError("log.level", self.level, "unknown level", remedy)
 
 
 @attrs.frozen(kw_only=True)
@@ -338,8 +341,7 @@ class UCMConfig:
         "Reuse LoRA adapters written after the start; no path may be written twice.",
     )
     enable_event_sync: bool = field(
-        True,
-        "Order saves behind events; `false` waits for the device at each save.",
+        True, "Order saves behind events; `false` waits for the device at each save."
     )
     enable_reshape_cache_event_sync: bool = field(
         False,
@@ -371,7 +373,6 @@ class UCMConfig:
     use_hybrid_linear_attention: Switch = field(
         Switch.AUTO,
         "`auto`, or what you expect of the model: it is detected, and a mistake warned.",
-        read=_switch,
         shape={"enum": [True, False, *(word.value for word in Switch)]},
     )
     hit_ratio: float | None = field(
@@ -380,8 +381,7 @@ class UCMConfig:
         read=read_ratio,
     )
     patch_vllm_ascend: bool = field(
-        False,
-        "On Ascend: pass on what vllm-ascend leaves out; see `docs/npu.md`.",
+        False, "On Ascend: pass on what vllm-ascend leaves out; see `docs/npu.md`."
     )
 
     def __attrs_post_init__(self) -> None:

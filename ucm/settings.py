@@ -21,6 +21,7 @@ from ucm.affinity import parse_cpulist
 from ucm.errors import ConfigError
 
 __all__ = [
+    "LONGEST_FETCH_S",
     "MOST",
     "check_list",
     "field",
@@ -43,6 +44,8 @@ _GONE = {
 _T = TypeVar("_T")
 MOST: typing.Final = 1e9
 """Below it is each number of seconds: for nine times that no lock waits."""
+LONGEST_FETCH_S: typing.Final = 60.0
+"""That a request may wait for blocks from tiers, and an agent be asked for them."""
 
 
 def field(
@@ -51,6 +54,7 @@ def field(
     *,
     read: Callable[[str, object], object] | None = None,
     least: float | None = None,
+    most: float | None = None,
     shape: Mapping[str, object] | None = None,
 ) -> Any:  # noqa: ANN401 - attrs.field is typed as the field's value
     """
@@ -61,11 +65,18 @@ def field(
         text: What it is, for people.
         read: Makes the value of what was given, from key and value.
         least: The least value of a number.
+        most: The greatest one; of seconds else below ``MOST``.
         shape: JSON schema of what *read* takes, if it is none of this module's.
     """
     return attrs.field(
         default=default,
-        metadata={"help": text, "read": read, "least": least, "shape": shape},
+        metadata={
+            "help": text,
+            "read": read,
+            "least": least,
+            "most": most,
+            "shape": shape,
+        },
     )
 
 
@@ -136,7 +147,8 @@ def read_section(cls: type[_T], given: object, prefix: str) -> _T:
     Args:
         cls: The section; its attributes come from ``field``.
         given: What was given for it.
-        prefix: What its keys begin with, in messages.
+        prefix: What its keys begin with, in messages; told its ``check``, if it has one,
+            which refuses what does not go together.
     """
     fields = {field.name: field for field in attrs.fields(typing.cast(Any, cls))}
     if not isinstance(given, Mapping):
@@ -153,7 +165,10 @@ def read_section(cls: type[_T], given: object, prefix: str) -> _T:
             known = f"{hint}Known: {sorted(fields)}."
             raise ConfigError(key, value, "unknown key", _GONE.get(key, known))
         values[name] = _read_value(key, value, hints[name], fields[name].metadata)
-    return cls(**values)
+    section = cls(**values)
+    if (check := getattr(section, "check", None)) is not None:
+        check(prefix)
+    return section
 
 
 def _read_value(
@@ -174,13 +189,23 @@ def _read_value(
         )
     elif isinstance(value, str) and "\0" in value:
         raise ConfigError(key, value, "has a character 0", "Leave it out.")
-    least = metadata["least"]
-    most = MOST if hint is float else math.inf
-    if least is not None and not least <= typing.cast(float, value) < most:
-        below = f" and below {most:g}" if hint is float else ""
-        remedy = f"Give a finite number of at least {least}{below}."
-        raise ConfigError(key, value, "out of range", remedy)
+    if metadata["least"] is not None:
+        _check_range(key, value, hint, metadata)
     return float(typing.cast(float, value)) if hint is float else value
+
+
+def _check_range(
+    key: str, value: object, hint: type, metadata: types.MappingProxyType[Any, Any]
+) -> None:
+    least, most = metadata["least"], metadata["most"]
+    below = MOST if hint is float else math.inf
+    number = typing.cast(float, value)
+    if least <= number < below and (most is None or number <= most):
+        return
+    bound = f" and below {below:g}" if hint is float else ""
+    bound = bound if most is None else f" and at most {most:g}"
+    remedy = f"Give a finite number of at least {least}{bound}."
+    raise ConfigError(key, value, "out of range", remedy)
 
 
 def _is_a(value: object, hint: type) -> bool:
@@ -190,9 +215,9 @@ def _is_a(value: object, hint: type) -> bool:
 
 
 def read_enum(key: str, value: object, hint: type[enum.Enum]) -> enum.Enum:
-    """Read one of the words of an enumeration."""
+    """Read one of the words of an enumeration; a boolean is ``true`` or ``false``."""
     try:
-        return hint(value)
+        return hint(str(value).lower() if isinstance(value, bool) else value)
     except ValueError as exc:
         known = [member.value for member in hint]
         raise ConfigError(key, value, "unknown value", f"Use one of {known}.") from exc

@@ -123,6 +123,24 @@ class TestCheck:
                 "only a slab has tiers",
             ),
             (
+                {"tiers": [{"type": "files", "path": "/x", "capacity": "4KiB"}]},
+                (
+                    "tiers.0.capacity=4096 in {}: out of range. Give a finite number of "
+                    "at least 4224."
+                ),
+            ),
+            ({"tiers": [{"type": "memory", "capacity": "4KiB"}]}, "at least 4224."),
+            ({"tiers": [{**DISK, "capacity": "4KiB"}]}, "at least 196608."),
+            (
+                {"tiers": [{**DISK, "path": ["/x/a", "/x/b"], "capacity": "192KiB"}]},
+                (
+                    "tiers.0.capacity=196608 in {}: too little for 2 drives. Give at least "
+                    "393216, or fewer drives."
+                ),
+            ),
+            ({"queue": {"nbytes": 4096}}, "queue.nbytes=4096 in {}: it does not hold"),
+            ({"timeout": {"fetch": 61}}, "timeout.fetch=61 in {}: out of range."),
+            (
                 {"log": {"directory": "/dev/null/x"}},
                 "log.directory='/dev/null/x' in {}",
             ),
@@ -140,6 +158,26 @@ class TestCheck:
             assert (2, "") == (found.code, found.out)
             assert told.format(place) in found.err
             assert found.is_tidy()
+
+    @pytest.mark.parametrize(
+        ("url", "remedy"),
+        [
+            ("redis//x", "Give one such as redis://host:6379/0."),
+            ("redis://h:99999/0", "Give one such as redis://host:6379/0."),
+            ("s3//bucket", "Give an address such as s3://bucket/prefix"),
+            ("https://h:99999/x", "Give an address such as s3://bucket/prefix"),
+        ],
+    )
+    def test_address_that_is_none_is_refused_as_by_the_agent(self, file, url, remedy):
+        """X-09: a missing colon, and a port that there cannot be."""
+        backend = "redis" if url.startswith("redis") else "object"
+        pytest.importorskip(f"ucm.backends.{backend}")
+        path = file(json.dumps({"tiers": [{"type": backend, "url": url}]}), "ucm.json")
+        found = call("config", "check", "--file", path)
+        assert (2, "") == (found.code, found.out)
+        assert f"tiers.0.url='{url}' in {path}: ValueError, " in found.err
+        assert remedy in found.err
+        assert found.is_tidy()
 
     @pytest.mark.parametrize("backend", registered("ucm.backends"))
     def test_settings_of_each_backend_are_read(self, file, backend):

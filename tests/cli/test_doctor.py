@@ -107,6 +107,30 @@ class TestFindings:
         assert f"a block of {tokens} tokens" in texts["capacity"]
         assert notes == ("block size" in texts)
 
+    def test_what_holds_no_block_of_the_model_is_found(self, tmp_path):
+        """A queue and tiers that would take nothing are named, each with its remedy."""
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+        paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+        settings = {
+            "store": {"path": str(tmp_path / "slab"), "capacity": "1GiB"},
+            "queue": {"nbytes": 4096, "span_bytes": 4096},
+            "tiers": [
+                {"type": "files", "path": paths[0], "capacity": "8KiB"},
+                {"type": "disk", "path": paths, "capacity": "400KiB"},
+            ],
+        }
+        (tmp_path / "ucm.json").write_text(json.dumps(settings))
+        arguments = "--no-trial", tmp_path, "--file", tmp_path / "ucm.json"
+        found = call("doctor", "--json", *arguments).json()["findings"]
+        wrong = [each["text"] for each in found if each["severity"] == "wrong"]
+        told = " ".join(wrong)
+        for part in (
+            "queue.nbytes=4096: it does not hold a block of",
+            "tiers.0.capacity=8192: it takes blocks of up to 7.875 KiB",
+            "tiers.1.capacity=409600: it takes blocks of up to 4 KiB",
+        ):
+            assert part in told
+
     def test_slab_of_another_layout_is_found(self, tmp_path):
         """Its extents hold no block of this model."""
         open_slab(tmp_path / "slab").close()

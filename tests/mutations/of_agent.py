@@ -153,11 +153,20 @@ AGENT = (
     Mutant(
         name="longer_than_an_agent_takes",
         why="A long timeout ends the connection to the agent with each want.",
-        file=_DOOR,
-        find="min(config.timeout.fetch, LONGEST_S)",
-        replace="config.timeout.fetch",
+        file="ucm/config.py",
+        find="        most=LONGEST_FETCH_S,\n",
+        replace="",
+        killers=("tests/test_config_bounds.py::test_longest_fetch_is_named",),
+    ),
+    Mutant(
+        name="queue_without_room_for_a_ticket",
+        why="A queue that holds no ticket lets saves go one by one, without a word.",
+        file="ucm/config.py",
+        find="        if self.nbytes < nbytes:\n",
+        replace="        if not self.nbytes:\n",
         killers=(
-            f"{_LIVES}::TestAsk::test_no_request_asks_for_longer_than_an_agent_takes",
+            "tests/test_config_bounds.py::test_queue_that_holds_no_ticket_is_refused",
+            "tests/test_config_bounds.py::test_queue_that_holds_no_block_is_refused",
         ),
     ),
     Mutant(

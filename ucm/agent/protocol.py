@@ -18,6 +18,7 @@ import msgspec
 
 from ucm.errors import MessageError
 from ucm.reasons import Reason
+from ucm.settings import LONGEST_FETCH_S
 
 __all__ = [
     "FRAME_HEADER",
@@ -56,7 +57,7 @@ PROTOCOL_VERSION: Final = 5
 MAX_FRAME_BYTES: Final = 8 << 20
 MOST_KEYS: Final = 1 << 16
 """Of one message: they fit into a frame however long they are."""
-LONGEST_S: Final = 60.0
+LONGEST_S: Final = LONGEST_FETCH_S
 """That a want may take, and that what was found may be kept behind it."""
 FRAME_HEADER: Final = struct.Struct(">I")
 SOCKET_NAME: Final = "agent.sock"

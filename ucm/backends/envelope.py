@@ -26,7 +26,14 @@ from xxhash import xxh3_64_intdigest
 from ucm.backends.abc import Fetched, Verdict
 from ucm.blocks import PackedKey
 
-__all__ = ["ENVELOPE_VERSION", "GARBAGE", "HEADER_BYTES", "MAX_KEY_BYTES", "Envelope"]
+__all__ = [
+    "ENVELOPE_VERSION",
+    "GARBAGE",
+    "HEADER_BYTES",
+    "LEAST_CAPACITY",
+    "MAX_KEY_BYTES",
+    "Envelope",
+]
 
 ENVELOPE_VERSION = 1
 _FIELDS = struct.Struct(">4sBBHQQ96s")
@@ -35,6 +42,8 @@ _CHECKSUM_AT = 16
 _MAGIC = b"UCMB"
 HEADER_BYTES = _FIELDS.size + _CHECK.size
 MAX_KEY_BYTES = 96
+LEAST_CAPACITY = HEADER_BYTES + 4096
+"""Of a tier: no slot of a slab has less than a page."""
 GARBAGE = Fetched(Verdict.GARBAGE)
 
 

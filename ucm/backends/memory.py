@@ -21,7 +21,7 @@ from ucm.backends.abc import (
     Sealed,
     Verdict,
 )
-from ucm.backends.envelope import Envelope
+from ucm.backends.envelope import LEAST_CAPACITY, Envelope
 from ucm.blocks import PackedKey
 from ucm.settings import field, read_section, read_size
 
@@ -32,7 +32,9 @@ __all__ = ["MemoryBackend", "MemorySettings", "Shelf"]
 class MemorySettings:
     """Settings of a tier in memory."""
 
-    capacity: int = field(1 << 30, "Room for blocks.", read=read_size, least=1)
+    capacity: int = field(
+        1 << 30, "Room for blocks.", read=read_size, least=LEAST_CAPACITY
+    )
 
 
 @attrs.define

@@ -61,11 +61,32 @@ def _read_options(key: str, value: object) -> dict[str, str | bool]:
     return dict(value)
 
 
+def _read_url(key: str, value: object) -> str:
+    """Read an address of a service that obstore knows."""
+    text = value if isinstance(value, str) else ""
+    try:
+        obstore.parse_scheme(text)
+    except (BaseError, ValueError) as exc:
+        raise _refusal(key, value, exc) from None  # its text may name what is secret
+    return text
+
+
+def _refusal(key: str, value: object, exc: Exception) -> ConfigError:
+    return ConfigError(
+        key,
+        "..." if "@" in str(value) else value,
+        f"{type(exc).__name__}, obstore refuses it or an option",
+        "Give an address such as s3://bucket/prefix, and options as in obstore's manual.",
+    )
+
+
 @attrs.frozen(kw_only=True)
 class ObjectSettings:
     """Settings of a tier of objects."""
 
-    url: str = field("", "Such as `s3://bucket/prefix`, `gs://` or `az://`.")
+    url: str = field(
+        "", "Such as `s3://bucket/prefix`, `gs://` or `az://`.", read=_read_url
+    )
     options: dict[str, str | bool] = field(
         attrs.Factory(dict),
         "obstore's for the service, such as `aws_endpoint`; the environment else.",
@@ -117,13 +138,7 @@ class ObjectBackend(Backend):
                 retry_config={"max_retries": 1, "retry_timeout": limit},
             )
         except (BaseError, ValueError, TypeError) as exc:
-            raise ConfigError(
-                f"{key}.url",
-                "..." if "@" in read.url else read.url,
-                f"{type(exc).__name__}, obstore refuses it or an option",
-                "Give an address such as s3://bucket/prefix, and options as in obstore's "
-                "manual.",
-            ) from None  # its text may name what is secret
+            raise _refusal(f"{key}.url", read.url, exc) from None
         backend = cls(store, read.requests)
         with anyio.move_on_after(_OPENING_S):
             await backend._try_credentials(f"{key}.options")

@@ -18,11 +18,11 @@ Threading: all on one loop, the agent's.
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
-from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import attrs
 from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -62,11 +62,39 @@ _OURS = frozenset({"decode_responses", "protocol"})
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 
 
+def _read_url(key: str, value: object) -> str:
+    """Read an address as redis-py does, and refuse options that are not the user's."""
+    text = value if isinstance(value, str) else ""
+    try:
+        options = parse_url(text)
+    except ERRORS as exc:
+        raise _no_address(key, value, exc) from None  # its text may name what is secret
+    for option in _OURS & options.keys():
+        raise ConfigError(
+            key,
+            f"...?{option}=...",
+            "answers would be others than blocks are made of",
+            f"Leave {option} out.",
+        )
+    return text
+
+
+def _no_address(key: str, value: object, exc: Exception) -> ConfigError:
+    return ConfigError(
+        key,
+        "..." if "@" in str(value) else value,
+        f"{type(exc).__name__}, it is no address of a server",
+        "Give one such as redis://host:6379/0.",
+    )
+
+
 @attrs.frozen(kw_only=True)
 class RedisSettings:
     """Settings of a tier in Valkey or Redis."""
 
-    url: str = field("", "Such as `redis://host:6379/0`, `rediss://` for TLS.")
+    url: str = field(
+        "", "Such as `redis://host:6379/0`, `rediss://` for TLS.", read=_read_url
+    )
     cluster: bool = field(default=False, text="The address is a cluster's.")
     prefix: str = field("ucm:", "What names of values begin with.")
     ttl: int = field(86400, "Seconds that a block lives; 0: without end.", least=0)
@@ -117,19 +145,7 @@ class RedisBackend(Backend):
                 protocol=2,  # nothing comes that was not asked for
             )
         except ERRORS as exc:
-            raise ConfigError(
-                f"{key}.url",
-                "..." if "@" in read.url else read.url,
-                f"{type(exc).__name__}, it is no address of a server",
-                "Give one such as redis://host:6379/0.",
-            ) from None  # its text may name what is secret
-        for option in _OURS & parse_qs(urlsplit(read.url).query).keys():
-            raise ConfigError(
-                f"{key}.url",
-                f"...?{option}=...",
-                "answers would be others than blocks are made of",
-                f"Leave {option} out.",
-            )
+            raise _no_address(f"{key}.url", read.url, exc) from None
         backend = cls(client, read)
         try:
             with anyio.move_on_after(_OPENING_S):

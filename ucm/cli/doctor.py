@@ -91,6 +91,7 @@ def doctor(
     given = read_given(file, transfer)
     engine = _Engine.of(given, {key: options[key] for key in options if options[key]})
     sized = engine.sizes(model)
+    block_bytes = sized[1].block_bytes if sized else 0
     config = given.configuration.config
     with console(stderr=True).status("Looking"):  # on a terminal only
         findings = [
@@ -98,7 +99,10 @@ def doctor(
             *check_machine(gather_machine(), config),
             *_check_store(config.store, sized, tokens_per_second, tries=not no_trial),
             *(engine.assumed() if sized else ()),
-            *_check_tiers(config, (*config.tiers, *map(_mapping, tiers))),
+            *_check_tiers(config, (*config.tiers, *map(_mapping, tiers)), block_bytes),
+            *_refused(
+                "queue", lambda: config.queue.check_holds(block_bytes, "a block")
+            ),
             *_refused("log", lambda: check_log(config.log)),
         ]
     is_wrong = any(each.severity is Severity.WRONG for each in findings)
@@ -226,12 +230,13 @@ def _unseen(name: str) -> Finding:
 
 
 def _check_tiers(
-    config: UCMConfig, tiers: Sequence[Mapping[str, object]]
+    config: UCMConfig, tiers: Sequence[Mapping[str, object]], block_bytes: int
 ) -> Iterator[Finding]:
     for found in _refused("tier", lambda: check_tiers(config)):
         if not found.text.startswith("tiers."):  # of which each is told on its own
             yield found
-    yield from (check_tier(tier, f"tiers.{at}") for at, tier in enumerate(tiers))
+    for at, tier in enumerate(tiers):
+        yield check_tier(tier, f"tiers.{at}", block_bytes=block_bytes)
 
 
 def _refused(check: str, call: Callable[[], None]) -> list[Finding]:

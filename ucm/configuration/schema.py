@@ -68,4 +68,6 @@ def _shape(
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"enum": [word.value for word in hint]}
     most = {"exclusiveMaximum": MOST} if hint is float and least else {}
+    if metadata["most"] is not None:
+        most = {"maximum": metadata["most"]}
     return {"type": _TYPES[hint], **least, **most}

@@ -45,6 +45,7 @@ def check_tier(
     *,
     opener: _Opener = open_backend,
     seconds: float = 5.0,
+    block_bytes: int = 0,
 ) -> Finding:
     """
     Try one tier.
@@ -54,9 +55,12 @@ def check_tier(
         key: What they are called, such as ``tiers.0``.
         opener: Opens a backend.
         seconds: Longest time for it to answer.
+        block_bytes: Of a model's largest blocks, if they are known.
     """
     try:
         admission_of(settings, key)
+        if block_bytes:
+            _check_holds(settings, key, block_bytes)
         probe = PROBES.get(str(settings.get("type")))
         if probe is not None:
             return probe(settings, key, seconds)
@@ -137,6 +141,22 @@ def read_tier(settings: Mapping[str, object], key: str) -> Any:  # noqa: ANN401 
         if not getattr(read, needed, True):
             raise ConfigError(f"{key}.{needed}", "", "missing", remedy)
     return read
+
+
+def _check_holds(settings: Mapping[str, object], key: str, nbytes: int) -> None:
+    """
+    Refuse a tier that is too small for a block.
+
+    Raises:
+        ConfigError: It is.
+    """
+    read = read_tier(settings, key)
+    if (most := getattr(read, "max_block_bytes", nbytes)) < nbytes:
+        problem = f"it takes blocks of up to {size_text(most)}, and the model's have "
+        remedy = "Give so much that many blocks fit, such as 64GiB."
+        raise ConfigError(
+            f"{key}.capacity", read.capacity, problem + size_text(nbytes), remedy
+        )
 
 
 _NEEDED: Final = {"path": "Give a directory.", "url": "Give the address of a server."}

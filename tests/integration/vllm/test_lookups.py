@@ -239,7 +239,7 @@ class TestReasons:
     def test_worker_says_why_a_save_was_not_stored(self, tmp_path: Path) -> None:
         """R-71: a queue that has room for one ticket refuses the others, and the
         scheduler knows."""
-        config = {"queue": {"nbytes": 1, "span_bytes": 2048}}
+        config = {"queue": {"nbytes": 2048, "span_bytes": 2048}}
         with logs_closed(), running(setup_of(tmp_path, **config)) as engine:
             engine.save("r", BLOCKS)
             ask(engine, request("s"))

@@ -7,6 +7,7 @@ import pytest
 
 from tests.integration.vllm.agent_kit import FakeClient
 from tests.testing.host_kit import HYBRID, ONE_FULL
+from ucm.agent.protocol import LONGEST_S
 from ucm.blocks import ShardId
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
@@ -81,8 +82,9 @@ class TestAsk:
         assert 1 == world.counters.total("ucm_fetch_wants_total", reason="absent")
 
     def test_no_request_asks_for_longer_than_an_agent_takes(self) -> None:
-        """R-54: a wait that no agent would take, and end the connection for, is cut."""
-        world = World(timeout={"fetch": 300.0})
+        """R-54: the longest wait that there may be leaves no time to keep blocks behind it,
+        as an agent ends the connection over more than a minute of both."""
+        world = World(timeout={"fetch": LONGEST_S, "load": 10.0})
         assert world.ask()
         assert [(60.0, 0.0)] == world.client.times
 

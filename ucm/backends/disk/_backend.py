@@ -76,6 +76,27 @@ class DiskSettings:
     durability: Durability = field(Durability.PROCESS, "What blocks outlast.")
     threads: int = field(32, "Requests to the drives at a time.", least=1)
 
+    @property
+    def geometry(self) -> Geometry:
+        """How the file of each drive is cut, unless there is one."""
+        return Geometry.fit(self.capacity // max(1, len(self.path)))
+
+    @property
+    def max_block_bytes(self) -> int:
+        """The largest block that the tier takes."""
+        return self.geometry.max_block_bytes
+
+    def check(self, prefix: str) -> None:
+        """Refuse a capacity of which no drive has enough for a block."""
+        least = _LEAST_CAPACITY * len(self.path)
+        if self.capacity < least:
+            raise ConfigError(
+                f"{prefix}capacity",
+                self.capacity,
+                f"too little for {len(self.path)} drives",
+                f"Give at least {least}, or fewer drives.",
+            )
+
 
 class _End(enum.Enum):
     """What became of a write to a slot."""
@@ -125,7 +146,7 @@ class DiskBackend(Backend):
         read = read_section(DiskSettings, settings, f"{key}.")
         if not read.path:
             raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
-        wanted = Geometry.fit(read.capacity // len(read.path))
+        wanted = read.geometry
         crew = Crew(read.threads, "ucm-disk")
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(crew.aclose)

@@ -25,7 +25,7 @@ from ucm.backends.abc import (
     Sealed,
     Verdict,
 )
-from ucm.backends.envelope import HEADER_BYTES
+from ucm.backends.envelope import HEADER_BYTES, LEAST_CAPACITY
 from ucm.backends.files._room import Room
 from ucm.backends.files._share import Share
 from ucm.blocks import PackedKey
@@ -54,7 +54,7 @@ class FilesSettings:
 
     path: Path | None = field(None, "A directory of its own.", read=_read_path)
     capacity: int = field(
-        1 << 40, "Of all machines together.", read=read_size, least=HEADER_BYTES + 1
+        1 << 40, "Of all machines together.", read=read_size, least=LEAST_CAPACITY
     )
     durability: Durability = field(Durability.PROCESS, "What blocks outlast.")
     threads: int = field(16, "Requests to the mount at a time.", least=2)
@@ -67,6 +67,11 @@ class FilesSettings:
     orphan_seconds: float = field(
         3600.0, "What a writer who has died has left is removed then.", least=0.0
     )
+
+    @property
+    def max_block_bytes(self) -> int:
+        """The largest block that the tier takes."""
+        return min(_LARGEST_BLOCK, self.capacity - HEADER_BYTES)
 
 
 class FilesBackend(Backend):
@@ -139,7 +144,7 @@ class FilesBackend(Backend):
             medium="files",
             shared=True,
             durable=self._settings.durability.value,
-            max_block_bytes=min(_LARGEST_BLOCK, self._settings.capacity - HEADER_BYTES),
+            max_block_bytes=self._settings.max_block_bytes,
             batch_blocks=4 * self._settings.threads,
             in_flight=2,
             creates=True,

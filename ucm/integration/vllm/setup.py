@@ -188,6 +188,7 @@ class Setup:
             topology.decode_context,
             hash_block_tokens(kv_cache_config, vllm_config),
         )
+        config.queue.check_holds(layout.max_block_bytes, "a block")
         check_reusable(vllm_config)
         return cls(
             config=config,

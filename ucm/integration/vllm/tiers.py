@@ -111,7 +111,7 @@ class Tiers:
         self._matcher = matcher
         self._client = client
         self._config = config
-        self._seconds = min(config.timeout.fetch, LONGEST_S)
+        self._seconds = config.timeout.fetch
         self._hold_s = min(config.timeout.load, LONGEST_S - self._seconds)
         self._predicts = config.predict_loads
         self._counters = counters
