@@ -212,18 +212,6 @@ class TestAgent:
                 assert agent.pid == place.status()["pid"]
             assert 1 == log.read_text().count("Too many open files")
 
-    def test_slab_has_one_agent(self, place) -> None:
-        """R-63: a second agent of a slab sees the first and ends; one that was killed is
-        followed by the next."""
-        with open_slab(place.slab, 64):
-            with place.agent("--linger", "-1"):
-                until((place.slab / SOCKET_NAME).exists)
-                with place.agent("--linger", "0.5") as second:
-                    assert 0 == second.wait(LIMIT_S)
-                assert 1 == len(list(place.log.iterdir()))
-            with place.agent("--linger", "-1"), place.client() as client:
-                assert client.is_up
-
     def test_agent_of_a_slab_that_is_gone_ends(self, place) -> None:
         """R-63: where the slab's files are removed the agent ends, and does no harm."""
         with (

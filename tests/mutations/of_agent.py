@@ -318,6 +318,6 @@ AGENT = (
         file=_NODE,
         find="            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         replace="            pass\n",
-        killers=(f"{_PROCESS}::test_slab_has_one_agent",),
+        killers=("tests/agent/test_second.py::TestSecond::test_slab_has_one_agent",),
     ),
 )

@@ -299,6 +299,24 @@ PACKED = (
         ),
     ),
     Mutant(
+        name="second_agent_that_ends_well",
+        why="A service manager takes an agent that serves nobody for one that did its work.",
+        file="ucm/agent/__main__.py",
+        find="            code = TAKEN\n",
+        replace="            code = 0\n",
+        killers=("tests/agent/test_second.py::TestSecond::test_slab_has_one_agent",),
+    ),
+    Mutant(
+        name="engine_told_of_a_second_agent",
+        why="Of engines that come together all but one log that they have no agent.",
+        file="ucm/agent/__main__.py",
+        find="        if arguments.engine_fd is None:\n",
+        replace="        if True:\n",
+        killers=(
+            "tests/agent/test_second.py::TestSecond::test_one_that_an_engine_has_started_ends_well_and_in_silence",
+        ),
+    ),
+    Mutant(
         name="host_ended_by_its_agent",
         why="Whoever serves as the agent in a process of his own loses it half a minute later.",
         file="ucm/agent/__main__.py",

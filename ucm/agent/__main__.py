@@ -3,8 +3,9 @@
 ``python -m ucm.agent``: serve a slab's tiers.
 
 Reads the settings that an engine has, one JSON object, from a file or standard input: at
-least ``store`` and ``tiers``. Exit codes: 0 it ended as it should, or there was an agent
-already; 1 it failed, which the log tells; 2 a setting cannot be used, in one line on standard error.
+least ``store`` and ``tiers``. Exit codes: 0 it ended as it should; 1 it failed, which the log
+tells; 2 a setting cannot be used, in one line on standard error; 3 the slab has an agent, in a line
+that says which process. For an engine that started one, as others did at the same time, that is 0.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import anyio
 import msgspec
 
 from ucm.affinity import AffinityPlan, bind_thread, parse_cpulist
-from ucm.agent.launch import REFUSED
+from ucm.agent.launch import REFUSED, TAKEN
 from ucm.agent.node import AgentLock, Node
 from ucm.config import KVEvents, TimeoutConfig, UCMConfig
 from ucm.errors import ConfigError, ConfigFileError
@@ -32,6 +33,10 @@ _LINGER_S = 10.0
 _LOOK_S = 0.25
 _BEYOND_S = 5.0
 """Behind the drain and the calls under way: for all else that an end takes."""
+
+
+class _TakenError(Exception):
+    """Another process is the agent."""
 
 
 def main() -> int:
@@ -63,6 +68,11 @@ def main() -> int:
         os.set_inheritable(arguments.engine_fd, False)
     try:
         code, problem = _serve(arguments.config, arguments.linger), ""
+    except _TakenError as exc:
+        code, problem = 0, ""  # an engine's own has met another engine's
+        if arguments.engine_fd is None:
+            code = TAKEN
+            sys.stderr.write(f"ucm agent: {exc}\n")
     except (ConfigError, OSError) as exc:
         code, problem = REFUSED, str(exc)
         sys.stderr.write(f"ucm agent: {problem}\n")
@@ -81,6 +91,7 @@ def _serve(path: Path | None, linger: float) -> int:
         ConfigError: A setting cannot be used.
         ConfigFileError: What it says is no JSON object.
         OSError: Likewise.
+        _TakenError: The slab has an agent.
     """
     config = _read(path)
     directory = Path(config.store.path)
@@ -88,8 +99,8 @@ def _serve(path: Path | None, linger: float) -> int:
         return 0
     try:
         lock = AgentLock(directory)
-    except BlockingIOError:
-        return 0
+    except BlockingIOError as exc:
+        raise _TakenError(exc) from exc
     log = open_log(config.log, "agent")
     stack = contextlib.ExitStack()
     try:

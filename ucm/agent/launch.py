@@ -15,10 +15,12 @@ import msgspec
 from ucm.affinity import engine_cpus, format_cpulist
 from ucm.config import UCMConfig, environment_without
 
-__all__ = ["REFUSED", "Launcher", "Pauses"]
+__all__ = ["REFUSED", "TAKEN", "Launcher", "Pauses"]
 
 REFUSED: Final = 2
 """Exit code of an agent that cannot be used as it is set."""
+TAKEN: Final = 3
+"""Of one that nobody's engine has started, where the slab has an agent already."""
 _REFUSED_S: Final = 60.0
 """What stands against its settings may be gone by then, such as another slab's agent."""
 _FIRST_S: Final = 0.1

@@ -57,6 +57,7 @@ _THREADS: Final = 4
 _SUMMARY_S: Final = 60.0
 _LOOK_S: Final = 0.5
 _MOST_PEERS: Final = 256
+_MOST_HOLDER: Final = 32
 _REFUSED_S: Final = 0.2
 """Until a peer is looked for again where the system gave no descriptor for one."""
 
@@ -69,7 +70,7 @@ class AgentLock:
         directory: The slab's, which there is.
 
     Raises:
-        BlockingIOError: There is an agent.
+        BlockingIOError: There is an agent; its text says which process that is.
         OSError: The file cannot be opened.
     """
 
@@ -78,9 +79,17 @@ class AgentLock:
         self._fd = os.open(directory / LOCK_NAME, flags, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            holder = os.pread(self._fd, _MOST_HOLDER, 0).decode("ascii", "replace")
+            os.close(self._fd)
+            whose = f"process {holder}" if holder.isdecimal() else "another process"
+            raise BlockingIOError(f"{whose} is the agent of {directory}") from exc
         except OSError:
             os.close(self._fd)
             raise
+        with suppress(OSError):  # no room; the next one is told of "another process"
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"%d" % os.getpid(), 0)
 
     def close(self) -> None:
         """Give it back."""

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A second agent of a slab, and what who started it is told."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.agent.test_process import LIMIT_S, ROOT, Place, until
+from tests.stores.slab_kit import open_slab
+from ucm.agent.launch import TAKEN
+from ucm.agent.node import AgentLock
+from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME
+
+pytestmark = pytest.mark.slow
+
+
+class TestSecond:
+    def test_slab_has_one_agent(self, place: Place) -> None:
+        """R-63: a second agent of a slab says which process has it, and ends with a code of
+        its own; one that was killed is followed by the next."""
+        with open_slab(place.slab, 64):
+            with place.agent("--linger", "-1") as first:
+                until((place.slab / SOCKET_NAME).exists)
+                with place.agent("--linger", "0.5") as second:
+                    _, told = second.communicate(timeout=LIMIT_S)
+                assert TAKEN == second.returncode
+                whose = f"process {first.pid} is the agent of {place.slab}"
+                assert f"ucm agent: {whose}\n" == told
+                assert 1 == len(list(place.log.iterdir()))
+            with place.agent("--linger", "-1"), place.client() as client:
+                assert client.is_up
+
+    def test_one_that_an_engine_has_started_ends_well_and_in_silence(
+        self, place: Place
+    ) -> None:
+        """R-63: of engines that come together each starts one; its engine finds the other."""
+        reader, writer = os.pipe()
+        with open_slab(place.slab, 64):
+            lock = AgentLock(place.slab)
+            agent = subprocess.run(
+                [sys.executable, "-m", "ucm.agent", "--engine-fd", str(writer)],
+                input=json.dumps(place.settings).encode(),
+                pass_fds=(writer,),
+                env=os.environ | place.env,
+                cwd=ROOT,
+                capture_output=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            lock.close()
+        os.close(writer)
+        with open(reader, "rb") as told:
+            assert b"0\n" == told.read()
+        assert (0, b"", b"") == (agent.returncode, agent.stdout, agent.stderr)
+
+
+class TestLock:
+    def test_holder_that_said_nothing_is_another_process(self, place: Place) -> None:
+        """R-63: one of an earlier release, or that had no room to write its number."""
+        with open_slab(place.slab, 64):
+            lock = AgentLock(place.slab)
+            os.truncate(place.slab / LOCK_NAME, 0)
+            with pytest.raises(BlockingIOError, match=r"^another process is the agent"):
+                AgentLock(place.slab)
+            lock.close()
+            AgentLock(place.slab).close()
