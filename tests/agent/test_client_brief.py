@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wants of hardly any time: whether they are answered says nothing of the agent."""
+"""What is said of an agent: nothing by wants of hardly any time, and in words when it is lost."""
+
+import queue
 
 import pytest
 
-from tests.agent.test_client import World, wait_for_end, want
+from tests.agent.test_client import LIMIT_S, World, wait_for_end, want
 from ucm.agent.protocol import Done
+from ucm.tracing import AGENT_LOST
 
 
 @pytest.fixture
@@ -31,3 +34,17 @@ def test_brief_want_does_not_silence_an_agent_that_has_just_spoken(world) -> Non
     assert want(client, "b")
     now[0] += 0.1
     assert not client.is_up
+
+
+@pytest.mark.parametrize("said", [b"", b"\0\0"])
+def test_agent_that_has_gone_is_told_in_words(world, said) -> None:
+    """R-63: who reads the log hears what has happened; how many bytes are missing of a word
+    of the agent's stands behind that."""
+    lines: queue.Queue = queue.Queue()
+    world.told.warning = lambda event, **told: lines.put((event, told["error"]))
+    world.join()
+    world.agent.say(said)
+    world.agent.hang_up()
+    event, error = lines.get(timeout=LIMIT_S)
+    words = "it has ended, or closed the connection ("
+    assert (AGENT_LOST, True) == (event, error.startswith(words))

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from ucm.agent.dialing import dial, receive
+from ucm.agent.dialing import dial, receive, why_lost
 from ucm.agent.launch import Pauses
 from ucm.agent.mirror import Follower
 from ucm.agent.protocol import (
@@ -396,4 +396,4 @@ class AgentClient:
             if (tell := self._tellers.pop(number, None)) is not None:
                 tell()
         if was_up and not self._is_closing.is_set():
-            self._log.warning(AGENT_LOST, error=str(problem))
+            self._log.warning(AGENT_LOST, error=why_lost(problem))

@@ -17,7 +17,7 @@ import msgspec
 
 from ucm.agent.protocol import FRAME_HEADER, FromAgent, decode_frame, frame_bytes
 
-__all__ = ["dial", "receive"]
+__all__ = ["dial", "receive", "why_lost"]
 
 _DECODER: "Final[msgspec.msgpack.Decoder[FromAgent]]" = msgspec.msgpack.Decoder(
     FromAgent
@@ -55,6 +55,13 @@ async def receive(reader: asyncio.StreamReader) -> FromAgent:
     header = await reader.readexactly(FRAME_HEADER.size)
     payload = await reader.readexactly(frame_bytes(header))
     return decode_frame(payload, _DECODER)
+
+
+def why_lost(problem: BaseException) -> str:
+    """Return why an agent is lost in words; what its socket says stands behind them."""
+    if isinstance(problem, EOFError | ConnectionError):
+        return f"it has ended, or closed the connection ({problem})"
+    return str(problem)
 
 
 def _leave_all() -> None:
