@@ -159,6 +159,16 @@ AGENT = (
         killers=("tests/test_config_bounds.py::test_longest_fetch_is_named",),
     ),
     Mutant(
+        name="medium_that_no_tier_has",
+        why="Who misspells a tier has nothing fetched, and is not told.",
+        file="ucm/integration/vllm/wishes.py",
+        find="        elif strange := self._strange(known):\n",
+        replace="        elif False and (strange := self._strange(known)):\n",
+        killers=(
+            "tests/integration/vllm/test_wishes.py::TestReader::test_medium_that_no_tier_has_is_counted",
+        ),
+    ),
+    Mutant(
         name="queue_without_room_for_a_ticket",
         why="A queue that holds no ticket lets saves go one by one, without a word.",
         file="ucm/config.py",

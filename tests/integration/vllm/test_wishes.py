@@ -21,7 +21,7 @@ from ucm.scheduler.requests import NO_WISHES, Wishes
 class Reading:
     """A reader, and what it has counted and told."""
 
-    def __init__(self, most: float = 100.0, **how: bool) -> None:
+    def __init__(self, most: float = 100.0, **how: object) -> None:
         self.counters = Counters()
         self.log = structlog.testing.CapturingLogger()
         self.reader = WishReader(most, counters=self.counters, log=self.log, **how)
@@ -74,6 +74,26 @@ class TestReader:
         reading = Reading()
         assert wishes == reading.of({"ucm": ours, "other": 1})
         assert [] == reading.log.calls
+
+    def test_medium_that_no_tier_has_is_counted(self):
+        """A typo is told once with the media that there are; none is meant by it."""
+        reading = Reading(client=FakeClient(media=("disk", "Redis")))
+        for medium in ("diks", "DISK", "redis", "CPU", "STORAGE", ""):
+            filters = [{"medium": medium, "locality": "LOCAL"}]
+            wishes = reading.of({"kv_load_tiers": filters})
+            assert ((medium.lower(), "local"),) == wishes.tiers
+        reading.of({"kv_load_tiers": [{"medium": "disk"}, {"medium": "s3"}]})
+        assert {"kv_load_tiers": 2} == reading.ignored()
+        (told,) = reading.log.calls
+        assert "['diks']" == told.kwargs["value"]
+        assert "disk, Redis, or give cpu or storage" in told.kwargs["remedy"]
+
+    @pytest.mark.parametrize("client", [None, FakeClient(media=())])
+    def test_medium_is_no_typo_while_media_are_not_known(self, client):
+        """Without tiers, or before their agent was there, nobody can say what they have."""
+        reading = Reading(client=client)
+        wishes = reading.of({"kv_load_tiers": [{"medium": "diks"}]})
+        assert ((("diks", ""),), {}) == (wishes.tiers, reading.ignored())
 
     def test_retention_fits_into_a_stamp(self):
         """However much an operator allows: stamps are nanoseconds in 64 bits."""

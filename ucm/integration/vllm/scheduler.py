@@ -107,12 +107,12 @@ class SchedulerHalf:
             paying=paying,
             counters=self._counters,
         )
-        longest, is_ranked = setup.config.max_retain_seconds, setup.is_ranked
+        client = open_client(setup.config, setup.facts(0).slot_bytes, self._log)
         wishes = WishReader(
-            longest, counters=self._counters, log=self._log, is_ranked=is_ranked
+            *(setup.config.max_retain_seconds, self._counters, self._log, client),
+            is_ranked=setup.is_ranked,
         )
         self.running = Running(self._adapters, self._adapter, wishes)
-        client = open_client(setup.config, setup.facts(0).slot_bytes, self._log)
         of_tiers = client if setup.config.tiers else None
         self._tiers = Tiers(
             *(self._adapter.matcher, of_tiers, setup.config, paying.prompts),

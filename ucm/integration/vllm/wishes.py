@@ -21,16 +21,17 @@ sorts them (``CPU``, ``STORAGE``), the ``locality`` (``LOCAL``, ``REMOTE``), or 
 empty list is no tier. The slab is not meant by it, as the engine does not mean its own first
 tier.
 
-What is not understood is as if it was not given: counted, and told once of each key. So are
-the ``kv_hints`` of an orchestrator: no action of theirs is known here.
+What is not understood is as if it was not given: counted, and told once of each key. So is a
+medium that no tier has, of which none is meant, and so are the ``kv_hints`` of an orchestrator: no action of theirs is known here.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from xxhash import xxh32_intdigest
 
+from ucm.agent.client import AgentClient
 from ucm.metrics import Counters
 from ucm.scheduler.requests import NO_LIMIT, NO_WISHES, Wishes
 from ucm.tracing import WISH_IGNORED, Log
@@ -47,6 +48,8 @@ _OURS: Final = "ucm"
 _RETAIN, _STORE, _FORGET = "retain_seconds", "store", "forget"
 _LOAD, _OFFLOAD, _TIERS = "max_load_tokens", "max_offload_tokens", "kv_load_tiers"
 _HINTS: Final = "kv_hints"
+_SORTS: Final = ("cpu", "storage")
+"""Media in the engine's words, whatever tiers call theirs."""
 _LOCALITIES: Final = ("", "local", "remote")
 _REMEDIES: Final = {
     _RETAIN: "Give seconds; below 0, its blocks give way first.",
@@ -70,6 +73,7 @@ class WishReader:
         max_retain_seconds: More is cut to it, in both directions.
         counters: Counts what is not understood.
         log: Told once of each key.
+        client: Of the node's agent, which knows what tiers call their media.
         is_ranked: The engine runs requests by their priority. One that does not takes any
             from anybody, and fetches are in order of arrival as well.
     """
@@ -77,15 +81,17 @@ class WishReader:
     def __init__(
         self,
         max_retain_seconds: float,
-        *,
         counters: Counters,
         log: Log,
+        client: AgentClient | None = None,
+        *,
         is_ranked: bool = False,
     ) -> None:
         self._max_retain_seconds = min(max_retain_seconds, _LONGEST_S)
         self._counters = counters
         self._log = log
         self._is_ranked = is_ranked
+        self._client = client
         self._told: set[str] = set()
 
     def of(self, request: Any) -> Wishes:  # noqa: ANN401 - vLLM's Request
@@ -161,13 +167,32 @@ class WishReader:
         known = tuple(each for each in filters if each is not None)
         if len(known) < len(entries):
             self._ignore(_TIERS, value)
+        elif strange := self._strange(known):
+            media = ", ".join(self._media)
+            self._ignore(
+                _TIERS,
+                strange,
+                f"Tiers have the media {media}, or give {' or '.join(_SORTS)}.",
+            )
         return known if known or not entries else None
 
-    def _ignore(self, key: str, value: object) -> None:
+    @property
+    def _media(self) -> Sequence[str]:
+        """What tiers call theirs; nothing while that is not known."""
+        return () if self._client is None else self._client.media
+
+    def _strange(self, filters: Sequence[tuple[str, str]]) -> list[str]:
+        """Return the media that no tier has: nothing is meant by them."""
+        if not self._media:
+            return []
+        named = "", *_SORTS, *map(str.lower, self._media)
+        return [medium for medium, _ in filters if medium not in named]
+
+    def _ignore(self, key: str, value: object, remedy: str = "") -> None:
         self._counters.add("ucm_ignored_wishes_total", 1, key=key)
         if key not in self._told:
             self._told.add(key)
-            remedy = _REMEDIES[key]
+            remedy = remedy or _REMEDIES[key]
             self._log.warning(WISH_IGNORED, key=key, value=_shown(value), remedy=remedy)
 
 
