@@ -25,8 +25,12 @@ def shown(out: io.StringIO, monkeypatch: pytest.MonkeyPatch, width: int = 80) ->
         patch.setattr(sys, "stdout", out)
         patch.setenv("COLUMNS", str(width))
         patch.setenv("TERM", "xterm-256color")
-        columns = ("key space", "model", "blocks")
-        console().print(table("", columns, [(DIGEST, "a-model-of-a-name", 3)]))
+        columns = ("key space", "model", "", "blocks")
+        rows = [
+            (DIGEST, "a-model-of-a-name-[red]", "", 3),
+            (DIGEST[::-1], "b", "as", 4),
+        ]
+        console().print(table("Kept", columns, rows))
     return out.getvalue()
 
 
@@ -34,9 +38,29 @@ def shown(out: io.StringIO, monkeypatch: pytest.MonkeyPatch, width: int = 80) ->
 def test_cell_that_is_too_wide_goes_on_below(out, monkeypatch) -> None:
     """A key, a setting's value or a remedy is there to be used: none of it is cut."""
     monkeypatch.setenv("NO_COLOR", "1")
-    lines = shown(out, monkeypatch, width=40).splitlines()
-    first = [line[2:].split("  ")[0].strip() for line in lines[3:]]
-    assert DIGEST == "".join(first)
+    lines = shown(out, monkeypatch, width=60).splitlines()
+    first = [line[2:].split("  ")[0].strip() for line in lines[4:]]
+    assert DIGEST + DIGEST[::-1] == "".join(first)
+    assert DIGEST not in first
+
+
+@pytest.mark.parametrize("out", [io.StringIO(), Terminal()])
+def test_narrow_terminal_has_a_line_for_each_cell(out, monkeypatch) -> None:
+    """Below 60 columns a table is a ladder of letters; a cell that is empty has no line."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = shown(out, monkeypatch, width=59).splitlines()
+    assert [
+        "Kept",
+        "",
+        f"key space: {DIGEST}",
+        "model: a-model-of-a-name-[red]",
+        "blocks: 3",
+        "",
+        f"key space: {DIGEST[::-1]}",
+        "model: b",
+        "as",
+        "blocks: 4",
+    ] == [line.rstrip() for line in lines]
 
 
 @pytest.mark.parametrize(("no_color", "is_plain"), [("", False), ("1", True)])

@@ -26,8 +26,8 @@ BELOW = (
         name="policy_does_not_reach_the_reader",
         why="R-58: the policy is read, and nothing comes of it.",
         file="ucm/integration/vllm/scheduler.py",
-        find=", is_ranked=is_ranked\n",
-        replace="\n",
+        find="            is_ranked=setup.is_ranked,\n",
+        replace="",
         killers=(f"{_POLICY}[priority--3]",),
     ),
     Mutant(

@@ -212,8 +212,8 @@ CUT = (
         name="time_out_without_end",
         why="X-09: a time-out that no lock can wait for leaves a cache half closed.",
         file="ucm/settings.py",
-        find="most = MOST if hint is float else math.inf",
-        replace="most = math.inf",
+        find="below = MOST if hint is float else math.inf",
+        replace="below = math.inf",
         killers=(
             "tests/test_config.py::TestValues::test_value_out_of_its_range_is_refused[timeout-shutdown-10000000000.0]",
         ),

@@ -265,4 +265,55 @@ STORY = (
             f"{_TOP_TESTS}::TestCommand::test_an_engine_that_is_bypassed_is_not_well",
         ),
     ),
+    # What an operator asks of a hit, and of saves that are not stored.
+    Mutant(
+        name="hits_of_two_tiers_of_one_name",
+        why="Of a hit on two disks the tokens of one are told nowhere.",
+        file="ucm/integration/vllm/tiers.py",
+        find="            found[name] = found.get(name, 0) + count\n",
+        replace="            found[name] = count\n",
+        killers=(
+            "tests/integration/vllm/test_hits.py::TestHit::test_two_tiers_of_one_name_share_it",
+        ),
+    ),
+    Mutant(
+        name="load_without_its_place",
+        why="Of a request that runs nobody knows which tier had its hit.",
+        file="ucm/integration/vllm/lifelog.py",
+        find="                hit_tokens=hit,\n",
+        replace="",
+        killers=(
+            "tests/integration/vllm/test_lifelog.py::TestRequest::test_line_says_what_was_loaded",
+        ),
+    ),
+    Mutant(
+        name="skipped_blocks_told_as_lost",
+        why="What the store had already is counted as blocks that a failed save has cost.",
+        file=_TOTALS,
+        find="            lost = max(0, ticket.blocks - ticket.committed - ticket.skipped)\n",
+        replace="            lost = max(0, ticket.blocks - ticket.committed)\n",
+        killers=(
+            f"{_TOTAL_TESTS}::TestTotals::test_reasons_of_what_did_not_arrive_are_counted",
+        ),
+    ),
+    Mutant(
+        name="narrow_tables",
+        why="On a narrow terminal a table is a ladder of letters.",
+        file="ucm/cli/output.py",
+        find="        if options.max_width >= _NARROW:\n",
+        replace="        if options.max_width:\n",
+        killers=(
+            "tests/cli/test_output.py::test_narrow_terminal_has_a_line_for_each_cell",
+        ),
+    ),
+    Mutant(
+        name="drives_without_room_for_a_block",
+        why="A disk tier of several drives opens, and takes nothing.",
+        file="ucm/backends/disk/_backend.py",
+        find="        least = _LEAST_CAPACITY * len(self.path)\n",
+        replace="        least = _LEAST_CAPACITY\n",
+        killers=(
+            "tests/cli/test_config.py::TestCheck::test_what_an_engine_or_its_agent_refuses_is_refused",
+        ),
+    ),
 )

@@ -4,7 +4,8 @@ How subcommands speak: tables for people, JSON for programs.
 
 Colour and bold only on a terminal, and never with ``NO_COLOR``; progress on standard error,
 so that what is piped on stays clean. ``rich`` does both. A table that is wider than the
-terminal goes on in the next line: no key, value or remedy is cut.
+terminal goes on in the next line, and on a narrow one each of its cells has a line: no key,
+value or remedy is cut.
 """
 
 import contextlib
@@ -12,11 +13,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import attrs
 import click
 from rich import box
-from rich.console import Console, JustifyMethod
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -29,6 +31,9 @@ __all__ = [
     "table",
     "writing",
 ]
+
+_NARROW: Final = 60
+"""Columns of a terminal below which a table is hard to read."""
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Answer with JSON, for programs."
@@ -71,21 +76,57 @@ def clean(text: object) -> str:
     return escape(printable(str(text)))
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+@attrs.frozen
+class _Told:
     """
-    Return a table; numbers are set to the right.
+    A table, or below a width a line for each of its cells.
+
+    Args:
+        title: Above it; may be empty.
+        columns: Their names, which may be empty.
+        rows: Its cells.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        """Yield what fits the width; called by ``rich``."""
+        if options.max_width >= _NARROW:
+            yield self._table()
+            return
+        if self.title:
+            yield clean(self.title)
+        for row in self.rows:
+            yield ""
+            for name, cell in zip(self.columns, row, strict=True):
+                if cell != "":
+                    yield clean(f"{name}: {cell}" if name else cell)
+
+    def _table(self) -> Table:
+        made = Table(title=self.title or None, box=box.SIMPLE, title_justify="left")
+        for at, name in enumerate(self.columns):
+            cells = [row[at] for row in self.rows]
+            is_number = all(isinstance(cell, int | float) for cell in cells)
+            side: JustifyMethod = "right" if cells and is_number else "left"
+            made.add_column(name, justify=side, overflow="fold")
+        for row in self.rows:
+            made.add_row(*map(clean, row))
+        return made
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> RenderableType:
+    """
+    Return a table to print; numbers are set to the right.
 
     Cells may come from files that others wrote: see ``clean``.
     """
-    made = Table(title=title or None, box=box.SIMPLE, title_justify="left")
-    rows = [list(row) for row in rows]
-    for at, name in enumerate(columns):
-        is_number = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
-        side: JustifyMethod = "right" if is_number else "left"
-        made.add_column(name, justify=side, overflow="fold")
-    for row in rows:
-        made.add_row(*map(clean, row))
-    return made
+    return _Told(title, columns, [list(row) for row in rows])
 
 
 def printable(text: str) -> str:
