@@ -138,11 +138,13 @@ agent.refused: warning, agent, change
     Somebody at the socket is not served.
     > error
 tier.silent: warning, agent, change
-    A tier did not answer, and is not asked for a while; with a direction, it took nothing.
-    > tier medium seconds direction
+    A tier did not answer, and is not asked for a while; with a direction, it took nothing; with a
+    server, that one of its servers.
+    > tier medium seconds direction server
 tier.answers: info, agent, change
-    It answers again; with a direction, it takes blocks.
-    > tier medium direction
+    It answers again; with a direction, it takes blocks; with a server, that one does, or
+    another in its place.
+    > tier medium direction server
 tier.failed: warning, agent, change
     It did not take blocks, brought damaged ones, or may have kept some; told once a minute for each reason.
     > tier medium reason blocks

@@ -117,6 +117,29 @@ class TestLookBeforePut:
         found = look(look_before_put, KEYS[:32], KEYS, is_down=True, creates=True)
         assert ([UNKNOWN] * 32, [2]) == found
 
+    def test_server_of_several_that_is_away_says_nothing_of_others(self) -> None:
+        """R-55: blocks between two ends of which nothing is known are put, where others take them."""
+
+        class Several(Asked):
+            away = ("one",)
+
+            async def exists(self, keys):
+                told = await super().exists(keys)
+                ends = {KEYS[0], KEYS[31]}
+                return [
+                    UNKNOWN if key in ends else one
+                    for key, one in zip(keys, told, strict=True)
+                ]
+
+        tier = Several(creates=True)
+
+        async def told():
+            await lay(tier, [])
+            return await look_before_put(tier, KEYS[:32])
+
+        assert [UNKNOWN, *[ABSENT] * 30, UNKNOWN] == run_virtual(told)
+        assert [2, 30] == tier.looks
+
     def test_tier_whose_put_does_not_look_is_asked_for_each(self) -> None:
         """R-55: what a put might write over is looked for."""
         told, looks = look(look_before_put, KEYS[:32], [])

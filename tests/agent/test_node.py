@@ -63,8 +63,12 @@ class Here(Place):
 
     def events(self) -> list[str]:
         """Return what the agent has logged."""
+        return [line["event"] for line in self.lines()]
+
+    def lines(self) -> list[dict]:
+        """Return it whole."""
         (path,) = self.log.iterdir()
-        return [json.loads(line)["event"] for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 class Ledgers:
@@ -173,6 +177,33 @@ class TestMain:
             timeout = {"tier": 0.01, "shutdown": 0.1}
             assert 0 == here.serve(engine, tiers=[tier], timeout=timeout)
         assert "tier.silent" in here.events()
+
+    def test_server_of_a_tier_that_is_away_is_named(self, here) -> None:
+        """R-52: once, and once that it is not any more; also by whoever asks how the agent is."""
+        mark = here.tier / "10.0.0.1:6379.away"
+
+        def engine() -> None:
+            with here.client():
+                until(lambda: here.events())
+                mark.touch()
+                until(lambda: here.events().count("tier.silent"))
+                (tier,) = here.status()["tiers"]
+                assert (["10.0.0.1:6379"], False) == (tier["away"], tier["silent"])
+                mark.unlink()
+                until(lambda: here.events().count("tier.answers"))
+
+        with open_slab(here.slab, 64):
+            assert 0 == here.serve(engine)
+        named = [
+            (line["event"], line["level"], line["tier"], line["medium"], line["server"])
+            for line in here.lines()
+            if "server" in line
+        ]
+        whose = 0, "file", "10.0.0.1:6379"
+        assert [
+            ("tier.silent", "warning", *whose),
+            ("tier.answers", "info", *whose),
+        ] == named
 
     def test_bug_of_a_tier_ends_the_agent(self, here) -> None:
         """R-62: what a backend raises is told, and is the agent's end only."""

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The redis backend on a cluster that changes: slots that move, and a server that falls silent."""
 
-import contextlib
-
 import anyio
 import pytest
-import redis
 
-from tests.backends.servers import LIMIT_S, redis_server
+from tests.backends.cluster_kit import cluster, open_cluster
+from tests.backends.servers import LIMIT_S
 from ucm.backends.abc import Presence, Verdict
-from ucm.backends.redis import RedisBackend
 from ucm.backends.wrap import DeadlineBackend
 from ucm.testing.backend_contract import fetch_sound, seal
 from ucm.testing.store_blocks import make_keys
@@ -18,50 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 KEYS = make_keys(64)
 LARGE = (5 << 19) + 17
 """Bytes of a block of three parts."""
-
-
-async def open_cluster(port, timeout=LIMIT_S):
-    """Open a cluster by one of its servers."""
-    given = {"url": f"redis://127.0.0.1:{port}/0", "cluster": True, "timeout": timeout}
-    return await RedisBackend.open_configured(given, "tiers.0")
-
-
-@contextlib.contextmanager
-def cluster(folder, *, with_replica=False):
-    """Run two servers that share the slots, and maybe one that follows the first."""
-    wants = ["--cluster-enabled", "yes", "--cluster-node-timeout", "60000"]
-    wants += [
-        "--cluster-require-full-coverage",
-        "no",
-        "--repl-diskless-sync-delay",
-        "0",
-    ]
-    with contextlib.ExitStack() as stack:
-        servers, ports, clients = [], [], []
-        for name in "abc" if with_replica else "ab":
-            (folder / name).mkdir()
-            server, port = stack.enter_context(redis_server(folder / name, *wants))
-            servers.append(server)
-            ports.append(port)
-            clients.append(stack.enter_context(redis.Redis(port=port)))
-        for client, slots in zip(clients, ((0, 8191), (8192, 16383)), strict=False):
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", *slots)
-        for port in ports[1:]:
-            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)
-        server.await_ready(
-            lambda: all(_knows(client, len(ports)) for client in clients)
-        )
-        if with_replica:
-            number = clients[0].execute_command("CLUSTER", "MYID")
-            clients[2].execute_command("CLUSTER", "REPLICATE", number)
-            server.await_ready(lambda: "up" == clients[2].info()["master_link_status"])
-        yield servers, ports, clients
-
-
-def _knows(client, count):
-    told = client.execute_command("CLUSTER", "INFO")
-    nodes = b"cluster_known_nodes:%d\r" % count
-    return all(word in told for word in (b"cluster_state:ok", b"cluster_size:2", nodes))
 
 
 async def test_blocks_of_a_cluster_lie_with_both_servers(tmp_path):
@@ -113,18 +66,15 @@ async def test_server_of_a_cluster_that_falls_silent_is_replaced(tmp_path):
                 while {*await backend.exists(KEYS)} != {Presence.PRESENT}:
                     pass
 
-        def are_silent():
-            return [links.is_silent for links in opened._servers._links.values()]
-
         await are_there()
         servers[0].stop()
         try:
             with anyio.fail_after(LIMIT_S):
-                while True not in are_silent():
+                while f"127.0.0.1:{ports[0]}" not in opened.away:
                     await fetch_sound(backend, KEYS)
             servers[0].go_on()
             await are_there()
-            assert [False, False] == are_silent()  # once it answers it is asked again
+            assert [] == opened.away  # once it answers it is asked again
             servers[0].stop()
             clients[2].execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
             await are_there()
@@ -142,13 +92,13 @@ async def test_server_of_a_cluster_that_is_silent_costs_the_others_nothing(tmp_p
         assert {Verdict.DONE} == {*await opened.put([seal(key) for key in KEYS])}
         servers[1].stop()
         try:
-            told = []
             with anyio.fail_after(LIMIT_S):
-                while len(told) < 3:
-                    links = opened._servers._links.values()
-                    is_known = any(each.is_silent for each in links)
-                    told += [{*await backend.exists(KEYS)}] * is_known
-            assert {Presence.PRESENT, Presence.UNKNOWN} in told
+                while {Presence.PRESENT, Presence.AWAY} != {
+                    *await backend.exists(KEYS)
+                }:
+                    pass
+                while f"127.0.0.1:{ports[1]}" not in opened.away:
+                    await backend.exists(KEYS)
             await backend.aclose()
         finally:
             servers[1].go_on()

@@ -100,7 +100,9 @@ class Spy:
 
     def __init__(self):
         self.asked = []
-        self.capabilities = ("answer", "capabilities")
+        self.capabilities, self.away = (
+            ("answer", at) for at in ("capabilities", "away")
+        )
 
     def __getattr__(self, name):
         async def verb(*args):

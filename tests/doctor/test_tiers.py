@@ -3,6 +3,7 @@
 
 import pytest
 
+from ucm.backends.abc import Presence
 from ucm.backends.memory import MemoryBackend, Shelf
 from ucm.doctor.findings import Severity
 from ucm.doctor.tiers import check_tier
@@ -54,6 +55,21 @@ def test_backend_that_is_down_is_found(trouble, told):
     assert told in finding.text
     assert finding.remedy
     assert not opened[0].inner._is_open
+
+
+def test_server_of_several_that_is_away_is_told_apart():
+    """The tier is not down, and has a line all the same."""
+
+    class Several(MemoryBackend):
+        async def exists(self, keys):
+            return [Presence.AWAY] * len(keys)
+
+    async def opener(settings, key):
+        return Several(Shelf(1 << 20))
+
+    finding = check_tier(MEMORY, "tiers.0", opener=opener)
+    assert Severity.WRONG is finding.severity
+    assert "a server of tiers.0 (memory) does not answer" in finding.text
 
 
 @pytest.mark.parametrize(

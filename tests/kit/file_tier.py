@@ -62,6 +62,7 @@ class FileTier(Backend):
         self._root = root
         self._delay = delay
         self._is_endless = is_endless
+        self._is_attended = False
         root.mkdir(parents=True, exist_ok=True)
 
     @classmethod
@@ -81,6 +82,16 @@ class FileTier(Backend):
             batch_blocks=8,
             in_flight=2,
         )
+
+    @property
+    def away(self) -> list[str]:
+        """Of files such as ``NAME.away``, once somebody attends to it."""
+        found = self._root.glob("*.away") if self._is_attended else ()
+        return [each.stem for each in found]
+
+    async def attend(self) -> None:
+        """Have them told."""
+        self._is_attended = True
 
     def _path(self, key: PackedKey) -> Path:
         return self._root / key.hex()

@@ -60,6 +60,7 @@ from tests.mutations.of_rows import ROWS
 from tests.mutations.of_runner import RUNNER
 from tests.mutations.of_sched import SCHED
 from tests.mutations.of_selection import SELECTION
+from tests.mutations.of_servers import SERVERS
 from tests.mutations.of_sglang import SGLANG
 from tests.mutations.of_shares import SHARES
 from tests.mutations.of_shelf import SHELF
@@ -111,6 +112,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *INDEX,
     *FAST,
     *SELECTION,
+    *SERVERS,
     *EVENTS,
     *POLLER,
     *DEVICES,

@@ -182,7 +182,7 @@ AGENT = (
     Mutant(
         name="hanging_call_unseen",
         why="A drive that hangs in the kernel costs each request its whole deadline.",
-        file="ucm/backends/wrap.py",
+        file="ucm/backends/_circuit.py",
         find="        self._look_for_hung()\n        if self.is_open and",
         replace="        if self.is_open and",
         killers=(

@@ -21,6 +21,7 @@ _SHARED = "tests/backends/test_files.py::TestShared"
 _SLOTS = "ucm/backends/disk/_slots.py"
 _STAMP = "ucm/backends/disk/_stamp.py"
 _WRAP = "ucm/backends/wrap.py"
+_BREAKER = "ucm/backends/_circuit.py"
 _CIRCUIT = "tests/backends/test_wrap.py::TestCircuit"
 _DISKS = "tests/backends/test_disk.py::TestDiskBackend"
 _FAILING = "tests/backends/test_disk_drive.py::TestFailing"
@@ -77,7 +78,7 @@ BACKENDS = (
     Mutant(
         name="everybody_tries_a_backend_that_was_down",
         why="A server that comes back is met by all requests of a node at once.",
-        file=_WRAP,
+        file=_BREAKER,
         find="self.is_open and (self._is_trying or self._clock() < self._until)",
         replace="self.is_open and self._clock() < self._until",
         killers=(f"{_CIRCUIT}::test_only_one_call_at_a_time_tries",),
@@ -85,15 +86,15 @@ BACKENDS = (
     Mutant(
         name="call_from_before_closes_the_circuit",
         why="An answer from before a server went down makes everybody ask it again.",
-        file=_WRAP,
-        find="            if is_try == self.is_open:",
-        replace="            if True:",
+        file=_BREAKER,
+        find="            is_new = is_try == self.is_open",
+        replace="            is_new = True",
         killers=(f"{_CIRCUIT}::test_call_from_before_says_nothing_about_now",),
     ),
     Mutant(
         name="cancelled_try_is_never_over",
         why="A backend that is back is never asked again.",
-        file=_WRAP,
+        file=_BREAKER,
         find="            if is_try:\n                self._is_trying = False\n",
         replace="            pass\n",
         killers=(f"{_CIRCUIT}::test_only_one_call_at_a_time_tries",),

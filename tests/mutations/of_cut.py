@@ -89,7 +89,7 @@ CUT = (
     Mutant(
         name="hung_tier_has_no_wait",
         why="R-63: a backlog is thrown away for a tier that is not even asked.",
-        file="ucm/backends/wrap.py",
+        file="ucm/backends/_circuit.py",
         find="        self._look_for_hung()\n        if not self.is_open:\n",
         replace="        if not self.is_open:\n",
         killers=(
@@ -287,26 +287,6 @@ CUT = (
         killers=(f"{_LINKS}::test_nothing_is_sent_behind_the_end_of_a_call",),
     ),
     Mutant(
-        name="silent_server_is_asked_for_ever",
-        why="R-52: a cluster whose machine is gone has no answer until the agent is started anew.",
-        file="ucm/backends/_redis_servers.py",
-        find="self._is_cluster and isinstance(exc, _TIMEOUTS)",
-        replace="False",
-        killers=(
-            f"{_CLUSTER}::test_server_of_a_cluster_that_falls_silent_is_replaced",
-        ),
-    ),
-    Mutant(
-        name="silent_server_is_left_for_ever",
-        why="A cluster that was slow once is served by three copies of each value from then on.",
-        file="ucm/backends/_redis_servers.py",
-        find="links.is_silent = any(map(_is_silence, answers))",
-        replace="pass",
-        killers=(
-            f"{_CLUSTER}::test_server_of_a_cluster_that_falls_silent_is_replaced",
-        ),
-    ),
-    Mutant(
         name="calls_go_on_behind_the_end",
         why="R-52: what was queued connects anew to a backend that was closed.",
         file="ucm/backends/_redis_servers.py",
@@ -368,7 +348,7 @@ CUT = (
         name="connections_stay_behind_the_end",
         why="A backend that is closed keeps the server's connections.",
         file="ucm/backends/_redis_servers.py",
-        find="        for links in self._links.values():\n            links.close()\n",
+        find="        for server in self._servers.values():\n            server.links.close()\n",
         replace="",
         killers=(f"{_LINKS}::test_nothing_goes_on_behind_the_end_of_a_backend",),
     ),

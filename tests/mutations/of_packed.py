@@ -129,7 +129,7 @@ PACKED = (
         name="slab_sent_anew_at_each_restart",
         why="An agent that starts puts all that its slab has, whatever the bucket has.",
         file=_LOOKING,
-        find="    if first is last is not Presence.PRESENT:",
+        find="    if first is last is not Presence.PRESENT and not is_one_away:",
         replace="    if True:",
         killers=(f"{_BEFORE}::test_each_is_asked_for_only_where_an_end_is_there",),
     ),

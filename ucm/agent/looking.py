@@ -71,11 +71,16 @@ async def look_through(
 
 
 async def look_before_put(tier: Backend, keys: Sequence[PackedKey]) -> list[Presence]:
-    """Return which blocks need not be put; where neither end is there, none is taken to be."""
+    """
+    Return which blocks need not be put; where neither end is there, none is taken to be.
+
+    Of ends that a server of several would have which is away nothing follows for the others.
+    """
     if len(keys) <= 2 or not tier.capabilities.creates:
         return await tier.exists(keys)
     first, last = await tier.exists([keys[0], keys[-1]])
-    if first is last is not Presence.PRESENT:
+    is_one_away = first is Presence.UNKNOWN and tier.away
+    if first is last is not Presence.PRESENT and not is_one_away:
         return [first] * len(keys)
     return [first, *await tier.exists(keys[1:-1]), last]
 

@@ -122,6 +122,8 @@ class Node:
         self._call = ThreadCalls(_THREADS)
         self._tiers: list[BreakerBackend] = []
         self._watched: list[WatchedBackend] = []
+        self._away: set[tuple[int, str]] = set()
+        """Servers of tiers, by the tier's number and their names, that were told to be away."""
         self._cores: dict[int, AgentCore] = {}
         self._slabs: list[Store] = []
         """By size of slots: each sees the changes of its own."""
@@ -150,6 +152,8 @@ class Node:
             async with anyio.create_task_group() as self._tasks:
                 self._tasks.start_soon(self._obey_signals)
                 self._tasks.start_soon(self._summarize)
+                for tier in self._tiers:
+                    self._tasks.start_soon(tier.attend)
                 accepting = anyio.CancelScope()
                 self._tasks.start_soon(self._accept, listener, accepting)
                 try:
@@ -299,6 +303,7 @@ class Node:
             with anyio.move_on_after(_LOOK_S):
                 await self._is_told_to_end.wait()
             self._tell_troubles()
+            self._tell_servers()
             is_idle = all(core.is_idle for core in self._cores.values())
             if self._num_engines or not is_idle or self._linger_s is None:
                 continue
@@ -323,13 +328,25 @@ class Node:
         else:
             self._log.info(TIER_ANSWERS, **of_tier, **more)
 
+    def _tell_servers(self) -> None:
+        """Tell which servers of tiers of several are away, and of which that is over."""
+        away = {(at, name) for at, tier in enumerate(self._tiers) for name in tier.away}
+        for at, name in sorted(away ^ self._away):
+            told = {"tier": at, "medium": self._media[at], "server": name}
+            if (at, name) in away:
+                self._log.warning(TIER_SILENT, **told)
+            else:
+                self._log.info(TIER_ANSWERS, **told)
+        self._away = away
+
     async def _status(self) -> dict[str, object]:
         tiers: list[dict[str, object]] = []
         for tier in self._tiers:
             # Past the breaker: who looks on is no proof that blocks come and go.
             told = {} if tier.is_open else msgspec.to_builtins(await tier.inner.stats())
             told |= {"medium": tier.capabilities.medium}
-            tiers.append(told | {"silent": tier.is_open, "refuses": tier.refuses})
+            told |= {"silent": tier.is_open, "refuses": tier.refuses}
+            tiers.append(told | {"away": list(tier.away)})
         slots = {str(size): core.totals() for size, core in self._cores.items()}
         ledger = {} if self._ledger is None else {"ledger": self._ledger.told()}
         return ledger | {

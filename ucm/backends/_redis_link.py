@@ -134,8 +134,6 @@ class Links:
         self._links: set[Link] = set()
         self._idle: list[Link] = []
         self._is_closed = False
-        self.is_silent = False
-        """Somebody else is asked in its place; of a server that may be gone."""
 
     async def ask(self, commands: Sequence[Command], told: list[Answer]) -> None:
         """

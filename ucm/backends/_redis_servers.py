@@ -4,35 +4,61 @@ Whom to ask: the one server of Valkey or Redis, or the server of a cluster whose
 
 What connections of ours cannot have is asked of redis-py, which follows a cluster's changes.
 
+A server of a cluster that is silent costs a few deadlines, then nothing: what is its affair has no
+answer at once. After a while redis-py is asked about it, with nobody waiting. Whoever answers that, it
+or who stands in for it, is asked again: it by one call at first, as small questions may be all that it
+answers. While all are silent nobody is spared: each call asks, and who calls counts that.
+
 Threading: all on one loop.
 """
 
-import contextlib
 import functools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 from redis.exceptions import ConnectionError as NoConnectionError
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
-from redis.exceptions import TimeoutError as LateError
 
+from ucm.backends._circuit import Circuit
 from ucm.backends._many import together
 from ucm.backends._redis_link import Links, seconds_for
 from ucm.backends._resp import Command
 
-__all__ = ["ERRORS", "ROUNDS", "Servers"]
+__all__ = ["AWAY", "ERRORS", "ROUNDS", "Servers"]
 
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
 """What redis-py raises over words that no server says."""
 ERRORS = (RedisError, RedisClusterException, OSError, *_NONSENSE)
 """What asking raises."""
 _NOBODYS = ConnectionError("no server has it")
-_TIMEOUTS = (TimeoutError, LateError)
+AWAY = ConnectionError("its server is silent, and others are not")
+_LONGEST_S = 5.0
+"""Between looks for a server that is away; nobody waits for them."""
 ROUNDS = 3
 """Of redis-py within one timeout: to a server that is silent, to who knows better, and to that one. What
 others have said of their blocks waits for these."""
 _LIMITS = ("socket_timeout", "socket_connect_timeout")
+
+
+class _Server:
+    """
+    One server.
+
+    Args:
+        links: Connections to it.
+        clock: In seconds.
+    """
+
+    def __init__(self, links: Links, clock: Callable[[], float]) -> None:
+        self.links = links
+        self.circuit = Circuit(clock, longest_pause_s=_LONGEST_S)
+        """Of what it is asked; closed where it is the only one."""
+        self.is_looked_for = False
+        self.is_found = False
+        """A call may try it."""
 
 
 class Servers:
@@ -43,57 +69,78 @@ class Servers:
         client: redis-py's; closed with it.
         timeout: Seconds of a request.
         is_cluster: Which of both it is.
+        clock: In seconds.
     """
 
-    def __init__(self, client: Any, timeout: float, *, is_cluster: bool) -> None:  # noqa: ANN401 - or a cluster's
+    def __init__(
+        self,
+        client: Any,  # noqa: ANN401 - or a cluster's
+        timeout: float,
+        *,
+        is_cluster: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
         self._timeout = timeout
         self._is_cluster = is_cluster
+        self._clock = clock
         self._is_open = True
-        self._links: dict[str, Links] = {}
-        """By names of servers; the one has none."""
+        self._servers: dict[str, _Server] = {}
+        """By their names; the one has none."""
         self._asking: set[anyio.CancelScope] = set()
         """Of what redis-py is asked."""
+        self._tasks: TaskGroup | None = None
+
+    @property
+    def away(self) -> list[str]:
+        """Names of those of a cluster that are silent."""
+        return [
+            name for name, circuit in self._circuits() if circuit and circuit.is_open
+        ]
+
+    async def attend(self) -> None:
+        """Look for servers that are away, with nobody waiting; until it is cancelled."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                await anyio.sleep_forever()
+        finally:
+            self._tasks = None
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
         """
         Ask each server for what is its; return answers or errors, of each its own.
 
-        What is asked anew, as a connection was lost, may have been done before.
+        What is asked anew, as a connection was lost, may have been done before. ``AWAY`` is the
+        answer of a server that is silent while others are not.
         """
         told: list[Any] = [_NOBODYS] * len(commands)
         if not self._is_open:
             return told
-        shares: dict[Links, list[int]] = {}
+        shares: dict[_Server | None, list[int]] = {}
         for at, command in enumerate(commands):
-            with contextlib.suppress(*ERRORS):
-                shares.setdefault(self._links_of(command), []).append(at)
-        silent = [links for links in shares if links.is_silent]
+            shares.setdefault(self._server_of(command), []).append(at)
+        spares = self._is_cluster and not self._are_all(lambda one: one.is_open)
 
-        async def ask_one(links: Links, mine: list[int]) -> None:
-            answers: list[Any] = []
-            try:
-                await links.ask([commands[at] for at in mine], answers)
-            except ERRORS as exc:
-                links.is_silent = self._is_cluster and isinstance(exc, _TIMEOUTS)
-                answers += [exc] * (len(mine) - len(answers))
+        async def ask_one(server: _Server | None, mine: list[int]) -> None:
+            asked = [commands[at] for at in mine]
+            if server is None:
+                answers = await self._ask_client(asked)
+            elif spares:
+                answers = await self._ask_if_there(server, asked)
+            elif self._is_cluster:
+                answers = await self._ask_client(asked)
+                server.circuit.judge(is_bad=_are_silent(answers))
+            else:
+                answers = await self._ask_directly(server, asked)
             for at, answer in zip(mine, answers, strict=True):
                 told[at] = answer
 
-        await together(
-            [
-                functools.partial(ask_one, *share)
-                for share in shares.items()
-                if share[0] not in silent
-            ]
-        )
-        lost = [at for at, answer in enumerate(told) if _is_elsewhere(answer)]
-        answers = await self._ask_client([commands[at] for at in lost])
-        for at, answer in zip(lost, answers, strict=True):
-            is_value = isinstance(answer, bytes) and bool(commands[at].into)
-            told[at] = commands[at].take(answer) if is_value else answer
-        for links in silent:
-            links.is_silent = any(map(_is_silence, answers))
+        await together([functools.partial(ask_one, *share) for share in shares.items()])
+        shares.pop(None, None)
+        lost = [at for mine in shares.values() for at in mine if _is_silence(told[at])]
+        if spares and lost and not self._are_all(lambda one: not one.is_well):
+            for at in lost:
+                told[at] = AWAY
         return told
 
     async def aclose(self) -> None:
@@ -101,9 +148,60 @@ class Servers:
         self._is_open = False
         for scope in self._asking:
             scope.cancel()
-        for links in self._links.values():
-            links.close()
+        for server in self._servers.values():
+            server.links.close()
         await self._client.aclose()
+
+    async def _ask_if_there(
+        self, server: _Server, commands: Sequence[Command]
+    ) -> list[Any]:
+        """Ask a server of several, unless it is away."""
+        circuit, silence = server.circuit, [_NOBODYS] * len(commands)
+        if circuit.is_open and not server.is_found:
+            if circuit.wait_s <= 0 and not server.is_looked_for:
+                await self._look_for(server, commands[0])
+            if not server.is_found:
+                return silence
+        server.is_found = False  # one call tries
+        ask = functools.partial(self._ask_directly, server, commands)
+        told = await circuit.ask(ask, _are_silent)
+        return silence if told is None else told
+
+    async def _look_for(self, server: _Server, command: Command) -> None:
+        """Have redis-py ask for a value of a server that is away, or of who stands in for it."""
+
+        async def look() -> None:
+            try:
+                exists = Command((b"EXISTS", command.words[1]))
+                if _are_silent(await self._ask_client([exists])):
+                    server.circuit.judge(is_bad=True)
+                else:  # or it is another's by now, who has answered
+                    server.is_found = self._server_of(command) is server
+            finally:
+                server.is_looked_for = False
+
+        server.is_looked_for = True
+        if self._tasks is None:  # nobody attends to it
+            await look()
+        else:
+            self._tasks.start_soon(look)
+
+    async def _ask_directly(
+        self, server: _Server, commands: Sequence[Command]
+    ) -> list[Any]:
+        """Ask a server, and redis-py for what it has not."""
+        answers: list[Any] = []
+        try:
+            await server.links.ask(commands, answers)
+        except ERRORS as exc:
+            answers += [exc] * (len(commands) - len(answers))
+        lost = [at for at, answer in enumerate(answers) if _is_elsewhere(answer)]
+        told = await self._ask_client([commands[at] for at in lost])
+        for at, answer in zip(lost, told, strict=True):
+            # Who names another server has answered, whatever that one does.
+            if not (_is_silence(answer) and isinstance(answers[at], ResponseError)):
+                answers[at] = answer
+        return answers
 
     async def _ask_client(self, commands: Sequence[Command]) -> list[Any]:
         """Ask redis-py in one request."""
@@ -116,33 +214,62 @@ class Servers:
                 pipeline = self._client.pipeline(transaction=False)
                 for command in commands:
                     pipeline.execute_command(*command.plain())
-                answers = await pipeline.execute(raise_on_error=False)
+                told = await pipeline.execute(raise_on_error=False)
+                answers = list(map(_taken, commands, told))
             except ERRORS as exc:
                 answers = [exc] * len(commands)
             finally:
                 self._asking.discard(scope)
         return answers
 
-    def _links_of(self, command: Command) -> Links:
-        """Return the connections to the server whose affair it is."""
+    def _server_of(self, command: Command) -> _Server | None:
+        """Return whose affair it is; None: nobody's that is known."""
         node, name = None, ""
-        if self._is_cluster:
-            node = self._client.get_node_from_key(command.words[1])
-            name = node.name
-        if name not in self._links:
-            self._links[name] = self._links_to(node)
-        return self._links[name]
+        try:
+            if self._is_cluster:
+                node = self._client.get_node_from_key(command.words[1])
+                name = node.name
+            if name not in self._servers:
+                links = self._links_to(node)
+                self._servers[name] = _Server(links, lambda: self._clock())
+        except ERRORS:
+            return None
+        return self._servers[name]
+
+    def _circuits(self) -> list[tuple[str, Circuit | None]]:
+        """Return the servers of a cluster that have blocks, by their names; None: never asked."""
+        if not self._is_cluster:
+            return []
+        names = [node.name for node in self._client.get_primaries()]
+        found = [(name, self._servers.get(name)) for name in names]
+        return [(name, server.circuit if server else None) for name, server in found]
+
+    def _are_all(self, is_so: Callable[[Circuit], bool]) -> bool:
+        """Return whether something holds of all servers; None is known to be well."""
+        circuits = [circuit for _, circuit in self._circuits()]
+        return all(circuit is not None and is_so(circuit) for circuit in circuits)
 
     def _links_to(self, node: Any) -> Links:  # noqa: ANN401 - redis-py's; None is the one server
         if node is None:
             return Links(self._client.connection_pool.make_connection, self._timeout)
         there = {one.name for one in self._client.get_nodes()}
-        for gone in self._links.keys() - there:
-            self._links.pop(gone).close()
+        for gone in self._servers.keys() - there:
+            self._servers.pop(gone).links.close()
         limits = dict.fromkeys(_LIMITS, self._timeout)
         given = node.connection_kwargs | limits
         connect = functools.partial(node.connection_class, **given)
         return Links(connect, self._timeout)
+
+
+def _taken(command: Command, answer: object) -> object:
+    """Return an answer of redis-py's as ours are."""
+    if isinstance(answer, bytes) and command.into:
+        return command.take(answer)
+    return answer
+
+
+def _are_silent(answers: Sequence[object]) -> bool:
+    return any(map(_is_silence, answers))
 
 
 def _is_silence(answer: object) -> bool:

@@ -47,6 +47,9 @@ class Presence(enum.Enum):
     ABSENT = "absent"
     UNKNOWN = "unknown"
     """It could not be asked: neither a hit nor a miss."""
+    AWAY = "away"
+    """One of several servers could not be asked, whose affair it is; others answer. The backend stops
+    asking that one by itself. A breaker counts it for nothing, and tells ``UNKNOWN``."""
 
 
 class Verdict(enum.StrEnum):
@@ -63,6 +66,8 @@ class Verdict(enum.StrEnum):
     """Get: what is there is no block of this key: foreign, cut, too long, damaged."""
     UNAVAILABLE = "unavailable"
     """The other side did not answer, or refused to; it may have done what was asked."""
+    AWAY = "away"
+    """As of ``Presence``; a breaker tells ``UNAVAILABLE``."""
 
 
 @attrs.frozen(eq=False)
@@ -137,6 +142,14 @@ class Backend(ABC):
     @abstractmethod
     def capabilities(self) -> BackendCapabilities:
         """What it can do; constant while it is open."""
+
+    @property
+    def away(self) -> Sequence[str]:
+        """Names of those of its servers that it does not ask, as they do not answer."""
+        return ()
+
+    async def attend(self) -> None:  # noqa: B027 - most need none
+        """Do what no call waits for, such as to look for who is away; until it is cancelled."""
 
     async def register(self, memory: Sequence[memoryview]) -> None:  # noqa: B027 - most need none
         """Make memory known from which and into which blocks will move, where that helps."""

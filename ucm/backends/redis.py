@@ -25,14 +25,10 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    OutOfMemoryError,
-)
+from redis.exceptions import AuthenticationError, AuthorizationError, OutOfMemoryError
 
 from ucm.backends._many import Many
-from ucm.backends._redis_servers import ERRORS, ROUNDS, Servers
+from ucm.backends._redis_servers import AWAY, ERRORS, ROUNDS, Servers
 from ucm.backends._resp import Bulk, Command
 from ucm.backends.abc import (
     Backend,
@@ -60,6 +56,8 @@ _OPENING_S = 5.0
 _OURS = frozenset({"decode_responses", "protocol"})
 """Options of an address that are not the user's to set."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+_NO_HEAD = {Presence.PRESENT: Verdict.PRESENT, Presence.AWAY: Verdict.AWAY}
+"""What becomes of a block of which no part is written, by what its head is."""
 
 
 def _read_url(key: str, value: object) -> str:
@@ -176,6 +174,15 @@ class RedisBackend(Backend):
             gives_up_s=self._gives_up_s,
         )
 
+    @property
+    def away(self) -> Sequence[str]:
+        """Servers of a cluster that do not answer."""
+        return self._servers.away
+
+    async def attend(self) -> None:
+        """Look for them."""
+        await self._servers.attend()
+
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask for all heads at once."""
         told = [[Presence.UNKNOWN] * len(keys)]
@@ -189,6 +196,8 @@ class RedisBackend(Backend):
         for at, answer in enumerate(await self._servers.ask(heads)):
             if isinstance(answer, int):
                 told[at] = Presence.PRESENT if answer else Presence.ABSENT
+            elif answer is AWAY:
+                told[at] = Presence.AWAY
         return told
 
     async def get(
@@ -236,6 +245,8 @@ class RedisBackend(Backend):
             end, *_ = itertools.islice(ends, len(some))
             if isinstance(end, int):
                 told[at] = Verdict.DONE if end else Verdict.ABSENT
+            elif end is AWAY:
+                told[at] = Verdict.AWAY
         return told
 
     async def stats(self) -> BackendStats:
@@ -338,8 +349,8 @@ class RedisBackend(Backend):
         there = await self._exists([blocks[at].key for at in large])
         commands, whose = [], []
         for at, presence in zip(large, there, strict=True):
-            if presence is Presence.PRESENT:
-                told[at] = Verdict.PRESENT
+            if end := _NO_HEAD.get(presence):
+                told[at] = end
                 continue
             key, data = blocks[at].key, blocks[at].data
             for part, (start, stop) in enumerate(_cuts(len(data)), 1):
@@ -379,6 +390,8 @@ def _written(answer: object) -> Verdict:
     """Return what became of a value that was to be set."""
     if answer == b"OK" or answer is True:
         return Verdict.DONE
+    if answer is AWAY:
+        return Verdict.AWAY
     is_full = isinstance(answer, OutOfMemoryError) or str(answer).startswith("OOM")
     return Verdict.FULL if is_full else Verdict.UNAVAILABLE
 
@@ -389,6 +402,8 @@ def _judge(
     """Return what became of a block by the answers for each of its values."""
     if any(str(answer).startswith("WRONGTYPE") for answer in answers):
         return GARBAGE
+    if any(answer is AWAY for answer in answers):
+        return Fetched(Verdict.AWAY)
     if not all(answer is None or isinstance(answer, Bulk) for answer in answers):
         return _UNAVAILABLE
     if answers[0] is None:

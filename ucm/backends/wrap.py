@@ -9,13 +9,14 @@ few deadlines, then nothing, and is tried again by itself::
 """
 
 import contextlib
+import functools
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
+from ucm.backends._circuit import Circuit
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
@@ -31,6 +32,8 @@ __all__ = ["BreakerBackend", "DeadlineBackend", "WrapperBackend"]
 
 _T = TypeVar("_T")
 _BLAMED = (Presence.UNKNOWN, Verdict.UNAVAILABLE, Fetched(Verdict.UNAVAILABLE))
+_AWAY = (Presence.AWAY, Verdict.AWAY, Fetched(Verdict.AWAY))
+"""What a backend counts by itself; callers are told the others, in this order."""
 _NOTHING_KNOWN = BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
 
 
@@ -50,9 +53,18 @@ class WrapperBackend(Backend):
         """What the inner backend can do."""
         return self.inner.capabilities
 
+    @property
+    def away(self) -> Sequence[str]:
+        """Servers of the inner backend."""
+        return self.inner.away
+
     async def register(self, memory: Sequence[memoryview]) -> None:
         """Forward."""
         await self.inner.register(memory)
+
+    async def attend(self) -> None:
+        """Forward."""
+        await self.inner.attend()
 
     def watch(
         self, tell: Callable[[PackedKey, bool], None]
@@ -180,110 +192,6 @@ class DeadlineBackend(_GuardedBackend):
         self.num_late += scope.cancelled_caught
 
 
-class _Circuit:
-    """
-    Whether calls of a kind are made, by how the last ones went; see ``BreakerBackend``.
-
-    Args:
-        clock: In seconds.
-        bad_calls: So many bad ones
-        of_calls: among so many open it.
-        pause_s: The first while,
-        longest_pause_s: and the longest.
-        hung_s: A call that takes so long hangs.
-        tell: Called with the seconds of each while, and with 0 once all is well again.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        bad_calls: int,
-        of_calls: int,
-        pause_s: float,
-        longest_pause_s: float,
-        hung_s: float,
-        tell: Callable[[float], None],
-    ) -> None:
-        self._clock = clock
-        self._most_bad = bad_calls
-        self._bad: deque[bool] = deque(maxlen=of_calls)
-        self._first_pause_s = pause_s
-        self._longest_pause_s = longest_pause_s
-        self._tell = tell
-        self._pause_s = 0.0
-        """How long the last while was; 0: the circuit is closed."""
-        self._until = 0.0
-        self._is_trying = False
-        self._hung_s = hung_s
-        self._began: dict[object, float] = {}
-        """When calls under way were begun, the first one first."""
-        self.num_skipped = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nothing came back since it was decided not to ask."""
-        return self._pause_s > 0
-
-    @property
-    def wait_s(self) -> float:
-        """How long to wait before a call would be made; 0: none."""
-        self._look_for_hung()
-        if not self.is_open:
-            return 0.0
-        if self._is_trying:
-            return self._first_pause_s
-        return max(0.0, self._until - self._clock())
-
-    async def ask(self, call: Callable[[], Awaitable[list[_T]]]) -> list[_T] | None:
-        """Make a call and judge it by its answers; None: it was not made."""
-        self._look_for_hung()
-        if self.is_open and (self._is_trying or self._clock() < self._until):
-            self.num_skipped += 1
-            return None
-        is_try = self._is_trying = self.is_open
-        try:
-            with self.under_way():
-                told = await call()
-            is_bad = any(each in _BLAMED for each in told)
-            if is_try == self.is_open:  # else it was begun before the while
-                self._judge(is_bad)
-            return told
-        finally:
-            if is_try:
-                self._is_trying = False
-
-    @contextlib.contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Have it open, should a call not end."""
-        this = object()
-        self._began[this] = self._clock()
-        try:
-            yield
-        finally:
-            del self._began[this]
-
-    def _judge(self, is_bad: bool) -> None:  # noqa: FBT001 - what was seen, not a switch
-        self._bad.append(is_bad)
-        if is_bad and (self.is_open or sum(self._bad) >= self._most_bad):
-            self._open()
-        elif self.is_open and not is_bad:
-            self._pause_s = 0.0
-            self._tell(0.0)
-
-    def _open(self) -> None:
-        self._bad.clear()
-        pause_s = max(2 * self._pause_s, self._first_pause_s)
-        self._pause_s = min(pause_s, self._longest_pause_s)
-        self._until = self._clock() + self._pause_s
-        self._tell(self._pause_s)
-
-    def _look_for_hung(self) -> None:
-        """Ask no more for a while, and another one, while a call does not end."""
-        began, now = next(iter(self._began.values()), math.inf), self._clock()
-        if now - began >= self._hung_s and now >= self._until:
-            self._open()
-
-
 class BreakerBackend(_GuardedBackend):
     """
     Does not ask for a while once too many calls have had blocks without an answer.
@@ -295,6 +203,9 @@ class BreakerBackend(_GuardedBackend):
 
     What takes no blocks may have those that it has: puts and deletes have a circuit of their own.
     They are not asked for either while nothing else is.
+
+    A backend of several servers that counts those by itself that do not answer tells so of their
+    blocks (``AWAY``). These count for neither, and callers are told that there is no answer.
 
     Args:
         inner: The backend to wrap, whose calls end; closed with the wrapper.
@@ -323,9 +234,17 @@ class BreakerBackend(_GuardedBackend):
         tell_writes: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         super().__init__(inner)
-        terms = clock, bad_calls, of_calls, pause_s, longest_pause_s, hung_s
-        self._reads = _Circuit(*terms, tell)
-        self._writes = _Circuit(*terms, tell_writes)
+        circuit = functools.partial(
+            Circuit,
+            clock,
+            bad_calls=bad_calls,
+            of_calls=of_calls,
+            pause_s=pause_s,
+            longest_pause_s=longest_pause_s,
+            hung_s=hung_s,
+        )
+        self._reads = circuit(tell=tell)
+        self._writes = circuit(tell=tell_writes)
 
     @property
     def is_open(self) -> bool:
@@ -351,9 +270,24 @@ class BreakerBackend(_GuardedBackend):
         self, call: Callable[[], Awaitable[list[_T]]], *, is_write: bool = False
     ) -> list[_T] | None:
         if not is_write:
-            return await self._reads.ask(call)
+            return _told(await self._reads.ask(call, _find))
         if self._reads.wait_s > 0:
             self._writes.num_skipped += 1
             return None
         with self._reads.under_way():  # what hangs in a put hangs in a get
-            return await self._writes.ask(call)
+            return _told(await self._writes.ask(call, _find))
+
+
+def _find(told: Sequence[object]) -> bool | None:
+    """Return whether a call was bad; None: nobody was asked who could have answered."""
+    if any(each in _BLAMED for each in told):
+        return True
+    return None if told and all(each in _AWAY for each in told) else False
+
+
+def _told(told: list[_T] | None) -> list[_T] | None:
+    """Return what callers are told."""
+    if told is None or not any(each in _AWAY for each in told):
+        return told
+    words: dict[Any, Any] = dict(zip(_AWAY, _BLAMED, strict=True))
+    return [words.get(each, each) for each in told]

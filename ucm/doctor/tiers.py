@@ -102,6 +102,8 @@ async def probe_by_opening(
         return wrong(_CHECK, f"{name} did not answer in {seconds:g} s", _DOWN)
     if presence is Presence.UNKNOWN:
         return wrong(_CHECK, f"{name} is down: it could not be asked", _DOWN)
+    if presence is Presence.AWAY:
+        return wrong(_CHECK, f"a server of {name} does not answer, others do", _DOWN)
     if presence is Presence.PRESENT:
         text = f"{name} says that it has a block that nobody stored"
         return wrong(_CHECK, text, "Look what answers there; it is no store of blocks.")

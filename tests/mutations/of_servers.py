@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of a tier of several servers of which one is away."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["SERVERS"]
+
+_SERVERS = "ucm/backends/_redis_servers.py"
+_REDIS = "ucm/backends/redis.py"
+_WRAP = "ucm/backends/wrap.py"
+_AWAY = "tests/backends/test_redis_away.py"
+_BACK = f"{_AWAY}::test_server_that_is_away_costs_a_few_calls_and_comes_back"
+_TIER = f"{_AWAY}::test_tier_of_which_a_server_is_away_is_no_silent_tier"
+_MOVED = f"{_AWAY}::test_what_a_server_had_that_is_away_is_asked_of_whose_it_is"
+_SMALL = f"{_AWAY}::test_server_that_answers_small_questions_alone_is_tried_by_one_call"
+_NAMES = f"{_AWAY}::test_server_that_names_one_who_is_away_is_not"
+_LESS = f"{_AWAY}::test_server_that_stays_away_is_looked_for_ever_less_often"
+_CIRCUIT = "tests/backends/test_circuit.py"
+_NODE = (
+    "tests/agent/test_node.py::TestMain::test_server_of_a_tier_that_is_away_is_named"
+)
+
+SERVERS = (
+    Mutant(
+        name="server_that_is_away_is_asked",
+        why="R-52: it costs each call a deadline, also those that ask others as well.",
+        file=_SERVERS,
+        find="        if circuit.is_open and not server.is_found:\n",
+        replace="        if False:\n",
+        killers=(_BACK,),
+    ),
+    Mutant(
+        name="call_waits_for_who_is_away",
+        why="R-52: once in a while what others have comes with the deadline of the one that is away.",
+        file=_SERVERS,
+        find="        if self._tasks is None:  # nobody attends to it\n",
+        replace="        if True:\n",
+        killers=(_BACK,),
+    ),
+    Mutant(
+        name="each_call_looks_for_who_is_away",
+        why="R-63: a node full of requests falls upon a server that comes back.",
+        file=_SERVERS,
+        find="circuit.wait_s <= 0 and not server.is_looked_for",
+        replace="circuit.wait_s <= 0",
+        killers=(_BACK,),
+    ),
+    Mutant(
+        name="who_is_away_is_looked_for_at_once",
+        why="R-52: looks for a server that is gone are as many as the calls.",
+        file=_SERVERS,
+        find="circuit.wait_s <= 0 and not server.is_looked_for",
+        replace="not server.is_looked_for",
+        killers=(_BACK,),
+    ),
+    Mutant(
+        name="who_is_away_is_never_found",
+        why="R-63: what a server has that was restarted is computed until the agent is started anew.",
+        file=_SERVERS,
+        find="server.is_found = self._server_of(command) is server",
+        replace="pass",
+        killers=(_BACK,),
+    ),
+    Mutant(
+        name="look_that_fails_is_none",
+        why="R-52: who is away for an hour is looked for as often as at first.",
+        file=_SERVERS,
+        find="                    server.circuit.judge(is_bad=True)\n",
+        replace="                    pass\n",
+        killers=(_LESS,),
+    ),
+    Mutant(
+        name="who_stands_in_speaks_for_who_is_away",
+        why="R-52: a slot that moved has the rest of a dead server's be asked of it again.",
+        file=_SERVERS,
+        find="server.is_found = self._server_of(command) is server",
+        replace="server.is_found = True",
+        killers=(_MOVED,),
+    ),
+    Mutant(
+        name="found_once_is_found_for_ever",
+        why="R-52: who is away again is tried by calls, which wait for it, before anybody looks.",
+        file=_SERVERS,
+        find="        server.is_found = False  # one call tries\n",
+        replace="",
+        killers=(_SMALL,),
+    ),
+    Mutant(
+        name="others_are_blamed_for_who_is_away",
+        why="X-14: a tier of six servers is gone with the first of them.",
+        file=_SERVERS,
+        find="                told[at] = AWAY\n",
+        replace="                pass\n",
+        killers=(_TIER,),
+    ),
+    Mutant(
+        name="tier_that_is_all_away_is_no_silent_one",
+        why="X-14: it costs each call a deadline, and nobody is told.",
+        file=_SERVERS,
+        find="and not self._are_all(lambda one: not one.is_well):",
+        replace="and True:",
+        killers=(_TIER,),
+    ),
+    Mutant(
+        name="tier_that_is_all_away_is_spared",
+        why="R-63: the one call that tries asks nobody, and the next while is longer.",
+        file=_SERVERS,
+        find="                server.circuit.judge(is_bad=_are_silent(answers))\n",
+        replace="                pass\n",
+        killers=(_TIER,),
+    ),
+    Mutant(
+        name="who_names_another_is_silent",
+        why="X-14: servers that say whose a block is are not asked, as that one is away.",
+        file=_SERVERS,
+        find="            if not (_is_silence(answer) and isinstance(answers[at], ResponseError)):",
+        replace="            if True:",
+        killers=(_NAMES,),
+    ),
+    Mutant(
+        name="parts_without_a_head_that_can_come",
+        why="Servers are filled with parts of blocks whose head is the affair of one that is away.",
+        file=_REDIS,
+        find="_NO_HEAD = {Presence.PRESENT: Verdict.PRESENT, Presence.AWAY: Verdict.AWAY}",
+        replace="_NO_HEAD = {Presence.PRESENT: Verdict.PRESENT}",
+        killers=(_TIER,),
+    ),
+    Mutant(
+        name="call_of_who_is_away_is_a_good_one",
+        why="X-14: a circuit is closed by calls that asked nobody.",
+        file=_WRAP,
+        find="return None if told and all(each in _AWAY for each in told) else False",
+        replace="return False",
+        killers=(f"{_CIRCUIT}::test_call_of_those_who_are_away_is_no_try",),
+    ),
+    Mutant(
+        name="word_for_away_reaches_callers",
+        why="R-51: nobody above a breaker knows it, and blocks of it are dropped as broken.",
+        file=_WRAP,
+        find="    return [words.get(each, each) for each in told]\n",
+        replace="    return told if words else told\n",
+        killers=(f"{_CIRCUIT}::test_servers_that_are_away_open_no_circuit",),
+    ),
+    Mutant(
+        name="last_call_of_a_circuit_is_forgotten",
+        why="X-14: a tier that falls silent as a whole is found out twice as late.",
+        file="ucm/backends/_circuit.py",
+        find="return not self.is_open and not (self._bad and self._bad[-1])",
+        replace="return not self.is_open",
+        killers=(_TIER,),
+    ),
+    Mutant(
+        name="nobody_attends_to_tiers",
+        why="R-52: once in a while a call waits for the server that is away.",
+        file="ucm/agent/node.py",
+        find="                    self._tasks.start_soon(tier.attend)\n",
+        replace="                    pass\n",
+        killers=(_NODE,),
+    ),
+    Mutant(
+        name="ends_that_are_away_drop_what_is_between",
+        why="R-55: blocks for servers that are well are dropped for the one that is not.",
+        file="ucm/agent/looking.py",
+        find=" and not is_one_away:",
+        replace=":",
+        killers=(
+            "tests/agent/test_looking.py::TestLookBeforePut::test_server_of_several_that_is_away_says_nothing_of_others",
+        ),
+    ),
+)
