@@ -75,7 +75,7 @@ class Sham:
 
 def links_of(backend):
     """Return the connections of a backend of one server."""
-    return backend._servers._links[""]._links
+    return backend._servers._servers[""].links._links
 
 
 async def until(is_so):
