@@ -12,7 +12,9 @@ from ucm.blocks import PackedKey
 from ucm.stores.memory import MemoryStore
 from ucm.stores.slab._changes import changes_since
 from ucm.stores.slab._layout import Word
+from ucm.stores.slab._tenants import places_of, tenants_at
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, save
+from ucm.uses import Uses
 
 KEYS = [
     PackedKey(bytes([2, *bytes(20), *number.to_bytes(8, "big")]))
@@ -40,7 +42,7 @@ class Mirror:
             if found.begins:
                 self.num_listings += 1
                 self.sizes.clear()
-            for key, nbytes in found.told:
+            for key, nbytes, _ in found.told:
                 if nbytes:
                     self.sizes[key] = nbytes
                 else:
@@ -163,6 +165,43 @@ class TestStore:
             writer.forget([A])
             assert {B, C, D} == mirror.follow()
             assert 1 == mirror.num_listings
+
+    def test_changes_say_whose_a_block_is(self, tmp_path) -> None:
+        """R-55: in a listing and behind it, as long as the block is there; nobody's if nobody was named."""
+        moments, tenants = np.full(2, 10**15), np.array([0xFFFFFFFF, 9], np.uint32)
+        uses = Uses(moments, tenants)
+        with open_slab(tmp_path / "slab") as store:
+            cursor = store.changes(None).cursor
+            save(store, [A, B], uses=uses)
+            save(store, [C])
+            save(store, [D], uses=Uses(moments[:1], tenants[1:]))
+            store.forget([D])
+            followed = store.changes(cursor).told
+            assert [(A, BLOCK_BYTES), (B, BLOCK_BYTES), (C, BLOCK_BYTES)] == [
+                each[:2] for each in followed[:3]
+            ]
+            shared = followed[0].tenant  # more tenants than places: one of its share
+            assert [shared, 9, 0, 0, 0] == [each.tenant for each in followed]
+            assert shared == tenants_at(places_of(tenants))[0]
+            listed = store.changes(None).told
+            assert {(A, shared), (B, 9), (C, 0)} == {
+                (each.key, each.tenant) for each in listed
+            }
+
+    def test_block_that_is_gone_is_nobodys(self, tmp_path) -> None:
+        """R-55: whoever has the other slots of a full slab."""
+        with open_slab(tmp_path / "slab", 4) as store:
+            uses = Uses(np.full(4, 10**15), np.full(4, 9, np.uint32))
+            for gone in (A, B, C, D):
+                store.forget([A, B, C, D])
+                cursor = store.changes(None).cursor
+                save(store, [A, B, C, D], uses=uses)
+                store.forget([gone])
+                told = store.changes(cursor).told
+                assert 5 == len(told)
+                assert [9 * (each.key != gone) for each in told] == [
+                    each.tenant for each in told
+                ]
 
     def test_index_without_slots_tells_changes(self, tmp_path) -> None:
         """S15: who only looks up may follow as well."""

@@ -97,6 +97,9 @@ class Change(NamedTuple):
     key: PackedKey
     nbytes: int
     """Its bytes; 0: it was removed."""
+    tenant: int = 0
+    """Whose share of the store it takes, as long as it is there; 0: nobody's. Tenants that have one
+    share together are told as one."""
 
 
 class Cursor(NamedTuple):

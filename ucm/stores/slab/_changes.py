@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.stores.abc import Change, Changes, Cursor
-from ucm.stores.slab._chains import unpack_key
+from ucm.stores.slab._chains import KeyBatch, unpack_key
 from ucm.stores.slab._layout import COMMITTED, RECORD, Word
+from ucm.stores.slab._tenants import tenants_at
 
 if TYPE_CHECKING:
     from ucm.stores.slab._index import SlotIndex
@@ -126,17 +127,34 @@ def _changes_since(index: "SlotIndex", cursor: Cursor | None) -> Changes:
         stop = min(start + _AT_ONCE, index.layout.num_slots)
         slots = np.flatnonzero(index.state[start:stop] == COMMITTED) + start
         records, kinds = index.records[slots], np.ones(len(slots), dtype=np.uint8)
+        places = index.payers[slots]
         cursor = Cursor(epoch, cursor.sequence, stop)
     else:
         records, kinds = index.changes.since(cursor.sequence)
+        places = _places_of(index, records, kinds)
         cursor = cursor._replace(sequence=cursor.sequence + len(kinds))
     told = [
-        Change(unpack_key(key), nbytes if kind == STORED else 0)
-        for key, nbytes, kind in zip(
-            records["key"], records["nbytes"].tolist(), kinds.tolist(), strict=True
+        Change(unpack_key(key), nbytes if kind == STORED else 0, tenant)
+        for key, nbytes, kind, tenant in zip(
+            records["key"],
+            records["nbytes"].tolist(),
+            kinds.tolist(),
+            tenants_at(places).tolist(),
+            strict=True,
         )
     ]
     is_all = (
         cursor.unlisted_from >= index.layout.num_slots and cursor.sequence == newest
     )
     return Changes(tuple(told), cursor, begins=begins, is_all=is_all)
+
+
+def _places_of(
+    index: "SlotIndex", records: npt.NDArray[Any], kinds: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.uint16]:
+    """Return whose the blocks are that were stored; nobody's where they are gone since."""
+    words = np.ascontiguousarray(records["key"])
+    slots = index.chains.find(KeyBatch(b"", words, records["hash"]))
+    places = index.payers[slots]
+    places[(slots < 0) | (kinds != STORED)] = 0
+    return places
