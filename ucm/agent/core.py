@@ -230,7 +230,7 @@ class AgentCore:
                 for change in found.told:
                     for spiller in self.spillers:
                         if change.nbytes:
-                            spiller.offer(change.key, change.nbytes)
+                            spiller.offer(change.key, change.nbytes, change.tenant)
                         else:
                             spiller.withdraw(change.key)
 

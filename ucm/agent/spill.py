@@ -2,7 +2,7 @@
 """
 Spill: what is committed in the slab goes to a tier, as far as it comes to it in time.
 
-The backlog is bounded, and each block that was offered has one end::
+The backlog is bounded and shared by tenants (``ucm.agent.backlog``), and each block that was offered has one end::
 
     offered = spilled + skipped + dropped (by reason) + waiting + moving
 
@@ -33,6 +33,7 @@ import anyio
 import attrs
 
 from ucm.agent.admission import Admission, Admitter
+from ucm.agent.backlog import Backlog
 from ucm.agent.calls import Blocking, blocks_per_call, in_turns
 from ucm.agent.looking import look_before_put
 from ucm.backends.abc import Presence, Sealed, Verdict
@@ -102,7 +103,7 @@ class Spiller:
         self._call = call
         self._most_waiting = most_waiting
         self._admitter = Admitter(rule)
-        self._waiting: dict[PackedKey, int] = {}
+        self._waiting = Backlog(most_waiting)
         self._again: dict[PackedKey, int] = {}
         """What a tier that is not served gave no answer for; it comes behind all that waits."""
         self._brought: set[PackedKey] = set()
@@ -146,8 +147,8 @@ class Spiller:
             "moving": self.num_moving,
         }
 
-    def offer(self, key: PackedKey, nbytes: int) -> None:
-        """Take a block that was committed into the backlog, if there is room."""
+    def offer(self, key: PackedKey, nbytes: int, tenant: int = 0) -> None:
+        """Take a block that was committed into the backlog, if its tenant finds room."""
         if key in self._waiting or key in self._again:
             return
         self.counts.offered += 1
@@ -158,16 +159,15 @@ class Spiller:
             self.counts.dropped[Reason.STORE_FULL] += 1
         elif not self._admitter.admits(key):
             self.counts.dropped[Reason.ADMISSION] += 1
-        elif len(self._waiting) >= self._most_waiting:
-            self.counts.dropped[Reason.QUEUE_BYTES] += 1
         else:
-            if self.num_waiting >= self._most_waiting:
+            if not self._waiting.is_full and self.num_waiting >= self._most_waiting:
                 del self._again[next(iter(self._again))]
                 self.counts.dropped[Reason.UNAVAILABLE] += 1
             if not self._waiting:  # else nobody waits for it
                 self._offered.set()
                 self._offered = anyio.Event()
-            self._waiting[key] = nbytes
+            if self._waiting.add(key, nbytes, tenant) is not None:
+                self.counts.dropped[Reason.QUEUE_BYTES] += 1
 
     def withdraw(self, key: PackedKey) -> None:
         """Drop a block that the slab no longer has."""
@@ -255,8 +255,7 @@ class Spiller:
 
     def _leaves(self, key: PackedKey) -> bool:
         """Have a block wait no more; return whether it did."""
-        rows = self._waiting, self._again
-        return any(row.pop(key, None) is not None for row in rows)
+        return self._waiting.discard(key) or self._again.pop(key, None) is not None
 
     def _tell_end(self) -> None:
         if self.is_idle:
@@ -265,12 +264,14 @@ class Spiller:
 
     def _take(self) -> dict[PackedKey, int]:
         """Return the next blocks, and how many bytes each has."""
-        can, waiting = self._can, self._waiting or self._again
+        can = self._can
+        waiting = self._waiting.first(can.batch_blocks) or self._again
         largest = max(itertools.islice(waiting.values(), can.batch_blocks))
         most = blocks_per_call(can, largest) if self.is_served else 1
         sizes = dict(itertools.islice(waiting.items(), most))
         for key in sizes:
-            del waiting[key]
+            if not self._waiting.take(key):
+                del self._again[key]
         return sizes
 
     async def _spill(self, sizes: dict[PackedKey, int]) -> None:
