@@ -27,18 +27,18 @@ def test_cancelled_turn_is_the_next_ones(is_granted: bool) -> None:
             async def first() -> None:
                 with scope:
                     await budget.acquire(4, Place(0))
-                    budget.release(4)
+                    budget.release(4, 0)
 
             tasks.start_soon(first)
             await anyio.sleep(1.0)
             tasks.start_soon(last)
             await anyio.sleep(1.0)
             if is_granted:
-                budget.release(3)
+                budget.release(3, 0)
             scope.cancel()
             await anyio.sleep(1.0)
             if not is_granted:
-                budget.release(3)
+                budget.release(3, 0)
             await served.wait()
         return budget.left
 

@@ -23,6 +23,7 @@ from tests.mutations.of_drivers import DRIVERS
 from tests.mutations.of_eng import ENG
 from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
+from tests.mutations.of_fairness import FAIRNESS
 from tests.mutations.of_fast import FAST
 from tests.mutations.of_faults import FAULTS
 from tests.mutations.of_forget import FORGET
@@ -168,5 +169,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *CUT,
     *KILLS,
     *FAULTS,
+    *FAIRNESS,
     *REST,
 )

@@ -136,8 +136,8 @@ FAULTS = (
         name="block_never_taken_tried_first",
         why="A cluster of which one server is away takes nothing for the others.",
         file=_SPILL,
-        find="waiting = self._can, self._waiting or self._again",
-        replace="waiting = self._can, self._again or self._waiting",
+        find="waiting = self._waiting.first(can.batch_blocks) or self._again",
+        replace="waiting = self._again or self._waiting.first(can.batch_blocks)",
         killers=(
             f"{_AGAIN}::test_blocks_that_a_tier_never_takes_keep_no_other_from_it",
         ),
@@ -146,8 +146,8 @@ FAULTS = (
         name="blocks_that_wait_on_keep_their_room",
         why="Blocks that no server takes have all of the backlog in time, and the others none.",
         file=_SPILL,
-        find="        elif len(self._waiting) >= self._most_waiting:",
-        replace="        elif self.num_waiting >= self._most_waiting:",
+        find="        else:\n            if not self._waiting.is_full and ",
+        replace="        elif self.num_waiting >= self._most_waiting:\n            self.counts.dropped[Reason.QUEUE_BYTES] += 1\n        else:\n            if ",
         killers=(
             f"{_AGAIN}::test_blocks_that_a_tier_never_takes_keep_no_other_from_it",
         ),

@@ -65,8 +65,8 @@ LIMITS = (
         name="slots_in_order_of_arrival_only",
         why="R-58: a batch job's fetches go before those of whom the engine runs first.",
         file=_FLIGHTS,
-        find="place = Place(min(want.priority for want in wants))",
-        replace="place = Place(0)",
+        find="place = Place(min(want.priority for want in wants), wants[0].tenant)",
+        replace="place = Place(0, wants[0].tenant)",
         killers=(f"{_TERMS}::TestPriority::test_lowest_priority_has_its_slots_first",),
     ),
     Mutant(
@@ -74,7 +74,7 @@ LIMITS = (
         why="R-53: an urgent want of one block waits behind a large one, though slots are free.",
         file="ucm/agent/budget.py",
         find="        self._serve()  # also where others wait: it may come before them all\n",
-        replace="        if len(self._queue) == 1:\n            self._serve()\n",
+        replace="        if self.num_waiting == 1:\n            self._serve()\n",
         killers=(
             "tests/agent/test_budget.py::test_who_comes_first_does_not_wait_behind_a_large_one",
         ),

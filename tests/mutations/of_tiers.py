@@ -185,9 +185,9 @@ TIERS = (
     Mutant(
         name="backlog_unbounded",
         why="A slow disk makes the agent grow until the machine has no memory.",
-        file=_SPILL,
-        find="len(self._waiting) >= self._most_waiting",
-        replace="False",
+        file="ucm/agent/backlog.py",
+        find="return len(self) >= self._most\n",
+        replace="return False\n",
         killers=(f"{_SPILLS}::test_backlog_is_bounded_and_conserved",),
     ),
     Mutant(
@@ -259,8 +259,8 @@ TIERS = (
         name="late_want_keeps_its_turn",
         why="Slots are taken for requests that have long gone on.",
         file=_FLIGHTS,
-        find="            self._budget.release(count)\n        return wants[0]",
-        replace="            pass\n        return wants[0]",
+        find="            self._budget.release(count, place.tenant)\n",
+        replace="",
         killers=(
             f"{_BUDGET}::test_slots_granted_as_the_last_want_goes_are_given_back",
         ),

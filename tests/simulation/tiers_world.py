@@ -150,6 +150,9 @@ class TiersWorld:
         await anyio.sleep(1.0)
         fetcher = self._core.fetcher
         assert (0, fetcher._budget.total) == (fetcher.num_open, fetcher._budget.left)
+        for room in (fetcher._budget, *(each.room for each in fetcher._flights._lines)):
+            assert (room.total, 0) == (room.left, room.num_waiting)
+            assert ({}, {}) == (room.held, room._rows)
         assert all(spiller.is_idle for spiller in self._core.spillers)
         self.seen["settled"] += 1
 
@@ -210,6 +213,7 @@ class TiersWorld:
             compute_s=dice.choice([0.0, 0.001, 0.001, 0.2, 5.0]),
             only=dice.choice(_ONLY) if dice.random() < 0.2 else None,
             priority=dice.choice([0, 0, 5]),
+            tenant=engine.number % 4,
             hits=self._hits(len(keys)) if dice.random() < 0.3 else None,
         )
         engine.pipe.say(ask)
@@ -279,7 +283,9 @@ class TiersWorld:
         counts = self._core.fetcher.counts
         landed = counts.fetched + counts.stored + sum(counts.failed.values())
         assert counts.begun == landed + self._core.fetcher.num_open
-        assert 0 <= self._core.fetcher._budget.left <= self._core.fetcher._budget.total
+        budget = self._core.fetcher._budget
+        assert 0 <= budget.left == budget.total - budget.held.total()
+        assert all(count > 0 for count in budget.held.values())
         for engine in self._engines:
             for until in engine.until.values():
                 assert is_over or anyio.current_time() <= until + _LATE_S

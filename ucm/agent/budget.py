@@ -1,28 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many of the slab's slots wants may have: granted whole, one after the other."""
+"""
+How many of the slab's slots wants may have: granted whole, one after the other, and fairly.
 
-import heapq
+The lowest priority comes first. Of one priority it is the turn of the tenant that has the least
+then; of those that have as much, of whose turn is the longest ago; of one tenant, of who came
+first. Nothing is set aside: a tenant alone may have everything.
+
+Who wants much is not passed over for ever. A tenant whose turn has not come while as many slots
+as there are were granted to others of its priority is *due*, and comes before all that are not.
+Only those come before it that are due for longer, each of them once. So what is granted of this
+priority between two turns of a tenant that waits is less than twice of all there is, and one want
+of each other tenant that waited before it. Who is next and finds too little left is waited for.
+"""
+
+import bisect
 import itertools
+from collections import Counter, OrderedDict
+from operator import attrgetter
 
 import anyio
 import attrs
 
 __all__ = ["Budget", "Place"]
 
+_ARRIVAL = attrgetter("arrival")
 
-@attrs.define(order=True)
+
+@attrs.define(eq=False)
 class Place:
-    """Where one who waits stands: by priority, the lowest first, then by arrival."""
+    """Where one who waits stands: by priority, the lowest first, by tenant, and by arrival."""
 
     priority: int
+    tenant: int = 0
+    """Who is none of a tenant's is of one that has this number."""
     arrival: int = 0
-    count: int = attrs.field(default=0, order=False)
-    came: anyio.Event = attrs.field(factory=anyio.Event, order=False)
+    count: int = 0
+    came: anyio.Event = attrs.field(factory=anyio.Event)
+
+
+@attrs.define(eq=False)
+class _Row:
+    """Those of one tenant and one priority that wait."""
+
+    since: int
+    """How many slots of this priority were granted by its last turn, or when it began to wait."""
+    places: list[Place] = attrs.Factory(list)
+    """By arrival."""
+
+
+@attrs.define(eq=False)
+class _Rows:
+    """Those of one priority that wait."""
+
+    num_granted: int = 0
+    of: OrderedDict[int, _Row] = attrs.Factory(OrderedDict)
+    """By tenant; whose turn is the longest ago comes first."""
 
 
 class Budget:
     """
-    Slots that fetched blocks may take, by priority and then in order of arrival.
+    Slots that fetched blocks may take, by priority, and then shared by tenants.
+
+    A turn costs a look at each tenant that waits; there is nothing of one that does not, and has none.
 
     Args:
         total: Slots.
@@ -31,19 +70,18 @@ class Budget:
     def __init__(self, total: int) -> None:
         self.total = total
         self.left = total
-        self._arrivals = itertools.count()
-        self._queue: list[Place] = []
-        """Those who wait; a heap."""
-
-    @property
-    def num_waiting(self) -> int:
+        self.held: Counter[int] = Counter()
+        """By tenant that has some."""
+        self.num_waiting = 0
         """Those who wait for slots."""
-        return len(self._queue)
+        self._arrivals = itertools.count()
+        self._rows: dict[int, _Rows] = {}
+        """By priority."""
 
     async def acquire(self, count: int, place: Place) -> None:
         """Wait for *count* slots, ``total`` at most, at a place that may be moved on."""
         place.arrival, place.count = next(self._arrivals), count
-        heapq.heappush(self._queue, place)
+        self._stand(place)
         self._serve()  # also where others wait: it may come before them all
         is_ours = False
         try:
@@ -51,33 +89,85 @@ class Budget:
             is_ours = True
         finally:
             if not is_ours:  # cancelled, maybe just as our turn came
-                if any(place is each for each in self._queue):
-                    self._queue = [each for each in self._queue if each is not place]
-                    heapq.heapify(self._queue)
+                if place.came.is_set():
+                    self.release(count, place.tenant)
                 else:
-                    self.left += count
-                self._serve()
+                    self._leave(place)
+                    self._serve()
 
     def move_on(self, place: Place, priority: int) -> None:
         """Let one who waits come as early as *priority* does, if that is earlier."""
         if priority < place.priority:
+            if is_waiting := place.count and not place.came.is_set():
+                self._leave(place)
             place.priority = priority
-            heapq.heapify(self._queue)
-            self._serve()
+            if is_waiting:
+                self._stand(place)
+                self._serve()
 
-    def take(self, count: int) -> bool:
+    def take(self, count: int, tenant: int) -> bool:
         """Take *count* slots before all who wait, if they are left; return whether."""
         is_enough = count <= self.left
-        self.left -= count * is_enough
+        self._give(tenant, count * is_enough)
         return is_enough
 
-    def release(self, count: int) -> None:
-        """Give slots back."""
-        self.left += count
+    def release(self, count: int, tenant: int) -> None:
+        """Give slots of a tenant's back."""
+        self._give(tenant, -count)
         self._serve()
 
+    def pass_on(self, count: int, tenant: int, to: int) -> None:
+        """Have slots be another tenant's that were granted for this one."""
+        self._give(tenant, -count)
+        self._give(to, count)
+
+    def _give(self, tenant: int, count: int) -> None:
+        self.left -= count
+        self.held[tenant] += count
+        if not self.held[tenant]:
+            del self.held[tenant]
+
+    def _stand(self, place: Place) -> None:
+        rows = self._rows.setdefault(place.priority, _Rows())
+        if place.tenant not in rows.of:
+            rows.of[place.tenant] = _Row(rows.num_granted)
+        bisect.insort(rows.of[place.tenant].places, place, key=_ARRIVAL)
+        self.num_waiting += 1
+
+    def _leave(self, place: Place) -> None:
+        """Have one wait no more, and forget of its tenant what is known for those who wait."""
+        rows = self._rows[place.priority]
+        rows.of[place.tenant].places.remove(place)
+        self.num_waiting -= 1
+        if not rows.of[place.tenant].places:
+            del rows.of[place.tenant]
+        if not rows.of:
+            del self._rows[place.priority]
+
     def _serve(self) -> None:
-        while self._queue and self._queue[0].count <= self.left:
-            place = heapq.heappop(self._queue)
-            self.left -= place.count
+        while self.left and self._rows:
+            rows = self._rows[min(self._rows)]
+            place = self._next(rows)
+            if place.count > self.left:
+                return
+            rows.num_granted += place.count
+            row = rows.of[place.tenant]
+            row.since = rows.num_granted
+            rows.of.move_to_end(place.tenant)
+            self._leave(place)
+            self._give(place.tenant, place.count)
             place.came.set()
+
+    def _next(self, rows: _Rows) -> Place:
+        row = next(iter(rows.of.values()))
+        is_due = rows.num_granted - row.since >= self.total
+        if not is_due and len(rows.of) > 1:
+            row = min(
+                rows.of.values(),
+                key=lambda row: (
+                    self.held[row.places[0].tenant],
+                    row.since,
+                    row.places[0].arrival,
+                ),
+            )
+        return row.places[0]

@@ -110,7 +110,7 @@ class Fetcher:
     def drop(self, want: Want) -> None:
         """Give up what a want has: its slots are the next one's. Idempotent."""
         want.is_over = True
-        self._budget.release(want.num_slots)
+        self._budget.release(want.num_slots, want.tenant)
         want.num_slots = 0
 
     @asynccontextmanager

@@ -5,14 +5,13 @@ Flights: how one block comes from a tier into the slab.
 Those of one want fly together. All tiers that the want may use are asked which of them has
 which; behind the first block that is nowhere nothing is fetched, nor behind the first whose
 tier is predicted to take longer than computing (``ucm.worth``), and the rest waits for its
-slots. The budget is apart from what saves take, and a want has what it needs of it whole
+slots. The budget is apart from what saves take, and shared by tenants; a want has what it needs whole
 before the next one has any. Then its calls stand in line with those of others (``ucm.agent.line``).
 
 A block is seen only after its checksum, which travelled with it, was compared with the bytes
 that came. What one tier does not deliver the next one is asked for. What another writes to the slab
-is waited for, and fetched only if that comes to nothing. A flight that nobody
-wants any more lands nowhere, and flights that wait for their slots, or in line, end with their last want.
-Each has one end::
+is waited for, and fetched only if that comes to nothing. A flight that nobody wants any more lands
+nowhere, and flights that wait for their slots, or in line, end with their last want. Each has one end::
 
     begun = fetched + stored by others + failed (by reason) + open
 """
@@ -137,7 +136,7 @@ class Flights:
                     of_tier = await self._locate(list(filter(is_open, flights)))
             finally:  # not before: a call that hangs has its slots, whoever gave up
                 if want.is_over:
-                    self._budget.release(count)
+                    self._budget.release(count, want.tenant)
                 else:
                     want.num_slots += count
         finally:
@@ -154,14 +153,16 @@ class Flights:
         wants = wants_of(flights)
         if not wants:
             return None
-        place = Place(min(want.priority for want in wants))
+        place = Place(min(want.priority for want in wants), wants[0].tenant)
         turn = Turn(flights, self._budget, place, behind, partial(have_slots, flights))
         if not await turn.comes(count):
             self._end_all(filter(is_open, flights), Reason.STORE_FULL)
             return None
         if not (wants := wants_of(flights)):  # gone as the slots were granted
-            self._budget.release(count)
-        return wants[0] if wants else None
+            self._budget.release(count, place.tenant)
+            return None
+        self._budget.pass_on(count, place.tenant, to=wants[0].tenant)
+        return wants[0]
 
     async def _locate(self, flights: Sequence[Flight]) -> list[list[Flight]]:
         """Return by tier the flights whose blocks it has, up to the first that none has."""
@@ -254,11 +255,11 @@ class Flights:
         if not (wants := wants_of(batch)):
             return
         share = line.share_of(len(batch), sum(each.nbytes for each in batch))
-        place = Place(min(one.priority for one in wants))
+        place = Place(min(one.priority for one in wants), want.tenant)
         if not await Turn(batch, line.room, place).comes(share):
             return
         with contextlib.ExitStack() as turn:
-            turn.callback(line.leave, share)
+            turn.callback(line.leave, share, place.tenant)
             self._end_unwanted(batch)
             flights = {flight.key: flight for flight in filter(is_open, batch)}
             nbytes, began = batch[0].nbytes, anyio.current_time()

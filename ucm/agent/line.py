@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The line in front of a tier: so much at a time, whoever wants it; first come, first served.
+The line in front of a tier: so much at a time, whoever wants it; in turn, as with the slots.
 
 Without it a burst of prompts would have all of its calls under way at once, each at a share of
 what the tier can do, and all of them would be late together. Small calls go side by side, as
@@ -39,16 +39,16 @@ class Line:
     def __init__(self, can: BackendCapabilities) -> None:
         self._can = can
         self.room = Budget(can.in_flight * _CALL)
-        """Shares of it are waited for; the lowest priority comes first."""
+        """Shares of it are waited for; see there who comes first."""
         self._speed = Speed()
 
     def share_of(self, num_blocks: int, nbytes: int) -> int:
         """Return what a call of so many blocks and bytes takes of the room."""
         return max(1, int(_CALL * share_of_call(self._can, num_blocks, nbytes)))
 
-    def leave(self, share: int) -> None:
+    def leave(self, share: int, tenant: int) -> None:
         """Let the next one in."""
-        self.room.release(share)
+        self.room.release(share, tenant)
 
     def is_late(self, nbytes: int, deadline: float) -> bool:
         """
@@ -104,7 +104,7 @@ class Turn:
                 for others in self.behind:
                     await others.wait()
                 if self.has_some():
-                    return self.room.take(count)
+                    return self.room.take(count, self.place.tenant)
                 await self.room.acquire(count, self.place)
         finally:
             for flight in self.flights:

@@ -65,7 +65,7 @@ class Want:
         compute_s: How long computing them all would take; 0: not known.
         only: Medium and locality of tiers that it may use, empty for any; None: all.
         priority: Of its slots; the lowest comes first.
-        tenant: Whose share of the slab it takes; 0: nobody's.
+        tenant: Whose share of the slab, of slots and of tiers' time it takes; 0: nobody's.
         hits: Which hits need which keys, until it is known which one is brought.
     """
 
