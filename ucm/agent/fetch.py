@@ -89,6 +89,7 @@ class Fetcher:
     async def run(self, ready: Callable[[], None]) -> None:
         """Let flights fly until cancelled."""
         async with anyio.create_task_group() as self._tasks:
+            self._flights.tasks = self._tasks
             ready()
             await anyio.sleep_forever()
 

@@ -3,8 +3,8 @@
 Flights: how one block comes from a tier into the slab.
 
 Those of one want fly together. All tiers that the want may use are asked which of them has
-which; behind the first block that is nowhere nothing is fetched, nor behind the first whose
-tier is predicted to take longer than computing (``ucm.worth``), and the rest waits for its
+which (``ucm.agent.locating``); behind the first block that is nowhere nothing is fetched, nor behind
+the first whose tier is predicted to take longer than computing (``ucm.worth``), and the rest waits for its
 slots. The budget is apart from what saves take, and shared by tenants; a want has what it needs whole
 before the next one has any. Then its calls stand in line with those of others (``ucm.agent.line``).
 
@@ -18,21 +18,23 @@ nowhere, and flights that wait for their slots, or in line, end with their last 
 
 import contextlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 import anyio
+from anyio.abc import TaskGroup
 
 from ucm.agent.budget import Budget, Place
 from ucm.agent.flight import Flight, batches, have_slots, is_open, wants_of
 from ucm.agent.landing import REASONS, land
 from ucm.agent.line import Line, Turn
-from ucm.agent.looking import look_through
+from ucm.agent.locating import locate
 from ucm.agent.wants import FetchCounts, Left, Slab, Want
 from ucm.backends._many import together
-from ucm.backends.abc import Fetched, Presence
+from ucm.backends.abc import Fetched
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreFullError, StoreUnavailableError
@@ -74,6 +76,8 @@ class Flights:
         """By key and the tiers that may bring it."""
         self.kept_out: Counter[PackedKey] = Counter()
         """What begins meanwhile and lands nowhere, and how many want that."""
+        self.tasks: TaskGroup | None = None
+        """In which all of them fly."""
         self._slab = slab
         self._tiers = tiers
         self._budget = budget
@@ -118,7 +122,7 @@ class Flights:
             is_whole: None of them is of use without all others.
         """
         try:
-            of_tier = await self._locate(flights)
+            of_tier = await self._locate(flights, is_whole=is_whole)
             of_tier = self._worthwhile(flights, of_tier, compute_s, is_whole=is_whole)
             count = sum(map(len, of_tier))
             if not count:
@@ -133,7 +137,8 @@ class Flights:
                     await self._get_all(of_tier, want)
                     await self._await_writers(flights, want)
                     self._end_unwanted(flights)
-                    of_tier = await self._locate(list(filter(is_open, flights)))
+                    left = list(filter(is_open, flights))
+                    of_tier = await self._locate(left, is_whole=is_whole)
             finally:  # not before: a call that hangs has its slots, whoever gave up
                 if want.is_over:
                     self._budget.release(count, want.tenant)
@@ -164,24 +169,15 @@ class Flights:
         self._budget.pass_on(count, place.tenant, to=wants[0].tenant)
         return wants[0]
 
-    async def _locate(self, flights: Sequence[Flight]) -> list[list[Flight]]:
+    async def _locate(
+        self, flights: Sequence[Flight], *, is_whole: bool
+    ) -> list[list[Flight]]:
         """Return by tier the flights whose blocks it has, up to the first that none has."""
-        tier_of: dict[Flight, int] = {}
-        unknown: set[Flight] = set()
-        for number, tier in enumerate(self._tiers):
-            asked = [
-                each for each in flights if number in each.tiers and each not in tier_of
-            ]
-            if not asked:
-                continue
-            is_last = number == len(self._tiers) - 1
-            keys = [flight.key for flight in asked]
-            answers = await look_through([tier], keys, is_prefix=is_last)
-            for flight, answer in zip(asked, answers, strict=True):
-                if answer is Presence.PRESENT:
-                    tier_of[flight] = number
-                elif answer is Presence.UNKNOWN:
-                    unknown.add(flight)
+        assert self.tasks is not None
+        until = math.inf
+        if not is_whole:  # else what some tiers have is of no use by itself
+            until = max((one.deadline for one in wants_of(flights)), default=0.0)
+        tier_of, unknown = await locate(flights, self._tiers, until, self.tasks)
         wanted = list(itertools.takewhile(tier_of.__contains__, flights))
         kept = wanted[: self._budget.total]
         for at, flight in enumerate(flights[len(kept) :], len(kept)):
