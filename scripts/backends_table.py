@@ -2,12 +2,12 @@
 """Write the tables of docs/backends.md, from the settings of each backend."""
 
 from scripts.settings_table import ROOT, put_between, table_of
+from ucm.backends._redis_settings import RedisSettings
 from ucm.backends.disk import DiskSettings
 from ucm.backends.files import FilesSettings
 from ucm.backends.memory import MemorySettings
 from ucm.backends.mooncake import MooncakeSettings
 from ucm.backends.object import ObjectSettings
-from ucm.backends.redis import RedisSettings
 from ucm.backends.yuanrong import YuanrongSettings
 
 __all__ = ["PAGE", "SECTIONS", "rewrite"]

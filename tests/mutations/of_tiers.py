@@ -55,7 +55,7 @@ TIERS = (
     Mutant(
         name="redis_answers_of_another_kind",
         why="A URL that has answers decoded makes of every answer by redis-py an error.",
-        file="ucm/backends/redis.py",
+        file="ucm/backends/_redis_settings.py",
         find='frozenset({"decode_responses", "protocol"})',
         replace="frozenset()",
         killers=(

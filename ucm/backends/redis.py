@@ -20,15 +20,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
 import anyio
-import attrs
 from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, OutOfMemoryError
 
 from ucm.backends._many import Many
 from ucm.backends._redis_servers import AWAY, ERRORS, ROUNDS, Servers
+from ucm.backends._redis_settings import RedisSettings, no_address
 from ucm.backends._resp import Bulk, Command
 from ucm.backends.abc import (
     Backend,
@@ -42,9 +41,9 @@ from ucm.backends.abc import (
 from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope
 from ucm.blocks import PackedKey
 from ucm.errors import ConfigError
-from ucm.settings import field, read_section
+from ucm.settings import read_section
 
-__all__ = ["RedisBackend", "RedisSettings"]
+__all__ = ["RedisBackend"]
 
 _PART_BYTES = 1 << 20
 _CALL_BYTES = 4 << 20
@@ -53,53 +52,9 @@ _LARGEST_BLOCK = 256 << 20
 _LONGER_S = 60
 """Parts live so much longer than their head."""
 _OPENING_S = 5.0
-_OURS = frozenset({"decode_responses", "protocol"})
-"""Options of an address that are not the user's to set."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _NO_HEAD = {Presence.PRESENT: Verdict.PRESENT, Presence.AWAY: Verdict.AWAY}
 """What becomes of a block of which no part is written, by what its head is."""
-
-
-def _read_url(key: str, value: object) -> str:
-    """Read an address as redis-py does, and refuse options that are not the user's."""
-    text = value if isinstance(value, str) else ""
-    try:
-        options = parse_url(text)
-    except ERRORS as exc:
-        raise _no_address(key, value, exc) from None  # its text may name what is secret
-    for option in _OURS & options.keys():
-        raise ConfigError(
-            key,
-            f"...?{option}=...",
-            "answers would be others than blocks are made of",
-            f"Leave {option} out.",
-        )
-    return text
-
-
-def _no_address(key: str, value: object, exc: Exception) -> ConfigError:
-    return ConfigError(
-        key,
-        "..." if "@" in str(value) else value,
-        f"{type(exc).__name__}, it is no address of a server",
-        "Give one such as redis://host:6379/0.",
-    )
-
-
-@attrs.frozen(kw_only=True)
-class RedisSettings:
-    """Settings of a tier in Valkey or Redis."""
-
-    url: str = field(
-        "", "Such as `redis://host:6379/0`, `rediss://` for TLS.", read=_read_url
-    )
-    cluster: bool = field(default=False, text="The address is a cluster's.")
-    prefix: str = field("ucm:", "What names of values begin with.")
-    ttl: int = field(86400, "Seconds that a block lives; 0: without end.", least=0)
-    connections: int = field(4, "Requests at a time.", least=1)
-    timeout: float = field(
-        1.0, "Seconds for each 8 MB of a request; below `timeout.tier`.", least=0.01
-    )
 
 
 class RedisBackend(Backend):
@@ -143,7 +98,7 @@ class RedisBackend(Backend):
                 protocol=2,  # nothing comes that was not asked for
             )
         except ERRORS as exc:
-            raise _no_address(f"{key}.url", read.url, exc) from None
+            raise no_address(f"{key}.url", read.url, exc) from None
         backend = cls(client, read)
         try:
             with anyio.move_on_after(_OPENING_S):
