@@ -20,17 +20,8 @@ def test_longest_fetch_is_named():
     assert LONGEST_S == settings["fetch"]["maximum"]
 
 
-def test_queue_that_holds_no_ticket_is_refused():
-    """X-09: with both keys and the least that will do; it let saves go one by one."""
-    error = refused({"queue": {"nbytes": "8MiB"}})
-    assert ("queue.nbytes", 8 << 20) == (error.key, error.value)
-    assert "a ticket (queue.span_bytes) of 16 MiB" in error.problem
-    assert "Give at least 16777216" in error.remedy
-    UCMConfig.from_mapping({"queue": {"nbytes": "16MiB"}})
-
-
 def test_queue_that_holds_no_block_is_refused():
-    """X-09: tickets may be smaller than blocks, of which only a model says the size."""
+    """X-09: one below a ticket has saves go one by one; a model says what a block has."""
     queue = QueueConfig(nbytes=4096, span_bytes=1)
     queue.check_holds(4096, "a block")
     with pytest.raises(ConfigError, match=r"does not hold a block of 4\.001 KiB"):

@@ -214,10 +214,6 @@ class QueueConfig:
     )
     window: int = field(4, "Tickets per direction from queue to end of copy.", least=1)
 
-    def check(self, prefix: str = "queue.") -> None:
-        """Refuse bounds that hold no ticket."""
-        self.check_holds(self.span_bytes, f"a ticket ({prefix}span_bytes)")
-
     def check_holds(self, nbytes: int, what: str) -> None:
         """Refuse bounds that do not hold so many bytes, which *what* has."""
         if self.nbytes < nbytes:
