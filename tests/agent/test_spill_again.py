@@ -8,6 +8,7 @@ from tests.agent.test_spill import ends
 from tests.agent.unruly import Unruly, lay, open_core, run_virtual, want_of
 from tests.stores.slab_kit import open_slab
 from ucm.backends.abc import Presence, Verdict
+from ucm.backends.memory import MemoryBackend
 from ucm.blocks import PackedKey
 from ucm.reasons import Reason
 from ucm.testing.store_blocks import make_keys, save
@@ -79,6 +80,28 @@ class Mute(Unruly):
         ]
 
 
+class Away(Unruly):
+    """A tier of several servers: all are silent, then one is well, and blocks are others' that are away."""
+
+    def __init__(self) -> None:
+        super().__init__(in_flight=2)
+        self.is_silent = True
+        self.mine: list[PackedKey] = []
+        """Blocks of the server that is well."""
+
+    async def exists(self, keys):
+        """Say at once what is known of whom."""
+        self.asked.append("exists")
+        assert len(self.asked) < 100  # nobody else has a turn, nor time to stop it
+        if self.is_silent:
+            return [Presence.UNKNOWN] * len(keys)
+        told = await MemoryBackend.exists(self, keys)
+        return [
+            one if key in self.mine else Presence.AWAY
+            for key, one in zip(keys, told, strict=True)
+        ]
+
+
 @pytest.mark.slow
 def test_blocks_that_a_tier_never_takes_keep_no_other_from_it(slab) -> None:
     """R-63, X-14: where one of a cluster's servers is away, what comes for the others is taken; what
@@ -126,6 +149,34 @@ def test_block_that_a_tier_says_nothing_of_keeps_nobody_from_reading_it(slab) ->
             return found[-1], core.spillers[0].counts.dropped
 
     assert (3, {Reason.UNAVAILABLE: 9}) == run_virtual(spill)
+
+
+def test_block_whose_server_is_away_has_no_turn_of_all_others(slab) -> None:
+    """R-63, X-14: where a tier is not served, and who would have a block is away, which is told at once,
+    it is tried now and then; it was tried for ever, with the agent at a standstill."""
+    backend = Away()
+
+    async def spill():
+        async with open_core(slab, backend) as core:
+            spiller = core.spillers[0]
+            for key in KEYS[:5]:
+                save(slab, [key])
+                await core._take_changes()
+                await anyio.sleep(0.1)
+            backend.is_silent = False
+            before = len(backend.asked)
+            await anyio.sleep(60.0)
+            tried, waits = len(backend.asked) - before, spiller.num_waiting
+            backend.mine = KEYS[5:6]
+            save(slab, backend.mine)
+            await core.drain()
+            assert spiller.counts.offered == ends(spiller)
+            return tried, waits, spiller.counts
+
+    tried, waits, counts = run_virtual(spill)
+    assert 3 == waits
+    assert 5 <= tried <= 12
+    assert (1, {Reason.UNAVAILABLE: 5}) == (counts.spilled, counts.dropped)
 
 
 def test_tier_that_takes_blocks_again_is_given_several_batches_at_a_time(slab) -> None:

@@ -167,4 +167,14 @@ SERVERS = (
             "tests/agent/test_looking.py::TestLookBeforePut::test_server_of_several_that_is_away_says_nothing_of_others",
         ),
     ),
+    Mutant(
+        name="who_is_away_has_all_turns_of_the_loop",
+        why="R-63: an agent whose tier is not served stands still over a block of a server that is away.",
+        file="ucm/agent/spill.py",
+        find="                is_vain = not self._again.keys().isdisjoint(sizes)\n",
+        replace="",
+        killers=(
+            "tests/agent/test_spill_again.py::test_block_whose_server_is_away_has_no_turn_of_all_others",
+        ),
+    ),
 )

@@ -236,13 +236,15 @@ class Spiller:
                 tasks.start_soon(self._work)
 
     async def _work(self) -> None:
+        is_vain = False
         while True:
             while not self.num_waiting:
                 await self._offered.wait()
-            if (wait_s := self._backend.wait_s) > 0:
+            if (wait_s := self._backend.wait_s) > 0 or is_vain:
                 # What waits on may be all that is wrong with a tier: who reads tries before it.
                 later_s = 0.0 if self._waiting else _LATER_S
                 await anyio.sleep(max(wait_s, _SHORTEST_S) + later_s)
+                is_vain = False
             elif sizes := self._take():
                 over = anyio.Event()
                 self._moving[over] = sizes
@@ -252,6 +254,8 @@ class Spiller:
                     del self._moving[over]
                     over.set()
                     self._tell_end()
+                # Who is away may answer at once: a loop of that would be nobody else's.
+                is_vain = not self._again.keys().isdisjoint(sizes)
 
     def _leaves(self, key: PackedKey) -> bool:
         """Have a block wait no more; return whether it did."""
