@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import attrs
+import pytest
 from anyio.abc import TaskGroup
 
 from tests.agent.unruly import run_virtual
@@ -187,6 +188,28 @@ def test_large_want_is_not_passed_over_for_ever() -> None:
         assert (large, 0) == (asker.came[-1], budget.left)
 
     asked(8, talk)
+
+
+@pytest.mark.parametrize("how", ["passed on", "taken"])
+def test_who_comes_next_by_what_another_was_given_is_served(how) -> None:
+    """R-53: slots that are left are not kept for one who has more by now than another that they are enough
+    for: that one waited until somebody gave some back."""
+
+    async def talk(asker) -> None:
+        budget = asker.budget
+        for tenant, count in ((1, 3), (2, 4)):
+            await asker.ask(count, tenant)
+        await asker.ask(4, tenant=1)
+        small = await asker.ask(1, tenant=2)
+        assert not small.came.is_set()
+        if how == "passed on":
+            budget.pass_on(3, tenant=2, to=1)
+        else:
+            assert budget.take(2, tenant=1)
+        assert small.came.is_set()
+        assert budget.total - budget.left == budget.held.total()
+
+    asked(10, talk)
 
 
 def test_nothing_is_kept_of_who_has_nothing() -> None:

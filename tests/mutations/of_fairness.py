@@ -20,6 +20,7 @@ _TELLS = (
     "tests/stores/test_slab_changes.py::TestStore::test_changes_say_whose_a_block_is"
 )
 _TENANTS = "tests/agent/test_budget_tenants.py"
+_NEXT = f"{_TENANTS}::test_who_comes_next_by_what_another_was_given_is_served"
 _TURNS = "tests/agent/test_backlog.py::TestTurns"
 
 FAIRNESS = (
@@ -119,6 +120,22 @@ FAIRNESS = (
         find="        self._budget.pass_on(count, place.tenant, to=wants[0].tenant)\n",
         replace="",
         killers=(f"{_FETCH}::test_slots_are_whose_want_has_them",),
+    ),
+    Mutant(
+        name="slots_passed_on_without_a_look",
+        why="Slots that are enough for who is next by now lie idle until others are given back.",
+        file=_BUDGET,
+        find="        self._give(to, count)\n        self._serve()\n",
+        replace="        self._give(to, count)\n",
+        killers=(f"{_NEXT}[passed on]",),
+    ),
+    Mutant(
+        name="slots_taken_without_a_look",
+        why="Slots that are enough for who is next by now lie idle until others are given back.",
+        file=_BUDGET,
+        find="        self._serve()  # the next one may be another by now\n",
+        replace="",
+        killers=(f"{_NEXT}[taken]",),
     ),
     Mutant(
         name="slots_for_whoever_came_first",

@@ -109,6 +109,7 @@ class Budget:
         """Take *count* slots before all who wait, if they are left; return whether."""
         is_enough = count <= self.left
         self._give(tenant, count * is_enough)
+        self._serve()  # the next one may be another by now
         return is_enough
 
     def release(self, count: int, tenant: int) -> None:
@@ -120,6 +121,7 @@ class Budget:
         """Have slots be another tenant's that were granted for this one."""
         self._give(tenant, -count)
         self._give(to, count)
+        self._serve()
 
     def _give(self, tenant: int, count: int) -> None:
         self.left -= count
