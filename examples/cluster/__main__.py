@@ -44,6 +44,7 @@ ANSWER = 12
 LIMIT_S = 300.0
 PATIENCE_S = 60.0
 """With a tier. A machine that runs all of this beside other work is slow, and nothing else."""
+TIMEOUT = {"fetch": PATIENCE_S, "tier": PATIENCE_S}
 _LOG_LINES = 40
 Row = dict[str, Any]
 
@@ -152,7 +153,7 @@ class _Machine:
         config["kv_connector_extra_config"] |= {
             "tiers": [self._tier],
             "kv_events": "node",
-            "timeout": {"fetch": 2 * PATIENCE_S, "tier": PATIENCE_S},
+            "timeout": TIMEOUT,
         }
         self._server = self._stack.enter_context(
             serve(
