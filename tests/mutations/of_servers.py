@@ -102,6 +102,16 @@ SERVERS = (
         killers=(_TIER,),
     ),
     Mutant(
+        name="server_that_is_back_is_not_enough",
+        why="X-14: a tier of which one server is back is not asked for another while, the longest by then.",
+        file=_SERVERS,
+        find="        if lost and not self._are_all(",
+        replace="        if spares and lost and not self._are_all(",
+        killers=(
+            "tests/backends/test_redis_servers.py::test_server_that_is_back_is_enough_for_a_tier_that_was_all_away",
+        ),
+    ),
+    Mutant(
         name="tier_that_is_all_away_is_spared",
         why="R-63: the one call that tries asks nobody, and the next while is longer.",
         file=_SERVERS,

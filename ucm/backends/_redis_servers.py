@@ -7,7 +7,8 @@ What connections of ours cannot have is asked of redis-py, which follows a clust
 A server of a cluster that is silent costs a few deadlines, then nothing: what is its affair has no
 answer at once. After a while redis-py is asked about it, with nobody waiting. Whoever answers that, it
 or who stands in for it, is asked again: it by one call at first, as small questions may be all that it
-answers. While all are silent nobody is spared: each call asks, and who calls counts that.
+answers. While all are silent nobody is spared: each call asks, and who calls counts that, unless one has
+answered by its end.
 
 Threading: all on one loop.
 """
@@ -138,7 +139,7 @@ class Servers:
         await together([functools.partial(ask_one, *share) for share in shares.items()])
         shares.pop(None, None)
         lost = [at for mine in shares.values() for at in mine if _is_silence(told[at])]
-        if spares and lost and not self._are_all(lambda one: not one.is_well):
+        if lost and not self._are_all(lambda one: not one.is_well):
             for at in lost:
                 told[at] = AWAY
         return told

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who of a cluster's servers is asked, by servers that answer or not, and no connection."""
+
+import attrs
+import pytest
+
+from ucm.backends._redis_servers import Servers
+from ucm.backends._redis_settings import RedisSettings
+from ucm.backends.abc import Presence
+from ucm.backends.redis import RedisBackend
+from ucm.backends.wrap import BreakerBackend
+from ucm.testing.store_blocks import make_keys
+
+pytestmark = pytest.mark.asyncio
+KEYS = make_keys(16)
+
+
+@attrs.define(eq=False)
+class Node:
+    """One server, as redis-py knows it."""
+
+    name: str
+    is_up: bool = True
+    connection_kwargs: dict = attrs.Factory(dict)
+    connection_class: type = object
+
+
+class Client:
+    """What redis-py knows of two servers, each of which has every other block."""
+
+    def __init__(self):
+        self.nodes = [Node("first"), Node("second")]
+
+    def get_node_from_key(self, name):
+        """Return whose it is."""
+        return self.nodes[KEYS.index(name.removeprefix(b"ucm:0/")) % 2]
+
+    def get_nodes(self):
+        """Return both."""
+        return self.nodes
+
+    get_primaries = get_nodes
+
+
+class Answering(Servers):
+    """Servers that have everything, and say so if they are up, whichever way they are asked."""
+
+    async def _ask_client(self, commands):
+        nodes = [self._client.get_node_from_key(each.words[1]) for each in commands]
+        return [1 if node.is_up else ConnectionError() for node in nodes]
+
+    async def _ask_directly(self, _, commands):
+        return await self._ask_client(commands)
+
+
+async def test_server_that_is_back_is_enough_for_a_tier_that_was_all_away():
+    """X-14, R-63: one call that it has answered closes the circuit, whoever else is asked by it and still
+    away; the tier was not asked for another while, and the longest one by then."""
+    now = [100.0]
+    client = Client()
+    backend = RedisBackend(client, RedisSettings(cluster=True))
+    backend._servers = Answering(client, 1.0, is_cluster=True, clock=lambda: now[0])
+    breaker = BreakerBackend(backend, clock=lambda: now[0])
+    first, second = client.nodes
+    first.is_up = second.is_up = False
+    while breaker.wait_s < 30.0:
+        now[0] += breaker.wait_s
+        assert [Presence.UNKNOWN] * 16 == await breaker.exists(KEYS)
+    first.is_up = True
+    now[0] += breaker.wait_s
+    there = [Presence.PRESENT, Presence.UNKNOWN] * 8
+    assert there == await breaker.exists(KEYS)
+    assert (False, ["second"]) == (breaker.is_open, breaker.away)
+    assert there == await breaker.exists(KEYS)
