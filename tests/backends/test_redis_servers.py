@@ -3,6 +3,7 @@
 
 import attrs
 import pytest
+from redis.exceptions import ResponseError
 
 from ucm.backends._redis_servers import Servers
 from ucm.backends._redis_settings import RedisSettings
@@ -21,6 +22,8 @@ class Node:
 
     name: str
     is_up: bool = True
+    says: Exception = attrs.Factory(ConnectionError)
+    """While it is not."""
     connection_kwargs: dict = attrs.Factory(dict)
     connection_class: type = object
 
@@ -47,21 +50,25 @@ class Answering(Servers):
 
     async def _ask_client(self, commands):
         nodes = [self._client.get_node_from_key(each.words[1]) for each in commands]
-        return [1 if node.is_up else ConnectionError() for node in nodes]
+        return [1 if node.is_up else node.says for node in nodes]
 
     async def _ask_directly(self, _, commands):
         return await self._ask_client(commands)
 
 
-async def test_server_that_is_back_is_enough_for_a_tier_that_was_all_away():
-    """X-14, R-63: one call that it has answered closes the circuit, whoever else is asked by it and still
-    away; the tier was not asked for another while, and the longest one by then."""
+def opened():
+    """Return the time, a breaker over a backend on two servers, and these."""
     now = [100.0]
     client = Client()
     backend = RedisBackend(client, RedisSettings(cluster=True))
     backend._servers = Answering(client, 1.0, is_cluster=True, clock=lambda: now[0])
-    breaker = BreakerBackend(backend, clock=lambda: now[0])
-    first, second = client.nodes
+    return now, BreakerBackend(backend, clock=lambda: now[0]), *client.nodes
+
+
+async def test_server_that_is_back_is_enough_for_a_tier_that_was_all_away():
+    """X-14, R-63: one call that it has answered closes the circuit, whoever else is asked by it and still
+    away; the tier was not asked for another while, and the longest one by then."""
+    now, breaker, first, second = opened()
     first.is_up = second.is_up = False
     while breaker.wait_s < 30.0:
         now[0] += breaker.wait_s
@@ -72,3 +79,18 @@ async def test_server_that_is_back_is_enough_for_a_tier_that_was_all_away():
     assert there == await breaker.exists(KEYS)
     assert (False, ["second"]) == (breaker.is_open, breaker.away)
     assert there == await breaker.exists(KEYS)
+
+
+async def test_server_that_loads_its_data_is_away():
+    """X-14, R-63: it says so to each question, for minutes maybe; the others' blocks are there, and its own
+    once it answers."""
+    now, breaker, _, second = opened()
+    second.is_up, second.says = False, ResponseError("LOADING the dataset in memory")
+    for _ in range(9):
+        there = [Presence.PRESENT, Presence.UNKNOWN] * 8
+        assert there == await breaker.exists(KEYS)
+    assert (False, ["second"]) == (breaker.is_open, breaker.away)
+    second.is_up = True
+    now[0] += 1.01
+    assert [Presence.PRESENT] * 16 == await breaker.exists(KEYS)
+    assert [] == breaker.away

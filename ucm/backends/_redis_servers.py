@@ -274,7 +274,10 @@ def _are_silent(answers: Sequence[object]) -> bool:
 
 
 def _is_silence(answer: object) -> bool:
-    return isinstance(answer, ERRORS) and not isinstance(answer, ResponseError)
+    """Return whether a server has said nothing, or that it cannot answer anything yet."""
+    if isinstance(answer, ResponseError):
+        return str(answer).startswith("LOADING")
+    return isinstance(answer, ERRORS)
 
 
 def _is_elsewhere(answer: object) -> bool:
