@@ -157,4 +157,14 @@ SHARES = (
         replace="",
         killers=(f"{_TALLIES}::test_tally_that_was_told_without_an_answer_is_one",),
     ),
+    Mutant(
+        name="late_block_takes_no_room",
+        why="R-63: each call on a slow mount that is given up leaves blocks that nobody counts for ten minutes.",
+        file="ucm/backends/files/_backend.py",
+        find="            sizes, self._sizes = self._sizes, self._late\n",
+        replace="            sizes, self._sizes = self._sizes, deque[int]()\n",
+        killers=(
+            "tests/backends/test_files_late.py::test_block_that_is_put_when_its_caller_is_gone_is_counted",
+        ),
+    ),
 )

@@ -7,7 +7,10 @@ caller goes: what they read lies in memory of their own, and what they wrote get
 all of them hang, calls answer at once that they have no answer (X-14).
 """
 
+import threading
+from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -74,6 +77,31 @@ class FilesSettings:
         return min(_LARGEST_BLOCK, self.capacity - HEADER_BYTES)
 
 
+class _Done:
+    """
+    Bytes of the blocks that threads have put for one call.
+
+    Args:
+        late: Where those of blocks go that were put when whoever had called was gone.
+    """
+
+    def __init__(self, late: deque[int]) -> None:
+        self._lock = threading.Lock()
+        self._sizes = deque[int]()
+        self._late = late
+
+    def add(self, nbytes: int) -> None:
+        """Count one, on a thread."""
+        with self._lock:
+            self._sizes.append(nbytes)
+
+    def end(self) -> deque[int]:
+        """Return those that were put by now."""
+        with self._lock:
+            sizes, self._sizes = self._sizes, self._late
+            return sizes
+
+
 class FilesBackend(Backend):
     """
     Blocks as files; made by ``open_configured``.
@@ -90,6 +118,8 @@ class FilesBackend(Backend):
         self._key = key
         self._crew = Crew(settings.threads, "ucm-files")
         self._is_open = True
+        self._late = deque[int]()
+        """Bytes of blocks that were put behind the end of their call, and are not counted yet."""
         self._claim = self._start_claim()
         self._room = Room(
             share,
@@ -199,6 +229,8 @@ class FilesBackend(Backend):
                 next(ends) if len(block.data) <= most else Verdict.FULL
                 for block in blocks
             ]
+        while self._late:
+            self._room.end(0, self._late.popleft(), 1)
         try:
             there = await self._room.take(sum(sizes))
             if there is not Verdict.DONE:
@@ -215,15 +247,12 @@ class FilesBackend(Backend):
         self, blocks: Sequence[Sealed], sizes: Sequence[int], told: list[Verdict]
     ) -> None:
         """Write blocks for which there is room."""
+        done = _Done(self._late)
         try:
-            await self._crew.run(blocks, self._write, told, leave=True)
+            await self._crew.run(blocks, partial(self._write, done), told, leave=True)
         finally:
-            done = [
-                size
-                for size, end in zip(sizes, told, strict=True)
-                if end is Verdict.DONE
-            ]
-            self._room.end(sum(sizes), sum(done), len(done))
+            put = done.end()
+            self._room.end(sum(sizes), sum(put), len(put))
             refused = self._share.take_refused()
             if refused and self._is_open:
                 self._room.refused(refused)
@@ -256,5 +285,9 @@ class FilesBackend(Backend):
 
     # On threads of the crew.
 
-    def _write(self, block: Sealed) -> Verdict:
-        return self._share.write(block, lambda: not self._crew.gate.is_left)
+    def _write(self, done: _Done, block: Sealed) -> Verdict:
+        nbytes = HEADER_BYTES + len(block.data)  # whose memory may be gone behind it
+        verdict = self._share.write(block, lambda: not self._crew.gate.is_left)
+        if verdict is Verdict.DONE:
+            done.add(nbytes)
+        return verdict

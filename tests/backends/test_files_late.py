@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is put on a mount behind the end of the call that put it."""
+
+import anyio
+import pytest
+
+from tests.backends.test_files import open_files, put
+from tests.backends.test_files_ledger import WHOLE, files_of, open_ledger
+from ucm.backends.abc import Verdict
+from ucm.testing.faults import Gate
+from ucm.testing.store_blocks import make_keys
+
+KEYS = make_keys(6)
+
+
+@pytest.mark.asyncio
+async def test_block_that_is_put_when_its_caller_is_gone_is_counted(
+    tmp_path, monkeypatch
+):
+    """R-63: a call that is given up amid the last step of a put has put it all the same; until the next
+    count all took it for room that there was."""
+    backend = await open_files(tmp_path / "share", capacity=64 * WHOLE)
+    assert [Verdict.DONE] == await put(backend, KEYS[0])
+    gate, publish = Gate(), backend._share._publish
+
+    def hang(temporary, key):
+        verdict = publish(temporary, key)
+        gate()
+        return verdict
+
+    monkeypatch.setattr(backend._share, "_publish", hang)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(put, backend, KEYS[1])
+        await anyio.to_thread.run_sync(gate.wait_reached)
+        tasks.cancel_scope.cancel()
+    gate.open()
+    while backend.num_hung:
+        await anyio.lowlevel.checkpoint()
+    assert [Verdict.DONE] == await put(backend, KEYS[2])
+    stats, seen = await backend.stats(), open_ledger(tmp_path / "share").look()
+    assert 3 == files_of(tmp_path / "share")
+    assert (3, 3 * WHOLE) == (stats.blocks, stats.nbytes)
+    assert (3, 3 * WHOLE) == (seen.blocks, seen.nbytes)
+    await backend.aclose()
