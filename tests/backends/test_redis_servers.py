@@ -7,9 +7,10 @@ from redis.exceptions import ResponseError
 
 from ucm.backends._redis_servers import Servers
 from ucm.backends._redis_settings import RedisSettings
-from ucm.backends.abc import Presence
+from ucm.backends.abc import Presence, Verdict
 from ucm.backends.redis import RedisBackend
 from ucm.backends.wrap import BreakerBackend
+from ucm.testing.backend_contract import seal
 from ucm.testing.store_blocks import make_keys
 
 pytestmark = pytest.mark.asyncio
@@ -24,19 +25,23 @@ class Node:
     is_up: bool = True
     says: Exception = attrs.Factory(ConnectionError)
     """While it is not."""
+    num_there: int = 1
+    """Of each value that is asked for."""
+    written: list[bytes] = attrs.Factory(list)
     connection_kwargs: dict = attrs.Factory(dict)
     connection_class: type = object
 
 
 class Client:
-    """What redis-py knows of two servers, each of which has every other block."""
+    """What redis-py knows of two servers, each of which has every other block, and every other part."""
 
     def __init__(self):
         self.nodes = [Node("first"), Node("second")]
 
     def get_node_from_key(self, name):
         """Return whose it is."""
-        return self.nodes[KEYS.index(name.removeprefix(b"ucm:0/")) % 2]
+        head, _, key = name.partition(b"/")
+        return self.nodes[(KEYS.index(key) + int(head[-1:])) % 2]
 
     def get_nodes(self):
         """Return both."""
@@ -50,7 +55,16 @@ class Answering(Servers):
 
     async def _ask_client(self, commands):
         nodes = [self._client.get_node_from_key(each.words[1]) for each in commands]
-        return [1 if node.is_up else node.says for node in nodes]
+        return [
+            self._answer(node, each) if node.is_up else node.says
+            for node, each in zip(nodes, commands, strict=True)
+        ]
+
+    def _answer(self, node, command):
+        if command.words[0] == b"EXISTS":
+            return node.num_there
+        node.written.append(command.words[1])
+        return b"OK"
 
     async def _ask_directly(self, _, commands):
         return await self._ask_client(commands)
@@ -94,3 +108,21 @@ async def test_server_that_loads_its_data_is_away():
     now[0] += 1.01
     assert [Presence.PRESENT] * 16 == await breaker.exists(KEYS)
     assert [] == breaker.away
+
+
+async def test_parts_of_a_block_that_cannot_be_whole_are_not_put():
+    """R-55: where a server that would have some is away, those of the others would be nobody's, and fill them
+    with each try."""
+    now, breaker, first, second = opened()
+    second.is_up = False
+    for _ in range(3):
+        await breaker.exists(KEYS)
+    first.num_there = 0
+    told = await breaker.put([seal(KEYS[0], 3 << 20), seal(KEYS[2])])
+    assert [Verdict.UNAVAILABLE, Verdict.DONE] == told
+    assert [b"ucm:0/" + KEYS[2]] == first.written
+    second.is_up, second.num_there = True, 0
+    now[0] += 1.01
+    assert [Presence.ABSENT] * 16 == await breaker.exists(KEYS)
+    assert [Verdict.DONE] == await breaker.put([seal(KEYS[0], 3 << 20)])
+    assert (3, 2) == (len(first.written), len(second.written))

@@ -197,4 +197,14 @@ SERVERS = (
             "tests/agent/test_spill_again.py::test_block_whose_server_is_away_has_no_turn_of_all_others",
         ),
     ),
+    Mutant(
+        name="parts_of_what_cannot_be_whole_are_put",
+        why="Servers are filled with parts of blocks of which others are the affair of one that is away.",
+        file=_REDIS,
+        find="            if any(map(self._servers.is_away, parts)):",
+        replace="            if False:",
+        killers=(
+            "tests/backends/test_redis_servers.py::test_parts_of_a_block_that_cannot_be_whole_are_not_put",
+        ),
+    ),
 )

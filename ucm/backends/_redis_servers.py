@@ -99,6 +99,13 @@ class Servers:
             name for name, circuit in self._circuits() if circuit and circuit.is_open
         ]
 
+    def is_away(self, command: Command) -> bool:
+        """Return whether it is the affair of a server that is away while others are not."""
+        server = self._server_of(command)
+        if server is None or not server.circuit.is_open or server.is_found:
+            return False
+        return not self._are_all(lambda one: one.is_open)
+
     async def attend(self) -> None:
         """Look for servers that are away, with nobody waiting; until it is cancelled."""
         try:

@@ -302,15 +302,22 @@ class RedisBackend(Backend):
             if end is Verdict.DONE and not _is_whole(len(block.data))
         ]
         there = await self._exists([blocks[at].key for at in large])
-        commands, whose = [], []
+        commands: list[Command] = []
+        whose: list[int] = []
         for at, presence in zip(large, there, strict=True):
             if end := _NO_HEAD.get(presence):
                 told[at] = end
                 continue
             key, data = blocks[at].key, blocks[at].data
-            for part, (start, stop) in enumerate(_cuts(len(data)), 1):
-                commands.append(self._set(key, part, (data[start:stop],)))
-                whose.append(at)
+            parts = [
+                self._set(key, part, (data[start:stop],))
+                for part, (start, stop) in enumerate(_cuts(len(data)), 1)
+            ]
+            if any(map(self._servers.is_away, parts)):  # the others would be nobody's
+                told[at] = Verdict.AWAY
+                continue
+            commands += parts
+            whose += [at] * len(parts)
         for at, answer in zip(whose, await self._servers.ask(commands), strict=True):
             if told[at] is Verdict.DONE:
                 told[at] = _written(answer)
