@@ -10,7 +10,7 @@ from ucm.backends._redis_settings import RedisSettings
 from ucm.backends.abc import Presence, Verdict
 from ucm.backends.redis import RedisBackend
 from ucm.backends.wrap import BreakerBackend
-from ucm.testing.backend_contract import seal
+from ucm.testing.backend_contract import fetch, seal
 from ucm.testing.store_blocks import make_keys
 
 pytestmark = pytest.mark.asyncio
@@ -27,7 +27,7 @@ class Node:
     """While it is not."""
     num_there: int = 1
     """Of each value that is asked for."""
-    written: list[bytes] = attrs.Factory(list)
+    asked: list[bytes] = attrs.Factory(list)
     connection_kwargs: dict = attrs.Factory(dict)
     connection_class: type = object
 
@@ -63,7 +63,7 @@ class Answering(Servers):
     def _answer(self, node, command):
         if command.words[0] == b"EXISTS":
             return node.num_there
-        node.written.append(command.words[1])
+        node.asked.append(command.words[1])
         return b"OK"
 
     async def _ask_directly(self, _, commands):
@@ -110,9 +110,9 @@ async def test_server_that_loads_its_data_is_away():
     assert [] == breaker.away
 
 
-async def test_parts_of_a_block_that_cannot_be_whole_are_not_put():
-    """R-55: where a server that would have some is away, those of the others would be nobody's, and fill them
-    with each try."""
+async def test_parts_of_a_block_that_cannot_be_whole_are_not_moved():
+    """R-52, R-55: where a server that has some, or would, is away, those of the others would be nobody's, and
+    fill them with each try, or be read in vain."""
     now, breaker, first, second = opened()
     second.is_up = False
     for _ in range(3):
@@ -120,9 +120,12 @@ async def test_parts_of_a_block_that_cannot_be_whole_are_not_put():
     first.num_there = 0
     told = await breaker.put([seal(KEYS[0], 3 << 20), seal(KEYS[2])])
     assert [Verdict.UNAVAILABLE, Verdict.DONE] == told
-    assert [b"ucm:0/" + KEYS[2]] == first.written
+    assert [b"ucm:0/" + KEYS[2]] == first.asked
+    ((one, _),) = await fetch(breaker, KEYS[:1], 3 << 20)
+    assert Verdict.UNAVAILABLE is one.verdict
+    assert 1 == len(first.asked)
     second.is_up, second.num_there = True, 0
     now[0] += 1.01
     assert [Presence.ABSENT] * 16 == await breaker.exists(KEYS)
     assert [Verdict.DONE] == await breaker.put([seal(KEYS[0], 3 << 20)])
-    assert (3, 2) == (len(first.written), len(second.written))
+    assert (3, 2) == (len(first.asked), len(second.asked))

@@ -266,14 +266,19 @@ class RedisBackend(Backend):
             wanted = [(head, target)] if is_whole else [(head,)]
             if not is_whole:
                 wanted += [(target[start:stop],) for start, stop in _cuts(len(target))]
-            commands += [
+            values = [
                 Command((b"GET", self._name(key, part)), into)
                 for part, into in enumerate(wanted)
             ]
-            reads.append((head, [sum(map(len, into)) for into in wanted]))
+            is_read = len(values) == 1 or not any(map(self._servers.is_away, values))
+            commands += values if is_read else []  # the others' would be of no use
+            sizes = [sum(map(len, into)) for into in wanted] if is_read else []
+            reads.append((head, sizes))
         answers = iter(await self._servers.ask(commands))
         return [
             _judge(list(itertools.islice(answers, len(sizes))), sizes, head, key)
+            if sizes
+            else Fetched(Verdict.AWAY)
             for (key, _), (head, sizes) in zip(pairs, reads, strict=True)
         ]
 
