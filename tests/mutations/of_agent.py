@@ -169,17 +169,6 @@ AGENT = (
         ),
     ),
     Mutant(
-        name="queue_without_room_for_a_ticket",
-        why="A queue that holds no ticket lets saves go one by one, without a word.",
-        file="ucm/config.py",
-        find="        if self.nbytes < nbytes:\n",
-        replace="        if not self.nbytes:\n",
-        killers=(
-            "tests/test_config_bounds.py::test_queue_that_holds_no_ticket_is_refused",
-            "tests/test_config_bounds.py::test_queue_that_holds_no_block_is_refused",
-        ),
-    ),
-    Mutant(
         name="hanging_call_unseen",
         why="A drive that hangs in the kernel costs each request its whole deadline.",
         file="ucm/backends/_circuit.py",
