@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from ucm import status
@@ -60,6 +61,14 @@ class TestAnswer:
             for each in answers
         ]
         assert {os.getpid()} == {each.pid for each in answers}
+
+    @pytest.mark.parametrize("number", [np.float64(2.5), np.float32(2.5)])
+    def test_number_of_numpy_is_a_number(self, tmp_path, served, number):
+        """What a store has counted by numpy does not end who answers."""
+        served(tell=lambda: {"gauges": {"x": number}})
+        for _ in range(2):
+            (answer,) = read_statuses(tmp_path).answers
+            assert {"x": 2.5} == answer.gauges
 
     def test_processes_with_one_name_are_told_apart(self, tmp_path, served):
         """In containers of their own two engines may have the same process id."""

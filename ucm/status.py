@@ -207,7 +207,7 @@ class StatusServer:
             status |= self._tell()
         except UCMError as exc:  # it is being closed, or its store is gone
             status["problem"] = str(exc)
-        return msgspec.json.encode(status)
+        return msgspec.json.encode(status, enc_hook=float)  # numpy's numbers, too
 
     def close(self) -> None:
         """Stop to listen, and take the socket away. Idempotent."""
