@@ -138,7 +138,6 @@ class TestCheck:
                     "393216, or fewer drives."
                 ),
             ),
-            ({"queue": {"nbytes": 4096}}, "queue.nbytes=4096 in {}: it does not hold"),
             ({"timeout": {"fetch": 61}}, "timeout.fetch=61 in {}: out of range."),
             (
                 {"log": {"directory": "/dev/null/x"}},
