@@ -58,7 +58,7 @@ class Native:
             *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _TIME),
             *(_ADDRESS, _ADDRESS, _ADDRESS),
         )
-        # Each by itself, as a function has one kind of arguments: with the lock, and without.
+        # One function twice: called without the interpreter lock, and with it.
         self.moves: Callable[..., Any] = library.ucm_moves
         self.brief_moves: Callable[..., Any] = brief.ucm_moves
         for moves in (library.ucm_moves, brief.ucm_moves):
