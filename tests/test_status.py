@@ -18,6 +18,7 @@ from ucm.status import StatusServer, read_statuses, serve_status
 from ucm.stores.memory import MemoryStore
 from ucm.stores.slab import SlabStore
 from ucm.stores.wrap import WrapperStore
+from ucm.threads import Threads
 
 
 def told():
@@ -69,6 +70,23 @@ class TestAnswer:
         for _ in range(2):
             (answer,) = read_statuses(tmp_path).answers
             assert {"x": 2.5} == answer.gauges
+
+    def test_engine_may_have_the_lock_between_what_is_told_and_its_text(
+        self, tmp_path, served
+    ):
+        """R-18: nobody waits for an answer as an engine does for a step."""
+        ways = []
+
+        class Counted(Threads):
+            def give_way(self):
+                ways.append(len(asked))
+
+        asked = []
+        with contextlib.closing(
+            StatusServer(tmp_path, "x", lambda: asked.append(1) or told(), Counted())
+        ):
+            assert 1 == len(read_statuses(tmp_path).answers)
+        assert [1] == ways
 
     def test_processes_with_one_name_are_told_apart(self, tmp_path, served):
         """In containers of their own two engines may have the same process id."""

@@ -133,7 +133,7 @@ class StatusServer:
         self._tell = tell
         self._look = look
         self._look_s = look_s
-        self._clock = threads.monotonic
+        self._clock, self._give_way = threads.monotonic, threads.give_way
         self._began = self._clock()
         self._pid = os.getpid()
         self._closed = threads.event()
@@ -207,6 +207,7 @@ class StatusServer:
             status |= self._tell()
         except UCMError as exc:  # it is being closed, or its store is gone
             status["problem"] = str(exc)
+        self._give_way()  # an engine waits for the interpreter lock, nobody for us
         return msgspec.json.encode(status, enc_hook=float)  # numpy's numbers, too
 
     def close(self) -> None:

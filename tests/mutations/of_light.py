@@ -115,6 +115,17 @@ LIGHT = (
         ),
     ),
     Mutant(
+        name="answer_in_one_go",
+        why="A front end that asks every five seconds costs a step a millisecond.",
+        file="ucm/status.py",
+        find="        self._give_way()  #",
+        replace="        #",
+        killers=(
+            "tests/integration/vllm/test_vitals.py::TestHalves::"
+            "test_engine_may_have_the_lock_amid_what_is_told",
+        ),
+    ),
+    Mutant(
         name="lock_kept_by_a_burst_of_copies",
         why="The engine's thread waits for the lock until a burst of small copies is over.",
         file="ucm/pipeline/workers.py",

@@ -18,6 +18,7 @@ from ucm.integration.vllm import stats, vitals
 from ucm.integration.vllm.stats import UCMPromMetrics
 from ucm.integration.vllm.vitals import begin_vitals
 from ucm.status import StatusServer, read_statuses
+from ucm.threads import Threads
 
 
 @attrs.define
@@ -96,6 +97,17 @@ class TestHalves:
         with contextlib.closing(begin_vitals(config_of(), engine.scheduler)):
             while "ucm_store_capacity_parts" not in counters.snapshot().gauges:
                 threading.Event().wait(0.001)
+
+    def test_engine_may_have_the_lock_amid_what_is_told(
+        self, engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-18: an answer is a millisecond of ours, in which a step would wait."""
+        ways: list[int] = []
+        monkeypatch.setattr(Threads, "give_way", lambda _: ways.append(1))
+        half = engine.scheduler
+        with contextlib.closing(begin_vitals(config_of(), half)):
+            assert 1 == len(read_statuses(half.store.directory).answers)
+        assert 4 == len(ways)  # gauges, the store's, counters, and the text of all
 
     @pytest.mark.parametrize("engine_id", [None, ""])
     def test_engine_without_an_id_is_not_looked_after(self, engine, engine_id) -> None:

@@ -37,6 +37,7 @@ from ucm.scheduler.totals import Totals
 from ucm.status import Status, read_statuses
 from ucm.stores.bypass import BypassStore
 from ucm.stores.opening import tell_store
+from ucm.threads import SYSTEM
 
 __all__ = ["SchedulerNumbers", "UCMPromMetrics", "UCMStats", "stats_of"]
 
@@ -299,6 +300,7 @@ class SchedulerNumbers:
         What is read here is read whole, whatever the scheduler's thread does meanwhile.
         """
         _tell_open(self._counters, self._adapter, self._clock())
+        SYSTEM.give_way()
         try:
             tell_store(self._counters, self._store.stats())
             self._answers = True

@@ -14,6 +14,7 @@ from typing import Any, Final
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.worker import WorkerHalf
 from ucm.status import StatusServer, serve_status
+from ucm.threads import SYSTEM
 from ucm.tracing import num_dropped
 
 __all__ = ["begin_vitals"]
@@ -33,10 +34,12 @@ def begin_vitals(vllm_config: Any, half: object) -> StatusServer | None:  # noqa
     def look() -> None:
         if isinstance(half, SchedulerHalf):
             half.refresh()
+        SYSTEM.give_way()  # an engine waits for the interpreter lock, nobody for us
         half.counters.reach("ucm_dropped_log_lines_total", num_dropped(half.log))
 
     def tell() -> dict[str, object]:
         look()
+        SYSTEM.give_way()
         now = half.counters.snapshot()
         numbers = {"counters": now.counters, "gauges": now.gauges}
         told = {"engine": engine_id, "sizes": half.counts(), **numbers}
