@@ -15,7 +15,38 @@ _LIMITS = "tests/integration/vllm/test_setup.py::TestSaveLimits::test_small_save
 _WAITING = "tests/scheduler/test_company.py::TestWaiting"
 _ENDS = "tests/scheduler/test_company.py::TestEnds"
 
+_TOGETHER = "tests/integration/vllm/test_due.py::TestTogether"
+
 COMPANY = (
+    Mutant(
+        name="look_for_each_block",
+        why="R-18: a look at one request costs a step five times what it adds to others.",
+        file="ucm/scheduler/adapter.py",
+        find="waits=limits.may_wait)\n        self.records",
+        replace="waits=False)\n        self.records",
+        killers=(
+            "tests/scheduler/test_company.py::TestWaiting::"
+            "test_looks_wait_for_others_as_saves_do[layout0-10.0-4]",
+        ),
+    ),
+    Mutant(
+        name="window_looked_at_late",
+        why="A window has given its block back when it is looked at.",
+        file="ucm/scheduler/due.py",
+        find="if waits and stay else 0",
+        replace="if waits else 0",
+        killers=(
+            f"{_TOGETHER}::test_it_waits_only_where_saves_do_and_blocks_stay[True-kinds2-0]",
+        ),
+    ),
+    Mutant(
+        name="first_who_is_due_waits_for_nobody",
+        why="R-18: each of those that are due a token apart has a look of its own.",
+        file="ucm/scheduler/due.py",
+        find="        quiet = tokens + self.patience\n",
+        replace="        quiet = tokens\n",
+        killers=(f"{_TOGETHER}::test_who_is_due_waits_a_few_tokens_for_others",),
+    ),
     Mutant(
         name="small_saves_never_wait",
         why="R-18: each step of an engine that decodes costs the workers a ticket.",

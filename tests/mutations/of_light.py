@@ -190,37 +190,37 @@ LIGHT = (
         find="        self._quiet -= most\n",
         replace="",
         killers=(
-            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
+            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else[0]",
         ),
     ),
     Mutant(
         name="who_sits_out_is_short_as_well",
         why="A request that was not scheduled when all were looked through is looked at late.",
         file="ucm/scheduler/due.py",
-        find="tokens if num_known == len(self) else 0",
-        replace="tokens",
+        find="quiet if num_known == len(self) else 0",
+        replace="quiet",
         killers=(
-            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
+            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else[0]",
         ),
     ),
     Mutant(
         name="newcomers_do_not_end_the_quiet",
         why="A request that begins while others are quiet is looked at when they are.",
         file="ucm/scheduler/due.py",
-        find="        self._quiet = min(self._quiet, due - tokens)\n",
+        find="        self._quiet = min(self._quiet, due - tokens + self.patience)\n",
         replace="",
         killers=(
-            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
+            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else[0]",
         ),
     ),
     Mutant(
         name="failed_load_waits_for_the_quiet_to_end",
         why="What is computed anew after a failed load is saved late, or never.",
         file="ucm/scheduler/due.py",
-        find="        self.put(request_id, 0, 0)\n",
+        find="        self[request_id] = self._quiet = 0\n",
         replace="        self[request_id] = 0\n",
         killers=(
-            f"{_DUE}::TestQuiet::test_request_that_is_forgotten_is_due_in_the_next_step[at_once]",
+            f"{_DUE}::TestQuiet::test_request_that_is_forgotten_is_due_in_the_next_step[at_once-0]",
         ),
     ),
     Mutant(
@@ -238,17 +238,17 @@ LIGHT = (
         find="self._due.is_nobody(most)",
         replace="self._due.is_nobody(1)",
         killers=(
-            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
+            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else[0]",
         ),
     ),
     Mutant(
         name="forgotten_request_sits_out_unseen",
         why="A failed load's request that sits out a step is looked at late.",
         file="ucm/scheduler/due.py",
-        find="        self.put(request_id, 0, 0)\n",
+        find="        self[request_id] = self._quiet = 0\n",
         replace="        self.pop(request_id, None)\n        self._quiet = 0\n",
         killers=(
-            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else",
+            f"{_DUE}::TestAnySteps::test_all_that_are_due_are_looked_at_and_nobody_else[0]",
         ),
     ),
     Mutant(

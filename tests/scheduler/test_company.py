@@ -19,6 +19,7 @@ from tests.scheduler.model import (
 )
 from tests.scheduler.test_decoded import AT_END, all_saved
 from ucm.config import SaveDecoded
+from ucm.layout import KVLayout
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.company import MOST_STEPS, most_waiting
 from ucm.scheduler.messages import StepPlan, StepReport
@@ -84,6 +85,18 @@ class TestWaiting:
         assert {0: [1, 2, 3, 4]} == saved_blocks(plan)
         adapter.apply_report(saved(*plan.saves))
         assert 4 == adapter.totals.saved_blocks
+
+    @pytest.mark.parametrize(
+        ("layout", "seconds", "tokens"),
+        [(ONE_FULL, 10.0, 4), (ONE_FULL, 0.0, 0), (HYBRID, 10.0, 0)],
+    )
+    def test_looks_wait_for_others_as_saves_do(
+        self, index: SetIndex, layout: KVLayout, seconds: float, tokens: int
+    ) -> None:
+        """R-18: where all blocks stay where they are, and nowhere else."""
+        given = {"company": 4 * SIZE, "company_seconds": seconds}
+        adapter = make_adapter(layout, index, decoded=AT_END, **given)
+        assert tokens == adapter.due.patience
 
     def test_whoever_is_alone_waits_for_some_steps_only(self, make: Make) -> None:
         """Blocks of one request go without others, and whoever comes then goes along."""

@@ -37,7 +37,7 @@ from ucm.errors import LayoutError, LedgerError
 from ucm.layout import KVLayout
 from ucm.scheduler.budget import LoadQueue, cut_lost
 from ucm.scheduler.decoded import SaveLimits
-from ucm.scheduler.due import Due
+from ucm.scheduler.due import Due, patience_of
 from ucm.scheduler.endings import Deferrals
 from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.lives import Lives
@@ -112,6 +112,7 @@ class SchedulerAdapter:
             limits=limits,
         )
         self._lives = self.lives = Lives(self._selector.lose)
+        self.due.patience = patience_of(layout, waits=limits.may_wait)
         self.records = self._lives.records
         self.awaits_step, self._steps = self._selector.awaits_step, itertools.count(1)
         self._loads = LoadSelector(layout, self._matcher, self._transfers)

@@ -4,9 +4,26 @@ When requests are to be looked at again. Pure.
 
 Beside the number of each request stands one that holds for all of them: a step that lets
 none advance as far needs no look at any. Most steps of an engine that decodes are such.
+
+A look at one request costs a step five times what it adds to a look at others. So where blocks stay
+where they are, and wait for company anyway (``ucm.scheduler.company``), who is due waits a few tokens
+for others, and all who are due by then are looked at together. A session that its client leaves idle
+within these tokens keeps a block to itself until it goes on or ends.
 """
 
-__all__ = ["Due"]
+from typing import Final
+
+from ucm.layout import GroupKind, KVLayout
+
+__all__ = ["Due", "patience_of"]
+
+_PATIENCE: Final = 4
+
+
+def patience_of(layout: KVLayout, *, waits: bool) -> int:
+    """Return how many tokens late a look may be, where saves wait or not."""
+    stay = all(group.kind is GroupKind.FULL for group in layout.groups)
+    return _PATIENCE if waits and stay else 0
 
 
 class Due(dict[str, int]):
@@ -16,21 +33,23 @@ class Due(dict[str, int]):
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_quiet",)
+    __slots__ = ("_quiet", "patience")
 
     def __init__(self) -> None:
         super().__init__()
+        self.patience = 0
+        """A look may be so many tokens late."""
         self._quiet = 0
-        """By so many tokens, at the least, all are short of being due."""
+        """By so many tokens, at the least, all are short of a look that may not be later."""
 
     def put(self, request_id: str, due: int, tokens: int) -> None:
         """Take note of when a request is due that has so many tokens now."""
         self[request_id] = due
-        self._quiet = min(self._quiet, due - tokens)
+        self._quiet = min(self._quiet, due - tokens + self.patience)
 
     def at_once(self, request_id: str) -> None:
         """Let a request be due in the next step in which it runs."""
-        self.put(request_id, 0, 0)
+        self[request_id] = self._quiet = 0
 
     def clear(self) -> None:
         """Let all requests be due in the next step in which they run."""
@@ -39,16 +58,19 @@ class Due(dict[str, int]):
         self._quiet = 0
 
     def is_nobody(self, most: int) -> bool:
-        """Return whether nobody is due in a step that lets none advance by more."""
+        """Return whether nobody needs a look in a step that lets none advance by more."""
         self._quiet -= most
         return self._quiet > 0
 
-    def all_short_by(self, tokens: int, num_known: int) -> None:
+    def are_short_by(self, tokens: int, num_known: int) -> bool:
         """
-        Take note that requests that were looked through are short of being due.
+        Return whether requests that were looked through need no look yet.
 
         Args:
-            tokens: By so many, at the least.
+            tokens: By so many, at the least, they are short of being due.
             num_known: How many of them are known here; of the others nothing was seen.
         """
-        self._quiet = tokens if num_known == len(self) else 0
+        quiet = tokens + self.patience
+        if quiet > 0:
+            self._quiet = quiet if num_known == len(self) else 0
+        return quiet > 0

@@ -197,14 +197,13 @@ class Running:
         # No line of Python for each: this is the one thing that grows with who runs.
         ends = list(map(operator.add, computed, map(counts.get, ids)))
         dues = list(map(self._due.get, ids, itertools.repeat(0)))
+        if ids and not always:
+            if self._due.are_short_by(min(map(operator.sub, dues, ends)), len(ids)):
+                return []
         is_due = map(operator.ge, ends, dues)
         if always:
             is_due = map(operator.or_, is_due, map(always.__contains__, ids))
-        running = zip(ids, computed, strict=True)
-        looked_at = list(itertools.compress(running, is_due))
-        if ids and not looked_at:
-            self._due.all_short_by(min(map(operator.sub, dues, ends)), len(ids))
-        return looked_at
+        return list(itertools.compress(zip(ids, computed, strict=True), is_due))
 
     def _facts(
         self,
