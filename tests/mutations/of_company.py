@@ -25,8 +25,7 @@ COMPANY = (
         find="waits=limits.may_wait)\n        self.records",
         replace="waits=False)\n        self.records",
         killers=(
-            "tests/scheduler/test_company.py::TestWaiting::"
-            "test_looks_wait_for_others_as_saves_do[layout0-10.0-4]",
+            "tests/scheduler/test_company.py::TestWaiting::test_looks_wait_for_others_as_saves_do[layout0-10.0-4]",
         ),
     ),
     Mutant(

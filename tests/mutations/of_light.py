@@ -121,8 +121,7 @@ LIGHT = (
         find="        self._give_way()  #",
         replace="        #",
         killers=(
-            "tests/integration/vllm/test_vitals.py::TestHalves::"
-            "test_engine_may_have_the_lock_amid_what_is_told",
+            "tests/integration/vllm/test_vitals.py::TestHalves::test_engine_may_have_the_lock_amid_what_is_told",
         ),
     ),
     Mutant(

@@ -197,9 +197,11 @@ class Running:
         # No line of Python for each: this is the one thing that grows with who runs.
         ends = list(map(operator.add, computed, map(counts.get, ids)))
         dues = list(map(self._due.get, ids, itertools.repeat(0)))
-        if ids and not always:
-            if self._due.are_short_by(min(map(operator.sub, dues, ends)), len(ids)):
-                return []
+        if not ids:
+            return []
+        short = min(map(operator.sub, dues, ends))
+        if not always and self._due.are_short_by(short, len(ids)):
+            return []
         is_due = map(operator.ge, ends, dues)
         if always:
             is_due = map(operator.or_, is_due, map(always.__contains__, ids))
