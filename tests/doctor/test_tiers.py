@@ -3,7 +3,7 @@
 
 import pytest
 
-from ucm.backends.abc import Presence
+from ucm.backends.abc import Advice, Presence
 from ucm.backends.memory import MemoryBackend, Shelf
 from ucm.doctor.findings import Severity
 from ucm.doctor.tiers import check_tier
@@ -55,6 +55,22 @@ def test_backend_that_is_down_is_found(trouble, told):
     assert told in finding.text
     assert finding.remedy
     assert not opened[0].inner._is_open
+
+
+def test_what_the_other_side_should_be_set_to_is_told():
+    """A tier that answers, and will take no more one day, is a warning with the remedy."""
+
+    class Full(MemoryBackend):
+        async def advice(self):
+            return [Advice("it evicts nothing", "Let it."), Advice("b", "B.")]
+
+    async def opener(settings, key):
+        return Full(Shelf(1 << 20))
+
+    finding = check_tier(MEMORY, "tiers.0", opener=opener)
+    assert Severity.WARNING is finding.severity
+    assert "tiers.0 (memory) answers; it evicts nothing; b" == finding.text
+    assert "Let it. B." == finding.remedy
 
 
 def test_server_of_several_that_is_away_is_told_apart():

@@ -15,6 +15,7 @@ _MOVED = f"{_AWAY}::test_what_a_server_had_that_is_away_is_asked_of_whose_it_is"
 _SMALL = f"{_AWAY}::test_server_that_answers_small_questions_alone_is_tried_by_one_call"
 _NAMES = f"{_AWAY}::test_server_that_names_one_who_is_away_is_not"
 _LESS = f"{_AWAY}::test_server_that_stays_away_is_looked_for_ever_less_often"
+_ADVICE = "tests/backends/test_redis_advice.py"
 _CIRCUIT = "tests/backends/test_circuit.py"
 _NODE = (
     "tests/agent/test_node.py::TestMain::test_server_of_a_tier_that_is_away_is_named"
@@ -215,6 +216,34 @@ SERVERS = (
         replace="            is_read = True\n",
         killers=(
             "tests/backends/test_redis_servers.py::test_parts_of_a_block_that_cannot_be_whole_are_not_moved",
+        ),
+    ),
+    Mutant(
+        name="settings_of_one_server_asked",
+        why="A cluster's other server refuses what it is asked, and nobody was warned.",
+        file=_SERVERS,
+        find="self._client.get_primaries() if self._is_cluster else [self._client]",
+        replace="self._client.get_primaries()[:1] if self._is_cluster else [self._client]",
+        killers=(f"{_ADVICE}::test_servers_of_a_cluster_are_asked_each",),
+    ),
+    Mutant(
+        name="blocks_that_may_not_go_are_fine",
+        why="A tier takes nothing new from some day on, and nobody was warned.",
+        file="ucm/backends/_redis_advice.py",
+        find='policy.startswith("volatile") and not ttl',
+        replace="False",
+        killers=(
+            f"{_ADVICE}::test_each_setting_that_loses_blocks_or_a_machine_is_named[config6-0-named6]",
+        ),
+    ),
+    Mutant(
+        name="advice_told_to_nobody",
+        why="What loses blocks one day is found by that day.",
+        file="ucm/doctor/tiers.py",
+        find="    if advice:\n",
+        replace="    if False:\n",
+        killers=(
+            "tests/doctor/test_tiers.py::test_what_the_other_side_should_be_set_to_is_told",
         ),
     ),
 )

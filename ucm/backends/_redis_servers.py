@@ -99,6 +99,10 @@ class Servers:
             name for name, circuit in self._circuits() if circuit and circuit.is_open
         ]
 
+    def nodes(self) -> list[Any]:
+        """Return what asks each server by itself, of redis-py's."""
+        return self._client.get_primaries() if self._is_cluster else [self._client]
+
     def is_away(self, command: Command) -> bool:
         """Return whether it is the affair of a server that is away while others are not."""
         server = self._server_of(command)

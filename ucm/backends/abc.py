@@ -29,6 +29,7 @@ from ucm.blocks import PackedKey
 from ucm.seals import block_checksum
 
 __all__ = [
+    "Advice",
     "Backend",
     "BackendCapabilities",
     "BackendStats",
@@ -135,6 +136,13 @@ class BackendStats:
     """Orphans and damaged remains that were removed."""
 
 
+class Advice(NamedTuple):
+    """What should be set otherwise on the other side of a backend, for people."""
+
+    problem: str
+    remedy: str
+
+
 class Backend(ABC):
     """Keeps sealed blocks by packed key. See the module's text."""
 
@@ -150,6 +158,10 @@ class Backend(ABC):
 
     async def attend(self) -> None:  # noqa: B027 - most need none
         """Do what no call waits for, such as to look for who is away; until it is cancelled."""
+
+    async def advice(self) -> Sequence[Advice]:
+        """Return what of the other side's own settings is no good for blocks; ``ucm doctor`` asks."""
+        return ()
 
     async def register(self, memory: Sequence[memoryview]) -> None:  # noqa: B027 - most need none
         """Make memory known from which and into which blocks will move, where that helps."""

@@ -26,10 +26,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, OutOfMemoryError
 
 from ucm.backends._many import Many
+from ucm.backends._redis_advice import advice_of, read_config
 from ucm.backends._redis_servers import AWAY, ERRORS, ROUNDS, Servers
 from ucm.backends._redis_settings import RedisSettings, no_address
 from ucm.backends._resp import Bulk, Command
 from ucm.backends.abc import (
+    Advice,
     Backend,
     BackendCapabilities,
     BackendStats,
@@ -72,7 +74,7 @@ class RedisBackend(Backend):
         self._looks = Many(settings.connections)
         """Apart, as looks wait for no blocks."""
         self._prefix = settings.prefix.encode()
-        self._ttl = settings.ttl
+        self._ttl, self._is_cluster = settings.ttl, settings.cluster
         self._gives_up_s = settings.timeout if settings.cluster else 0.0
         """A cluster's server that is silent is found out, and another one asked."""
         self._is_open = True
@@ -137,6 +139,16 @@ class RedisBackend(Backend):
     async def attend(self) -> None:
         """Look for them."""
         await self._servers.attend()
+
+    async def advice(self) -> Sequence[Advice]:
+        """Look at the settings of each server."""
+        told: dict[Advice, None] = {}
+        for server in self._servers.nodes():
+            config = await read_config(server)
+            told |= dict.fromkeys(
+                advice_of(config, ttl=self._ttl, is_cluster=self._is_cluster)
+            )
+        return list(told)
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask for all heads at once."""

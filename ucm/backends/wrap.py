@@ -18,6 +18,7 @@ import anyio
 
 from ucm.backends._circuit import Circuit
 from ucm.backends.abc import (
+    Advice,
     Backend,
     BackendCapabilities,
     BackendStats,
@@ -57,6 +58,10 @@ class WrapperBackend(Backend):
     def away(self) -> Sequence[str]:
         """Servers of the inner backend."""
         return self.inner.away
+
+    async def advice(self) -> Sequence[Advice]:
+        """Forward."""
+        return await self.inner.advice()
 
     async def register(self, memory: Sequence[memoryview]) -> None:
         """Forward."""

@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +20,7 @@ import anyio
 
 from ucm.agent.admission import admission_of
 from ucm.backends._places import is_claimed
-from ucm.backends.abc import Backend, Presence
+from ucm.backends.abc import Advice, Backend, Presence
 from ucm.backends.disk._drive import MANIFEST as DISK
 from ucm.backends.files._share import MANIFEST as FILES
 from ucm.backends.opening import open_backend
@@ -88,12 +88,14 @@ async def probe_by_opening(
         BlockHash(secrets.token_bytes(32)),
     ).pack()
     backend: Backend | None = None
+    advice: Sequence[Advice] = ()
     presence, start = Presence.UNKNOWN, time.perf_counter()
     with anyio.move_on_after(seconds) as scope:
         try:
             backend = await opener(settings, key)
             (presence,) = await backend.exists([nobodys])
             taken = time.perf_counter() - start
+            advice = await backend.advice()
         finally:
             if backend is not None:
                 with anyio.CancelScope(shield=True, deadline=scope.deadline + seconds):
@@ -107,6 +109,10 @@ async def probe_by_opening(
     if presence is Presence.PRESENT:
         text = f"{name} says that it has a block that nobody stored"
         return wrong(_CHECK, text, "Look what answers there; it is no store of blocks.")
+    if advice:
+        problems = "; ".join(each.problem for each in advice)
+        remedies = " ".join(each.remedy for each in advice)
+        return warning(_CHECK, f"{name} answers; {problems}", remedies)
     return fine(_CHECK, f"{name} answers; opened and asked in {taken * 1000:.2g} ms")
 
 
