@@ -73,6 +73,23 @@ def test_what_the_other_side_should_be_set_to_is_told():
     assert "Let it. B." == finding.remedy
 
 
+def test_who_does_not_answer_is_asked_for_no_advice():
+    """What waits for it would end as a tier that did not answer in time, whatever is wrong."""
+
+    class Down(MemoryBackend):
+        async def exists(self, keys):
+            return [Presence.UNKNOWN] * len(keys)
+
+        async def advice(self):
+            raise AssertionError("it is down")
+
+    async def opener(settings, key):
+        return Down(Shelf(1 << 20))
+
+    finding = check_tier(MEMORY, "tiers.0", opener=opener)
+    assert "tiers.0 (memory) is down" in finding.text
+
+
 def test_server_of_several_that_is_away_is_told_apart():
     """The tier is not down, and has a line all the same."""
 

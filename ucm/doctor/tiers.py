@@ -95,7 +95,8 @@ async def probe_by_opening(
             backend = await opener(settings, key)
             (presence,) = await backend.exists([nobodys])
             taken = time.perf_counter() - start
-            advice = await backend.advice()
+            if presence is Presence.ABSENT:  # else there is worse to be told
+                advice = await backend.advice()
         finally:
             if backend is not None:
                 with anyio.CancelScope(shield=True, deadline=scope.deadline + seconds):
