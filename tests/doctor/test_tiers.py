@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the doctor says of tiers: up, down, hung, lying, and wrong settings."""
 
+import anyio
 import pytest
 
 from ucm.backends.abc import Advice, Presence
@@ -88,6 +89,20 @@ def test_who_does_not_answer_is_asked_for_no_advice():
 
     finding = check_tier(MEMORY, "tiers.0", opener=opener)
     assert "tiers.0 (memory) is down" in finding.text
+
+
+def test_tier_that_answers_is_well_however_long_its_advice_takes():
+    """That it was asked for advice in vain is no word on its blocks."""
+
+    class Slow(MemoryBackend):
+        async def advice(self):
+            await anyio.sleep_forever()
+
+    async def opener(settings, key):
+        return Slow(Shelf(1 << 20))
+
+    finding = check_tier(MEMORY, "tiers.0", opener=opener, seconds=0.05)
+    assert Severity.FINE is finding.severity
 
 
 def test_server_of_several_that_is_away_is_told_apart():

@@ -101,7 +101,7 @@ async def probe_by_opening(
             if backend is not None:
                 with anyio.CancelScope(shield=True, deadline=scope.deadline + seconds):
                     await backend.aclose()
-    if scope.cancelled_caught:
+    if scope.cancelled_caught and presence is Presence.UNKNOWN:
         return wrong(_CHECK, f"{name} did not answer in {seconds:g} s", _DOWN)
     if presence is Presence.UNKNOWN:
         return wrong(_CHECK, f"{name} is down: it could not be asked", _DOWN)

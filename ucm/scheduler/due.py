@@ -7,8 +7,9 @@ none advance as far needs no look at any. Most steps of an engine that decodes a
 
 A look at one request costs a step five times what it adds to a look at others. So where blocks stay
 where they are, and wait for company anyway (``ucm.scheduler.company``), who is due waits a few tokens
-for others, and all who are due by then are looked at together. A session that its client leaves idle
-within these tokens keeps a block to itself until it goes on or ends.
+for others, and all who are due by then are looked at together. That costs a block where a request is
+preempted within these tokens, and a session that its client leaves idle within them keeps one to itself until
+it goes on or ends.
 """
 
 from typing import Final
