@@ -222,8 +222,8 @@ SERVERS = (
         name="settings_of_one_server_asked",
         why="A cluster's other server refuses what it is asked, and nobody was warned.",
         file=_SERVERS,
-        find="self._client.get_primaries() if self._is_cluster else [self._client]",
-        replace="self._client.get_primaries()[:1] if self._is_cluster else [self._client]",
+        find="self._client.get_primaries() if self.is_cluster else [self._client]",
+        replace="self._client.get_primaries()[:1] if self.is_cluster else [self._client]",
         killers=(f"{_ADVICE}::test_servers_of_a_cluster_are_asked_each",),
     ),
     Mutant(

@@ -9,11 +9,21 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
-__all__ = ["Circuit"]
+__all__ = ["Circuit", "Limits"]
 
 _T = TypeVar("_T")
+
+
+class Limits(TypedDict, total=False):
+    """When a circuit opens, and for how long; ``Circuit`` says what is meant, and what holds without."""
+
+    bad_calls: int
+    of_calls: int
+    pause_s: float
+    longest_pause_s: float
+    hung_s: float
 
 
 class Circuit:

@@ -83,7 +83,7 @@ class Servers:
     ) -> None:
         self._client = client
         self._timeout = timeout
-        self._is_cluster = is_cluster
+        self.is_cluster = is_cluster
         self._clock = clock
         self._is_open = True
         self._servers: dict[str, _Server] = {}
@@ -99,9 +99,14 @@ class Servers:
             name for name, circuit in self._circuits() if circuit and circuit.is_open
         ]
 
+    @property
+    def gives_up_s(self) -> float:
+        """Seconds after which a server is given up, and another one asked; 0: there is none."""
+        return self._timeout if self.is_cluster else 0.0
+
     def nodes(self) -> list[Any]:
         """Return what asks each server by itself, of redis-py's."""
-        return self._client.get_primaries() if self._is_cluster else [self._client]
+        return self._client.get_primaries() if self.is_cluster else [self._client]
 
     def is_away(self, command: Command) -> bool:
         """Return whether it is the affair of a server that is away while others are not."""
@@ -131,7 +136,7 @@ class Servers:
         shares: dict[_Server | None, list[int]] = {}
         for at, command in enumerate(commands):
             shares.setdefault(self._server_of(command), []).append(at)
-        spares = self._is_cluster and not self._are_all(lambda one: one.is_open)
+        spares = self.is_cluster and not self._are_all(lambda one: one.is_open)
 
         async def ask_one(server: _Server | None, mine: list[int]) -> None:
             asked = [commands[at] for at in mine]
@@ -139,7 +144,7 @@ class Servers:
                 answers = await self._ask_client(asked)
             elif spares:
                 answers = await self._ask_if_there(server, asked)
-            elif self._is_cluster:
+            elif self.is_cluster:
                 answers = await self._ask_client(asked)
                 server.circuit.judge(is_bad=_are_silent(answers))
             else:
@@ -238,7 +243,7 @@ class Servers:
         """Return whose affair it is; None: nobody's that is known."""
         node, name = None, ""
         try:
-            if self._is_cluster:
+            if self.is_cluster:
                 node = self._client.get_node_from_key(command.words[1])
                 name = node.name
             if name not in self._servers:
@@ -250,7 +255,7 @@ class Servers:
 
     def _circuits(self) -> list[tuple[str, Circuit | None]]:
         """Return the servers of a cluster that have blocks, by their names; None: never asked."""
-        if not self._is_cluster:
+        if not self.is_cluster:
             return []
         names = [node.name for node in self._client.get_primaries()]
         found = [(name, self._servers.get(name)) for name in names]

@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of a tier in Valkey or Redis."""
 
+from functools import partial
+
 import attrs
 from redis.asyncio.connection import parse_url
 
+from ucm.backends._address import no_address
 from ucm.backends._redis_servers import ERRORS
 from ucm.errors import ConfigError
 from ucm.settings import field
 
-__all__ = ["RedisSettings", "no_address"]
+__all__ = ["RedisSettings", "refusal"]
 
 _OURS = frozenset({"decode_responses", "protocol"})
 """Options of an address that are not the user's to set."""
+refusal = partial(
+    no_address,
+    problem="it is no address of a server",
+    remedy="Give one such as redis://host:6379/0.",
+)
 
 
 def _read_url(key: str, value: object) -> str:
@@ -20,7 +28,7 @@ def _read_url(key: str, value: object) -> str:
     try:
         options = parse_url(text)
     except ERRORS as exc:
-        raise no_address(key, value, exc) from None  # its text may name what is secret
+        raise refusal(key, value, exc) from None
     for option in _OURS & options.keys():
         raise ConfigError(
             key,
@@ -29,16 +37,6 @@ def _read_url(key: str, value: object) -> str:
             f"Leave {option} out.",
         )
     return text
-
-
-def no_address(key: str, value: object, exc: Exception) -> ConfigError:
-    """Return an error that repeats nothing of what may be secret."""
-    return ConfigError(
-        key,
-        "..." if "@" in str(value) else value,
-        f"{type(exc).__name__}, it is no address of a server",
-        "Give one such as redis://host:6379/0.",
-    )
 
 
 @attrs.frozen(kw_only=True)

@@ -12,6 +12,7 @@ Room is bounded by the bucket's own rules of lifecycle, not by us.
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self
 
 import anyio
@@ -27,6 +28,7 @@ from obstore.exceptions import (
 from obstore.store import from_url
 from xxhash import xxh3_64_intdigest
 
+from ucm.backends._address import no_address
 from ucm.backends._many import Many
 from ucm.backends.abc import (
     Backend,
@@ -48,6 +50,11 @@ _LARGEST_BLOCK = 1 << 30
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _OPENING_S = 5.0
 _ERRORS = (BaseError, OSError)
+_refusal = partial(
+    no_address,
+    problem="obstore refuses it or an option",
+    remedy="Give an address such as s3://bucket/prefix, and options as in obstore's manual.",
+)
 
 
 def _read_options(key: str, value: object) -> dict[str, str | bool]:
@@ -67,17 +74,8 @@ def _read_url(key: str, value: object) -> str:
     try:
         obstore.parse_scheme(text)
     except (BaseError, ValueError) as exc:
-        raise _refusal(key, value, exc) from None  # its text may name what is secret
+        raise _refusal(key, value, exc) from None
     return text
-
-
-def _refusal(key: str, value: object, exc: Exception) -> ConfigError:
-    return ConfigError(
-        key,
-        "..." if "@" in str(value) else value,
-        f"{type(exc).__name__}, obstore refuses it or an option",
-        "Give an address such as s3://bucket/prefix, and options as in obstore's manual.",
-    )
 
 
 @attrs.frozen(kw_only=True)

@@ -28,7 +28,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, OutOfMemor
 from ucm.backends._many import Many
 from ucm.backends._redis_advice import advice_of, read_config
 from ucm.backends._redis_servers import AWAY, ERRORS, ROUNDS, Servers
-from ucm.backends._redis_settings import RedisSettings, no_address
+from ucm.backends._redis_settings import RedisSettings, refusal
 from ucm.backends._resp import Bulk, Command
 from ucm.backends.abc import (
     Advice,
@@ -74,9 +74,7 @@ class RedisBackend(Backend):
         self._looks = Many(settings.connections)
         """Apart, as looks wait for no blocks."""
         self._prefix = settings.prefix.encode()
-        self._ttl, self._is_cluster = settings.ttl, settings.cluster
-        self._gives_up_s = settings.timeout if settings.cluster else 0.0
-        """A cluster's server that is silent is found out, and another one asked."""
+        self._ttl = settings.ttl
         self._is_open = True
 
     @classmethod
@@ -100,7 +98,7 @@ class RedisBackend(Backend):
                 protocol=2,  # nothing comes that was not asked for
             )
         except ERRORS as exc:
-            raise no_address(f"{key}.url", read.url, exc) from None
+            raise refusal(f"{key}.url", read.url, exc) from None
         backend = cls(client, read)
         try:
             with anyio.move_on_after(_OPENING_S):
@@ -128,7 +126,7 @@ class RedisBackend(Backend):
             batch_blocks=128,
             in_flight=self._many.most,
             creates=True,
-            gives_up_s=self._gives_up_s,
+            gives_up_s=self._servers.gives_up_s,
         )
 
     @property
@@ -146,7 +144,7 @@ class RedisBackend(Backend):
         for server in self._servers.nodes():
             config = await read_config(server)
             told |= dict.fromkeys(
-                advice_of(config, ttl=self._ttl, is_cluster=self._is_cluster)
+                advice_of(config, ttl=self._ttl, is_cluster=self._servers.is_cluster)
             )
         return list(told)
 

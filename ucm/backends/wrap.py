@@ -9,14 +9,12 @@ few deadlines, then nothing, and is tried again by itself::
 """
 
 import contextlib
-import functools
-import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import anyio
 
-from ucm.backends._circuit import Circuit
+from ucm.backends._circuit import Circuit, Limits
 from ucm.backends.abc import (
     Advice,
     Backend,
@@ -215,14 +213,10 @@ class BreakerBackend(_GuardedBackend):
     Args:
         inner: The backend to wrap, whose calls end; closed with the wrapper.
         clock: In seconds.
-        bad_calls: So many bad ones
-        of_calls: among so many open a circuit.
-        pause_s: The first while,
-        longest_pause_s: and the longest.
-        hung_s: A call that takes so long hangs.
         tell: Called with the seconds of each while that begins, and with 0 once all is
             well again; must not raise.
         tell_writes: Likewise, of puts and deletes.
+        limits: Of both circuits.
     """
 
     def __init__(
@@ -230,26 +224,13 @@ class BreakerBackend(_GuardedBackend):
         inner: Backend,
         *,
         clock: Callable[[], float],
-        bad_calls: int = 3,
-        of_calls: int = 8,
-        pause_s: float = 1.0,
-        longest_pause_s: float = 30.0,
-        hung_s: float = math.inf,
         tell: Callable[[float], None] = lambda seconds: None,
         tell_writes: Callable[[float], None] = lambda seconds: None,
+        **limits: Unpack[Limits],
     ) -> None:
         super().__init__(inner)
-        circuit = functools.partial(
-            Circuit,
-            clock,
-            bad_calls=bad_calls,
-            of_calls=of_calls,
-            pause_s=pause_s,
-            longest_pause_s=longest_pause_s,
-            hung_s=hung_s,
-        )
-        self._reads = circuit(tell=tell)
-        self._writes = circuit(tell=tell_writes)
+        self._reads = Circuit(clock, tell=tell, **limits)
+        self._writes = Circuit(clock, tell=tell_writes, **limits)
 
     @property
     def is_open(self) -> bool:
