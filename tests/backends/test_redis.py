@@ -169,9 +169,9 @@ class TestParts:
         await backend.put([seal(KEYS[0], LARGE)])
         real, part = backend._servers.ask, name(tmp_path, KEYS[0], 2)
 
-        async def ask(commands):
+        async def ask(commands, **given):
             backend._servers.ask = real
-            answers = await real(commands)
+            answers = await real(commands, **given)
             at = [command.words[1] for command in commands].index(part)
             return [*answers[:at], None, *answers[at + 1 :]]
 
@@ -199,8 +199,8 @@ class TestParts:
         backend = await open_redis(service[1], tmp_path)
         real = backend._servers.ask
 
-        async def ask(commands):
-            answers = await real(commands)
+        async def ask(commands, **given):
+            answers = await real(commands, **given)
             part = name(tmp_path, KEYS[0], 1)
             return [
                 redis.exceptions.ResponseError("OOM")

@@ -100,8 +100,8 @@ class Spy:
 
     def __init__(self):
         self.asked = []
-        self.capabilities, self.away = (
-            ("answer", at) for at in ("capabilities", "away")
+        self.capabilities, self.away, self.refusing = (
+            ("answer", at) for at in ("capabilities", "away", "refusing")
         )
 
     def __getattr__(self, name):

@@ -248,9 +248,9 @@ CUT = (
     Mutant(
         name="ended_connection_is_the_servers_silence",
         why="R-52: what was idle for long fails the first requests of each that comes back.",
-        file="ucm/backends/_redis_servers.py",
+        file="ucm/backends/_redis_answers.py",
         find="return isinstance(answer, ConnectionError | NoConnectionError)",
-        replace="return answer is _NOBODYS",
+        replace="return False",
         killers=(f"{_LINKS}::test_connections_that_the_server_has_ended_are_replaced",),
     ),
     Mutant(
@@ -339,7 +339,7 @@ CUT = (
     Mutant(
         name="cluster_that_moves_is_not_followed",
         why="R-51: from the day on that a cluster is grown its blocks have no answer.",
-        file="ucm/backends/_redis_servers.py",
+        file="ucm/backends/_redis_answers.py",
         find='("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")',
         replace='("MOVED", "TRYAGAIN", "CLUSTERDOWN")',
         killers=(f"{_CLUSTER}::test_blocks_of_a_cluster_lie_with_both_servers",),

@@ -109,7 +109,7 @@ FAULTS = (
     Mutant(
         name="nonsense_of_a_server_is_a_bug_of_ours",
         why="A server that talks garbage is the end of the agent.",
-        file="ucm/backends/_redis_servers.py",
+        file="ucm/backends/_redis_answers.py",
         find="OSError, *_NONSENSE)",
         replace="OSError)",
         killers=(_NONSENSE,),

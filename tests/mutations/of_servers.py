@@ -6,6 +6,7 @@ from tests.mutations.mutant import Mutant
 __all__ = ["SERVERS"]
 
 _SERVERS = "ucm/backends/_redis_servers.py"
+_ANSWERS = "ucm/backends/_redis_answers.py"
 _REDIS = "ucm/backends/redis.py"
 _WRAP = "ucm/backends/wrap.py"
 _AWAY = "tests/backends/test_redis_away.py"
@@ -98,8 +99,8 @@ SERVERS = (
         name="tier_that_is_all_away_is_no_silent_one",
         why="X-14: it costs each call a deadline, and nobody is told.",
         file=_SERVERS,
-        find="and not self._are_all(lambda one: not one.is_well):",
-        replace="and True:",
+        find="lambda one: not one.is_well(for_writes=are_writes)",
+        replace="lambda one: False",
         killers=(_TIER,),
     ),
     Mutant(
@@ -115,7 +116,7 @@ SERVERS = (
     Mutant(
         name="server_that_loads_is_a_tier_without_an_answer",
         why="X-14: a tier of six servers is gone until one of them that was restarted has read its file.",
-        file=_SERVERS,
+        file=_ANSWERS,
         find='return str(answer).startswith("LOADING")',
         replace="return False",
         killers=(
@@ -126,15 +127,15 @@ SERVERS = (
         name="tier_that_is_all_away_is_spared",
         why="R-63: the one call that tries asks nobody, and the next while is longer.",
         file=_SERVERS,
-        find="                server.circuit.judge(is_bad=_are_silent(answers))\n",
-        replace="                pass\n",
+        find="        server.circuit.judge(is_bad=are_silent(answers))\n",
+        replace="",
         killers=(_TIER,),
     ),
     Mutant(
         name="who_names_another_is_silent",
         why="X-14: servers that say whose a block is are not asked, as that one is away.",
         file=_SERVERS,
-        find="            if not (_is_silence(answer) and isinstance(answers[at], ResponseError)):",
+        find="            if not (is_silence(answer) and isinstance(answers[at], ResponseError)):",
         replace="            if True:",
         killers=(_NAMES,),
     ),
@@ -202,7 +203,7 @@ SERVERS = (
         name="parts_of_what_cannot_be_whole_are_put",
         why="Servers are filled with parts of blocks of which others are the affair of one that is away.",
         file=_REDIS,
-        find="            if any(map(self._servers.is_away, parts)):",
+        find="            if any(self._servers.is_away(each, is_write=True) for each in values):",
         replace="            if False:",
         killers=(
             "tests/backends/test_redis_servers.py::test_parts_of_a_block_that_cannot_be_whole_are_not_moved",

@@ -8,7 +8,7 @@ Asked by ``CONFIG GET``; a server that does not tell, as managed ones do not, ha
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ucm.backends._redis_servers import ERRORS
+from ucm.backends._redis_answers import ERRORS
 from ucm.backends.abc import Advice
 
 __all__ = ["advice_of", "read_config"]

@@ -7,35 +7,40 @@ What connections of ours cannot have is asked of redis-py, which follows a clust
 A server of a cluster that is silent costs a few deadlines, then nothing: what is its affair has no
 answer at once. After a while redis-py is asked about it, with nobody waiting. Whoever answers that, it
 or who stands in for it, is asked again: it by one call at first, as small questions may be all that it
-answers. While all are silent nobody is spared: each call asks, and who calls counts that, unless one has
-answered by its end.
+answers. One that answers and takes nothing is spared what it is to take, for a while; then a call tries.
+While all are silent, or none takes anything, nobody is spared: each call asks, and who calls counts that,
+unless one has answered by its end.
 
 Threading: all on one loop.
 """
 
 import functools
+import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
-from redis.exceptions import ConnectionError as NoConnectionError
-from redis.exceptions import RedisClusterException, RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from ucm.backends._circuit import Circuit
 from ucm.backends._many import together
+from ucm.backends._redis_answers import (
+    ERRORS,
+    are_silent,
+    is_elsewhere,
+    is_refusal,
+    is_silence,
+    refuses,
+)
 from ucm.backends._redis_link import Links, seconds_for
 from ucm.backends._resp import Command
 
-__all__ = ["AWAY", "ERRORS", "ROUNDS", "Servers"]
+__all__ = ["AWAY", "ROUNDS", "Servers"]
 
-_NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
-"""What redis-py raises over words that no server says."""
-ERRORS = (RedisError, RedisClusterException, OSError, *_NONSENSE)
-"""What asking raises."""
 _NOBODYS = ConnectionError("no server has it")
-AWAY = ConnectionError("its server is silent, and others are not")
+AWAY = ConnectionError("its server is silent, or takes nothing, and others are well")
 _LONGEST_S = 5.0
 """Between looks for a server that is away; nobody waits for them."""
 ROUNDS = 3
@@ -57,9 +62,29 @@ class _Server:
         self.links = links
         self.circuit = Circuit(clock, longest_pause_s=_LONGEST_S)
         """Of what it is asked; closed where it is the only one."""
+        self.writes = Circuit(clock, longest_pause_s=_LONGEST_S)
+        """Of what it is to take or to let go; closed likewise."""
         self.is_looked_for = False
         self.is_found = False
         """A call may try it."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is silent."""
+        return self.circuit.is_open
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether it is away, or answers and takes nothing."""
+        return self.is_away or self.writes.is_open
+
+    def is_well(self, *, for_writes: bool) -> bool:
+        """Return whether it had an answer for the last who asked."""
+        return self.circuit.is_well and (self.writes.is_well or not for_writes)
+
+
+_is_away = operator.attrgetter("is_away")
+_takes_nothing = operator.attrgetter("takes_nothing")
 
 
 class Servers:
@@ -95,9 +120,13 @@ class Servers:
     @property
     def away(self) -> list[str]:
         """Names of those of a cluster that are silent."""
-        return [
-            name for name, circuit in self._circuits() if circuit and circuit.is_open
-        ]
+        return [name for name, one in self._known() if one and one.is_away]
+
+    @property
+    def refusing(self) -> list[str]:
+        """Names of those of a cluster that answer, and take nothing."""
+        known = [(name, one) for name, one in self._known() if one]
+        return [name for name, one in known if one.takes_nothing and not one.is_away]
 
     @property
     def gives_up_s(self) -> float:
@@ -108,12 +137,15 @@ class Servers:
         """Return what asks each server by itself, of redis-py's."""
         return self._client.get_primaries() if self.is_cluster else [self._client]
 
-    def is_away(self, command: Command) -> bool:
-        """Return whether it is the affair of a server that is away while others are not."""
+    def is_away(self, command: Command, *, is_write: bool = False) -> bool:
+        """Return whether it is the affair of a server that would not be asked while others are."""
         server = self._server_of(command)
-        if server is None or not server.circuit.is_open or server.is_found:
+        if server is None:
             return False
-        return not self._are_all(lambda one: one.is_open)
+        if server.is_away and not server.is_found and not self._are_all(_is_away):
+            return True
+        is_spared = is_write and server.writes.wait_s > 0
+        return is_spared and not self._are_all(_takes_nothing)
 
     async def attend(self) -> None:
         """Look for servers that are away, with nobody waiting; until it is cancelled."""
@@ -123,12 +155,18 @@ class Servers:
         finally:
             self._tasks = None
 
-    async def ask(self, commands: Sequence[Command]) -> list[Any]:
+    async def ask(
+        self, commands: Sequence[Command], *, are_writes: bool = False
+    ) -> list[Any]:
         """
         Ask each server for what is its; return answers or errors, of each its own.
 
         What is asked anew, as a connection was lost, may have been done before. ``AWAY`` is the
-        answer of a server that is silent while others are not.
+        answer of a server that is silent while others are not, or takes nothing while others do.
+
+        Args:
+            commands: All for reading, or
+            are_writes: all for servers to take something, or to let it go.
         """
         told: list[Any] = [_NOBODYS] * len(commands)
         if not self._is_open:
@@ -136,26 +174,31 @@ class Servers:
         shares: dict[_Server | None, list[int]] = {}
         for at, command in enumerate(commands):
             shares.setdefault(self._server_of(command), []).append(at)
-        spares = self.is_cluster and not self._are_all(lambda one: one.is_open)
+        spares = self.is_cluster and not self._are_all(_is_away)
+        spares_writes = are_writes and not self._are_all(_takes_nothing)
 
         async def ask_one(server: _Server | None, mine: list[int]) -> None:
             asked = [commands[at] for at in mine]
-            if server is None:
-                answers = await self._ask_client(asked)
-            elif spares:
-                answers = await self._ask_if_there(server, asked)
-            elif self.is_cluster:
-                answers = await self._ask_client(asked)
-                server.circuit.judge(is_bad=_are_silent(answers))
+            ask = functools.partial(self._ask_one, server, asked, spares=spares)
+            answers: list[Any] | None
+            if server is not None and self.is_cluster and are_writes:
+                answers = await _ask_to_take(server, ask, spares=spares_writes)
             else:
-                answers = await self._ask_directly(server, asked)
-            for at, answer in zip(mine, answers, strict=True):
+                answers = await ask()
+            for at, answer in zip(mine, answers or [_NOBODYS] * len(mine), strict=True):
                 told[at] = answer
 
         await together([functools.partial(ask_one, *share) for share in shares.items()])
         shares.pop(None, None)
-        lost = [at for mine in shares.values() for at in mine if _is_silence(told[at])]
-        if lost and not self._are_all(lambda one: not one.is_well):
+        lost = [
+            at
+            for mine in shares.values()
+            for at in mine
+            if is_silence(told[at]) or (are_writes and is_refusal(told[at]))
+        ]
+        if lost and not self._are_all(
+            lambda one: not one.is_well(for_writes=are_writes)
+        ):
             for at in lost:
                 told[at] = AWAY
         return told
@@ -169,6 +212,20 @@ class Servers:
             server.links.close()
         await self._client.aclose()
 
+    async def _ask_one(
+        self, server: _Server | None, commands: Sequence[Command], *, spares: bool
+    ) -> list[Any]:
+        """Ask a server, if it is known which."""
+        if server is None:
+            return await self._ask_client(commands)
+        if spares:
+            return await self._ask_if_there(server, commands)
+        if not self.is_cluster:
+            return await self._ask_directly(server, commands)
+        answers = await self._ask_client(commands)
+        server.circuit.judge(is_bad=are_silent(answers))
+        return answers
+
     async def _ask_if_there(
         self, server: _Server, commands: Sequence[Command]
     ) -> list[Any]:
@@ -181,7 +238,7 @@ class Servers:
                 return silence
         server.is_found = False  # one call tries
         ask = functools.partial(self._ask_directly, server, commands)
-        told = await circuit.ask(ask, _are_silent)
+        told = await circuit.ask(ask, are_silent)
         return silence if told is None else told
 
     async def _look_for(self, server: _Server, command: Command) -> None:
@@ -190,7 +247,7 @@ class Servers:
         async def look() -> None:
             try:
                 exists = Command((b"EXISTS", command.words[1]))
-                if _are_silent(await self._ask_client([exists])):
+                if are_silent(await self._ask_client([exists])):
                     server.circuit.judge(is_bad=True)
                 else:  # or it is another's by now, who has answered
                     server.is_found = self._server_of(command) is server
@@ -212,11 +269,11 @@ class Servers:
             await server.links.ask(commands, answers)
         except ERRORS as exc:
             answers += [exc] * (len(commands) - len(answers))
-        lost = [at for at, answer in enumerate(answers) if _is_elsewhere(answer)]
+        lost = [at for at, answer in enumerate(answers) if is_elsewhere(answer)]
         told = await self._ask_client([commands[at] for at in lost])
         for at, answer in zip(lost, told, strict=True):
             # Who names another server has answered, whatever that one does.
-            if not (_is_silence(answer) and isinstance(answers[at], ResponseError)):
+            if not (is_silence(answer) and isinstance(answers[at], ResponseError)):
                 answers[at] = answer
         return answers
 
@@ -253,18 +310,16 @@ class Servers:
             return None
         return self._servers[name]
 
-    def _circuits(self) -> list[tuple[str, Circuit | None]]:
+    def _known(self) -> list[tuple[str, _Server | None]]:
         """Return the servers of a cluster that have blocks, by their names; None: never asked."""
         if not self.is_cluster:
             return []
         names = [node.name for node in self._client.get_primaries()]
-        found = [(name, self._servers.get(name)) for name in names]
-        return [(name, server.circuit if server else None) for name, server in found]
+        return [(name, self._servers.get(name)) for name in names]
 
-    def _are_all(self, is_so: Callable[[Circuit], bool]) -> bool:
+    def _are_all(self, is_so: Callable[[_Server], bool]) -> bool:
         """Return whether something holds of all servers; None is known to be well."""
-        circuits = [circuit for _, circuit in self._circuits()]
-        return all(circuit is not None and is_so(circuit) for circuit in circuits)
+        return all(one is not None and is_so(one) for _, one in self._known())
 
     def _links_to(self, node: Any) -> Links:  # noqa: ANN401 - redis-py's; None is the one server
         if node is None:
@@ -278,26 +333,20 @@ class Servers:
         return Links(connect, self._timeout)
 
 
+async def _ask_to_take(
+    server: _Server, ask: Callable[[], Awaitable[list[Any]]], *, spares: bool
+) -> list[Any] | None:
+    """Ask a server of several to take something; None: it was not asked."""
+    if spares:
+        return await server.writes.ask(ask, refuses)
+    answers = await ask()
+    if (is_bad := refuses(answers)) is not None:
+        server.writes.judge(is_bad=is_bad)
+    return answers
+
+
 def _taken(command: Command, answer: object) -> object:
     """Return an answer of redis-py's as ours are."""
     if isinstance(answer, bytes) and command.into:
         return command.take(answer)
     return answer
-
-
-def _are_silent(answers: Sequence[object]) -> bool:
-    return any(map(_is_silence, answers))
-
-
-def _is_silence(answer: object) -> bool:
-    """Return whether a server has said nothing, or that it cannot answer anything yet."""
-    if isinstance(answer, ResponseError):
-        return str(answer).startswith("LOADING")
-    return isinstance(answer, ERRORS)
-
-
-def _is_elsewhere(answer: object) -> bool:
-    """Return whether another server may know, or the same by another connection."""
-    if isinstance(answer, ResponseError):
-        return str(answer).startswith(("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"))
-    return isinstance(answer, ConnectionError | NoConnectionError)

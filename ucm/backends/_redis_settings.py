@@ -7,7 +7,7 @@ import attrs
 from redis.asyncio.connection import parse_url
 
 from ucm.backends._address import no_address
-from ucm.backends._redis_servers import ERRORS
+from ucm.backends._redis_answers import ERRORS
 from ucm.errors import ConfigError
 from ucm.settings import field
 

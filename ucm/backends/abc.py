@@ -68,7 +68,7 @@ class Verdict(enum.StrEnum):
     UNAVAILABLE = "unavailable"
     """The other side did not answer, or refused to; it may have done what was asked."""
     AWAY = "away"
-    """As of ``Presence``; a breaker tells ``UNAVAILABLE``."""
+    """As of ``Presence``, or that server takes nothing; a breaker tells ``UNAVAILABLE``."""
 
 
 @attrs.frozen(eq=False)
@@ -154,6 +154,11 @@ class Backend(ABC):
     @property
     def away(self) -> Sequence[str]:
         """Names of those of its servers that it does not ask, as they do not answer."""
+        return ()
+
+    @property
+    def refusing(self) -> Sequence[str]:
+        """Names of those that answer and take no blocks, so that it puts none there for a while."""
         return ()
 
     async def attend(self) -> None:  # noqa: B027 - most need none

@@ -23,11 +23,12 @@ import anyio
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, OutOfMemoryError
+from redis.exceptions import AuthenticationError, AuthorizationError
 
 from ucm.backends._many import Many
 from ucm.backends._redis_advice import advice_of, read_config
-from ucm.backends._redis_servers import AWAY, ERRORS, ROUNDS, Servers
+from ucm.backends._redis_answers import ERRORS, is_full
+from ucm.backends._redis_servers import AWAY, ROUNDS, Servers
 from ucm.backends._redis_settings import RedisSettings, refusal
 from ucm.backends._resp import Bulk, Command
 from ucm.backends.abc import (
@@ -134,8 +135,13 @@ class RedisBackend(Backend):
         """Servers of a cluster that do not answer."""
         return self._servers.away
 
+    @property
+    def refusing(self) -> Sequence[str]:
+        """Servers of a cluster that answer, and take nothing."""
+        return self._servers.refusing
+
     async def attend(self) -> None:
-        """Look for them."""
+        """Look for those that are away."""
         await self._servers.attend()
 
     async def advice(self) -> Sequence[Advice]:
@@ -205,7 +211,7 @@ class RedisBackend(Backend):
             parts = range(1 + len(_cuts(nbytes)))  # one more where it has none
             names.append([self._name(key, part) for part in parts])
         flat = [Command((b"UNLINK", name)) for some in names for name in some]
-        ends = iter(await self._servers.ask(flat))
+        ends = iter(await self._servers.ask(flat, are_writes=True))
         for at, some in enumerate(names):
             end, *_ = itertools.islice(ends, len(some))
             if isinstance(end, int):
@@ -305,7 +311,8 @@ class RedisBackend(Backend):
             header = Envelope(key, len(data), blocks[at].checksum).encode()
             value = (header, data) if _is_whole(len(data)) else (header,)
             commands.append(self._set(key, 0, value, b"NX"))
-        for at, answer in zip(heads, await self._servers.ask(commands), strict=True):
+        answers = await self._servers.ask(commands, are_writes=True)
+        for at, answer in zip(heads, answers, strict=True):
             told[at] = Verdict.PRESENT if answer is None else _written(answer)
         return told
 
@@ -328,12 +335,14 @@ class RedisBackend(Backend):
                 self._set(key, part, (data[start:stop],))
                 for part, (start, stop) in enumerate(_cuts(len(data)), 1)
             ]
-            if any(map(self._servers.is_away, parts)):  # the others would be nobody's
-                told[at] = Verdict.AWAY
+            values = [Command((b"SET", self._name(key, 0))), *parts]
+            if any(self._servers.is_away(each, is_write=True) for each in values):
+                told[at] = Verdict.AWAY  # what the others take would be nobody's
                 continue
             commands += parts
             whose += [at] * len(parts)
-        for at, answer in zip(whose, await self._servers.ask(commands), strict=True):
+        answers = await self._servers.ask(commands, are_writes=True)
+        for at, answer in zip(whose, answers, strict=True):
             if told[at] is Verdict.DONE:
                 told[at] = _written(answer)
 
@@ -369,8 +378,7 @@ def _written(answer: object) -> Verdict:
         return Verdict.DONE
     if answer is AWAY:
         return Verdict.AWAY
-    is_full = isinstance(answer, OutOfMemoryError) or str(answer).startswith("OOM")
-    return Verdict.FULL if is_full else Verdict.UNAVAILABLE
+    return Verdict.FULL if is_full(answer) else Verdict.UNAVAILABLE
 
 
 def _judge(

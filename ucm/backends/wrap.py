@@ -57,6 +57,11 @@ class WrapperBackend(Backend):
         """Servers of the inner backend."""
         return self.inner.away
 
+    @property
+    def refusing(self) -> Sequence[str]:
+        """Servers of the inner backend."""
+        return self.inner.refusing
+
     async def advice(self) -> Sequence[Advice]:
         """Forward."""
         return await self.inner.advice()
@@ -207,8 +212,8 @@ class BreakerBackend(_GuardedBackend):
     What takes no blocks may have those that it has: puts and deletes have a circuit of their own.
     They are not asked for either while nothing else is.
 
-    A backend of several servers that counts those by itself that do not answer tells so of their
-    blocks (``AWAY``). These count for neither, and callers are told that there is no answer.
+    A backend of several servers that counts those by itself that do not answer, or take nothing, tells so
+    of their blocks (``AWAY``). These count for neither, and callers are told that there is no answer.
 
     Args:
         inner: The backend to wrap, whose calls end; closed with the wrapper.

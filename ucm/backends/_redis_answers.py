@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What an answer of Valkey or Redis says of the server.
+
+Errors come as text by connections of ours, and by redis-py as classes, which cut the word off by which they
+know it.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    OutOfMemoryError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as NoConnectionError
+
+__all__ = [
+    "ERRORS",
+    "are_silent",
+    "is_elsewhere",
+    "is_full",
+    "is_refusal",
+    "is_silence",
+    "refuses",
+]
+
+_NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
+"""What redis-py raises over words that no server says."""
+ERRORS: Final = (RedisError, RedisClusterException, OSError, *_NONSENSE)
+"""What asking raises."""
+_ELSEWHERE: Final = (AskError, TryAgainError, ClusterDownError)
+"""redis-py's; that for MOVED is one of the first."""
+
+
+def are_silent(answers: Sequence[object]) -> bool:
+    """Return whether a server has not answered all that it was asked."""
+    return any(map(is_silence, answers))
+
+
+def is_silence(answer: object) -> bool:
+    """Return whether a server has said nothing, or that it cannot answer anything yet."""
+    if isinstance(answer, ResponseError):
+        return str(answer).startswith("LOADING")
+    return isinstance(answer, ERRORS)
+
+
+def is_elsewhere(answer: object) -> bool:
+    """Return whether another server may know, or the same by another connection."""
+    if isinstance(answer, ResponseError):
+        return str(answer).startswith(("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"))
+    return isinstance(answer, ConnectionError | NoConnectionError)
+
+
+def is_full(answer: object) -> bool:
+    """Return whether a server has no room, and makes none."""
+    return isinstance(answer, OutOfMemoryError) or str(answer).startswith("OOM")
+
+
+def is_refusal(answer: object) -> bool:
+    """Return whether a server answers to a write that it takes nothing, and not for want of room."""
+    if not isinstance(answer, ResponseError) or isinstance(answer, _ELSEWHERE):
+        return False
+    return not (is_silence(answer) or is_full(answer) or is_elsewhere(answer))
+
+
+def refuses(answers: Sequence[object]) -> bool | None:
+    """Return whether a server takes nothing, by its answers to writes; None: these do not say."""
+    if any(map(is_refusal, answers)):
+        return True
+    return None if all(isinstance(each, Exception) for each in answers) else False
