@@ -3,7 +3,8 @@
 Every metric's name, kind, labels and help.
 
 Names are frozen by a test, and so are the words that a label can have (``ucm.reasons``):
-none is made of a number or an id.
+none is made of a number or an id. The addresses of a cluster's servers are no such words: 32 of them
+are told of at most, and all others as one.
 
 An engine's ranks each carry out every order on their part of a block, and an exporter
 adds their numbers up. What is named after *parts* counts each of them; blocks and tokens
@@ -154,6 +155,12 @@ _TABLE = (
         "ucm_tier_up",
         "1 while the node's agent asks a tier, 0 while that does not answer, or no agent is there.",
         "tier",
+    ),
+    _gauge(
+        "ucm_tier_server_up",
+        "1 while a server of a tier's cluster answers (load), or takes blocks (save), 0 while it does not; "
+        "of such as once did not: 32 by their addresses, all others together as others.",
+        *("tier", "direction", "server"),
     ),
     _counter(
         "ucm_spilled_parts_total",

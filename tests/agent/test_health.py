@@ -65,6 +65,54 @@ class TestRefresh:
         health.refresh()
         assert 0 == counters.snapshot().gauges["ucm_tier_up|redis"]
 
+    def test_server_of_a_tier_that_is_away_or_takes_nothing_is_named(
+        self, node
+    ) -> None:
+        """R-52: which of a cluster's, for reading and for saving, and that it is over; others are not told of."""
+        client, counters, health = node
+
+        def told(away: list[str], refusing: list[str]) -> dict[str, float]:
+            client.status = status()
+            client.status["tiers"][1] |= {"away": away, "refusing": refusing}
+            health.refresh()
+            gauges = counters.snapshot().gauges
+            assert 1 == gauges["ucm_tier_up|redis"]
+            name = "ucm_tier_server_up|redis|"
+            return {
+                key.removeprefix(name): value
+                for key, value in gauges.items()
+                if "server" in key
+            }
+
+        assert {} == told([], [])
+        first = {"load|a:1": 0, "save|a:1": 0, "load|[::1]:2": 1, "save|[::1]:2": 0}
+        assert first == told(["a:1"], ["[::1]:2"])
+        second = {"load|a:1": 1, "save|a:1": 0, "load|[::1]:2": 1, "save|[::1]:2": 1}
+        assert second == told([], ["a:1"])
+        assert dict.fromkeys(first, 1) == told([], [])
+
+    def test_names_of_servers_are_bounded_over_all_time(self, node) -> None:
+        """R-52: a metric forgets no label; a cluster whose servers change addresses has 32, and one for all others,
+        also for those that the agent does not name. None is longer than its gauge may be, or cut by it."""
+        client, counters, health = node
+
+        def gauges(*names: str, count: int) -> dict[str, float]:
+            client.status = status()
+            client.status["tiers"][1] |= {"away": list(names), "num_away": count}
+            health.refresh()
+            found = counters.snapshot().gauges
+            return {key: found[key] for key in found if "server" in key}
+
+        others = "ucm_tier_server_up|redis|load|others"
+        assert 2 * 31 == len(gauges(*map(str, range(31)), count=31))
+        long = gauges("|" + 300 * "x" + ":6379", count=1)
+        assert 0 == long[f"ucm_tier_server_up|redis|load|{59 * 'x'}:6379"]
+        assert others not in long
+        more = gauges(*map(str, range(100, 200)), count=100)
+        assert (2 * 33, 0) == (len(more), more[others])
+        assert 1 == gauges("5", count=1)[others]
+        assert 0 == gauges("5", count=2)[others]
+
     def test_what_a_tier_does_not_take_is_told_with_the_reason(self, node) -> None:
         """R-52, R-55: a full tier is seen by name, over slots of all sizes, and told once."""
         client, counters, health = node

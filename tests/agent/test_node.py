@@ -189,20 +189,30 @@ class TestMain:
                 until(lambda: here.events().count("tier.silent"))
                 (tier,) = here.status()["tiers"]
                 assert (["10.0.0.1:6379"], False) == (tier["away"], tier["silent"])
-                mark.unlink()
-                until(lambda: here.events().count("tier.answers"))
+                mark.rename(mark.with_suffix(".refusing"))
+                until(lambda: here.events().count("tier.silent") == 2)
+                (tier,) = here.status()["tiers"]
+                assert (["10.0.0.1:6379"], 1) == (
+                    tier["refusing"],
+                    tier["num_refusing"],
+                )
+                assert ([], False) == (tier["away"], tier["refuses"])
+                mark.with_suffix(".refusing").unlink()
+                until(lambda: here.events().count("tier.answers") == 2)
 
         with open_slab(here.slab, 64):
             assert 0 == here.serve(engine)
         named = [
-            (line["event"], line["level"], line["tier"], line["medium"], line["server"])
+            (line["event"], line["level"], line.get("direction"))
             for line in here.lines()
-            if "server" in line
+            if line.get("server") == "10.0.0.1:6379"
+            and (line["tier"], line["medium"]) == (0, "file")
         ]
-        whose = 0, "file", "10.0.0.1:6379"
         assert [
-            ("tier.silent", "warning", *whose),
-            ("tier.answers", "info", *whose),
+            ("tier.silent", "warning", None),
+            ("tier.answers", "info", None),
+            ("tier.silent", "warning", "save"),
+            ("tier.answers", "info", "save"),
         ] == named
 
     def test_bug_of_a_tier_ends_the_agent(self, here) -> None:

@@ -3,7 +3,9 @@
 
 from tests.agent.unruly import Unruly, lay, open_core, run_virtual, want_of
 from tests.stores.slab_kit import open_slab
-from ucm.agent.troubles import Troubles
+from ucm.agent.troubles import ServerTroubles, Troubles, servers_of
+from ucm.backends.memory import MemoryBackend, Shelf
+from ucm.backends.wrap import WrapperBackend
 from ucm.reasons import Reason
 from ucm.testing.store_blocks import make_keys, save
 from ucm.tracing import TIER_FAILED
@@ -64,3 +66,58 @@ def test_what_a_tier_damages_or_does_not_take_is_counted_by_its_number(
     assert 2 == troubles[0, DAMAGED]
     assert troubles[1, FULL] >= 1
     assert (1, DAMAGED) not in troubles
+
+
+class Several(WrapperBackend):
+    """A tier of servers that are as a test says."""
+
+    away = ()
+    refusing = ()
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBackend(Shelf(1)))
+
+
+class Named:
+    """Takes lines about servers down."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Take a line."""
+        assert (1, "memory") == (fields["tier"], fields["medium"])
+        self.lines.append(f"{event} {fields['server']} {fields.get('direction', '')}")
+
+    info = warning
+
+
+def test_server_is_told_of_once_for_all_that_becomes_of_it() -> None:
+    """R-52: one that goes while it takes nothing has not begun to take; one that comes back and takes nothing
+    answers, and what is told of its end is told of what was."""
+    log, tier = Named(), Several()
+    troubles = ServerTroubles(log)
+    steps = [
+        ([], ["a"], ["tier.silent a save"]),
+        (["a"], [], ["tier.silent a "]),
+        ([], ["a"], ["tier.answers a ", "tier.silent a save"]),
+        (["b"], ["a"], ["tier.silent b "]),
+        ([], [], ["tier.answers a save", "tier.answers b "]),
+    ]
+    for tier.away, tier.refusing, expected in steps:
+        for told in (expected, []):
+            troubles.look([Several(), tier])
+            assert told == log.lines
+            log.lines.clear()
+
+
+def test_servers_of_a_large_cluster_are_named_up_to_a_bound() -> None:
+    """R-52: an agent's status and its log name so many of each kind; how many there are is told as well."""
+    log, tier = Named(), Several()
+    names = [f"10.0.0.{number:03}:6379" for number in range(200)]
+    tier.away, tier.refusing = names[:90], names[90:]
+    ServerTroubles(log).look([Several(), tier])
+    assert 64 == len(log.lines)
+    expected = {"away": names[:32], "num_away": 90}
+    expected |= {"refusing": names[90:122], "num_refusing": 110}
+    assert expected == servers_of(tier)

@@ -146,6 +146,19 @@ class TestScreen:
         is_told = "the agent is away; silent tiers: redis" in engine.text()
         assert ("ok", not is_up) == (engine.state, is_told)
 
+    def test_servers_of_tiers_that_are_away_or_take_nothing_are_told(self):
+        """R-71: the first ones by name; one that is away takes nothing either, and one that is well is left out."""
+        name = "ucm_tier_server_up|redis"
+        gauges = {f"{name}|{each}|a:1": 0 for each in ("load", "save")}
+        gauges |= {f"{name}|load|b:{number}": 1 for number in range(5)}
+        gauges |= {f"{name}|save|b:{number}": number == 0 for number in range(5)}
+        (engine,) = engines_of([scheduler(gauges=gauges)])
+        assert (
+            "silent servers: a:1 (redis); servers that take nothing: "
+            "b:1 (redis), b:2 (redis), b:3 (redis), 1 more"
+        ) in engine.text()
+        assert "ok" == engine.state
+
     @pytest.mark.slow
     @given(
         st.lists(

@@ -89,6 +89,11 @@ class FileTier(Backend):
         found = self._root.glob("*.away") if self._is_attended else ()
         return [each.stem for each in found]
 
+    @property
+    def refusing(self) -> list[str]:
+        """Of files such as ``NAME.refusing``."""
+        return [each.stem for each in self._root.glob("*.refusing")]
+
     async def attend(self) -> None:
         """Have them told."""
         self._is_attended = True

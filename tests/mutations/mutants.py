@@ -54,6 +54,7 @@ from tests.mutations.of_pinning import PINNING
 from tests.mutations.of_pipe import PIPE
 from tests.mutations.of_poller import POLLER
 from tests.mutations.of_proofs import PROOFS
+from tests.mutations.of_refusing import REFUSING
 from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_replay import REPLAY
 from tests.mutations.of_rest import REST
@@ -114,6 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *FAST,
     *SELECTION,
     *SERVERS,
+    *REFUSING,
     *EVENTS,
     *POLLER,
     *DEVICES,

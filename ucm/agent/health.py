@@ -22,11 +22,20 @@ _REASONS: Final = frozenset(Reason)
 _FORGOTTEN: Final = (Reason.NONE, Reason.KEPT)
 """Behind others the agent has not begun to have blocks forgotten."""
 _UNFORGOTTEN: Final = "ucm_unforgotten_parts_total"
+_SERVER_UP: Final = "ucm_tier_server_up"
+_MOST_SERVERS: Final = 32
+"""Names that metrics have, as none is ever forgotten; all others are one."""
+_OTHERS: Final = "others"
+_LONGEST_NAME: Final = 64
 
 
 class _Tier(msgspec.Struct):
     medium: str
     silent: bool
+    away: list[str] = []
+    num_away: int = 0
+    refusing: list[str] = []
+    num_refusing: int = 0
 
 
 class _Spilled(msgspec.Struct):
@@ -71,6 +80,8 @@ class AgentHealth:
         self._types = [str(tier["type"]) for tier in tiers]
         self._agent = (0, "")
         self._totals: Mapping[str, int] = {}
+        self._servers: set[tuple[str, str]] = set()
+        """Of tiers, by medium and name, that have a gauge of their own."""
         self._lock = threading.Lock()
         self._names = map("\0forget-{}".format, itertools.count())
         """None is a request's."""
@@ -118,6 +129,7 @@ class AgentHealth:
         ):
             is_up = is_there and not any(tier.silent for tier in tiers)
             self._counters.set("ucm_tier_up", int(is_up), tier=medium)
+        self._take_servers(told.tiers)
         totals = _totals_of(told)
         if (told.pid, told.nonce) != self._agent:
             self._agent, self._totals = (told.pid, told.nonce), {}
@@ -126,6 +138,36 @@ class AgentHealth:
         self._counters.add_all(
             {key: more for key in totals if (more := totals[key] - before.get(key, 0))}
         )
+
+    def _take_servers(self, tiers: Sequence[_Tier]) -> None:
+        """Say of each server that ever was away, or took nothing, whether it is so now."""
+        away: set[tuple[str, str]] = set()
+        refusing: set[tuple[str, str]] = set()
+        for tier in tiers:
+            away |= self._known(tier.medium, tier.away, tier.num_away)
+            refusing |= self._known(tier.medium, tier.refusing, tier.num_refusing)
+        for server in self._servers:
+            for direction, are_bad in (("load", away), ("save", away | refusing)):
+                labels = dict(zip(("tier", "server"), server, strict=True))
+                is_up = int(server not in are_bad)
+                self._counters.set(_SERVER_UP, is_up, direction=direction, **labels)
+
+    def _known(
+        self, medium: str, names: Sequence[str], count: int
+    ) -> set[tuple[str, str]]:
+        """Return what metrics call servers of which the first ones are named."""
+        found: set[tuple[str, str]] = set()
+        for name in names:
+            server = medium, name.replace("|", "_")[-_LONGEST_NAME:]
+            has_room = len(self._servers) < _MOST_SERVERS
+            found.add(
+                server if has_room or server in self._servers else (medium, _OTHERS)
+            )
+            self._servers |= found
+        if count > len(names):
+            found.add((medium, _OTHERS))
+        self._servers |= found
+        return found
 
 
 def _medium(tier: _Tier) -> str:

@@ -32,7 +32,7 @@ from ucm.agent.core import AgentCore
 from ucm.agent.feeding import feed_slab, feed_tiers
 from ucm.agent.ledger import Ledger
 from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME, digest_of, peer_uid, within
-from ucm.agent.troubles import Troubles
+from ucm.agent.troubles import ServerTroubles, Troubles, servers_of
 from ucm.backends.opening import open_backend
 from ucm.backends.watched import WatchedBackend
 from ucm.backends.wrap import BreakerBackend, DeadlineBackend
@@ -122,8 +122,6 @@ class Node:
         self._call = ThreadCalls(_THREADS)
         self._tiers: list[BreakerBackend] = []
         self._watched: list[WatchedBackend] = []
-        self._away: set[tuple[int, str]] = set()
-        """Servers of tiers, by the tier's number and their names, that were told to be away."""
         self._cores: dict[int, AgentCore] = {}
         self._slabs: list[Store] = []
         """By size of slots: each sees the changes of its own."""
@@ -134,6 +132,7 @@ class Node:
         self._num_engines = 0
         self._left_at = time.monotonic()
         self._troubles = Troubles(log, time.monotonic)
+        self._servers = ServerTroubles(log)
         self._told: Counter[str] = Counter()
         self._told_at = time.monotonic()
         self._is_told_to_end = anyio.Event()
@@ -303,7 +302,7 @@ class Node:
             with anyio.move_on_after(_LOOK_S):
                 await self._is_told_to_end.wait()
             self._tell_troubles()
-            self._tell_servers()
+            self._servers.look(self._tiers)
             is_idle = all(core.is_idle for core in self._cores.values())
             if self._num_engines or not is_idle or self._linger_s is None:
                 continue
@@ -328,17 +327,6 @@ class Node:
         else:
             self._log.info(TIER_ANSWERS, **of_tier, **more)
 
-    def _tell_servers(self) -> None:
-        """Tell which servers of tiers of several are away, and of which that is over."""
-        away = {(at, name) for at, tier in enumerate(self._tiers) for name in tier.away}
-        for at, name in sorted(away ^ self._away):
-            told = {"tier": at, "medium": self._media[at], "server": name}
-            if (at, name) in away:
-                self._log.warning(TIER_SILENT, **told)
-            else:
-                self._log.info(TIER_ANSWERS, **told)
-        self._away = away
-
     async def _status(self) -> dict[str, object]:
         tiers: list[dict[str, object]] = []
         for tier in self._tiers:
@@ -346,7 +334,7 @@ class Node:
             told = {} if tier.is_open else msgspec.to_builtins(await tier.inner.stats())
             told |= {"medium": tier.capabilities.medium}
             told |= {"silent": tier.is_open, "refuses": tier.refuses}
-            tiers.append(told | {"away": list(tier.away)})
+            tiers.append(told | servers_of(tier))
         slots = {str(size): core.totals() for size, core in self._cores.items()}
         ledger = {} if self._ledger is None else {"ledger": self._ledger.told()}
         return ledger | {

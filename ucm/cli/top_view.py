@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from ucm.metrics import is_gauge, split_key
 from ucm.settings import seconds_text, size_text
 from ucm.status import Status
 
@@ -23,6 +24,8 @@ _MISSED = "ucm_missed_lookups_total"
 _SETTLED = "ucm_settled_part_bytes_total"
 _OPEN = "ucm_open_tickets"
 _AGENT, _TIER = "ucm_agent_up", "ucm_tier_up"
+_SERVER = "ucm_tier_server_up"
+_MOST_SERVERS = 3
 
 
 def _sum(numbers: Mapping[str, float], *names: str) -> float:
@@ -98,9 +101,33 @@ class EngineView:
         tiers = _by_label(self.gauges, _TIER)
         if silent := [label for label, is_up in tiers.items() if not is_up]:
             told.append(f"silent tiers: {', '.join(silent)}")
+        told += _servers_text(self.gauges)
         if self.problem:
             told.append(self.problem)
         return "; ".join(told)
+
+
+def _servers_text(gauges: Mapping[str, float]) -> list[str]:
+    """Return which servers of tiers are away, and which of the others take no blocks."""
+    down: dict[str, list[str]] = {"load": [], "save": []}
+    for key, is_up in sorted(gauges.items()):
+        if is_up or not (key.startswith(f"{_SERVER}|") and is_gauge(key)):
+            continue
+        tier, direction, server = split_key(key)[1].values()
+        down.setdefault(direction, []).append(f"{server} ({tier})")
+    told = []
+    for what, names in (
+        ("silent servers", down["load"]),
+        (
+            "servers that take nothing",
+            [n for n in down["save"] if n not in down["load"]],
+        ),
+    ):
+        if names:
+            more = len(names) - _MOST_SERVERS
+            rest = [f"{more} more"] if more > 0 else []
+            told.append(f"{what}: {', '.join([*names[:_MOST_SERVERS], *rest])}")
+    return told
 
 
 def engines_of(
