@@ -43,7 +43,7 @@ FROZEN = {
     "ucm_agent_up": ("gauge", ()),
     "ucm_agents_total": ("counter", ()),
     "ucm_tier_up": ("gauge", ("tier",)),
-    "ucm_tier_server_up": ("gauge", ("tier", "direction", "server")),
+    "ucm_tier_server_up": ("gauge", ("tier", "direction", "address")),
     "ucm_spilled_parts_total": ("counter", ("tier",)),
     "ucm_unspilled_parts_total": ("counter", ("tier", "reason")),
     "ucm_forgotten_parts_total": ("counter", ("tier",)),

@@ -160,7 +160,7 @@ _TABLE = (
         "ucm_tier_server_up",
         "1 while a server of a tier's cluster answers (load), or takes blocks (save), 0 while it does not; "
         "of such as once did not: 32 by their addresses, all others together as others.",
-        *("tier", "direction", "server"),
+        *("tier", "direction", "address"),
     ),
     _counter(
         "ucm_spilled_parts_total",

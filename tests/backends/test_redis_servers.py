@@ -114,10 +114,11 @@ async def test_parts_of_a_block_that_cannot_be_whole_are_not_moved():
     """R-52, R-55: where a server that has some, or would, is away, those of the others would be nobody's, and
     fill them with each try, or be read in vain."""
     now, breaker, first, second = opened()
-    second.is_up = False
+    second.is_up, first.num_there = False, 0
+    told = await breaker.put([seal(KEYS[1], 3 << 20)])  # whose head is the second's
+    assert ([Verdict.UNAVAILABLE], []) == (told, first.asked)
     for _ in range(3):
         await breaker.exists(KEYS)
-    first.num_there = 0
     told = await breaker.put([seal(KEYS[0], 3 << 20), seal(KEYS[2])])
     assert [Verdict.UNAVAILABLE, Verdict.DONE] == told
     assert [b"ucm:0/" + KEYS[2]] == first.asked

@@ -145,7 +145,9 @@ SERVERS = (
         file=_REDIS,
         find="_NO_HEAD = {Presence.PRESENT: Verdict.PRESENT, Presence.AWAY: Verdict.AWAY}",
         replace="_NO_HEAD = {Presence.PRESENT: Verdict.PRESENT}",
-        killers=(_TIER,),
+        killers=(
+            "tests/backends/test_redis_servers.py::test_parts_of_a_block_that_cannot_be_whole_are_not_moved",
+        ),
     ),
     Mutant(
         name="call_of_who_is_away_is_a_good_one",

@@ -148,7 +148,7 @@ class AgentHealth:
             refusing |= self._known(tier.medium, tier.refusing, tier.num_refusing)
         for server in self._servers:
             for direction, are_bad in (("load", away), ("save", away | refusing)):
-                labels = dict(zip(("tier", "server"), server, strict=True))
+                labels = dict(zip(("tier", "address"), server, strict=True))
                 is_up = int(server not in are_bad)
                 self._counters.set(_SERVER_UP, is_up, direction=direction, **labels)
 

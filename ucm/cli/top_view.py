@@ -113,8 +113,8 @@ def _servers_text(gauges: Mapping[str, float]) -> list[str]:
     for key, is_up in sorted(gauges.items()):
         if is_up or not (key.startswith(f"{_SERVER}|") and is_gauge(key)):
             continue
-        tier, direction, server = split_key(key)[1].values()
-        down.setdefault(direction, []).append(f"{server} ({tier})")
+        tier, direction, address = split_key(key)[1].values()
+        down.setdefault(direction, []).append(f"{address} ({tier})")
     told = []
     for what, names in (
         ("silent servers", down["load"]),
