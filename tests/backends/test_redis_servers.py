@@ -25,6 +25,8 @@ class Node:
     is_up: bool = True
     says: Exception = attrs.Factory(ConnectionError)
     """While it is not."""
+    refuses: bool = False
+    """It takes nothing."""
     num_there: int = 1
     """Of each value that is asked for."""
     asked: list[bytes] = attrs.Factory(list)
@@ -64,7 +66,7 @@ class Answering(Servers):
         if command.words[0] == b"EXISTS":
             return node.num_there
         node.asked.append(command.words[1])
-        return b"OK"
+        return ResponseError("MISCONF of a snapshot") if node.refuses else b"OK"
 
     async def _ask_directly(self, _, commands):
         return await self._ask_client(commands)
@@ -130,3 +132,24 @@ async def test_parts_of_a_block_that_cannot_be_whole_are_not_moved():
     assert [Presence.ABSENT] * 16 == await breaker.exists(KEYS)
     assert [Verdict.DONE] == await breaker.put([seal(KEYS[0], 3 << 20)])
     assert (3, 2) == (len(first.asked), len(second.asked))
+
+
+async def test_parts_of_a_block_whose_head_would_be_refused_are_not_put():
+    """R-55: they would be nobody's, and fill those that take them with each try; once in a while one is
+    tried, and when its head is taken all of it is."""
+    now, breaker, first, second = opened()
+    first.num_there = second.num_there = 0
+    second.refuses = True
+    for key in KEYS[1:7:2]:
+        await breaker.put([seal(key)])
+    assert (["second"], 3) == (breaker.refusing, len(second.asked))
+    client = breaker.inner._servers._client
+    client.get_node_from_key = lambda name: client.nodes[name.startswith(b"ucm:0/")]
+    large = [seal(KEYS[0], 3 << 20)]
+    for _ in range(3):
+        assert [Verdict.UNAVAILABLE] == await breaker.put(large)
+    assert ([], 3) == (first.asked, len(second.asked))
+    second.refuses = False
+    now[0] += 1.01
+    assert [Verdict.DONE] == await breaker.put(large)
+    assert (3, 4, []) == (len(first.asked), len(second.asked), breaker.refusing)

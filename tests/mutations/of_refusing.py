@@ -18,6 +18,7 @@ _NONE = (
 )
 _MIXED = f"{_TESTS}::test_server_that_takes_nothing_while_the_other_is_away_is_a_tier_that_takes_nothing"
 _PARTS = f"{_TESTS}::test_parts_of_a_block_that_a_server_would_not_take_are_not_put"
+_HEAD = "tests/backends/test_redis_servers.py::test_parts_of_a_block_whose_head_would_be_refused_are_not_put"
 _FULL = f"{_TESTS}::test_server_that_is_full_is_full_each_time"
 _SAYS = "tests/backends/test_redis_answers.py::test_server_takes_nothing_that_says_so_to_a_write"
 _TOLD = "tests/agent/test_troubles.py::test_server_is_told_of_once_for_all_that_becomes_of_it"
@@ -113,7 +114,7 @@ REFUSING = (
         file=_REDIS,
         find='values = [Command((b"SET", self._name(key, 0))), *parts]',
         replace="values = parts",
-        killers=(_PARTS,),
+        killers=(_HEAD,),
     ),
     Mutant(
         name="full_server_is_asked_no_more",
@@ -260,7 +261,7 @@ REFUSING = (
         find="        return self.inner.refusing\n",
         replace="        return ()\n",
         killers=(
-            "tests/agent/test_node.py::TestMain::test_server_of_a_tier_that_is_away_is_named",
+            "tests/backends/test_wrap.py::TestShape::test_wrapper_forwards_arguments_and_answer[refusing-wrapper]",
         ),
     ),
 )
