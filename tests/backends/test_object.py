@@ -163,6 +163,7 @@ class TestService:
             ({"client": ["x"]}, "client"),
             ({"requests": 0}, "requests"),
             ({"bucket": "x"}, "bucket"),
+            ({"url": "s4:/user:hush-hush@bucket"}, "url"),
         ],
     )
     async def test_wrong_setting_is_named(self, service, tmp_path, settings, key):

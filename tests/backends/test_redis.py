@@ -356,6 +356,7 @@ class TestServer:
             ({"host": "x"}, "host"),
             ({"url": "redis://u:hush-hush@h:1?decode_responses=true"}, "url"),
             ({"url": "redis://host:1/0?protocol=3"}, "url"),
+            ({"url": "user:hush-hush@host:6379"}, "url"),
         ],
     )
     async def test_wrong_setting_is_named(self, tmp_path, settings, key):

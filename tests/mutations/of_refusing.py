@@ -264,4 +264,25 @@ REFUSING = (
             "tests/backends/test_wrap.py::TestShape::test_wrapper_forwards_arguments_and_answer[refusing-wrapper]",
         ),
     ),
+    Mutant(
+        name="address_told_with_its_password",
+        why="A mistyped address stands in logs with the password of a store of all prompts.",
+        file="ucm/backends/_address.py",
+        find='"..." if "@" in str(value) else value',
+        replace="value",
+        killers=(
+            "tests/backends/test_redis.py::TestServer::test_wrong_setting_is_named[settings9-url]",
+            "tests/backends/test_object.py::TestService::test_wrong_setting_is_named[settings9-url]",
+        ),
+    ),
+    Mutant(
+        name="cluster_that_gives_nobody_up",
+        why="R-52: each call of an agent with a shorter deadline is ended before a silent server is found out.",
+        file=_SERVERS,
+        find="        return self._timeout if self.is_cluster else 0.0",
+        replace="        return 0.0",
+        killers=(
+            "tests/agent/test_node.py::TestMain::test_tier_that_would_be_ended_before_it_gives_up_is_one_line",
+        ),
+    ),
 )
