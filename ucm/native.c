@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,7 +23,7 @@ typedef int batch_function(uint64_t *, uint64_t *, uint64_t *, size_t, void *, v
                            size_t, void *, void *);
 
 // Raise it with each change of the functions below: native.py takes no other.
-int ucm_version(void) { return 5; }
+int ucm_version(void) { return 6; }
 
 // Slots to be digested, by whoever takes the next one.
 struct slots {
@@ -250,4 +251,74 @@ void ucm_read_files(const char *const *paths, const uint8_t *marked, size_t coun
 void ucm_find_files(const char *const *paths, size_t count, int *errors) {
     struct stat is;
     for (size_t at = 0; at < count; at++) errors[at] = lstat(paths[at], &is) ? errno : 0;
+}
+
+// A connection, what it has brought that nobody wanted so far, and the error that has ended it.
+struct incoming {
+    int link;
+    uint8_t *held;
+    size_t room, num_held;
+    int error;
+};
+
+// Read up to `most` bytes, or all of them; 0, with the error, where none come any more.
+static size_t receive(struct incoming *from, uint8_t *memory, size_t most, int flags) {
+    for (;;) {
+        ssize_t got = recv(from->link, memory, most, flags);
+        if (got > 0) return (size_t)got;
+        from->error = got ? errno : ECONNRESET;
+        if (!got || errno != EINTR) return 0;
+    }
+}
+
+static void drop(struct incoming *from, size_t nbytes) {
+    from->num_held -= nbytes;
+    memmove(from->held, from->held + nbytes, from->num_held);
+}
+
+// Whether these bytes come next; then they are read. Others are held.
+static int comes(struct incoming *from, const char *bytes, size_t nbytes) {
+    for (;;) {
+        size_t some = from->num_held < nbytes ? from->num_held : nbytes;
+        if (memcmp(from->held, bytes, some)) return 0;
+        if (some == nbytes) break;
+        size_t got = receive(from, from->held + from->num_held, from->room - from->num_held, 0);
+        if (!got) return 0;
+        from->num_held += got;
+    }
+    drop(from, nbytes);
+    return 1;
+}
+
+static int fill(struct incoming *from, uint8_t *memory, size_t nbytes) {
+    size_t done = from->num_held < nbytes ? from->num_held : nbytes;
+    memcpy(memory, from->held, done);
+    drop(from, done);
+    while (done < nbytes) {
+        size_t got = receive(from, memory + done, nbytes - done, MSG_WAITALL);
+        if (!got) return 0;
+        done += got;
+    }
+    return 1;
+}
+
+// Read frames from a connection that blocks: of each a prefix, its parts, and a suffix, which
+// are shorter than the room of what is held. Returns how many came; the next one is another,
+// and what came of it is held, or there is an error: amid a frame it is a wrong one, or the end.
+size_t ucm_receive(int link, size_t count, const char *const *prefixes,
+                   const size_t *prefix_bytes, const size_t *num_parts, uint8_t *const *parts,
+                   const size_t *sizes, const char *suffix, size_t suffix_bytes, uint8_t *held,
+                   size_t room, size_t *num_held, int *error) {
+    struct incoming from = {.link = link, .held = held, .room = room, .num_held = *num_held};
+    size_t at = 0, part = 0;
+    for (; at < count && comes(&from, prefixes[at], prefix_bytes[at]); at++) {
+        size_t end = part + num_parts[at];
+        while (part < end && fill(&from, parts[part], sizes[part])) part++;
+        if (part == end && comes(&from, suffix, suffix_bytes)) continue;
+        if (!from.error) from.error = EPROTO;
+        break;
+    }
+    *num_held = from.num_held;
+    *error = from.error;
+    return at;
 }

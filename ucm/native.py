@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 __all__ = ["LIBRARY", "Native", "address_of", "find_native"]
 
-_VERSION = 5
+_VERSION = 6
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 _TIME = ctypes.c_int64
 
@@ -88,6 +88,12 @@ class Native:
         self.find_files: Callable[..., Any] = library.ucm_find_files
         library.ucm_find_files.restype = None
         library.ucm_find_files.argtypes = (_ADDRESS, _SIZE, _ADDRESS)
+        self.receive: Callable[..., int] = library.ucm_receive
+        library.ucm_receive.restype = _SIZE
+        library.ucm_receive.argtypes = (
+            *(_NUMBER, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
+            *(ctypes.c_char_p, _SIZE, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS),
+        )
 
 
 def address_of(array: npt.NDArray[Any]) -> int:

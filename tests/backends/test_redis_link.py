@@ -1,12 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes over a connection to a server, as it comes: in any pieces, and with anything in it."""
 
+import asyncio
+import itertools
+import socket
+import threading
+
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from ucm.backends._redis_link import Links, seconds_for
+from tests.backends.servers import LIMIT_S
+from ucm import native
+from ucm.backends._redis_link import (
+    Dialer,
+    Link,
+    Links,
+    read_answers,
+    seconds_for,
+)
 from ucm.backends._resp import Answers, Bulk, Command, encoded
 
 SCRATCH = 64
@@ -69,6 +83,54 @@ def test_answers_are_the_same_in_whatever_pieces_they_come(exchange, sizes):
                 assert wanted == str(told)
             case _:
                 assert wanted == told
+
+
+def read_all(commands, said, sizes, library):
+    """Have it come over a connection, in such pieces; return what was told, and what memory has."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def say():
+            at = 0
+            while at < len(said):
+                piece = said[at : at + next(sizes)]
+                theirs.sendall(piece)
+                at += len(piece)
+            theirs.shutdown(socket.SHUT_WR)
+
+        server = threading.Thread(target=say)
+        server.start()
+        answers = Answers(commands, memoryview(bytearray(SCRATCH)))
+        problem = None
+        try:
+            read_answers(ours, answers, library)
+        except (OSError, ValueError) as exc:
+            problem = exc
+        ours.shutdown(socket.SHUT_RD)
+        server.join()
+    memory = [bytes(b"".join(command.into)) for command in commands]
+    return list(map(str, answers.told)), memory, problem is None
+
+
+@pytest.mark.skipif(native.LIBRARY is None, reason="ucm.native was not built")
+@given(
+    exchanges(), st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(0)
+)
+def test_one_call_reads_what_many_read(exchange, sizes, cut):
+    """Answers and memory are the same, whatever is among the values, and however much of it comes."""
+    commands, said, _ = exchange
+    said = said[: len(said) - cut % (len(said) + 1) * (cut % 3 == 0)]
+    told = []
+    for library in (native.LIBRARY, None):
+        for command in commands:
+            for memory in command.into:
+                memory[:] = bytes(len(memory))
+        told.append(read_all(commands, said, itertools.cycle(sizes), library))
+    one, many = told
+    assert one[0] == many[0]
+    assert one[2] == many[2]
+    if one[2]:
+        assert one[1] == many[1]
 
 
 @given(exchanges())
@@ -137,23 +199,40 @@ def test_request_has_time_for_what_it_moves(nbytes, times):
 
 
 class Later:
-    """A connection of a redis-py to come, which keeps its transport elsewhere."""
+    """A connection of a redis-py to come, which keeps its socket elsewhere."""
 
     is_connected = False
 
-    async def connect(self):
+    def connect(self):
         """Connect."""
         self.is_connected = True
 
-    async def disconnect(self):
+    def disconnect(self):
         """End it."""
         self.is_connected = False
 
 
 @pytest.mark.asyncio
-async def test_redis_py_that_keeps_its_transport_is_asked_itself():
+async def test_redis_py_that_keeps_its_socket_is_asked_itself():
     """What cannot be had by a connection of ours is told as lost, for which redis-py is asked."""
     connection = Later()
-    with pytest.raises(ConnectionError, match="does not hand its transport over"):
+    with pytest.raises(ConnectionError, match="does not hand its socket over"):
         await Links(lambda: connection, 60.0).ask([Command((b"GET",))], [])
     assert not connection.is_connected
+
+
+@pytest.mark.asyncio
+async def test_what_has_ended_is_not_asked():
+    """R-52: who asks it is told at once that it has, and so is who waits for it to be opened."""
+    server = socket.create_server(
+        ("127.0.0.1", 0)
+    )  # takes connections, and says nothing
+    with server, anyio.fail_after(LIMIT_S / 2):
+        url = f"redis://127.0.0.1:{server.getsockname()[1]}/0"
+        link = Link(Dialer(url, LIMIT_S).to_one())
+        task = asyncio.create_task(link.connect())
+        await asyncio.sleep(0)
+        link.abort()
+        for ask in (task, link.connect(), link.ask([Command((b"GET", b"x"))], [])):
+            with pytest.raises(ConnectionError, match="has ended"):
+                await ask

@@ -5,6 +5,7 @@ import attrs
 import pytest
 from redis.exceptions import ResponseError
 
+from ucm.backends._redis_link import Dialer
 from ucm.backends._redis_servers import Servers
 from ucm.backends._redis_settings import RedisSettings
 from ucm.backends.abc import Presence, Verdict
@@ -76,8 +77,12 @@ def opened():
     """Return the time, a breaker over a backend on two servers, and these."""
     now = [100.0]
     client = Client()
-    backend = RedisBackend(client, RedisSettings(cluster=True))
-    backend._servers = Answering(client, 1.0, is_cluster=True, clock=lambda: now[0])
+    url = "redis://127.0.0.1"
+    dialer = Dialer(url, 1.0)
+    backend = RedisBackend(client, RedisSettings(url=url, cluster=True))
+    backend._servers = Answering(
+        client, dialer, 1.0, is_cluster=True, clock=lambda: now[0]
+    )
     return now, BreakerBackend(backend, clock=lambda: now[0]), *client.nodes
 
 

@@ -323,8 +323,8 @@ BACKENDS = (
         name="earlier_release_is_garbage",
         why="After an update a server's blocks are deleted as damaged.",
         file=_REDIS,
-        find="(len(told) == 1 or None in told)",
-        replace="None in told",
+        find="None in (answers[1:] or [None])",
+        replace="None in answers[1:]",
         killers=(
             "tests/backends/test_redis.py::TestParts::test_small_block_of_an_earlier_release_is_served",
         ),
@@ -359,8 +359,8 @@ BACKENDS = (
         name="parts_of_another_length_taken",
         why="A block is put together of pieces that are not its own.",
         file=_REDIS,
-        find="if told == sizes:",
-        replace="if None not in told:",
+        find="if answers == list(map(Bulk, sizes)):",
+        replace="if all(isinstance(each, Bulk) for each in answers):",
         killers=(
             "tests/backends/test_redis.py::TestParts::test_part_of_another_length_is_none",
         ),

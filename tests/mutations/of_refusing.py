@@ -144,7 +144,7 @@ REFUSING = (
         name="silence_says_that_a_server_takes",
         why="X-14: one that refuses and is silent in turn is sent all blocks.",
         file=_ANSWERS,
-        find="    return None if all(isinstance(each, Exception) for each in answers) else False",
+        find="    return None if len(failed) == len(answers) else False",
         replace="    return False",
         killers=(_SAYS,),
     ),

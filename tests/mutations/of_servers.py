@@ -153,7 +153,7 @@ SERVERS = (
         name="call_of_who_is_away_is_a_good_one",
         why="X-14: a circuit is closed by calls that asked nobody.",
         file=_WRAP,
-        find="return None if told and all(each in _AWAY for each in told) else False",
+        find="return None if is_vain else False",
         replace="return False",
         killers=(f"{_CIRCUIT}::test_call_of_those_who_are_away_is_no_try",),
     ),

@@ -23,6 +23,7 @@ from redis.exceptions import ConnectionError as NoConnectionError
 __all__ = [
     "ERRORS",
     "are_silent",
+    "failures",
     "is_elsewhere",
     "is_full",
     "is_refusal",
@@ -38,9 +39,14 @@ _ELSEWHERE: Final = (AskError, TryAgainError, ClusterDownError)
 """redis-py's; that for MOVED is one of the first."""
 
 
+def failures(answers: Sequence[object]) -> list[int]:
+    """Return where errors are among answers, mostly nowhere."""
+    return [at for at, one in enumerate(answers) if isinstance(one, Exception)]
+
+
 def are_silent(answers: Sequence[object]) -> bool:
     """Return whether a server has not answered all that it was asked."""
-    return any(map(is_silence, answers))
+    return any(is_silence(answers[at]) for at in failures(answers))
 
 
 def is_silence(answer: object) -> bool:
@@ -71,6 +77,7 @@ def is_refusal(answer: object) -> bool:
 
 def refuses(answers: Sequence[object]) -> bool | None:
     """Return whether a server takes nothing, by its answers to writes; None: these do not say."""
-    if any(map(is_refusal, answers)):
+    failed = failures(answers)
+    if any(is_refusal(answers[at]) for at in failed):
         return True
-    return None if all(isinstance(each, Exception) for each in answers) else False
+    return None if len(failed) == len(answers) else False

@@ -3,57 +3,104 @@
 Connections to Valkey or Redis that read into memory of the caller, and write from it.
 
 redis-py copies each value three times. It opens these connections, as it knows of addresses, users
-and TLS; then the transport is ours, and carries pipelines of commands (``_resp``). A call that comes to
-no good end ends its connection with it: behind it nothing is read into its memory, and nothing is sent
-from there.
+and TLS; then the socket is ours, and carries pipelines of commands (``_resp``). Each has a thread of its
+own, which waits for whole values in the kernel and lets the loop go on meanwhile: a loop that is woken for
+each piece that comes takes three times as long. A call that comes to no good end ends its connection with
+it: behind it nothing is read into its memory, and nothing is sent from there.
 
-Threading: all on one loop.
+Threading: what is asked is asked on one loop; what says so runs on a connection's thread.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import contextlib
+import ctypes
+import functools
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any, Final
 
 import anyio
+import numpy as np
+from redis.backoff import NoBackoff
+from redis.connection import ConnectionPool
 from redis.exceptions import ResponseError
+from redis.retry import Retry
 
+from ucm import native
+from ucm.backends._crew import Job
+from ucm.backends._redis_answers import failures
 from ucm.backends._resp import Answer, Answers, Command, encoded
 
-__all__ = ["Link", "Links", "seconds_for"]
+__all__ = ["Dialer", "Link", "Links", "read_answers", "seconds_for"]
 
-_SCRATCH_BYTES = 4096
+_SCRATCH_BYTES: Final = 4096
 """Read at a time where what comes next is not known; no line is longer."""
-_PIECE_BYTES = 256 << 10
-"""Written at a time: what a socket does not take at once is copied."""
-_TIMED_BYTES = 8 << 20
+_MOST_CHUNKS: Final = 512
+"""Handed to the kernel at a time; it takes no more than 1024."""
+_TIMED_BYTES: Final = 8 << 20
 """Moved within one timeout; a large block is one request, and has more of them."""
+_PEEK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
 
-class Link(asyncio.BufferedProtocol):
+class Link:
     """
-    One connection; made by ``Links``.
+    One connection, and its thread; made by ``Links``.
 
     Args:
-        writer: Of redis-py's connection; kept, as the transport may end with it.
+        connection: Of redis-py's, not connected yet.
     """
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-        self._transport: Any = writer.transport
+    def __init__(self, connection: Any) -> None:  # noqa: ANN401 - of any kind
+        self._connection = connection
+        self._socket: socket.socket | None = None
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._answers: Answers | None = None
-        self._over = asyncio.Event()
-        self._can_write = asyncio.Event()
-        self._can_write.set()
-        self._is_open = True
-        # At 0 a transport of TLS is full as it is.
-        self._transport.set_write_buffer_limits(high=1, low=0)
-        self._transport.set_protocol(self)
+        self._opening: Job[None] | None = None
+        self._is_open, self._is_asked = True, False
+        self._lock = threading.Lock()
+        """So that what has ended gets no socket."""
+        self._jobs: SimpleQueue[Job[None] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name="ucm-redis", daemon=True).start()
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is open, and nobody asks anything."""
-        return self._is_open and self._answers is None
+        """Whether it is open, nobody asks anything, and nothing has come that nobody asked for."""
+        link = self._socket
+        if link is None or self._is_asked or not self._is_open:
+            return False
+        if isinstance(link, ssl.SSLSocket) and link.pending():
+            return False
+        try:
+            socket.socket.recv(link, 1, _PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False  # an answer to nothing, or the end
+
+    async def connect(self) -> None:
+        """
+        Open it.
+
+        Raises:
+            ConnectionError: It was ended meanwhile, or this release of redis-py does not hand
+                its socket over.
+            RedisError: redis-py's, where it opens none.
+        """
+        self._opening = Job(self._connect)
+        self._begin(self._opening)
+        try:
+            await self._opening.wait()
+        except asyncio.CancelledError:
+            self.abort()  # the thread may go on for as long as it takes
+            raise
+        if self._opening.error is not None:
+            raise self._opening.error
+        if not self._is_open:
+            raise ConnectionError("it has ended")
 
     async def ask(self, commands: Sequence[Command], told: list[Answer]) -> None:
         """
@@ -62,61 +109,90 @@ class Link(asyncio.BufferedProtocol):
         These are fewer where one is cut, where the server ends the connection, or says what no
         server says, and where this is cancelled; then it is the connection's end.
         """
-        self._over.clear()
-        self._answers = answers = Answers(commands, self._scratch)
-        is_sent = False
+        answers = Answers(commands, self._scratch)
+        job = Job(functools.partial(self._exchange, encoded(commands), answers))
+        self._begin(job)
+        self._is_asked = True
         try:
-            for chunk in encoded(commands):
-                for start in range(0, len(chunk), _PIECE_BYTES):
-                    if not self._transport.is_closing():
-                        self._transport.write(chunk[start : start + _PIECE_BYTES])
-                        await self._can_write.wait()
-            is_sent = not answers.is_over  # nobody answers before
-            await self._over.wait()
+            await job.wait()
         finally:
-            self._answers = None
-            told += answers.told
-            if answers.is_cut or not (is_sent and answers.is_over):
+            is_well = job.is_over and job.error is None and not answers.is_cut
+            if not is_well:
                 self.abort()
+                with anyio.CancelScope(shield=True):
+                    await job.wait()  # nobody uses the memory behind this
+            self._is_asked = False
+            told += answers.told
+        if not isinstance(job.error, OSError | ValueError | None):
+            raise job.error
 
     def abort(self) -> None:
-        """End it at once. Idempotent."""
-        if self._is_open:
-            self.connection_lost(None)
-            self._transport.abort()
+        """End it at once, whatever its thread waits for. Idempotent."""
+        with self._lock:
+            if not self._is_open:
+                return
+            self._is_open = False
+            self._jobs.put(None)
+            if self._opening is not None:
+                self._opening.batch.over.set()  # it may last
+            if self._socket is not None:
+                with contextlib.suppress(OSError):  # the server was faster
+                    # Of TLS, too: a last word could take as long as the server likes.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    # -- asyncio's -----------------------------------------------------------------------
+    def _begin(self, job: Job[None]) -> None:
+        with self._lock:
+            if not self._is_open:
+                raise ConnectionError("it has ended")
+            self._jobs.put(job)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes belong."""
-        return self._scratch if self._answers is None else self._answers.memory()
+    # On the connection's thread.
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """Read what has come."""
-        if self._answers is None:
-            self.abort()
-            return
-        try:
-            self._answers.come(nbytes)
-        except ValueError:
-            self.abort()
-            return
-        if self._answers.is_over:
-            self._over.set()
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.batch.step()
+        with self._lock:  # else its number may be another's when it is shut down
+            if self._socket is not None:
+                self._socket.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Let nobody wait any longer."""
-        self._is_open = False
-        self._over.set()
-        self._can_write.set()
+    def _connect(self) -> None:
+        """Connect, and let redis-py forget what it has opened."""
+        connection, is_wanted = self._connection, self._is_open
+        if not is_wanted:
+            raise ConnectionError("it has ended")
+        connection.connect()
+        # It has no other way to the socket; a release without it is asked itself, slowly.
+        opened = getattr(connection, "_sock", None)
+        if opened is None:
+            connection.disconnect()
+            raise ConnectionError(
+                "this release of redis-py does not hand its socket over"
+            )
+        connection._sock = None  # noqa: SLF001
+        opened.settimeout(None)  # whoever asks has a deadline, and ends it then
+        with self._lock:
+            if self._is_open:
+                self._socket = opened
+                return
+        opened.close()
 
-    def pause_writing(self) -> None:
-        """Wait until the socket has taken what it was given."""
-        self._can_write.clear()
+    def _exchange(self, chunks: list[bytes | memoryview], answers: Answers) -> None:
+        """
+        Send, then read.
 
-    def resume_writing(self) -> None:
-        """Go on."""
-        self._can_write.set()
+        Raises:
+            OSError: The connection has ended.
+            ValueError: What came is no answer.
+        """
+        link = self._socket
+        if link is None:
+            raise ConnectionError("it was never opened")
+        if _is_plain(link):
+            _send(link, [memoryview(chunk) for chunk in chunks])
+        else:
+            for chunk in chunks:
+                link.sendall(chunk)
+        read_answers(link, answers, native.LIBRARY)
 
 
 class Links:
@@ -154,7 +230,7 @@ class Links:
                     self._give_back(link)
                 if len(told) == before:
                     raise ConnectionError("the server has ended the connection")
-        if any(map(_is_demoted, told)):
+        if any(_is_demoted(told[at]) for at in failures(told)):
             self._end(self._idle)  # its name may be another's by now
 
     def close(self) -> None:
@@ -167,9 +243,14 @@ class Links:
             link = self._idle.pop()
             if link.is_idle:
                 return link
-            self._links.discard(link)
-        link = await _take_over(self._connect())
+            self._drop(link)
+        link = Link(self._connect())
         self._links.add(link)
+        try:
+            await link.connect()
+        except BaseException:
+            self._drop(link)
+            raise
         if self._is_closed:
             self._end(self._links)
         return link
@@ -178,27 +259,131 @@ class Links:
         if link.is_idle:
             self._idle.append(link)
         else:
-            self._links.discard(link)
+            self._drop(link)
+
+    def _drop(self, link: Link) -> None:
+        link.abort()
+        self._links.discard(link)
 
     def _end(self, links: Iterable[Link]) -> None:
         for link in list(links):
             link.abort()
 
 
-async def _take_over(connection: Any) -> Link:  # noqa: ANN401 - redis-py's, of any kind
-    """Connect, and let redis-py forget what it has opened."""
-    await connection.connect()
-    # It has no other way to the transport; a release without it is asked itself, slowly.
-    writer = getattr(connection, "_writer", None)
-    if writer is None:
-        await connection.disconnect()
-        raise ConnectionError(
-            "this release of redis-py does not hand its transport over"
-        )
-    connection._reader = connection._writer = None  # noqa: SLF001
-    if writer.transport.is_closing():
-        raise ConnectionError("the server has ended the connection")
-    return Link(writer)
+class Dialer:
+    """
+    Makes connections of redis-py's to whoever is behind an address.
+
+    Args:
+        url: As redis-py reads it.
+        timeout: Seconds for opening one.
+
+    Raises:
+        RedisError: Or another of redis-py's: it is no address.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        pool = ConnectionPool.from_url(url, protocol=2, retry=Retry(NoBackoff(), 1))
+        self._make: Callable[..., Any] = pool.connection_class
+        limits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), timeout)
+        self._given = pool.connection_kwargs | limits
+
+    def to_one(self) -> Any:  # noqa: ANN401 - of any kind
+        """Return one to the one server, not connected yet."""
+        return self._make(**self._given)
+
+    def to_node(self, given: Mapping[str, object]) -> Any:  # noqa: ANN401 - of any kind
+        """Return one to a server of a cluster, by what redis-py knows of it."""
+        ours = {name: value for name, value in self._given.items() if name in given}
+        return self._make(**ours | {name: given[name] for name in ("host", "port")})
+
+
+def _send(link: socket.socket, views: list[memoryview]) -> None:
+    """Send all, few pieces at a time."""
+    at = 0
+    while at < len(views):
+        nbytes = link.sendmsg(views[at : at + _MOST_CHUNKS])
+        while at < len(views) and nbytes >= len(views[at]):
+            nbytes -= len(views[at])
+            at += 1
+        if nbytes:
+            views[at] = views[at][nbytes:]
+
+
+def read_answers(
+    link: socket.socket, answers: Answers, library: native.Native | None
+) -> None:
+    """
+    Read what is awaited.
+
+    Args:
+        link: It blocks.
+        answers: What came goes there.
+        library: Reads values that are as long as their memory, all of them by one call.
+
+    Raises:
+        OSError: The connection has ended.
+        ValueError: What came is no answer.
+    """
+    is_plain = _is_plain(link)
+    while not answers.is_over:
+        if is_plain and library is not None and (values := answers.values):
+            before = len(answers.told)
+            _fill(library, link, answers, values)
+            answers.come(0)  # what came in place of a value
+            if len(answers.told) > before:
+                continue
+        # The kernel wakes nobody before all of a value is there, or of what will come.
+        flags = socket.MSG_WAITALL if is_plain and answers.is_amid_value else 0
+        nbytes = link.recv_into(answers.memory(), 0, flags)
+        if not nbytes:
+            raise ConnectionError("the server has ended the connection")
+        answers.come(nbytes)
+
+
+def _is_plain(link: socket.socket) -> bool:
+    """Return whether its bytes are those that the kernel has."""
+    return not isinstance(link, ssl.SSLSocket)
+
+
+def _fill(
+    library: native.Native,
+    link: socket.socket,
+    answers: Answers,
+    values: Sequence[Command],
+) -> None:
+    """
+    Read values until another answer comes.
+
+    Raises:
+        OSError: The connection has ended.
+    """
+    memory, nbytes = answers.held()
+    parts = [part for command in values for part in command.into]
+    prefixes = [b"$%d\r\n" % command.room for command in values]
+    num_held, error = ctypes.c_size_t(nbytes), ctypes.c_int()
+    count = library.receive(
+        *(link.fileno(), len(values)),
+        (ctypes.c_char_p * len(values))(*prefixes),
+        _sizes(map(len, prefixes)),
+        _sizes(len(command.into) for command in values),
+        (ctypes.c_void_p * len(parts))(*map(_address, parts)),
+        _sizes(map(len, parts)),
+        *(b"\r\n", 2, _address(memory), len(memory)),
+        *(ctypes.byref(num_held), ctypes.byref(error)),
+    )
+    answers.filled(count, num_held.value)
+    if error.value:
+        raise OSError(error.value, os.strerror(error.value))
+
+
+def _sizes(numbers: Iterable[int]) -> "ctypes.Array[ctypes.c_size_t]":
+    given = list(numbers)
+    return (ctypes.c_size_t * len(given))(*given)
+
+
+def _address(memory: memoryview) -> int:
+    return native.address_of(np.frombuffer(memory, np.uint8))
 
 
 def _is_demoted(answer: Answer) -> bool:

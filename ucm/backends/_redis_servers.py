@@ -29,12 +29,13 @@ from ucm.backends._many import together
 from ucm.backends._redis_answers import (
     ERRORS,
     are_silent,
+    failures,
     is_elsewhere,
     is_refusal,
     is_silence,
     refuses,
 )
-from ucm.backends._redis_link import Links, seconds_for
+from ucm.backends._redis_link import Dialer, Links, seconds_for
 from ucm.backends._resp import Command
 
 __all__ = ["AWAY", "ROUNDS", "Servers"]
@@ -46,7 +47,6 @@ _LONGEST_S = 5.0
 ROUNDS = 3
 """Of redis-py within one timeout: to a server that is silent, to who knows better, and to that one. What
 others have said of their blocks waits for these."""
-_LIMITS = ("socket_timeout", "socket_connect_timeout")
 
 
 class _Server:
@@ -93,6 +93,7 @@ class Servers:
 
     Args:
         client: redis-py's; closed with it.
+        dialer: Opens connections of ours.
         timeout: Seconds of a request.
         is_cluster: Which of both it is.
         clock: In seconds.
@@ -101,12 +102,14 @@ class Servers:
     def __init__(
         self,
         client: Any,  # noqa: ANN401 - or a cluster's
+        dialer: Dialer,
         timeout: float,
         *,
         is_cluster: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
+        self._dialer = dialer
         self._timeout = timeout
         self.is_cluster = is_cluster
         self._clock = clock
@@ -172,8 +175,11 @@ class Servers:
         if not self._is_open:
             return told
         shares: dict[_Server | None, list[int]] = {}
-        for at, command in enumerate(commands):
-            shares.setdefault(self._server_of(command), []).append(at)
+        if commands and not self.is_cluster:
+            shares[self._server_of(commands[0])] = list(range(len(commands)))
+        else:
+            for at, command in enumerate(commands):
+                shares.setdefault(self._server_of(command), []).append(at)
         spares = self.is_cluster and not self._are_all(_is_away)
         spares_writes = are_writes and not self._are_all(_takes_nothing)
 
@@ -189,13 +195,13 @@ class Servers:
                 told[at] = answer
 
         await together([functools.partial(ask_one, *share) for share in shares.items()])
-        shares.pop(None, None)
+        nobodys = shares.get(None, ())
         lost = [
             at
-            for mine in shares.values()
-            for at in mine
+            for at in failures(told)
             if is_silence(told[at]) or (are_writes and is_refusal(told[at]))
         ]
+        lost = [at for at in lost if at not in nobodys]
         if lost and not self._are_all(
             lambda one: not one.is_well(for_writes=are_writes)
         ):
@@ -269,7 +275,7 @@ class Servers:
             await server.links.ask(commands, answers)
         except ERRORS as exc:
             answers += [exc] * (len(commands) - len(answers))
-        lost = [at for at, answer in enumerate(answers) if is_elsewhere(answer)]
+        lost = [at for at in failures(answers) if is_elsewhere(answers[at])]
         told = await self._ask_client([commands[at] for at in lost])
         for at, answer in zip(lost, told, strict=True):
             # Who names another server has answered, whatever that one does.
@@ -323,13 +329,11 @@ class Servers:
 
     def _links_to(self, node: Any) -> Links:  # noqa: ANN401 - redis-py's; None is the one server
         if node is None:
-            return Links(self._client.connection_pool.make_connection, self._timeout)
+            return Links(self._dialer.to_one, self._timeout)
         there = {one.name for one in self._client.get_nodes()}
         for gone in self._servers.keys() - there:
             self._servers.pop(gone).links.close()
-        limits = dict.fromkeys(_LIMITS, self._timeout)
-        given = node.connection_kwargs | limits
-        connect = functools.partial(node.connection_class, **given)
+        connect = functools.partial(self._dialer.to_node, node.connection_kwargs)
         return Links(connect, self._timeout)
 
 

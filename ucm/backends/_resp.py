@@ -8,7 +8,7 @@ they come, in whatever pieces, each value into the memory that its command names
 """
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import takewhile
 from typing import TypeAlias
 
 import attrs
@@ -54,10 +54,18 @@ class Command:
     into: tuple[memoryview, ...] = ()
 
     @property
+    def room(self) -> int:
+        """Bytes that a value fills at most."""
+        return sum(map(len, self.into))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of values, there and back."""
-        words = (word for word in self.words if isinstance(word, tuple))
-        return sum(map(len, chain(self.into, *words)))
+        nbytes = self.room
+        for word in self.words:
+            if isinstance(word, tuple):
+                nbytes += sum(map(len, word))
+        return nbytes
 
     def plain(self) -> list[str | bytes]:
         """Return the words as redis-py wants them, each in one piece."""
@@ -112,6 +120,32 @@ class Answers:
     def is_over(self) -> bool:
         """Whether nothing more is awaited."""
         return self.is_cut or len(self.told) == len(self._commands)
+
+    @property
+    def is_amid_value(self) -> bool:
+        """Whether all of ``memory`` is filled next, and nothing else."""
+        return bool(self._parts)
+
+    @property
+    def values(self) -> Sequence[Command]:
+        """The commands whose answers come next, and are values unless there is none."""
+        if self._bulk is not None or self.is_cut:
+            return ()
+        left = self._commands[len(self.told) :]
+        return list(takewhile(lambda command: command.into and all(command.into), left))
+
+    def held(self) -> tuple[memoryview, int]:
+        """Return memory that begins with what came and was not read, and how much that is."""
+        nbytes = len(self._scratch) - len(self.memory())
+        return self._scratch, nbytes
+
+    def filled(self, count: int, num_held: int) -> None:
+        """Note that so many ``values`` came, each as long as its memory; and what is ``held``."""
+        start = len(self.told)
+        self.told += [
+            Bulk(command.room) for command in self._commands[start : start + count]
+        ]
+        self._start, self._stop = 0, num_held
 
     def memory(self) -> memoryview:
         """Return where the next bytes belong; never empty."""

@@ -28,6 +28,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError
 from ucm.backends._many import Many
 from ucm.backends._redis_advice import advice_of, read_config
 from ucm.backends._redis_answers import ERRORS, is_full
+from ucm.backends._redis_link import Dialer
 from ucm.backends._redis_servers import AWAY, ROUNDS, Servers
 from ucm.backends._redis_settings import RedisSettings, refusal
 from ucm.backends._resp import Bulk, Command
@@ -70,10 +71,10 @@ class RedisBackend(Backend):
     """
 
     def __init__(self, client: Any, settings: RedisSettings) -> None:  # noqa: ANN401 - or a cluster's
-        self._servers = Servers(client, settings.timeout, is_cluster=settings.cluster)
-        self._many = Many(settings.connections)
-        self._looks = Many(settings.connections)
-        """Apart, as looks wait for no blocks."""
+        seconds, dialer = settings.timeout, Dialer(settings.url, settings.timeout)
+        self._servers = Servers(client, dialer, seconds, is_cluster=settings.cluster)
+        # Looks apart, as they wait for no blocks.
+        self._many, self._looks = Many(settings.connections), Many(settings.connections)
         self._prefix = settings.prefix.encode()
         self._ttl = settings.ttl
         self._is_open = True
@@ -385,6 +386,8 @@ def _judge(
     answers: list[Any], sizes: list[int], head: memoryview, key: PackedKey
 ) -> Fetched | None:
     """Return what became of a block by the answers for each of its values."""
+    if answers == list(map(Bulk, sizes)):
+        return Envelope.judge(head, key, sum(sizes) - HEADER_BYTES)
     if any(str(answer).startswith("WRONGTYPE") for answer in answers):
         return GARBAGE
     if any(answer is AWAY for answer in answers):
@@ -393,8 +396,5 @@ def _judge(
         return _UNAVAILABLE
     if answers[0] is None:
         return Fetched(Verdict.ABSENT)
-    told = [answer and answer.nbytes for answer in answers]
-    if told == sizes:
-        return Envelope.judge(head, key, sum(sizes) - HEADER_BYTES)
-    is_half = told[0] == HEADER_BYTES and (len(told) == 1 or None in told)
+    is_half = answers[0] == Bulk(HEADER_BYTES) and None in (answers[1:] or [None])
     return None if is_half else GARBAGE

@@ -271,14 +271,20 @@ class BreakerBackend(_GuardedBackend):
 
 def _find(told: Sequence[object]) -> bool | None:
     """Return whether a call was bad; None: nobody was asked who could have answered."""
-    if any(each in _BLAMED for each in told):
+    if _has(told, _BLAMED):
         return True
-    return None if told and all(each in _AWAY for each in told) else False
+    is_vain = _has(told, _AWAY) and all(each in _AWAY for each in told)
+    return None if is_vain else False
+
+
+def _has(told: Sequence[object], words: Sequence[object]) -> bool:
+    """Return whether there is one of these; in no line of Python for each that is told."""
+    return any(word in told for word in words)
 
 
 def _told(told: list[_T] | None) -> list[_T] | None:
     """Return what callers are told."""
-    if told is None or not any(each in _AWAY for each in told):
+    if told is None or not _has(told, _AWAY):
         return told
     words: dict[Any, Any] = dict(zip(_AWAY, _BLAMED, strict=True))
     return [words.get(each, each) for each in told]
